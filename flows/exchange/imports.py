@@ -8,6 +8,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ from tasks.exchange.episodes import SAMPLED, TRAIN, Episode, ImportContext, Impo
 from tasks.exchange.files import STEP, read_files, require_regular
 from tasks.exchange.trace_import import ImportedRollouts, arrange, split_repeated, with_unique_ids
 from tasks.exchange.traces import MARK
-from tasks.inference.engine.model_info import TOKENIZER_FILES, file_digest, files_of, model_directory
+from tasks.inference.engine import model_info
+from tasks.inference.engine.model_info import file_digest, model_directory, tokenizer_digest
+from tasks.inference.trace_rows.demonstrations import DemonstrationUnusable, demonstration_renderer
 from tasks.inference.trace_rows.image_tensors import processor_directory
 from tasks.metrics import stage as metrics
 from tasks.runtime.execute import perform
@@ -88,20 +91,24 @@ def import_files(request: ImportRequest) -> ImportOutcome:
     config = config.model_copy(update={"name": config.name or f"import-{key[:8]}"})
     root = open_root(config.store)
     with border("looking for a store", root.address):
-        found_store = root.exists(FORMAT)  # none is made for asking
-    if found_store:
+        exists = root.exists(FORMAT)  # no store is made for asking
+    if exists:
         _require_free(open_store(config.store), config.name, key)
-    found, figures, left_out = _read(request, config)
-    config = with_contents(config, found)
+    rollouts, figures, left_out = _read(request, config)
+    config = with_contents(config, rollouts)
     store = open_store(config.store)
     is_new = store.runs.last_event(config.name) != "finished"  # the same import again finds all of its results
-    if is_new:
-        _record(store, config, "started", f"import of {', '.join(map(str, request.files))}")
-    computed = _write(RunContext(store, config.name, config, versions(config)), found, inputs)
-    message = {"rollouts": figures, "groups": found.groups(), "left out": left_out}
-    if is_new:
-        _record(store, config, "finished", json.dumps(message))
-    return ImportOutcome(config.name, config.store, computed, len(found.steps), figures, found.groups(), left_out)
+
+    def record(event: str, message: str) -> None:
+        settings = relative_paths(config, store.root.directory).model_dump(mode="json")
+        if is_new:
+            store.runs.record(run=config.name, event=event, kind="train", config=settings, message=message)
+
+    record("started", f"import of {', '.join(map(str, request.files))}")
+    computed = _write(RunContext(store, config.name, config, versions(config)), rollouts, inputs)
+    groups = rollouts.groups()
+    record("finished", json.dumps({"rollouts": figures, "groups": groups, "left out": left_out}))
+    return ImportOutcome(config.name, config.store, computed, len(rollouts.steps), figures, groups, left_out)
 
 
 def _require_free(store: Store, name: str, key: str) -> None:
@@ -160,11 +167,6 @@ def _write(context: RunContext, found: ImportedRollouts, inputs: Mapping[str, st
     return sum(ref.computed for ref in done)
 
 
-def _record(store: Store, config: RunConfig, event: str, message: str) -> None:
-    settings = relative_paths(config, store.root.directory).model_dump(mode="json")
-    store.runs.record(run=config.name, event=event, kind="train", config=settings, message=message)
-
-
 def imported_config(request: ImportRequest) -> RunConfig:
     """Return the config of the imported run, its environments and steps still to be filled in."""
     named = {"name": request.environment or UNKNOWN, "taskset": {"id": request.environment or UNKNOWN}}
@@ -191,15 +193,12 @@ def _model(model: Any) -> dict[str, Any]:
     """Return what makes tokens of text: the renderer and the tokenizer's digest; nothing where no model was named."""
     if not model.tokenizer:
         return {}
-    from tasks.inference.engine import model_info
-
     directory = model_directory(model.tokenizer)
     sized = (directory / "config.json").is_file()
-    files = files_of(directory, TOKENIZER_FILES)
     return {
         "vocab_size": model_info.read(directory).vocab_size if sized else 0,
         "renderer": model_info.renderer_name(model.renderer, model.tokenizer, directory),
-        "tokenizer_digest": content_key({file.name: file_digest(file) for file in files}),
+        "tokenizer_digest": tokenizer_digest(directory),
     }
 
 
@@ -217,11 +216,9 @@ def inputs_of_import(request: ImportRequest, config: RunConfig) -> dict[str, str
         "steps": [found and found[1] for found in (STEP.search(str(file)) for file in request.files)],
         "model": config.model.model_dump(mode="json", include={"renderer", "tokenizer_digest", "vocab_size"}),
     }
-    # Only where it is asked for, so that imports of before this option keep their keys.
-    if request.held_out:
-        reading["held_out"] = True
-    if processor_directory(config.model):
-        reading["tensors_of_images"] = True
+    # Only where they are used, so that imports of before these options keep their keys.
+    later = {"held_out": request.held_out, "tensors_of_images": bool(processor_directory(config.model))}
+    reading |= {name: True for name, used in later.items() if used}
     if config.model.renderer_settings:
         reading["model"]["renderer_settings"] = config.model.renderer_settings
     return {"files": content_key(digests), "reading": content_key(reading)}
@@ -229,20 +226,18 @@ def inputs_of_import(request: ImportRequest, config: RunConfig) -> dict[str, str
 
 def renderer_of(config: RunConfig) -> Any:
     """Return what makes tokens of text, loaded when the first text comes; None where no model was named."""
-    if not config.model.tokenizer:
+    model = config.model
+    if not model.tokenizer:
         return None
-    made: list[Any] = []
+
+    @cache
+    def renderer() -> Any:
+        directory = model_directory(model.tokenizer)
+        return demonstration_renderer(directory, model.renderer, model.renderer_settings)
 
     def render(*arguments: Any) -> Any:
-        from tasks.inference.trace_rows.demonstrations import DemonstrationUnusable, demonstration_renderer
-
-        if not made:
-            model = config.model
-            made.append(
-                demonstration_renderer(model_directory(model.tokenizer), model.renderer, model.renderer_settings)
-            )
         try:
-            return made[0](*arguments)
+            return renderer()(*arguments)
         except DemonstrationUnusable as error:
             raise Unfit("the renderer cannot render it", str(error)) from error
 
@@ -250,26 +245,19 @@ def renderer_of(config: RunConfig) -> Any:
 
 
 def outcome_lines(outcome: ImportOutcome) -> list[str]:
-    """Return the lines that tell what came in, what was left out, and how to train on it."""
+    """Return the lines that report the imported rollouts, the excluded lines, and how to train on the run."""
     steps = "1 step" if outcome.num_steps == 1 else f"{outcome.num_steps} steps"
     figures = ", ".join(f"{number} {name}" for name, number in outcome.figures.items())
-    found = figures if outcome.num_computed else "these files were imported before, nothing was computed"
-    text = outcome.figures.keys() & {"with rendered tokens", "with given tokens"}
-    supervised = " algorithm.type=supervised" if text else ""
-    again = f"stagecoach replay {outcome.run} --from filtering --set model.path=DIR{supervised}"
-    return [
-        f"run {outcome.run}: {steps}; {found}",
-        *_group_lines(outcome.groups),
-        *(f"left out: {number} x {reason}" for reason, number in outcome.left_out.items()),
-        f"train on it with: {again} --store {outcome.store}",
+    imported = figures if outcome.num_computed else "these files were imported before, nothing was computed"
+    total, several, differ = outcome.groups.values()
+    lines = [
+        f"run {outcome.run}: {steps}; {imported}",
+        f"{total} group{'s' * (total != 1)}: {several} of more than one rollout, {differ} with differing rewards",
     ]
-
-
-def _group_lines(groups: Mapping[str, int]) -> list[str]:
-    """Return what to say of the groups, with a warning where no baseline could tell their members apart."""
-    total, several, differ = groups.values()
-    noun = "group" if total == 1 else "groups"
-    lines = [f"{total} {noun}: {several} of more than one rollout, {differ} with differing rewards"]
     if not differ:
         lines.append("No group has differing rewards: a baseline of the group (grpo, rloo) leaves nothing to train on.")
-    return lines
+    lines += [f"left out: {number} x {reason}" for reason, number in outcome.left_out.items()]
+    text = outcome.figures.keys() & {"with rendered tokens", "with given tokens"}
+    supervised = " algorithm.type=supervised" if text else ""
+    replay = f"stagecoach replay {outcome.run} --from filtering --set model.path=DIR{supervised}"
+    return [*lines, f"train on it with: {replay} --store {outcome.store}"]

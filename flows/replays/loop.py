@@ -3,20 +3,18 @@
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
-from configs.errors import ConfigError
 from configs.replay import replayed_stages
 from configs.run import RunConfig
 from configs.store import default_store
 from flows.orchestration.states import EmptyBatch, GateRefused
 from flows.queries.compare import compare
 from flows.queries.compare_summary import sheets, summary_lines
-from flows.queries.step_history import step_history
+from flows.queries.step_history import RecordedStep
 from flows.queries.store_reader import StoreReader
-from flows.replays.request import removal_advice, was_removed
-from flows.replays.steps import Replayed, chosen_steps, quarantined_in, replay_steps
+from flows.replays.steps import ReplayedStep, replay_steps
 from flows.reporting.artifacts import artifact_key, escape
 from flows.reporting.formats import markdown_table, visible
 from flows.runtime.executor import Executor
@@ -24,7 +22,6 @@ from flows.runtime.plan import plan_work, unique_results
 from flows.runtime.resolve_run import Source
 from flows.runtime.session import Session
 from flows.runtime.step_report import Outcome, describe, notify_step
-from storage.errors import NoSpace, StoreError, WorkRemoved
 from storage.store import Store
 from tasks.runtime.run_context import LEDGER_SECONDS, RunContext
 from tasks.runtime.stage import Policy, Ref
@@ -39,21 +36,17 @@ MEASURES = ("loss", "grad_norm", "mismatch_kl", "mismatch_kl_max", "masked_fract
 
 
 def loop_replay(session: Session) -> dict[str, Any]:
-    """Go through recorded steps again; return the result, beside what was recorded, as plain values."""
-    config, store = session.config, session.context.store
-    outcome, apart = Outcome(session.context.run, config.steps), PolicyDistance(store)
-    recorded, quarantined = step_history(store, config.replay.run), quarantined_in(store, config.replay)
-    steps = replay_steps(Executor(session), session.source, config, recorded, quarantined)
-    # Whoever removes the source meanwhile is not held up: what is missing then is explained.
-    with going_through_source(store, config), session.context.queue_commits(QUICK_SECONDS):
-        for done in steps:
-            outcome.steps.append(finish_replayed(session, done, apart))
-            outcome.policy = done.policy or outcome.policy
+    """Replay recorded steps; return the result, beside what was recorded, as plain values."""
+    outcome, report = Outcome(session.context.run, session.config.steps), ReplayReport(session)
+    with session.context.queue_commits(QUICK_SECONDS):
+        for step in replay_steps(Executor(session), session.source, session.context.store):
+            outcome.steps.append(report.finish(step))
+            outcome.policy = step.policy or outcome.policy
     return outcome.as_values(session)
 
 
 def plan_run(context: RunContext, source: Source, policy: Policy | None = None) -> list[Ref]:
-    """Return every result that the run of `context` consists of, a replay or not, found or still to be computed."""
+    """Return every result that the run of `context` consists of, a replay or not, cached or still to be computed."""
     return plan_replay(context, source) if context.config.kind == "replay" else plan_work(context, source, policy)
 
 
@@ -62,79 +55,79 @@ def plan_replay(context: RunContext, source: Source, executor: Callable[..., Exe
 
     Of one that a rule refused, those are the results up to there. `executor` makes the dry run of a context.
     """
-    config, execute = context.config, executor(context=context)
-    recorded, quarantined = step_history(context.store, config.replay.run), quarantined_in(context.store, config.replay)
+    execute = executor(context=context)
     with suppress(EmptyBatch, GateRefused):
-        deque(replay_steps(execute, source, config, recorded, quarantined), maxlen=0)  # for what `execute` notes alone
+        deque(replay_steps(execute, source, context.store), maxlen=0)  # for what `execute` notes alone
     return unique_results(execute)
 
 
-class PolicyDistance:
-    """Says how far the policies of a replay are from those that sampled the rollouts, and what was reported once."""
+class ReplayReport:
+    """Reports the steps of a replay with what was recorded of them, and warns once of each kind of problem."""
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self.warned = False
-        self.empty_noted = False
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._context, self._again = session.context, replayed_stages(session.config.replay)
+        self._warned: set[str] = set()
 
-    def updates(self, policy: str | None, sampled_by: str | None) -> int | None:
-        """Return how many updates made `policy` since it and the one that sampled were one, by key.
+    def finish(self, step: ReplayedStep) -> dict[str, Any]:
+        """Describe a replayed step beside what was recorded, and notify the watchers."""
+        refs = tuple(step.work.values())
+        described = describe(self._context, step.step, refs)
+        # The time of shared results passed when they were recorded.
+        again = (*self._again, "metrics")
+        described["seconds"] = {name: value for name, value in described["seconds"].items() if name in again}
+        described["recorded"] = recorded = self._recorded_update(step.past)
+        described["updates_apart"] = self._updates_apart(step)
+        update = described["update"]
+        digests = [values and values["weights_sha256"] for values in (update, recorded)]
+        described["same_weights"] = digests[0] == digests[1] if update and recorded else None
+        notify_step(self._session, described, refs)
+        for kind, text in self._problems(step, described):
+            if kind not in self._warned:  # the summary counts empty batches, and a policy that has left stays away
+                self._session.notify("note", text=text)
+                self._warned.add(kind)
+        return described
 
-        None where they never were: rollouts of others, or weights from elsewhere.
-        """
-        if policy is None or sampled_by is None:
+    def _recorded_update(self, past: RecordedStep) -> dict[str, Any] | None:
+        training = past.work.get("training") if "training" in self._again else None
+        if training is None:
             return None
-        theirs = set(self._line(sampled_by))
-        return next((count for count, key in enumerate(self._line(policy)) if key in theirs), None)
+        updates = self._context.store.read(training.slices_of("updates"), list(MEASURES))
+        return {"key": training.key, **updates.to_pylist()[-1]}
 
-    def _line(self, policy: str) -> Iterator[str]:
+    def _updates_apart(self, step: ReplayedStep) -> int | None:
+        """Return how many updates made the trained policy since it and the one that sampled were one, by key.
+
+        None where they never were: rollouts of other programs, or weights from elsewhere.
+        """
+        sampled_by = {*self._ancestors(step.sampled_by)}
+        trained = self._ancestors(step.policy_in.key if step.policy_in else None)
+        return next((count for count, key in enumerate(trained) if key in sampled_by), None)
+
+    def _ancestors(self, key: str | None) -> Iterator[str]:
         """Yield the keys of a policy and those it was trained from, newest first."""
-        key: str | None = policy
         while key is not None:
             yield key
-            entry = self._store.ledger.find(key, staleness=LEDGER_SECONDS)
+            entry = self._context.store.ledger.find(key, staleness=LEDGER_SECONDS)
             key = entry.inputs.get("policy") if entry else None
 
-
-def finish_replayed(session: Session, done: Replayed, apart: PolicyDistance) -> dict[str, Any]:
-    """Describe a replayed step with what was recorded and tell the watchers, with a warning where it is called for."""
-    again = replayed_stages(session.config.replay)
-    training = done.past.work.get("training") if "training" in again else None
-    recorded = None
-    if training is not None:
-        updates = session.context.store.read(training.slices_of("updates"), list(MEASURES))
-        recorded = {"key": training.key, **updates.to_pylist()[-1]}
-    described = describe(session.context, done.step, tuple(done.work.values()))
-    # What was shared took its time when it was recorded, not now.
-    described["seconds"] = {name: value for name, value in described["seconds"].items() if name in (*again, "metrics")}
-    described["recorded"] = recorded
-    described["updates_apart"] = apart.updates(done.policy_in.key if done.policy_in else None, done.sampled_by)
-    update = described["update"]
-    same = None if update is None or recorded is None else update["weights_sha256"] == recorded["weights_sha256"]
-    described["same_weights"] = same
-    notify_step(session, described, tuple(done.work.values()))
-    for text in _notes(done, described, apart):
-        session.notify("note", text=text)
-    return described
-
-
-def _notes(done: Replayed, described: dict[str, Any], apart: PolicyDistance) -> list[str]:
-    if done.batch is not None and not done.batch.packing.num_rows("batches"):
-        line = f"step {done.step}: the batch is empty under these settings; the policy stays as it is"
-        noted, apart.empty_noted = apart.empty_noted, True
-        return [] if noted else [line]  # the summary counts the others
-    masked = (described["update"] or {}).get("masked_fraction")
-    if masked is None or masked <= OUTSIDE or apart.warned:
-        return []
-    apart.warned = True  # once is enough: a policy that has left seldom comes back
-    before, count = (described["recorded"] or {}).get("masked_fraction"), described["updates_apart"]
-    share = "-" if before is None else f"{before:.0%}"
-    updates = "no number of updates" if count is None else f"{count} update{'' if count == 1 else 's'}"
-    return [
-        f"step {done.step}: {masked:.0%} of the tokens are outside the trust region (recorded: {share}); the policy is "
-        f"{updates} away from the one that sampled. What it learns from these rollouts is less and less its own; to "
-        "sample again: stagecoach replay --from rollout"
-    ]
+    def _problems(self, step: ReplayedStep, described: dict[str, Any]) -> Iterator[tuple[str, str]]:
+        """Yield the kind and the text of each warning about a step."""
+        if step.batch is not None and not step.batch.packing.num_rows("batches"):
+            yield "empty", f"step {step.step}: the batch is empty under these settings; the policy stays as it is"
+            return
+        masked = (described["update"] or {}).get("masked_fraction")
+        if masked is None or masked <= OUTSIDE:
+            return
+        before, count = (described["recorded"] or {}).get("masked_fraction"), described["updates_apart"]
+        share = "-" if before is None else f"{before:.0%}"
+        updates = "no number of updates" if count is None else f"{count} update{'' if count == 1 else 's'}"
+        yield (
+            "outside",
+            f"step {step.step}: {masked:.0%} of the tokens are outside the trust region (recorded: {share}); the "
+            f"policy is {updates} away from the one that sampled. What it learns from these rollouts is less and less "
+            "its own; to sample again: stagecoach replay --from rollout",
+        )
 
 
 def trains_again(config: RunConfig) -> bool:
@@ -162,36 +155,6 @@ def summary(outcome: dict[str, Any], config: RunConfig) -> list[str]:
         lines.append(f"importance ratio: {outside}, KL up to {worst:.2g}")
     store = "" if config.store == default_store() else f" --store {config.store}"
     return [*lines, f"compare: stagecoach diff {replay.run} {config.name}{store}"]
-
-
-@contextmanager
-def going_through_source(store: Store, config: RunConfig) -> Iterator[None]:
-    """Within the block, an error of the store that a removal of the replay's source explains says so.
-
-    Running the same again, which otherwise helps, cannot compute what the source had recorded. Raises WorkRemoved.
-    """
-    try:
-        yield
-    except StoreError as error:
-        if isinstance(error, NoSpace) or not _is_gone(store, config):
-            raise
-        raise WorkRemoved(
-            f"run {config.replay.run!r} was removed from the store while it was replayed",
-            f"replay {config.name!r}",
-            f"all that {config.name!r} has finished, with the recorded work that it shares",
-            removal_advice(config),
-        ) from error
-
-
-def _is_gone(store: Store, config: RunConfig) -> bool:
-    """Tell whether the source cannot be gone through any more: its rows go before that is written down."""
-    if was_removed(store, config.replay.run):
-        return True
-    try:
-        chosen_steps(config.replay, step_history(store, config.replay.run))
-    except ConfigError:
-        return True
-    return False
 
 
 def publish_diff(store: Store, a: str, b: str) -> dict[str, Any]:

@@ -4,7 +4,8 @@ A row of a stage table names its run, step, key and attempt. A key is a hash of 
 inputs, so a walk that comes to a key of the tables proves everything that the ledger's row says, but for the times.
 """
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -36,8 +37,10 @@ from tasks.runtime.run_context import RunContext, StageKeys
 from tasks.runtime.stage import Policy, Ref, Stage, inputs_of, ref_of
 from tasks.training import policy as policy_import
 
-NAMED = 5
+MAX_NAMED = 5
 """Results that a line names."""
+AttemptSlices = Sequence[tuple[Slice, pa.Table]]
+"""The slices of one attempt with their rows."""
 VERSIONS = {"rebuilt": "stagecoach repair"}
 """What a rebuilt row says in place of the versions of the code that made its rows."""
 
@@ -66,12 +69,9 @@ def rebuild_ledger(store: Store) -> RebuiltLedger:
                 problems[run] = f"its results are unknown: {error}"
                 continue
             if missing:
-                names = ", ".join(f"{ref.stage} of step {ref.step}" for ref in missing[:NAMED])
+                names = ", ".join(f"{ref.stage} of step {ref.step}" for ref in missing[:MAX_NAMED])
                 problems[run] = f"{len(missing)} results have no rows in the tables, or no weights: {names}"
-    rows: dict[str, int] = {}
-    for entry in store.ledger.entries():
-        if entry.row_id not in before:
-            rows[entry.run] = rows.get(entry.run, 0) + 1
+    rows = Counter(entry.run for entry in store.ledger.entries() if entry.row_id not in before)
     return RebuiltLedger(rows, tuple(_list_unproved(store, recorded, problems)))
 
 
@@ -158,7 +158,7 @@ class RecordedRows:
                         self.places.setdefault(row["key"], []).append(place)
         self._tables = {place.table for places in self.places.values() for place in places}
 
-    def find(self, stage: Stage[Any], key: str) -> list[list[tuple[Slice, pa.Table]]]:
+    def find(self, stage: Stage[Any], key: str) -> list[AttemptSlices]:
         """Return the slices of a key with their rows, one list for each attempt, the earliest first.
 
         None of an attempt that lacks a table which the stage always writes, while that table has rows of other work: a
@@ -168,7 +168,7 @@ class RecordedRows:
         for place in self.places.get(key, ()):
             if place.table in stage.writes:
                 by_maker.setdefault(place.maker, []).append(place)
-        attempts = []
+        attempts: list[AttemptSlices] = []
         for maker, places in by_maker.items():
             order = sorted(places, key=lambda each: (stage.writes.index(each.table), each.file.added_at, each.attempt))
             slices = [self._slice(place) for place in order]
@@ -204,7 +204,7 @@ class Rebuilder(Executor):
 
     def __init__(self, recorded: RecordedRows, context: RunContext) -> None:
         super().__init__(context=context)
-        self._recorded = recorded
+        self._recorded, self._run = recorded, context
 
     def __call__(
         self,
@@ -217,85 +217,67 @@ class Rebuilder(Executor):
         when_computed: Any = None,
     ) -> Ref:
         """Return the reference to a stage's result, which the ledger names from now on where the tables hold it."""
-        assert self._context is not None
         inputs = inputs_of(refs, policy) | dict(extra_inputs or {})
         key = self._keys(task.stage, step, inputs)
         if key in self._recorded.places and self._find(key) is None:
-            self._rebuild(task.stage, step, key, inputs, refs)
+            for part, attempt in self._proved(task.stage, key, refs):
+                entry = self._entry(task.stage, step, key, inputs, part, attempt)
+                self._run.store.ledger.commit_all([entry], copied=entry.outputs)
         return super().__call__(task, step, refs, policy, parameters, extra_inputs, when_computed)
 
     def share(self, entry: Entry, step: int) -> Ref:
         """Make a result of another run part of this one, as the run itself did; return the reference to it."""
-        assert self._context is not None
-        return ref_of(self._context.adopt(entry, step), computed=False)
+        return ref_of(self._run.adopt(entry, step), computed=False)
 
-    def _rebuild(self, stage: Stage[Any], step: int, key: str, inputs: Mapping[str, str], refs: Sequence[Ref]) -> None:
-        assert self._context is not None
-        store = self._context.store
-        if "policies" in stage.writes and not (store.policies.find(key) or store.policies.removal_note(key)):
+    def _proved(self, stage: Stage[Any], key: str, refs: Sequence[Ref]) -> Iterator[tuple[str, AttemptSlices]]:
+        """Yield the slices of a result with the name of their part, empty for the whole; nothing that is not proved."""
+        policies = self._run.store.policies
+        if "policies" in stage.writes and not (policies.find(key) or policies.removal_note(key)):
             return
         attempts = self._recorded.find(stage, key)
-        if stage.in_parts:
-            self._rebuild_parts(stage, step, key, inputs, refs, attempts)
-        elif attempts and all(_digests(each) == _digests(attempts[0]) for each in attempts):
-            self._commit(stage, step, key, inputs, attempts[0])
-
-    def _rebuild_parts(
-        self,
-        stage: Stage[Any],
-        step: int,
-        key: str,
-        inputs: Mapping[str, str],
-        refs: Sequence[Ref],
-        attempts: Sequence[Sequence[tuple[Slice, pa.Table]]],
-    ) -> None:
-        """Name the units that attempts finished: as a whole where they are all that were assigned, else as parts."""
+        if not stage.in_parts:
+            if attempts and all(_digests(attempt) == _digests(attempts[0]) for attempt in attempts):
+                yield "", attempts[0]
+            return
+        # As a whole where the finished units are all that were assigned, else as parts.
         table, column = stage.unit
-        units, chosen = set[str](), list[Sequence[tuple[Slice, pa.Table]]]()
+        units, chosen = set[str](), list[AttemptSlices]()
         for attempt in attempts:
-            found = {str(unit) for piece, rows in attempt if piece.table == table for unit in rows[column].to_pylist()}
-            if not found & units:  # what is sampled twice counts once
-                units, chosen = units | found, [*chosen, attempt]
+            own = {str(unit) for piece, rows in attempt if piece.table == table for unit in rows[column].to_pylist()}
+            if not own & units:  # what is sampled twice counts once
+                units, chosen = units | own, [*chosen, attempt]
         assigned = [ref for ref in refs if "assignments" in dict(ref.rows) and not ref.computed]
-        wanted = {unit for ref in assigned for unit in pc.unique(self.rows("assignments", ref)[column]).to_pylist()}
-        if wanted and wanted <= units:
-            self._commit(stage, step, key, inputs, [piece for attempt in chosen for piece in attempt])
+        required = {unit for ref in assigned for unit in pc.unique(self.rows("assignments", ref)[column]).to_pylist()}
+        if required and required <= units:
+            yield "", [piece for attempt in chosen for piece in attempt]
         else:
-            for attempt in chosen:
-                self._commit(stage, step, key, inputs, attempt, part=attempt[0][0].attempt)
+            yield from ((attempt[0][0].attempt, attempt) for attempt in chosen)
 
-    def _commit(
-        self,
-        stage: Stage[Any],
-        step: int,
-        key: str,
-        inputs: Mapping[str, str],
-        pieces: Sequence[tuple[Slice, pa.Table]],
-        part: str = "",
-    ) -> None:
-        assert self._context is not None
-        outputs = tuple(piece for piece, _ in pieces)
+    def _entry(
+        self, stage: Stage[Any], step: int, key: str, inputs: Mapping[str, str], part: str, attempt: AttemptSlices
+    ) -> Entry:
+        tokens = {piece.table: 0 for piece, _ in attempt}
+        for piece, rows in attempt:
+            tokens[piece.table] += count_tokens({piece.table: rows})
+        counted = next((name for name in ("updates", "batches", "traces") if name in tokens), "")
         moment = self._recorded.finished_at(key)
-        tokens = [(piece.table, count_tokens({piece.table: rows})) for piece, rows in pieces]
-        counted = next((name for name in ("updates", "batches", "traces") if name in dict(tokens)), "")
-        entry = Entry(
-            run=self._context.run,
+        return Entry(
+            run=self._run.run,
             step=step,
             stage=stage.name,
             stage_version=stage.version,
             key=key,
             part=part,
-            attempt=outputs[0].attempt.partition(".")[0],
+            attempt=attempt[0][0].attempt.partition(".")[0],
             section=View(self.config, stage.sections, stage.name).content(),
             inputs=dict(inputs),
-            outputs=outputs,
+            outputs=tuple(piece for piece, _ in attempt),
             started_at=moment,
             finished_at=moment,
-            tokens=sum(count for name, count in tokens if name == counted),
-            versions=self._context.versions,
+            tokens=tokens.get(counted, 0),
+            versions=self._run.versions,
         )
-        self._context.store.ledger.commit_all([entry], copied=outputs)
 
 
-def _digests(attempt: Sequence[tuple[Slice, pa.Table]]) -> list[tuple[str, str]]:
+def _digests(attempt: AttemptSlices) -> list[tuple[str, str]]:
     return [(piece.table, piece.digest) for piece, _ in attempt]

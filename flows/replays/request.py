@@ -181,10 +181,17 @@ def was_removed(store: Store, run: str) -> bool:
 
 
 def refuse_removed(store: Store, source: str, begun: RunConfig | None) -> None:
-    """Raise ConfigError where the run to be replayed was removed; `begun` is the replay that was to go on, if any."""
-    if was_removed(store, source):
-        line = f"run {source!r} was removed from the store (stagecoach gc): its steps are gone"
-        raise ConfigError(f"{line}. {removal_advice(begun)}" if begun else line)
+    """Raise ConfigError where the run to be replayed was removed; `begun` is the replay to be continued, if any."""
+    if not was_removed(store, source):
+        return
+    line = f"run {source!r} was removed from the store (stagecoach gc): its steps are gone"
+    if begun is None:
+        raise ConfigError(line)
+    at = f"{begun.name} --store {begun.store}"
+    raise ConfigError(
+        f"{line}. This replay cannot go on. Look at what it finished with stagecoach show {at}; its whole steps can be "
+        f"gone through in turn: stagecoach replay {at}; for the others record a new run (stagecoach run), and replay it"
+    )
 
 
 def finished_without_source(asked: ReplayRequest) -> RunConfig | None:
@@ -209,13 +216,4 @@ def finished_message(config: RunConfig) -> str:
         f"replay {config.name!r} is finished: nothing is left to do, and its rows are safe, though run "
         f"{config.replay.run!r}, which it went through, was removed since (stagecoach gc). Look at it with: "
         f"stagecoach show {config.name} --store {config.store}"
-    )
-
-
-def removal_advice(config: RunConfig) -> str:
-    """Return what can be done with a replay whose source was removed."""
-    at = f"{config.name} --store {config.store}"
-    return (
-        f"This replay cannot go on. Look at what it finished with stagecoach show {at}; its whole steps can be gone "
-        f"through in turn: stagecoach replay {at}; for the others record a new run (stagecoach run) and replay that"
     )

@@ -8,8 +8,7 @@ import polars as pl
 import pyarrow as pa
 
 from configs.run import RunConfig
-from flows.queries.step_history import step_history
-from flows.replays.steps import quarantined_in, replay_steps
+from flows.replays.steps import replay_steps
 from flows.runtime.executor import Executor
 from flows.runtime.resolve_run import Source
 from storage.refs import Entry, Slice
@@ -88,7 +87,6 @@ def credit_in_memory(store: Store, config: RunConfig) -> pl.DataFrame:
     Raises AdvantageBreach where the algorithm refuses the rollouts.
     """
     context = ScratchContext(store, config)
-    recorded, quarantined = step_history(store, config.replay.run), quarantined_in(store, config.replay)
-    steps = replay_steps(ScratchExecutor(context), Source("", ""), config, recorded, quarantined)
-    made = [(done.step, context.table("samples", (done.work["advantage"],))) for done in steps]
-    return pl.concat([pl.DataFrame(rows).with_columns(step=pl.lit(step)) for step, rows in made])
+    steps = replay_steps(ScratchExecutor(context), Source("", ""), store)
+    samples = [(step.step, context.table("samples", (step.work["advantage"],))) for step in steps]
+    return pl.concat([pl.DataFrame(rows).with_columns(step=pl.lit(step)) for step, rows in samples])

@@ -1,9 +1,9 @@
-"""What all services of a run have in common: a supervisor that ends them, a start at first use, and a lock.
+"""Supervisor, RunService, PolicyLock: what all services of a run have in common.
 
-Services start side by side, each behind a guardian (`flows.services.guardian`) and with a log file of its own; a dead
-or hanging one is started again a bounded number of times; a log that grows too large is moved aside; all are gone with
-their whole process trees when the block ends or the flow dies. A service that someone else runs is adopted by its URL
-and never started, watched or ended.
+Services start in parallel, each behind a guardian (`flows.services.guardian`) and with a log file of its own; a dead or
+hanging one is restarted a bounded number of times; a log that grows too large is moved aside; all are gone with their
+whole process trees when the block ends or the flow dies. An external service is adopted by its URL and never started,
+watched or ended.
 """
 
 import os
@@ -11,11 +11,11 @@ import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any, ClassVar, Protocol
 from uuid import UUID
 
@@ -24,51 +24,51 @@ from flows.services.logs import LogKeeper, NewLines
 from flows.services.news import LogLines, ServiceNews
 from flows.services.ownership import sweep
 from flows.services.pools import STAND_IN_NEEDS, stand_in
-from flows.services.process import LOOK_SECONDS, Handle, ServiceFailed, ServiceSpec
+from flows.services.process import Handle, ServiceFailed, ServiceSpec
 from storage.policies.scratch import ScratchDirectories
 from storage.roots import user_directory
 
 Command = tuple[Sequence[str], Mapping[str, str]]
-"""A command line, and the variables that go with it."""
+"""A command line, and its variables."""
 
 
 class Supervisor:
     """Owns the processes of one run: `with Supervisor(run_name, directory) as supervisor: ...`.
 
-    When the block ends, in whatever way, no process of theirs is left, and no temporary file: an engine leaves sockets
-    and more behind even when it is asked to end. On entry, processes and temporary files of flows that are gone are
-    swept away. `directory` is for logs, which processes on one run share, and for reports, which they do not. With
+    When the block ends, in whatever way, none of their processes is left, and no temporary file: an engine leaves
+    sockets and more behind even when it ends by request. On entry, processes and temporary files of flows that are gone
+    are swept away. `directory` is for logs, which processes on one run share, and for reports, which they do not. With
     `tell_lines` the listeners receive every line of a log.
     """
 
     def __init__(self, run_name: str, directory: Path, tell_lines: bool = False, *, on_pool: bool = False) -> None:
         self.run_name = run_name
         self.on_pool = on_pool
-        """Whether this is the machine of a pool on which a run has asked for its services."""
+        """Whether this is the machine of a pool from which a run requested its services."""
         self.directory = Path(directory)
         self._handles: list[Handle] = []
         self._new_lines: dict[str, NewLines] | None = {} if tell_lines else None
         # Not in `directory`, which may have a long name.
-        temporary = temporary_directory()
-        self._scratches = ScratchDirectories(temporary, private=temporary)
+        self._user_directory = temporary_directory()
         self._temporary: Path | None = None
-        self._others: list[tuple[ScratchDirectories, Path]] = []
-        self._logs: LogKeeper | None = None
+        self._open = ExitStack()
+        """Ends the keeper of logs and removes the scratch directories."""
         self._listeners: list[Callable[[ServiceNews], None]] = []
         self._undelivered: list[ServiceNews] = []
 
     def __enter__(self) -> "Supervisor":
         self.directory.mkdir(parents=True, exist_ok=True)
         for path in self.directory.iterdir():
-            if path.is_symlink():  # logs are appended to and emptied, which would befall what it points to
+            if path.is_symlink():  # logs are appended to and emptied, which would affect its target
                 raise ServiceFailed(f"{path} is a symbolic link where a log is to be. Nothing was started: remove it")
         # Before anything starts: an engine of a killed flow may still hold the memory.
         sweep()
-        self._temporary = self._scratches.make("services")
-        # A copy of the list: services are started while the keeper goes through it.
-        self._logs = LogKeeper(
+        self._temporary = self._scratch("services", self._user_directory, self._user_directory)
+        # A copy of the list: services are started while the keeper iterates.
+        keeper = LogKeeper(
             lambda: [(handle.spec.log, handle.spec.log_bytes) for handle in list(self._handles)], self._tell_lines
         )
+        self._open.callback(keeper.close)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -81,27 +81,28 @@ class Supervisor:
             spec = replace(spec, env={"TMPDIR": str(self._temporary), **spec.env})
         if self._new_lines is not None and not spec.external:
             self._new_lines[spec.name] = NewLines(spec.log, spec.env)
-        handle = Handle(spec, self._tell)
-        self._handles.append(handle)
-        return handle
+        self._handles.append(Handle(spec, self._tell))
+        return self._handles[-1]
 
     @cached_property
     def reports(self) -> Path:
-        """The directory of what services report, of this supervisor alone: others may be at work on the same run."""
-        scratches = ScratchDirectories(self.directory / "reports")
-        self._others.append((scratches, scratches.make("services")))
-        return self._others[-1][1]
+        """The directory of what services report, of this supervisor alone: other processes may work on the same run."""
+        return self._scratch("services", self.directory / "reports")
 
     def scratch_in(self, parent: Path) -> Path:
         """Return an empty directory below another, for as long as the services; a killed flow's is swept away."""
         private = user_directory(parent)
-        scratches = ScratchDirectories(private, private=private)
-        self._others.append((scratches, scratches.make("state")))
-        return self._others[-1][1]
+        return self._scratch("state", private, private)
+
+    def _scratch(self, name: str, directory: Path, private: Path | None = None) -> Path:
+        scratches = ScratchDirectories(directory, private=private)
+        path = scratches.make(name)
+        self._open.callback(scratches.discard, path)
+        return path
 
     @contextmanager
     def subscribe(self, listener: Callable[[ServiceNews], None]) -> Iterator[None]:
-        """Within the block, call `listener` with all news of services, first with what no listener has received."""
+        """Within the block, call `listener` with all news of services, first with those that no listener received."""
         self._listeners.append(listener)
         undelivered, self._undelivered = self._undelivered, []
         for news in undelivered:
@@ -124,23 +125,15 @@ class Supervisor:
 
     def close(self) -> None:
         """End all services, the last started first, and wait until none of their processes is left."""
-        # The last started first: it may be a client of those before.
-        handles = self._handles[::-1]
-        # All are asked before one is waited for: their grace periods run side by side.
+        # The last started first: it may be a client of those before. All are told before one is waited for, so that
+        # their grace periods run in parallel.
+        handles, self._handles = self._handles[::-1], []
         for handle in handles:
             handle.ask_to_stop()
         for handle in handles:
             handle.join()
-        if self._logs is not None:
-            self._logs.close()
-            self._logs = None
-        self._handles = []
-        if self._temporary is not None:
-            self._scratches.discard(self._temporary)
-            self._temporary = None
-        for scratches, directory in self._others:
-            scratches.discard(directory)
-        self._others = []
+        self._open.close()
+        self._temporary = None
 
 
 SOCKET_CHARACTERS = 107
@@ -165,7 +158,7 @@ def temporary_directory() -> Path:
 
 
 class RunService(ABC):
-    """What stages ask for one kind of work: one process or several side by side, started early and waited for late."""
+    """One kind of service of a run: one process or several in parallel, started early and waited for late."""
 
     keyword: ClassVar[str]
     """The keyword by which stages ask for it, a field of `tasks.runtime.services.Services`."""
@@ -180,13 +173,13 @@ class RunService(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Start the processes side by side, or adopt external ones; returns at once."""
+        """Start the processes in parallel, or adopt external ones; returns at once."""
 
     @abstractmethod
     def check_available(self) -> None:
-        """Make sure, before a run begins, of what others provide: what they run, packages, weights. Starts nothing.
+        """Check, before a run begins, what is provided from outside: external services, packages, weights.
 
-        Raises what says that it is not there.
+        Starts nothing. Raises what names the missing part.
         """
 
     @property
@@ -194,12 +187,12 @@ class RunService(ABC):
         """The processes that were started."""
         return [*self._handles.values()]
 
-    def _elsewhere(self, config: RunConfig) -> bool:
-        """Tell whether processes that this run starts are to be flow runs on Prefect's pools, and it has stand-ins."""
+    def _uses_pools(self, config: RunConfig) -> bool:
+        """Return whether processes that this run starts are flow runs on Prefect's pools, with stand-ins here."""
         return config.placement.services == "pools" and not self.supervisor.on_pool
 
     def _process(self, name: str, describe: Callable[[], ServiceSpec]) -> Handle:
-        """Return a process by its name, started at its first use; threads of the run may ask at the same time."""
+        """Return a process by its name, started at its first use; threads of the run may call this concurrently."""
         with self._lock:
             if name not in self._handles:
                 self._handles[name] = self.supervisor.start(describe())
@@ -216,25 +209,26 @@ class RunService(ABC):
         needs: Collection[str] = (),
         **others: Any,
     ) -> ServiceSpec:
-        """Describe a process that is named by its kind and which one it is.
+        """Describe a process that is named by its kind and its number.
 
         `command` makes the command line and its variables for the report, unless the process is `external` or a pool's:
-        then `request` says by config, service, member and source what its stand-in asks for. `others` are further
-        fields of ServiceSpec.
+        then `request` has config, service, member and source for its stand-in. `others` are further fields of
+        ServiceSpec.
         """
         report = self.supervisor.reports / f"{name.replace(' ', '-', 1)}.json"
-        started: Command = ([], {})
-        if request and not external and self._elsewhere(request[0]):
-            started, needs = (stand_in(*request, report), {}), STAND_IN_NEEDS
+        log = self.supervisor.directory / report.with_suffix(".log").name
+        argv: Sequence[str] = ()
+        env: Mapping[str, str] = {}
+        if request and not external and self._uses_pools(request[0]):
+            argv, needs = stand_in(*request, report), STAND_IN_NEEDS
         elif not external:
-            started = command(report)
+            argv, env = command(report)
         if limits:
             # A process that hangs is first to be noticed.
             startup = limits.startup_seconds + (0.0 if external else limits.hang_seconds)
             bounds = {"hang_seconds": limits.hang_seconds, "max_restarts": limits.max_restarts}
             others = {"startup_seconds": startup, **bounds, **others}
-        log = self.supervisor.directory / report.with_suffix(".log").name
-        return ServiceSpec(name, *started, report, log, ready, external=external, needs=needs, **others)
+        return ServiceSpec(name, argv, env, report, log, ready, external=external, needs=needs, **others)
 
 
 class Limits(Protocol):
@@ -255,35 +249,24 @@ def ready_reports(handles: Sequence[Handle]) -> list[dict[str, Any]]:
     """
     if len(handles) == 1:
         return [handles[0].wait()]
-    if ready := [report for each in handles if (report := each.ready_now())]:
+    if ready := [report for handle in handles if (report := handle.ready_now())]:
         return ready
-    ends = SimpleQueue[dict[str, Any] | ServiceFailed]()
-
-    def wait(handle: Handle) -> None:
-        try:
-            ends.put(handle.wait())
-        except ServiceFailed as failure:
-            ends.put(failure)
-
-    # Each is waited for to its end: one that was never seen to be ready would not be started again when it dies.
-    for each in handles:
-        threading.Thread(target=wait, args=(each,), name=f"wait for {each.spec.name}", daemon=True).start()
-    failures = list[ServiceFailed]()
-    while len(failures) < len(handles):
-        with suppress(Empty):
-            end = ends.get(timeout=LOOK_SECONDS)
-            if not isinstance(end, ServiceFailed):
-                return [end]
-            failures.append(end)
-    raise failures[-1]
+    # Each is waited for to its end: one that was never seen to be ready would not be restarted when it dies.
+    pool = ThreadPoolExecutor(len(handles), thread_name_prefix="wait for service")
+    waits = [pool.submit(handle.wait) for handle in handles]
+    pool.shutdown(wait=False)
+    for wait in as_completed(waits):
+        if not isinstance(wait.exception(), ServiceFailed):
+            return [wait.result()]
+    return [waits[-1].result()]  # all have failed, so it raises
 
 
 class PolicyLock:
-    """Shared by all who want the same policy; whoever wants another waits until nobody holds this one.
+    """Holders of one policy share the lock; a holder of another policy waits until the last of them is gone.
 
-    Those who want the policy that is held are let in also while others wait for another: a policy is only asked for as
-    long as its step, or its evaluation, goes on, so that all come to their turn. When nobody holds it any more, who has
-    waited longest is next: an evaluation does not wait for ever behind sampling that goes from policy to policy.
+    Further holders of the held policy enter also while another policy is waited for: a policy is held only during its
+    step or its evaluation, so every policy gets its turn. Then the policy that was waited for longest is next: an
+    evaluation does not wait permanently behind sampling that goes from policy to policy.
     """
 
     def __init__(self) -> None:

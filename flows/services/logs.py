@@ -1,6 +1,5 @@
 """Logs of services: a bound on their size, so that no flood fills the disk, and their ends without secrets."""
 
-import errno
 import logging
 import os
 import re
@@ -28,22 +27,21 @@ _SHORTEST_SECRET = 8
 def keep_newest(log: Path, most: int) -> bool:
     """Move what a log holds to NAME.1 once it is larger than `most` bytes; return whether it was.
 
-    The newest `most` bytes are kept there, in place of what an earlier call kept. The service goes on writing to the
+    The newest `most` bytes are kept there, in place of what an earlier call kept. The service continues to write to the
     same file: it was opened to append, so that it starts again at its beginning. A program that opened it by itself
-    (`> /dev/stderr`) goes on where it was and leaves a hole before, which counts for nothing and is not copied. What is
-    written between the last look at the file and its emptying is lost.
+    (`> /dev/stderr`) continues at its old offset and leaves a hole before it, which takes no disk and does not count.
+    What is written between the copy and the emptying is lost.
     """
     try:
-        written = _data_ranges(log)
+        size, on_disk = (status := log.stat()).st_size, status.st_blocks * 512
     except FileNotFoundError:
         return False
-    if sum(end - begin for begin, end in written) <= most:
+    if min(size, on_disk) <= most:
         return False
-    begin, end = written[-1]
     aside = log.with_name(f"{log.name}.1")
     kept = "is in " + aside.name
     try:
-        _copy(log, aside, max(begin, end - most), 2 * most)
+        _copy(log, aside, max(0, size - most), 2 * most)
     except OSError as problem:  # a full disk: the reason to empty the log, and none to keep it
         kept = f"is lost: {problem}"
     # In place, as the service holds the file open: renamed, it would go on growing out of sight.
@@ -51,22 +49,6 @@ def keep_newest(log: Path, most: int) -> bool:
     with log.open("ab") as file:
         file.write(f"{HEADING}the log was larger than {most} bytes: what it held {kept}\n".encode())
     return True
-
-
-def _data_ranges(log: Path) -> list[tuple[int, int]]:
-    """Return where a file holds data, as begins and ends in bytes; its holes are between them."""
-    found: list[tuple[int, int]] = []
-    with log.open("rb") as file:
-        size, at = file.seek(0, os.SEEK_END), 0
-        while at < size:
-            try:
-                begin = file.seek(at, os.SEEK_DATA)
-                at = file.seek(begin, os.SEEK_HOLE)
-            except OSError as problem:
-                # There is a hole to the end, or this file system does not tell: then all of it counts.
-                return found if problem.errno == errno.ENXIO else [(0, size)]
-            found.append((begin, at))
-    return found
 
 
 def _copy(log: Path, aside: Path, start: int, most: int) -> None:

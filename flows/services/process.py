@@ -76,7 +76,7 @@ class ServiceSpec:
 
 
 class Handle:
-    """One service of a supervisor: wait for it, ask for its report, see which generation it is in."""
+    """One service of a supervisor: its reports, its readiness, its generations."""
 
     def __init__(self, spec: ServiceSpec, tell: Callable[[ServiceNews], None] = lambda news: None) -> None:
         """Start the service or adopt it. `tell` is called with losses and slow starts, by the thread that sees them."""
@@ -87,28 +87,28 @@ class Handle:
         self.status: int | None = None
         """Exit status of the last generation that died; 128 plus the signal's number after a signal."""
         self.mark = f"{spec.name}#{next(_numbers)}"
-        """What the service's processes carry, unique within this process."""
+        """The mark of the service's processes, unique within this process."""
         self._changed = threading.Condition()
         self._ready_generation = 0
         self._launched_at = self._warned_at = 0.0
         self._process: subprocess.Popen[bytes] | None = None
         self._lifeline: Lifeline | None = None
         self._watcher: threading.Thread | None = None
-        self._stopping = False
+        self._stopped = threading.Event()
         self._failure = ""
         self._ended = ""
         """How the generation before this one ended; or why this one is being ended, where it was not by itself."""
-        self._hang_watch: HangWatch | None = None
         self._may_start = threading.Event()
-        """Not set while one that dies is not to be started again yet."""
+        """Not set while one that dies is not to be restarted yet."""
         self._may_start.set()
         if not spec.external:
-            self._assert_no_secret_in_argv()
+            for secret in secrets(spec.env):
+                assert not any(secret in word for word in spec.argv), f"{spec.name}: a secret in the command line"
             self._launch()
             self._watcher = threading.Thread(target=self._watch, name=f"watch {spec.name}", daemon=True)
             self._watcher.start()
             if spec.hangs is not None:
-                self._hang_watch = HangWatch(self, spec.hangs)
+                threading.Thread(target=self._watch_answers, name=f"ask {spec.name}", daemon=True).start()
 
     @property
     def alive(self) -> bool:
@@ -118,7 +118,7 @@ class Handle:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the service itself (not of its guardian); None while there is none."""
+        """Process id of the service itself (not of its guardian); None without a living one."""
         if self._process is None or not self.alive:
             return None
         try:
@@ -130,20 +130,18 @@ class Handle:
         """Return the report once the service is ready; raise ServiceFailed when it failed or took too long."""
         seconds = min(EXTERNAL_SECONDS, self.spec.startup_seconds) if self.spec.external else self.spec.startup_seconds
         deadline = time.monotonic() + seconds
-        refusal: BaseException | None = None
         pause = LOOK_SECONDS
         waited = False
         while True:
             with self._changed:
                 generation, failure = self.generation, self._failure
-            if failure or self._stopping:
+            if failure or self._stopped.is_set():
                 raise ServiceFailed(failure or f"service {self.spec.name!r} was stopped")
-            if (report := self.read_report()) is not None:
-                answer, refusal = self._ask(report)
-                if answer and self._accept(report, generation):
-                    if waited:  # else it was ready before anybody looked, and who knows since when
-                        self._keep_seconds()
-                    return report
+            report, refusal = self._ready(generation)
+            if report is not None:
+                if waited:  # else it was ready before, since an unknown time
+                    self._keep_seconds()
+                return report
             if time.monotonic() >= deadline:
                 raise ServiceFailed(self._too_late(seconds, refusal)) from refusal
             if not waited and not self.spec.external:
@@ -154,25 +152,6 @@ class Handle:
             # Often at first, as most services are up in a moment; an engine of minutes is not asked all the time.
             pause = min(pause * 1.3, 0.5)
 
-    def _tell_if_slow(self) -> None:
-        """Say that the service is still starting, once for all who wait for it."""
-        now = time.monotonic()
-        with self._changed:
-            if self.spec.external or now - max(self._launched_at, self._warned_at) < SLOW_SECONDS:
-                return
-            self._warned_at = now
-        self.tell(SlowStart(self.spec.name, now - self._launched_at, self.spec.log))
-
-    def _keep_seconds(self) -> None:
-        """Write beside the log how long the start took; what cannot be written is not known next time."""
-        with suppress(OSError):
-            self.spec.log.with_suffix(SECONDS).write_text(f"{time.monotonic() - self._launched_at:.1f}")
-
-    def _await_change(self, generation: int, seconds: float) -> None:
-        """Sleep for a while, or until the watcher has something to say about this generation."""
-        with self._changed:
-            self._changed.wait_for(lambda: generation != self.generation or self._failure or self._stopping, seconds)
-
     def ready_report(self) -> tuple[int, dict[str, Any]] | None:
         """Return the present generation and its report, once it was seen to be ready; None before, and without one."""
         with self._changed:
@@ -181,16 +160,15 @@ class Handle:
     def ready_now(self) -> dict[str, Any] | None:
         """Return the report if the service answers at this moment; waits for nothing."""
         with self._changed:
-            generation, gone = self.generation, self._failure or self._stopping
-        report = None if gone else self.read_report()
-        return report if report is not None and self._ask(report)[0] and self._accept(report, generation) else None
+            generation, gone = self.generation, self._failure or self._stopped.is_set()
+        return None if gone else self._ready(generation)[0]
 
     def restart(self, why: str = "", generation: int | None = None) -> None:
         """End the present generation so that the watcher starts another; counts as a restart.
 
-        Does nothing where another generation than `generation` is there by now. `why` says what the generation did.
+        Does nothing where another generation than `generation` runs by now. `why` says what the generation did.
         """
-        assert self._lifeline is not None, "an external service is not ours to restart"
+        assert self._lifeline is not None, "an external service cannot be restarted"
         with self._changed:
             if generation in (None, self.generation):
                 self._ended = why
@@ -198,7 +176,7 @@ class Handle:
 
     @contextmanager
     def not_restarted(self) -> Iterator[None]:
-        """Start no other generation within the block: one that dies there is started again after it."""
+        """Start no other generation within the block: one that dies there is restarted after it."""
         self._may_start.clear()
         try:
             yield
@@ -207,10 +185,8 @@ class Handle:
 
     def ask_to_stop(self) -> None:
         """Begin to end the service for good; returns at once."""
-        if self._hang_watch is not None:
-            self._hang_watch.close()
         with self._changed:
-            self._stopping = True
+            self._stopped.set()
             if self._lifeline is not None:
                 self._lifeline.close()
             self._changed.notify_all()
@@ -229,84 +205,6 @@ class Handle:
         if self._watcher is not None:
             self._watcher.join()
 
-    def _assert_no_secret_in_argv(self) -> None:
-        for secret in secrets(self.spec.env):
-            assert not any(secret in word for word in self.spec.argv), f"{self.spec.name}: a secret in the command line"
-
-    def _launch(self) -> None:
-        """Start the next generation behind a guardian, with a fresh report; returns at once.
-
-        Raises OSError where the system refuses: a full disk, no process or memory left.
-        """
-        spec = self.spec
-        for path in (spec.log, *([spec.report] if spec.report else [])):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        if spec.report:
-            # Or the address of the generation before would be taken for this one's.
-            spec.report.unlink(missing_ok=True)
-        marks = {OWNER: identity(), SERVICE: self.mark, "SPT_NOENV": "1"}  # process titles must not overwrite marks
-        since = f": the one before {self._ended}" if self._ended else ""
-        without = f"; without {', '.join(hidden)}" if (hidden := withheld(spec.needs)) else ""
-        heading = f"{HEADING}{spec.name}, generation {self.generation + 1}{since}{without}"
-        variables = {**inherited_variables(spec.needs), **spec.env, **marks}
-        started = start_guarded(spec.argv, variables, spec.log, heading, spec.grace_seconds)
-        # Only after a start that went well: a failed one leaves the old generation to be described.
-        self._process, self._lifeline = started
-        self._ended = ""
-        self._launched_at = time.monotonic()
-        self.generation += 1
-
-    def _watch(self) -> None:
-        """Sleep until the guardian ends; then start again, or give up; until stopped."""
-        while True:
-            assert self._process is not None
-            status = self._process.wait()
-            while not self._may_start.wait(LOOK_SECONDS) and not self._stopping:
-                pass
-            with self._changed:
-                self.status = status
-                if self._lifeline is not None:
-                    self._lifeline.close()
-                if self._stopping:
-                    return
-                kill_owned(identity(), self.mark)  # when it was the guardian that was killed
-                self._ended = how = self._ended or _how(status)
-                # Under the lock, so that whoever waits sees the new generation or the failure, never neither.
-                self._failure = self._why_no_restart(status) or self._start_again()
-                self._changed.notify_all()
-                restart = 0 if self._failure else self.generation - 1
-            if not restart and status < 128:  # it said why, and the run may go on with others of its kind
-                how += last_words(self.spec.log, self.spec.env)
-            # After the lock and the restart: a listener may take its time.
-            self.tell(ServiceLoss(self.spec.name, how, restart, self.spec.max_restarts, self.spec.log))
-            if not restart:
-                return
-
-    def _start_again(self) -> str:
-        """Start the next generation; return the message of failure, or nothing where it was started."""
-        try:
-            self._launch()
-        except OSError as problem:
-            what = f"service {self.spec.name!r} {self._ended} and cannot be started again: {problem}"
-            return self._describe(what, "see to what the system lacks, then resume the run")
-        return ""
-
-    def _why_no_restart(self, status: int) -> str:
-        """Return the message of failure, or nothing when the service may start again.
-
-        A service that ends by itself before it was ever ready would do so again: a wrong path, a broken install.
-        """
-        ended = f"service {self.spec.name!r} {self._ended}"
-        # A signal is no such end: memory may have been short, and will not be the next time.
-        if self._ready_generation == 0 and 0 <= status < 128:
-            return self._describe(f"{ended} before it was ready", "correct what the log says and run the same again")
-        if self.generation > self.spec.max_restarts:
-            return self._describe(
-                f"{ended} in generation {self.generation}: no restart of {self.spec.max_restarts} is left",
-                "see the log for the cause (memory is a common one), then resume the run",
-            )
-        return ""
-
     def read_report(self) -> dict[str, Any] | None:
         """Return what the service reported, or None when it has not yet (a half-written file included)."""
         if self.spec.external:
@@ -319,23 +217,141 @@ class Handle:
             return None
         return report if isinstance(report, dict) else None
 
-    def _ask(self, report: dict[str, Any]) -> tuple[bool, BaseException | None]:
-        """Ask the service whether it is ready; the border at which any refusal of a starting service is "not yet"."""
+    def _ready(self, generation: int) -> tuple[dict[str, Any] | None, Exception | None]:
+        """Return the report of a generation that says that it is ready, or why not: any refusal means "not yet"."""
+        if (report := self.read_report()) is None:
+            return None, None
         try:
-            return self.spec.ready(report), None
+            is_ready = self.spec.ready(report)
         except Exception as refusal:
-            return False, refusal
-
-    def _accept(self, report: dict[str, Any], generation: int) -> bool:
-        """Keep the report if it is still of the present, living generation."""
+            return None, refusal
         with self._changed:
             # It may have died between its answer and now.
-            if not self.alive or generation != self.generation:
-                return False
+            if not is_ready or not self.alive or generation != self.generation:
+                return None, None
             self.report, self._ready_generation = report, generation
-            return True
+        return report, None
 
-    def _too_late(self, seconds: float, refusal: BaseException | None) -> str:
+    def _tell_if_slow(self) -> None:
+        """Report that the service is still starting, once for all threads that wait for it."""
+        now = time.monotonic()
+        with self._changed:
+            if self.spec.external or now - max(self._launched_at, self._warned_at) < SLOW_SECONDS:
+                return
+            self._warned_at = now
+        self.tell(SlowStart(self.spec.name, now - self._launched_at, self.spec.log))
+
+    def _keep_seconds(self) -> None:
+        """Write beside the log how long the start took; what cannot be written is not known next time."""
+        with suppress(OSError):
+            self.spec.log.with_suffix(SECONDS).write_text(f"{time.monotonic() - self._launched_at:.1f}")
+
+    def _await_change(self, generation: int, seconds: float) -> None:
+        """Sleep for a while, or until the watcher changes something about this generation."""
+
+        def changed() -> bool:
+            return generation != self.generation or bool(self._failure) or self._stopped.is_set()
+
+        with self._changed:
+            self._changed.wait_for(changed, seconds)
+
+    def _launch(self) -> None:
+        """Start the next generation behind a guardian, with a fresh report; returns at once.
+
+        Raises OSError where the system refuses: a full disk, no process or memory left.
+        """
+        spec = self.spec
+        spec.log.parent.mkdir(parents=True, exist_ok=True)
+        if spec.report:
+            spec.report.parent.mkdir(parents=True, exist_ok=True)
+            # Or the address of the generation before would be taken for this one's.
+            spec.report.unlink(missing_ok=True)
+        marks = {OWNER: identity(), SERVICE: self.mark, "SPT_NOENV": "1"}  # process titles must not overwrite marks
+        since = f": the one before {self._ended}" if self._ended else ""
+        without = f"; without {', '.join(hidden)}" if (hidden := withheld(spec.needs)) else ""
+        heading = f"{HEADING}{spec.name}, generation {self.generation + 1}{since}{without}"
+        variables = {**inherited_variables(spec.needs), **spec.env, **marks}
+        started = start_guarded(spec.argv, variables, spec.log, heading, spec.grace_seconds)
+        # Only after a start that succeeded: a failed one leaves the old generation to be described.
+        self._process, self._lifeline = started
+        self._ended = ""
+        self._launched_at = time.monotonic()
+        self.generation += 1
+
+    def _watch(self) -> None:
+        """Sleep until the guardian ends; then start again, or give up; until stopped."""
+        while True:
+            assert self._process is not None
+            status = self._process.wait()
+            while not self._may_start.wait(LOOK_SECONDS) and not self._stopped.is_set():
+                pass
+            with self._changed:
+                self.status = status
+                if self._lifeline is not None:
+                    self._lifeline.close()
+                if self._stopped.is_set():
+                    return
+                kill_owned(identity(), self.mark)  # when it was the guardian that was killed
+                self._ended = how = self._ended or _how(status)
+                # Under the lock, so that waiting threads see the new generation or the failure, never neither.
+                self._failure = self._start_again(status)
+                self._changed.notify_all()
+                restart = 0 if self._failure else self.generation - 1
+            if not restart and status < 128:  # it said why, and the run may continue with others of its kind
+                how += last_words(self.spec.log, self.spec.env)
+            # After the lock and the restart: a listener may take its time.
+            self.tell(ServiceLoss(self.spec.name, how, restart, self.spec.max_restarts, self.spec.log))
+            if not restart:
+                return
+
+    def _start_again(self, status: int) -> str:
+        """Start the next generation; return the message of failure, or nothing where it was started.
+
+        A service that ends by itself before it was ever ready would do so again: a wrong path, a broken install. A
+        signal is no such end: memory may have been short, and will not be the next time.
+        """
+        ended = f"service {self.spec.name!r} {self._ended}"
+        if self._ready_generation == 0 and 0 <= status < 128:
+            return self._describe(f"{ended} before it was ready", "correct what the log says and run the same again")
+        if self.generation > self.spec.max_restarts:
+            return self._describe(
+                f"{ended} in generation {self.generation}: no restart of {self.spec.max_restarts} is left",
+                "see the log for the cause (memory is a common one), then resume the run",
+            )
+        try:
+            self._launch()
+        except OSError as problem:
+            what = f"{ended} and cannot be started again: {problem}"
+            return self._describe(what, "see to what the system lacks, then resume the run")
+        return ""
+
+    def _watch_answers(self) -> None:
+        """Ask again and again whether the service hangs, and restart one that does; until stopped.
+
+        A question may take as long as it takes; listeners hear of one that takes long.
+        """
+        spec = self.spec
+        assert spec.hangs is not None
+        while not self._stopped.wait(ASK_SECONDS):
+            # A service that still loads weights answers nothing, and does not hang.
+            if (ready := self.ready_report()) is None:
+                continue
+            timer = threading.Timer(SLOW_SECONDS, self._tell_no_answer)
+            timer.daemon = True
+            timer.start()
+            try:
+                hangs = spec.hangs(ready[1])
+            finally:
+                timer.cancel()
+            if hangs and not self._stopped.is_set():
+                logging.getLogger(__name__).warning("service %r does not answer: it is started again", spec.name)
+                self.restart("did not answer any more and was ended", ready[0])
+
+    def _tell_no_answer(self) -> None:
+        if not self._stopped.is_set():
+            self.tell(NoAnswer(self.spec.name, SLOW_SECONDS, self.spec.hang_seconds, self.spec.log))
+
+    def _too_late(self, seconds: float, refusal: Exception | None) -> str:
         said = f"; it last said: {type(refusal).__name__}: {refusal}" if refusal else ""
         if self.spec.external:
             return (
@@ -347,7 +363,7 @@ class Handle:
         return self._describe(what, "see the log; on a slow or busy machine raise its startup_seconds")
 
     def _describe(self, what: str, advice: str) -> str:
-        """Put together a message for people: what, the end of the log without secrets, what is safe, what to do."""
+        """Return a message for people: what, the end of the log without secrets, what is safe, what to do."""
         lines = last_lines(self.spec.log, self.spec.env)
         tail = "".join(f"\n  | {line}" for line in lines) or "\n  | (empty)"
         error = first_error(self.spec.log, self.spec.env)
@@ -357,7 +373,7 @@ class Handle:
 
 
 def last_start(log: Path) -> float | None:
-    """Return how long the last start of the service with such a log took, in seconds; logs of runs lie side by side."""
+    """Return how long the last start of the service with such a log took, in seconds; logs of runs are neighbours."""
     with suppress(OSError, ValueError):
         kept = log.parent.parent.glob(f"*/{log.with_suffix(SECONDS).name}")
         newest = max(kept, key=lambda path: path.stat().st_mtime, default=None)
@@ -369,44 +385,6 @@ def _how(status: int) -> str:
     if status < 0:
         return f"lost its guardian, which was killed by signal {-status}"
     return f"was killed by signal {status - 128}" if status > 128 else f"ended with status {status}"
-
-
-class HangWatch:
-    """A thread that asks one service again and again whether it hangs; what it asks with waits as long as it takes."""
-
-    def __init__(self, handle: Handle, hangs: Callable[[dict[str, Any]], bool]) -> None:
-        self._handle = handle
-        self._hangs = hangs
-        self._closed = threading.Event()
-        threading.Thread(target=self._run, name=f"ask {handle.spec.name}", daemon=True).start()
-
-    def close(self) -> None:
-        """Ask no more; returns at once, also where a question is under way."""
-        self._closed.set()
-
-    def _run(self) -> None:
-        while not self._closed.wait(ASK_SECONDS):
-            # Who still loads weights answers nothing, and does not hang.
-            ready = self._handle.ready_report()
-            if ready is not None and self._hangs_audibly(ready[1]) and not self._closed.is_set():
-                name = self._handle.spec.name
-                logging.getLogger(__name__).warning("service %r does not answer: it is started again", name)
-                self._handle.restart("did not answer any more and was ended", ready[0])
-
-    def _hangs_audibly(self, report: dict[str, Any]) -> bool:
-        """Ask; where the answer takes long, tell the handle's listeners meanwhile."""
-        timer = threading.Timer(SLOW_SECONDS, self._tell_no_answer)
-        timer.daemon = True
-        timer.start()
-        try:
-            return self._hangs(report)
-        finally:
-            timer.cancel()
-
-    def _tell_no_answer(self) -> None:
-        spec = self._handle.spec
-        if not self._closed.is_set():
-            self._handle.tell(NoAnswer(spec.name, SLOW_SECONDS, spec.hang_seconds, spec.log))
 
 
 def start_guarded(

@@ -15,18 +15,17 @@ import numpy as np
 import torch
 
 from configs.training import TrainingConfig
+from flows.services.memory_use import learner_memory, model_shape
 from tasks.learner.attention import has_kernel, largest_difference
 from tasks.learner.checkpoint import companions, memory_sha256, save_rounded
 from tasks.learner.distributed import World, end_rank, start_world
 from tasks.learner.loop import train_row
 from tasks.learner.loss import Objective
-from tasks.learner.memory import learner_memory
 from tasks.learner.model import PolicyModel, compiles, load_policy, run_row
 from tasks.learner.optimizer import apply_gradients, clip_gradients, new_optimizer
 from tasks.learner.rows import STREAMS, Row
 from tasks.learner.speed import StepTimer, training_cost
 from tasks.learner.trainer import Trainer
-from tasks.runtime.model_shape import model_shape
 
 Check = dict[str, Any]
 SEGMENTS = 8

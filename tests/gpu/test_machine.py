@@ -23,7 +23,8 @@ from flows.runtime.resolve_run import resolve_run
 from flows.services.base import RunService, Supervisor
 from flows.services.engine import InferenceService
 from flows.services.guardian import send
-from flows.services.learner import LearnerProcess, recorded_policy
+from flows.services.learner import LearnerProcess
+from flows.services.learner_recovery import recorded_policy
 from flows.services.memory import gpus, smallest_gpu
 from flows.services.ownership import identity, marked_processes
 from storage.store import open_store

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from configs.sections import ModelConfig
     from configs.services import EngineConfig
     from configs.training import LoraConfig
-    from tasks.inference.engine.memory import EngineSettings
 
 CPU_BLOCK_TOKENS = 32
 """Tokens in a block of the CPU's prefix cache: only whole blocks are shared."""
 MIB = 1 << 20
+SLEEP_MODE = "--enable-sleep-mode"
 UNPLANNED_SHARE = 0.45
 """Share of a GPU's memory for an engine of which nothing is known."""
 SLOT_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -43,12 +43,12 @@ def command(
     *,
     frozen: bool = False,
     metrics: bool = False,
-    memory: "EngineSettings | None" = None,
+    memory: Sequence[str] = (),
 ) -> tuple[list[str], dict[str, str]]:
     """Return the argument list and environment of an engine process that starts with the weights in `directory`.
 
     With `lora` it can serve adapters over them. A `frozen` engine never reloads weights, so a tied output head may stay
-    tied. With `metrics` it reports its load under `/metrics`. `memory` is what the plan says of an engine on CUDA.
+    tied. With `metrics` it reports its load under `/metrics`. `memory` has the arguments of the memory plan, for CUDA.
 
     The process reads its API key from the variable that the config names, which the caller sets. The port is
     any free one; the process writes `{"url": ...}` to `report` once it answers. Raises ModelUnusable where the
@@ -94,15 +94,13 @@ def _cpu_arguments(config: "EngineConfig", untie: bool) -> list[str]:
     return arguments
 
 
-def _cuda_arguments(config: "EngineConfig", memory: "EngineSettings | None") -> list[str]:
+def _cuda_arguments(config: "EngineConfig", memory: Sequence[str]) -> list[str]:
     dtype = "bfloat16" if config.dtype == "auto" else config.dtype
-    # The learner's head is computed in float32; one in half precision alone moves log-probs by hundredths of a nat.
-    head = ["--hf-overrides", '{"head_dtype": "float32"}']
-    if memory is None or config.gpu_memory_utilization is not None:
+    if not memory or config.gpu_memory_utilization is not None:
         share = ["--gpu-memory-utilization", str(config.gpu_memory_utilization or UNPLANNED_SHARE)]
-        sleep = ["--enable-sleep-mode"] if config.sleep is True or (memory and memory.sleeps) else []
-        return [*head, "--dtype", dtype, *share, *sleep]
-    return [*head, "--dtype", dtype, *memory.arguments()]
+        memory = [*share, *([SLEEP_MODE] if config.sleep is True or SLEEP_MODE in memory else [])]
+    # The learner's head is computed in float32; one in half precision alone moves log-probs by hundredths of a nat.
+    return ["--hf-overrides", '{"head_dtype": "float32"}', "--dtype", dtype, *memory]
 
 
 def _environment(config: "EngineConfig", on_cpu: bool) -> dict[str, str]:

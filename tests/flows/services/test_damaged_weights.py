@@ -12,7 +12,7 @@ from configs.run import RunConfig
 from flows.runtime.resolve_run import whole_weights
 from flows.services.base import Supervisor
 from flows.services.engine import InferenceService
-from flows.services.learner import LearnerRecovery
+from flows.services.learner_recovery import LearnerRecovery
 from storage.errors import DamagedSlice
 from storage.policies.manifest import BASE_FILE
 from storage.store import open_store
@@ -73,7 +73,7 @@ def recover(context: RunContext, policy: str) -> list[str]:
 
 def serve(context: RunContext, policy: str) -> Any:
     service = InferenceService(Supervisor("a", Path("logs")), context, Path("model"))
-    return service._bring(Policy(policy, 0), "http://127.0.0.1:1")
+    return service._load(Policy(policy, 0), "http://127.0.0.1:1")
 
 
 def test_whole_weights_are_loaded(context: RunContext) -> None:

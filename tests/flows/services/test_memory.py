@@ -8,7 +8,7 @@ from configs.errors import ConfigError
 from configs.load import load
 from flows.services import memory
 from flows.services.memory import memory_plan, parse_gpu, require_memory, smallest_gpu
-from tasks.runtime.model_shape import KNOWN_SHAPES
+from flows.services.memory_use import KNOWN_SHAPES
 
 GIB = memory.GIB
 SEES = "Qwen/Qwen3-VL-4B-Instruct"
@@ -47,7 +47,7 @@ def test_what_cannot_fit_is_refused_with_what_could():
     with pytest.raises(ConfigError, match=r"training lacks .*\(training\.lora\.rank=16\)"):
         require_memory(plan)
     adapters = plan_of("model.path=Qwen/Qwen3-8B", "training.lora.rank=16")
-    assert require_memory(adapters).learner.optimizer < GIB
+    assert require_memory(adapters).learner.parts["optimizer"] < GIB
     with pytest.raises(ConfigError, match=r"does not fit into 12\.0 GiB"):
         require_memory(plan_of(gpu="12GiB"))
 
@@ -88,26 +88,31 @@ def test_a_vision_tower_is_in_the_plan():
     blind, sees = (plan_of(f"model.path={path}", preset="qwen3_vl_gpu") for path in ("Qwen/Qwen3-4B", SEES))
     trained = plan_of("training.vision=trained", preset="qwen3_vl_gpu")
     tower = KNOWN_SHAPES[SEES].vision.parameters
-    assert sees.learner.weights - blind.learner.weights == 4 * tower
-    assert sees.engine.weights - blind.engine.weights == 2 * tower
-    assert sees.learner.gradients == blind.learner.gradients and sees.learner.optimizer == blind.learner.optimizer
-    assert trained.learner.gradients - sees.learner.gradients == 4 * tower
-    assert trained.learner.optimizer - sees.learner.optimizer == 8 * tower
+
+    def more(plan, other, process, *parts):
+        return [getattr(plan, process).parts[part] - getattr(other, process).parts[part] for part in parts]
+
+    assert more(sees, blind, "learner", "weights", "gradients", "optimizer") == [4 * tower, 0, 0]
+    assert more(sees, blind, "engine", "weights") == [2 * tower]
+    assert more(trained, sees, "learner", "gradients", "optimizer") == [4 * tower, 8 * tower]
 
 
 def test_several_gpus_divide_the_engine():
     few = "rollout.max_in_flight=64"
     one, two = (plan_of(few, f"engine.extra_arguments={text}") for text in ("[]", '["--tensor-parallel-size", "2"]'))
-    assert two.engine.weights == one.engine.weights // 2 and two.engine.kv_cache == one.engine.kv_cache // 2
+    assert (
+        two.engine.parts["weights"] == one.engine.parts["weights"] // 2
+        and two.engine.parts["kv cache"] == one.engine.parts["kv cache"] // 2
+    )
 
 
 def test_the_engine_is_told_the_plan():
     plan = plan_of("engine.sleep=true")
-    arguments = plan.settings.arguments()
-    assert arguments[:2] == ["--kv-cache-memory-bytes", str(plan.engine.kv_cache)]
+    arguments = plan.engine_arguments
+    assert arguments[:2] == ["--kv-cache-memory-bytes", str(plan.engine.parts["kv cache"])]
     assert float(arguments[3]) * plan.gpu.total == pytest.approx(plan.engine.total, rel=0.02)
     assert arguments[-1] == "--enable-sleep-mode"
-    assert "--enable-sleep-mode" not in plan_of().settings.arguments()
+    assert "--enable-sleep-mode" not in plan_of().engine_arguments
 
 
 def test_a_gpu_by_name_or_by_memory():

@@ -157,11 +157,11 @@ def test_the_engine_exchanges_a_policy_only_under_its_one_holder(
     brought: list[tuple[str, bool]] = []
 
     def bring(policy: Policy, url: str, recompute: bool = True) -> ServedModel:
-        assert engine._bringing.locked(), "who waits for the policy waits until it is served"
+        assert engine._loading.locked(), "who waits for the policy waits until it is served"
         brought.append((policy.key, recompute))
         return ServedModel(url, "key", salt=policy.key)
 
-    monkeypatch.setattr(engine, "_bring", bring)
+    monkeypatch.setattr(engine, "_load", bring)
     monkeypatch.setattr(engine, "serve", lambda policy: ServedModel("http://engine", "key", salt=policy.key))
     engine._handles["engine"] = SimpleNamespace(wait=lambda: {"url": "http://engine"})  # type: ignore[assignment]
     with engine.pinned(Policy("a", 0)):

@@ -85,7 +85,7 @@ def test_a_policy_that_is_expected_is_there_before_anybody_asks_for_it(engine: I
 def test_who_waits_while_a_policy_is_brought_does_not_bring_it_again(
     engine: InferenceService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bring, seen, asked = InferenceService._bring, list[str](), list[bool]()
+    bring, seen, asked = InferenceService._load, list[str](), list[bool]()
     ready_urls = services._ready_urls
 
     def count(*given: Any, **named: Any) -> list[str]:
@@ -98,7 +98,7 @@ def test_who_waits_while_a_policy_is_brought_does_not_bring_it_again(
         time.sleep(0.2)  # what it does before it waits takes no time
         return bring(self, policy, url, *others)
 
-    monkeypatch.setattr(InferenceService, "_bring", slow)
+    monkeypatch.setattr(InferenceService, "_load", slow)
     monkeypatch.setattr(services, "_ready_urls", count)
     with ThreadPoolExecutor(2) as threads:
         first = threads.submit(engine.serve, POLICY)

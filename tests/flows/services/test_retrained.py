@@ -9,7 +9,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from configs.run import RunConfig
-from flows.services.learner import MOST_DIFFERENCE, LearnerRecovery, WeightsDiffer
+from flows.services.learner_recovery import MAX_DIFFERENCE, LearnerRecovery, WeightsDiffer
 from storage.store import open_store
 from tasks.learner.client import Learner
 from tasks.learner.digest import OPTIMIZER_FILE, relative_difference, weights_sha256
@@ -81,13 +81,13 @@ def recover(context: RunContext, by: float, device: str) -> dict[str, Any]:
 def test_a_small_difference_on_cuda_goes_on_from_what_is_recorded(
     context: RunContext, caplog: pytest.LogCaptureFixture
 ) -> None:
-    held = recover(context, MOST_DIFFERENCE / 2, "cuda")
+    held = recover(context, MAX_DIFFERENCE / 2, "cuda")
     assert held["key"] == "second" and held["state"] == [7.0], "with the state that training again came to"
     assert all((held["weights"][name] == WEIGHTS[name]).all() for name in WEIGHTS)
     assert "differ by 5e-06 of their norm" in caplog.text
 
 
-@pytest.mark.parametrize(("by", "device"), [(MOST_DIFFERENCE / 2, "cpu"), (MOST_DIFFERENCE * 2, "cuda")])
+@pytest.mark.parametrize(("by", "device"), [(MAX_DIFFERENCE / 2, "cpu"), (MAX_DIFFERENCE * 2, "cuda")])
 def test_the_processor_is_exact_and_a_large_difference_stops_everywhere(
     context: RunContext, by: float, device: str
 ) -> None:
@@ -154,7 +154,7 @@ def test_without_recorded_weights_nothing_can_be_compared(context: RunContext) -
 
     remove_weights(context.store, "second", "a test")
     with pytest.raises(WeightsDiffer):
-        recover(context, MOST_DIFFERENCE / 2, "cuda")
+        recover(context, MAX_DIFFERENCE / 2, "cuda")
 
 
 def test_other_tensors_are_infinitely_far(tmp_path: Path) -> None:

@@ -1,11 +1,21 @@
-"""What gc leaves of a run that replays went through: whatever a kept replay needs to go on or to be replayed."""
+"""Replays and the removal of the run that they replay: what gc leaves of it, and what a replay can still do without.
+
+The removals are real; weights are played.
+"""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prefect.logging import disable_run_logger
 
+from configs.errors import ConfigError
+from flows.cli.run import resume
+from flows.cli.run import run_replays as launched
 from flows.queries.step_history import step_history
+from flows.replay import replay
 from flows.replays import config as replay_config
+from flows.replays.request import ReplayRequest
 from flows.runtime import maintenance as gc
 from storage.errors import StoreError
 from storage.policies.store import Policies
@@ -20,16 +30,17 @@ pytestmark = pytest.mark.engine
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store with a run of three steps that finished long enough ago."""
     monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
-    monkeypatch.setattr(Policies, "directory", lambda self, key, verify=False: tmp_path)  # weights are played
+    monkeypatch.setattr(Policies, "directory", lambda self, key, verify=False: tmp_path)
     monkeypatch.setattr(replay_config, "config_versions", lambda config: {})
     rehearse(tmp_path / "store", "base", steps=3)
     return tmp_path / "store"
 
 
-def remove(root: Path) -> Store:
+def remove(root: Path, force: bool = False) -> Store:
     """Remove the recorded run."""
     store = open_store(root)
-    gc.remove_planned(store, gc.choose_removal(store, (), 0, ["base"], (), "all"))
+    named, forced = ([], ["base"]) if force else (["base"], [])
+    gc.remove_planned(store, gc.choose_removal(store, (), 0, named, forced, "all"))
     assert store.runs.events("base")[-1].event == "removed"
     return open_store(root)
 
@@ -50,11 +61,35 @@ def test_a_replay_up_to_packing_can_still_be_trained_from_the_same_policies(root
 
 
 def test_what_an_unfinished_replay_goes_through_is_not_removed_unless_it_is_forced(root: Path) -> None:
-    config = ask(root, overrides=[RLOO], name="kept")
-    walk(config)
+    walk(ask(root, overrides=[RLOO], name="kept"))
     store = open_store(root)
     store.runs.record(run="kept", event="resumed")
     with pytest.raises(StoreError, match=r"base .run 'kept', which may go on, replays it."):
         gc.choose_removal(store, (), 0, ["base"], (), "all")
     assert gc.choose_removal(store, ["kept"], 0, (), (), "all").removed == ()
     assert gc.choose_removal(store, (), 0, (), ["base"], "all").removed == ("base",)
+    remove(root, force=True)
+    with pytest.raises(ConfigError, match=r"its steps are gone\. This replay cannot go on\. Look at what it finished"):
+        ask(root, run="", until="", name="kept")
+
+
+def test_a_finished_replay_is_told_to_be_finished_without_its_source(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    walk(ask(root, overrides=[RLOO], name="kept"))
+    remove(root)
+    before = len(open_store(root).runs.events("kept"))
+    assert resume("kept", store=str(root)) == 0
+    assert "replay 'kept' is finished: nothing is left to do" in capsys.readouterr().out
+    assert launched([ReplayRequest(run="base", name="kept", store=str(root), until="packing")]) == 0
+    with disable_run_logger():  # which only flow runs have
+        assert replay.fn("base", name="kept", advanced={"store": str(root)})["steps"] == []
+    assert len(open_store(root).runs.events("kept")) == before
+
+
+@pytest.mark.parametrize("other", [{"overrides": ["algorithm.type=grpo"]}, {"from_stage": "packing"}, {"steps": "1"}])
+def test_what_a_finished_replay_did_not_do_is_refused_without_its_source(root: Path, other: dict[str, Any]) -> None:
+    walk(ask(root, overrides=[RLOO], name="kept"))
+    remove(root)
+    with pytest.raises(ConfigError, match="run 'base' was removed"):
+        launched([ReplayRequest(**{"run": "", "name": "kept", "store": str(root)} | other)])
