@@ -127,13 +127,13 @@ class Supervisor:
         """End all services, the last started first, and wait until none of their processes is left."""
         # The last started first: it may be a client of those before. All are told before one is waited for, so that
         # their grace periods run in parallel.
-        handles, self._handles = self._handles[::-1], []
+        handles = self._handles[::-1]
         for handle in handles:
             handle.ask_to_stop()
         for handle in handles:
             handle.join()
-        self._open.close()
-        self._temporary = None
+        self._open.close()  # the keeper of logs reads them once more
+        self._handles, self._temporary = [], None
 
 
 SOCKET_CHARACTERS = 107

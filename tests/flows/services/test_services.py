@@ -25,7 +25,7 @@ from flows.services.base import (
     ready_reports,
     temporary_directory,
 )
-from flows.services.news import LogLines, NoAnswer, ServiceNews, SlowStart, Starting
+from flows.services.news import LogLines, NoAnswer, ServiceLoss, ServiceNews, SlowStart, Starting
 from flows.services.ownership import identity, owned_processes, start_time
 from flows.services.process import Handle, ServiceFailed, ServiceSpec, last_start
 from tests.fixtures.faults import happened
@@ -246,11 +246,16 @@ def test_who_begins_to_wait_hears_how_long_the_last_start_took_in_any_run(
 def test_what_nobody_heard_is_told_to_the_first_who_listens(supervisor: Supervisor, tmp_path: Path) -> None:
     heard: list[ServiceNews] = []
     killed(supervisor.start(spec(tmp_path)))
-    until(lambda: supervisor._undelivered, lambda: "the loss was not noticed")
+    until(lambda: has_loss(supervisor._undelivered), lambda: "the loss was not noticed")
     with supervisor.subscribe(heard.append):
-        assert [news.service for news in heard] == ["engine"]
+        assert has_loss(heard)
+    number = len(heard)
     with supervisor.subscribe(heard.append):
-        assert len(heard) == 1
+        assert len(heard) == number
+
+
+def has_loss(news: list[ServiceNews]) -> bool:
+    return any(isinstance(one, ServiceLoss) for one in news)
 
 
 @pytest.mark.fault("services", "a service's guardian is killed", "no orphan, and the service is started again")
