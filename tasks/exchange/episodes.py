@@ -5,8 +5,6 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
-from operator import attrgetter
 from typing import Any
 
 Row = dict[str, Any]
@@ -153,7 +151,7 @@ def paths(parents: Sequence[int | None]) -> list[list[int]]:
 
 
 MOST_NAMED_LINES = 8
-"""Problems that a message tells one by one; the others are count_reasons."""
+"""Problems that a message names one by one; the others are counted."""
 
 
 class Unfit(ValueError):
@@ -187,16 +185,11 @@ def count_reasons(problems: Sequence[LineProblem]) -> dict[str, int]:
     return dict(Counter(problem.reason for problem in problems).most_common())
 
 
-def _more_lines(alike: Sequence[LineProblem]) -> str:
-    return f" (and the same of {len(alike) - 1} more lines, up to line {alike[-1].line})" if alike[1:] else ""
-
-
 def refusal(problems: Sequence[LineProblem]) -> ImportRefused:
     """Return the error that names the first problems and counts the rest."""
-    alike = [list(group) for _, group in groupby(problems, attrgetter("file", "reason", "detail"))]
-    details = [f"  {group[0]}{_more_lines(group)}" for group in alike[:MOST_NAMED_LINES]]
-    if rest := sum(map(len, alike[MOST_NAMED_LINES:])):
-        details.append(f"  and {rest} more")
+    details = [f"  {problem}" for problem in problems[:MOST_NAMED_LINES]]
+    if len(problems) > MOST_NAMED_LINES:
+        details.append(f"  and {len(problems) - MOST_NAMED_LINES} more")
     lines = "1 line cannot" if len(problems) == 1 else f"{len(problems)} lines cannot"
     advice = "Nothing was written. Mend the file, or leave these lines out with --skip-bad."
     return ImportRefused("\n".join([f"{lines} be imported.", *details, advice]))

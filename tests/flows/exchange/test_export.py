@@ -20,7 +20,7 @@ from tasks.filtering import stage as filtering
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import ref_of
-from tests.flows.exchange.files import TOKENS, lines, rows, sampled_trace, write_lines
+from tests.flows.exchange.files import TOKENS, lines, rows, write_lines
 
 
 @pytest.fixture(scope="module")
@@ -42,27 +42,12 @@ def out(root: str, form: Any, target: Path, run: str = "theirs", force: bool = F
     return export(form, target, RolloutChoice(run, **choice), store=root, force=force).number
 
 
-def test_a_verifiers_file_is_exported_as_it_was(root: str, tmp_path: Path) -> None:
+def test_what_was_exported_is_imported_as_it_was(root: str, tmp_path: Path) -> None:
     assert out(root, "verifiers", tmp_path / "t.jsonl") == 10
     assert lines(tmp_path / "t.jsonl") == lines(TOKENS)
-
-
-def test_what_was_exported_is_imported_as_it_was(root: str, tmp_path: Path) -> None:
-    out(root, "verifiers", tmp_path / "t.jsonl")
     import_files(ImportRequest([tmp_path / "t.jsonl"], name="again", store=str(tmp_path / "store")))
     for table in ("traces", "messages"):
         assert rows(str(tmp_path / "store"), "again", table).equals(rows(root, "theirs", table))
-
-
-def test_a_trace_by_itself_comes_back_as_it_was(tmp_path: Path) -> None:
-    first, second, file = str(tmp_path / "a"), str(tmp_path / "b"), tmp_path / "t.jsonl"
-    write_lines(file, [sampled_trace("t", "q", 1.0)])
-    import_files(ImportRequest([file], name="run", store=first))
-    export("verifiers", tmp_path / "0.jsonl", RolloutChoice("run"), store=first)
-    import_files(ImportRequest([tmp_path / "0.jsonl"], name="run", store=second))
-    export("verifiers", tmp_path / "1.jsonl", RolloutChoice("run"), store=second)
-    assert lines(tmp_path / "1.jsonl") == lines(tmp_path / "0.jsonl") == lines(file)
-    assert rows(first, "run", "messages").equals(rows(second, "run", "messages"))
 
 
 def test_episodes_of_several_traces_or_none_come_back_as_they_were(tmp_path: Path) -> None:
@@ -140,9 +125,11 @@ def test_nothing_is_replaced_unless_asked(root: str, tmp_path: Path) -> None:
     assert len(lines(target)) == 10 and list(tmp_path.iterdir()) == [target]
 
 
-def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
-    target = tmp_path / "t.jsonl"
-    target.write_text("mine")
+def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
+    target, home = tmp_path / "t.jsonl", tmp_path / "home"
+    home.mkdir()
+    for mine in (target, home / "letters"):
+        mine.write_text("mine")
 
     def fail(draft: Path) -> None:
         draft.write_text("half")
@@ -150,16 +137,10 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError):
         write_whole(target, fail, force=True)
-    assert target.read_text() == "mine" and list(tmp_path.iterdir()) == [target]
-
-
-def test_a_directory_of_something_else_is_never_replaced(tmp_path: Path) -> None:
-    target = tmp_path / "home"
-    target.mkdir()
-    (target / "letters").write_text("mine")
     with pytest.raises(OutputRefused, match="something else than weights"):
-        write_whole(target, lambda draft: draft.mkdir(), force=True)
-    assert (target / "letters").read_text() == "mine"
+        write_whole(home, lambda draft: draft.mkdir(), force=True)
+    assert target.read_text() == (home / "letters").read_text() == "mine"
+    assert sorted(tmp_path.iterdir()) == [home, target]
 
 
 def test_weights_are_a_directory_without_the_optimizer(tmp_path: Path) -> None:

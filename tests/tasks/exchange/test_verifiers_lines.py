@@ -4,6 +4,7 @@ import copy
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,14 +156,32 @@ BAD = [
     (lambda trace: trace.pop("id"), "a trace has no id"),
     (lambda trace: trace.update(nodes={}), "nodes are no list"),
     (lambda trace: trace.update(rewards={"r": 1.0}), "the line is malformed"),
+    (lambda trace: trace.update(rewards={"r": {"score": True, "weight": 1}}), "what should be a number is none"),
 ]
 
 
-@pytest.mark.parametrize(("change", "reason"), BAD, ids=[f"{i}-{reason}" for i, (_, reason) in enumerate(BAD)])
-def test_a_bad_line_is_named(change: Change, reason: str, tmp_path: Path) -> None:
-    episodes, problems = read(tmp_path / "t.jsonl", [one(), one(change)])
-    assert len(episodes) == 1, "the good line is good"
-    assert [(problem.line, problem.reason) for problem in problems] == [(2, reason)]
+TEXTS = [
+    ("{", "the line is not JSON"),
+    ("[1]", "the line is no JSON object"),
+    ('{"text": "hello"}', "the line is neither an episode nor a trace"),
+    ('{"prompt": "x", "completion": "y", "reward": 1}', "the line is neither an episode nor a trace"),
+    ('{"nodes": []}', "a trace has no id"),
+    ('{"nodes": [], "id": "\\ud83d"}', "the line is not UTF-8"),
+]
+
+
+@pytest.mark.parametrize(("bad", "reason"), [*TEXTS, *((one(change), reason) for change, reason in BAD)])
+def test_a_bad_line_is_named(bad: Any, reason: str, tmp_path: Path) -> None:
+    episodes, problems = read(tmp_path / "t.jsonl", ["", one(), bad])
+    assert [episode.origin.line for episode in episodes] == [2], "the good line is good"
+    assert [(problem.line, problem.reason) for problem in problems] == [(3, reason)]
+
+
+def test_no_reward_is_not_a_reward_of_zero(tmp_path: Path) -> None:
+    zero = {"similarity": {"score": 0, "weight": 1.0}}
+    lines = [one(partial(dict.update, rewards=rewards)) for rewards in ({}, zero)]
+    episodes, _ = read(tmp_path / "t.jsonl", lines)
+    assert [episode.traces[0]["reward"] for episode in episodes] == [None, 0.0]
 
 
 def test_ids_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:
