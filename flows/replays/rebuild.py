@@ -220,7 +220,7 @@ class Rebuilder(Executor):
         inputs = inputs_of(refs, policy) | dict(extra_inputs or {})
         key = self._keys(task.stage, step, inputs)
         if key in self._recorded.places and self._find(key) is None:
-            for part, attempt in self._proved(task.stage, key, refs):
+            for part, attempt in self._proved_slices(task.stage, key, refs):
                 entry = self._entry(task.stage, step, key, inputs, part, attempt)
                 self._run.store.ledger.commit_all([entry], copied=entry.outputs)
         return super().__call__(task, step, refs, policy, parameters, extra_inputs, when_computed)
@@ -229,7 +229,7 @@ class Rebuilder(Executor):
         """Make a result of another run part of this one, as the run itself did; return the reference to it."""
         return ref_of(self._run.adopt(entry, step), computed=False)
 
-    def _proved(self, stage: Stage[Any], key: str, refs: Sequence[Ref]) -> Iterator[tuple[str, AttemptSlices]]:
+    def _proved_slices(self, stage: Stage[Any], key: str, refs: Sequence[Ref]) -> Iterator[tuple[str, AttemptSlices]]:
         """Yield the slices of a result with the name of their part, empty for the whole; nothing that is not proved."""
         policies = self._run.store.policies
         if "policies" in stage.writes and not (policies.find(key) or policies.removal_note(key)):

@@ -249,11 +249,11 @@ class Handle:
     def _await_change(self, generation: int, seconds: float) -> None:
         """Sleep for a while, or until the watcher changes something about this generation."""
 
-        def changed() -> bool:
+        def has_changed() -> bool:
             return generation != self.generation or bool(self._failure) or self._stopped.is_set()
 
         with self._changed:
-            self._changed.wait_for(changed, seconds)
+            self._changed.wait_for(has_changed, seconds)
 
     def _launch(self) -> None:
         """Start the next generation behind a guardian, with a fresh report; returns at once.
