@@ -7,7 +7,7 @@ exchanged under a rollout. Called in a thread of the run; the queue samples in a
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -20,12 +20,11 @@ from storage.schemas.stage_tables import GROUPS
 from storage.turns import TurnCache
 from tasks.arrays.columns import texts
 from tasks.arrays.group_counts import num_needed, num_wanted
-from tasks.inference.engine.client import ServedModel
+from tasks.inference.engine.client import OF_POLICY, ServedModel
 from tasks.inference.engine.metrics import EngineMetrics
 from tasks.inference.sampling.crash_isolation import CrashIsolation
 from tasks.inference.sampling.lost_servers import ServiceLost
-from tasks.inference.sampling.rollout_runner import OF_POLICY
-from tasks.inference.sampling.sampler import BatchSampler, Renewal, SamplingPlan
+from tasks.inference.sampling.sampler import BatchSampler, SamplingPlan, WeightUpdate
 from tasks.inference.sampling.seats import frozen_seat_models
 from tasks.rollout.group_rows import concat_groups, stale_rows, taken_rows
 from tasks.rollout.queue import GroupTables, RolloutQueue
@@ -129,35 +128,40 @@ class QueueSampler:
 
     def sample(self, assigned: pa.Table) -> None:
         """Sample assignments with the queue's policy and its successors; returns when the queue is outdated."""
-        inputs, queue, update = self._inputs, self._queue, self._config.rollout.weight_update
-        policy = queue.policy
+        inputs, policy = self._inputs, self._queue.policy
         count = self._counted.append if self._config.engine.metrics else None
         services = inputs.engine, inputs.environments, inputs.teachers
         arguments = self._config, policy.version, policy, *services, count, inputs.turns
         runner = self._runners.setdefault(policy.version, Runner(*arguments, counts_with_groups=True))
-        plan = SamplingPlan(
-            outdated=queue.is_outdated,
-            begin=queue.begin,
-            drops_begun=update == "abort",
-            expired=queue.find_dropped,
-            streams=True,
-            meter=queue.meter,
-        )
-        if update == "keep":
-            plan = replace(plan, renew=self._renew)
-        if update == "keep" or (update == "wait" and inputs.turns):
-            plan = replace(plan, versions=queue.versions)
-        runner.sample_some(assigned, inputs.examples, self._put, plan)
+        runner.sample_some(assigned, inputs.examples, self._put, QueuePlan(inputs, self._queue, self._config))
 
     def _put(self, rows: GroupTables) -> None:
         self._queue.put(concat_groups([*self._counted, rows]))
         self._counted.clear()
 
-    def _renew(self) -> Renewal | None:
+
+class QueuePlan(SamplingPlan):
+    """The plan of the queue: groups begin with its policy until a newer one is added; see `rollout.weight_update`."""
+
+    def __init__(self, inputs: RolloutInputs, queue: RolloutQueue, config: View) -> None:
+        self._engine, self._queue, self._recompute = inputs.engine, queue, config.rollout.recompute_states
+        self.weight_update, self.meter = config.rollout.weight_update, queue.meter
+        if self.weight_update == "keep" or (self.weight_update == "wait" and inputs.turns):
+            self.versions = queue.versions
+
+    def is_outdated(self) -> bool:
+        return self._queue.is_outdated()
+
+    def begin(self, group_id: str, versions: Collection[int]) -> int:
+        return self._queue.begin(group_id, versions)
+
+    def find_dropped(self, groups: Collection[str]) -> Collection[str]:
+        return self._queue.find_dropped(groups)
+
+    def update_weights(self) -> WeightUpdate | None:
         """Exchange the engine's policy for the newest one under the rollouts in flight."""
-        engine, recompute = self._inputs.engine, self._config.rollout.recompute_states
-        renewed = self._queue.renew(lambda policy: engine.exchange(policy, recompute=recompute))
-        return Renewal(self._queue.policy, *renewed) if renewed else None
+        updated = self._queue.renew(lambda policy: self._engine.exchange(policy, recompute=self._recompute))
+        return WeightUpdate(self._queue.policy, *updated) if updated else None
 
 
 @dataclass(frozen=True)
@@ -183,15 +187,22 @@ class Runner:
         oversampling = self.config.oversampling
         while (missing := _missing(assigned, parts)).num_rows:
             wanted = _wanted_groups(assigned, missing, oversampling) if oversampling else {}
-            self.sample_some(missing, examples, parts.put, SamplingPlan(wanted))
+            self.sample_some(missing, examples, parts.put, SamplingPlan(), wanted)
 
-    def sample_some(self, missing: pa.Table, examples: pa.Table, put: Put, plan: SamplingPlan) -> None:
+    def sample_some(
+        self,
+        missing: pa.Table,
+        examples: pa.Table,
+        put: Put,
+        plan: SamplingPlan,
+        num_groups: Mapping[str, int] | None = None,
+    ) -> None:
         """Sample missing assignments, those that may crash their server after all others; `put` gets finished groups.
 
         Raises ServiceLost, unless an isolated rollout was alone: restarts of the server are bounded by its section.
         """
         try:
-            self._sample(missing, examples, put, replace(plan, isolation=self.isolation, turns=self.turns))
+            self._sample(missing, examples, put, plan, num_groups)
         except ServiceLost as lost:
             if not lost.is_isolated:
                 raise
@@ -200,7 +211,14 @@ class Runner:
         assert self.policy is not None, "only a policy has replicas"
         return self.engine.serve(self.policy)
 
-    def _sample(self, assignments: pa.Table, examples: pa.Table, put: Put, plan: SamplingPlan) -> None:
+    def _sample(
+        self,
+        assignments: pa.Table,
+        examples: pa.Table,
+        put: Put,
+        plan: SamplingPlan,
+        num_groups: Mapping[str, int] | None,
+    ) -> None:
         addresses = self.environments.addresses()  # first: it imports for seconds, and an engine may be starting
         served = _frozen(assignments, self.config, self.teachers)
         with self.engine.pinned(self.policy) if self.policy else nullcontext() as model:
@@ -219,7 +237,10 @@ class Runner:
                 config=self.config,
                 on_group=put_group,
                 plan=plan,
-                bring=self._serve if self.policy else None,
+                num_groups=num_groups,
+                isolation=self.isolation,
+                turns=self.turns,
+                serve_policy=self._serve if self.policy else None,
                 find=self.environments.addresses_now,
             )
             with self._counting(counted):

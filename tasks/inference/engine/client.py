@@ -16,6 +16,8 @@ from tasks.inference.engine.weights_view import require_loadable, serving_view
 if TYPE_CHECKING:
     from configs.evaluation import ExternalModelConfig
 
+OF_POLICY = ""
+"""The name of the policy's engine among the served models; those of teachers go by environment."""
 MODEL = "policy"
 """The model name under which the engine serves its whole weights, whichever policy they are."""
 KEY_SEPARATOR = "+"
@@ -212,18 +214,6 @@ class Engine:
             raise
         if self.is_paused():
             raise EngineError(f"the engine at {self.url} stayed paused after loading policy {policy_key}")
-
-    @contextlib.contextmanager
-    def pause(self, clear_cache: bool = True) -> Iterator[None]:
-        """Pause the engine inside the block: requests in flight, and those that arrive, wait.
-
-        With `clear_cache` their states are computed again afterwards, and those of the prefix cache are forgotten.
-        """
-        self._send(_pause(clear_cache))
-        try:
-            yield
-        finally:
-            self._resume()
 
     def _resume(self) -> None:
         # A dead engine cannot resume: an error before it is the one to report.

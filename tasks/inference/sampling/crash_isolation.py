@@ -1,24 +1,42 @@
-"""CrashIsolation: finds the rollouts that crash their environment server, so that they cost the others nothing.
+"""CrashIsolation: which rollouts crash their environment server, so that they cost the others nothing.
 
-A rollout stage owns one for all its samplers, which use it in their event loops. A group that was in flight at
-MIN_LOSSES losses of its server is isolated: a sampler begins it after all others, one rollout at a time. A rollout that
+A rollout stage owns one for all its samplers, whose ServerPool uses it in their event loops. A rollout that was in
+flight at MIN_LOSSES losses of its server is isolated: it is played while no other one of its environment is. One that
 loses its server twice like that is a row with this error. Another step or an evaluation may use the same server at the
 same time, so one loss alone proves nothing.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from tasks.inference.sampling.lost_servers import InFlightRollout
 from tasks.inference.trace_rows.failures import Failure
 
 MIN_LOSSES = 2
-"""Losses of its server with a group in flight after which the group is isolated."""
+"""Losses of its server with a rollout in flight after which the rollout is isolated."""
 MAX_LONE_LOSSES = 2
 """Losses of its server that an isolated rollout survives, less one."""
 MAX_CRASHERS = 2
 """Rollouts of a group that may crash the server before the rest of the group fails untried."""
+
+
+@dataclass
+class InFlightRollout:
+    """An assignment that is being sampled, with the environment server and the replica of the engine that have it."""
+
+    assignment_id: str
+    group_id: str
+    environment: str
+    server: str = ""
+    replica: str = ""
+    is_isolated: bool = False
+
+    def is_at(self, environment: str, address: str) -> bool:
+        """Return whether a server of an environment has it, or a replica if `environment` is empty."""
+        if not environment:
+            return self.replica == address
+        return (self.environment, self.server) == (environment, address)
 
 
 class CrashIsolation:
@@ -26,36 +44,35 @@ class CrashIsolation:
 
     def __init__(self) -> None:
         self._losses = Counter[str]()
-        """By group."""
-        self._lone_losses = defaultdict[str, Counter[str]](Counter)
-        """By group and assignment: losses while that rollout alone was in flight, isolated."""
+        self._lone_losses = Counter[tuple[str, str]]()
+        """By group and assignment: losses while that rollout was isolated."""
 
-    def record(self, in_flight: Sequence[InFlightRollout], is_isolated: bool) -> bool:
+    def record(self, in_flight: Sequence[InFlightRollout]) -> bool:
         """Count a loss of a server with its rollouts; return whether a single isolated one may have caused it."""
-        self._losses.update({rollout.group_id for rollout in in_flight})
-        if not is_isolated or len(in_flight) != 1:
-            return False
-        (rollout,) = in_flight
-        self._lone_losses[rollout.group_id][rollout.assignment_id] += 1
-        return True
+        self._losses.update(rollout.assignment_id for rollout in in_flight)
+        alone = len(in_flight) == 1 and in_flight[0].is_isolated
+        if alone:
+            self._lone_losses[in_flight[0].group_id, in_flight[0].assignment_id] += 1
+        return alone
 
-    def isolates(self, group_id: str) -> bool:
-        """Return whether a group is to be sampled after all others, one rollout at a time."""
-        return self._losses[group_id] >= MIN_LOSSES
+    def isolates(self, assignment_id: str) -> bool:
+        """Return whether a rollout is to be played alone."""
+        return self._losses[assignment_id] >= MIN_LOSSES
 
     def failure(self, assignment: Mapping[str, Any]) -> Failure | None:
         """Return why an assignment is not sampled any more; None where it is."""
-        lone_losses = self._lone_losses.get(assignment["group_id"], Counter())
-        if lone_losses[assignment["assignment_id"]] >= MAX_LONE_LOSSES:
-            server = f"environment server {assignment['environment']!r}"
+        group_id, name = assignment["group_id"], assignment["assignment_id"]
+        crashers = {rollout for rollout, count in self._lone_losses.items() if count >= MAX_LONE_LOSSES}
+        num_crashers = sum(group == group_id for group, _ in crashers)
+        if (group_id, name) in crashers:
             text = (
-                f"{server} died {MAX_LONE_LOSSES} times while this rollout alone was in flight; it is not tried again"
+                f"environment server {assignment['environment']!r} died {MAX_LONE_LOSSES} times while this rollout "
+                "alone was in flight; it is not tried again"
             )
-            return Failure("infrastructure", "ServerLost", text)
-        num_crashers = sum(count >= MAX_LONE_LOSSES for count in lone_losses.values())
-        if num_crashers >= MAX_CRASHERS:
+        elif num_crashers >= MAX_CRASHERS:
             text = (
                 f"not tried: {num_crashers} other rollouts of its group took their environment server down, each alone"
             )
-            return Failure("infrastructure", "ServerLost", text)
-        return None
+        else:
+            return None
+        return Failure("infrastructure", "ServerLost", text)

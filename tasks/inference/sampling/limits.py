@@ -8,7 +8,7 @@ ended.
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import TracebackType
@@ -156,25 +156,23 @@ class Limiter:
 class AdaptiveLimit:
     """Adjusts a limiter to the load of the engines; one without metrics is left out, with one warning."""
 
-    def __init__(self, limiter: Limiter, engines: Sequence[ServedModel]) -> None:
-        self._limiter = limiter
+    def __init__(self, limiter: Limiter, engines: Callable[[], Sequence[ServedModel]]) -> None:
+        """`engines` returns the engines that sample now, each replica of one."""
+        self._limiter, self._engines = limiter, engines
         self._max_limit = limiter.limit
-        self.follow(engines)
+        self._unmeasured = set[str]()
+        """URLs of engines without metrics."""
         self._state = LimitState(min(INITIAL_LIMIT, limiter.limit))
         self.limits = [self._state.limit]
         """The limits so far, without repetitions in a row."""
         limiter.resize(self._state.limit)
 
-    def follow(self, engines: Iterable[ServedModel]) -> None:
-        """Read the loads of these engines from now on: of all their replicas."""
-        self._engines = [replica for each in engines for replica in each.replicas]
-
     async def run(self) -> None:
         """Read the loads every second until cancelled, or until no engine with metrics is left."""
-        while self._engines:
-            loads = [load for load in [await self._read(each) for each in list(self._engines)] if load]
+        while engines := [engine for engine in self._engines() if engine.url not in self._unmeasured]:
+            loads = [load for load in [await self._read(engine) for engine in engines] if load]
             # With one of several silent, the limit would follow those that are less busy.
-            if loads and len(loads) == len(self._engines):
+            if loads and len(loads) == sum(engine.url not in self._unmeasured for engine in engines):
                 self._adjust(_worst_load(loads))
             await asyncio.sleep(INTERVAL_SECONDS)
         self._limiter.resize(self._max_limit)  # nothing left to adapt to
@@ -185,11 +183,11 @@ class AdaptiveLimit:
         except ConnectionError:
             return None  # the ServiceWatch reports a lost engine; the next reading may succeed
         if load is None:
-            self._engines.remove(engine)
+            self._unmeasured.add(engine.url)
             _log.warning(
-                "the engine at %s reports no queue under /metrics: rollout.adaptive_in_flight leaves it out%s",
-                engine.url,
-                "" if self._engines else f", and {self._max_limit} rollouts are begun at once (rollout.max_in_flight)",
+                "the engine at %s reports no queue under /metrics: rollout.adaptive_in_flight leaves it out; without "
+                "any engine that does, %d rollouts begin immediately (rollout.max_in_flight)",
+                *(engine.url, self._max_limit),
             )
         return load
 

@@ -110,14 +110,14 @@ class LoadMeter:
         self._waited += seconds if self._waiting else 0.0
 
 
-async def report_loads(meter: LoadMeter, served: Callable[[], ServedModel]) -> None:
-    """Report the load of an engine, all replicas that are `served` by now together, once a second until cancelled.
+async def report_loads(meter: LoadMeter, replicas: Callable[[], Sequence[ServedModel]]) -> None:
+    """Report the load of an engine, of all its `replicas` together, once a second until cancelled.
 
     Ends where it has no metrics.
     """
     while True:
         loads = list[EngineLoad]()
-        for replica in served().replicas:
+        for replica in replicas():
             with suppress(ConnectionError):  # who watches the services reports a lost engine
                 load = await read_load(replica)
                 if load is None:

@@ -1,14 +1,18 @@
-"""ServiceWatch: notices the loss of an engine or an environment server that rollouts need."""
+"""ServiceWatch: notices the loss of an engine or an environment server that rollouts need.
+
+BatchSampler makes one for a batch and runs it in its event loop; RolloutRunner waits there for engines that do not
+answer. ServerPool decides whether the others can do the work of a lost server.
+"""
 
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from tasks.inference.engine.client import SERVE_SECONDS, ServedModel
+from tasks.inference.engine.client import OF_POLICY, SERVE_SECONDS, ServedModel
+from tasks.inference.sampling.crash_isolation import InFlightRollout
 from tasks.inference.sampling.rollout_clock import RolloutClock
 
 if TYPE_CHECKING:
@@ -16,43 +20,27 @@ if TYPE_CHECKING:
 
 INTERVAL_SECONDS = 1.0
 ASK_SECONDS = 2.0
-"""Between two questions to each engine whether it gets on."""
+"""Between two requests to each engine that it answers between two forward passes."""
 SILENT_SECONDS = 15.0
-"""An engine that leaves a question unanswered for so long is silent: its rollouts wait, and their time does not count.
-It answers between two forward passes."""
+"""An engine that leaves a request unanswered for so long is silent: rollouts wait for it, and their clock stands."""
 CONNECT_SECONDS = 5.0
 """Longest wait for a connection or an answer; a service that is only slow is not lost."""
-
-
-@dataclass(frozen=True)
-class InFlightRollout:
-    """An assignment that is being sampled."""
-
-    assignment_id: str
-    group_id: str
-    environment: str
-    server: str = ""
-    """The address of the environment's server that has it."""
 
 
 class ServiceLost(ConnectionError):
     """The engine or an environment server is gone; `service` names it, and `environment` whose server it was."""
 
     in_flight: Sequence[InFlightRollout] = ()
-    """The rollouts that an environment server had when it was lost; set by the BatchSampler."""
+    """The rollouts that it had when it was lost; set by the ServerPool."""
     is_isolated = False
-    """Whether a single isolated rollout may have caused it; set by the BatchSampler."""
+    """Whether a single isolated rollout may have caused it; set by the ServerPool."""
 
-    def __init__(self, service: str, address: str, cause: str, environment: str = "") -> None:
+    def __init__(self, service: str, address: str, cause: str, environment: str = OF_POLICY) -> None:
         super().__init__(
             f"{service} at {address} is gone ({cause}). Groups handed over before are complete; "
             "start it again and sample the missing groups"
         )
         self.service, self.address, self.cause, self.environment = service, address, cause, environment
-
-
-class ServerGone(ConnectionError):
-    """The server of a rollout is gone, and its environment has others."""
 
 
 def server_name(environment: str) -> str:
@@ -64,50 +52,49 @@ _log = logging.getLogger("stagecoach")
 
 
 class ServiceWatch:
-    """Connects to the engines and the environment servers every second, and asks engines whether they get on.
+    """Connects to the engines and the environment servers every second, and asks engines for an answer.
 
     A connection costs a busy server nothing: the operating system accepts for it, and refuses once its process is gone.
-    `survive` is called with each that is gone, and returns whether others are left that take its part. An engine that
-    lives and answers nothing is silent: whoever started it restarts it, and it is lost then. One that nobody restarts
-    is lost after `silent_seconds`.
+    `reassign` is called with each lost service, and returns whether others take its rollouts; `addresses` are the
+    environment servers, kept up to date by the caller. An engine that lives and answers nothing is silent: the process
+    that started it restarts it, and it is lost then. An external engine is lost after `silent_seconds`.
     """
 
     def __init__(
         self,
         engines: Sequence[ServedModel],
         addresses: Mapping[str, Sequence[str]],
-        survive: Callable[[ServiceLost], bool] = lambda lost: False,
+        reassign: Callable[[ServiceLost], bool] = lambda lost: False,
         silent_seconds: float = SERVE_SECONDS,
     ) -> None:
         self.clock = RolloutClock()
-        self.silent_seconds = silent_seconds
-        self._ask_now = asyncio.Event()
-        self._asked = asyncio.Event()
-        """Set when all engines have been asked once more, and replaced by another then."""
+        self._silent_seconds = silent_seconds
+        self._ask_now, self._asked = asyncio.Event(), asyncio.Event()
+        """`_asked` is set when all engines were asked once more, and replaced by another then."""
         self.engines = dict[str, str]()
         """The API key of each engine, by URL."""
-        self.addresses = addresses
-        """Where the servers of each environment are by now, by environment."""
-        self.survive = survive
+        self._addresses, self._reassign = addresses, reassign
+        self._lost: ServiceLost | None = None
         self.add(engines)
 
     def add(self, engines: Sequence[ServedModel]) -> None:
-        """Watch further engines, too: all replicas of each."""
-        self.engines |= {url.rstrip("/"): each.api_key for each in engines for url in each.urls}
+        """Watch further engines: all replicas of each."""
+        self.engines |= {url.rstrip("/"): engine.api_key for engine in engines for url in engine.urls}
 
     async def run(self) -> None:
         """Connect to all services every second until cancelled; raises ServiceLost."""
         while True:
-            every = [("the engine", url, "") for url in self.engines]
-            every += [(server_name(name), each, name) for name, own in self.addresses.items() for each in own]
-            # Side by side: one of dozens may be slow.
-            ends = await asyncio.gather(*(self._connect(*each) for each in every), return_exceptions=True)
+            services = [("the engine", url, OF_POLICY) for url in self.engines]
+            servers = ((name, of_name) for name, of_name in self._addresses.items() if name != OF_POLICY)
+            services += [(server_name(name), address, name) for name, of_name in servers for address in of_name]
+            # In parallel: one of dozens may be slow.
+            ends = await asyncio.gather(*(self._connect(*service) for service in services), return_exceptions=True)
             for error in filter(None, ends):
                 raise error
             await asyncio.sleep(INTERVAL_SECONDS)
 
     async def follow_engines(self) -> None:
-        """Ask every engine whether it gets on, again and again until cancelled; raises ServiceLost."""
+        """Ask every engine for an answer, again and again until cancelled; raises ServiceLost."""
         async with AsyncExitStack() as stack:
             clients: dict[str, httpx.AsyncClient] = {}
             while True:
@@ -124,11 +111,11 @@ class ServiceWatch:
                     await asyncio.wait_for(self._ask_now.wait(), ASK_SECONDS)
 
     async def engines_answer(self) -> bool:
-        """Tell whether all engines answer a question that is asked from now on; needs `follow_engines`.
+        """Return whether all engines answer a request that is sent from now on; needs `follow_engines`.
 
         Raises nothing: the loss of an engine ends the sampling.
         """
-        for _ in range(2):  # the round that is under way may have begun before
+        for _ in range(2):  # the round that is running may have begun before
             self._ask_now.set()
             await self._asked.wait()
         return not any(map(self.clock.is_silent, self.engines))
@@ -139,9 +126,12 @@ class ServiceWatch:
             pass
 
     def lose(self, lost: ServiceLost) -> None:
-        """Watch a service no more that is gone; raises the loss unless others are left that take its part."""
-        if not self.survive(lost):
-            raise lost
+        """Stop watching a lost service; raises the loss unless others take its rollouts. A second report is ignored."""
+        if lost.address not in (self._addresses[lost.environment] if lost.environment else self.engines):
+            return
+        if self._lost or not self._reassign(lost):
+            self._lost = self._lost or lost
+            raise self._lost
         self.engines.pop(lost.address, None)
         self.clock.note_answer(lost.address)
 
@@ -154,8 +144,8 @@ class ServiceWatch:
             if (health := await client.get("/health")).status_code >= 500:
                 if self.clock.is_silent(url):
                     return self.lose(ServiceLost("the engine", url, f"its server answers {health.status_code}"))
-                return self._note_silence(url, 0.0)  # a proxy before an engine of others may say so once
-            await client.get("/is_sleeping")  # an engine of others has no such route, and that is an answer, too
+                return self._note_silence(url, 0.0)  # a proxy before an external engine may say so once
+            await client.get("/is_sleeping")  # an external engine has no such route, and that is an answer, too
         except httpx.TimeoutException:
             self._note_silence(url, SILENT_SECONDS)
         except httpx.ConnectError as error:
@@ -168,11 +158,13 @@ class ServiceWatch:
             self.clock.note_answer(url)
 
     def _note_silence(self, url: str, question_seconds: float) -> None:
+        if url not in self.engines:  # lost meanwhile: the clock must not wait for its answer
+            return
         was_silent = self.clock.is_silent(url)
         seconds = self.clock.note_silence(url, question_seconds)
         if question_seconds and not was_silent:
             _log.warning("the engine at %s has not answered for %.0f s: rollouts wait for it, untimed", url, seconds)
-        if seconds > self.silent_seconds:
+        if seconds > self._silent_seconds:
             self.lose(ServiceLost("the engine", url, f"it has not answered for {seconds:.0f} s"))
 
     async def _connect(self, service: str, address: str, environment: str) -> None:

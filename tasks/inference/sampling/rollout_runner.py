@@ -6,7 +6,7 @@ raised, because it is no rollout's fault.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +14,12 @@ from pydantic import ValidationError
 
 from storage.turns import CachedTurn, TurnCache
 from tasks.inference.engine import model_info
-from tasks.inference.engine.client import POLICIES_HEADER, Engine, ServedModel, sampled_by
+from tasks.inference.engine.client import OF_POLICY, POLICIES_HEADER, Engine, ServedModel, sampled_by
 from tasks.inference.environments.agent_runs import add_header
+from tasks.inference.sampling.crash_isolation import InFlightRollout
 from tasks.inference.sampling.lost_servers import ServiceWatch
 from tasks.inference.sampling.seats import SeatClient, Seats
-from tasks.inference.sampling.server_pool import PoolSlot
+from tasks.inference.sampling.server_pool import ServerPool
 from tasks.inference.trace_rows.failures import Failure, failure_of_error
 from tasks.inference.trace_rows.rows import (
     RolloutOrigin,
@@ -47,8 +48,6 @@ RETRY_SECONDS = 0.25
 NO_KEY = "EMPTY"
 KNOWN_ERROR_FIELD = "episode_error"
 """Field of a trace's info by which an environment says that it knew of a failure when it scored the other traces."""
-OF_POLICY = ""
-"""The name of the policy's engine among the served models; those of teachers go by environment."""
 CHAT_API_SEEDS = 2**30
 """Seeds for chat APIs stay below: they take 31 bits, fewer than ours have, and the seats of an episode add to them."""
 
@@ -62,24 +61,22 @@ class RolloutRunner:
     def __init__(
         self,
         served: Mapping[str, ServedModel],
+        servers: ServerPool,
         watch: ServiceWatch,
         policy: Policy,
         step: int,
         config: "View",
         versions: dict[str, int] | None = None,
-        replica_of: Callable[[str], str] | None = None,
         turns: TurnCache | None = None,
     ) -> None:
         self.served = dict(served)
         """The sampling model by environment; the policy under OF_POLICY, frozen seats under `seats.seat_model_name`."""
-        self.watch = watch
+        self.servers, self.watch = servers, watch
         self.policy = policy
         self.versions = {} if versions is None else versions
         """Of the policies that may have sampled here, by key; none where it is this one alone."""
         self.step = step
         self.config = config
-        self.replica_of = replica_of or (lambda group_id: served[OF_POLICY].url)
-        """The URL of the policy's engine for a group."""
         self.environments = {environment.name: environment for environment in config.environments}
         # A teacher without a key must not be sent the key that environment servers have for the policy's engine.
         self.client_configs = {
@@ -111,13 +108,13 @@ class RolloutRunner:
             self._turns.put(turn)
         self.unproven = None
 
-    def renew(self, policy: Policy, served: ServedModel) -> None:
-        """Go on with another policy: what is under way is sampled by it from now on, and what begins from its start."""
+    def update_weights(self, policy: Policy, served: ServedModel) -> None:
+        """Continue with another policy: it samples the rest of rollouts in flight, and all of those that begin."""
         self.policy = policy
         self.versions[policy.key] = policy.version
         self.served[OF_POLICY] = served
 
-    async def run(self, assignment: Row, task: dict[str, Any], server: PoolSlot) -> Rows:
+    async def run(self, assignment: Row, task: dict[str, Any], placed: InFlightRollout) -> Rows:
         """Return the rows of one assignment, within rollout.timeout_seconds.
 
         Raises ServiceLost, and ServerGone where the environment has other servers, and nothing else.
@@ -129,7 +126,7 @@ class RolloutRunner:
             async with asyncio.timeout(None) as limit:
                 timer = asyncio.create_task(self._time_out(limit, seconds))
                 try:
-                    return await self._run_attempts(self._origin(assignment), task, server, started)
+                    return await self._run_attempts(self._origin(assignment), task, placed, started)
                 finally:
                     timer.cancel()
         except TimeoutError:
@@ -158,7 +155,7 @@ class RolloutRunner:
         return RolloutOrigin(assignment, policy.key, policy.version, self.step, temperature, self.versions)
 
     async def _run_attempts(
-        self, origin: RolloutOrigin, task: dict[str, Any], server: PoolSlot, started: float
+        self, origin: RolloutOrigin, task: dict[str, Any], placed: InFlightRollout, started: float
     ) -> Rows:
         """Try until an attempt succeeds, cannot be helped by another one, or was the last.
 
@@ -167,7 +164,7 @@ class RolloutRunner:
         seed, attempt = origin.assignment["seed"], 0
         while True:
             clock, num_silences = time.monotonic(), self.watch.clock.num_silences
-            rows, failure = await self._attempt(origin, task, server, seed)
+            rows, failure = await self._attempt(origin, task, placed, seed)
             if failure is not None and failure.kind in ("infrastructure", "timeout"):
                 await self.watch.wait_for_engines()
                 if self.watch.clock.num_silences > num_silences:
@@ -176,7 +173,7 @@ class RolloutRunner:
             if failure is None or attempt == self.config.rollout.max_attempts or not failure.retryable:
                 break
             if failure.kind == "infrastructure":
-                server.move()  # the machine of this one may be at fault
+                self.servers.move(placed)  # the machine of this one may be at fault
             if failure.kind == "model":
                 seed += RETRY_SEED_STRIDE  # the same seed would sample the same response
             await asyncio.sleep(RETRY_SECONDS * 2 ** (attempt - 1))
@@ -186,13 +183,13 @@ class RolloutRunner:
         return rows
 
     async def _attempt(
-        self, origin: RolloutOrigin, task: dict[str, Any], server: PoolSlot, seed: int
+        self, origin: RolloutOrigin, task: dict[str, Any], placed: InFlightRollout, seed: int
     ) -> tuple[Rows | None, Failure | None]:
         """Run one episode: its rows, if it left a trace, and what went wrong, if something did."""
         name = origin.assignment["environment"]
-        client = self._client(name, origin.assignment["group_id"])
+        client = self._client(name, placed.replica)
         try:
-            episode = await self._play(origin, server, client, task, self._sampling(origin, seed))
+            episode = await self._play(origin, placed, client, task, self._sampling(origin, seed))
         except RuntimeError as error:
             # verifiers' client raises a refusal of the server so, with the name of the error's type in front.
             kind, _, message = str(error).partition(": ")
@@ -207,7 +204,7 @@ class RolloutRunner:
             return None, Failure("infrastructure", type(error).__name__, str(error))
 
     async def _play(
-        self, origin: RolloutOrigin, server: PoolSlot, client: SeatClient, task: Row, sampling: "SamplingConfig"
+        self, origin: RolloutOrigin, placed: InFlightRollout, client: SeatClient, task: Row, sampling: "SamplingConfig"
     ) -> "WireEpisode":
         """Return the episode of a rollout, whose turns are kept where the plan keeps them."""
         turns = self._turns
@@ -223,7 +220,7 @@ class RolloutRunner:
         is_external = bool(self.environments[name].addresses)
         kept_answers = None if turns is None or is_external else self._usable(turns, origin)
         requested = add_header(client.client, players, kept_answers)
-        return await server.play(requested, client.model, sampling, task, keep)
+        return await self.servers.play(placed, requested, client.model, sampling, task, keep)
 
     def versions_of_turns(self, group_id: str) -> set[int]:
         """Return the versions of the policies that have sampled kept turns of a group, of those that are known here."""
@@ -250,12 +247,11 @@ class RolloutRunner:
         own = (turn for turn in every if turn.assignment_id == assignment["assignment_id"] and usable(turn))
         return {turn.request: turn.answer for turn in own}
 
-    def _client(self, name: str, group_id: str) -> SeatClient:
+    def _client(self, name: str, replica: str) -> SeatClient:
         sampler = self._sampler(name)
         served, config = self.served[sampler], self.client_configs[sampler]
-        url = self.replica_of(group_id) if sampler == OF_POLICY and not served.chat else served.url
-        if url != served.url:
-            config = config.model_copy(update={"base_url": api_address(url)})
+        if sampler == OF_POLICY and not served.chat:
+            config = config.model_copy(update={"base_url": api_address(replica)})
         return SeatClient(config, served.model)
 
     def _sampler(self, name: str) -> str:

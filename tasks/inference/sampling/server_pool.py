@@ -1,18 +1,22 @@
-"""ServerPool: the servers of each environment, and which of them has which rollout.
+"""ServerPool: the environment servers and engine replicas of a batch, and which of them has which rollout.
 
-BatchSampler makes one for a batch and calls it in its event loop. A rollout is one request, an episode with all its
-agents, and nothing is scored for a whole group: members of a group may be with different servers. Those of a lost
-server are reassigned to its peers. Seeds belong to assignments, so tokens do not depend on the server.
+BatchSampler makes one for a batch and calls it in its event loop; ServiceWatch tells it of losses. A rollout is one
+request to an environment server, an episode with all its agents; nothing is scored for a whole group, so members of a
+group may be at different servers. They share a replica of the engine, which shares the states of their prompt. Rollouts
+of a lost server or replica are played again at others. Seeds belong to assignments, so tokens depend on neither.
+A rollout that may have crashed its servers (CrashIsolation) is played while no other one of its environment is.
 """
 
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tasks.inference.sampling.lost_servers import InFlightRollout, ServerGone, ServiceLost, server_name
+from tasks.inference.engine.client import OF_POLICY, ServedModel
+from tasks.inference.sampling.crash_isolation import CrashIsolation, InFlightRollout
+from tasks.inference.sampling.lost_servers import ServiceLost, server_name
+from tasks.inference.trace_rows.failures import Failure
 from tasks.inference.trace_rows.rows import Row
 
 if TYPE_CHECKING:
@@ -21,119 +25,122 @@ if TYPE_CHECKING:
     from tasks.inference.environments.connections import RolloutConnection
 
 FOLLOW_SECONDS = 1.0
-"""Between two looks which servers there are."""
+"""Between two looks for servers and replicas that were started again."""
 FindServers = Callable[[Collection[str]], Mapping[str, Sequence[str]]]
-"""Returns by environment the addresses of its servers that are there, given those that are known."""
+"""Returns the addresses of running servers by environment; servers at the addresses of the argument are not probed."""
+ServePolicy = Callable[[], ServedModel]
+"""Returns the replicas that serve the policy now; it may wait for one that is being started."""
 Result = TypeVar("Result")
 
 _log = logging.getLogger("stagecoach")
 
 
-class GroupIsolated(Exception):
-    """A group may have taken its environment servers down, and is not sampled beside others."""
+class ServerGone(ConnectionError):
+    """The server or the replica of a rollout is lost, and others can play it."""
 
 
-class PoolSlot:
-    """A rollout with the server that has it."""
+class CrashesServers(Exception):
+    """A rollout is not played again, because it or others of its group have crashed their servers."""
 
-    def __init__(self, pool: "ServerPool", rollout: InFlightRollout) -> None:
-        self._pool = pool
-        self._rollout = rollout
-        pool.put(rollout)
-
-    async def play(self, *request: Any) -> "WireEpisode":
-        """Run the rollout: see `RolloutConnection.play`. Raises ServerGone once its server is lost."""
-        return await self._pool.play(self._rollout, request)
-
-    def move(self) -> None:
-        """Move to another server of the environment, if it has others: this one may be at fault for what went wrong."""
-        self.end()
-        environment, present = self._rollout.environment, self._rollout.server
-        self._rollout = replace(self._rollout, server=self._pool.choose(environment, but=present))
-        self._pool.put(self._rollout)
-
-    def end(self) -> None:
-        """Note that the server has one rollout less."""
-        self._pool.take(self._rollout)
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
 
 
 class ServerPool:
-    """The servers of each environment while a batch is sampled, and the rollouts that each has.
+    """Servers by environment and replicas of the policy's engine, with the rollouts in flight at each.
 
-    `record_loss` is called with each server that is lost while its environment has others. `isolates` returns whether a
-    group may have taken its servers down.
+    Without `serve_policy` the loss of a replica is the loss of the engine; `num_replicas` is how many there can be.
     """
 
     def __init__(
         self,
         addresses: Mapping[str, Sequence[str]],
-        record_loss: Callable[[ServiceLost], None] = lambda lost: None,
-        isolates: Callable[[str], bool] = lambda group_id: False,
+        isolation: CrashIsolation,
+        replicas: Sequence[str] = (),
+        num_replicas: int = 1,
+        serve_policy: ServePolicy | None = None,
     ) -> None:
-        self.addresses = {environment: list(own) for environment, own in addresses.items()}
-        """By environment, where those of its servers are that are there."""
+        self.addresses = {name: list(of_name) for name, of_name in {**addresses, OF_POLICY: replicas}.items()}
+        """Servers that rollouts may go to, by environment; replicas of the policy's engine under OF_POLICY."""
         self.in_flight: dict[str, InFlightRollout] = {}
         """By assignment id."""
-        self._record_loss = record_loss
-        self._isolates = isolates
-        self._loads = Counter[tuple[str, str]]()
-        """By environment and address: rollouts in flight."""
-        self._dealt = Counter[tuple[str, str]]()
+        self.num_placed = Counter[tuple[str, str]]()
+        """Rollouts that each server has got so far, by environment and address."""
+        self.isolation = isolation
+        self._num_replicas, self._serve_policy = num_replicas, serve_policy
+        self._replica_of: dict[str, str] = {}
+        """By group in flight."""
+        self._ended = asyncio.Event()
+        """Set when a rollout ends, and replaced by another then."""
         self._connections: dict[tuple[str, str], RolloutConnection] = {}
-        """By environment and address, of servers that got rollouts."""
-        self._lost: list[RolloutConnection] = []
-        """Connections to servers that were lost: their requests are being cancelled."""
-        self._playing = defaultdict[tuple[str, str], set[asyncio.Task[Any]]](set)
-        """By environment and address, the requests in flight."""
+        self._closing: list[RolloutConnection] = []
+        """Connections to lost servers, whose requests are being cancelled."""
+        self._requests = defaultdict[tuple[str, str], set[asyncio.Task[Any]]](set)
+        """Requests in flight, by environment and server, and by OF_POLICY and replica."""
 
-    async def run(self, assignment: Row, play: Callable[[PoolSlot], Awaitable[Result]]) -> Result:
-        """Let an assignment be played on the server that has fewest rollouts, and on others where that is lost.
+    async def run(self, assignment: Row, play: Callable[[InFlightRollout], Awaitable[Result]]) -> Result:
+        """Play an assignment at the server with the fewest rollouts, and at others if that is lost.
 
-        Raises what `play` raises, GroupIsolated where its group is not to be played beside others any more.
+        Raises what `play` raises, and CrashesServers.
         """
-        name, group_id, environment = (assignment[each] for each in ("assignment_id", "group_id", "environment"))
+        name, group_id, environment = (assignment[key] for key in ("assignment_id", "group_id", "environment"))
         while True:
-            dealt = PoolSlot(self, InFlightRollout(name, group_id, environment, self.choose(environment)))
+            if failure := self.isolation.failure(assignment):
+                raise CrashesServers(failure)
+            is_isolated = self.isolation.isolates(name)
+            while self._must_wait(environment, is_isolated):
+                await self._ended.wait()
+            rollout = InFlightRollout(name, group_id, environment, is_isolated=is_isolated)
+            rollout.replica = self._replica(group_id)
+            self.in_flight[name] = rollout
+            self.move(rollout)
             try:
-                result = await play(dealt)
-            except ServerGone as gone:
-                if self._isolates(group_id):
-                    raise GroupIsolated from gone
+                return await play(rollout)
+            except ServerGone:
                 continue
             finally:
-                dealt.end()
-            # Not in a `finally`: one that is cancelled by the loss of a server stays in flight, for whoever is blamed.
-            self.in_flight.pop(name, None)
-            return result
+                del self.in_flight[name]
+                self._ended.set()
+                self._ended = asyncio.Event()
 
-    def choose(self, environment: str, but: str = "") -> str:
-        """Return the server that has fewest rollouts, of several the one that had fewest so far.
+    def _must_wait(self, environment: str, is_isolated: bool) -> bool:
+        others = (rollout for rollout in self.in_flight.values() if rollout.environment == environment)
+        return any(is_isolated or rollout.is_isolated for rollout in others)
 
-        The one at the address `but` only where there is no other.
+    def move(self, rollout: InFlightRollout) -> None:
+        """Place a rollout at the server with the fewest rollouts, of several at the one that had fewest so far.
+
+        A server that it had before, which may be at fault for a failure, is taken only if there is no other.
         """
+        environment = rollout.environment
+        loads = Counter(other.server for other in self.in_flight.values() if other.environment == environment)
 
         def load(address: str) -> tuple[bool, int, int]:
-            return address == but, self._loads[environment, address], self._dealt[environment, address]
+            return address == rollout.server, loads[address], self.num_placed[environment, address]
 
-        return min(self.addresses[environment], key=load)
+        rollout.server = min(self.addresses[environment], key=load)
+        self.num_placed[environment, rollout.server] += 1
 
-    def put(self, rollout: InFlightRollout) -> None:
-        """Note that a server has a rollout."""
-        self.in_flight[rollout.assignment_id] = rollout
-        self._loads[rollout.environment, rollout.server] += 1
-        self._dealt[rollout.environment, rollout.server] += 1
+    def _replica(self, group_id: str) -> str:
+        replicas = self.addresses[OF_POLICY]
+        if self._replica_of.get(group_id) not in replicas:
+            loads = Counter(self._replica_of.values())
+            self._replica_of[group_id] = min(replicas, key=lambda url: loads[url], default="")
+        return self._replica_of[group_id]
 
-    def take(self, rollout: InFlightRollout) -> None:
-        """Note that a server has a rollout less; it stays in flight."""
-        self._loads[rollout.environment, rollout.server] -= 1
+    def finish(self, group_id: str) -> None:
+        """Forget the replica of a group without rollouts in flight."""
+        self._replica_of.pop(group_id, None)
 
-    async def play(self, rollout: InFlightRollout, request: Sequence[Any]) -> "WireEpisode":
-        """Return the episode of a rollout; raises ServerGone where its server is lost, before or meanwhile."""
-        if rollout.server not in self.addresses[rollout.environment]:
+    async def play(self, rollout: InFlightRollout, *request: Any) -> "WireEpisode":
+        """Return the episode of a rollout: see `RolloutConnection.play`. Raises ServerGone if its server is lost."""
+        places = [(rollout.environment, rollout.server), (OF_POLICY, rollout.replica)]
+        if any(address not in self.addresses[name] for name, address in places if address):
             raise ServerGone
-        server = rollout.environment, rollout.server
-        playing = asyncio.create_task(self._connection(server).play(*request))
-        self._playing[server].add(playing)
+        playing = asyncio.create_task(self._connection(places[0]).play(*request))
+        for place in places:
+            self._requests[place].add(playing)
         try:
             return await playing
         except asyncio.CancelledError:
@@ -142,7 +149,8 @@ class ServerPool:
                 raise
             raise ServerGone from None
         finally:
-            self._playing[server].discard(playing)
+            for place in places:
+                self._requests[place].discard(playing)
 
     def _connection(self, server: tuple[str, str]) -> "RolloutConnection":
         from tasks.inference.environments.connections import RolloutConnection  # it imports verifiers
@@ -151,56 +159,65 @@ class ServerPool:
             self._connections[server] = RolloutConnection(server[1])
         return self._connections[server]
 
-    def forget(self, groups: Collection[str]) -> None:
-        """Note that some groups were stopped, by no loss of a server."""
-        self.in_flight = {name: each for name, each in self.in_flight.items() if each.group_id not in groups}
-
-    def in_flight_at(self, lost: ServiceLost) -> list[InFlightRollout]:
-        """Return the rollouts that a lost server has."""
-        every = self.in_flight.values()
-        return [each for each in every if (each.environment, each.server) == (lost.environment, lost.address)]
-
     def reassign(self, lost: ServiceLost) -> bool:
-        """Let the others take the rollouts of a lost server, and tell whether there are any."""
-        own, there = self.addresses[lost.environment], self.in_flight_at(lost)
-        if lost.address not in own:
-            return True
-        if len(own) == 1:
+        """Move the rollouts of a lost server or replica to its peers; return False if there are none.
+
+        Counts the loss of a server for its rollouts in flight.
+        """
+        lost.in_flight = [
+            rollout for rollout in self.in_flight.values() if rollout.is_at(lost.environment, lost.address)
+        ]
+        if lost.environment:
+            lost.is_isolated = self.isolation.record(lost.in_flight)
+        peers, place = self.addresses[lost.environment], (lost.environment, lost.address)
+        if lost.address not in peers or len(peers) == 1 or not (lost.environment or self._serve_policy):
             return False
-        own.remove(lost.address)
-        lost.in_flight = there
-        self._record_loss(lost)
-        server = lost.environment, lost.address
-        for playing in self._playing.pop(server, ()):
-            playing.cancel()
-        if server in self._connections:  # one that is started again at the address must not get what was queued
-            self._lost.append(self._connections.pop(server))
+        peers.remove(lost.address)
+        for request in self._requests.pop(place, ()):
+            request.cancel()
+        if place in self._connections:  # a server that is started again at the address must not get queued requests
+            self._closing.append(self._connections.pop(place))
         _log.warning(
             "%s at %s is gone (%s): its %d rollouts in flight are sampled again by the other %d, or last",
-            *(lost.service, lost.address, lost.cause, len(there), len(own)),
+            *(lost.service, lost.address, lost.cause, len(lost.in_flight), len(peers)),
         )
         return True
 
-    async def follow(self, find: FindServers, lose: Callable[[ServiceLost], None]) -> None:
-        """Take in servers that are there again, and tell `lose` of those that are not, until cancelled.
+    async def follow_servers(self, find: FindServers, lose: Callable[[ServiceLost], None]) -> None:
+        """Add servers that are started again, and call `lose` for those whose process has ended, until cancelled.
 
         `find` is called in a thread.
         """
         while True:
             await asyncio.sleep(FOLLOW_SECONDS)
-            known = {environment: set(own) for environment, own in self.addresses.items()}
-            found = await asyncio.to_thread(find, {address for own in known.values() for address in own})
-            for environment, before in known.items():
-                now, there = self.addresses[environment], found[environment]
-                # One that was lost while it was looked for comes with a later look.
-                if new := [each for each in there if each not in before]:
-                    _log.info("servers of environment %r at %s take rollouts from now on", environment, ", ".join(new))
-                    now += new
+            before = {name: {*of_name} for name, of_name in self.addresses.items() if name != OF_POLICY}
+            present = await asyncio.to_thread(find, {address for of_name in before.values() for address in of_name})
+            for environment, addresses in before.items():
+                self._add(environment, present[environment], addresses)
                 # A machine that is gone refuses no connection.
-                for address in before.difference(there).intersection(now):
+                for address in addresses.difference(present[environment]).intersection(self.addresses[environment]):
                     lose(ServiceLost(server_name(environment), address, "its process has ended", environment))
+
+    async def follow_replicas(self, watch: Callable[[Sequence[ServedModel]], None]) -> None:
+        """Add replicas that are started again, until cancelled; `watch` gets the model as it is served then."""
+        while self._serve_policy:
+            await asyncio.sleep(FOLLOW_SECONDS)
+            before = {*self.addresses[OF_POLICY]}
+            if len(before) < self._num_replicas:
+                served = await asyncio.to_thread(self._serve_policy)
+                if self._add(OF_POLICY, served.urls, before):
+                    watch([served])
+
+    def _add(self, name: str, present: Iterable[str], before: Collection[str]) -> bool:
+        # One that was lost while it was looked for is in `before`, and is added after a later look.
+        new = [address for address in present if address not in before]
+        if new:
+            service = f"servers of environment {name!r}" if name else "replicas of the engine"
+            _log.info("%s at %s take rollouts from now on", service, ", ".join(new))
+            self.addresses[name] += new
+        return bool(new)
 
     async def close(self) -> None:
         """Close all connections."""
-        for connection in [*self._connections.values(), *self._lost]:
+        for connection in [*self._connections.values(), *self._closing]:
             await connection.close()

@@ -61,7 +61,7 @@ class Sampling(fixed.Services):
             def sample(self, assignments: pa.Table, examples: pa.Table) -> None:
                 groups = fixed.groups(assignments)
                 left = list(groups)
-                while left and not plan.outdated():
+                while left and not plan.is_outdated():
                     begun, left = left[: sampling.batch], left[sampling.batch :]
                     for name in sampling.order(begun):
                         if name == sampling.die_at:

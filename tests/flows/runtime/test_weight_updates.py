@@ -97,25 +97,25 @@ class Exchanging(fixed.Services):
 
     def run(self, left: dict[str, Any], policy: Policy, step: int, on_group: Any, plan: SamplingPlan) -> None:
         running: dict[str, Running] = {}
-        while running or (left and not plan.outdated()):
-            if plan.outdated():
+        while running or (left and not plan.is_outdated()):
+            if plan.is_outdated():
                 left = {}
-                if plan.drops_begun:
+                if plan.weight_update == "abort":
                     return
-                if renewal := plan.renew() if plan.renew else None:
+                if renewal := plan.update_weights() if plan.weight_update == "keep" else None:
                     self._die("exchanged")
                     policy, left = renewal.policy, fixed.groups(renewal.assignments)
                     assert not left.keys() & running.keys(), "a group that is under way is not pending"
                     for each in running.values():
                         each.policies.append(policy)
-            for name in plan.expired([*running]):
+            for name in plan.find_dropped([*running]):
                 self.stopped.append(name)
                 del running[name]
             while left and len(running) < 8:
                 name = next(iter(left))
                 running[name] = Running(left.pop(name), [policy])
                 self.begun.append(name)
-                plan.begin(name)
+                plan.begin(name, ())
             for name, each in [*running.items()]:
                 if each.has_ended and not self.hanging(name):
                     self._die(name)

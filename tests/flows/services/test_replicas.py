@@ -24,9 +24,8 @@ from flows.services.base import Supervisor
 from flows.services.engine import InferenceService
 from flows.services.learner import LearnerProcess
 from storage.store import open_store
-from tasks.inference.engine.client import Engine, ServedModel
+from tasks.inference.engine.client import OF_POLICY, Engine, ServedModel
 from tasks.inference.environments import servers as environments
-from tasks.inference.sampling.rollout_runner import OF_POLICY
 from tasks.inference.sampling.sampler import BatchSampler
 from tasks.learner.tiny import tiny_qwen3
 from tasks.runtime.run_context import RunContext
@@ -158,15 +157,15 @@ def test_a_killed_replica_costs_no_row(engine: InferenceService, tmp_path: Path)
             step=0,
             config=view_of(engine._source, REVERSE, max_in_flight=16),
             on_group=take,
-            bring=partial(engine.serve, POLICY),
+            serve_policy=partial(engine.serve, POLICY),
         )
-        deal = sampler.runner.replica_of
+        deal = sampler.servers._replica
 
         def note(group_id: str) -> str:
             dealt[group_id] = deal(group_id)
             return dealt[group_id]
 
-        sampler.runner.replica_of = note
+        sampler.servers._replica = note  # type: ignore[method-assign]
         sampler.sample(assignments, examples)
         return groups
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.inference.engine.client import COUNT_TOKENS, POLICIES_HEADER, Engine, EngineError
-from tests.fixtures.engine_calls import Answer, answers_to, body, in_flight
+from tests.fixtures.engine_calls import Answer, answers_to, body, in_flight, paused
 
 pytestmark = pytest.mark.engine
 
@@ -22,7 +22,7 @@ TRIES, LOOKS = 10, 100
 
 def counts(engine: Engine) -> dict[str, int]:
     """How many tokens of each request in flight the engine has sampled."""
-    with engine.pause(clear_cache=False):
+    with paused(engine, clear_cache=False):
         by_request: dict[str, int] = engine._send(COUNT_TOKENS)["requests"]
         return by_request
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from tasks.inference.sampling.background_loop import run_in_background_loop
 from tasks.inference.sampling.lost_servers import ServiceLost
-from tasks.inference.sampling.sampler import _root_cause, run_in_background_loop
+from tasks.inference.sampling.sampler import _root_cause
 from tests.fixtures.waiting import until_told
 
 NAME: ContextVar[str] = ContextVar("name", default="nobody")

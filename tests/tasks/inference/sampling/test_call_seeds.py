@@ -33,7 +33,6 @@ from tasks.inference.environments.agent_runs import (
     prompt_digest,
 )
 from tasks.inference.environments.model_client import CHAT_API_SEED_BITS, SeededClient, resolve_seeded_client
-from tasks.inference.sampling.sampler import SamplingPlan
 from tests.fixtures.faults import happened
 from tests.fixtures.hosts import PLUGINS, assigned, served, view_of
 from tests.fixtures.proxy import recording
@@ -232,9 +231,9 @@ def play_two_turns(models: dict[str, Path], tmp_path_factory: pytest.TempPathFac
         examples, config = environments.examples(TWO_TURNS), view_of(models["a"], TWO_TURNS)
         with served(TWO_TURNS, tmp_path_factory.mktemp("two")) as server:
 
-            def sample_tokens(url: str, example_ids: Sequence[str], group_size: int, **plan: Any) -> Any:
-                rows, options = assigned("two", list(example_ids), group_size), SamplingPlan(**plan)
-                groups = sample(url, server["address"], config, rows, examples, plan=options)
+            def sample_tokens(url: str, example_ids: Sequence[str], group_size: int, **options: Any) -> Any:
+                rows = assigned("two", list(example_ids), group_size)
+                groups = sample(url, server["address"], config, rows, examples, **options)
                 traces = [row for tables in groups.values() for row in tables["traces"].to_pylist()]
                 messages = [row for tables in groups.values() for row in tables["messages"].to_pylist()]
                 assert failures(traces) == []

@@ -13,9 +13,10 @@ from configs.environments import EnvironmentConfig
 from configs.run import View
 from tasks.inference.engine.client import Engine, ServedModel
 from tasks.inference.environments import servers as environments
-from tasks.inference.sampling.sampler import Renewal, SamplingPlan
+from tasks.inference.sampling.sampler import SamplingPlan, WeightUpdate
 from tasks.inference.trace_rows.rows import UnknownPolicy
 from tasks.runtime.stage import Policy
+from tests.fixtures.engine_calls import paused
 from tests.fixtures.hosts import KEY, assigned, served
 from tests.fixtures.sampled import failures, own, sample
 
@@ -33,23 +34,25 @@ CHECK_SECONDS = 0.3
 """As long as it takes to check the new weights."""
 
 
-class Exchanges:
+class Exchanges(SamplingPlan):
     """Serves one policy after the other, each when the requests in flight have some tokens of the one before."""
+
+    weight_update = "keep"
 
     def __init__(self, engine: Engine, policies: dict[str, Path]) -> None:
         self.engine, self.policies = engine, policies
+        self.versions = {key: version for version, key in enumerate(policies)}
         self.version = 0
         self.due = threading.Event()
         self.ended = threading.Event()
 
     @contextmanager
-    def watched(self) -> Iterator[SamplingPlan]:
-        """The plan of a sampler; within the block the engine's counts of tokens say when weights are exchanged."""
+    def watched(self) -> Iterator[None]:
+        """Let the engine's counts of tokens say when weights are exchanged."""
         thread = threading.Thread(target=self._watch)
         thread.start()
         try:
-            versions = {key: version for version, key in enumerate(self.policies)}
-            yield SamplingPlan(streams=True, outdated=self.due.is_set, renew=self._renew, versions=versions)
+            yield
         finally:
             self.ended.set()
             thread.join()
@@ -58,19 +61,22 @@ class Exchanges:
         while self.version + 1 < len(self.policies) and not self.ended.wait(0.02):
             if self.due.is_set():
                 continue
-            with self.engine.pause(clear_cache=False):
+            with paused(self.engine, clear_cache=False):
                 counts = self.engine._request("POST", "/inference/v1/count_tokens")["requests"]
             if counts and min(counts.values()) > ENOUGH:
                 self.due.set()
 
-    def _renew(self) -> Renewal | None:
+    def is_outdated(self) -> bool:
+        return self.due.is_set()
+
+    def update_weights(self) -> WeightUpdate | None:
         self.version += 1
         key = list(self.policies)[self.version]
         self.engine.serve(key, self.policies[key])
         self.ended.wait(CHECK_SECONDS)  # rollouts go on, and some end, before the sampler is told of the policy
         self.due.clear()
         served_model = ServedModel(self.engine.url, KEY, salt=key)
-        return Renewal(Policy(key, self.version), served_model, assigned("sort", [], 4))
+        return WeightUpdate(Policy(key, self.version), served_model, assigned("sort", [], 4))
 
 
 @pytest.fixture(scope="module")
@@ -92,9 +98,9 @@ def test_rows_say_which_policy_sampled_each_token(
     rows = assigned("sort", examples["example_id"].to_pylist(), 4)
     small_engine.serve("old", policies["old"])
     exchanges = Exchanges(small_engine, policies)
-    with exchanges.watched() as plan:
+    with exchanges.watched():
         config, old = view(SORT, max_tokens=60), Policy("old", 0)
-        groups = sample(small_engine.url, address, config, rows, examples, policy=old, plan=plan)
+        groups = sample(small_engine.url, address, config, rows, examples, policy=old, plan=exchanges)
     # A group that ended before the first exchange is of one policy.
     tables = {name: [group[name] for group in groups.values() if name in group] for name in TABLES}
     found = {name: [row for table in tables[name] for row in table.to_pylist()] for name in TABLES}
@@ -149,6 +155,7 @@ def test_an_engine_that_serves_another_policy_than_it_should_is_found(
 ) -> None:
     small_engine.serve("somebody else's", models["a"])
     rows = assigned("sort", examples["example_id"].to_pylist(), 1)
-    ours, plan = Policy("ours", 0), SamplingPlan(renew=lambda: None)
+    ours, plan = Policy("ours", 0), SamplingPlan()
+    plan.weight_update = "keep"
     with pytest.raises(UnknownPolicy, match="somebody else's"):
         sample(small_engine.url, address, view(SORT), rows, examples, policy=ours, plan=plan)

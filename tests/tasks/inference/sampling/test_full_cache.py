@@ -29,7 +29,7 @@ class Crowd:
     def __init__(self, engine: Engine) -> None:
         self.served = ServedModel(engine.url, KEY)
         self.limiter = Limiter(MOST)
-        self.steering = AdaptiveLimit(self.limiter, [self.served])
+        self.steering = AdaptiveLimit(self.limiter, lambda: [self.served])
         self.answers: list[dict[str, Any]] = []
 
     async def ask(self, client: httpx.AsyncClient, number: int) -> None:

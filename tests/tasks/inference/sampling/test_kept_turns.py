@@ -11,6 +11,7 @@ from verifiers.v1.configs.client import EvalClientConfig
 from configs.environments import EnvironmentConfig
 from storage.store import open_store
 from storage.turns import CachedTurn, TurnCache
+from tasks.inference.sampling.crash_isolation import InFlightRollout
 from tasks.inference.sampling.rollout_runner import RolloutRunner, _kept_turn
 from tasks.inference.sampling.seats import SeatClient, Seats
 from tasks.inference.trace_rows.rows import RolloutOrigin
@@ -89,13 +90,15 @@ def test_turns_of_weights_that_are_not_proven_are_kept_when_they_are(kept: TurnC
     sampling: Any = None
 
     def play(by: RolloutRunner, policy: str) -> list[str]:
-        async def play_turn(client: Any, model: str, parameters: Any, task: Any, keep: Any) -> dict[str, Any]:
+        async def play_turn(
+            placed: Any, client: Any, model: str, parameters: Any, task: Any, keep: Any
+        ) -> dict[str, Any]:
             keep({"request": f"of {policy}", "model": "policy", "answer": answer(policy)})
             return {}
 
         by.seats, by.environments = {"e": Seats("e", {})}, {"e": EnvironmentConfig(name="e", taskset={"id": "t"})}
-        slot: Any = SimpleNamespace(play=play_turn)
-        asyncio.run(by._play(origin(), slot, client, {}, sampling))
+        by.servers = SimpleNamespace(play=play_turn)  # type: ignore[assignment]
+        asyncio.run(by._play(origin(), InFlightRollout("g/0", "g", "e"), client, {}, sampling))
         return [turn.request for turn in kept.of("g")]
 
     sampler = runner(kept, POLICIES)

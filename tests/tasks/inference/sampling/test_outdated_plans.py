@@ -1,21 +1,23 @@
-"""Plans of a sampler that a newer policy outdates: what is begun ends, goes on with that policy, or is dropped."""
+"""Plans of a sampler that a newer policy outdates: groups in flight end, continue with that policy, or are dropped.
+
+And a sampler of a deadly rollout: it costs no group.
+"""
 
 import asyncio
 import threading
 from collections import Counter
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from tasks.inference.engine.client import EngineLost, ServedModel
+from tasks.inference.engine.client import OF_POLICY, EngineLost, ServedModel
+from tasks.inference.sampling.crash_isolation import CrashIsolation
 from tasks.inference.sampling.limits import GroupQuota, Limiter
 from tasks.inference.sampling.lost_servers import ServiceLost
-from tasks.inference.sampling.replicas import Replicas
-from tasks.inference.sampling.rollout_runner import OF_POLICY, RolloutRunner
-from tasks.inference.sampling.sampler import BatchSampler, PreparedGroups, Renewal, SamplingPlan
-from tasks.inference.sampling.server_pool import ServerPool
+from tasks.inference.sampling.rollout_runner import RolloutRunner
+from tasks.inference.sampling.sampler import BatchSampler, SamplingPlan, WeightUpdate
+from tasks.inference.sampling.server_pool import ServerGone, ServerPool
 from tasks.runtime.stage import Policy
 from tests.fixtures.hosts import assigned
 
@@ -28,15 +30,15 @@ class Instant(RolloutRunner):
     Rollouts of groups whose names begin with a capital last until they are let go on, those of others end at once.
     """
 
-    def __init__(self, last: str) -> None:
+    def __init__(self, last: str = "") -> None:
         self.last, self.begun, self.outdated = last, list[str](), False
         self.policy = Policy("old", 0)
         self.ended = list[tuple[str, str]]()
         self.go_on = asyncio.Event()
-        self.served = dict[str, ServedModel]()
-        self.unproven = None
+        self.served = {OF_POLICY: ServedModel("http://127.0.0.1:9", "")}
+        self.unproven, self.oldest, self._turns = None, {}, None
 
-    async def run(self, assignment: dict[str, Any], task: dict[str, Any], client: Any) -> Any:
+    async def run(self, assignment: dict[str, Any], task: dict[str, Any], placed: Any) -> Any:
         self.begun.append(assignment["assignment_id"])
         self.outdated = self.outdated or assignment["assignment_id"] == self.last
         await asyncio.sleep(0)
@@ -45,42 +47,52 @@ class Instant(RolloutRunner):
         self.ended.append((assignment["assignment_id"], self.policy.key))
         return [], []
 
-    def renew(self, policy: Policy, served: ServedModel) -> None:
+    def update_weights(self, policy: Policy, served: ServedModel) -> None:
         self.policy = policy
         self.go_on.set()
 
 
-def sample(runner: Instant, plan: SamplingPlan, groups: str, most: int = 12) -> list[str]:
+class Plan(SamplingPlan):
+    """A plan that the runner makes outdated; its newer policy comes after it was asked in vain a few times."""
+
+    def __init__(self, runner: Instant, weight_update: str = "wait", groups: str = "", in_vain: int = 0) -> None:
+        self.runner, self.weight_update, self.groups, self.left = runner, weight_update, groups, in_vain
+        self.noted, self.threads = list[str](), set[int]()
+
+    def is_outdated(self) -> bool:
+        return self.runner.outdated
+
+    def begin(self, group_id: str, versions: Any) -> None:
+        self.noted.append(group_id)
+
+    def update_weights(self) -> WeightUpdate | None:
+        self.threads.add(threading.get_ident())
+        self.left -= 1
+        if self.left >= 0:
+            return None
+        self.runner.outdated = False
+        return WeightUpdate(Policy("new", 1), self.runner.served[OF_POLICY], assigned("e", list(self.groups), SIZE))
+
+
+def sample(runner: Any, plan: SamplingPlan, groups: str, most: int = 12, size: int = SIZE, **parts: Any) -> list[str]:
     """Sample some groups, and return those that were handed over."""
     handed, sampler = list[str](), object.__new__(BatchSampler)
-    pool = ServerPool({"e": ["tcp://127.0.0.1:9"]})
-    parts = {
-        "runner": runner,
-        "plan": replace(plan, streams=True),
-        "quota": GroupQuota({}),
-        "limiter": Limiter(most),
-        "servers": pool,
-        "waiting": {},
-        "is_isolating": False,
-    }
-    parts |= {"begun": set(), "live": {}, "stopped": set(), "replicas": Replicas([], 0, None)}
-    parts |= {"on_group": lambda group_id, _: handed.append(group_id)}
+    pool = ServerPool({"e": ["tcp://127.0.0.1:9"]}, CrashIsolation())
+    parts = {"runner": runner, "plan": plan, "quota": GroupQuota({}), "limiter": Limiter(most), "servers": pool} | parts
+    parts |= {"begun": set(), "live": {}, "stopped": set(), "on_group": lambda group_id, _: handed.append(group_id)}
     vars(sampler).update(parts)
-
-    def prepare(assignments: pa.Table) -> PreparedGroups:
-        rows = assignments.to_pylist()
-        return PreparedGroups(rows, {("e", row["example_id"]): "{}" for row in rows})
+    names = sorted({*groups, *getattr(plan, "groups", "")})
+    examples = pa.table({"environment": ["e"] * len(names), "example_id": names, "task": ["{}"] * len(names)})
 
     async def work() -> None:
         sampler.commit_lock = asyncio.Lock()
-        await sampler._sample_groups(prepare(assigned("e", list(groups), SIZE)), prepare)
+        await sampler._sample_groups(assigned("e", list(groups), size), examples)
 
     try:
         asyncio.run(work())
     finally:
         assert len(handed) == len(set(handed))
-        assert not sampler.live
-    assert not pool.in_flight or plan.drops_begun
+        assert not sampler.live and not pool.in_flight
     return sorted(handed)
 
 
@@ -88,75 +100,64 @@ def sample(runner: Instant, plan: SamplingPlan, groups: str, most: int = 12) -> 
     ("last", "most", "groups"), [("a/1", 1, "a"), ("b/0", 2, "ab"), ("a/0", 12, "a"), ("never", 1, "abc")]
 )
 def test_an_outdated_plan_ends_what_is_begun_and_begins_nothing(last: str, most: int, groups: str) -> None:
-    runner, noted = Instant(last), list[str]()
-    plan = SamplingPlan(outdated=lambda: runner.outdated, begin=lambda group, _: noted.append(group))
-    assert sample(runner, plan, "abc", most) == noted == list(groups)
-    assert Counter(each.partition("/")[0] for each in runner.begun) == dict.fromkeys(groups, SIZE)
-
-
-class Renewing:
-    """Gives a newer policy when it is asked, after it was asked in vain a few times."""
-
-    def __init__(self, runner: Instant, groups: str, in_vain: int = 0) -> None:
-        self.runner, self.groups, self.left = runner, groups, in_vain
-        self.threads = set[int]()
-
-    def __call__(self) -> Renewal | None:
-        self.threads.add(threading.get_ident())
-        self.left -= 1
-        if self.left >= 0:
-            return None
-        self.runner.outdated = False
-        return Renewal(Policy("new", 1), ServedModel("http://127.0.0.1:9", ""), assigned("e", list(self.groups), SIZE))
+    runner = Instant(last)
+    plan = Plan(runner)
+    assert sample(runner, plan, "abc", most) == plan.noted == list(groups)
+    assert Counter(name.partition("/")[0] for name in runner.begun) == dict.fromkeys(groups, SIZE)
 
 
 @pytest.mark.parametrize("in_vain", [0, 2])
-def test_what_is_begun_goes_on_with_a_newer_policy(in_vain: int) -> None:
+def test_what_is_begun_continues_with_a_newer_policy(in_vain: int) -> None:
     runner = Instant("B/3")
-    renew = Renewing(runner, "acd", in_vain)
-    assert sample(runner, SamplingPlan(outdated=lambda: runner.outdated, renew=renew), "ABc") == [
-        "A",
-        "B",
-        "a",
-        "c",
-        "d",
-    ]
+    plan = Plan(runner, "keep", "acd", in_vain)
+    assert sample(runner, plan, "ABc") == ["A", "B", "a", "c", "d"]
     # Both were begun before; `c` had to wait for the newer policy, and is sampled once.
     assert runner.begun[: 2 * SIZE] == [f"{group}/{member}" for group in "AB" for member in range(SIZE)]
     assert Counter(runner.begun) == Counter(f"{group}/{member}" for group in "ABacd" for member in range(SIZE))
     assert {key for _, key in runner.ended} == {"new"}
-    assert threading.get_ident() not in renew.threads, "the event loop must not wait for the engine"
+    assert threading.get_ident() not in plan.threads, "the event loop must not wait for the engine"
 
 
-def test_nothing_is_handed_over_when_the_weights_turn_out_wrong() -> None:
+@pytest.mark.parametrize(
+    ("raised", "expected"), [(ValueError("other weights"), ValueError), (EngineLost("no answer"), ServiceLost)]
+)
+def test_nothing_is_handed_over_when_an_exchange_fails(raised: Exception, expected: type[Exception]) -> None:
     runner = Instant("A/3")
 
-    def fail() -> Renewal | None:
-        runner.go_on._loop.call_soon_threadsafe(runner.go_on.set)  # type: ignore[attr-defined]
-        while len(runner.ended) < SIZE:
-            continue
-        raise ValueError("other weights")
+    class Failing(Plan):
+        def update_weights(self) -> WeightUpdate | None:
+            runner.go_on._loop.call_soon_threadsafe(runner.go_on.set)  # type: ignore[attr-defined]
+            while len(runner.ended) < SIZE:
+                continue
+            raise raised
 
-    with pytest.raises(ExceptionGroup) as raised:
-        sample(runner, SamplingPlan(outdated=lambda: runner.outdated, renew=fail), "A")
-    assert raised.group_contains(ValueError, match="other weights")
+    with pytest.raises(ExceptionGroup) as group:
+        sample(runner, Failing(runner, "keep"), "A")
+    assert group.group_contains(expected, match=str(raised))
     assert len(runner.ended) == SIZE
-
-
-def test_the_loss_of_the_engine_in_an_exchange_is_that_of_a_service() -> None:
-    runner = Instant("A/3")
-    runner.served = {OF_POLICY: ServedModel("http://127.0.0.1:9", "")}
-
-    def lose() -> Renewal | None:
-        raise EngineLost("no answer")
-
-    with pytest.raises(ExceptionGroup) as raised:
-        sample(runner, SamplingPlan(outdated=lambda: runner.outdated, renew=lose), "A")
-    assert raised.group_contains(ServiceLost, match="no answer")
 
 
 def test_what_is_begun_is_dropped() -> None:
     runner = Instant("B/3")
-    plan = SamplingPlan(outdated=lambda: runner.outdated, drops_begun=True)
-    assert sample(runner, plan, "aABc") == ["a"]
-    assert not any(each[0].isupper() for each, _ in runner.ended)
+    assert sample(runner, Plan(runner, "abort"), "aABc") == ["a"]
+    assert not any(name[0].isupper() for name, _ in runner.ended)
+
+
+def test_a_deadly_rollout_costs_no_group() -> None:
+    """It takes servers down beside others, and then alone; each time another server is started."""
+    pool, failing, alone = ServerPool({"e": ["tcp://127.0.0.1:9"]}, CrashIsolation()), list[str](), list[int]()
+
+    class Runner(Instant):
+        async def run(self, assignment: dict[str, Any], task: dict[str, Any], placed: Any) -> Any:
+            if assignment["assignment_id"] == "d/0":
+                alone.append(len(pool.in_flight) if placed.is_isolated else 0)
+                pool.isolation.record([*pool.in_flight.values()])
+                raise ServerGone
+            return await super().run(assignment, task, placed)
+
+        def rows_without_trace(self, assignment: dict[str, Any], *_: Any) -> Any:
+            failing.append(assignment["assignment_id"])
+            return [], []
+
+    assert sample(Runner(), SamplingPlan(), "abcd", size=2, servers=pool) == ["a", "b", "c", "d"]
+    assert failing == ["d/0"] and alone == [0, 0, 1, 1], "one rollout at a time"

@@ -22,7 +22,7 @@ from tasks.arrays.images import Tensor, digests_of, token_types
 from tasks.inference.engine.checks import check_weights
 from tasks.inference.engine.client import Engine
 from tasks.inference.environments import servers as environments
-from tasks.inference.sampling.sampler import DEFAULT_PLAN, SamplingPlan
+from tasks.inference.sampling.sampler import SamplingPlan
 from tasks.inference.trace_rows.image_tensors import open_picture
 from tasks.packing.stage import STAGE as PACKING
 from tasks.runtime.stage import Policy
@@ -58,7 +58,7 @@ class Seeing:
         policy: str,
         num_groups: int,
         size: int = 2,
-        plan: SamplingPlan = DEFAULT_PLAN,
+        plan: SamplingPlan | None = None,
     ) -> dict[str, pa.Table]:
         """The tables of groups of an environment's first examples."""
         model = ModelConfig(path=str(self.directory), renderer="qwen3-vl")
@@ -73,6 +73,12 @@ class Seeing:
             asked = {"policy": Policy(policy, 0), "plan": plan}
             groups = sample(self.engine.url, told["address"], sections, rows, examples, **asked)
         return merged(*groups.values())
+
+
+class Exchanging(SamplingPlan):
+    """Weights may be exchanged meanwhile."""
+
+    weight_update = "keep"
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +215,7 @@ def test_engine_and_learner_agree_and_the_tower_is_handed_over(
     seeing.engine.serve("second", other)
     assert check_weights(seeing.engine, {"policy_key": "second", "version": 1}, other), "the tower's are compared too"
     # Where weights may be exchanged meanwhile, the engine says of each answer which policy sampled it.
-    again = seeing.sample(TURNS, "second", 2, plan=SamplingPlan(renew=lambda: None))
+    again = seeing.sample(TURNS, "second", 2, plan=Exchanging())
     assert trained(again, other)[0] < 1e-4
     assert again["messages"]["logprobs"].to_pylist() != first["turns"]["messages"]["logprobs"].to_pylist()
 

@@ -13,9 +13,9 @@ from configs.run import RunConfig, View
 from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from flows.services.process import Handle, ServiceSpec
-from tasks.inference.engine.client import ServedModel
+from tasks.inference.engine.client import OF_POLICY, ServedModel
 from tasks.inference.environments.agent_runs import SEED_STRIDE, CallSeeds, call_seed, prompt_digest
-from tasks.inference.sampling.rollout_runner import OF_POLICY, RolloutRunner, chat_sampling_config
+from tasks.inference.sampling.rollout_runner import RolloutRunner, chat_sampling_config
 from tasks.inference.sampling.sampler import BatchSampler
 from tasks.runtime.stage import Policy
 
@@ -148,4 +148,4 @@ def test_somebody_elses_api_is_not_asked_for_metrics_of_an_engine() -> None:
     config = RunConfig.model_validate({"rollout": {"adaptive_in_flight": True}, "model": {"path": "somewhere"}})
     view = View(config, ("rollout", "environments", "engine", "model"), "rollout")
     made = sampler(served, view, Policy("", 0), 0)
-    assert made.adaptive_limit is not None and made.adaptive_limit._engines == []
+    assert not made._policy_served() and not made._frozen

@@ -1,7 +1,7 @@
 """Scheduling against a real engine and a real server: attempts by class, sticky sessions, stragglers, killers."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,12 @@ class Sampled:
         return View(config, ("rollout", "environments", "engine", "model", "external"), "rollout")
 
     def sample(
-        self, assignments: pa.Table, key: str = "the policy", plan: SamplingPlan | None = None, **rollout: Any
+        self,
+        assignments: pa.Table,
+        key: str = "the policy",
+        plan: SamplingPlan | None = None,
+        needed: int | None = None,
+        **rollout: Any,
     ) -> Any:
         groups: dict[str, list[dict[str, Any]]] = {}
 
@@ -80,7 +85,8 @@ class Sampled:
             groups[group] = tables["traces"].to_pylist()
             self.tables.append(tables)
 
-        options = {"policy": Policy(key, 0), "on_group": keep, "plan": plan or SamplingPlan()}
+        options = {"policy": Policy(key, 0), "on_group": keep, "plan": plan}
+        options |= {"num_groups": {} if needed is None else {"counted": needed}}
         sample(self.proxy.url, self.address, self.view(**rollout), assignments, self.examples, **options)
         return groups
 
@@ -212,7 +218,7 @@ def test_the_cache_is_salted_with_the_policy(sampled: Sampled, attempted: dict[s
 def test_stragglers_are_stopped_when_enough_groups_have_ended(sampled: Sampled) -> None:
     rows = assigned("counted", ["hangs 1", "fine 2", "raises 1", "hangs b 1"], 2)
     # Five at once: the second member of the last group waits for room until others have ended.
-    groups = sampled.sample(rows, plan=SamplingPlan({"counted": 2}), max_in_flight=5)
+    groups = sampled.sample(rows, needed=2, max_in_flight=5)
     assert groups.keys() == {"hangs 1", "fine 2", "raises 1", "hangs b 1"}
     classes = {name: [row["error_class"] for row in members] for name, members in groups.items()}
     assert classes == {
@@ -233,7 +239,7 @@ def test_stragglers_are_stopped_when_enough_groups_have_ended(sampled: Sampled) 
 def test_the_engine_is_told_to_stop_as_well(sampled: Sampled) -> None:
     rows = of_groups(assigned("counted", NAMES, 1), ["held 1", "fine 2"])
     sampled.proxy.after_held.add(SEEDS["fine 2"])
-    groups = sampled.sample(rows, plan=SamplingPlan({"counted": 1}))
+    groups = sampled.sample(rows, needed=1)
     assert {name: row["error_class"] for name, (row,) in groups.items()} == {"fine 2": None, "held 1": "straggler"}
     assert sampled.proxy.held == {SEEDS["held 1"]}
     proxy = sampled.proxy
@@ -245,14 +251,20 @@ def test_a_group_that_is_stale_is_stopped_at_the_engine_too_and_leaves_nothing(s
     proxy.held.clear()
     proxy.hung_up.clear()
     sampled.proxy.after_held.add(SEEDS["fine 2"])
-    plan = SamplingPlan(streams=True, expired=lambda groups: {"held 1"}.intersection(groups) if proxy.held else ())
-    groups = sampled.sample(rows, plan=plan)
+
+    class Stale(SamplingPlan):
+        weight_update = "wait"
+
+        def find_dropped(self, groups: Collection[str]) -> Collection[str]:
+            return {"held 1"}.intersection(groups) if proxy.held else ()
+
+    groups = sampled.sample(rows, plan=Stale())
     assert {name: row["error_class"] for name, (row,) in groups.items()} == {"fine 2": None}
     until(lambda: proxy.hung_up == {SEEDS["held 1"]}, lambda: "the call goes on although nobody waits for it")
 
 
 def test_an_environment_that_has_enough_begins_nothing(sampled: Sampled) -> None:
     seen = len(sampled.proxy.calls)
-    groups = sampled.sample(assigned("counted", ["fine 2"], 2), plan=SamplingPlan({"counted": 0}))
+    groups = sampled.sample(assigned("counted", ["fine 2"], 2), needed=0)
     assert ["before it was begun" in row["error_message"] for row in groups["fine 2"]] == [True, True]
     assert len(sampled.proxy.calls) == seen

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,10 @@ from configs.run import RunConfig, View
 from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from flows.services.ownership import identity, owned_processes
-from tasks.inference.engine.client import Engine, ServedModel
+from tasks.inference.engine.client import OF_POLICY, Engine, ServedModel
 from tasks.inference.environments import servers as environments
-from tasks.inference.sampling.crash_isolation import CrashIsolation
-from tasks.inference.sampling.lost_servers import InFlightRollout
-from tasks.inference.sampling.rollout_runner import OF_POLICY
-from tasks.inference.sampling.sampler import BatchSampler, SamplingPlan
+from tasks.inference.sampling.crash_isolation import CrashIsolation, InFlightRollout
+from tasks.inference.sampling.sampler import BatchSampler
 from tasks.runtime.stage import Policy
 from tests.fixtures.hosts import KEY, assigned
 from tests.fixtures.sampled import Groups, collected, failures
@@ -44,7 +43,7 @@ def test_a_killed_server_costs_no_row(small_engine: Engine, view: Callable[..., 
     examples = environments.examples(REVERSE)
     assignments = assigned("reverse", examples["example_id"].to_pylist()[:12], 4)
     losses, isolation = list[Sequence[InFlightRollout]](), CrashIsolation()
-    isolation.record = lambda lost, is_isolated: losses.append(lost) is not None  # type: ignore[method-assign]
+    isolation.record = lambda lost: losses.append(lost) is not None  # type: ignore[method-assign]
 
     def sample(servers: EnvironmentServers, addresses: tuple[str, ...], on_first: Callable[[], None]) -> Any:
         groups, take = collected(on_first)
@@ -55,19 +54,20 @@ def test_a_killed_server_costs_no_row(small_engine: Engine, view: Callable[..., 
             step=0,
             config=view(REVERSE, max_in_flight=16),
             on_group=take,
-            plan=SamplingPlan(isolation=isolation),
+            isolation=isolation,
             find=servers.addresses_now if len(addresses) > 1 else None,
         )
-        put, loads = sampler.servers.put, sampler.servers._loads
+        servers_now, move = sampler.servers, sampler.servers.move
 
         def watched(rollout: InFlightRollout) -> None:
-            there = {each: loads["reverse", each] for each in sampler.servers.addresses["reverse"]}
-            assert there[rollout.server] == min(there.values()), "the one that has fewest takes it, whoever is faster"
-            put(rollout)
+            loads = Counter(other.server for other in servers_now.in_flight.values() if other is not rollout)
+            move(rollout)
+            least = min(loads[address] for address in servers_now.addresses["reverse"])
+            assert loads[rollout.server] == least, "the one that has fewest takes it, whoever is faster"
 
-        sampler.servers.put = watched  # type: ignore[method-assign]
+        servers_now.move = watched  # type: ignore[method-assign]
         sampler.sample(assignments, examples)
-        return tokens(groups), sampler.servers._dealt
+        return tokens(groups), sampler.servers.num_placed
 
     with Supervisor("several", tmp_path) as supervisor:
         servers = EnvironmentServers(supervisor, RunConfig(environments=(REVERSE,)), KEY)

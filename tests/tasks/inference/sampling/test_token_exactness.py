@@ -52,7 +52,7 @@ class Sampled:
 
 async def steered(url: str) -> list[int]:
     """The limits that an engine at rest gives a crowd that is held back by each of them."""
-    steering = AdaptiveLimit(limiter := Limiter(MOST), [ServedModel(url, KEY)])
+    steering = AdaptiveLimit(limiter := Limiter(MOST), lambda: [ServedModel(url, KEY)])
     crowd = [asyncio.create_task(limiter.__aenter__()) for _ in range(2 * MOST)]
     moving = asyncio.create_task(steering.run())
     async with asyncio.timeout(PATIENCE):
@@ -66,7 +66,7 @@ async def steered(url: str) -> list[int]:
 
 async def unsteered(url: str) -> int:
     """The limit that an engine leaves which has no metrics."""
-    steering = AdaptiveLimit(limiter := Limiter(MOST), [ServedModel(url, KEY)])
+    steering = AdaptiveLimit(limiter := Limiter(MOST), lambda: [ServedModel(url, KEY)])
     async with asyncio.timeout(PATIENCE):
         await steering.run()
     return limiter.limit
