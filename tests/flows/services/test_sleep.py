@@ -173,16 +173,16 @@ def test_it_is_awake_and_not_handed_over_yet(machine, monkeypatch, dies: bool) -
     """Killed, or the hand-over failed: half awake, it goes on from there."""
     with machine.learner.turn():
         pass
-    before, send, states = machine.handle(machine.engine).generation, Engine._send, []
+    before, call, states = machine.handle(machine.engine).generation, Engine._call_workers, []
 
-    def fail_once(self, call, **timeout) -> dict[str, Any]:
-        if call.path == "/collective_rpc" and not states:
+    def fail_once(self, method: str, **arguments: Any) -> None:
+        if not states:
             states.append((self.is_sleeping(), self.state().policy_key))
             if dies:
                 machine.kill(machine.engine)
             raise EngineLost("at the hand-over")
-        return send(self, call, **timeout)
+        call(self, method, **arguments)
 
-    monkeypatch.setattr(Engine, "_send", fail_once)
+    monkeypatch.setattr(Engine, "_call_workers", fail_once)
     assert machine.serves() and states == [(True, "")]
     assert machine.handle(machine.engine).generation == before + dies

@@ -1,5 +1,6 @@
 """Patches of libraries do what they say, and are still needed."""
 
+import asyncio
 import inspect
 import json
 import os
@@ -13,9 +14,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
+from configs.environments import EnvironmentConfig
+from tasks.inference.environments.examples import verifiers_config
+from tasks.inference.environments.host import MAX_REFUSALS, local_servers, refuses
 from tasks.inference.patches import load_tokenizers_from_cache, skip_absent_adapters
+from tasks.runtime.torchvision_operators import declare_torchvision_operators
 
 pytestmark = pytest.mark.engine
 
@@ -135,14 +141,35 @@ def test_verifiers_has_no_seam_for_what_is_patched() -> None:
     assert not inspect.signature(Judge.__init__).parameters.keys() & {"client", "complete"}, "forbid_judges"
 
 
-def test_verifiers_goes_on_without_its_shared_tool_servers() -> None:
-    from verifiers.v1.env import Env
+def test_verifiers_serves_an_environment_on_whose_shared_tool_server_has_ended() -> None:
+    """Where this fails, verifiers ends with its tool servers or restarts them: remove `watch_served_environments`."""
+    from verifiers.v1.utils.loaders import load_environment
 
-    served = inspect.getsource(Env.serving)
-    assert "_shared_tools" in served and "returncode" not in served, "watch_served_environments"
+    section = EnvironmentConfig(name="calc", taskset={"id": "sample_calc_tools"}).model_dump()
+    env = load_environment(verifiers_config(section))
+
+    async def serve() -> None:
+        async with env.serving():
+            ((_, host, port),) = local_servers(env._shared_tools)
+            assert not await refuses(host, port)
+            for process in psutil.Process().children(recursive=True):
+                if any("sample_calc_tools.server" in part for part in process.cmdline()):
+                    process.kill()
+            for _ in range(MAX_REFUSALS):
+                while not await refuses(host, port):
+                    await asyncio.sleep(0.05)
+                await asyncio.sleep(0.1)
+
+    asyncio.run(serve())
 
 
 def test_the_cpu_build_drops_the_matrices_that_it_packs() -> None:
+    """Where this fails, they are there to be summed: remove `keep_packed_checksums`."""
+    import torch
+
+    declare_torchvision_operators()
     from vllm.model_executor.layers import utils
 
-    assert "remove_weight" in inspect.signature(utils.dispatch_cpu_unquantized_gemm).parameters, "keep_packed_checksums"
+    layer = torch.nn.Linear(64, 64, bias=False).requires_grad_(False)
+    utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
+    assert layer.weight.numel() == 0

@@ -9,10 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from tasks.inference.engine import client
 from tasks.inference.engine.checks import EngineMismatch, check_serving, check_weights
 from tasks.inference.engine.checksum import BITS, WeightsSum, sum_adapter, sum_files, sum_tensor
-from tasks.inference.engine.client import Engine, EngineCall
+from tasks.inference.engine.client import Engine
 from tests.fixtures.hosts import ENGINE
 from tests.tasks.inference.engine.probes import flip, policy_row
 
@@ -110,7 +109,7 @@ def test_an_engine_that_kept_old_weights_is_caught(
     small_engine: Engine, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_engine.serve("old-a", models["a"])
-    monkeypatch.setattr(client, "load_directory", lambda directory: EngineCall("GET", "/version"))
+    monkeypatch.setattr(small_engine, "_call_workers", lambda *_, **__: None)
     small_engine.serve("old-b", models["b"])
     with pytest.raises(EngineMismatch, match="it holds other weights"):
         check_weights(small_engine, policy_row("old-b", models["b"]), models["b"])

@@ -7,9 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tasks.inference.engine import client
 from tasks.inference.engine.checks import EngineMismatch, check_serving
-from tasks.inference.engine.client import Engine, EngineCall, EngineLost, reload_weights
+from tasks.inference.engine.client import Engine, EngineLost
 from tasks.inference.engine.weights_view import WeightsUnusable
 from tests.fixtures.hosts import ENGINE, KEY, engine_of
 from tests.tasks.inference.engine.probes import PROBE, policy_row
@@ -56,7 +55,7 @@ def test_a_reload_that_keeps_the_old_weights_is_caught(
     small_engine: Engine, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_engine.serve("kept-a", models["a"])
-    monkeypatch.setattr(client, "load_directory", lambda directory: EngineCall("GET", "/version"))
+    monkeypatch.setattr(small_engine, "_call_workers", lambda *_, **__: None)
     small_engine.serve("kept-b", models["b"])
     assert small_engine.state().policy_key == "kept-b"  # it acknowledges
     with pytest.raises(EngineMismatch, match="it holds other weights"):
@@ -67,7 +66,7 @@ def test_a_stale_prefix_cache_is_caught(small_engine: Engine, models: dict[str, 
     small_engine.serve("stale", models["a"])
     small_engine.probes(PROBE, "stale")
     # Without the pause that empties the cache, and under the salt of the weights before.
-    small_engine._send(reload_weights(models["b"]))
+    small_engine._call_workers("reload_weights", kwargs={"weights_path": str(models["b"])})
     with pytest.raises(EngineMismatch, match="prefix cache holds states of other weights"):
         check_serving(small_engine, policy_row("stale", models["b"]), ENGINE)
 
@@ -76,7 +75,7 @@ def test_a_stale_prefix_cache_is_caught(small_engine: Engine, models: dict[str, 
 def test_another_salt_does_not_read_the_stale_states(small_engine: Engine, models: dict[str, Path]) -> None:
     small_engine.serve("salt-a", models["a"])
     small_engine.probes(PROBE, "salt-a")
-    small_engine._send(reload_weights(models["b"]))
+    small_engine._call_workers("reload_weights", kwargs={"weights_path": str(models["b"])})
     assert check_serving(small_engine, policy_row("salt-b", models["b"]), ENGINE) < 1e-4
 
 
@@ -119,12 +118,12 @@ def test_an_external_engine_gets_the_weights_as_a_directory(
 
     def without_ours(method: str, path: str, **options: object) -> dict[str, Any]:
         asked.append(path)
+        assert "load_directory" not in str(options), "its workers have no such method"
         # Stagecoach's routes are missing there: they are asked for under a name that the server does not have.
         ours = path in ("/inference/v1/count_tokens", "/inference/v1/weights_sum")
         return request(method, path.replace("/inference", "/not") if ours else path, **options)
 
     monkeypatch.setattr(small_engine, "_request", without_ours)
-    monkeypatch.setattr(client, "load_directory", lambda directory: EngineCall("GET", "/nowhere"))
     small_engine.serve("external", models["b"])
     assert small_engine.state().policy_key == "external" and small_engine.weights_sum() is None
     begin = asked.index("/pause")
@@ -147,6 +146,6 @@ def test_a_tied_head_that_was_not_reloaded_is_caught(models: dict[str, Path], tm
         update={"extra_arguments": ("--hf-overrides", json.dumps({"tie_word_embeddings": True}))}
     )
     with engine_of(models["tied"], tmp_path / "report.json", config) as tied:
-        tied._send(reload_weights(models["tied_b"]))
+        tied._call_workers("reload_weights", kwargs={"weights_path": str(models["tied_b"])})
         with pytest.raises(EngineMismatch, match="an output head that was not reloaded"):
             check_serving(tied, policy_row("head", models["tied_b"]), ENGINE)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.inference.engine.client import COUNT_TOKENS, POLICIES_HEADER, Engine, EngineError
+from tasks.inference.engine.client import POLICIES_HEADER, Engine, EngineError
 from tests.fixtures.engine_calls import Answer, answers_to, body, in_flight, paused
 
 pytestmark = pytest.mark.engine
@@ -23,8 +23,7 @@ TRIES, LOOKS = 10, 100
 def counts(engine: Engine) -> dict[str, int]:
     """How many tokens of each request in flight the engine has sampled."""
     with paused(engine, clear_cache=False):
-        by_request: dict[str, int] = engine._send(COUNT_TOKENS)["requests"]
-        return by_request
+        return engine.count_tokens() or {}
 
 
 def answers_with_exchanges(
@@ -112,7 +111,7 @@ def test_kept_states_of_older_weights_change_what_follows(small_engine: Engine, 
 def test_tokens_are_counted_while_the_engine_is_paused(small_engine: Engine, models: dict[str, Path]) -> None:
     small_engine.serve("counted", models["a"])
     with pytest.raises(EngineError, match="while the engine is paused"):
-        small_engine._send(COUNT_TOKENS)
+        small_engine.count_tokens()
     (plain,) = answers_to(small_engine, [body(1)])
     assert plain.policies is None, "a client that does not ask"
     requests = [body(1), body(2, max_tokens=-1), body(3, n=2)]

@@ -62,7 +62,7 @@ class Exchanges(SamplingPlan):
             if self.due.is_set():
                 continue
             with paused(self.engine, clear_cache=False):
-                counts = self.engine._request("POST", "/inference/v1/count_tokens")["requests"]
+                counts = self.engine.count_tokens()
             if counts and min(counts.values()) > ENOUGH:
                 self.due.set()
 
