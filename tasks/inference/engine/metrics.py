@@ -161,7 +161,7 @@ class EngineMetrics:
 
     def read(self) -> None:
         """Read each page once; an engine that does not answer is noted, and one without counters is left out."""
-        pages = {url: _page(url, engine) for url, engine in self._engines.items()}
+        pages = {url: read_page(engine) for url, engine in self._engines.items()}
         with self._lock:
             self._read_at = time.monotonic()
             for url, page in pages.items():
@@ -196,13 +196,14 @@ class EngineMetrics:
             self.read()
 
 
-def _page(url: str, engine: ServedModel) -> str | None:
+def read_page(engine: ServedModel) -> str | None:
     """Return an engine's page, empty where it has none; None where it does not answer."""
     import httpx
 
     headers = {"Authorization": f"Bearer {engine.api_key}"} if engine.api_key else {}
     try:
-        answer = httpx.get(f"{url.rstrip('/')}/metrics", headers=headers, timeout=TIMEOUT_SECONDS, trust_env=False)
+        url = f"{engine.url.rstrip('/')}/metrics"
+        answer = httpx.get(url, headers=headers, timeout=TIMEOUT_SECONDS, trust_env=False)
     except httpx.HTTPError:
         return None
     if answer.status_code >= 500:

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from tasks.inference.engine.client import ServedModel
-from tasks.inference.engine.metrics import GAUGES, parse_page
+from tasks.inference.engine.metrics import GAUGES, parse_page, read_page
 from tasks.inference.trace_rows.failures import STRAGGLER, Failure
 
 INTERVAL_SECONDS = 1.0
 """Between two readings of an engine's load."""
-TIMEOUT_SECONDS = 5.0
 INITIAL_LIMIT = 8
 """Rollouts in flight before the first reading: few, because a cache that is overfull at once preempts all of them."""
 MAX_CACHE_USE = 0.9
@@ -66,17 +65,10 @@ def parse_metrics(text: str) -> EngineLoad | None:
 
 async def read_load(engine: ServedModel) -> EngineLoad | None:
     """Return the load of an engine; None where it has no such metrics. Raises ConnectionError without an answer."""
-    import httpx
-
-    headers = {"Authorization": f"Bearer {engine.api_key}"} if engine.api_key else {}
-    try:
-        async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False) as client:
-            answer = await client.get(f"{engine.url.rstrip('/')}/metrics", headers=headers)
-    except httpx.TransportError as error:
-        raise ConnectionError(f"no metrics from {engine.url}: {error or type(error).__name__}") from error
-    if answer.status_code >= 500:
-        raise ConnectionError(f"no metrics from {engine.url}: it answers {answer.status_code}")
-    return parse_metrics(answer.text) if answer.status_code == 200 else None
+    page = await asyncio.to_thread(read_page, engine)
+    if page is None:
+        raise ConnectionError(f"no metrics from {engine.url}")
+    return parse_metrics(page)
 
 
 @dataclass(frozen=True)

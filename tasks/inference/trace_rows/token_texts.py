@@ -6,6 +6,7 @@ import json
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from functools import cache, lru_cache
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -50,15 +51,12 @@ class TokenText(NamedTuple):
         return self.text == self.shown
 
 
-class _KnownToken(NamedTuple):
-    """What the vocabulary says of one token id."""
-
-    alone: TokenText | None
-    """What it adds after a complete character; None where its bytes alone are no complete characters."""
+class _Token(NamedTuple):
+    spelling: str
+    """In the vocabulary."""
     data: bytes | None
     """Its bytes; None for a token that always stands for the same text."""
-    token: str
-    """Its spelling in the vocabulary."""
+    special: bool
 
 
 class TokenTexts:
@@ -73,44 +71,38 @@ class TokenTexts:
         self._byte_fallback = "ByteFallback" in kinds
         # What follows a token in the middle of a text: what the decoder puts between two tokens, and `ANCHOR`.
         self._around = self._decode([ANCHOR, ANCHOR])[len(ANCHOR) :]
-        self._known: dict[int, _KnownToken] = {}
+        self._token_of, self._text_of = cache(self._look_up), cache(self._between)
 
     def of(self, ids: Iterable[int], begins: bool = True) -> list[TokenText]:
         """Return what each token adds to the text, one for each id, ids that the tokenizer lacks included.
 
         `begins` says that the first id is the first of its text: some decoders drop a space there.
         """
-        result: list[TokenText] = []
-        known_tokens, pending = self._known, b""
-        numbers = list(ids)
-        for number in numbers:
-            known = known_tokens.get(number) or self._look_up(number)
-            if known is None:
-                result.append(TokenText("", f"⟨id {number}⟩", False))
-            elif known.alone is not None and (not pending or known.data is None):
-                result.append(known.alone)
+        numbers, pending = list(ids), b""
+        tokens = [self._token_of(number) for number in numbers]
+        present = [index for index, token in enumerate(tokens) if token]
+        result = list[TokenText]()
+        for index, token in enumerate(tokens):
+            if token is None:
+                result.append(TokenText("", f"⟨id {numbers[index]}⟩", False))
+            elif token.data is None:
+                # Some decoders drop a space at the ends of a text.
+                text = self._text_of(token.spelling, begins and index == present[0], index == present[-1])
+                result.append(TokenText(text, text, token.special))
                 pending = b""
             else:
-                text, pending = _decode_bytes(pending, known.data or b"", self._is_special(number))
-                result.append(text)
-        return self._fix_ends(numbers, result, begins)
+                text_of_bytes, pending = _decode_bytes(pending, token.data, token.special)
+                result.append(text_of_bytes)
+        return result
 
-    def _look_up(self, number: int) -> _KnownToken | None:
-        """Return what is known of an id, and remember it; None where the vocabulary lacks it."""
+    def _look_up(self, number: int) -> _Token | None:
+        """Return the token of an id; None where the vocabulary lacks it."""
         # The library raises OverflowError for ids outside of its range, which an environment may well send.
         token = self._tokenizer.id_to_token(int(number)) if 0 <= number <= MAX_TOKEN_ID else None
         if token is None:
             return None
-        special = self._is_special(number)
-        data = self._bytes_of(number, token)
-        if data is None:
-            text = self._between(token)
-            known = _KnownToken(TokenText(text, text, special), None, token)
-        else:
-            text_of_bytes, rest = _decode_bytes(b"", data, special)
-            known = _KnownToken(None if rest else text_of_bytes, data, token)
-        self._known[number] = known
-        return known
+        special = number in self._added and bool(self._added[number].special)
+        return _Token(token, self._bytes_of(number, token), special)
 
     def _bytes_of(self, number: int, token: str) -> bytes | None:
         """Return the bytes that a token stands for; None where the decoder makes text of it."""
@@ -122,32 +114,17 @@ class TokenTexts:
         match = _BYTE.fullmatch(token) if self._byte_fallback else None
         return bytes([int(match[1], 16)]) if match else None
 
-    def _between(self, token: str, first: bool = False, last: bool = False) -> str:
+    def _between(self, token: str, first: bool, last: bool) -> str:
         """Return what a token adds between two others, or at an end of a text."""
         before, after = [] if first else [ANCHOR], [] if last else [ANCHOR]
         whole = self._decode([*before, token, *after])
         return whole[len(ANCHOR) * len(before) :].removesuffix("" if last else self._around)
 
-    def _fix_ends(self, numbers: list[int], texts: list[TokenText], begins: bool) -> list[TokenText]:
-        """Correct what the first and the last token add: some decoders drop a space at the ends of a text."""
-        start = next((index for index, number in enumerate(numbers) if number in self._known), None)
-        if start is None:
-            return texts
-        end = next(index for index in reversed(range(len(numbers))) if numbers[index] in self._known)
-        for index in {start, end}:
-            known = self._known[numbers[index]]
-            if known.data is None:
-                text = self._between(known.token, begins and index == start, index == end)
-                texts[index] = TokenText(text, text, texts[index].special)
-        return texts
-
-    def _is_special(self, number: int) -> bool:
-        return number in self._added and bool(self._added[number].special)
-
     def _decode(self, tokens: list[str]) -> str:
         return " ".join(tokens) if self._decoder is None else str(self._decoder.decode(tokens))
 
 
+@lru_cache(1 << 16)
 def _decode_bytes(pending: bytes, data: bytes, special: bool) -> tuple[TokenText, bytes]:
     """Return what `data` adds to the text after the `pending` bytes, and the bytes that are pending then.
 

@@ -204,11 +204,6 @@ def test_a_tokenizer_without_a_decoder_is_read_by_what_splits_its_text() -> None
     assert [each.text for each in TokenTexts(plain).of([0, 1, 0])] == ["one", " two", " one"]
 
 
-def test_many_tokens_are_told_once_each() -> None:
-    ids = ids_of("byte_level", "hello 日本 🙂 " * 20)
-    assert TEXTS["byte_level"].of(ids * 50) == TEXTS["byte_level"].of(ids) * 50
-
-
 @pytest.fixture(autouse=True)
 def nothing_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     run_tokenizer._cache.clear()
@@ -237,45 +232,46 @@ def word(found: TokenTexts | None) -> str | None:
     return found.of([0])[0].text if found is not None else None
 
 
-def test_it_lies_in_the_policy(tmp_path: Path, store: Store) -> None:
-    store.policies.publish(model(tmp_path / "a", "one"), "a")
-    store.policies.publish(model(tmp_path / "b", "two"), "b")
-    assert word(tokenizer_of(store, config(), "a")) == "one"
-    assert word(tokenizer_of(store, config(), "b", others=["a"])) == "two"
+@pytest.mark.parametrize(
+    ("key", "others", "names", "word"),
+    [
+        ("a", [], {}, "one"),
+        ("b", ["a"], {}, "two"),
+        ("gone", ["gone", "gone_too", "a"], {}, "one"),
+        ("gone", [], {}, None),
+        ("../../etc", [], {}, None),
+        ("adapter", ["a"], {}, "one"),  # it has no tokenizer
+        ("a", [], {"tokenizer": "named"}, "three"),
+        ("a", [], {"path": "begun"}, "one"),
+        ("gone", [], {"path": "begun"}, "four"),
+        ("gone", [], {"path": "someone/on-a-hub", "tokenizer": "someone/on-a-hub"}, None),
+        ("", [], {"path": "begun", "tokenizer": "begun"}, None),  # what another model sampled
+    ],
+)
+def test_the_tokenizer_that_was_named_comes_first_then_the_policies_and_the_model_last(
+    tmp_path: Path, store: Store, key: str, others: list[str], names: dict[str, str], word: str | None
+) -> None:
+    directories = {name: str(model(tmp_path / name, text)) for name, text in (("named", "three"), ("begun", "four"))}
+    for name, text in (("a", "one"), ("b", "two")):
+        store.policies.publish(model(tmp_path / name, text), name)
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter/adapter_model.safetensors").write_bytes(b"weights")
+    store.policies.publish(tmp_path / "adapter", "adapter")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*")}
+    section = {setting: directories.get(name, name) for setting, name in names.items()}
+    found = tokenizer_of(store, RunConfig.model_validate({"seed": 7, "model": section}), key, others)
+    assert (found.of([0])[0].text if found else None) == word
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*")} == before, "nothing is written"
 
 
-def test_a_policy_that_was_removed_has_that_of_another_policy(tmp_path: Path, store: Store) -> None:
-    store.policies.publish(model(tmp_path / "a", "one"), "a")
-    assert word(tokenizer_of(store, config(), "gone", others=["gone", "gone_too", "a"])) == "one"
-    assert tokenizer_of(store, config(), "gone") is None
-    assert tokenizer_of(store, config(), "../../etc") is None
-
-
-def test_equal_files_are_opened_once(tmp_path: Path, store: Store) -> None:
-    store.policies.publish(model(tmp_path / "a", "one"), "a")
-    store.policies.publish(model(tmp_path / "b", "one"), "b")
-    assert tokenizer_of(store, config(), "a") is tokenizer_of(store, config(), "b")
-
-
-def test_opened_ones_are_given_up_in_their_turn(tmp_path: Path, store: Store) -> None:
+def test_equal_files_are_opened_once_and_given_up_in_their_turn(tmp_path: Path, store: Store) -> None:
+    for name in ("x", "y"):
+        store.policies.publish(model(tmp_path / name, "same"), name)
+    assert tokenizer_of(store, config(), "x") is tokenizer_of(store, config(), "y")
     opened = [open_tokenizer(model(tmp_path / name, name)) for name in "abcdefghi"]
     assert len(opened) > len(run_tokenizer._cache) == run_tokenizer.MAX_CACHED
     assert open_tokenizer(tmp_path / "i") is opened[-1]
     assert open_tokenizer(tmp_path / "a") is not opened[0]
-
-
-def test_a_tokenizer_that_was_named_comes_first_and_the_model_last(tmp_path: Path, store: Store) -> None:
-    named, begun = str(model(tmp_path / "named", "three")), str(model(tmp_path / "begun", "four"))
-    store.policies.publish(model(tmp_path / "a", "one"), "a")
-    assert word(tokenizer_of(store, config(tokenizer=named), "a")) == "three"
-    assert word(tokenizer_of(store, config(path=begun), "a")) == "one"
-    assert word(tokenizer_of(store, config(path=begun), "gone")) == "four"
-    assert tokenizer_of(store, config(path="someone/on-a-hub", tokenizer="someone/on-a-hub"), "gone") is None
-
-
-def test_what_another_model_sampled_is_not_read_by_ours(tmp_path: Path, store: Store) -> None:
-    begun = str(model(tmp_path / "begun", "four"))
-    assert tokenizer_of(store, config(path=begun, tokenizer=begun), "") is None
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version":"1.0","model":{"type":"Other"}}', "\xff\0"])
@@ -313,22 +309,6 @@ def test_a_file_that_cannot_be_read_is_told_of(tmp_path: Path, store: Store) -> 
     file.mkdir()
     with pytest.raises(TokenizerUnreadable, match="policies/a"):
         tokenizer_of(store, config(), "a")
-
-
-def test_a_policy_without_one_leaves_it_to_the_others(tmp_path: Path, store: Store) -> None:
-    adapter = tmp_path / "adapter"
-    adapter.mkdir()
-    (adapter / "adapter_model.safetensors").write_bytes(b"weights")
-    store.policies.publish(adapter, "adapter")
-    store.policies.publish(model(tmp_path / "a", "one"), "a")
-    assert word(tokenizer_of(store, config(), "adapter", others=["a"])) == "one"
-
-
-def test_looking_for_it_writes_nothing(tmp_path: Path, store: Store) -> None:
-    store.policies.publish(model(tmp_path / "a", "one"), "a")
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*")}
-    assert word(tokenizer_of(store, config(), "gone", others=["a"])) == "one"
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*")} == before
 
 
 @pytest.fixture
