@@ -3,14 +3,13 @@
 import asyncio
 import json
 import logging
-import math
 import os
 import re
 import signal
 import subprocess
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
     from configs.environments import EnvironmentConfig
 
 EXAMPLES_SECONDS = 600.0
-POLL_SECONDS = 0.05
-"""Between two looks at the processes that load environments."""
 RETRY_SECONDS = 5.0
 """Longest wait for an answer to the second health request."""
 HOST = "tasks.inference.environments.host"
@@ -138,13 +135,6 @@ def examples(environment: "EnvironmentConfig") -> pa.Table:
     return load(environment).examples
 
 
-def _environment_of(report: Path, rows: pa.Table) -> LoadedEnvironment:
-    """Return what was loaded; raises KeyError where the report has an error in place of the facts."""
-    said = json.loads(report.read_text(encoding="utf-8"))["facts"]
-    facts = EnvironmentFacts(**{**said, "settings": tuple(said["settings"])})
-    return LoadedEnvironment(rows.cast(EXAMPLES.arrow), facts)
-
-
 def load(environment: "EnvironmentConfig") -> LoadedEnvironment:
     """Return one environment's examples and facts: see `load_all`."""
     return load_all([environment])[0]
@@ -161,97 +151,82 @@ def load_all(environments: "Sequence[EnvironmentConfig]") -> list[LoadedEnvironm
     # Scratch directories are removed later, too, where this process is killed before it comes to that.
     temporary = user_directory(tempfile.gettempdir())
     scratches = ScratchDirectories(temporary, private=temporary)
-    waiting = [_Loading(each, scratches.make("examples")) for each in environments]
-    readers, running = list(waiting), list[_Loading]()
-    cores = len(os.sched_getaffinity(0))
+    directories = [scratches.make("examples") for _ in environments]
+    loader, loaded, problems = _Loader(), list[LoadedEnvironment](), list[EnvironmentUnavailable]()
     try:
-        while waiting or running:
-            while waiting and len(running) < cores:
-                running.append(waiting.pop(0))
-                running[-1].start()
-            time.sleep(POLL_SECONDS)
-            running = [each for each in running if not each.is_done()]
-        return _results(readers)
-    finally:  # Ctrl-C too: nobody would wait for what goes on reading
-        for each in readers:
-            each.kill()
-            scratches.discard(each.directory)
-
-
-def _results(readers: "Sequence[_Loading]") -> list[LoadedEnvironment]:
-    found, problems = [], []
-    for each in readers:
-        try:
-            found.append(each.result())
-        except EnvironmentUnavailable as error:
-            problems.append(error)
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="load") as threads:
+            try:
+                for future in [
+                    threads.submit(loader.load, *pair) for pair in zip(environments, directories, strict=True)
+                ]:
+                    try:
+                        loaded.append(future.result())
+                    except EnvironmentUnavailable as error:
+                        problems.append(error)
+            except BaseException:  # Ctrl-C: no caller would wait for the processes
+                threads.shutdown(wait=False, cancel_futures=True)
+                loader.stop()
+                raise
+    finally:
+        for directory in directories:
+            scratches.discard(directory)
     if len(problems) > 1:
         raise EnvironmentUnavailable("\n".join(map(str, problems)))
     for problem in problems:
         raise problem
-    return found
+    return loaded
 
 
-class _Loading:
-    """A process that loads one environment and writes its examples and facts to files."""
+class _Loader:
+    """Starts a process for each environment, which writes its examples and facts to files; used by several threads."""
 
-    def __init__(self, environment: "EnvironmentConfig", directory: Path) -> None:
-        self.directory = directory
-        self._environment = environment
-        self._target, self._report, self._log = (directory / name for name in ("examples.arrow", "report.json", "log"))
-        self._process: subprocess.Popen[bytes] | None = None
-        self._problem: EnvironmentUnavailable | None = None
-        self._is_killed = False
-        self._until = math.inf
+    def __init__(self) -> None:
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._is_stopped = False
 
-    def start(self) -> None:
-        """Start the process; an environment that is not installed or was edited is a problem of `result`."""
-        try:
-            require_same_code(self._environment)
-        except EnvironmentUnavailable as error:
-            self._problem = error
-            return
-        argv = [*host_arguments(HOST, self._environment, self._report), "--examples", str(self._target)]
-        variables = {**inherited_variables(needed_by(self._environment)), **host_variables()}
+    def stop(self) -> None:
+        """Kill the running processes."""
+        self._is_stopped = True
+        for process in self._processes:
+            if process.poll() is None:
+                _kill_session(process)
+
+    def load(self, environment: "EnvironmentConfig", directory: Path) -> LoadedEnvironment:
+        """Return what a process loads; raises EnvironmentUnavailable."""
+        require_same_code(environment)
+        target, report, log = (directory / name for name in ("examples.arrow", "report.json", "log"))
+        argv = [*host_arguments(HOST, environment, report), "--examples", str(target)]
+        variables = {**inherited_variables(needed_by(environment)), **host_variables()}
         # Output goes to a file and not to a pipe, which stays open as long as any child that inherited it lives.
-        with self._log.open("wb") as output:
-            self._process = subprocess.Popen(argv, env=variables, stdout=output, stderr=output, start_new_session=True)
-        self._until = time.monotonic() + EXAMPLES_SECONDS
-
-    def is_done(self) -> bool:
-        """Tell whether the process ended, or took too long, which ends it; what it left in its session is killed."""
-        if self._process is not None and self._process.poll() is None:
-            if time.monotonic() < self._until:
-                return False
-            self._problem = EnvironmentUnavailable(
-                f"environment {self._environment.name!r}: its taskset did not yield {self._environment.max_examples} "
+        with log.open("wb") as output:
+            process = subprocess.Popen(argv, env=variables, stdout=output, stderr=output, start_new_session=True)
+        self._processes.append(process)
+        try:
+            process.wait(0 if self._is_stopped else EXAMPLES_SECONDS)
+        except subprocess.TimeoutExpired as error:
+            raise EnvironmentUnavailable(
+                f"environment {environment.name!r}: its taskset did not yield {environment.max_examples} "
                 f"examples in {EXAMPLES_SECONDS:.0f} s; lower max_examples"
-            )
-        self.kill()
-        return True
-
-    def kill(self) -> None:
-        """Kill the process and whatever else is in its session; the second call does nothing."""
-        if self._process is not None and not self._is_killed:
-            self._is_killed = True  # its number may become that of another process
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-
-    def result(self) -> LoadedEnvironment:
-        """Return what was loaded; raises EnvironmentUnavailable."""
-        if self._problem:
-            raise self._problem
-        assert self._process is not None, "one that was started has a process or a problem"
+            ) from error
+        finally:
+            _kill_session(process)
         # What is reported is whole, however the process ended after it; and none that ended well may have no report.
-        reported = json.loads(self._report.read_text(encoding="utf-8")) if self._report.exists() else {}
+        reported = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
         if "facts" not in reported:
-            log = self._log.read_text(encoding="utf-8", errors="replace")
-            raise EnvironmentUnavailable(_reason(self._environment, reported, log))
-        rows = read_rows(self._target)
+            text = log.read_text(encoding="utf-8", errors="replace")
+            raise EnvironmentUnavailable(_reason(environment, reported, text))
+        rows = read_rows(target)
         if not rows.num_rows:
-            raise EnvironmentUnavailable(f"environment {self._environment.name!r}: its taskset yields no examples")
-        return _environment_of(self._report, rows)
+            raise EnvironmentUnavailable(f"environment {environment.name!r}: its taskset yields no examples")
+        facts = EnvironmentFacts(**{**reported["facts"], "settings": tuple(reported["facts"]["settings"])})
+        return LoadedEnvironment(rows.cast(EXAMPLES.arrow), facts)
+
+
+def _kill_session(process: "subprocess.Popen[bytes]") -> None:
+    """Kill a process and all others in its session."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _reason(environment: "EnvironmentConfig", outcome: Mapping[str, Any], log: str) -> str:

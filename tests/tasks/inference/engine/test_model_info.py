@@ -30,12 +30,6 @@ def test_weights_that_are_cut_short_are_named_with_their_own_path(model: Path, m
     assert "again" in str(refused.value)
 
 
-def test_a_header_that_is_cut_short_is_no_weights(model: Path) -> None:
-    (model / "model.safetensors").write_bytes(builders.safetensors(b"w")[:20])
-    with pytest.raises(ModelUnusable, match="header cannot be read"):
-        require_weights(model)
-
-
 def test_optimizer_state_beside_the_weights_is_not_looked_at(model: Path) -> None:
     (model / "optimizer.safetensors").write_bytes(b"cut")
     require_weights(model)

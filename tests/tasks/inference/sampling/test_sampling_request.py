@@ -92,11 +92,6 @@ def test_a_chat_api_is_sent_small_seeds_by_every_seat_of_an_episode(seed: int) -
     assert found >= 0 and found + 1000 * SEED_STRIDE < 2**31
 
 
-def test_rows_say_which_policy_and_how_stale() -> None:
-    origin = sampling()._origin(ASSIGNMENT)
-    assert (origin.policy_key, origin.policy_version, origin.step) == ("the-policy", 3, 4)
-
-
 @pytest.mark.parametrize(("key", "sent"), [("its key", "Bearer its key"), ("", "Bearer EMPTY")])
 def test_a_teacher_is_sent_its_own_key_or_none(key: str, sent: str) -> None:
     made = sampling(teachers={"e": ServedModel("http://127.0.0.1:7", key)})

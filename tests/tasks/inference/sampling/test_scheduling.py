@@ -74,7 +74,6 @@ class Sampled:
     def sample(
         self,
         assignments: pa.Table,
-        key: str = "the policy",
         plan: SamplingPlan | None = None,
         needed: int | None = None,
         **rollout: Any,
@@ -85,7 +84,7 @@ class Sampled:
             groups[group] = tables["traces"].to_pylist()
             self.tables.append(tables)
 
-        options = {"policy": Policy(key, 0), "on_group": keep, "plan": plan}
+        options = {"policy": Policy("the policy", 0), "on_group": keep, "plan": plan}
         options |= {"num_groups": {} if needed is None else {"counted": needed}}
         sample(self.proxy.url, self.address, self.view(**rollout), assignments, self.examples, **options)
         return groups
@@ -208,13 +207,6 @@ def test_replies_that_are_tokenised_again_are_counted_and_learnt_once(
     assert len(credits) == sum(row["num_branches"] for row in traces)
 
 
-def test_the_cache_is_salted_with_the_policy(sampled: Sampled, attempted: dict[str, dict[str, Any]]) -> None:
-    assert {call.body["cache_salt"] for call in sampled.proxy.calls} == {"the policy"}
-    seen = len(sampled.proxy.calls)
-    sampled.sample(assigned("counted", ["fine 2"], 1), key="the next policy")
-    assert {call.body["cache_salt"] for call in sampled.proxy.calls[seen:]} == {"the next policy"}
-
-
 def test_stragglers_are_stopped_when_enough_groups_have_ended(sampled: Sampled) -> None:
     rows = assigned("counted", ["hangs 1", "fine 2", "raises 1", "hangs b 1"], 2)
     # Five at once: the second member of the last group waits for room until others have ended.
@@ -261,10 +253,3 @@ def test_a_group_that_is_stale_is_stopped_at_the_engine_too_and_leaves_nothing(s
     groups = sampled.sample(rows, plan=Stale())
     assert {name: row["error_class"] for name, (row,) in groups.items()} == {"fine 2": None}
     until(lambda: proxy.hung_up == {SEEDS["held 1"]}, lambda: "the call goes on although nobody waits for it")
-
-
-def test_an_environment_that_has_enough_begins_nothing(sampled: Sampled) -> None:
-    seen = len(sampled.proxy.calls)
-    groups = sampled.sample(assigned("counted", ["fine 2"], 2), needed=0)
-    assert ["before it was begun" in row["error_message"] for row in groups["fine 2"]] == [True, True]
-    assert len(sampled.proxy.calls) == seen
