@@ -30,7 +30,7 @@ from tasks.arrays.parse_errors import parse_error_flags
 from tasks.inference.engine.client import MODEL, Engine, ServedModel
 from tasks.inference.engine.command import CPU_BLOCK_TOKENS
 from tasks.inference.engine.metrics import EngineMetrics
-from tasks.inference.sampling.rollout_runner import client_config, sampling_config
+from tasks.inference.sampling.model_requests import client_config, sampling_config
 from tasks.inference.trace_rows.rows import RolloutOrigin, rows_of_trace
 from tests.environments.scripted import listed
 from tests.fixtures.endpoints import endpoint

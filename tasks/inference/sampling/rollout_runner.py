@@ -1,23 +1,30 @@
-"""Runs the rollout of one assignment: the request to its environment server, retries, and the rows that it leaves.
+"""RolloutRunner: the rollout of one assignment: the request to its environment server, retries, and its rows.
 
-An assignment ends as rows whatever happens: a rollout that fails is a row with its error. Only the loss of a service is
+BatchSampler makes one for a batch, and ServerPool calls it in the sampler's event loop, once for each placement. An
+assignment ends as rows whatever happens: a rollout that fails is a row with its error. Only the loss of a service is
 raised, because it is no rollout's fault.
 """
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
 from storage.turns import CachedTurn, TurnCache
-from tasks.inference.engine import model_info
-from tasks.inference.engine.client import OF_POLICY, POLICIES_HEADER, Engine, ServedModel, sampled_by
+from tasks.inference.engine.client import OF_POLICY, POLICIES_HEADER, ServedModel, sampled_by
 from tasks.inference.environments.agent_runs import add_header
 from tasks.inference.sampling.crash_isolation import InFlightRollout
+from tasks.inference.sampling.episode_rows import Rows, episode_rows
 from tasks.inference.sampling.lost_servers import ServiceWatch
+from tasks.inference.sampling.model_requests import (
+    api_address,
+    chat_client_config,
+    chat_sampling_config,
+    client_config,
+    sampling_config,
+)
 from tasks.inference.sampling.seats import SeatClient, Seats
 from tasks.inference.sampling.server_pool import ServerPool
 from tasks.inference.trace_rows.failures import Failure, failure_of_error
@@ -25,20 +32,14 @@ from tasks.inference.trace_rows.rows import (
     RolloutOrigin,
     Row,
     UnattributedTokens,
-    error_columns,
-    require_policies,
     row_of_failure,
-    rows_of_record,
-    wire_record,
 )
 from tasks.runtime.refs import Policy
 
 if TYPE_CHECKING:
-    from verifiers.v1.configs.client import EvalClientConfig, TrainClientConfig
     from verifiers.v1.episode import WireEpisode
     from verifiers.v1.types import SamplingConfig
 
-    from configs.evaluation import ExternalModelConfig
     from configs.run import View
 
 RETRY_SEED_STRIDE = 1_000_003
@@ -46,13 +47,6 @@ RETRY_SEED_STRIDE = 1_000_003
 RETRY_SECONDS = 0.25
 """Wait before the second attempt; it doubles with each further one."""
 NO_KEY = "EMPTY"
-KNOWN_ERROR_FIELD = "episode_error"
-"""Field of a trace's info by which an environment says that it knew of a failure when it scored the other traces."""
-CHAT_API_SEEDS = 2**30
-"""Seeds for chat APIs stay below: they take 31 bits, fewer than ours have, and the seats of an episode add to them."""
-
-Rows = tuple[list[Row], list[Row]]
-"""Rows of traces and of messages."""
 
 
 class RolloutRunner:
@@ -276,127 +270,3 @@ def _kept_turn(origin: RolloutOrigin, model: str, played: Mapping[str, str]) -> 
         policies = tuple(dict(spans)) if spans else (origin.policy_key,)
     place = {name: origin.assignment[name] for name in ("group_id", "assignment_id")}
     return CachedTurn(**place, request=played["request"], answer=played["answer"], policies=policies)
-
-
-def api_address(engine_url: str) -> str:
-    """Return where an engine answers calls of environment servers."""
-    return f"{engine_url.rstrip('/')}/v1"
-
-
-def client_config(engine_url: str, api_key: str, config: "View") -> "TrainClientConfig":
-    """Return where and how an environment server calls the engine: tokens in, tokens out, with the run's renderer.
-
-    The API key travels with the request: a server that someone else runs then needs no configuration, and a program
-    that a model drives does not find the key among its environment variables. Rows are stored without it
-    (`rows.wire_record`).
-    """
-    from verifiers.v1.configs.client import TrainClientConfig
-
-    tokenizer = config.model.tokenizer or config.model.path or Engine(engine_url, api_key).model_directory()
-    return TrainClientConfig(
-        base_url=api_address(engine_url),
-        api_key_var=config.engine.api_key_variable,
-        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-        renderer=model_info.renderer_config(config.model.renderer, tokenizer, config.model.renderer_settings),
-        renderer_model_name=tokenizer,
-    )
-
-
-def chat_client_config(external: "ExternalModelConfig") -> "EvalClientConfig":
-    """Return where and how an environment server calls an external chat API: messages in, messages out.
-
-    The key is read by the environment server, from the variable that the config names: it travels with no request.
-    """
-    from verifiers.v1.configs.client import EvalClientConfig
-
-    return EvalClientConfig(base_url=external.url, api_key_var=external.api_key_variable)
-
-
-def chat_sampling_config(
-    external: "ExternalModelConfig", config: "View", temperature: float, seed: int | None
-) -> "SamplingConfig":
-    """Return how a chat API is asked to sample; `external.settings` override the run's.
-
-    `seed` is that of the attempt, of which `agent_runs.call_seed` makes those of its calls; None sends none.
-    """
-    from verifiers.v1.types import SamplingConfig
-
-    defaults = {"temperature": temperature, "top_p": config.rollout.top_p, "max_tokens": config.rollout.max_tokens}
-    small_seed = None if seed is None else seed % CHAT_API_SEEDS
-    return SamplingConfig.model_validate({**defaults, "seed": small_seed, **external.settings})
-
-
-def sampling_config(config: "View", temperature: float, seed: int | None, salt: str) -> "SamplingConfig":
-    """Return how the tokens of one rollout are sampled.
-
-    `seed` is that of the attempt, of which `agent_runs.call_seed` makes those of its calls; None sends none. The cache
-    is salted: states computed with other weights are never reused.
-    """
-    from verifiers.v1.types import SamplingConfig
-
-    return SamplingConfig.model_validate(
-        {
-            "temperature": temperature,
-            "top_p": config.rollout.top_p,
-            "max_tokens": config.rollout.max_tokens,
-            "seed": seed,
-            "cache_salt": salt,
-            "detokenize": False,  # the environment server reads the tokens itself
-        }
-    )
-
-
-def episode_rows(
-    episode: "WireEpisode", origin: RolloutOrigin, seats: Seats, client: SeatClient
-) -> tuple[Rows | None, Failure | None]:
-    """Return the rows of an episode, and the first cause of what went wrong in it.
-
-    An agent's own error belongs to its own row: the other agents keep their rewards, since the environment went on to
-    score them. There are two exceptions. Where the failed agent is never trained (a user, an opponent, a judge) and its
-    model or machine failed, the others lose their rewards too, unless the environment scored them in that knowledge
-    (KNOWN_ERROR_FIELD). And where the episode itself has an error, all lose them; what was earned so far stays in
-    `rewards`. Where an environment retries episodes by itself, errors of its earlier tries look like an error of the
-    episode and count as one if a trace failed.
-    """
-    traces, messages = [], []
-    # Rows first, failures after: what one agent's row becomes depends on how all the others ended.
-    for trace in episode.traces:
-        record = wire_record(trace)
-        row, nodes = rows_of_record(record, origin, episode.id)
-        traces.append(row | seats.trace_columns(record["agent"], client, origin))
-        if origin.versions and traces[-1]["policy_key"]:
-            require_policies(row, nodes)
-        messages += nodes
-    errors = episode.errors
-    episode_failure = failure_of_error(errors[-1].model_dump()) if errors and not episode.ok else None
-    if not traces:
-        nothing = Failure("incomplete", "NoTrace", "the environment ran no agent and recorded no error")
-        return None, episode_failure or nothing
-    cause = _first_cause([failure for row in traces if (failure := _row_failure(row))], episode_failure)
-    shared_failure = episode_failure or _untrained_agent_failure(traces)
-    for row, trace in zip(traces, episode.traces, strict=True):
-        keeps_reward = episode_failure is None and (not row["trainable"] or KNOWN_ERROR_FIELD in trace.info)
-        if shared_failure is not None and row["error_class"] is None and not keeps_reward:
-            row |= {"reward": None, **error_columns(shared_failure)}
-    return (traces, messages), cause
-
-
-def _row_failure(row: Row) -> Failure | None:
-    if row["error_class"] is None:
-        return None
-    return Failure(row["error_class"], row["error_type"], row["error_message"], row["error_traceback"])
-
-
-def _first_cause(agent_failures: Sequence[Failure], episode_failure: Failure | None) -> Failure | None:
-    """Return the failure that the others follow from: an agent's error, then the episode's, then an unscored trace."""
-    causes = [each for each in agent_failures if each.kind != "incomplete"]
-    return next(iter([*causes, *filter(None, [episode_failure]), *agent_failures]), None)
-
-
-def _untrained_agent_failure(traces: Iterable[Row]) -> Failure | None:
-    """Return the first failure of a model or machine behind an agent that is never trained."""
-    for row in traces:
-        failure = None if row["trainable"] else _row_failure(row)
-        if failure is not None and failure.retryable:
-            return replace(failure, message=f"agent {row['agent']!r} of its episode failed: {failure.message}")
-    return None

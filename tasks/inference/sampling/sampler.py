@@ -23,10 +23,11 @@ from storage.turns import TurnCache
 from tasks.inference.engine.client import MODEL, OF_POLICY, SERVE_SECONDS, EngineLost, ServedModel
 from tasks.inference.sampling.background_loop import run_in_background_loop
 from tasks.inference.sampling.crash_isolation import CrashIsolation
+from tasks.inference.sampling.episode_rows import Rows
 from tasks.inference.sampling.limits import AdaptiveLimit, GroupQuota, Limiter, StoppedEarly, straggler_failure
 from tasks.inference.sampling.load_meter import LoadMeter, report_loads
 from tasks.inference.sampling.lost_servers import ServiceLost, ServiceWatch
-from tasks.inference.sampling.rollout_runner import RolloutRunner, Rows
+from tasks.inference.sampling.rollout_runner import RolloutRunner
 from tasks.inference.sampling.server_pool import CrashesServers, FindServers, ServePolicy, ServerPool
 from tasks.inference.trace_rows.image_tensors import tensors_of
 from tasks.inference.trace_rows.rows import Row, trace_tables

@@ -17,7 +17,7 @@ from configs.run import View
 from storage.schemas.stage_tables import MESSAGES, TRACES
 from tasks.inference.engine.client import Engine
 from tasks.inference.environments import servers as environments
-from tasks.inference.sampling import rollout_runner
+from tasks.inference.sampling import episode_rows
 from tasks.inference.sampling.lost_servers import ServiceLost
 from tasks.inference.trace_rows.rows import rebuild
 from tasks.runtime.stage import Policy
@@ -75,13 +75,13 @@ def test_eight_rollouts_end_to_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wire: dict[str, Any] = {}
-    read = rollout_runner.wire_record
+    read = episode_rows.wire_record
 
     def remember(trace: Any) -> Any:
         wire[trace.id] = trace.model_dump(mode="json", context={"float_decimals": None}, serialize_as_any=True)
         return read(trace)
 
-    monkeypatch.setattr(rollout_runner, "wire_record", remember)
+    monkeypatch.setattr(episode_rows, "wire_record", remember)
     small_engine.serve("policy-of-rollouts", models["a"])
     groups, ids = Groups(), reverse_examples["example_id"].to_pylist()[:2]
     run(small_engine, reverse_server, view(REVERSE), assigned("reverse", ids, 4), reverse_examples, groups)

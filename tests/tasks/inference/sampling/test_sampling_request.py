@@ -15,7 +15,8 @@ from flows.services.environments import EnvironmentServers
 from flows.services.process import Handle, ServiceSpec
 from tasks.inference.engine.client import OF_POLICY, ServedModel
 from tasks.inference.environments.agent_runs import SEED_STRIDE, CallSeeds, call_seed, prompt_digest
-from tasks.inference.sampling.rollout_runner import RolloutRunner, chat_sampling_config
+from tasks.inference.sampling.model_requests import chat_sampling_config
+from tasks.inference.sampling.rollout_runner import RolloutRunner
 from tasks.inference.sampling.sampler import BatchSampler
 from tasks.runtime.stage import Policy
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tasks.evaluation.stage import estimates
-from tasks.inference.sampling.rollout_runner import episode_rows
+from tasks.inference.sampling.episode_rows import episode_rows
 from tasks.inference.sampling.seats import SeatClient, Seats
 from tasks.inference.trace_rows.failures import Failure
 from tasks.inference.trace_rows.rows import RolloutOrigin, trace_tables
