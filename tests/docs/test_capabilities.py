@@ -29,7 +29,11 @@ def marks_of(path: str) -> dict[str, set[str]]:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark"
     ]
     of_all = set(re.findall(r"pytest\.mark\.(\w+)", " ".join(map(ast.unparse, whole))))
-    tests = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    tests = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")
+    ]
     return {
         test.name: of_all | {ast.unparse(mark).removeprefix("pytest.mark.") for mark in test.decorator_list}
         for test in tests
