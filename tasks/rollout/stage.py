@@ -116,11 +116,18 @@ def _take_groups(inputs: RolloutInputs, queue: RolloutQueue, config: View) -> No
         parts.put(concat_groups(stale_rows(group, step, oldest, config) for group in dropped))
 
 
-class QueueSampler:
-    """Samples for the queue, in its thread, with the services of the step that used the queue first."""
+class QueueSampler(SamplingPlan):
+    """Samples for the queue, in its thread, with the services of the step that used the queue first.
+
+    Groups begin with the queue's policy until a newer one is added; see `rollout.weight_update`.
+    """
 
     def __init__(self, inputs: RolloutInputs, queue: RolloutQueue, config: View) -> None:
+        super().__init__()
         self._inputs, self._queue, self._config = inputs, queue, config
+        self.weight_update, self.meter = config.rollout.weight_update, queue.meter
+        if self.weight_update == "keep" or (self.weight_update == "wait" and inputs.turns):
+            self.versions = queue.versions
         self._runners: dict[int, Runner] = {}
         """By version of the policy: crashes are counted while it samples."""
         self._counted: list[GroupTables] = []
@@ -133,21 +140,11 @@ class QueueSampler:
         services = inputs.engine, inputs.environments, inputs.teachers
         arguments = self._config, policy.version, policy, *services, count, inputs.turns
         runner = self._runners.setdefault(policy.version, Runner(*arguments, counts_with_groups=True))
-        runner.sample_some(assigned, inputs.examples, self._put, QueuePlan(inputs, self._queue, self._config))
+        runner.sample_some(assigned, inputs.examples, self._put, self)
 
     def _put(self, rows: GroupTables) -> None:
         self._queue.put(concat_groups([*self._counted, rows]))
         self._counted.clear()
-
-
-class QueuePlan(SamplingPlan):
-    """The plan of the queue: groups begin with its policy until a newer one is added; see `rollout.weight_update`."""
-
-    def __init__(self, inputs: RolloutInputs, queue: RolloutQueue, config: View) -> None:
-        self._engine, self._queue, self._recompute = inputs.engine, queue, config.rollout.recompute_states
-        self.weight_update, self.meter = config.rollout.weight_update, queue.meter
-        if self.weight_update == "keep" or (self.weight_update == "wait" and inputs.turns):
-            self.versions = queue.versions
 
     def is_outdated(self) -> bool:
         return self._queue.is_outdated()
@@ -160,7 +157,8 @@ class QueuePlan(SamplingPlan):
 
     def update_weights(self) -> WeightUpdate | None:
         """Exchange the engine's policy for the newest one under the rollouts in flight."""
-        updated = self._queue.renew(lambda policy: self._engine.exchange(policy, recompute=self._recompute))
+        engine, recompute = self._inputs.engine, self._config.rollout.recompute_states
+        updated = self._queue.renew(lambda policy: engine.exchange(policy, recompute=recompute))
         return WeightUpdate(self._queue.policy, *updated) if updated else None
 
 
@@ -187,22 +185,15 @@ class Runner:
         oversampling = self.config.oversampling
         while (missing := _missing(assigned, parts)).num_rows:
             wanted = _wanted_groups(assigned, missing, oversampling) if oversampling else {}
-            self.sample_some(missing, examples, parts.put, SamplingPlan(), wanted)
+            self.sample_some(missing, examples, parts.put, SamplingPlan(wanted))
 
-    def sample_some(
-        self,
-        missing: pa.Table,
-        examples: pa.Table,
-        put: Put,
-        plan: SamplingPlan,
-        num_groups: Mapping[str, int] | None = None,
-    ) -> None:
+    def sample_some(self, missing: pa.Table, examples: pa.Table, put: Put, plan: SamplingPlan) -> None:
         """Sample missing assignments, those that may crash their server after all others; `put` gets finished groups.
 
         Raises ServiceLost, unless an isolated rollout was alone: restarts of the server are bounded by its section.
         """
         try:
-            self._sample(missing, examples, put, plan, num_groups)
+            self._sample(missing, examples, put, plan)
         except ServiceLost as lost:
             if not lost.is_isolated:
                 raise
@@ -211,14 +202,7 @@ class Runner:
         assert self.policy is not None, "only a policy has replicas"
         return self.engine.serve(self.policy)
 
-    def _sample(
-        self,
-        assignments: pa.Table,
-        examples: pa.Table,
-        put: Put,
-        plan: SamplingPlan,
-        num_groups: Mapping[str, int] | None,
-    ) -> None:
+    def _sample(self, assignments: pa.Table, examples: pa.Table, put: Put, plan: SamplingPlan) -> None:
         addresses = self.environments.addresses()  # first: it imports for seconds, and an engine may be starting
         served = _frozen(assignments, self.config, self.teachers)
         with self.engine.pinned(self.policy) if self.policy else nullcontext() as model:
@@ -237,7 +221,6 @@ class Runner:
                 config=self.config,
                 on_group=put_group,
                 plan=plan,
-                num_groups=num_groups,
                 isolation=self.isolation,
                 turns=self.turns,
                 serve_policy=self._serve if self.policy else None,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from configs.run import View
 
 OnGroup = Callable[[str, dict[str, pa.Table]], None]
+NO_LIMITS: Mapping[str, int] = MappingProxyType({})
 POLICY_SECONDS = 0.05
 """Between two looks for a newer policy, where that changes groups in flight."""
 
@@ -54,7 +56,7 @@ class WeightUpdate(NamedTuple):
 class SamplingPlan:
     """When groups begin and stop, and by which policies: here all are sampled to the end by one policy.
 
-    The queue of a run has a plan of its own (`tasks.rollout.stage.QueuePlan`). Called in the sampler's event loop, but
+    The queue of a run has its own plan (`tasks.rollout.stage.QueueSampler`). Called in the sampler's event loop, but
     for `update_weights`, which is called in a thread.
     """
 
@@ -64,6 +66,10 @@ class SamplingPlan:
     """Versions, by key, of the policies whose tokens a rollout may have; a policy is added before it is served."""
     meter: LoadMeter | None = None
     """Measures rollouts in flight and the load of the engine."""
+
+    def __init__(self, num_groups: Mapping[str, int] = NO_LIMITS) -> None:
+        """`num_groups` says, by environment, after how many groups the others are stopped."""
+        self.num_groups = num_groups
 
     def is_outdated(self) -> bool:
         """Return whether a newer policy exists, so that no further group begins."""
@@ -100,8 +106,8 @@ class BatchSampler:
     that is not named, and frozen seats under `seat_model_name`. `config` has the sections rollout, environments, engine
     and model. Every assignment ends as at least one traces row: a failed rollout is a row with its error. Groups are
     handed over one at a time, from a separate thread. `addresses` are those of each environment's servers;
-    `serve_policy` and `find` give replicas and servers that are started again. `num_groups` says, by environment,
-    after how many groups the others are stopped. `turns` takes and has the turns that are not sampled again.
+    `serve_policy` and `find` give replicas and servers that are started again. `turns` takes and has the turns that are
+    not sampled again.
     """
 
     def __init__(
@@ -114,7 +120,6 @@ class BatchSampler:
         config: "View",
         on_group: OnGroup,
         plan: SamplingPlan | None = None,
-        num_groups: Mapping[str, int] | None = None,
         isolation: CrashIsolation | None = None,
         turns: TurnCache | None = None,
         serve_policy: ServePolicy | None = None,
@@ -138,7 +143,7 @@ class BatchSampler:
         is_mixed = plan.weight_update == "keep" or (plan.versions is not None and not is_adapter)
         versions = (plan.versions or {}) if is_mixed else None
         self.runner = RolloutRunner(served, self.servers, self.watch, policy, step, config, versions, turns)
-        self.quota = GroupQuota(num_groups or {})
+        self.quota = GroupQuota(plan.num_groups)
         self.begun: set[str] = set()
         self.live: dict[str, asyncio.Task[None]] = {}
         """Groups that are being sampled, or wait for the limit."""

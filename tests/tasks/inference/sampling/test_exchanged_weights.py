@@ -40,6 +40,7 @@ class Exchanges(SamplingPlan):
     weight_update = "keep"
 
     def __init__(self, engine: Engine, policies: dict[str, Path]) -> None:
+        super().__init__()
         self.engine, self.policies = engine, policies
         self.versions = {key: version for version, key in enumerate(policies)}
         self.version = 0

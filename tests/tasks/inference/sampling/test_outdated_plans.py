@@ -56,6 +56,7 @@ class Plan(SamplingPlan):
     """A plan that the runner makes outdated; its newer policy comes after it was asked in vain a few times."""
 
     def __init__(self, runner: Instant, weight_update: str = "wait", groups: str = "", in_vain: int = 0) -> None:
+        super().__init__()
         self.runner, self.weight_update, self.groups, self.left = runner, weight_update, groups, in_vain
         self.noted, self.threads = list[str](), set[int]()
 

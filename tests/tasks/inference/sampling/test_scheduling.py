@@ -84,8 +84,8 @@ class Sampled:
             groups[group] = tables["traces"].to_pylist()
             self.tables.append(tables)
 
+        plan = plan or SamplingPlan({} if needed is None else {"counted": needed})
         options = {"policy": Policy("the policy", 0), "on_group": keep, "plan": plan}
-        options |= {"num_groups": {} if needed is None else {"counted": needed}}
         sample(self.proxy.url, self.address, self.view(**rollout), assignments, self.examples, **options)
         return groups
 
