@@ -31,9 +31,7 @@ WIDTH = 120
 NARROWEST = 20
 """The smallest width that an option may set, in columns."""
 CONTENT, FORM = one_of(), one_of()
-COLOURS = """\
-the measure that colours tokens: advantage, weight (the component of the loss), engine, learner, ratio, mismatch, \
-entropy, reference"""
+COLOURS = f"the measure that colours tokens: {', '.join(MEASURES)}"
 
 
 def trace(
@@ -64,7 +62,7 @@ def trace(
         rollout = trace_use(reader, id, reader.latest() if run == "latest" else run)
         if save:
             # Templates and pages are loaded for this alone: the command answers sooner without them.
-            from flows.viewer.rendering import save_page
+            from flows.viewer.routes import save_page
 
             address = addresses.trace(rollout.run, rollout.trace_id, rollout.key)
             parts: list[RenderableType] = [save_page(reader, address, Path(save), force)]

@@ -22,6 +22,6 @@ def view(
         return main(store=store, run=run, host=host, port=port, browse=browse)
     if run or browse or port is not None:
         raise UsageError("--save writes one page and starts nothing: it goes without --run, --port and --open")
-    from flows.viewer.rendering import save as save_page
+    from flows.viewer.routes import save as save_page
 
     return save_page(*save, store=store, force=force)

@@ -3,38 +3,10 @@
 Addresses stay right: nothing but the store's own names is in them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
-
-PATTERNS = {
-    "runs": "/",
-    "run": "/runs/{run}",
-    "metric": "/runs/{run}/metrics/{metric:path}",
-    "step": "/runs/{run}/steps/{step}",
-    "evaluation": "/runs/{run}/evaluations/{step}",
-    "batch": "/runs/{run}/steps/{step}/batch",
-    "row": "/runs/{run}/steps/{step}/batch/{row}",
-    "search": "/runs/{run}/search",
-    "changes": "/runs/{run}/changes",
-    "example": "/runs/{run}/example",
-    "trace": "/runs/{run}/traces/{trace:path}",
-    "any_trace": "/traces/{trace:path}",
-    "compare_choice": "/compare",
-    "compare": "/compare/{a}/{b}",
-    "compare_step": "/compare/{a}/{b}/steps/{step}",
-    "compare_example": "/compare/{a}/{b}/example",
-}
-"""The paths that are answered, by the name of the page."""
-
-
-@dataclass(frozen=True)
-class Crumb:
-    """One step of the way to a page: a name and its address."""
-
-    text: str
-    address: str
 
 
 @dataclass(frozen=True)
@@ -45,7 +17,8 @@ class Page:
     """The file in `templates`."""
     title: str
     values: Mapping[str, Any]
-    crumbs: tuple[Crumb, ...] = ()
+    crumbs: Sequence[tuple[str, str]] = ()
+    """The way to the page: names with their addresses."""
     live: bool = False
     """Whether it may change while somebody looks: a run that is going on."""
     quiet: bool = False

@@ -9,23 +9,24 @@ import logging
 import os
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from ipaddress import ip_address
 from threading import BoundedSemaphore
-from typing import Any
 from urllib.parse import parse_qsl, urlencode
 from weakref import WeakValueDictionary
 
-from fastapi import FastAPI, Request
-from fastapi.staticfiles import StaticFiles
+from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.convertors import Convertor, register_url_convertor
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.requests import cookie_parser
-from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.requests import Request, cookie_parser
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from configs.errors import ConfigError
@@ -33,8 +34,8 @@ from flows.queries.request import BadQuestion, NotThere, PageRequest
 from flows.queries.store_reader import StoreReader
 from flows.reporting.formats import cut
 from flows.viewer import rendering
-from flows.viewer.addresses import PATTERNS, Page
-from flows.viewer.rendering import PAGES
+from flows.viewer.addresses import Page
+from flows.viewer.routes import PAGES, page_at
 from storage.errors import StoreError
 from storage.read.damage import reading
 
@@ -45,7 +46,7 @@ MAX_SEARCHES = min(os.cpu_count() or 1, 2)
 """Searches that run at the same time: each may take a processor and the memory of `condition_process.LIMITS`."""
 MOST_SAID = 4000
 """Characters of an error's message that are shown: it may repeat what was asked."""
-METHODS = ["GET", "HEAD"]
+UNKNOWN = "There is no such page"
 _log = logging.getLogger("stagecoach")
 
 
@@ -63,37 +64,41 @@ class Rest(Convertor[str]):
         return value
 
 
-def application(library: StoreReader, hosts: tuple[str, ...] = (), token: str = "") -> ASGIApp:
-    """Return the application over a library.
+def application(reader: StoreReader, hosts: tuple[str, ...] = (), token: str = "") -> ASGIApp:
+    """Return the application over a store.
 
     `hosts` are the names that it answers to beside those of the loopback; with a `token`, only who brings it is let in.
     """
-    # FastAPI's own pages load scripts from elsewhere, which our policy forbids.
-    app = FastAPI(title="Stagecoach", docs_url=None, redoc_url=None, openapi_url=None)
-    app.mount("/static", StaticFiles(directory=rendering.STATIC), name="static")
-    app.add_api_route("/mark", lambda: {"mark": library.mark}, methods=METHODS)
-    app.add_exception_handler(HTTPException, _answer_unknown)
-    app.add_exception_handler(Exception, _answer_fault)
     register_url_convertor("rest", Rest())
     # One for all addresses: what is short is the processor, whichever page takes it.
     turns, queue = BoundedSemaphore(AT_ONCE), SearchQueue()
-    for name, pattern in PATTERNS.items():
-        path = pattern.replace(":path}", ":rest}")
-        answer = _searching(name, library, queue) if name == "search" else _answering(name, library, turns)
-        app.add_api_route(path, answer, methods=METHODS, response_model=None)
+
+    async def mark(_: Request) -> Response:
+        return JSONResponse({"mark": reader.mark})
+
+    def read(name: str, request: PageRequest) -> Response:
+        with turns:
+            return respond(name, reader, request)
+
+    async def answer(http: Request) -> Response:
+        name, request = _page_request(http)
+        if name != "search":
+            return await run_in_threadpool(read, name, request)
+        disconnected = asyncio.create_task(_disconnect(http))
+        disconnected.add_done_callback(lambda _: request.reader_gone.set())
+        try:
+            async with queue.turn(http.client.host if http.client else ""):
+                if request.reader_gone.is_set():
+                    return Response(status_code=499)  # as nginx writes it; no reader sees it
+                return await run_in_threadpool(respond, name, reader, request)
+        finally:
+            disconnected.cancel()
+
+    static = StaticFiles(directory=rendering.STATIC)
+    routes = [Mount("/static", static), Route("/mark", mark), Route("/{path:rest}", answer)]
+    app = Starlette(routes=routes, exception_handlers={HTTPException: _answer_refusal, Exception: _answer_fault})
     small = GZipMiddleware(app, compresslevel=5)  # higher levels take twice as long for a twentieth less
     return Guard(small, hosts, token)  # around all of it: also what the framework answers by itself gets our headers
-
-
-def _answering(name: str, library: StoreReader, turns: BoundedSemaphore) -> Callable[[Request], Response]:
-    read = PAGES[name]
-
-    def answer(request: Request) -> Response:
-        asked = _page_request(request)
-        with turns:
-            return respond(read, library, asked)
-
-    return answer
 
 
 class SearchQueue:
@@ -114,32 +119,17 @@ class SearchQueue:
             yield
 
 
-def _searching(name: str, library: StoreReader, queue: SearchQueue) -> Callable[[Request], Awaitable[Response]]:
-    read = PAGES[name]
-
-    async def answer(request: Request) -> Response:
-        asked = _page_request(request)
-        gone = asyncio.create_task(_disconnect(request))
-        gone.add_done_callback(lambda _: asked.reader_gone.set())
-        try:
-            async with queue.turn(request.client.host if request.client else ""):
-                if asked.reader_gone.is_set():
-                    return Response(status_code=499)  # as nginx writes it; no reader sees it
-                return await run_in_threadpool(respond, read, library, asked)
-        finally:
-            gone.cancel()
-
-    return answer
-
-
-async def _disconnect(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def _disconnect(http: Request) -> None:
+    while (await http.receive())["type"] != "http.disconnect":
         pass
 
 
-def _page_request(request: Request) -> PageRequest:
-    query = dict(request.query_params)
-    return PageRequest(_address(request), request.path_params, query, _from_other_site(request.headers))
+def _page_request(http: Request) -> tuple[str, PageRequest]:
+    try:
+        name, request = page_at(_raw_path(http.scope), dict(http.query_params))
+    except NotThere:
+        raise HTTPException(404, "there is no page at this address") from None
+    return name, replace(request, from_other_site=_from_other_site(http.headers))
 
 
 def _from_other_site(headers: Headers) -> bool:
@@ -147,59 +137,59 @@ def _from_other_site(headers: Headers) -> bool:
     return headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
 
 
-def _address(request: Request) -> str:
+def _raw_path(scope: Scope) -> str:
     """Return the path as it was written: an id may hold a slash, which is not one of the path."""
-    raw: bytes = request.scope.get("raw_path") or request.url.path.encode()
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
     return raw.decode("ascii", "replace").partition("?")[0]
 
 
-def respond(read: Callable[[StoreReader, PageRequest], Page], library: StoreReader, asked: PageRequest) -> Response:
+def respond(name: str, reader: StoreReader, request: PageRequest) -> Response:
     """Answer one address: the page, or what is wrong with it. The border where errors meant for people become pages."""
-    form = asked.text("format") or "html"
+    form = request.text("format") or "html"
     try:
-        form = asked.one_of("format", FORMATS, "html")
-        with reading(library.store):
+        form = request.one_of("format", FORMATS, "html")
+        with reading(reader.store):
             # One moment for the whole page: a run may commit while it is being read.
-            now = library.still()
-            return _respond(read(now, asked), form, asked, now.mark)
+            moment = reader.still()
+            page = PAGES[name].read(moment, request)
+            response = _respond(page, form, request, moment.mark if page.live else "")
     except NotThere as error:
         return _mistake(404, "This is not in the store", str(error), form)
     except BadQuestion as error:
         return _mistake(400, "This cannot be answered", str(error), form)
     except (StoreError, ConfigError) as error:
-        _log.warning("%s could not be answered", asked.address, exc_info=error)
+        _log.warning("%s could not be answered", request.address, exc_info=error)
         return _mistake(503, "The store cannot be read", str(error), form)
+    if form == "file":
+        response.headers["Content-Disposition"] = f'attachment; filename="{rendering.file_name(page)}"'
+    return response
 
 
-def _answer_unknown(request: Request, error: Exception) -> Response:
+def _respond(page: Page, form: str, request: PageRequest, mark: str = "", status: int = 200) -> Response:
+    if form == "json":
+        return Response(rendering.as_json(page), status, media_type="application/json")
+    html = rendering.as_file(page, request) if form == "file" else rendering.as_html(page, request, mark)
+    return Response(html, status, media_type="text/html; charset=utf-8")
+
+
+def _answer_refusal(http: Request, error: Exception) -> Response:
     """Answer what no page answers: an unknown path, a method that is not ours."""
     assert isinstance(error, HTTPException)
-    message = "there is no page at this address" if error.status_code == 404 else str(error.detail)
-    return _mistake(error.status_code, "There is no such page", message, request.query_params.get("format", ""))
+    return _mistake(error.status_code, UNKNOWN, str(error.detail), http.query_params.get("format", ""))
 
 
-def _answer_fault(request: Request, error: Exception) -> Response:
+def _answer_fault(http: Request, error: Exception) -> Response:
     """Answer where the viewer itself is at fault; the server writes the traceback to its log, and none to the page."""
     message = "This page could not be made. Nothing was changed; what went wrong is in the log of `stagecoach view`."
-    return _mistake(500, "The viewer failed", message, request.query_params.get("format", ""))
-
-
-def _respond(page: Page, form: str, asked: PageRequest, mark: str) -> Response:
-    if form == "json":
-        return Response(rendering.as_json(page), media_type="application/json")
-    if form == "file":
-        headers = {"Content-Disposition": f'attachment; filename="{rendering.file_name(page)}"'}
-        return Response(rendering.as_file(page, asked), media_type="text/html; charset=utf-8", headers=headers)
-    return Response(rendering.as_html(page, asked, mark if page.live else ""), media_type="text/html; charset=utf-8")
+    return _mistake(500, "The viewer failed", message, http.query_params.get("format", ""))
 
 
 def _mistake(status: int, title: str, message: str, form: str) -> Response:
     # The form is whatever was asked for, which may be what is wrong: all but json is answered as HTML.
-    said: Mapping[str, Any] = {"status": status, "error": title, "message": cut(message, MOST_SAID)[0]}
-    page = Page("mistake.html", title, said)
-    if form == "json":
-        return Response(rendering.as_json(page), status, media_type="application/json")
-    return Response(rendering.as_html(page, PageRequest("")), status, media_type="text/html; charset=utf-8")
+    values = {"status": status, "error": title, "message": cut(message, MOST_SAID)[0]}
+    return _respond(
+        Page("mistake.html", title, values), form if form == "json" else "html", PageRequest(""), "", status
+    )
 
 
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
@@ -290,10 +280,8 @@ def _is_number(name: str) -> bool:
 def _without_token(scope: Scope, asked: Sequence[tuple[str, str]]) -> str:
     """Return the address that was asked for without its token; one of this host, whatever it looks like."""
     rest = urlencode([(name, value) for name, value in asked if name != "token"])
-    raw: bytes = scope.get("raw_path") or scope["path"].encode()
-    path = raw.decode("ascii", "replace").partition("?")[0]
     # One slash at the beginning: two, or a backslash, would be another host's address.
-    return "/" + path.lstrip("/\\") + (f"?{rest}" if rest else "")
+    return "/" + _raw_path(scope).lstrip("/\\") + (f"?{rest}" if rest else "")
 
 
 def _with_headers(send: Send) -> Send:

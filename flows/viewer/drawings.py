@@ -175,7 +175,6 @@ def sparkline(values: Sequence[float | None], title: str) -> Markup:
     return Markup(svg).format(short(SPARK_WIDTH), short(SPARK_HEIGHT), title, path, last)
 
 
-MAX_USERS = 6
 MAX_CELLS = 200
 """Columns of a ledger from which on neighbours in a row that look alike are one cell."""
 
@@ -185,8 +184,11 @@ def cell_class(by: int) -> str:
     return "s0" if by == 0 else f"s{1 + (by - 1) % (NUM_COLOURS - 1)}"
 
 
-def ledger_cells(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the cells of a ledger: row, column, `span` in columns, class, title, step; see `flows.queries.ledger`."""
+def ledger_cells(table: Mapping[str, Any], addresses: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield the cells of a ledger: row, column, `span` in columns, class, title, address; see `flows.queries.ledger`.
+
+    `addresses` are those of steps, by their numbers as texts.
+    """
     columns, stages = table["columns"], table["stages"]
     for row, stage in enumerate(stages):
         looks = [_look(column, row, stages) for column in columns]
@@ -198,8 +200,8 @@ def ledger_cells(table: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
                 cell = first["cells"][row] if first["cells"] else None
                 title = _cell_title(first["step"], last["step"], stage, cell, table["runs"])
                 yield {
-                    **{"row": row, "column": places[0], "span": len(places), "step": first["step"]},
-                    **{"class": look, "title": title},
+                    **{"row": row, "column": places[0], "span": len(places), "class": look, "title": title},
+                    "address": addresses.get(str(first["step"])),
                 }
 
 
@@ -224,21 +226,7 @@ def _cell_title(step: int, last: int, stage: str, cell: Mapping[str, Any] | None
         return f"steps {step} to {last}, {stage}: computed by {by}"
     rows = ", ".join(f"{count:,} {table}" for table, count in cell["rows"].items() if count) or "no rows"
     done = seconds(cell["seconds"]) if cell["finished"] else "in parts so far"
-    others = [name for name in cell["used_by"] if name != by]
-    more = f" and {len(others) - MAX_USERS} more" if len(others) > MAX_USERS else ""
-    users = f"\nused by {', '.join(others[:MAX_USERS])}{more}" if others else ""
-    return f"step {step}, {stage}: {rows}\n{done}, key {cell['key'][:8]}\ncomputed by {by}{users}"
-
-
-def elapsed_time(value: float) -> str:
-    """Return seconds since the begin, short enough for an axis."""
-    if value < 120:
-        return f"{value:g} s"
-    minutes, rest = divmod(round(value), 60)
-    if minutes < 120:
-        return f"{minutes} min" if not rest else f"{minutes}:{rest:02d}"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h" if not minutes else f"{hours} h {minutes:02d}"
+    return f"step {step}, {stage}: {rows}\n{done}, key {cell['key'][:8]}\ncomputed by {by}"
 
 
 def segment(sample: Mapping[str, Any], longest: int, largest: float | None, rewards: Sequence[Any]) -> dict[str, Any]:

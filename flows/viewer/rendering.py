@@ -7,61 +7,31 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from configs.store import default_store
-from flows.queries.request import NotThere, PageRequest, plain
-from flows.queries.store_reader import StoreReader
+from flows.queries.request import PageRequest, plain
 from flows.reporting import formats
 from flows.reporting.formats import visible
-from flows.reporting.output_files import write_whole
 from flows.viewer import addresses
-from flows.viewer.addresses import PATTERNS, Page
-from flows.viewer.drawings import attempts_chart, chart, elapsed_time, ledger_cells, segment, sparkline
-from flows.viewer.pages.batch import batch_page, row_page
-from flows.viewer.pages.compare import compare_choice_page, compare_example_page, compare_page, compare_step_page
-from flows.viewer.pages.example import example_page
-from flows.viewer.pages.runs import metric_page, run_page, runs_page
-from flows.viewer.pages.search import changes_page, search_page
-from flows.viewer.pages.step import evaluation_page, step_page
-from flows.viewer.pages.trace import TONES, any_trace_page, trace_page
+from flows.viewer.addresses import Page
+from flows.viewer.drawings import attempts_chart, chart, ledger_cells, segment, sparkline
+from flows.viewer.pages.trace import TONES
 
-PAGES: Mapping[str, Callable[[StoreReader, PageRequest], Page]] = {
-    "runs": runs_page,
-    "run": run_page,
-    "metric": metric_page,
-    "step": step_page,
-    "evaluation": evaluation_page,
-    "batch": batch_page,
-    "row": row_page,
-    "search": search_page,
-    "changes": changes_page,
-    "example": example_page,
-    "trace": trace_page,
-    "any_trace": any_trace_page,
-    "compare_choice": compare_choice_page,
-    "compare": compare_page,
-    "compare_step": compare_step_page,
-    "compare_example": compare_example_page,
-}
-"""What reads a page, by the names of `addresses.PATTERNS`. Each raises NotThere and BadQuestion."""
 HERE = Path(__file__).parent
 TEMPLATES, STATIC = HERE / "templates", HERE / "static"
 
 
-def as_html(page: Page, asked: PageRequest, mark: str = "", saved: str = "") -> bytes:
-    """Return a page as HTML in UTF-8. `mark` is that of the library where the page may change; see `Library.mark`.
+def as_html(page: Page, request: PageRequest, mark: str = "", saved: str = "") -> bytes:
+    """Return a page as HTML in UTF-8. `mark` is that of the reader where the page may change.
 
     `saved` is when it was saved, of a page that is kept as a file.
     """
-    given = {**page.values, "page": page, "asked": asked, "mark": mark, "saved": saved}
+    given = {**page.values, "page": page, "asked": request, "mark": mark, "saved": saved}
     # All of it at once: also what filters, macros and drawings put together, and no part of a page can forget it.
     return visible(templates().get_template(page.template).render(given)).encode("utf-8", "replace")
 
@@ -86,7 +56,7 @@ def templates() -> Environment:
     found.filters |= formats.FILTERS
     found.globals |= {"at": addresses, "asset": asset, "TONES": TONES | {"evaluated": "good"}}
     found.globals |= {
-        drawing.__name__: drawing for drawing in (attempts_chart, chart, elapsed_time, ledger_cells, segment, sparkline)
+        drawing.__name__: drawing for drawing in (attempts_chart, chart, ledger_cells, segment, sparkline)
     }
     return found
 
@@ -109,12 +79,12 @@ _LINK = re.compile(r' (?:href|action)="(?!#|data:|/static/)[^"]*"')
 _CHARSET = '<meta charset="utf-8">'
 
 
-def as_file(page: Page, asked: PageRequest) -> bytes:
+def as_file(page: Page, request: PageRequest) -> bytes:
     """Return a page as one HTML file in UTF-8, its style and scripts inside, its links without an aim.
 
     Only the scripts and styles that are inside, by their digests, count, by the file's own policy.
     """
-    text = as_html(page, asked, saved=formats.moment(datetime.now(UTC))).decode()
+    text = as_html(page, request, saved=formats.moment(datetime.now(UTC))).decode()
     text = _LINK.sub("", text)  # before our own files are inside: their digests are those of what is written
     text, styles = _inline(text, _STYLE, "style")
     text, scripts = _inline(text, _SCRIPT, "script")
@@ -144,36 +114,3 @@ def file_name(page: Page) -> str:
     """Return a name for the file: letters, digits and dashes of the title alone."""
     # 80 characters: names of files end at 255 bytes, and a title may hold any text of any length.
     return (re.sub(r"[^A-Za-z0-9]+", "-", page.title).strip("-")[:80] or "page") + ".html"
-
-
-def save(address: str, file: str, store: str = "", force: bool = False) -> int:
-    """Write the page of an address to a file and say so; return the exit status.
-
-    Raises NotThere, OutputRefused where the file may not be written, LayoutError where there is no store.
-    """
-    print(save_page(StoreReader.at(store or default_store()), address, Path(file), force))
-    return 0
-
-
-def save_page(library: StoreReader, address: str, file: Path, force: bool = False) -> str:
-    """Write the page of an address to a file; return a sentence that says so. Raises what `write_whole` does."""
-    name, asked = parsed_address(address)
-    if asked.path.get("run") == "latest":
-        newest = quote(library.latest(), safe="")
-        return save_page(library, address.replace("/runs/latest", f"/runs/{newest}", 1), file, force)
-    data = as_file(PAGES[name](library.still(), asked), asked)
-    write_whole(file, lambda draft: draft.write_bytes(data), force)
-    return f"{address} is in {file}: one file of {len(data)} bytes, which loads nothing"
-
-
-def parsed_address(address: str) -> tuple[str, PageRequest]:
-    """Return which page answers an address, which may have a host before it, and what it is asked. Raises NotThere."""
-    parts = urlsplit(address)
-    for name, pattern in PATTERNS.items():
-        fits = re.sub(r"\{(\w+)(?::path)?\}", r"(?P<\1>[^/]+)", pattern)
-        if match := re.fullmatch(fits, parts.path):
-            path = {key: unquote(value) for key, value in match.groupdict().items()}
-            # Who saves a page says its form, and a token is nobody else's: neither belongs into what is asked.
-            asked = {key: value for key, value in parse_qsl(parts.query) if key not in ("format", "token")}
-            return name, PageRequest(parts.path, path, asked)
-    raise NotThere(f"there is no page at {address!r}; pages are at {', '.join(PATTERNS.values())}")

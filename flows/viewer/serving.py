@@ -7,19 +7,16 @@ import signal
 import socket
 import webbrowser
 from contextlib import suppress
-from threading import Thread, Timer
+from threading import Timer
 from typing import Any
 from urllib.parse import quote
 
 from starlette.types import ASGIApp
 
-from configs.errors import ConfigError
 from configs.store import default_store
 from flows.queries.request import BadQuestion
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
-from flows.viewer.rendering import templates
-from storage.errors import StoreError
 
 PORT = 8265
 PORTS_TRIED = 20
@@ -38,26 +35,25 @@ def main(store: str = "", run: str = "", host: str = "127.0.0.1", port: int | No
     """
     from flows.viewer.app import application
 
-    library = StoreReader.at(store or default_store())
+    reader = StoreReader.at(store or default_store())
     if run:
-        run = library.latest() if run == "latest" else run
+        run = reader.latest() if run == "latest" else run
         # An unknown run is refused here, before anything is served.
-        library.frames(run)
+        reader.frames(run)
     loopback = is_loopback(host)
     token = os.environ.get(TOKEN, "") or ("" if loopback else secrets.token_urlsafe(24))
     listening = listen(host, port)
     for sig in ENDED:
         signal.signal(sig, _end)
     url = address(host, listening.getsockname()[1], run, token)
-    print(f"Looking at {library.store.root.address}: {url}\nIt only reads. Ctrl-C ends it.", flush=True)
+    print(f"Looking at {reader.store.root.address}: {url}\nIt only reads. Ctrl-C ends it.", flush=True)
     if browse:
         # A browser that is faster than the server below would be refused, and would say so for ever.
         opening = Timer(0.5, webbrowser.open, (url,))
         opening.daemon = True
         opening.start()
     os.nice(NICENESS)
-    warm_in_background(library)
-    return _serve(application(library, names(host), token), listening)
+    return _serve(application(reader, names(host), token), listening)
 
 
 def _serve(app: ASGIApp, listening: socket.socket) -> int:
@@ -140,23 +136,3 @@ def address(host: str, port: int, run: str, token: str) -> str:
     # An environment variable may hold bytes that are no text: they are replaced, as no address can hold them.
     shown_token = "?token=" + quote(token, safe="", errors="replace") if token else ""
     return f"http://{shown}:{port}{path}{shown_token}"
-
-
-FIRST_TEMPLATES = ("runs.html", "run.html", "step.html", "trace.html")
-"""The templates of the pages that are opened first, in their order; the others follow."""
-
-
-def warm_in_background(library: StoreReader) -> Thread:
-    """Begin to warm in a thread that ends with the process, and return it."""
-    thread = Thread(target=warm, args=(library,), name="warming", daemon=True)
-    thread.start()
-    return thread
-
-
-def warm(library: StoreReader) -> None:
-    """Read the ledger and compile every template. What is wrong with a store is left for the first page to say."""
-    with suppress(StoreError, ConfigError):
-        library.moment()  # under its lock: a page that comes meanwhile waits for this reading and does none of its own
-    known = templates()
-    for name in dict.fromkeys((*FIRST_TEMPLATES, *known.list_templates(extensions=["html"]))):
-        known.get_template(name)

@@ -3,7 +3,6 @@
 Called by the command trace. The colours are the shades of the page of a trace (flows.queries.shown_tokens).
 """
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +16,12 @@ from rich.text import Text
 
 from flows.queries.messages import Images, Line, link_calls, read_message, reading, rejected_messages
 from flows.queries.notes import note_line
+from flows.queries.reader import reward_parts
+from flows.queries.request import parse_object
 from flows.queries.sentences import sentence
 from flows.queries.shown_tokens import (
     COLOURINGS,
     NONE,
-    Colouring,
     default_colouring,
     largest_in_batch,
     scaled_weights,
@@ -32,8 +32,8 @@ from flows.queries.trace import FoundTrace, other_runs, outcome_of
 from flows.reporting.formats import DASH, cut, number, one_line, seconds, visible
 from flows.viewer import addresses
 
-_NAMES = ("advantage", "weight", "engine", "learner", "ratio", "mismatch", "entropy", "reference")
-COMPONENTS = {"rl_weight": "rl", "ce_weight": "ce", "ref_kl_weight": "ref-kl"}
+WEIGHTS = ("rl_weight", "ce_weight", "ref_kl_weight")
+Token = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -53,57 +53,34 @@ class PrintOptions:
     """Nothing is cut."""
 
 
-_COMPONENT = pl.concat_str(
-    pl.when(pl.col(name).fill_null(0) != 0).then(pl.lit(letter)).otherwise(pl.lit(""))
-    for name, letter in zip(COMPONENTS, "rwk", strict=True)
-)
-_WEIGHT = Colouring(
-    "weight",
-    "component of the loss",
-    "The component of the loss that weighs the token.",
-    "rl_weight",
-    "rwkm",
-    (*COMPONENTS.values(), "several"),
-    category=pl.when(_COMPONENT.str.len_chars() > 1).then(pl.lit("m")).when(_COMPONENT != "").then(_COMPONENT),
-)
-MEASURES = {colouring.name: colouring for colouring in (_WEIGHT, *COLOURINGS) if colouring.name in _NAMES}
-"""What tokens can be coloured by: colourings of the page of a trace, and `weight`, which only the terminal has."""
+MEASURES = {colouring.name: colouring for colouring in COLOURINGS}
+"""What tokens can be coloured by: the colourings of the page of a trace."""
 _GROUNDS = {
     "d": "#ffdcc6", "c": "#ffb487", "b": "#f0803c", "a": "#c2410c", "o": "#c9ced6",
     "e": "#d5e3ff", "f": "#a3c2ff", "g": "#6a9bf5", "h": "#1d4fc4",
     "A": "#f3e8f6", "B": "#ead6f0", "C": "#e0c4ea", "D": "#d4ade1", "E": "#c795d8", "F": "#b173c8", "G": "#9a50b5",
-    "H": "#6b2184", "r": "#a3c2ff", "w": "#a9dfb3", "k": "#f0d982", "m": "#e0c4ea",
+    "H": "#6b2184", "x": "#f0803c", "i": "#d5e3ff", "y": "#a3c2ff", "n": "#c9ced6", "s": "#a3c2ff", "p": "#a9dfb3",
+    "t": "#e3e6ea", "u": "#c9ced6",
 }  # fmt: skip
-_STYLES = {
+STYLES = {
     letter: Style(color="#ffffff" if letter in "ahGH" else "#16181c", bgcolor=ground)
     for letter, ground in _GROUNDS.items()
 }
 
 
-class Colours:
-    """The colours of one trace's tokens by one measure, in the shades of its page."""
-
-    def __init__(self, name: str, tokens: pl.DataFrame, largest: float) -> None:
-        """`largest` is the size of the measure that has the deepest shade."""
-        self.measure, self._largest = MEASURES[name], largest
-        self._letters = self.measure.shades(tokens, largest)
-
-    def paint(self, tokens: pl.DataFrame) -> pl.DataFrame:
-        """Return the tokens with the column `shade`, a letter of the legend or `-`."""
-        return tokens.with_columns(shade=pl.Series(list(self._letters), dtype=pl.String))
-
-    def legend(self) -> Text:
-        """Return the shades with their meanings as a line."""
-        text = Text(f"{self.measure.label}:")
-        for letter, label in self.measure.legend(self._largest):
-            text.append(" ").append(f" {label} ", _STYLES[letter])
-        measured = self._letters.strip(NONE)
-        return text.append(f"  no colour: {'it has none' if measured else 'no token has a value'}", "dim")
-
-
-def style_of(token: Mapping[str, Any]) -> Style:
-    """Return the style of a token that has a shade."""
-    return _STYLES.get(token["shade"], Style.null())
+def shade_tokens(
+    reader: StoreReader, trace: FoundTrace, rows: pl.DataFrame, name: str
+) -> tuple[pl.DataFrame, str, Text]:
+    """Return tokens with `shade` (a letter of STYLES or `-`), the column that colours them, and the legend."""
+    measure = MEASURES[name or default_colouring(rows)]
+    largest = largest_in_batch(reader, trace, rows, measure.column)
+    letters = measure.shades(rows, largest)
+    legend = Text(f"\n{measure.label}:")
+    for letter, label in measure.legend(largest):
+        legend.append(" ").append(f" {label} ", STYLES[letter])
+    none = "it has none" if letters.strip(NONE) else "no token has a value"
+    legend.append(f"  no colour: {none}", "dim")
+    return rows.with_columns(shade=pl.Series(list(letters), dtype=pl.String)), measure.column, legend
 
 
 LEAST = 8
@@ -142,99 +119,83 @@ ROLES = {"system": "magenta", "user": "blue", "assistant": "green", "tool": "yel
 
 
 def conversation(
-    library: StoreReader, found: FoundTrace, rows: pl.DataFrame, own: pl.DataFrame, options: PrintOptions, out: Console
+    reader: StoreReader, trace: FoundTrace, rows: pl.DataFrame, own: pl.DataFrame, options: PrintOptions, out: Console
 ) -> Iterator[RenderableType]:
     """Yield the messages `own` of a trace, which has the messages `rows`, in the order of reading.
 
     Tokens are drawn where there are colours to draw them in, and a tokenizer; else the texts as they were said.
     """
-    read = reading(rows, options.branch)
-    wished = set(own["message"])
-    lines = [line for line in read.lines if line.message in wished]
-    shown, gap = _lines_to_print(lines, options.whole)
+    view, requested = reading(rows, options.branch), set(own["message"])
+    lines = [line for line in view.lines if line.message in requested]
+    # A rollout is understood by its task, at the begin, and by its result, at the end.
+    half = MOST_MESSAGES // 2
+    gap = half if len(lines) > MOST_MESSAGES and not options.whole else 0
+    shown = [*lines[:half], *lines[-half:]] if gap else lines
+    numbers = [line.message for line in shown]
     # No images: a terminal shows none, and reading them would be most of the work.
-    messages = {row["message"]: read_message(row, Images([])) for row in _rows(rows, [line.message for line in shown])}
+    chosen = rows.filter(pl.col("message").is_in(numbers)).to_dicts()
+    messages = {row["message"]: read_message(row, Images([])) for row in chosen}
     link_calls(list(messages.values()))
-    drawn: dict[int, list[dict[str, Any]]] = {}
-    if read.broken:
-        yield Text(visible(f"\n{read.broken}"), "red")
+    if view.broken:
+        yield Text(visible(f"\n{view.broken}"), "red")
+    drawn: dict[int, list[Token]] = {}
     if out.color_system and not options.text:
-        colours, drawn, why = _drawn_tokens(library, found, [line.message for line in shown], options.colour)
-        yield Text("\n").append_text(colours.legend() if not why else Text(f"{visible(why)}: texts, not tokens", "dim"))
-    dropped = set(rejected_messages(found, rows)) if not read.broken else set()
+        drawn, legend = _drawn_tokens(reader, trace, numbers, options.colour)
+        yield legend
+    rejected = set(rejected_messages(trace, rows)) if not view.broken else set()
     for place, line in enumerate(shown):
+        message = messages[line.message]
         if gap and place == gap:
             yield Text(f"\n... {len(lines) - len(shown)} messages between these (--messages A:B, --whole)", "dim")
-        yield from _message(messages[line.message], line, line.message in dropped, len(read.paths) > 1)
+        yield _heading(message, line, line.message in rejected, len(view.paths) > 1)
         if line.message in drawn:
             yield Indented(_colour_tokens(drawn[line.message], options.whole))
         else:
-            yield from _texts(messages[line.message], options.whole)
-
-
-def _lines_to_print(lines: Sequence[Line], whole: bool) -> tuple[Sequence[Line], int]:
-    """Return the lines that are printed, and before which of them some are left out; 0 for nowhere."""
-    if whole or len(lines) <= MOST_MESSAGES:
-        return lines, 0
-    # A rollout is understood by its task, at the begin, and by its result, at the end.
-    half = MOST_MESSAGES // 2
-    return [*lines[:half], *lines[-half:]], half
-
-
-def _rows(rows: pl.DataFrame, numbers: Sequence[int]) -> list[dict[str, Any]]:
-    return rows.filter(pl.col("message").is_in(numbers)).to_dicts()
+            yield from map(Indented, _texts(message, options.whole))
 
 
 def _drawn_tokens(
-    library: StoreReader, found: FoundTrace, numbers: Sequence[int], colour: str
-) -> tuple[Colours, dict[int, list[dict[str, Any]]], str]:
-    """Return the colours, the tokens of messages with a sampled or weighed token, and why there are none."""
-    own = tokens(library, found, numbers)
-    colours = _colours(library, found, own, colour)
-    texts, why = tokenizer(library, found)
+    reader: StoreReader, trace: FoundTrace, numbers: Sequence[int], colour: str
+) -> tuple[dict[int, list[Token]], Text]:
+    """Return the tokens of messages with a sampled or weighed token, and the legend or why there are none."""
+    rows, _, legend = shade_tokens(reader, trace, tokens(reader, trace, numbers), colour)
+    texts, why = tokenizer(reader, trace)
     if texts is None:
-        return colours, {}, why
+        return {}, Text(f"\n{visible(why)}: texts, not tokens", "dim")
     # Of what was neither sampled nor weighed no token says anything: it is read as a text.
-    counts = pl.any_horizontal("sampled", *(pl.col(name).fill_null(0) != 0 for name in COMPONENTS))
-    drawn = colours.paint(own).filter(counts.any().over("message"))
-    drawn = drawn if "text" in drawn.columns else with_texts(library, found, drawn)
+    counts = pl.any_horizontal("sampled", *(pl.col(name).fill_null(0) != 0 for name in WEIGHTS))
+    drawn = _with_texts(reader, trace, rows.filter(counts.any().over("message")))
     parts = drawn.partition_by("message", as_dict=True, maintain_order=True)
-    return colours, {int(number): part.to_dicts() for (number,), part in parts.items()}, ""
+    return {int(number): list[Token](part.to_dicts()) for (number,), part in parts.items()}, legend
 
 
-def _colours(library: StoreReader, found: FoundTrace, own: pl.DataFrame, name: str) -> Colours:
-    name = name or default_colouring(own)
-    name = name if name in MEASURES else "weight"
-    return Colours(name, own, largest_in_batch(library, found, own, MEASURES[name].column))
+def _with_texts(reader: StoreReader, trace: FoundTrace, rows: pl.DataFrame) -> pl.DataFrame:
+    return rows if "text" in rows.columns else with_texts(reader, trace, rows)
 
 
-def _message(message: dict[str, Any], line: Line, dropped: bool, several: bool) -> Iterator[Text]:
-    """Yield the heading of a message."""
+def _heading(message: Mapping[str, Any], line: Line, rejected: bool, has_branches: bool) -> Text:
     text = Text("\n").append(f"{message['message']:>3} ", "dim")
-    role = one_line(message["role"], 40)
-    text.append(role, f"bold {ROLES.get(message['role'], 'cyan')}")
+    text.append(one_line(message["role"], 40), f"bold {ROLES.get(message['role'], 'cyan')}")
     if message["name"]:
         text.append(f" {one_line(message['name'], 60)}")
     sampled = f", {message['num_sampled']} sampled" if message["sampled"] else ""
     text.append(f"  {message['num_tokens']} tokens{sampled}", "dim")
-    if several:
+    if has_branches:
         text.append(f"  branch {line.branch}", "cyan")
     if line.goes_on_from is not None:
         after = "another beginning" if line.goes_on_from < 0 else f"goes on from message {line.goes_on_from}"
         text.append(f"  {after}", "cyan")
     if message["asked"]:
         text.append(f"  answers the call of message {message['asked']['message']}", "dim")
-    if dropped:
-        text.append("  thrown away by the environment", "red")
-    yield text
+    return text.append("  thrown away by the environment", "red") if rejected else text
 
 
-def _colour_tokens(own: Sequence[dict[str, Any]], whole: bool) -> Text:
+def _colour_tokens(rows: Sequence[Token], whole: bool) -> Text:
     """Return the tokens of a message in colour; the marks of the template are faint where they have none."""
-    shown = own if whole else own[:MOST_MESSAGE_TOKENS]
+    shown = rows if whole else rows[:MOST_MESSAGE_TOKENS]
     text, broken = Text(), False
     for token in shown:
-        style = style_of(token)
+        style = STYLES.get(token["shade"], Style.null())
         said = visible(token["text"] or "")
         if not style and (token["special"] or token["is_content"] is False):
             text.append(said.replace("\n", "⏎"), "dim")
@@ -244,30 +205,29 @@ def _colour_tokens(own: Sequence[dict[str, Any]], whole: bool) -> Text:
             text.append("\n" if broken else "").append(said.replace("\n", "⏎\n"), style)
             broken = False
     text.rstrip()
-    if len(own) > len(shown):
-        text.append(f"\n... {len(own) - len(shown)} more tokens (--whole shows all)", "dim")
-    return text
+    left_out = len(rows) - len(shown)
+    return text.append(f"\n... {left_out} more tokens (--whole shows all)", "dim") if left_out else text
 
 
-def _texts(message: dict[str, Any], whole: bool) -> Iterator[RenderableType]:
+def _texts(message: Mapping[str, Any], whole: bool) -> Iterator[Text]:
     """Yield what a message says, piece by piece."""
     if message["thoughts"]:
-        yield Indented(text_cut(message["thoughts"]["text"], whole, "thinks: ", "italic"))
+        yield text_cut(message["thoughts"]["text"], whole, "thinks: ", "italic")
     for part in message["parts"]:
-        said = Text("[an image: the page shows it]", "dim") if part["kind"] == "image" else None
-        yield Indented(said or text_cut(part["text"]["text"], whole))
+        is_image = part["kind"] == "image"
+        yield Text("[an image: the page shows it]", "dim") if is_image else text_cut(part["text"]["text"], whole)
     for call in message["calls"]:
         name = one_line(call["name"] or "a call without a name", 80)
-        yield Indented(text_cut(call["arguments"]["text"], whole, f"calls {name} "))
+        yield text_cut(call["arguments"]["text"], whole, f"calls {name} ")
     if message["rest"]:
-        yield Indented(text_cut(message["rest"]["text"], whole, "also: ", "dim"))
+        yield text_cut(message["rest"]["text"], whole, "also: ", "dim")
 
 
 def text_cut(text: str, whole: bool, label: str = "", style: str = "", most: int = MOST_CHARACTERS) -> Text:
-    """Return a text of others behind a label, cut with a count of what is left out unless the whole is options."""
+    """Return a text of others behind a label, cut with a count of what is left out unless `whole`."""
     shown, left_out = (text, 0) if whole else cut(text, most)
-    found = Text().append(label, "yellow").append(visible(shown), style)
-    return found.append(f"\n... {left_out} more characters (--whole shows all)", "dim") if left_out else found
+    line = Text().append(label, "yellow").append(visible(shown), style)
+    return line.append(f"\n... {left_out} more characters (--whole shows all)", "dim") if left_out else line
 
 
 MOST_LISTED_TOKENS = 400
@@ -296,32 +256,33 @@ COLUMNS = {
 
 
 def token_list(
-    library: StoreReader, found: FoundTrace, rows: pl.DataFrame, own: pl.DataFrame, options: PrintOptions, out: Console
+    reader: StoreReader, trace: FoundTrace, rows: pl.DataFrame, own: pl.DataFrame, options: PrintOptions, out: Console
 ) -> Iterator[RenderableType]:
     """Yield the tokens of the messages `own` as a table; columns in which no token has a value are left out."""
-    read = tokens(library, found, own["message"].to_list())
-    read = read if "text" in read.columns else with_texts(library, found, read)
-    colours = _colours(library, found, read, options.colour)
-    read = colours.paint(read)
+    read = _with_texts(reader, trace, tokens(reader, trace, own["message"].to_list()))
+    read, coloured, legend = shade_tokens(reader, trace, read, options.colour)
     shown = read if options.whole else read.head(MOST_LISTED_TOKENS)
     # False sorts before True: the column that colours the tokens comes first, and is never left out.
-    every = sorted((name for name in COLUMNS if _says_something(read, name)), key=colours.measure.column.__ne__)
-    room = max(1, (out.width - len(_columns(("", "", ""), "", ()))) // VALUE)
-    known = every[:room]
+    names = sorted((name for name in COLUMNS if _says_something(read, name)), key=coloured.__ne__)
+    fitting = max(1, (out.width - 3 * NUMBER - 2 - TEXT) // VALUE)
     if out.color_system:
-        yield Text("\n").append_text(colours.legend())
-    yield Text(_columns(("message", "place", "id"), "token", [COLUMNS[name] for name in known]), "dim", no_wrap=True)
+        yield legend
+    headings = [COLUMNS[name] for name in names[:fitting]]
+    yield _columns(("message", "place", "id"), Text("token"), headings, "dim")
     for token in shown.iter_rows(named=True):
-        yield _token_line(token, known)
-    if every[room:]:
-        left_out = ", ".join(COLUMNS[name] for name in every[room:])
-        yield Text(f"No room for {left_out} (--width {out.width + VALUE * len(every[room:])}, --json)", "dim")
+        text = DASH if token["text"] is None else one_line(token["text"], TEXT)
+        values = [_value(token[name]) for name in names[:fitting]]
+        places = [str(token[name]) for name in ("message", "place", "token_id")]
+        yield _columns(places, Text(text, STYLES.get(token["shade"], "")), values)
+    if names[fitting:]:
+        left_out = ", ".join(COLUMNS[name] for name in names[fitting:])
+        yield Text(f"No room for {left_out} (--width {out.width + VALUE * len(names[fitting:])}, --json)", "dim")
     if len(read) > len(shown):
         yield Text(f"... {len(read) - len(shown)} more tokens (--messages A:B, --whole)", "dim")
 
 
 def _says_something(tokens: pl.DataFrame, name: str) -> bool:
-    """Say whether any token has a value; weights that are all zero are those of a component without members.
+    """Return whether any token has a value; weights that are all zero are those of a component without members.
 
     Those that were trained say something where they are others than those of the credit.
     """
@@ -331,108 +292,82 @@ def _says_something(tokens: pl.DataFrame, name: str) -> bool:
     return len(values) > 0 and (not name.endswith("_weight") or bool((values != 0).any()))
 
 
-def _token_line(token: dict[str, Any], known: Sequence[str]) -> Text:
-    """Return the line of a token; its text alone is coloured."""
-    text = DASH if token["text"] is None else one_line(token["text"], TEXT)
-    numbers = [str(token[name]) for name in ("message", "place", "token_id")]
-    line = Text(_columns(numbers, text, [_value(token[name]) for name in known]), no_wrap=True, overflow="ignore")
-    start = len(_columns(numbers, "", ()).rstrip()) + 2
-    line.stylize(style_of(token), start, start + len(text))
-    return line
-
-
-def _columns(numbers: Sequence[str], text: str, values: Sequence[str]) -> str:
+def _columns(places: Sequence[str], text: Text, values: Sequence[str], style: str = "") -> Text:
     """Return a line of columns; wide characters keep them under each other."""
-    before = "".join(f"{each:>{NUMBER}}" for each in numbers)
-    return f"{before}  {set_cell_size(text, TEXT)}{''.join(f'{each:>{VALUE}}' for each in values)}"
+    blanks = len(set_cell_size(text.plain, TEXT)) - len(text)
+    before, after = (
+        "".join(f"{cell:>{width}}" for cell in cells) for cells, width in ((places, NUMBER), (values, VALUE))
+    )
+    return Text.assemble(f"{before}  ", text, f"{' ' * blanks}{after}", style=style, no_wrap=True, overflow="ignore")
 
 
 def _value(value: Any) -> str:
-    return ("yes" if value else "no") if isinstance(value, bool) else number(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return number(value, 4) if value is None or isinstance(value, (int, float)) else one_line(str(value), LINE)
 
 
 TRACEBACK = 4000
 """Characters of a traceback that are shown, from its end, where the error is."""
 LINE = 200
-SPANS = ("setup", "generation", "model", "scoring")
+HEAD = (
+    {
+        **{name: name for name in ("run", "step", "environment")},
+        **{"example": "example_id", "agent": "agent", "policy": "policy", "temperature": "temperature"},
+    },
+    {
+        **{"messages": "messages", "branches": "num_branches", "turns": "num_turns", "tokens in": "num_input_tokens"},
+        **{"sampled": "num_output_tokens", "ended by": "stop_condition", "truncated": "is_truncated"},
+    },
+    {name: f"{name}_seconds" for name in ("setup", "generation", "model", "scoring")},
+)
+"""The lines of facts: titles with the columns of a trace, or what `head` adds to them."""
+OUTCOME_STYLES = {"trained": "green", "evaluated": "cyan", "pending": "cyan", "errored": "red"}
 
 
-def head(library: StoreReader, found: FoundTrace, rows: pl.DataFrame, whole: bool) -> Iterator[RenderableType]:
+def head(reader: StoreReader, trace: FoundTrace, rows: pl.DataFrame, whole: bool) -> Iterator[RenderableType]:
     """Yield the head of a trace; `rows` are its messages, and with `whole` nothing is cut."""
-    row, outcome = found.row, outcome_of(library, found)
-    yield Text.assemble((f"trace {one_line(found.trace_id, LINE)}", "bold"), "  ", _outcome(outcome))
-    yield _line(
-        ("run", found.run), ("step", found.step), ("environment", row["environment"]), ("example", row["example_id"]),
-        ("agent", row["agent"]), ("policy", _policies(library, found)), ("temperature", number(row["temperature"])),
-    )  # fmt: skip
-    yield _line(
-        ("messages", len(rows)), ("branches", row["num_branches"]), ("turns", row["num_turns"]),
-        ("tokens in", row["num_input_tokens"]), ("sampled", row["num_output_tokens"]),
-        ("ended by", row["stop_condition"]), ("truncated", "yes" if row["is_truncated"] else "no"),
-    )  # fmt: skip
-    yield _line(*((f"{name}", seconds(row[f"{name}_seconds"])) for name in SPANS))
+    row, outcome = trace.row, outcome_of(reader, trace)
+    detail = f": {outcome['detail']}" if outcome["detail"] else ""
+    became = one_line(f"{outcome['outcome']}{detail}", LINE), OUTCOME_STYLES.get(outcome["outcome"], "yellow")
+    yield Text.assemble((f"trace {one_line(trace.trace_id, LINE)}", "bold"), "  ", became)
+    values = {**row, "run": trace.run, "step": trace.step, "policy": _policies(reader, trace), "messages": len(rows)}
+    for titles in HEAD:
+        yield Text("   ").join(_fact(title, name, values[name]) for title, name in titles.items())
     yield _rewards(row)
     yield Text(visible(sentence({"trace": row}, outcome)))
-    for each in outcome["quarantines"]:
-        yield Text(visible(f"It is in quarantine {each['quarantine']}: {each['reason']} (where {each['where']})."))
-    for each in outcome["notes"]:
-        yield Text(visible(note_line(each)))
-    if others := other_runs(found):
+    for entry in outcome["quarantines"]:
+        yield Text(visible(f"It is in quarantine {entry['quarantine']}: {entry['reason']} (where {entry['where']})."))
+    for note in outcome["notes"]:
+        yield Text(visible(note_line(note)))
+    if others := other_runs(trace):
         yield Text(visible(f"Also used by {', '.join(others)}: --run shows it as they have it."), "dim")
-    yield Text(f"Page: {visible(addresses.trace(found.run, found.trace_id, found.key))}", "dim")
+    yield Text(f"Page: {visible(addresses.trace(trace.run, trace.trace_id, trace.key))}", "dim")
     yield from _error(row, whole)
 
 
-def _policies(library: StoreReader, found: FoundTrace) -> str:
+def _policies(reader: StoreReader, trace: FoundTrace) -> str:
     """Return the version of the policy that sampled a trace, of several each with its number of tokens."""
-    counts = token_policies(library, found).group_by("policy_version").agg(pl.col("num_tokens").sum())
+    counts = token_policies(reader, trace).group_by("policy_version").agg(pl.col("num_tokens").sum())
     versions = [f"{version} ({count} tokens)" for version, count in counts.sort("policy_version").iter_rows()]
-    return ", ".join(versions) or str(found.row["policy_version"])
+    return ", ".join(versions) or str(trace.row["policy_version"])
 
 
-def _outcome(outcome: Mapping[str, Any]) -> Text:
-    style = {"trained": "green", "evaluated": "cyan", "pending": "cyan", "errored": "red"}.get(
-        outcome["outcome"], "yellow"
-    )
-    detail = f": {one_line(outcome['detail'], LINE)}" if outcome["detail"] else ""
-    return Text(f"{outcome['outcome']}{detail}", style)
-
-
-def _line(*pairs: tuple[str, Any]) -> Text:
-    """Return names with their values on a line; a value that is not there is a dash."""
-    text = Text()
-    for place, (name, value) in enumerate(pairs):
-        text.append("   " if place else "").append(f"{name} ", "dim")
-        text.append("\u2013" if value is None else one_line(str(value), LINE))
-    return text
+def _fact(title: str, name: str, value: Any) -> Text:
+    """Return a value behind its title; one that is missing is a dash."""
+    text = seconds(value) if name.endswith("_seconds") else _value(value)
+    return Text.assemble((f"{title} ", "dim"), text)
 
 
 def _rewards(row: Mapping[str, Any]) -> Text:
     """Return the reward with the parts that it is the sum of; not scored is not zero."""
     text = Text.assemble(("reward ", "dim"), (number(row["reward"], 4), "bold"))
-    for place, (name, part) in enumerate(_object(row["rewards"]).items()):
-        text.append(" = " if not place else " + ", "dim").append(one_line(name, 60)).append(" ")
-        if isinstance(part, dict):
-            text.append(f"{_figure(part.get('score'))} x {_figure(part.get('weight'))}")
-        else:
-            text.append("not scored")
-    for name, value in _object(row["metrics"]).items():
-        text.append("   ").append(f"{one_line(name, 60)} ", "dim").append(_figure(value))
+    for place, part in enumerate(reward_parts(row["rewards"])):
+        worth = f"{_value(part['score'])} x {_value(part['weight'])}" if part["score"] is not None else "not scored"
+        text.append(" + " if place else " = ", "dim").append(f"{one_line(part['name'], 60)} {worth}")
+    for name, value in parse_object(row["metrics"]).items():
+        text.append("   ").append(f"{one_line(name, 60)} ", "dim").append(_value(value))
     return text
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _figure(value: Any) -> str:
-    if value is None or (isinstance(value, (int, float)) and not isinstance(value, bool)):
-        return number(value, 4)
-    return one_line(str(value), 60)
 
 
 def _error(row: Mapping[str, Any], whole: bool) -> Iterator[RenderableType]:
@@ -442,9 +377,7 @@ def _error(row: Mapping[str, Any], whole: bool) -> Iterator[RenderableType]:
     yield Text(f"\n{one_line(kind, LINE)}", "bold red")
     if row["error_message"]:
         yield Indented(text_cut(row["error_message"], whole, most=TRACEBACK), 2)
-    if row["error_traceback"]:
-        text = row["error_traceback"]
-        shown = text if whole else text[-TRACEBACK:]
-        left_out = len(text) - len(shown)
+    if text := row["error_traceback"]:
+        left_out = 0 if whole else max(len(text) - TRACEBACK, 0)
         note = f"... {left_out} characters before this (--whole shows all)\n" if left_out else ""
-        yield Indented(Text.assemble((note, "dim"), visible(shown)), 2)
+        yield Indented(Text.assemble((note, "dim"), visible(text[left_out:])), 2)

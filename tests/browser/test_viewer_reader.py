@@ -101,7 +101,7 @@ def test_the_reward_of_every_list_is_on_the_screen_of_a_phone(demo: str, opened:
     trace = said(window, STEP)["traces"]["rows"][0]
     example = addresses.example("demo", trace["environment"], trace["example_id"])
     rewards: dict[str, tuple[str, ...]] = {
-        "/": ("table.runs td.curve b",),
+        "/": ("table.runs .spark-cell b",),
         STEP: (".reply .big", "table.traces tbody td:nth-child(2)"),
         "/runs/demo/steps/0/batch": (".reply .big",),
         example: (".reply .big",),

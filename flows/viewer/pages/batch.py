@@ -20,7 +20,7 @@ from flows.queries.run_state import any_going
 from flows.queries.store_reader import StoreReader, expired_rows, has_lost_rows
 from flows.reporting.svg import diverging, sequential
 from flows.viewer import addresses
-from flows.viewer.addresses import Crumb, Page
+from flows.viewer.addresses import Page
 from flows.viewer.pages.step import neighbours
 
 Row = dict[str, Any]
@@ -33,18 +33,18 @@ DENOMINATORS = {"rl_tokens": "RL tokens", "ce_tokens": "CE tokens", "ref_kl_toke
 """Tokens of an update that each component weighs, and is divided by; with their titles."""
 
 
-def batch_page(library: StoreReader, asked: PageRequest) -> Page:
+def batch_page(reader: StoreReader, request: PageRequest) -> Page:
     """Return the batch of a step. Raises NotThere where it has none."""
-    packed = _Batch(library, asked)
+    packed = _Batch(reader, request)
     rows, overview = packed.rows, packed.overview()
     size = rows_per_page(rows)
-    page = asked.number("page", 0, most=max(len(rows) - 1, 0) // size)
+    page = request.number("page", 0, most=max(len(rows) - 1, 0) // size)
     values = {
         **overview,
         "run": packed.run,
         "step": packed.step,
-        "read": packed.read(asked),
-        "colour": asked.one_of("colour", COLOURS, "sample" if overview["largest"] is None else "advantage"),
+        "read": packed.read(request),
+        "colour": request.one_of("colour", COLOURS, "sample" if overview["largest"] is None else "advantage"),
         "colours": COLOURS,
         "updates": packed.updates(),
         "rows": packed.drawn_rows(rows.slice(page * size, size)),
@@ -54,7 +54,7 @@ def batch_page(library: StoreReader, asked: PageRequest) -> Page:
         "first_row": page * size,
         "page_number": page,
         "num_pages": -(-len(rows) // size),
-        **neighbours(batch.steps(library, packed.run), packed.step),
+        **neighbours(batch.steps(reader, packed.run), packed.step),
     }
     return Page("batch.html", "Batch", values, packed.crumbs, packed.may_change)
 
@@ -75,16 +75,16 @@ def trace_of(run: str, sample: Row) -> str | None:
 class _Batch:
     """The batch that an address names, with the frames that both pages read."""
 
-    def __init__(self, library: StoreReader, asked: PageRequest) -> None:
-        self.library, self.run, self.step = library, asked.path["run"], asked.required_number("step")
-        self.of = batch.packed_step(library, self.run, self.step)
-        self.rows, self.samples = batch.rows(library, self.of), batch.samples(library, self.of)
-        self.decisions = batch.decisions(library, self.of)
+    def __init__(self, reader: StoreReader, request: PageRequest) -> None:
+        self.reader, self.run, self.step = reader, request.path["run"], request.required_number("step")
+        self.of = batch.packed_step(reader, self.run, self.step)
+        self.rows, self.samples = batch.rows(reader, self.of), batch.samples(reader, self.of)
+        self.decisions = batch.decisions(reader, self.of)
         self.environments = sorted(self.samples["environment"].drop_nulls().unique().to_list())
-        self.may_change = self.of.updates is None and any_going(library, self.run)
+        self.may_change = self.of.updates is None and any_going(reader, self.run)
         self.crumbs = (
-            Crumb(self.run, addresses.run(self.run)),
-            Crumb(f"step {self.step}", addresses.step(self.run, self.step)),
+            (self.run, addresses.run(self.run)),
+            (f"step {self.step}", addresses.step(self.run, self.step)),
         )
 
     def overview(self) -> Row:
@@ -95,7 +95,7 @@ class _Batch:
             "state": self._state(),
             "policy": self._policy(),
             "key": of.batches.key,
-            "retired": expired_rows(self.library, (of.batches, *of.samples, *of.traces, of.updates)),
+            "retired": expired_rows(self.reader, (of.batches, *of.samples, *of.traces, of.updates)),
             "computed_by": of.batches.computed_by,
             "capacity": of.capacity,
             "num_rows": len(self.rows),
@@ -119,25 +119,25 @@ class _Batch:
         updates = self.of.updates
         if updates is None:
             return None
-        version, before = policy_version(updates), self.library.graph.works.get(updates.inputs.get("policy", ""))
+        version, before = policy_version(updates), self.reader.graph.works.get(updates.inputs.get("policy", ""))
         names = policy_names(before) if before else []
         # A policy has a name in every run that shares it; that of this run says most.
         names.sort(key=lambda name: name.rpartition(":")[0] != self.run)
         made = {"made": f"{self.run}:{version}", "version": version, "key": updates.key}
         return made | {"from": next(iter(names), None)}
 
-    def read(self, asked: PageRequest, traces: pl.Series | None = None) -> Row:
+    def read(self, request: PageRequest, traces: pl.Series | None = None) -> Row:
         """Return what the rollouts of the batch said, or those of some traces."""
-        history, ids = self.library.history(self.run), self.samples["trace_id"] if traces is None else traces
+        history, ids = self.reader.history(self.run), self.samples["trace_id"] if traces is None else traces
         own = [each for each in history.lineages if each.batches and each.batches.key == self.of.batches.key]
-        frame = traces_of(self.library, self.run, own).filter(pl.col("trace_id").is_in(ids.unique().implode()))
-        return read_rollouts(self.library, self.run, sorted_rows(frame, asked), asked)
+        frame = traces_of(self.reader, self.run, own).filter(pl.col("trace_id").is_in(ids.unique().implode()))
+        return read_rollouts(self.reader, self.run, sorted_rows(frame, request), request)
 
     def drawn_rows(self, rows: pl.DataFrame) -> list[Row]:
         """Return rows with their samples, ready to be drawn."""
         # The samples of the shown rows alone: a batch may hold a hundred thousand.
         shown = self.samples.filter(pl.col("row").is_in(rows["row"].to_list()))
-        heads = reply_heads(self.library, shown.drop_nulls("key"))
+        heads = reply_heads(self.reader, shown.drop_nulls("key"))
         number = {name: place for place, name in enumerate(self.environments)}
         by_row: dict[int, list[Row]] = {}
         for sample in shown.to_dicts():
@@ -148,7 +148,7 @@ class _Batch:
 
     def updates(self) -> list[Row]:
         """Return the updates with their denominators, counts of their rows, and what was measured."""
-        measured = {each["update"]: each for each in batch.updates(self.library, self.of).to_dicts()}
+        measured = {each["update"]: each for each in batch.updates(self.reader, self.of).to_dicts()}
         counts = self.rows.group_by("update", maintain_order=True).agg(
             pl.col(*DENOMINATORS).first(),
             num_rows=pl.len().cast(pl.Int64),
@@ -178,50 +178,50 @@ LEAST_LOGPROB = -4.0
 COMPONENTS = {"rl_weights": "rl", "ce_weights": "ce", "ref_kl_weights": "ref_kl"}
 
 
-def row_page(library: StoreReader, asked: PageRequest) -> Page:
+def row_page(reader: StoreReader, request: PageRequest) -> Page:
     """Return a row. Raises NotThere where the step has no batch or the batch no such row."""
-    packed, number = _Batch(library, asked), asked.required_number("row")
+    packed, number = _Batch(reader, request), request.required_number("row")
     run, step, rows = packed.run, packed.step, packed.rows
     own = rows.filter(pl.col("row") == number)
     if own.is_empty():
-        gone = has_lost_rows(library, [packed.of.batches], "batches")
+        gone = has_lost_rows(reader, [packed.of.batches], "batches")
         why = "its rows were dropped for their age" if gone else f"no row {number}"
         raise NotThere(f"the batch of step {step} of run {run!r} has {len(rows)} rows, numbered from 0; {why}")
-    overview, samples = packed.overview(), batch.row_samples(library, packed.of, number)
+    overview, samples = packed.overview(), batch.row_samples(reader, packed.of, number)
     of_batch = ("state", "policy", "key", "capacity", "largest", "rewards", "environments", "retired")
     values = {
         **{name: overview[name] for name in of_batch},
         "run": run,
         "step": step,
-        "read": packed.read(asked, samples["trace_id"]),
+        "read": packed.read(request, samples["trace_id"]),
         "row": packed.drawn_rows(own)[0] | {name: own[name][0] for name in DENOMINATORS},
         "samples": [sample | {"address": trace_of(run, sample)} for sample in samples.to_dicts()],
-        "colour": asked.one_of("colour", TOKEN_COLOURS, "component" if overview["largest"] is None else "advantage"),
+        "colour": request.one_of("colour", TOKEN_COLOURS, "component" if overview["largest"] is None else "advantage"),
         "colours": TOKEN_COLOURS,
-        "drawn": _drawn_samples(packed, number, samples, asked, overview["largest"]),
+        "drawn": _drawn_samples(packed, number, samples, request, overview["largest"]),
         "command": f"stagecoach lineage {run}:{step}:{number}",
         **neighbours(rows["row"].to_list(), number),
     }
-    way = (*packed.crumbs, Crumb("batch", addresses.batch(run, step)))
-    return Page("row.html", f"Row {number}", values, way, packed.may_change)
+    crumbs = (*packed.crumbs, ("batch", addresses.batch(run, step)))
+    return Page("row.html", f"Row {number}", values, crumbs, packed.may_change)
 
 
 def _drawn_samples(
-    packed: _Batch, number: int, samples: pl.DataFrame, asked: PageRequest, largest: float | None
+    packed: _Batch, number: int, samples: pl.DataFrame, request: PageRequest, largest: float | None
 ) -> Row:
     """Return the tokens of the samples from `first` on, as many samples as MOST_TOKENS hold."""
     if samples.is_empty():
         return {"first": 0, "last": None, "before": None, "after": None, "samples": []}
-    first, lengths = asked.number("first", 0), samples["num_tokens"].to_list()
+    first, lengths = request.number("first", 0), samples["num_tokens"].to_list()
     if first >= len(samples):
         raise BadQuestion(f"first={first}: the row has the samples 0 to {len(samples) - 1}")
     end = first + _num_fitting(lengths[first:])
-    tokens = batch.tokens(packed.library, packed.of, number)
+    tokens = batch.tokens(packed.reader, packed.of, number)
     drawn = []
     for place in samples["place"][first:end]:
         own = tokens.filter(pl.col("place") == place).drop("place")
         shown = own.head(MOST_TOKENS)
-        texts = batch.texts(packed.library, packed.run, shown["token_id"].to_list())
+        texts = batch.texts(packed.reader, packed.run, shown["token_id"].to_list())
         pairs = zip(shown.to_dicts(), texts, strict=True)
         marked = [_token(row, text, largest) for row, text in pairs]
         drawn.append({"place": place, "tokens": marked, "left_out": len(own) - len(shown)})

@@ -35,24 +35,24 @@ def step_place(run: str, each: StepNumbers) -> Row:
     return {"step": each.step, "address": addresses.step(run, each.step), "finished": each.work.finished}
 
 
-def curves(library: StoreReader, run: str, own: Measured, asked: PageRequest) -> Row:
+def curves(reader: StoreReader, run: str, own: Measured, request: PageRequest) -> Row:
     """Return `sections` of charts, `zeros` that are not drawn, `hidden` ones, and `curves`, the request.
 
     Asks: `with` (more runs, by commas), `x`, `smooth`, `log`, `from`, `to`, `front` and `hide` (names of charts, by
     commas), `spread` (what needs every rollout read). Raises NotThere for an unknown run, BadQuestion.
     """
-    runs = [run, *(name for name in _names(asked, "with") if name != run)]
+    runs = [run, *(name for name in _names(request, "with") if name != run)]
     if len(runs) > MOST_RUNS:
-        raise BadQuestion(f"with={asked.text('with')[:80]!r}: at most {MOST_RUNS} runs stand in one chart")
-    measured = {name: (numbers(library, name), held_out(library, name)) for name in runs[1:]}
-    of_runs = {name: _sections(library, name, of_run, asked) for name, of_run in ({run: own} | measured).items()}
+        raise BadQuestion(f"with={request.text('with')[:80]!r}: at most {MOST_RUNS} runs stand in one chart")
+    measured = {name: (numbers(reader, name), held_out(reader, name)) for name in runs[1:]}
+    of_runs = {name: _sections(reader, name, of_run, request) for name, of_run in ({run: own} | measured).items()}
     sections = of_runs[run] if len(runs) == 1 else together(of_runs)
     for chart in (chart for section in sections for chart in section["charts"]):
         chart["name"] = re.sub(r"[^a-z0-9]+", "-", chart["title"].lower()).strip("-")
     charts_by_name = {chart["name"]: chart for section in sections for chart in section["charts"]}
     zeros = {name for name, chart in charts_by_name.items() if is_flat_zero(chart)}
-    front, hidden = _names(asked, "front"), _names(asked, "hide")
-    drawn = {name: _zoom_and_smooth(chart, asked) for name, chart in charts_by_name.items()}
+    front, hidden = _names(request, "front"), _names(request, "hide")
+    drawn = {name: _zoom_and_smooth(chart, request) for name, chart in charts_by_name.items()}
 
     def titles(names: Collection[str]) -> list[Row]:
         return [{"name": name, "title": chart["title"]} for name, chart in charts_by_name.items() if name in names]
@@ -72,32 +72,32 @@ def curves(library: StoreReader, run: str, own: Measured, asked: PageRequest) ->
         "hidden": titles({*hidden} - zeros),
         "exits": sorted(exits, key=itemgetter("step")),
         "curves": {
-            **{name: asked.text(name) for name in ASKED},
+            **{name: request.text(name) for name in ASKED},
             "axes": AXES,
             "smoothed": SMOOTHED,
             "runs": [{"run": name, "colour": colour(number)} for number, name in enumerate(runs)],
-            "known": [name for name in library.store.runs.names()[::-1] if name not in runs],
+            "known": [name for name in reader.store.runs.names()[::-1] if name not in runs],
             "most": MOST_RUNS,
         },
     }
 
 
-def _names(asked: PageRequest, parameter: str) -> list[str]:
-    return list(dict.fromkeys(name for name in asked.text(parameter).split(",") if name))
+def _names(request: PageRequest, parameter: str) -> list[str]:
+    return list(dict.fromkeys(name for name in request.text(parameter).split(",") if name))
 
 
-def _sections(library: StoreReader, run: str, of_run: Measured, asked: PageRequest) -> list[Row]:
+def _sections(reader: StoreReader, run: str, of_run: Measured, request: PageRequest) -> list[Row]:
     """Return the sections of one run, whose charts have the steps that they are drawn over."""
     measured, evaluations = of_run
-    axis = asked.one_of("x", AXES, "step")
+    axis = request.one_of("x", AXES, "step")
     ends = positions(measured, axis)
     steps = [{**step_place(run, each), "x": end} for each, end in zip(measured, ends, strict=True)]
     # A policy stands where the steps end that it was trained in.
     at = {0: 0.0} | {each.step + 1: end for each, end in zip(measured, ends, strict=True)} if axis != "step" else {}
-    known = library.cached_while(("charts", run), library.mark, lambda: charts(measured, evaluations))
+    known = reader.cached_while(("charts", run), reader.mark, lambda: charts(measured, evaluations))
     sections = [{**section, "charts": [{**chart} for chart in section["charts"]]} for section in known]
-    if asked.flag("spread"):
-        sections[:0] = [{"title": "Replies", "charts": spread_charts(library, run, [each.step for each in measured])}]
+    if request.flag("spread"):
+        sections[:0] = [{"title": "Replies", "charts": spread_charts(reader, run, [each.step for each in measured])}]
     for chart in (chart for section in sections for chart in section["charts"]):
         chart["by_step"] = "versions" not in chart
         policies = [
@@ -115,10 +115,10 @@ def _sections(library: StoreReader, run: str, of_run: Measured, asked: PageReque
     return sections
 
 
-def _zoom_and_smooth(chart: Mapping[str, Any], asked: PageRequest) -> Row:
+def _zoom_and_smooth(chart: Mapping[str, Any], request: PageRequest) -> Row:
     """Return a chart between two steps, smoothed; `raw` of a series are its values before."""
-    first, last = asked.number("from", 0), asked.number("to", 2**31)
-    width = asked.number("smooth", 1, least=1, most=1000)
+    first, last = request.number("from", 0), request.number("to", 2**31)
+    width = request.number("smooth", 1, least=1, most=1000)
 
     def within(values: Sequence[Any], steps: Sequence[Mapping[str, Any]]) -> list[Any]:
         return [value for value, step in zip(values, steps, strict=True) if first <= step["step"] <= last]
@@ -132,7 +132,7 @@ def _zoom_and_smooth(chart: Mapping[str, Any], asked: PageRequest) -> Row:
         own = {"steps": within(steps, steps), "colour": colour(one["place"])} if "steps" in one else {}
         series.append({**one, **own, **lists, "last": last_value(lists["values"])})
     places = {name: within(chart[name], chart["steps"]) for name in ("over", "cells") if chart.get(name)}
-    log = asked.flag("log") and not any(one.get("kind") == "bars" for one in series)
+    log = request.flag("log") and not any(one.get("kind") == "bars" for one in series)
     across = {} if chart.get("over") else {"across": chart["axis"]}
     steps = within(chart["steps"], chart["steps"])
     return {**chart, **places, **across, "series": series, "steps": steps, "log": log}

@@ -1,94 +1,76 @@
 """An example: its task and all attempts at it over a run's history."""
 
-import json
 from typing import Any
 
 import polars as pl
 
-from flows.queries.reader import read_rollouts, sorted_rows
+from flows.queries.reader import read_json, read_rollouts, sorted_rows
 from flows.queries.request import BadQuestion, PageRequest
 from flows.queries.rollouts import attempts, by_step, example
 from flows.queries.run_state import any_going
 from flows.queries.store_reader import StoreReader, expired_rows_of_runs
 from flows.viewer import addresses
-from flows.viewer.addresses import Crumb, Page
+from flows.viewer.addresses import Page
 
 MOST_RUNS = 12
 """Runs that a comparison is offered with: those that use the same environment, the newest first."""
+KINDS = {"training": True, "evaluations": False}
+"""Attempts by `for_training`."""
 
 
-def example_page(library: StoreReader, asked: PageRequest) -> Page:
+def example_page(reader: StoreReader, request: PageRequest) -> Page:
     """Return an example. Raises BadQuestion where it is not named, NotThere where the run does not have it."""
-    run, (environment, example_id) = asked.path["run"], _named_example(asked)
-    rows = attempts(library, run, environment, example_id)
+    run, (environment, example_id) = request.path["run"], named_example(request)
+    rows = attempts(reader, run, environment, example_id)
     agents = rows["agent"].unique(maintain_order=True).to_list()
-    agent = asked.one_of("agent", agents) if asked.text("agent") else ""
+    agent = request.one_of("agent", agents) if request.text("agent") else ""
     rows = rows.filter(pl.col("agent") == agent) if agent else rows
-    steps = by_step(rows)
+    steps, listed = by_step(rows), example(reader, run, environment, example_id) or {"split": None, "task": None}
+    task = read_json(listed["task"])
+    prompt = task.get("prompt") if isinstance(task, dict) else None
     values = {
-        "run": run,
-        "retired": expired_rows_of_runs(library, run),
-        "environment": environment,
-        "example_id": example_id,
-        **_task(example(library, run, environment, example_id)),
-        "pass_reward": library.config(run).evaluation.pass_reward,
-        "agents": agents,
-        "agent": agent,
+        **{"run": run, "environment": environment, "example_id": example_id, "agents": agents, "agent": agent},
+        "retired": expired_rows_of_runs(reader, run),
+        **{"split": listed["split"], "task": task, "prompt": prompt if isinstance(prompt, str) else None},
+        "pass_reward": reader.config(run).evaluation.pass_reward,
         "num_attempts": len(rows),
-        "overall": _overall(rows),
-        "by_step": [_at(run, each) for each in steps.to_dicts()],
+        "overall": {name: _overall(rows.filter(for_training=kind)) for name, kind in KINDS.items()},
+        "by_step": [row | {"address": _address(run, row)} for row in steps.to_dicts()],
         "charts": _charts(run, steps),
         "attempts": [
-            each | {"address": addresses.trace(run, each["trace_id"], each["key"]), "here": False}
-            for each in rows.to_dicts()
+            row | {"address": addresses.trace(run, row["trace_id"], row["key"]), "here": False}
+            for row in rows.to_dicts()
         ],
-        "read": read_rollouts(library, run, sorted_rows(rows, asked), asked),
-        "others": _others(library, run, environment),
+        "read": read_rollouts(reader, run, sorted_rows(rows, request), request),
+        "others": _others(reader, run, environment),
     }
-    way = (Crumb(run, addresses.run(run)),)
-    return Page("example.html", f"{environment} / {example_id}", values, way, any_going(library, run))
+    crumbs = ((run, addresses.run(run)),)
+    return Page("example.html", f"{environment} / {example_id}", values, crumbs, any_going(reader, run))
 
 
-def _named_example(asked: PageRequest) -> tuple[str, str]:
-    """Return the environment and the id that are asked for. Raises BadQuestion where one of them is not named."""
-    environment, example_id = asked.text("environment"), asked.text("id")
+def _address(run: str, row: dict[str, Any]) -> str:
+    where = addresses.step if row["for_training"] else addresses.evaluation
+    return where(run, row["step"])
+
+
+def named_example(request: PageRequest) -> tuple[str, str]:
+    """Return the environment and the id that the request names. Raises BadQuestion where one of them is missing."""
+    environment, example_id = request.text("environment"), request.text("id")
     if not (environment and example_id):
         raise BadQuestion("an example is named by its environment and its id: ?environment=...&id=...")
     return environment, example_id
 
 
-def _task(found: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the task as it was listed, and its prompt where it has one under that name."""
-    if found is None:
-        return {"split": None, "task": None, "prompt": None}
-    try:
-        task = json.loads(found["task"])
-    except (ValueError, RecursionError):
-        task = found["task"]
-    prompt = task.get("prompt") if isinstance(task, dict) else None
-    return {"split": found["split"], "task": task, "prompt": prompt if isinstance(prompt, str) else None}
-
-
 def _overall(rows: pl.DataFrame) -> dict[str, Any]:
-    """Return how all attempts went, in training and in evaluations."""
-    found = {}
-    for name, own in (("training", rows.filter("for_training")), ("evaluations", rows.filter(~pl.col("for_training")))):
-        scored = own["reward"].drop_nulls()
-        passed = int(own["passed"].sum())
-        found[name] = {
-            "num_attempts": len(own),
-            "num_scored": len(scored),
-            "num_failed": len(own) - own["error_class"].null_count(),
-            "reward": scored.mean(),
-            "num_passed": passed,
-            "pass_rate": passed / len(scored) if len(scored) else None,
-        }
-    return found
-
-
-def _at(run: str, row: dict[str, Any]) -> dict[str, Any]:
-    where = addresses.step if row["for_training"] else addresses.evaluation
-    return row | {"address": where(run, row["step"])}
+    scored, passed = rows["reward"].drop_nulls(), int(rows["passed"].sum())
+    return {
+        "num_attempts": len(rows),
+        "num_scored": len(scored),
+        "num_failed": len(rows) - rows["error_class"].null_count(),
+        "reward": scored.mean(),
+        "num_passed": passed,
+        "pass_rate": passed / len(scored) if len(scored) else None,
+    }
 
 
 def _charts(run: str, steps: pl.DataFrame) -> list[dict[str, Any]]:
@@ -96,37 +78,30 @@ def _charts(run: str, steps: pl.DataFrame) -> list[dict[str, Any]]:
 
     Several agents and sets of one step are taken together, weighed by their attempts.
     """
-    scored = steps.filter(pl.col("num_scored") > 0)
-    weighed = pl.col("reward") * pl.col("num_scored")
-    whole = scored.group_by("step", "for_training").agg(
-        pass_rate=pl.col("num_passed").sum() / pl.col("num_scored").sum(),
-        reward=weighed.sum() / pl.col("num_scored").sum(),
+    num_scored = pl.col("num_scored")
+    scored = steps.filter(num_scored > 0).group_by("step", "for_training")
+    means = scored.agg(
+        pass_rate=pl.col("num_passed").sum() / num_scored.sum(),
+        reward=(pl.col("reward") * num_scored).sum() / num_scored.sum(),
     )
-    numbers = sorted(set(whole["step"]))
+    numbers = sorted(set(means["step"]))
     if len(numbers) < 2:
         return []  # one point is in the table
-    along = [{"step": each, "address": addresses.step(run, each)} for each in numbers]
-    return [
-        {"title": title, "zero": True, "steps": along, "series": series}
-        for title, name in (("Pass rate", "pass_rate"), ("Mean reward", "reward"))
-        if (series := _series(whole, name, numbers))
-    ]
+    along = [{"step": number, "address": addresses.step(run, number)} for number in numbers]
+    charts = []
+    for title, name in (("Pass rate", "pass_rate"), ("Mean reward", "reward")):
+        of_kinds = {of: means.filter(for_training=kind).select("step", name) for of, kind in KINDS.items()}
+        columns = {of: dict(rows.iter_rows()) for of, rows in of_kinds.items() if len(rows)}
+        series = [{"name": of, "values": [column.get(step) for step in numbers]} for of, column in columns.items()]
+        charts.append({"title": title, "zero": True, "steps": along, "series": series})
+    return charts
 
 
-def _series(whole: pl.DataFrame, name: str, numbers: list[int]) -> list[dict[str, Any]]:
-    found = []
-    for title, training in (("training", True), ("evaluations", False)):
-        own = dict(whole.filter(pl.col("for_training") == training).select("step", name).iter_rows())
-        if own:
-            found.append({"name": title, "values": [own.get(step) for step in numbers]})
-    return found
-
-
-def _others(library: StoreReader, run: str, environment: str) -> list[str]:
+def _others(reader: StoreReader, run: str, environment: str) -> list[str]:
     """Return further runs whose configs have the environment, the newest first."""
-    found: list[str] = []
-    for name in reversed(library.store.runs.names()):
-        config = next((each.config for each in reversed(library.store.runs.events(name)) if each.config), {})
-        if name != run and any(each.get("name") == environment for each in config.get("environments", ())):
-            found.append(name)
-    return found[:MOST_RUNS]
+    others: list[str] = []
+    for name in reversed(reader.store.runs.names()):
+        config = next((event.config for event in reversed(reader.store.runs.events(name)) if event.config), {})
+        if name != run and any(section.get("name") == environment for section in config.get("environments", ())):
+            others.append(name)
+    return others[:MOST_RUNS]

@@ -15,7 +15,7 @@ from flows.queries.scores import held_out
 from flows.queries.store_reader import StoreReader, expired_rows_of_runs
 from flows.reporting.svg import colour
 from flows.viewer import addresses
-from flows.viewer.addresses import Crumb, Page
+from flows.viewer.addresses import Page
 from flows.viewer.drawings import cell_class
 from flows.viewer.pages.curves import curves, stage_number, step_place
 
@@ -26,20 +26,20 @@ SORTS |= {"steps": "steps_done", "reward": "last_reward", "tokens": "tokens_samp
 SEARCHED = ("run", "parent", "kind", "state", "message", "model")
 
 
-def runs_page(library: StoreReader, asked: PageRequest) -> Page:
+def runs_page(reader: StoreReader, request: PageRequest) -> Page:
     """Return the list of runs. Asks: `q` (words that must all be there), `sort`, `down`, `state`."""
-    every = runs(library).to_dicts()
+    every = runs(reader).to_dicts()
     states = sorted({row["state"] for row in every})
-    state = asked.one_of("state", states)
-    sort = asked.one_of("sort", tuple(SORTS))
-    words = asked.text("q").casefold().split()
+    state = request.one_of("state", states)
+    sort = request.one_of("sort", tuple(SORTS))
+    words = request.text("q").casefold().split()
     wanted = [row for row in every if _matches(row, words) and state in ("", row["state"])]
-    shown = _sort(wanted, sort, asked.flag("down")) if sort else tree(wanted)
+    shown = _sort(wanted, sort, request.flag("down")) if sort else tree(wanted)
     values = {
-        "store": library.store.root.address,
+        "store": reader.store.root.address,
         "num_runs": len(every),
         "states": states,
-        "chosen": {"q": asked.text("q"), "state": state, "sort": sort, "down": asked.flag("down")},
+        "chosen": {"q": request.text("q"), "state": state, "sort": sort, "down": request.flag("down")},
         "is_tree": not sort,
         "runs": shown,
     }
@@ -90,37 +90,37 @@ def _sort(rows: Sequence[Row], sort: str, down: bool) -> list[Row]:
 SPANS = ("all", "20", "5")
 """How many of the last steps the timeline shows."""
 MOST_NUMBERS = 20
-"""Steps in the table of numbers, the last ones, until asked for all: cells are most of what a long page weighs."""
+"""Steps in the table of numbers, the last ones, until all are requested: cells are most of what a long page weighs."""
 MANY = 40
-"""Steps from which on the timeline shows the last ones alone, until asked for all."""
+"""Steps from which on the timeline shows the last ones alone, until all are requested."""
 
 
-def run_page(library: StoreReader, asked: PageRequest) -> Page:
+def run_page(reader: StoreReader, request: PageRequest) -> Page:
     """Return the page of a run. Raises NotThere for an unknown run.
 
     Asks: `timeline`, one of SPANS; `numbers=all`; `metric`, words that metrics must have; what `curves` asks.
     """
-    run = asked.path["run"]
-    measured = numbers(library, run)
-    summary = overview(library, run, [each.work for each in measured])
-    evaluations = held_out(library, run)
-    happened = [{**event, "look": look_of(event["event"])} for event in events(library, run)]
-    span = asked.one_of("timeline", SPANS) or ("20" if len(measured) > MANY else "all")
+    run = request.path["run"]
+    measured = numbers(reader, run)
+    summary = overview(reader, run, [each.work for each in measured])
+    evaluations = held_out(reader, run)
+    happened = [{**event, "look": look_of(event["event"])} for event in events(reader, run)]
+    span = request.one_of("timeline", SPANS) or ("20" if len(measured) > MANY else "all")
     values = {
         **summary,
-        "retired": expired_rows_of_runs(library, run),
+        "retired": expired_rows_of_runs(reader, run),
         "steps": [step_place(run, each) for each in measured],
-        **curves(library, run, (measured, evaluations), asked),
-        "metrics": _metrics(run, measured, asked.text("metric")),
+        **curves(reader, run, (measured, evaluations), request),
+        "metrics": _metrics(run, measured, request.text("metric")),
         "evaluations": [{**each, "address": addresses.evaluation(run, each["version"])} for each in evaluations],
         "events": happened,
-        "timeline": {"span": span, "spans": SPANS, **_timeline(library, run, span, happened)},
-        "ledger": _ledger(library, run, summary),
+        "timeline": {"span": span, "spans": SPANS, **_timeline(reader, run, span, happened)},
+        "ledger": _ledger(reader, run, summary),
         "addresses": _addresses(run, measured, evaluations),
         "totals": _totals(measured),
-        "numbers_from": 0 if asked.one_of("numbers", ("all",)) else max(0, len(measured) - MOST_NUMBERS),
+        "numbers_from": 0 if request.one_of("numbers", ("all",)) else max(0, len(measured) - MOST_NUMBERS),
     }
-    return Page("run.html", run, values, (Crumb("Runs", addresses.runs()),), live=summary["going"])
+    return Page("run.html", run, values, (("Runs", addresses.runs()),), live=summary["going"])
 
 
 def _metrics(run: str, measured: Sequence[StepNumbers], words: str) -> dict[str, Any]:
@@ -135,14 +135,14 @@ def _metrics(run: str, measured: Sequence[StepNumbers], words: str) -> dict[str,
     return {"searched": words, "num_all": len(every), "num": sum(map(len, groups.values())), "groups": found}
 
 
-def _timeline(library: StoreReader, run: str, span: str, happened: list[dict[str, Any]]) -> dict[str, Any]:
-    found = lanes(stage_times(library, run), happened, recent=0 if span == "all" else int(span))
+def _timeline(reader: StoreReader, run: str, span: str, happened: list[dict[str, Any]]) -> dict[str, Any]:
+    found = lanes(stage_times(reader, run), happened, recent=0 if span == "all" else int(span))
     return {**found, "lanes": [{**lane, "colour": stage_number(lane["stage"])} for lane in found["lanes"]]}
 
 
-def _ledger(library: StoreReader, run: str, summary: Mapping[str, Any]) -> dict[str, Any]:
+def _ledger(reader: StoreReader, run: str, summary: Mapping[str, Any]) -> dict[str, Any]:
     planned = summary["steps_planned"] if summary["kind"] in ("train", "sft") else 0
-    found = library.cached_while(("ledger", run), (library.mark, planned), lambda: ledger(library, run, planned))
+    found = reader.cached_while(("ledger", run), (reader.mark, planned), lambda: ledger(reader, run, planned))
     legend = [
         {"run": name, "class": cell_class(number), "num_pieces": count, "address": addresses.run(name)}
         for number, (name, count) in enumerate(zip(found["runs"], found["num_pieces"], strict=True))
@@ -174,19 +174,19 @@ def _last(measured: Sequence[StepNumbers], measure: str, scope: str) -> float | 
 
 
 MOST_METRIC_NUMBERS = 200
-"""Steps in the table, the last ones, until asked for all."""
+"""Steps in the table, the last ones, until all are requested."""
 FROM_ZERO = ("share", "tokens", "tokens/s", "rollouts", "s", "turns", "steps", "nats")
 """Units whose scale begins at zero: twice as high is twice as much."""
 
 
-def metric_page(library: StoreReader, asked: PageRequest) -> Page:
+def metric_page(reader: StoreReader, request: PageRequest) -> Page:
     """Return the page of a metric, named by its measure or in full: `reward/mean`, `reward/all/mean`.
 
     Asks: `numbers=all`. Raises NotThere, with the nearest names, where no step of the run has it.
     """
-    run, name = asked.path["run"], asked.path["metric"]
-    measured = numbers(library, run)
-    known, gone = metrics(measured), expired_rows_of_runs(library, run)
+    run, name = request.path["run"], request.path["metric"]
+    measured = numbers(reader, run)
+    known, gone = metrics(measured), expired_rows_of_runs(reader, run)
     place = _metric_place(known, run, name, bool(gone))
     found = known[place]
     steps = [step_place(run, each) for each in measured]
@@ -205,10 +205,10 @@ def metric_page(library: StoreReader, asked: PageRequest) -> Page:
         "steps": steps,
         "previous": _neighbour(known, run, place - 1),
         "next": _neighbour(known, run, place + 1),
-        "numbers_from": 0 if asked.one_of("numbers", ("all",)) else max(0, len(steps) - MOST_METRIC_NUMBERS),
+        "numbers_from": 0 if request.one_of("numbers", ("all",)) else max(0, len(steps) - MOST_METRIC_NUMBERS),
     }
-    way = (Crumb(run, addresses.run(run)),)
-    return Page("metric.html", found["name"], values, way, any_going(library, run))
+    way = ((run, addresses.run(run)),)
+    return Page("metric.html", found["name"], values, way, any_going(reader, run))
 
 
 def _metric_place(known: Sequence[Metric], run: str, name: str, gone: bool) -> int:

@@ -23,41 +23,41 @@ from flows.queries.step import figures, group_page, histogram, policies, updates
 from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader, expired_rows
 from flows.viewer import addresses
-from flows.viewer.addresses import Crumb, Page
+from flows.viewer.addresses import Page
 from tasks.metrics.figures import Values
 
 CARRIED = ("sort", "order", "columns", "size", "k", "group_sort", "group_order")
 """What stays in the address on the way to the step before or after."""
 
 
-def step_page(library: StoreReader, asked: PageRequest) -> Page:
-    """Return a step. Raises NotThere, and BadQuestion where the list of traces is asked for what is not known."""
-    run, step = asked.path["run"], asked.required_number("step")
-    lineages = lineages_of(library, run, step)
-    frame = traces_of(library, run, lineages)
-    asked_for = (*read_names(asked.text("columns")), asked.text("sort"))
-    frame = with_mismatch(library, run, lineages, frame, asked_for)
+def step_page(reader: StoreReader, request: PageRequest) -> Page:
+    """Return a step. Raises NotThere, and BadQuestion where the request names what is not known."""
+    run, step = request.path["run"], request.required_number("step")
+    lineages = lineages_of(reader, run, step)
+    frame = traces_of(reader, run, lineages)
+    asked_for = (*read_names(request.text("columns")), request.text("sort"))
+    frame = with_mismatch(reader, run, lineages, frame, asked_for)
     values = {
         "run": run,
         "step": step,
         "evaluation": None,
-        "retired": expired_rows(library, [work for lineage in lineages for work in lineage.works]),
-        **_step_values(library, run, lineages, frame),
-        **list_values(library, run, frame, asked, written_of(library, run, lineages)),
-        **neighbours(steps_of(library, run), step),
-        "compared": _parent(library, run, step),
-        "carried": {name: asked.query[name] for name in CARRIED if asked.query.get(name)},
+        "retired": expired_rows(reader, [work for lineage in lineages for work in lineage.works]),
+        **_step_values(reader, run, lineages, frame),
+        **list_values(reader, run, frame, request, written_of(reader, run, lineages)),
+        **neighbours(steps_of(reader, run), step),
+        "compared": _parent(reader, run, step),
+        "carried": {name: request.query[name] for name in CARRIED if request.query.get(name)},
     }
-    return Page("step.html", f"Step {step}", values, crumbs(run), any_going(library, run))
+    return Page("step.html", f"Step {step}", values, ((run, addresses.run(run)),), any_going(reader, run))
 
 
 def list_values(
-    library: StoreReader, run: str, frame: pl.DataFrame, asked: PageRequest, metrics: Values | None = None
+    reader: StoreReader, run: str, frame: pl.DataFrame, request: PageRequest, metrics: Values | None = None
 ) -> dict[str, Any]:
     """Return what the traces of a step, or of an evaluation, come to: figures, rewards, groups and the list."""
-    choice = choice_of(asked)
-    chosen = choose(frame, choice, search_mask(library, run, frame, choice.search))
-    groups = group_page(frame, asked)
+    choice = choice_of(request)
+    chosen = choose(frame, choice, search_mask(reader, run, frame, choice.search))
+    groups = group_page(frame, request)
     cells = [cell["trace_id"] for row in groups["rows"] for cell in row["cells"]]
     hovered = frame.filter(pl.col("trace_id").is_in([*cells, *chosen.page["trace_id"]]))
     return {
@@ -65,15 +65,13 @@ def list_values(
         "histogram": histogram(frame),
         "groups": groups,
         "traces": list_page(frame, chosen, choice),
-        "read": read_rollouts(library, run, chosen.rows, asked, frame),
-        "heads": reply_heads(library, hovered),
-        "list_asked": list_parameter(asked),
+        "read": read_rollouts(reader, run, chosen.rows, request, frame),
+        "heads": reply_heads(reader, hovered),
+        "list_asked": list_parameter(request),
     }
 
 
-def _step_values(
-    library: StoreReader, run: str, lineages: Sequence[StepLineage], frame: pl.DataFrame
-) -> dict[str, Any]:
+def _step_values(reader: StoreReader, run: str, lineages: Sequence[StepLineage], frame: pl.DataFrame) -> dict[str, Any]:
     judged = {lineage.verdicts.key for lineage in lineages if lineage.verdicts}
     return {
         "stages": sorted({lineage.traces.stage for lineage in lineages}),
@@ -82,8 +80,8 @@ def _step_values(
         "num_batches": len(lineages),
         "num_judged_apart": len(judged),
         "packed": any(lineage.batches for lineage in lineages),
-        "updates": updates(library, run, lineages),
-        "policies": policies(library, run, frame, lineages),
+        "updates": updates(reader, run, lineages),
+        "policies": policies(reader, run, frame, lineages),
     }
 
 
@@ -95,18 +93,13 @@ def neighbours(places: Sequence[int], place: int) -> dict[str, int | None]:
     }
 
 
-def crumbs(run: str) -> tuple[Crumb, ...]:
-    """Return the way to what belongs to a run."""
-    return (Crumb(run, addresses.run(run)),)
-
-
-def _parent(library: StoreReader, run: str, step: int) -> str | None:
+def _parent(reader: StoreReader, run: str, step: int) -> str | None:
     """Return the run that this one is a fork of, where that has the same step."""
-    parent = library.store.runs.events(run)[-1].parent_run
+    parent = reader.store.runs.events(run)[-1].parent_run
     if not parent or parent == run:
         return None
     try:
-        return parent if step in steps_of(library, parent) else None
+        return parent if step in steps_of(reader, parent) else None
     except NotThere:  # it was removed
         return None
 
@@ -115,42 +108,44 @@ ALL = "all"
 """The value of `set` that asks for every set at once."""
 
 
-def evaluation_page(library: StoreReader, asked: PageRequest) -> Page:
+def evaluation_page(reader: StoreReader, request: PageRequest) -> Page:
     """Return an evaluation of a policy; `set` chooses one set. Raises NotThere and BadQuestion."""
-    run, version = asked.path["run"], asked.required_number("step")
-    every = evaluation_traces(library, run, version)
+    run, version = request.path["run"], request.required_number("step")
+    every = evaluation_traces(reader, run, version)
     sets = sorted(every["set"].unique())
-    chosen = _chosen_set(asked, sets)
-    frame = every if chosen is None else evaluation_traces(library, run, version, chosen)
+    chosen = _chosen_set(request, sets)
+    frame = every if chosen is None else evaluation_traces(reader, run, version, chosen)
     values = {
         "run": run,
         "step": version,
-        "retired": expired_rows(library, [c.traces for c in evaluation_lineages(library, run, version)]),
+        "retired": expired_rows(reader, [c.traces for c in evaluation_lineages(reader, run, version)]),
         "evaluation": {
             "set": chosen,
             "sets": sets,
-            "scores": _scores(library, run, version, chosen),
+            "scores": _scores(reader, run, version, chosen),
             "num_replaced": frame["replaced"].sum(),
         },
         "stages": ["rollout"],
         "computed_by": [],
-        "finished": all(lineage.traces.finished for lineage in evaluation_lineages(library, run, version)),
+        "finished": all(lineage.traces.finished for lineage in evaluation_lineages(reader, run, version)),
         "num_batches": 1,
         "num_judged_apart": 0,
         "packed": False,
         "updates": [],
-        "policies": policies(library, run, frame, ()),
-        **list_values(library, run, frame, asked),
-        **neighbours(steps_of(library, run, for_training=False), version),
+        "policies": policies(reader, run, frame, ()),
+        **list_values(reader, run, frame, request),
+        **neighbours(steps_of(reader, run, for_training=False), version),
         "compared": None,
-        "carried": {name: asked.query[name] for name in (*CARRIED, "set") if asked.query.get(name)},
+        "carried": {name: request.query[name] for name in (*CARRIED, "set") if request.query.get(name)},
     }
-    return Page("step.html", f"Evaluation of policy {version}", values, crumbs(run), any_going(library, run))
+    return Page(
+        "step.html", f"Evaluation of policy {version}", values, ((run, addresses.run(run)),), any_going(reader, run)
+    )
 
 
-def _chosen_set(asked: PageRequest, sets: list[str]) -> str | None:
-    """Return the set that is asked for; None for all."""
-    given = asked.text("set")
+def _chosen_set(request: PageRequest, sets: list[str]) -> str | None:
+    """Return the set that the request names; None for all."""
+    given = request.text("set")
     if not given or given == ALL:
         return None
     if given not in sets:
@@ -158,8 +153,8 @@ def _chosen_set(asked: PageRequest, sets: list[str]) -> str | None:
     return given
 
 
-def _scores(library: StoreReader, run: str, version: int, set_name: str | None) -> list[dict[str, Any]]:
+def _scores(reader: StoreReader, run: str, version: int, set_name: str | None) -> list[dict[str, Any]]:
     """Return the scores of the sets, as `stagecoach evals` has them; those that are still going on have none."""
-    found = [scores.described for _, scores in scored_evaluations(library, run, version)]
+    found = [scores.described for _, scores in scored_evaluations(reader, run, version)]
     wanted = [each for each in found if set_name in (None, each["set"])]
     return [{"set": each["set"], **score} for each in wanted for score in each["scores"]]

@@ -22,7 +22,7 @@ from flows.queries.messages import (
 )
 from flows.queries.reader import read_json, reward_parts
 from flows.queries.request import BadQuestion, NotThere, PageRequest
-from flows.queries.rollout_list import TraceNeighbours, neighbours_of_trace
+from flows.queries.rollout_list import neighbours_of_trace
 from flows.queries.rollouts import episode, history, mates
 from flows.queries.row_lineage import nearest, policy_version
 from flows.queries.run_state import any_going
@@ -43,14 +43,14 @@ from flows.queries.trace import (
 )
 from flows.queries.views import EXPIRED
 from flows.viewer import addresses
-from flows.viewer.addresses import Crumb, Page
+from flows.viewer.addresses import Page
 from tasks.arrays.finding import QUARANTINED
 from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STALE, STOPPED, TRAINED
 
 VIEWS = ("both", "text", "tokens")
 JUMPS = ("first", "last", "trained", "error")
 SMALL_RUN = 32
-"""Batches of rollouts whose traces are looked through for the history of an example without being asked to."""
+"""Batches of rollouts whose traces are looked through for the history of an example without a request."""
 JSONS = ("rewards", "metrics", "info", "record")
 ERROR = ("error_class", "error_type", "error_message", "error_traceback")
 TONES = {
@@ -58,274 +58,237 @@ TONES = {
     **dict.fromkeys((FILTERED, REFUSED, NO_WEIGHT, EXPIRED), "warn"),
     **dict.fromkeys((ERRORED, STOPPED, STALE, QUARANTINED), "bad"),
 }
-SPANS = ("setup", "generation", "scoring")
+USE = ("outcome", "detail", "group", "decision", "regrade", "quarantines", "notes", "keys")
+"""What the page takes of a trace's outcome as it is; see `flows.queries.trace.outcome_of`."""
 MOST_BRANCHES, MOST_ACROSS = 40, 90
 """Larger graphs are not drawn: the branches can be read one by one."""
 ROLES = ("system", "user", "assistant", "tool")
 Values = dict[str, Any]
 
 
-def trace_page(library: StoreReader, asked: PageRequest) -> Page:
+def trace_page(reader: StoreReader, request: PageRequest) -> Page:
     """Return a trace as a run uses it.
 
-    The question may have: `key` (the work that made it), `branch`, `from` (the first message of the window), `to`
+    The request may have: `key` (the work that made it), `branch`, `from` (the first message of the window), `to`
     (first, last, trained or error, instead), `message` (that one alone, `at` its first token), `view`, `color`, `q`,
     `list` (the choice of the list that it was opened from; see `flows.queries.rollout_list`) and `history` (1 for all
     attempts at its example where the run is large; what is saved or read by a program has them).
     """
-    found = find_trace(library, asked.path["run"], asked.path["trace"], asked.text("key"))
-    row = found.row
-    beside = neighbours_of_trace(library, found, asked.text("list"))
+    trace = find_trace(reader, request.path["run"], request.path["trace"], request.text("key"))
+    run, row, for_training = trace.run, trace.row, trace.lineage.for_training
+    beside = neighbours_of_trace(reader, trace, request.text("list"))
+    previous, following = (pair or (None, None) for pair in (beside.previous, beside.next))
+    spans = [
+        {"name": name, "seconds": row[f"{name}_seconds"], "inside": None} for name in ("setup", "generation", "scoring")
+    ]
+    spans[1]["inside"] = {"name": "model", "seconds": row["model_seconds"]}
     values = {
-        "run": found.run,
-        "trace_id": found.trace_id,
-        "key": found.key,
-        "step": found.step,
-        "for_training": found.lineage.for_training,
-        "retired": expired_rows(library, (*found.lineage.works, *message_works(library, found))),
+        **{"run": run, "trace_id": trace.trace_id, "key": trace.key, "step": trace.step, "for_training": for_training},
+        "retired": expired_rows(reader, (*trace.lineage.works, *message_works(reader, trace))),
         "trace": {name: value for name, value in row.items() if name not in (*JSONS, *ERROR)},
         "error": _error(row),
         "reward_parts": reward_parts(row["rewards"]),
         "metrics": read_json(row["metrics"]),
-        **{name: _fold(row[name]) for name in ("info", "record")},
-        "outcome": outcome(library, found),
-        "samples": trained_in(library, found),
-        "policies": policies(library, found),
-        "timing": timing(row),
-        "other_runs": other_runs(found),
-        **_around(library, found, asked),
-        **_neighbour_links(beside),
-        **_Conversation(library, found, asked).values(),
+        **{name: None if row[name] in ("", "{}", "null") else long_text(row[name]) for name in ("info", "record")},
+        "outcome": _outcome(reader, trace),
+        "samples": trained_in(reader, trace),
+        "policies": _policies(reader, trace),
+        "timing": spans,
+        "other_runs": other_runs(trace),
+        "mates": _with_links(trace, mates(reader, trace)),
+        "episode": _with_links(trace, episode(reader, trace)),
+        "history": _history(reader, trace, request),
+        **{"place": beside.place, "num_traces": beside.num_traces, "walking": beside.chosen},
+        **dict(zip(("previous", "previous_key", "next", "next_key"), (*previous, *following), strict=True)),
+        **_Conversation(reader, trace, request).values(),
     }
+    # The way up leads to the list that it was opened from, as that was.
+    where, title = (addresses.step, "step") if for_training else (addresses.evaluation, "evaluation of policy")
+    crumbs = ((run, addresses.run(run)), (f"{title} {trace.step}", where(run, trace.step, **beside.chosen)))
     # What is pending may be decided while somebody looks; nothing else of a trace ever changes.
-    live = values["outcome"]["outcome"] == PENDING and any_going(library, found.run)
-    return Page("trace.html", f"Trace {found.trace_id[:8]}", values, _crumbs(found, beside), live)
-
-
-def _crumbs(found: FoundTrace, beside: TraceNeighbours) -> tuple[Crumb, ...]:
-    """Return the way to a trace; over the list that it was opened from, as that was."""
-    training = found.lineage.for_training
-    where, named = (addresses.step, "step") if training else (addresses.evaluation, "evaluation of policy")
-    above = Crumb(f"{named} {found.step}", where(found.run, found.step, **beside.chosen))
-    return Crumb(found.run, addresses.run(found.run)), above
-
-
-def _fold(text: str) -> Values | None:
-    """Return a JSON text as it is; None where it says nothing."""
-    return None if text in ("", "{}", "null") else long_text(text)
+    live = values["outcome"]["outcome"] == PENDING and any_going(reader, run)
+    return Page("trace.html", f"Trace {trace.trace_id[:8]}", values, crumbs, live)
 
 
 def _error(row: Mapping[str, Any]) -> Values | None:
     if row["error_class"] is None:
         return None
-    texts = {"message": row["error_message"], "traceback": row["error_traceback"]}
-    shown = {name: long_text(text) if text else None for name, text in texts.items()}
-    return {"class": row["error_class"], "type": row["error_type"], **shown}
+    texts = {name: row[f"error_{name}"] for name in ("message", "traceback")}
+    folded = {name: long_text(text) if text else None for name, text in texts.items()}
+    return {"class": row["error_class"], "type": row["error_type"], **folded}
 
 
-def outcome(library: StoreReader, found: FoundTrace) -> Values:
+def _outcome(reader: StoreReader, trace: FoundTrace) -> Values:
     """Return what the run made of the trace: a sentence, its outcome, the verdict's numbers, group and quarantines."""
-    use = outcome_of(library, found)
+    use = outcome_of(reader, trace)
     verdict = use["verdict"]
+    evidence = verdict["evidence"] if verdict else {}
     return {
-        "sentence": sentence({"trace": found.row}, use),
-        **{
-            name: use[name]
-            for name in ("outcome", "detail", "group", "decision", "regrade", "quarantines", "notes", "keys")
-        },
+        "sentence": sentence({"trace": trace.row}, use),
+        **{name: use[name] for name in USE},
         "tone": TONES.get(use["outcome"], ""),
         "verdict": verdict and {name: verdict[name] for name in ("keep", "reason", "detected")},
         "evidence": [
             {"filter": name, "numbers": [{"name": path, "value": value} for path, value in flat(numbers)]}
-            for name, numbers in (verdict or {"evidence": {}})["evidence"].items()
+            for name, numbers in evidence.items()
         ],
     }
 
 
-def timing(row: Mapping[str, Any]) -> list[Values]:
-    """Return the spans of a rollout in order: name, seconds; the generation with the model's share of it."""
-    spans = [{"name": name, "seconds": row[f"{name}_seconds"], "inside": None} for name in SPANS]
-    spans[1]["inside"] = {"name": "model", "seconds": row["model_seconds"]}
-    return spans
-
-
-def trained_in(library: StoreReader, found: FoundTrace) -> list[Values]:
+def trained_in(reader: StoreReader, trace: FoundTrace) -> list[Values]:
     """Return the samples that the trace became, each with the batch row that it is in, and that row's address.
 
     The address is None where the step was done again since: the page of its batch has the rows that were trained last.
     `weights` are the sums of the weights by component that the row has for the sample, None where it is in none.
     """
-    packed, made = found.lineage.batches, found.lineage.updates
-    own = samples(library, found)
-    sums = packed_weights(library, found, own).with_columns(pl.col(WEIGHTS).cast(pl.List(pl.Float64)).list.sum())
+    packed, updates, rows = trace.lineage.batches, trace.lineage.updates, samples(reader, trace)
+    sums = packed_weights(reader, trace, rows).with_columns(pl.col(WEIGHTS).cast(pl.List(pl.Float64)).list.sum())
     weights = {row.pop("sample_id"): row for row in sums.to_dicts()}
-    rows = own.drop("path").to_dicts()
-    gone = packed is not None and has_lost_rows(library, [packed], "batches")
-    shown = batch.packed_step(library, found.run, packed.step).batches.key if packed else None
-    for each in rows:
-        known = packed is not None and each["row"] is not None
-        is_shown = packed and known and packed.key == shown
-        each["address"] = addresses.row(found.run, packed.step, each["row"]) if packed and is_shown else None
-        each["weights"] = weights.get(each["sample_id"])
-        each["trained"] = None if gone and not known else bool(known and made)
-    return rows
+    gone = packed is not None and has_lost_rows(reader, [packed], "batches")
+    is_last = packed is not None and batch.packed_step(reader, trace.run, packed.step).batches.key == packed.key
+    linked = []
+    for row in rows.drop("path").to_dicts():
+        in_batch = packed is not None and row["row"] is not None
+        address = addresses.row(trace.run, packed.step, row["row"]) if packed and in_batch and is_last else None
+        trained = None if gone and not in_batch else bool(in_batch and updates)
+        linked.append({**row, "address": address, "weights": weights.get(row["sample_id"]), "trained": trained})
+    return linked
 
 
-def policies(library: StoreReader, found: FoundTrace) -> Values:
+def _policies(reader: StoreReader, trace: FoundTrace) -> Values:
     """Return the policy that sampled the trace and the one that training on it made; null where there is none.
 
     Of a trace that several policies sampled it is the oldest, and `parts` has each with its number of tokens.
     """
-    made, key = found.lineage.updates, str(found.row["policy_key"])
-    after = {"run": found.run, "version": policy_version(made), "key": made.key} if made else None
+    updates, key = trace.lineage.updates, str(trace.row["policy_key"])
+    made = {"run": trace.run, "version": policy_version(updates), "key": updates.key} if updates else None
+    parts = token_policies(reader, trace).group_by("policy_version", "policy_key").agg(pl.col("num_tokens").sum())
     return {
-        "sampled": _sampler(library, found, key) if key else None,
-        "parts": _samplers_of_parts(library, found),
-        "made": after and after | {"address": addresses.step(found.run, made.step)} if made else None,
+        "sampled": _sampler(reader, trace, key, trace.row["policy_version"]) if key else None,
+        "parts": [
+            _sampler(reader, trace, key, version) | {"num_tokens": count}
+            for version, key, count in parts.sort("policy_version").iter_rows()
+        ],
+        "made": made and updates and made | {"address": addresses.step(trace.run, updates.step)},
     }
 
 
-def _samplers_of_parts(library: StoreReader, found: FoundTrace) -> list[Values]:
-    parts = token_policies(library, found).group_by("policy_version", "policy_key").agg(pl.col("num_tokens").sum())
-    return [
-        _sampler(library, found, key, version) | {"num_tokens": count}
-        for version, key, count in parts.sort("policy_version").iter_rows()
-    ]
-
-
-def _sampler(library: StoreReader, found: FoundTrace, key: str, version: int | None = None) -> Values:
-    work = library.graph.works.get(key)
-    version = found.row["policy_version"] if version is None else version
-    known = {"key": key, "version": version, "run": None, "address": None}
+def _sampler(reader: StoreReader, trace: FoundTrace, key: str, version: int) -> Values:
+    work = reader.graph.works.get(key)
     if work is None:
-        return known
-    run = found.run if found.run in work.runs else work.runs[0]
+        return {"key": key, "version": version, "run": None, "address": None}
+    run = trace.run if trace.run in work.runs else work.runs[0]
     trained = policy_version(work)
     address = addresses.step(run, trained - 1) if trained else addresses.run(run)
-    return known | {"run": run, "version": trained, "address": address}
+    return {"key": key, "version": trained, "run": run, "address": address}
 
 
-def _around(library: StoreReader, found: FoundTrace, asked: PageRequest) -> Values:
-    """Return the traces around it: of its group, its episode and its example.
-
-    `history` is None where nobody asked for it and it costs more than the rest: every batch of a large run is read.
-    """
-    wanted = asked.flag("history") or asked.text("format") in ("json", "file")
-    with_history = wanted or len(library.history(found.run).lineages) <= SMALL_RUN
-    return {
-        "mates": _with_links(found, mates(library, found)),
-        "episode": _with_links(found, episode(library, found)),
-        "history": _with_links(found, history(library, found)) if with_history else None,
-    }
+def _history(reader: StoreReader, trace: FoundTrace, request: PageRequest) -> list[Values] | None:
+    """Return all attempts at the example; None where they cost more than the rest, and nothing requests them."""
+    wanted = request.flag("history") or request.text("format") in ("json", "file")
+    if not wanted and len(reader.history(trace.run).lineages) > SMALL_RUN:
+        return None
+    return _with_links(trace, history(reader, trace))
 
 
-def _neighbour_links(beside: TraceNeighbours) -> Values:
-    """Return the traces before and after it; `walking` is what the list was asked for in which these are its own."""
-    (previous, previous_key), (following, next_key) = (each or (None, None) for each in (beside.previous, beside.next))
-    return {
-        "place": beside.place,
-        "num_traces": beside.num_traces,
-        "previous": previous,
-        "previous_key": previous_key,
-        "next": following,
-        "next_key": next_key,
-        "walking": beside.chosen,
-    }
-
-
-def _with_links(found: FoundTrace, rows: pl.DataFrame) -> list[Values]:
-    shown = rows.to_dicts()
-    for row in shown:
-        row["here"] = row["trace_id"] == found.trace_id
-        row["address"] = addresses.trace(found.run, row["trace_id"], row["key"])
-    return shown
+def _with_links(trace: FoundTrace, rows: pl.DataFrame) -> list[Values]:
+    return [
+        {
+            **row,
+            "here": row["trace_id"] == trace.trace_id,
+            "address": addresses.trace(trace.run, row["trace_id"], row["key"]),
+        }
+        for row in rows.to_dicts()
+    ]
 
 
 class _Conversation:
     """The messages of a trace in the window and the branch that an address asks for."""
 
-    def __init__(self, library: StoreReader, found: FoundTrace, asked: PageRequest) -> None:
-        self.library, self.found, self.asked = library, found, asked
-        self.rows = messages(library, found)
-        self.whole = reading(self.rows)
-        branch = asked.text("branch")
-        self.branch = asked.number("branch", 0, most=max(len(self.whole.paths) - 1, 0)) if branch else None
-        self.view = self.whole if self.branch is None else reading(self.rows, self.branch)
+    def __init__(self, reader: StoreReader, trace: FoundTrace, request: PageRequest) -> None:
+        self.reader, self.trace, self.request = reader, trace, request
+        self.rows = messages(reader, trace)
+        self.all = reading(self.rows)
+        has_branch = bool(request.text("branch"))
+        self.branch = request.number("branch", 0, most=max(len(self.all.paths) - 1, 0)) if has_branch else None
+        self.lines = (self.all if self.branch is None else reading(self.rows, self.branch)).lines
+        self.places = {line.message: place for place, line in enumerate(self.lines)}
+        self.alone = bool(request.text("message"))
         self.start, self.window = self._window()
 
     def values(self) -> Values:
         """Return the messages, their tokens, and how they can be read and coloured."""
-        library, found, asked = self.library, self.found, self.asked
-        numbers, first = [line.message for line in self.window], asked.number("at", 0) if asked.text("message") else 0
-        drawn, measured = shown_tokens(library, found, numbers, first)
+        reader, trace, request = self.reader, self.trace, self.request
+        numbers = [line.message for line in self.window]
+        drawn, measured = shown_tokens(reader, trace, numbers, request.number("at", 0) if self.alone else 0)
+        found = [hit for hit in hits(self.rows, request.text("q")) if hit["message"] in self.places]
         return {
             "branches": [
                 {"branch": branch, "num_messages": len(path), "leaf": path[-1]}
-                for branch, path in enumerate(self.whole.paths)
+                for branch, path in enumerate(self.all.paths)
             ],
             "graph": self._graph(),
             "branch": self.branch,
-            "num_messages": len(self.view.lines),
+            "num_messages": len(self.lines),
             "from": self.start,
             "window": WINDOW,
-            "alone": bool(asked.text("message")),
+            "alone": self.alone,
             "messages": self._messages(numbers, drawn),
             "tokens": describe(drawn),
             "scaled": scaled_weights(measured),
-            "tokenizer": tokenizer(library, found)[1],
-            "view": asked.one_of("view", VIEWS, "both"),
-            "color": asked.one_of("color", NAMES, default_colouring(measured)),
-            "colourings": colourings(library, found, measured),
-            "q": asked.text("q"),
-            "hits": self._hits(),
+            "tokenizer": tokenizer(reader, trace)[1],
+            "view": request.one_of("view", VIEWS, "both"),
+            "color": request.one_of("color", NAMES, default_colouring(measured)),
+            "colourings": colourings(reader, trace, measured),
+            "q": request.text("q"),
+            "hits": [hit | {"from": self.places[hit["message"]] // WINDOW * WINDOW} for hit in found],
             "most_hits": MOST_HITS,
         }
 
     def _graph(self) -> Values:
         """Return the graph as it is drawn, where it has forks and can be seen as a whole."""
-        paths = self.whole.paths
+        paths = self.all.paths
         if not (1 < len(paths) <= MOST_BRANCHES and max(map(len, paths)) <= MOST_ACROSS):
             paths = []
-        roles = {
-            str(message): f"by-{role if role in ROLES else 'other'}"
-            for message, role in self.rows.select("message", "role").iter_rows()
-            if paths
+        roles = self.rows.select("message", "role").iter_rows() if paths else ()
+        return {
+            "paths": paths,
+            "roles": {str(message): f"by-{role if role in ROLES else 'other'}" for message, role in roles},
+            "addresses": [self.request.but(branch=branch, message=None, to=None) for branch in range(len(paths))],
+            "broken": self.all.broken,
         }
-        ways = [self.asked.but(branch=branch, message=None, to=None) for branch in range(len(paths))]
-        return {"paths": paths, "roles": roles, "addresses": ways, "broken": self.whole.broken}
 
     def _window(self) -> tuple[int, Sequence[Line]]:
         """Return where the window begins in the order of reading, and its lines."""
-        asked, lines = self.asked, self.view.lines
-        if asked.text("message"):
-            number = asked.number("message", 0)
-            for place, line in enumerate(lines):
-                if line.message == number:
-                    return place, [line]
-            raise BadQuestion(f"message={number}: there is no such message among the {len(lines)} of the trace")
-        to = asked.one_of("to", JUMPS, "")
-        start = self._jump(to) if to else asked.number("from", 0)
+        request, lines = self.request, self.lines
+        if self.alone:
+            number = request.number("message", 0)
+            if number not in self.places:
+                raise BadQuestion(f"message={number}: there is no such message among the {len(lines)} of the trace")
+            return self.places[number], [lines[self.places[number]]]
+        jump = request.one_of("to", JUMPS, "")
+        start = self._jump(jump) if jump else request.number("from", 0)
         # An address may be older than the branch that is shown now: it opens the end, not an error.
         start = min(start, max(len(lines) - 1, 0))
         return start, lines[start : start + WINDOW]
 
     def _jump(self, to: str) -> int:
         if to == "trained":
-            trained = {*tokens(self.library, self.found, texts=False).filter("trained")["message"].unique()}
-            return next((place for place, line in enumerate(self.view.lines) if line.message in trained), 0)
+            trained = {*tokens(self.reader, self.trace, texts=False).filter("trained")["message"].unique()}
+            return next((place for message, place in self.places.items() if message in trained), 0)
         # What went wrong ended the rollout, so its error is where the messages end.
-        return max(len(self.view.lines) - WINDOW, 0) if to in ("last", "error") else 0
+        return max(len(self.lines) - WINDOW, 0) if to in ("last", "error") else 0
 
     def _messages(self, numbers: Sequence[int], drawn: Mapping[int, Values]) -> list[Values]:
         shown = self.rows.filter(pl.col("message").is_in(numbers))
-        row_of = {row["message"]: row for row in shown.iter_rows(named=True)}
-        pictures = images(self.library, self.found, [row["body"] for row in row_of.values()])
-        rejected = set(rejected_messages(self.found, self.rows))
-        read = [read_message(row_of[number], pictures) for number in numbers]
+        rows = {row["message"]: row for row in shown.iter_rows(named=True)}
+        pictures = images(self.reader, self.trace, [row["body"] for row in rows.values()])
+        rejected = set(rejected_messages(self.trace, self.rows))
+        read = [read_message(rows[number], pictures) for number in numbers]
         link_calls(read)
-        text = self.asked.text("q").casefold()
+        text = self.request.text("q").casefold()
         for line, message in zip(self.window, read, strict=True):
-            row = row_of[line.message]
+            row = rows[line.message]
             message |= {
                 "branch": line.branch,
                 "goes_on_from": line.goes_on_from,
@@ -335,43 +298,34 @@ class _Conversation:
             }
         return read
 
-    def _hits(self) -> list[Values]:
-        """Return the places of a text with where their window begins."""
-        places = {line.message: place for place, line in enumerate(self.view.lines)}
-        found = [hit for hit in hits(self.rows, self.asked.text("q")) if hit["message"] in places]
-        return [hit | {"from": places[hit["message"]] // WINDOW * WINDOW} for hit in found]
 
-
-def any_trace_page(library: StoreReader, asked: PageRequest) -> Page:
+def any_trace_page(reader: StoreReader, request: PageRequest) -> Page:
     """Return the runs that use a trace, each with the trace's outcome and the address of its page there.
 
     Of a trace that one run uses it is the page in that run. Raises NotThere, with the nearest ids, where none does.
     """
-    given = asked.path["trace"]
-    found = uses(library, given)
-    if not found:
-        near = nearest(given, index(library, library.graph.makers("traces"))["trace_id"])
+    requested = request.path["trace"]
+    traces = uses(reader, requested)
+    if not traces:
+        near = nearest(requested, index(reader, reader.graph.makers("traces"))["trace_id"])
         hint = f"; the nearest ids are {', '.join(near)}" if near else ""
-        raise NotThere(f"no run of {library.store.root.address} has a trace {given!r}{hint}")
-    trace_id = found[0].trace_id
-    if len(found) == 1:
-        path, query = {"run": found[0].run, "trace": trace_id}, {**asked.query, "key": found[0].key}
-        return trace_page(library, PageRequest(addresses.trace(found[0].run, trace_id), path, query))
-    values = {"trace_id": trace_id, "uses": [_use(library, each) for each in found]}
+        raise NotThere(f"no run of {reader.store.root.address} has a trace {requested!r}{hint}")
+    run, trace_id = traces[0].run, traces[0].trace_id
+    if len(traces) == 1:
+        path, query = {"run": run, "trace": trace_id}, {**request.query, "key": traces[0].key}
+        return trace_page(reader, PageRequest(addresses.trace(run, trace_id), path, query))
+    values = {"trace_id": trace_id, "uses": [_use(reader, trace) for trace in traces]}
     return Page("any_trace.html", f"Trace {trace_id[:8]}", values)
 
 
-def _use(library: StoreReader, found: FoundTrace) -> dict[str, object]:
-    made = outcome_of(library, found)
-    samples = [sample for sample in made["samples"] if sample["advantage"] is not None]
+def _use(reader: StoreReader, trace: FoundTrace) -> Values:
+    use = outcome_of(reader, trace)
+    advantages = (sample["advantage"] for sample in use["samples"] if sample["advantage"] is not None)
     return {
-        "run": found.run,
-        "step": found.step,
-        "for_training": found.lineage.for_training,
-        "key": found.key,
-        "reward": found.row["reward"],
-        "advantage": samples[0]["advantage"] if samples else None,
-        **{name: made[name] for name in ("outcome", "detail", "policy")},
-        "computed_by": found.lineage.traces.computed_by,
-        "address": addresses.trace(found.run, found.trace_id, found.key),
+        **{"run": trace.run, "step": trace.step, "for_training": trace.lineage.for_training, "key": trace.key},
+        "reward": trace.row["reward"],
+        "advantage": next(advantages, None),
+        **{name: use[name] for name in ("outcome", "detail", "policy")},
+        "computed_by": trace.lineage.traces.computed_by,
+        "address": addresses.trace(trace.run, trace.trace_id, trace.key),
     }

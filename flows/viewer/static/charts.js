@@ -289,49 +289,8 @@
   }
   watch(document);
 
-  // A list is sifted while somebody types, without asking again; entered, the words go into the address.
-  function sift() {
-    const field = document.querySelector("[data-sifts]"), list = field && document.getElementById(field.dataset.sifts);
-    if (!list) return;
-    const words = field.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const rows = [...list.querySelectorAll("[data-row]")];
-    for (const row of rows) {
-      const said = row.dataset.said.toLowerCase(); // its name, unit and meaning, and that of each environment
-      row.hidden = !words.every((word) => said.includes(word));
-    }
-    for (const group of list.querySelectorAll("section")) group.hidden = !group.querySelector("[data-row]:not([hidden])");
-    const nothing = list.querySelector("[data-sifted-out]");
-    if (nothing) nothing.hidden = !words.length || rows.some((row) => !row.hidden);
-  }
-  document.addEventListener("input", (event) => {
-    if (!event.target.matches?.("[data-sifts]")) return;
-    const fold = document.getElementById(event.target.dataset.sifts)?.closest("details");
-    if (fold) fold.open = true;
-    sift();
-    keep({ sifted: event.target.value });
-  });
-  // Who comes back finds what was typed and opened: it is kept with this entry of the history, not in the address.
-  const kept = history.state?.charts || {};
-  function keep(more) {
-    history.replaceState({ ...history.state, charts: Object.assign(kept, more) }, "");
-  }
-  function restore() {
-    for (const [id, open] of Object.entries(kept.folds || {})) {
-      const fold = document.getElementById(id);
-      if (fold) fold.open = open;
-    }
-    const field = document.querySelector("[data-sifts]");
-    if (field && kept.sifted !== undefined) field.value = kept.sifted;
-    sift();
-  }
-
-  // What was chosen stays chosen when a part of the page is taken anew, and what was opened stays open.
-  const picked = {}, opened = new Map();
-  document.addEventListener("toggle", (event) => {
-    if (!event.target.id) return;
-    opened.set(event.target.id, event.target.open);
-    keep({ folds: Object.fromEntries(opened) });
-  }, true); // it does not bubble
+  // What was chosen stays chosen when a part of the page is taken anew.
+  const picked = {};
   document.addEventListener("change", (event) => {
     if (event.target.type === "radio") picked[event.target.name] = event.target.value;
   });
@@ -339,12 +298,6 @@
     for (const radio of event.detail.querySelectorAll("input[type=radio]")) {
       if (picked[radio.name] === radio.value) radio.checked = true;
     }
-    for (const [id, open] of opened) {
-      const part = event.detail.id === id ? event.detail : event.detail.querySelector(`#${CSS.escape(id)}`);
-      if (part) part.open = open;
-    }
     watch(event.detail);
-    sift();
   });
-  restore();
 })();

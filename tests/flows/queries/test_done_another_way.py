@@ -21,7 +21,6 @@ from flows.queries.views import relations
 from flows.viewer import addresses
 from flows.viewer.app import respond
 from flows.viewer.pages.trace import trained_in
-from flows.viewer.rendering import PAGES
 from storage.read.frames import Frames
 from storage.store import open_store
 from tasks.filtering import stage as filtering
@@ -163,7 +162,7 @@ def test_a_rollout_of_a_batch_that_was_done_again_leads_to_no_row_of_the_other(t
     assert old[0]["trained"] and old[0]["row"] is not None and old[0]["address"] is None
     assert new[0]["trained"] and new[0]["address"] == addresses.row("run", 0, new[0]["row"])
     asked = PageRequest("/", {"run": "run", "trace": trace_id}, {"key": first.traces.key})
-    text = bytes(respond(PAGES["trace"], library, asked).body).decode()
+    text = bytes(respond("trace", library, asked).body).decode()
     assert "of a batch before the step was done again" in text and "in no batch" not in text
 
 

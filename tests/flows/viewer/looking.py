@@ -21,7 +21,7 @@ from flows.queries.request import PageRequest
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.app import application, respond
-from flows.viewer.rendering import PAGES, parsed_address
+from flows.viewer.routes import parsed_address
 from storage.read.frames import Frames
 
 CHECKOUT = Path(__file__).parents[3]
@@ -59,7 +59,7 @@ def visitor(store: Path | str | StoreReader, token: str = "", hosts: tuple[str, 
 def answer(library: StoreReader, address: str, **query: str) -> tuple[int, str]:
     """How an address is answered, with more of a question: the status and the body."""
     name, asked = parsed_address(address)
-    found = respond(PAGES[name], library, PageRequest(asked.address, asked.path, {**asked.query, **query}))
+    found = respond(name, library, PageRequest(asked.address, asked.path, {**asked.query, **query}))
     return found.status_code, bytes(found.body).decode()
 
 

@@ -1,6 +1,5 @@
 """The packed batch: against the tables themselves, before and after training; and what its pages make of it."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +9,16 @@ import pytest
 from flows.orchestration.states import GateRefused
 from flows.queries import batch
 from flows.queries.batch import decisions, packed_step, row_samples, rows, samples, updates
-from flows.queries.request import NotThere
 from flows.queries.store_reader import StoreReader
 from flows.queries.views import select_rows
-from flows.reporting.formats import visible
-from flows.reporting.svg import diverging, sequential
 from flows.viewer import addresses
-from flows.viewer.pages.batch import _token, rows_per_page, trace_of
-from flows.viewer.rendering import templates
+from flows.viewer.pages.batch import _token, rows_per_page
 from storage.read.frames import Frames
 from tests.fixtures.builders import trace
 from tests.fixtures.rehearsal import rehearse
 from tests.flows.viewer.hand_made import RUN, HandMade, credit, update
 from tests.flows.viewer.hand_made import batch as row_of
-from tests.flows.viewer.looking import answer, values
+from tests.flows.viewer.looking import values
 
 REFUSED = {"type": "rule", "rule": "reward_mean > 0.45"}  # of the first step it is 0.51, of the second 0.44
 
@@ -44,23 +39,6 @@ def stored(library: StoreReader, table: str, step: int, run: str = "run") -> lis
     found = frames[table].filter(pl.col("step") == step).sort("seq").collect()
     assert len(found), f"there are no {table} to compare with"
     return found.to_dicts()
-
-
-@pytest.mark.parametrize(("run", "step", "padding"), [("run", 0, False), ("run", 1, False), ("wide", 0, True)])
-def test_rows_are_those_of_the_table_and_padding_holds_nothing(
-    library: StoreReader, run: str, step: int, padding: bool
-) -> None:
-    of = packed_step(library, run, step)
-    found = {row["row"]: row for row in rows(library, of).to_dicts()}
-    expected = stored(library, "batches", step, run)
-    assert list(found) == [row["row"] for row in expected]
-    assert any(not row["sample_ids"] for row in expected) == padding
-    for row in expected:
-        tokens = len(row["token_ids"]) if row["sample_ids"] else 0
-        assert found[row["row"]]["num_tokens"] == tokens
-        assert found[row["row"]]["num_samples"] == len(row["sample_ids"])
-        assert found[row["row"]]["fill"] == pytest.approx(tokens / 64)
-        assert (found[row["row"]]["rank"], found[row["row"]]["update"]) == (row["rank"], row["update"])
 
 
 def test_samples_stand_where_the_borders_say_and_know_their_traces(library: StoreReader) -> None:
@@ -112,15 +90,6 @@ def test_a_batch_that_was_not_trained_has_nothing_measured_and_says_who_held_it_
     assert held.updates is None and updates(library, held).is_empty()
     assert [each["approved"] for each in decisions(library, held)] == [False]
     assert [each["approved"] for each in decisions(library, trained)] == [True]
-
-
-def test_what_is_not_there_is_named_with_what_is(library: StoreReader) -> None:
-    with pytest.raises(NotThere, match="no packed batch of step 7; it has batches of the steps 0-1"):
-        packed_step(library, "run", 7)
-    with pytest.raises(NotThere, match="no row 99"):
-        batch.tokens(library, packed_step(library, "run", 0), 99)
-    with pytest.raises(NotThere):
-        packed_step(library, "nobody", 0)
 
 
 def test_of_several_packings_the_one_trained_last_counts(tmp_path: Path) -> None:
@@ -193,67 +162,6 @@ def test_long_rows_are_drawn_in_parts_that_join(paged: StoreReader, monkeypatch:
         assert sum(len(piece["tokens"]) for piece in drawn["samples"]) <= 20
         first = drawn["after"]
     assert seen == list(range(len(seen))) and len(seen) > 1
-
-
-def test_of_a_sample_without_end_the_beginning_is_drawn_and_the_rest_counted(
-    paged: StoreReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("flows.viewer.pages.batch.MOST_TOKENS", 4)
-    said = values(paged, ROW)
-    (piece,) = said["drawn"]["samples"]
-    assert len(piece["tokens"]) == 4 and piece["left_out"] == said["samples"][0]["num_tokens"] - 4 > 0
-    assert f"{piece['left_out']} more tokens" in answer(paged, ROW)[1]
-
-
-@pytest.mark.parametrize(
-    ("address", "status"),
-    [
-        (addresses.batch("run", 9), 404),
-        (addresses.row("run", 0, 99), 404),
-        (f"{BATCH}?colour=taste", 400),
-        (f"{BATCH}?page=7", 400),
-        (f"{ROW}?first=99", 400),
-    ],
-)
-def test_what_cannot_be_answered_says_so(paged: StoreReader, address: str, status: int) -> None:
-    assert answer(paged, address)[0] == status
-
-
-def test_steps_of_colour_keep_signs_zeros_and_nothing_apart() -> None:
-    assert [diverging(value, 2.0) for value in (-2.0, -0.001, 0.0, None, 0.5, 0.51, 9.0)] == [
-        "n4",
-        "n1",
-        "0",
-        "none",
-        "p1",
-        "p2",
-        "p4",
-    ]
-    shades = [sequential(value, 0.0, 1.0) for value in (None, 0.0, 0.49, 0.5, 1.0, 7.0)]
-    assert shades == ["none", "0", "1", "2", "4", "4"]
-    assert sequential(1.0, 1.0, 1.0) == "4"
-
-
-def test_a_bar_escapes_what_environments_named() -> None:
-    hostile = '"><script>alert(1)</script>\u202e'
-    sample: dict[str, Any] = {"place": 0, "start": 0, "num_tokens": 3}
-    sample |= dict.fromkeys(("advantage", "reward", "baseline"))
-    sample |= {"sample_id": f"{hostile}/0", "trace_id": hostile, "environment": hostile, "example_id": hostile}
-    sample |= {"said": hostile}
-    sample |= {"of_environment": 0, "address": addresses.trace("run", hostile)}
-    packed_row: Any = templates().get_template("_samples.html").module.packed_row  # type: ignore[attr-defined]
-    row = {"row": 0, "num_samples": 1, "num_tokens": 3, "samples": [sample]}
-    drawn = visible(packed_row(row, 6, None, (None, None)))
-    assert "<script" not in drawn and "\u202e" not in drawn
-    assert not re.search(r'=""[^>]*>', drawn), "no attribute was ended early"
-    assert 'width="50.0%"' in drawn and "adv-none" in drawn
-
-
-def test_a_sample_leads_to_its_branch_of_the_trace() -> None:
-    sample = {"trace_id": "t", "key": "k", "branch": 2}
-    assert trace_of("run", sample) == "/runs/run/traces/t?key=k&branch=2"
-    assert trace_of("run", sample | {"branch": 0}) == "/runs/run/traces/t?key=k"
-    assert trace_of("run", sample | {"trace_id": None}) is None
 
 
 def test_a_page_of_a_batch_holds_so_many_samples(paged: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:

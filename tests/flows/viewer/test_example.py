@@ -111,6 +111,4 @@ def test_the_page_shows_one_agent_where_it_is_asked_for(library: StoreReader) ->
     said = json.loads(answer(library, id="wanted", agent="solver", format="json")[1])
     assert (said["num_attempts"], said["overall"]["training"]["num_attempts"]) == (2, 0)
     assert answer(library, id="wanted", agent="nobody")[0] == 400
-    assert answer(library, id="")[0] == 400
     assert answer(library, id="wanted", read="9")[0] == 200, "the last page"
-    assert answer(library, id="not there")[0] == 404

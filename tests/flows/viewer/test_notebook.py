@@ -47,7 +47,7 @@ def test_every_command_of_the_page_is_one() -> None:
 
 
 def test_frames_are_those_of_the_tables(root: Path, viewer: Viewer) -> None:
-    stored = Frames(viewer.library.store).run("demo")
+    stored = Frames(viewer.reader.store).run("demo")
     at_step = pl.col("step") == 1
     traces = stored.traces.filter(at_step).collect()
     assert viewer.runs()["run"].to_list() == ["demo", "other"]

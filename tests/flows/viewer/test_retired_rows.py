@@ -8,14 +8,14 @@ import pytest
 
 from flows.queries.outcomes import explain
 from flows.queries.request import NotThere
-from flows.queries.rollouts import lineages_of, rollout_columns, traces
+from flows.queries.rollouts import traces
 from flows.queries.runs import runs
 from flows.queries.sentences import sentence
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import tokens
 from flows.queries.trace import find_trace
 from flows.queries.views import EXPIRED
-from flows.viewer.rendering import parsed_address
+from flows.viewer.routes import parsed_address
 from storage.maintenance.sweep import Retention, expire
 from storage.store import open_store
 from tests.fixtures import builders
@@ -59,15 +59,6 @@ def test_every_page_opens_and_says_which_rows_went(without: Without, table: str)
     assert told["run"] and told["compare"]
     assert told["step"] == (table != "assignments")
     assert "rows dropped" not in answer(without(""), "/runs/run")[1]
-
-
-def test_columns_are_of_equal_length_where_rows_go_while_somebody_looks(without: Without, tmp_path: Path) -> None:
-    shutil.copytree(without("").store.root.address, tmp_path / "store")
-    library = StoreReader.at(tmp_path / "store")
-    lineages = lineages_of(library, "run", 0)
-    assert rollout_columns(library, "run", lineages, ["trace_id"]).height > 0
-    expire(open_store(tmp_path / "store"), Retention("traces", 0))
-    assert rollout_columns(library, "run", lineages, ["trace_id", "reward"]).is_empty()
 
 
 @pytest.mark.parametrize("table", ["verdicts", "samples", "batches"])
@@ -119,20 +110,3 @@ def test_tokens_are_not_called_untrained_or_inside(tmp_path: Path, table: str) -
     assert found["trained"].to_list() == [None] * 11 if unknown else set(found["trained"]) == {True, False}
     outside = [each for each in found["outside"] if each is not None]
     assert set(outside) == (set() if table in ("samples", "token_masks") else {True, False})
-
-
-@pytest.mark.parametrize(("table", "outside"), [("token_statistics", [False]), ("updates", [])])
-def test_nothing_is_called_inside_once_nobody_knows_whether_masks_were_kept(
-    tmp_path: Path, table: str, outside: list[bool]
-) -> None:
-    made = HandMade(tmp_path)
-    credits = [credit(FORKED, 0, PATHS[0], {"rl_weights": [0.0] * 3 + [1.0] * 6})]
-    statistics = [{"sample_id": f"{FORKED}/0", "logprobs": [-1.0] * 9, "entropies": [1.0] * 9}]
-    learnt = {"updates": [update(masked_fraction=0.0)], "token_statistics": statistics}
-    made.step([builders.trace(FORKED)], forked(), credits, batches=[batch(credits)], **learnt)
-    expire(made.store, Retention(table, 0))
-    library = StoreReader.at(tmp_path)
-    found = tokens(library, find_trace(library, RUN, FORKED))
-    assert found["trained"].sum() == 6
-    assert found["outside"].drop_nulls().unique().to_list() == outside
-    assert found["learner_logprob"].count() == (0 if table == "token_statistics" else 6)

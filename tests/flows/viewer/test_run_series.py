@@ -21,7 +21,7 @@ from tasks.metrics.figures import metric_values
 from tasks.metrics.rollouts import rollout_metrics
 from tasks.metrics.stage import metrics_table
 from tests.fixtures.builders import table, trace, verdict
-from tests.fixtures.rehearsal import EQUAL, REFILL, SOURCE, Rehearsal, play_equal, rehearse, session_for
+from tests.fixtures.rehearsal import SOURCE, Rehearsal, rehearse, session_for
 from tests.fixtures.tracked import Written
 from tests.flows.viewer.hand_made import NOW, RUN, HandMade
 from tests.flows.viewer.looking import what_is_read
@@ -109,18 +109,3 @@ def test_a_refresh_reads_only_the_new_step(tmp_path: Path, monkeypatch: pytest.M
     read.clear()
     numbers(library, "a")
     assert read == []
-
-
-@pytest.mark.engine  # a whole run of its own
-def test_groups_that_were_replaced_count_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = tmp_path / "store"
-    play_equal(monkeypatch, EQUAL)
-    rehearse(root, "a", **REFILL)
-    library = StoreReader.at(root)
-    told = describe(library.store, "a", library.config("a"))["steps"]
-    found = numbers(library, "a")
-    assert [len(each.work.traces) for each in found] == [3, 2], "groups were replaced in both steps"
-    for each, shown in zip(found, told, strict=True):
-        assert each.value("reward/mean", "all") == pytest.approx(shown["reward"], rel=1e-12)
-        assert {stage: each.value(f"timing/stage/{stage}") for stage in shown["seconds"]} == shown["seconds"]
-        assert each.value("rollouts", "all") == shown["rows"]["rollout"]["traces"]

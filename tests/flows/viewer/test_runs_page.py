@@ -15,7 +15,6 @@ from flows.queries.runs import RUNS, parent_of, runs
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.pages.runs import runs_page, tree
-from storage.read.frames import Frames
 from storage.records import Event
 from storage.store import open_store
 from tests.fixtures.rehearsal import rehearse
@@ -96,28 +95,6 @@ def test_the_list_is_filtered_and_sorted_and_forks_stand_below_what_they_branche
     assert [(row["run"], row["depth"]) for row in shown] == [("broken", 0), ("base", 0), ("fork", 1)]
 
 
-def test_all_runs_are_read_in_one_look_and_not_again(forked: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    library, reads, read = StoreReader(forked.store), [], Frames.rows
-
-    def of(frames: Frames, works: Any, name: str) -> Any:
-        asked = list(works)
-        reads.append((name, len(asked)))
-        return read(frames, asked, name)
-
-    monkeypatch.setattr(Frames, "rows", of)
-    runs(library)
-    assert sorted(reads) == [("metrics", 4)], "two steps of two runs"
-    runs(library)
-    assert len(reads) == 1
-
-
-def test_an_empty_store_says_so(tmp_path: Path) -> None:
-    open_store(tmp_path)
-    with visitor(tmp_path) as client:
-        answer = client.get("/")
-    assert answer.status_code == 200 and "This store has no runs yet" in answer.text
-
-
 def test_a_config_that_is_none_of_ours_hides_no_run(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     odd = {"environments": "x", "model": "m", "algorithm": [], "replay": 3, "steps": "many", "kind": "replay"}
@@ -172,11 +149,6 @@ def test_the_list_says_that_it_is_live_only_while_a_run_is_going(forked: StoreRe
     for event_name, quiet in (("started", False), ("finished", True)):
         store.runs.record(run="a", event=event_name, kind="train", config={"name": "a", "steps": 3})
         assert runs_page(StoreReader.at(tmp_path), PageRequest("/")).quiet is quiet
-
-
-def test_a_run_of_this_process_is_going() -> None:
-    now = datetime.now(UTC)
-    assert state_of(event("started", host=socket.gethostname(), pid=os.getpid(), at=now))["state"] == "going"
 
 
 @pytest.mark.parametrize(

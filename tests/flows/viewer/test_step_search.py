@@ -3,10 +3,7 @@
 import json
 from pathlib import Path
 
-import polars as pl
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from flows.queries.rollout_list import TraceChoice, choose
 from flows.queries.rollout_search import search_mask
@@ -86,22 +83,6 @@ def test_how_many_hold_it_is_told_beside_how_many_were_chosen(library: StoreRead
     assert choose(frame, TraceChoice(), None).num_found is None
     half = search_mask(library, RUN, frame, "quick \ud800")  # half a letter, as a terminal may give it
     assert half is not None and half.sum() == 0
-
-
-LETTERS = st.sampled_from("aAbB%_.*+?()[]{}|^$\\-# \n\tß\u03a3\u03c3\u03c2éÉжЖ\u202e\x1b<>&\"'")
-
-
-@settings(max_examples=40, deadline=None)
-@given(text=st.text(LETTERS, min_size=1, max_size=4), said=st.lists(st.text(LETTERS, max_size=8), max_size=5))
-def test_agrees_with_looking_at_each_letter(text: str, said: list[str]) -> None:
-    fold = {"\u03c2": "\u03c3"}  # the sigma at the end of a word
-
-    def folded(value: str) -> str:
-        return "".join(fold.get(low, low) for low in (each.lower() for each in value))
-
-    pattern = "(?i)" + pl.escape_regex(text)
-    expected = [folded(text) in folded(each) for each in said]
-    assert pl.Series(said, dtype=pl.String).str.contains(pattern).to_list() == expected
 
 
 def test_only_this_steps_messages_are_read_once(library: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,13 @@
 """Tokens of a trace: what each table says of a token; what was not measured is not zero; and their shades."""
 
 import math
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 import pytest
+from polars.testing import assert_frame_equal
 
 from flows import cli
 from flows.queries.messages import branches, messages, rejected_messages
@@ -15,7 +17,6 @@ from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import TOKENS, tokens
 from flows.queries.trace import find_trace, samples
 from flows.viewer.pages.trace import trace_page
-from flows.viewer.terminal import MEASURES
 from tests.fixtures import builders
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
 
@@ -68,45 +69,56 @@ def tokens_of(root: Path, trace: dict[str, Any] | None = None, **changes: Any) -
     return tokens(library, find_trace(library, RUN, FORKED))
 
 
-def test_every_token_has_what_each_table_says_of_it(found: pl.DataFrame) -> None:
+EXPECTED = """
+message place token_id sampled is_content policy_version branch position trained advantage rl_weight ce_weight
+0 0  1 false -     - 0 0 false -    0    0
+0 1  2 false -     - 0 1 false -    0    0
+0 2  3 false -     - 0 2 false -    0    0
+1 0  4 false false - 0 3 false -    0    0
+1 1  5 true  true  0 0 4 true  0.5  1    0
+1 2  6 true  true  0 0 5 true  0.5  1    0
+2 0  7 false -     - 0 6 false -    0    0
+3 0  8 true  -     0 0 7 true  -    0    0
+3 1  9 true  -     0 0 8 true  -    0    2
+4 0 10 true  -     0 1 3 true  -0.5 0.25 0
+4 1 11 true  -     0 1 4 true  -0.5 0.25 0
+"""
+MEASURED = """
+ref_kl_weight trained_rl_weight trained_ce_weight trained_ref_kl_weight engine_logprob learner_logprob entropy log_ratio
+0 -     - - -     -     -    -
+0 -     - - -     -     -    -
+0 -     - - -     -     -    -
+0 -     - - -     -     -    -
+0 1     - - -1    -1.5  0.5  -0.5
+0 1     - - -2    -2    0    0
+0 -     - - -     -     -    -
+1 -     - 1 -0.5  -0.25 0.25 0.25
+0 -     2 - -0.25 -3    1    -2.75
+0 0.125 - - -1    -0.5  2    0.5
+0 0.125 - - -1    -1    3    0
+"""
+REST = """
+outside reference_logprob signal text
+- - - -
+- - - -
+- - - -
+- - - -
+false -3 - -
+false -4 - -
+- - - -
+- -1.25 -0.75 -
+- -0.125 - -
+true - - -
+false - - -
+"""
+
+
+@pytest.mark.parametrize("table", [EXPECTED, MEASURED, REST])
+def test_every_token_has_what_each_table_says_of_it(found: pl.DataFrame, table: str) -> None:
     assert found.schema == pl.Schema(TOKENS)
-    none = [None] * 3
-    assert found["message"].to_list() == [0, 0, 0, 1, 1, 1, 2, 3, 3, 4, 4]
-    assert found["place"].to_list() == [0, 1, 2, 0, 1, 2, 0, 0, 1, 0, 1]
-    assert found["token_id"].to_list() == list(range(1, 12))
-    assert found["sampled"].to_list() == [False] * 4 + [True, True, False, True, True, True, True]
-    assert found["is_content"].to_list() == [*none, False, True, True, *[None] * 5]
-    assert found["policy_version"].to_list() == [*none, None, 0, 0, None, 0, 0, 0, 0]
-    assert found["policy_age"].to_list() == [*none, None, 0, 0, None, 0, 0, 0, 0]
-    assert found["branch"].to_list() == [0] * 9 + [1, 1]
-    assert found["position"].to_list() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 3, 4]
-    assert found["trained"].to_list() == [False] * 4 + [True, True, False, True, True, True, True]
-    assert found["advantage"].to_list() == [*none, None, 0.5, 0.5, None, None, None, -0.5, -0.5]
-    assert found["rl_weight"].to_list() == [0, 0, 0, 0, 1, 1, 0, 0, 0, 0.25, 0.25]
-    assert found["ce_weight"].to_list() == [0] * 8 + [2, 0, 0]
-    assert found["ref_kl_weight"].to_list() == [0] * 7 + [1, 0, 0, 0]
-    assert found["trained_rl_weight"].to_list() == [*none, None, 1, 1, None, None, None, 0.125, 0.125]
-    assert found["trained_ce_weight"].to_list() == [None] * 8 + [2, None, None]
-    assert found["trained_ref_kl_weight"].to_list() == [None] * 7 + [1, None, None, None]
-    assert found["engine_logprob"].to_list() == [*none, None, -1, -2, None, -0.5, -0.25, -1, -1]
-    assert found["learner_logprob"].to_list() == [*none, None, -1.5, -2, None, -0.25, -3, -0.5, -1]
-    assert found["entropy"].to_list() == [*none, None, 0.5, 0, None, 0.25, 1, 2, 3]
-    assert found["log_ratio"].to_list() == [*none, None, -0.5, 0, None, 0.25, -2.75, 0.5, 0]
-    assert found["outside"].to_list() == [*none, None, False, False, None, None, None, True, False]
-    assert found["reference_logprob"].to_list() == [*none, None, -3, -4, None, -1.25, -0.125, None, None]
-    assert found["signal"].to_list() == [*none, None, None, None, None, -0.75, None, None, None]
-    assert found["text"].to_list() == [None] * 11, "no tokenizer lies anywhere"
-
-
-def test_ratio_and_mismatch_are_those_of_the_learner(found: pl.DataFrame) -> None:
-    expected = {4: -0.5, 5: 0.0, 7: 0.25, 8: -2.75, 9: 0.5, 10: 0.0}
-    for row in range(len(found)):
-        if row not in expected:
-            assert found["ratio"][row] is None and found["mismatch"][row] is None
-            continue
-        ratio = math.exp(expected[row])
-        assert found["ratio"][row] == pytest.approx(ratio)
-        assert found["mismatch"][row] == pytest.approx(ratio - 1 - expected[row])
+    rows = StringIO("\n".join(",".join(line.split()) for line in table.split("\n")[1:]))
+    expected = pl.read_csv(rows, null_values="-", schema_overrides=TOKENS)
+    assert_frame_equal(found.select(expected.columns), expected, check_exact=True)
 
 
 def test_a_tiny_mismatch_is_not_rounded_away(tmp_path: Path) -> None:
@@ -132,14 +144,6 @@ def test_the_learners_own_measure_says_the_same(found: pl.DataFrame) -> None:
     assert found["mismatch"].sum() == pytest.approx(measured.sums["mismatch_kl"].item())
     assert found["mismatch"].max() == pytest.approx(measured.maxima["mismatch_kl"].item())
     assert found["entropy"].sum() == pytest.approx(measured.sums["entropy"].item())
-
-
-def test_before_training_nothing_of_the_learner_is_known(tmp_path: Path) -> None:
-    found = tokens_of(tmp_path / "store", updates=None)
-    assert not found["trained"].any()
-    for name in ("learner_logprob", "entropy", "ratio", "mismatch", "outside", "trained_rl_weight"):
-        assert found[name].null_count() == len(found), name
-    assert found["advantage"].to_list()[4] == 0.5
 
 
 def test_without_credits_weights_are_unknown_not_zero(tmp_path: Path) -> None:
@@ -212,45 +216,32 @@ def test_a_rejected_attempt_is_named(tmp_path: Path) -> None:
 BY_NAME = {each.name: each for each in COLOURINGS}
 
 
-def shades(name: str, values: list[float | None] | list[bool | None], size: float = 0.0) -> str:
-    """The letters of a column's values, the column that a colouring looks at."""
-    column = BY_NAME[name].column
-    frame = pl.DataFrame({column: values}, schema={column: TOKENS[column]})
-    return BY_NAME[name].shades(frame, size)
-
-
-def test_shades_around_zero_are_measured_by_the_largest() -> None:
-    values = [None, -1.0, -0.75, -0.5, -0.25, -1e-9, 0.0, 1e-9, 0.25, 0.26, 0.5, 1.0, 7.0]
-    assert shades("advantage", values, size=1.0) == "-abcddoeeffhh"
-    assert shades("advantage", [0.0, 0.0]) == "oo", "a largest size of zero divides nothing"
-
-
-def test_the_importance_ratio_is_shaded_around_one() -> None:
-    values = [None, 0.0, 0.0005, -0.0005, 0.001, -0.01, 0.1, -0.1, 0.5, -0.5, math.inf, -math.inf]
-    assert shades("ratio", values) == "-ooo" + "ec" + "gb" + "ha" + "ha"
+CHANCES = [None, *(math.log(chance) for chance in (1.0, 0.995, 0.95, 0.6, 0.3, 0.05, 0.001))]
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "letters"),
+    ("name", "values", "size", "letters"),
     [
-        ("mismatch", [None, 0.0, 1e-8, 9e-7, 1e-6, 0.05, 0.1, math.inf], "-ABBCGHH"),
-        ("entropy", [None, 0.0, 0.0101, 0.31, 3.9, 4.0], "-ABDGH"),
+        ("advantage", [None, -1, -0.75, -0.5, -0.25, -1e-9, 0, 1e-9, 0.25, 0.26, 0.5, 1, 7], 1.0, "-abcddoeeffhh"),
+        ("advantage", [0.0, 0.0], 0.0, "oo"),  # a largest size of zero divides nothing
+        ("ratio", [None, 0, 0.0005, -0.0005, 0.001, -0.01, 0.1, -0.1, 0.5, -math.inf], 0.0, "-oooecgbha"),
+        ("mismatch", [None, 0.0, 1e-8, 9e-7, 1e-6, 0.05, 0.1, math.inf], 0.0, "-ABBCGHH"),
+        ("entropy", [None, 0.0, 0.0101, 0.31, 3.9, 4.0], 0.0, "-ABDGH"),
+        ("engine", CHANCES, 0.0, "-AABDEGH"),
+        ("learner", CHANCES, 0.0, "-AABDEGH"),
+        ("outside", [True, False, None], 0.0, "xi-"),
+        ("trained", [True, False], 0.0, "yn"),
     ],
 )
-def test_shades_that_rise_begin_at_their_edge(name: str, values: list[float | None], letters: str) -> None:
-    assert shades(name, values) == letters
+def test_shades(name: str, values: list[Any], size: float, letters: str) -> None:
+    column = BY_NAME[name].column
+    frame = pl.DataFrame({column: values}, schema={column: TOKENS[column]}, strict=False)
+    assert BY_NAME[name].shades(frame, size) == letters
 
 
-def test_log_probs_are_deeper_the_less_likely_a_token_was() -> None:
-    values = [None, *(math.log(chance) for chance in (1.0, 0.995, 0.95, 0.6, 0.3, 0.05, 0.001))]
-    assert shades("engine", values) == shades("learner", values) == "-AABDEGH"
-
-
-def test_flags_and_the_mask_have_letters_of_their_own() -> None:
-    assert shades("outside", [True, False, None]) == "xi-"
-    assert shades("trained", [True, False]) == "yn"
-    given = {"sampled": [True, False, False, False], "is_content": [None, True, False, None]}
-    assert BY_NAME["mask"].shades(pl.DataFrame(given), 0.0) == "sptu"
+def test_the_mask_has_a_letter_for_each_writer() -> None:
+    tokens = {"sampled": [True, False, False, False], "is_content": [None, True, False, None]}
+    assert BY_NAME["mask"].shades(pl.DataFrame(tokens), 0.0) == "sptu"
 
 
 def test_every_shade_that_can_be_is_in_its_legend() -> None:
@@ -285,11 +276,6 @@ def test_numbers_are_plain_json() -> None:
     assert plain_number(0.123456789012) == 0.123456789 and plain_number(math.inf) == "Infinity"
     assert plain_number(-math.inf) == "-Infinity" and plain_number(math.nan) == "NaN"
     assert plain_number(None) is None and plain_number(True) is True and plain_number(7) == 7
-
-
-def test_the_terminal_has_colourings_of_the_page() -> None:
-    assert [*MEASURES] == ["weight", "advantage", "engine", "learner", "ratio", "mismatch", "entropy", "reference"]
-    assert all(measure in COLOURINGS for name, measure in MEASURES.items() if name != "weight")
 
 
 def test_tokens_of_a_trace_of_several_policies_know_theirs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,11 +20,7 @@ from tests.flows.viewer.looking import Elements
 from tests.flows.viewer.stepped import HOSTILE as ODD
 from tests.flows.viewer.stepped import SAID, stepped
 
-HOSTILE = (
-    "<script>alert(1)</script>\x1b[31mred\x1b[0m\u202egnp.exe\u202c\x00 '\"><img src=x onerror=alert(2)>"
-    "<!--</style>{{ 7*7 }}{% raw %}&lt;/textarea>\ud7ff</script>"
-)
-EVIL = "e" * 32
+TOOLS = "e" * 32
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNkYPhfDwAChwGA60e6kgAAAABJRU5ErkJggg=="
 )
@@ -34,48 +30,36 @@ SVG = b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(3)'/>"
 def image(kind: str, data: bytes) -> dict[str, Any]:
     """A row of images."""
     digest = hashlib.sha256(kind.encode() + b"\0" + data).hexdigest()
-    return {"group_id": "g0", "digest": digest, "media_type": kind, "data": data, "trace_id": EVIL, "message": 0}
+    return {"group_id": "g0", "digest": digest, "media_type": kind, "data": data, "trace_id": TOOLS, "message": 0}
 
 
 IMAGES = [image("image/png", PNG), image("image/svg+xml", SVG), image("image/jpeg", SVG)]
 
 
-def hostile() -> list[dict[str, Any]]:
-    """Messages with hostile text wherever there can be text."""
+def tools() -> list[dict[str, Any]]:
+    """Messages with images, thoughts, calls of tools and their results; the last one is no JSON."""
     pictures = [
         {"type": "image_url", "image_url": {"url": f"stagecoach-image:sha256:{row['digest']}"}} for row in IMAGES
     ]
-    away = {"type": "image_url", "image_url": {"url": "https://example.org/x.png?" + HOSTILE}}
-    asked = {"role": HOSTILE, "content": [{"type": "text", "text": HOSTILE}, *pictures, away, {"type": HOSTILE}]}
-    called = {
-        "role": "assistant",
-        "reasoning_content": HOSTILE,
-        "tool_calls": [
-            {"id": HOSTILE, "name": HOSTILE, "arguments": HOSTILE},
-            {"id": "2", "name": "calc", "arguments": '{"x": 1}'},
-        ],
-        HOSTILE: HOSTILE,
-    }
-    answers = [{"role": "tool", "tool_call_id": each, "name": HOSTILE, "content": HOSTILE} for each in (HOSTILE, "2")]
-    bodies = [asked, called, *answers]
+    away = {"type": "image_url", "image_url": {"url": "https://example.org/x.png"}}
+    calls = [("1", "look", "no JSON"), ("2", "calc", '{"x": 1}')]
+    bodies = [
+        {"role": "user", "content": [{"type": "text", "text": "Look"}, *pictures, away, {"type": "odd"}]},
+        {
+            "role": "assistant",
+            "reasoning_content": "hm",
+            "tool_calls": [dict(zip(("id", "name", "arguments"), call, strict=True)) for call in calls],
+        },
+        *({"role": "tool", "tool_call_id": name, "content": "Look"} for name in "12"),
+    ]
     rows = [
         builders.message(
-            EVIL, number, parent=number - 1 if number else None, role=body["role"], sampled=number == 1,
-            content=HOSTILE, body=json.dumps(body),
+            TOOLS, at, parent=at - 1 if at else None, role=body["role"], sampled=at == 1, content="Look",
+            body=json.dumps(body),
         )
-        for number, body in enumerate(bodies)
+        for at, body in enumerate(bodies)
     ]  # fmt: skip
-    return [*rows, builders.message(EVIL, 4, parent=3, content=HOSTILE, body=HOSTILE, sampled=True)]
-
-
-def evil_trace() -> dict[str, Any]:
-    """A failed trace whose columns are hostile."""
-    names = ("environment", "example_id", "agent", "error_type", "error_message", "error_traceback", "stop_condition")
-    texts = json.dumps({HOSTILE: HOSTILE})
-    return builders.failed(
-        EVIL, error_class="environment", **{name: HOSTILE for name in names}, info=texts, metrics=texts, record=texts,
-        rewards=json.dumps({HOSTILE: {"score": 0.0, "weight": 2.0}, "gone": None}),
-    )  # fmt: skip
+    return [*rows, builders.message(TOOLS, 4, parent=3, content="Look", body="{", sampled=True)]
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +78,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     statistics = [{"sample_id": f"{FORKED}/0", "logprobs": measured, "entropies": [0.0] * 9}]
     learnt = {"updates": [update()], "token_statistics": statistics}
     made.step(traces, forked(), credits, batches=[batch(credits[:1], scale=0.3)], **learnt)
-    made.step([evil_trace()], hostile(), step=1, images=IMAGES)
+    made.step([builders.failed(TOOLS, example_id="tools")], tools(), step=1, images=IMAGES)
     return StoreReader.at(made.store.root.address)
 
 
@@ -123,11 +107,10 @@ def test_the_top_says_what_became_of_it_and_leads_there(library: StoreReader) ->
     assert found["samples"][0]["address"] == addresses.row(RUN, 0, 0)
     assert [each["trained"] for each in found["samples"]] == [True, False]
     assert found["policies"]["made"]["version"] == 0, "its training names no policy as input here"
-    assert values(library)["reward_parts"] == [
+    assert found["reward_parts"] == [
         {"name": "good", "score": 0.5, "weight": 2.0, "product": 1.0},
         {"name": "unscored", "score": None, "weight": None, "product": None},
     ]
-    assert values(library, EVIL)["reward_parts"][0] == {"name": HOSTILE, "score": 0.0, "weight": 2.0, "product": 0.0}
 
 
 def test_mates_episode_and_history_lead_to_their_traces(library: StoreReader) -> None:
@@ -165,23 +148,21 @@ def test_a_window_a_jump_and_a_message_alone(library: StoreReader, monkeypatch: 
 
 
 def test_search_finds_a_text_and_where_its_window_begins(library: StoreReader) -> None:
-    found = values(library, EVIL, q="<SCRIPT>alert")
-    assert [each["message"] for each in found["hits"]] == [0, 1, 2, 3, 4]
-    assert all(each["hit"] for each in found["messages"])
-    assert values(library, EVIL, q="no such words")["hits"] == []
+    found = values(library, TOOLS, q="lOOk")
+    assert [hit["message"] for hit in found["hits"]] == [0, 1, 2, 3, 4] and all(m["hit"] for m in found["messages"])
+    assert values(library, TOOLS, q="no such words")["hits"] == []
 
 
 def test_a_call_knows_its_result_and_a_result_its_call(library: StoreReader) -> None:
-    messages = values(library, EVIL)["messages"]
-    assert [(call["id"], call["result"]) for call in messages[1]["calls"]] == [(HOSTILE, 2), ("2", 3)]
-    assert [each["asked"] and each["asked"]["message"] for each in messages] == [None, None, 1, 1, None]
-    assert messages[1]["calls"][1]["arguments"]["text"] == '{\n  "x": 1\n}'
-    assert messages[1]["calls"][0]["arguments"]["text"] == HOSTILE, "what is no JSON stays as it was written"
-    assert messages[1]["thoughts"]["text"] == HOSTILE
+    messages = values(library, TOOLS)["messages"]
+    assert [(call["id"], call["result"]) for call in messages[1]["calls"]] == [("1", 2), ("2", 3)]
+    assert [message["asked"] and message["asked"]["message"] for message in messages] == [None, None, 1, 1, None]
+    assert [call["arguments"]["text"] for call in messages[1]["calls"]] == ["no JSON", '{\n  "x": 1\n}']
+    assert messages[1]["thoughts"]["text"] == "hm"
 
 
 def test_only_images_of_safe_kinds_that_are_what_they_say_are_shown(library: StoreReader) -> None:
-    parts = values(library, EVIL)["messages"][0]["parts"]
+    parts = values(library, TOOLS)["messages"][0]["parts"]
     images = [part["image"] for part in parts if part["kind"] == "image"]
     assert images[0]["url"] == f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
     assert [each["url"] for each in images[1:]] == [None, None, None]
@@ -190,19 +171,19 @@ def test_only_images_of_safe_kinds_that_are_what_they_say_are_shown(library: Sto
         "its bytes are no image of this type",
         "images of other addresses are not loaded",
     ]
-    sources = [value for tag, name, value in Elements(html(library, EVIL)).values if (tag, name) == ("img", "src")]
+    sources = [value for tag, name, value in Elements(html(library, TOOLS)).values if (tag, name) == ("img", "src")]
     assert sources == [images[0]["url"]]
 
 
 @pytest.mark.engine
 def test_a_line_of_ten_megabytes_is_cut_and_whole_in_the_json(tmp_path: Path) -> None:
     line = "x" * 10_000_000 + "y"
-    HandMade(tmp_path / "store").step([builders.trace(EVIL)], [builders.message(EVIL, content=line, body="[]")])
+    HandMade(tmp_path / "store").step([builders.trace(TOOLS)], [builders.message(TOOLS, content=line, body="[]")])
     own = StoreReader.at(tmp_path / "store")
-    text = html(own, EVIL, q="xy")
+    text = html(own, TOOLS, q="xy")
     assert len(text) < 100_000
     assert re.search("x{20000}", text) and not re.search("x{20001}", text)
-    (part,) = values(own, EVIL)["messages"][0]["parts"]
+    (part,) = values(own, TOOLS)["messages"][0]["parts"]
     assert part["text"]["text"] == line and part["text"]["left_out"] == len(line) - LONGEST
 
 
@@ -217,7 +198,7 @@ def test_tokens_carry_all_values_and_a_shade_for_every_colouring(library: StoreR
 
 def test_the_colouring_of_the_address_is_the_one_that_is_drawn(library: StoreReader) -> None:
     assert [values(library, color=color)["color"] for color in ("ratio", "none")] == ["ratio", "none"]
-    assert values(library)["color"] == "advantage" and values(library, EVIL)["color"] == "engine"
+    assert values(library)["color"] == "advantage" and values(library, TOOLS)["color"] == "engine"
     assert "is not known" in refused(library, color="purple")
 
 
@@ -227,6 +208,15 @@ def test_tokens_beyond_what_a_page_draws_are_told(library: StoreReader, monkeypa
     assert [each["tokens"]["left_out"] for each in found["messages"]] == [0, 2, 1, 2, 2]
     assert found["tokens"] == {"num_tokens": 11, "left_out": 7}
     assert "message=1&amp;at=1" in html(library)
+
+
+def test_a_trace_of_a_large_run_reads_its_history_only_on_request(
+    library: StoreReader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = values(library)["history"]
+    monkeypatch.setattr("flows.viewer.pages.trace.SMALL_RUN", 1)
+    assert "history=1#history" in html(library) and "chart attempts" in html(library, history="1")
+    assert values(library)["history"] == whole != [], "JSON and saved pages have it"
 
 
 def test_a_trace_is_found_without_its_run_and_an_unknown_one_refused_with_the_nearest(library: StoreReader) -> None:
@@ -265,28 +255,12 @@ def test_a_list_leads_through_its_traces_in_its_order_and_ends(listed: StoreRead
     assert values(listed, by_reward[0])["previous"] == by_reward[1], "without a list they are as they came"
 
 
-def test_what_was_searched_for_is_walked_alone(listed: StoreReader) -> None:
-    found = values(listed, "lines", list="search=S&trained=no&order=desc")
-    holding = [name for name in list(SAID)[::-1] if "s" in (name + SAID[name]).casefold()]
-    assert 1 < len(holding) < len(SAID)
-    assert (found["place"], found["num_traces"]) == (holding.index("lines"), len(holding))
-
-
 def test_the_list_goes_along_and_is_the_way_up(listed: StoreReader) -> None:
     up = addresses.step(RUN, 0, sort="reward", order="desc")
     assert up in links(listed, GREEK, list=LISTED)
     (onward,) = [each for each in links(listed, GREEK, list=LISTED) if "/percent?" in each and "list=" in each]
     assert dict(parse_qsl(urlsplit(onward).query))["list"] == LISTED
     assert addresses.step(RUN, 0) in links(listed, GREEK)
-
-
-def test_the_list_of_a_step_says_what_it_was_asked_for(listed: StoreReader) -> None:
-    query = {"sort": "reward", "order": "desc", "page": "1", "size": "3", "columns": "reward", "group_sort": "mean"}
-    step = addresses.step(RUN, 0)
-    of_list = [each for each in links(listed, step, **query) if "/traces/" in each and "list=" in each]
-    assert len(set(of_list)) == len(SAID) and len(of_list) == len(SAID) + 3, "those that are read, and the table"
-    assert {dict(parse_qsl(urlsplit(each).query))["list"] for each in of_list} == {LISTED}
-    assert "list=" not in " ".join(links(listed, step)), "an address says no more than was asked"
 
 
 @pytest.mark.parametrize("stale", ["outcome=errored", "nonsense", "page=9", "sort=reward&group=g2", ODD])
@@ -298,11 +272,4 @@ def test_a_list_without_the_trace_counts_as_none(listed: StoreReader, stale: str
 
 
 def test_a_list_of_what_is_not_known_is_refused(listed: StoreReader) -> None:
-    status, text = looking.answer(listed, addresses.trace(RUN, "plain"), list="sort=rewrd")
-    assert status == 400 and "rewrd" in text
-
-
-def test_filters_keep_the_page_of_groups(listed: StoreReader) -> None:
-    _, text = looking.answer(listed, addresses.step(RUN, 0), group_page="1", group_sort="mean")
-    named = {value for tag, name, value in Elements(text).values if tag == "input" and name == "name"}
-    assert {"group_page", "group_sort", "search", "k"} == named
+    assert "rewrd" in refused(listed, addresses.trace(RUN, "plain"), list="sort=rewrd")

@@ -48,37 +48,29 @@ def test_the_last_step_of_the_newest_run_unless_told(capsys: pytest.CaptureFixtu
 
 
 def test_a_line_is_a_trace_with_all_its_columns(capsys: pytest.CaptureFixture[str], root: Path) -> None:
-    columns = (
-        "group,environment,reward,outcome,detail,error_type,num_turns,is_truncated,setup_seconds,started_at,detected"
-    )
+    columns = "group,reward,outcome,detail,error_type,num_turns,is_truncated,setup_seconds,started_at"
     printed = lines(capsys, root, "--step", "0", "--columns", columns)
     assert printed[1].split() == [
-        *(
-            "trace",
-            "group",
-            "environment",
-            "reward",
-            "outcome",
-            "by",
-            "error",
-            "turns",
-            "truncated",
-            "set-up_s",
-            "started",
-        ),
-        *("found", "by"),
+        "trace",
+        "group",
+        "reward",
+        "outcome",
+        "by",
+        "error",
+        "turns",
+        "truncated",
+        "set-up_s",
+        "started",
     ]
     (greek,) = [line for line in printed if line.startswith("greek")]
-    assert greek.split() == ["greek", "g0", "reverse", "0.2", "pending", DASH, "1", "no", "0", "2026-01-01", "00:00:00"]
+    assert greek.split() == ["greek", "g0", "0.2", "pending", DASH, "1", "no", "0", "2026-01-01", "00:00:00"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
         (("--grep", "QUICK"), ["plain"]),
-        (("--error", "timeout"), ["silent"]),
         (("--outcome", "pending", "--group", "g1"), ["street", "hostile", "lines"]),
-        (("--env", "[b]x[/b]"), ["hostile"]),
         (("--sort", "reward", "--limit", "2", "--page", "2"), ["greek", "street"]),
         (("--agent", "agent", "--trained", "no", "--sort", "trace", "--limit", "1"), ["greek"]),
     ],
@@ -90,12 +82,8 @@ def test_the_list_is_chosen_as_on_the_page(
 
 
 def test_counts_are_told(capsys: pytest.CaptureFixture[str], root: Path) -> None:
-    printed = lines(capsys, root, "--step", "0", "--grep", "BROWN", "--limit", "1")
-    assert printed[-1] == "1 of 7 traces; 1 hold the text. One of them: stagecoach trace plain"
     printed = lines(capsys, root, "--step", "0", "--grep", "G1", "--outcome", "pending", "--limit", "2")
     assert printed[-1].startswith("3 of 7 traces; 3 hold the text; page 1 of 2 (--page, --limit).")
-    printed = lines(capsys, root, "--step", "0", "--grep", "<script>")
-    assert printed[-1].startswith("2 of 7 traces; 2 hold the text.")  # in a message, and in the type of an error
     none = lines(capsys, root, "--step", "0", "--outcome", "refused")
     assert none[1:] == ["0 of 7 traces. One of them: stagecoach trace ID"]
 
@@ -130,6 +118,8 @@ def test_a_terminal_gets_the_columns_that_it_has_room_for(
         printed = [re.sub("\x1b\\[[0-9;]*m", "", line) for line in lines(capsys, root, "--step", "0")]
         assert max(map(len, printed)) <= width and sum(line.startswith("plain") for line in printed) == 1
         assert any(line.startswith("Not shown for want of room") for line in printed)
+        assert any(line.startswith("The same in all: ") for line in printed)
+        assert width == 40 or any(line.startswith("trace ") and line.endswith(" reply") for line in printed)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +127,6 @@ def test_a_terminal_gets_the_columns_that_it_has_room_for(
     [
         (("--outcome", "lost"), "outcome='lost' is not known here; there are trained, filtered"),
         (("--sort", "beauty"), "there is no column 'beauty'; there are trace_id, reward"),
-        (("nobody",), "there is no run 'nobody'"),
         (("--page", "3"), "page=3: there are 1 of 40 traces each"),
         (("--evaluation", "3"), "run 'hand' has no evaluation of policy 3; it has none at all"),
         (("--set", "small"), "--set chooses of an evaluation: name its policy's version with --evaluation"),
@@ -200,17 +189,6 @@ def test_a_run_that_has_just_begun(capsys: pytest.CaptureFixture[str], tmp_path:
 def test_a_command_that_is_offered_runs_nothing_of_a_rollout() -> None:
     found = {"num_chosen": 1, "num_all": 1, "num_found": None, "num_pages": 1, "id_length": 12}
     assert _ending({**found, "rows": [{"trace_id": "$(reboot);x y z"}]}).endswith("stagecoach trace '$(reboot);x '")
-
-
-def test_a_terminal_shows_the_reply_and_nothing_that_is_empty_or_the_same_in_all(
-    capsys: pytest.CaptureFixture[str], root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    monkeypatch.setenv("COLUMNS", "80")
-    printed = [re.sub(r"\x1b\[[0-9;]*m", "", line) for line in lines(capsys, root, RUN, "--step", "0")]
-    (heading,) = [line for line in printed if line.startswith("trace ")]
-    assert heading.split()[0] == "trace" and heading.split()[-1] == "reply"
-    assert max(map(len, printed)) <= 80 and any(line.startswith("The same in all: ") for line in printed)
 
 
 def test_a_step_is_named_with_its_run(capsys: pytest.CaptureFixture[str], root: Path) -> None:

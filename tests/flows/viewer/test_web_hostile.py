@@ -17,7 +17,7 @@ from flows.queries.rollouts import traces as rollouts
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses, rendering
 from flows.viewer.addresses import Page
-from flows.viewer.rendering import PAGES, parsed_address
+from flows.viewer.routes import PAGES, parsed_address
 from tests.fixtures.hostile import ALL, Hostile, acting, hostile_store
 from tests.flows.viewer.looking import Elements, everything, visitor
 
@@ -47,7 +47,7 @@ def pages(library: StoreReader) -> dict[str, Page]:
     beside = urlencode({"beside": written_names(list(rollouts(library, "base", 0)["trace_id"])[:3]), "k": 50})
     for address in (*known, *searched, f"{step}?{beside}"):
         name, question = parsed_address(address)
-        found[address] = PAGES[name](library, question)
+        found[address] = PAGES[name].read(library, question)
     assert len(found[f"{step}?{beside}"].values["read"]["beside"]) == 3
     return found
 
@@ -151,7 +151,7 @@ def test_the_sources_keep_to_what_cannot_be_made_to_run() -> None:
 def test_errors_repeat_what_was_asked_as_text_alone(library: StoreReader) -> None:
     client = visitor(library)
     for text in ("<script>alert(1)</script>", "\x1b[31m", "\u202e", '"><img src=x onerror=alert(1)>', "{{7019*7057}}"):
-        for address in ("/runs/base/steps/0", "/"):
+        for address in ("/runs/base/steps/0", "/runs/base/search", "/"):
             for name in ("sort", "page", "format", "outcome", "search", "q", text):
                 answer = client.get(address, params={name: text})
                 assert answer.status_code in (200, 400), (address, name, answer.status_code)
