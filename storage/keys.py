@@ -25,7 +25,12 @@ def canonical_json(value: Any) -> str:
 def content_key(content: Any) -> str:
     """Name content by its hash: 32 hex characters of the SHA-256 of bytes, or of a value's canonical JSON."""
     data = content if isinstance(content, bytes) else canonical_json(content).encode()
-    return hashlib.sha256(data).hexdigest()[:KEY_LENGTH]
+    return sha256(data)[:KEY_LENGTH]
+
+
+def sha256(data: bytes) -> str:
+    """Return the SHA-256 of bytes in hex."""
+    return hashlib.sha256(data).hexdigest()
 
 
 def work_key(stage: str, version: int, step: int, section: Mapping[str, Any], inputs: Mapping[str, str]) -> str:

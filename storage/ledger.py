@@ -13,8 +13,9 @@ from typing import Any, NamedTuple, TypeVar, cast
 import pyarrow as pa
 
 from storage.delta.parquet import buffer_reader, decode
-from storage.delta.table import CommitConflict, StoredTable
+from storage.delta.table import CommitConflict
 from storage.errors import StoreError, StoreUnavailable, WorkRemoved
+from storage.records import CachedTable
 from storage.refs import Entry, File, Slice, parse_json
 from storage.roots import Root
 from storage.schemas.system_tables import LEDGER
@@ -68,7 +69,7 @@ def entries_of(rows: pa.Table) -> list[Entry]:
     pairs = list(zip(_values(given.field("name")), _values(given.field("key")), strict=True))
     values["inputs"] = [dict(each) for each in _lists(column["inputs"], pairs)]
     values["outputs"] = [tuple(each) for each in _lists(column["outputs"], _slices(column["outputs"].flatten()))]
-    return [Entry(*row) for row in zip(*(values[each.name] for each in fields(Entry)), strict=True)]
+    return [Entry(*row) for row in zip(*(values[field.name] for field in fields(Entry)), strict=True)]
 
 
 def _slices(rows: Any) -> list[Slice]:
@@ -76,7 +77,7 @@ def _slices(rows: Any) -> list[Slice]:
     of_all = rows.field("files").flatten()
     files = [File(*each) for each in zip(*(_values(of_all.field(each.name)) for each in fields(File)), strict=True)]
     of_each = [tuple(each) for each in _lists(rows.field("files"), files)]
-    others = [_values(rows.field(each.name)) for each in fields(Slice) if each.name != "files"]
+    others = [_values(rows.field(field.name)) for field in fields(Slice) if field.name != "files"]
     return [Slice(*row) for row in zip(*others, of_each, strict=True)]
 
 
@@ -103,14 +104,14 @@ RowsOfKey = dict[tuple[str, str], Entry | UnreadRow]
 """The rows of one key, by run and part."""
 
 
-class Ledger:
+class Ledger(CachedTable):
     """Finished work by key, held in memory and moved forward by what was added since; safe to share between threads."""
 
+    contract = LEDGER
+
     def __init__(self, root: Root) -> None:
-        self.table = StoredTable(root, LEDGER.name, LEDGER.arrow, has_head=True)
+        super().__init__(root)
         self._lock = self.table.lock  # one lock: nobody may move the handle between a refresh and the append
-        self._version: int | None = None
-        self._read_files: set[str] = set()
         self._by_key: dict[str, RowsOfKey] = {}
         self._commits = 0
         self._removals = 0
@@ -146,12 +147,6 @@ class Ledger:
             ]
             found = self._read(wanted)
         return sorted(found, key=lambda entry: (entry.run, entry.step, *entry.age))
-
-    def refresh(self) -> int:
-        """Read what was committed since the last refresh; return a number that is another after every commit."""
-        with self._lock:
-            self._refresh()
-            return self._version or 0
 
     def commit(self, entry: Entry) -> Entry:
         """Append a row unless one for the same run, key and part is there; return the row that stands.
@@ -222,10 +217,10 @@ class Ledger:
             with self._lock:
                 self._refresh()
                 # The table is partitioned by run: a run's rows lie in files of its own.
-                files = [each for each in self.table.active_files() if each.run == run]
-                read = [self.table.read(each.path) for each in files]
-                left = [row for table in read for row in table.to_pylist() if (row["key"], row["part"]) not in rows]
-                num_removed = sum(table.num_rows for table in read) - len(left)
+                files = self.table.active_files(run)
+                tables = [self.table.read(file.path) for file in files]
+                left = [row for table in tables for row in table.to_pylist() if (row["key"], row["part"]) not in rows]
+                num_removed = sum(table.num_rows for table in tables) - len(left)
                 if not num_removed:
                     return 0
                 groups = [pa.Table.from_pylist(left, self.table.data_schema)] if left else []
@@ -292,26 +287,23 @@ class Ledger:
         return [cast(Entry, rows[name]) for rows, name in wanted]
 
     def _refresh(self) -> None:
-        paths, version = self.table.new_files(self._version)
+        super()._refresh()
+        self._refreshed_at = time.monotonic()
+
+    def _unread(self, paths: Sequence[str]) -> list[str]:
         if (removals := self.table.transaction_version(REMOVAL)) != self._removals:
             # Rows may have gone from any file that was read: the index is built anew, and meanwhile nobody looks at it.
             self._refreshed_at = -math.inf
             self._removals = removals
             self._read_files, self._by_key = set(), {}
-            paths = [each.path for each in self.table.active_files()]
-        for path in paths:
-            if path not in self._read_files:
-                self._index(path)
-        self._version = version
-        self._refreshed_at = time.monotonic()
+            return [file.path for file in self.table.active_files()]
+        return super()._unread(paths)
 
-    def _index(self, path: str) -> None:
-        run = path.split("/")[0].removeprefix("run=")
+    def _add_file(self, path: str, run: str) -> None:
         file = LedgerFile(self.table.load(path), run, self.table.data_schema, self.table.file_address(path))
         for position, (key, part, stage) in enumerate(file.index()):
             # A merged file repeats rows: the one that was read first stands.
             self._by_key.setdefault(key, {}).setdefault((run, part), UnreadRow(file, position, stage))
-        self._read_files.add(path)
 
 
 def _too_busy(run: str, action: str) -> StoreUnavailable:

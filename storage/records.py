@@ -27,9 +27,10 @@ from storage.schemas.system_tables import EXPIRED_SLICES, NOTES_TABLE, QUARANTIN
 class CachedTable:
     """One system table; a subclass says in `_add_row` what a row is, and takes `_lock` while it reads its rows."""
 
-    def __init__(self, root: Root, contract: Table) -> None:
+    contract: Table
+
+    def __init__(self, root: Root) -> None:
         self._root = root
-        self._contract = contract
         self._lock = RLock()
         self._version: int | None = None
         self._read_files: set[str] = set()
@@ -37,7 +38,7 @@ class CachedTable:
     @cached_property
     def table(self) -> StoredTable:
         """The stored table, made when it is first asked for: most stores never need every system table."""
-        return StoredTable(self._root, self._contract.name, self._contract.arrow, has_head=True)
+        return StoredTable(self._root, self.contract.name, self.contract.arrow, has_head=True)
 
     def refresh(self) -> int:
         """Read what was committed since the last refresh; return a number that is another after every commit."""
@@ -52,23 +53,29 @@ class CachedTable:
 
     def _append(self, rows: Sequence[Mapping[str, Any]], run: str) -> None:
         """Add rows of one run in one commit."""
-        self.table.append(pa.Table.from_pylist(list(rows), self._contract.arrow).drop_columns(["run"]), run)
+        self.table.append(pa.Table.from_pylist(list(rows), self.contract.arrow).drop_columns(["run"]), run)
 
     def _refresh(self) -> None:
         """Read the files added since the last refresh; rows that were merged into another file may come once more."""
         # A cached property stands among the instance's variables as soon as it was asked for.
-        name = self._contract.name
+        name = self.contract.name
         # A head without a table is damage, which opening the table says.
         if "table" not in vars(self) and not any(map(self._root.exists, (f"tables/{name}", head_path(name)))):
             return  # no table is made only to be read
         paths, version = self.table.new_files(self._version)
-        for path in paths:
-            if path not in self._read_files:
-                run = path.split("/")[0].removeprefix("run=")
-                for row in self.table.read(path).to_pylist():
-                    self._add_row({**row, "run": run, "at": row["at"].astimezone(UTC)})
-                self._read_files.add(path)
+        for path in self._unread(paths):
+            self._add_file(path, path.split("/")[0].removeprefix("run="))
+            self._read_files.add(path)
         self._version = version
+
+    def _unread(self, paths: Sequence[str]) -> list[str]:
+        """The files to read, of those that were added since the last refresh."""
+        return [path for path in paths if path not in self._read_files]
+
+    def _add_file(self, path: str, run: str) -> None:
+        """Take the rows of one file of a run into memory."""
+        for row in self.table.read(path).to_pylist():
+            self._add_row({**row, "run": run, "at": row["at"].astimezone(UTC)})
 
     def _row(self, record: Any) -> Mapping[str, Any]:
         """Return a record as a row of the table."""
@@ -114,8 +121,10 @@ class Event:
 class Runs(CachedTable):
     """The events of all runs, in memory and kept up to date."""
 
+    contract = RUNS
+
     def __init__(self, root: Root) -> None:
-        super().__init__(root, RUNS)
+        super().__init__(root)
         self.table = StoredTable(root, RUNS.name, RUNS.arrow, has_head=True)  # every store has it from the first
         self._events: dict[str, list[Event]] = {}
         self._lost: dict[str, list[Event]] = {}
@@ -263,8 +272,10 @@ class Quarantine:
 class Quarantines(CachedTable):
     """The findings of a store, in memory and kept up to date."""
 
+    contract = QUARANTINES
+
     def __init__(self, root: Root) -> None:
-        super().__init__(root, QUARANTINES)
+        super().__init__(root)
         self._findings: dict[str, Quarantine] = {}
 
     def record(self, trace_ids: Iterable[str], *, where: str, reason: str, run: str = ALL_RUNS) -> Quarantine:
@@ -276,7 +287,7 @@ class Quarantines(CachedTable):
         traces = tuple(sorted(set(trace_ids)))
         assert traces, "a quarantine of nothing"
         name = content_key({"trace_ids": list(traces), "reason": reason})[:ID_LENGTH]
-        existing = {each.quarantine: each for each in self.all()}.get(name)
+        existing = {finding.quarantine: finding for finding in self.all()}.get(name)
         if existing is not None:
             return existing
         finding = Quarantine(name, run, where, reason, traces, datetime.now(UTC), socket.gethostname())
@@ -291,7 +302,7 @@ class Quarantines(CachedTable):
 
     def ids(self) -> list[str]:
         """The ids of all findings, in order of time."""
-        return [each.quarantine for each in self.all()]
+        return [finding.quarantine for finding in self.all()]
 
     def reasons(self, quarantines: Sequence[str]) -> dict[str, str]:
         """The reason for each rollout of the findings named; of a rollout in several, the earliest finding's.
@@ -333,8 +344,10 @@ class Note:
 class Notes(CachedTable):
     """The notes of a store, in memory and kept up to date. A note that was taken back stays in the table."""
 
+    contract = NOTES_TABLE
+
     def __init__(self, root: Root) -> None:
-        super().__init__(root, NOTES_TABLE)
+        super().__init__(root)
         self._notes: dict[str, Note] = {}
         self._deleted: set[str] = set()
 
@@ -349,7 +362,7 @@ class Notes(CachedTable):
 
     def delete(self, name: str) -> Note:
         """Take a note back by its id, and return it. Raises NoteUnknown where the store has no such note."""
-        known = {each.note: each for each in self.all()}
+        known = {note.note: note for note in self.all()}
         if name not in known:
             shown = f"the store has: {', '.join(known) or 'none'}"
             raise NoteUnknown(f"there is no note {name!r}", shown, do="list them with `stagecoach note RUN`")
@@ -393,8 +406,10 @@ class ExpiredSlice:
 class ExpiredSlices(CachedTable):
     """The expired slices of a store, in memory and kept up to date."""
 
+    contract = EXPIRED_SLICES
+
     def __init__(self, root: Root) -> None:
-        super().__init__(root, EXPIRED_SLICES)
+        super().__init__(root)
         self._expired: dict[tuple[str, str, str], ExpiredSlice] = {}
 
     def record(self, pieces: Sequence[Slice], hours: int) -> None:

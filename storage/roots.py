@@ -1,6 +1,5 @@
 """The root of a store: a directory or a prefix in an object store, and durable reads and writes below it."""
 
-import hashlib
 import os
 import re
 import shutil
@@ -17,8 +16,9 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from storage.errors import LayoutError, StoreError, border
+from storage.keys import sha256
 from storage.refs import File
-from storage.s3 import Bucket, commit_options, file_system, locate, settings
+from storage.s3 import Bucket, file_system, locate, settings
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Root:
     """One place that holds a store; all paths given to it are relative and use forward slashes.
 
     `directory` is the local directory, or None in an object store, whose place is then `bucket`. `address` and
-    `options` are for what reads tables (Polars, Arrow), `commits` are the options for Delta, which commits to them.
+    `options` are for what reads tables (Polars).
     """
 
     address: str
@@ -34,7 +34,6 @@ class Root:
     directory: Path | None
     options: Mapping[str, str] = field(repr=False)  # the secret key is among them
     bucket: Bucket | None = None
-    commits: Mapping[str, str] = field(default_factory=dict, repr=False)
     read_only: bool = False
     """Whether nothing is written: tables that are not there are empty, torn logs stay, the server is not probed."""
 
@@ -82,7 +81,7 @@ class Root:
                 make_directory((self.directory / path).parent)
                 _write_file(self.directory / path, data)
                 synchronise((self.directory / path).parent)
-        return File(path, len(data), hashlib.sha256(data).hexdigest())
+        return File(path, len(data), sha256(data))
 
     def create(self, path: str, data: bytes) -> bool:
         """Write a file where there is none, whole or not at all; False where another was first.
@@ -318,4 +317,4 @@ def _object_store(root: str, options: Mapping[str, str]) -> Root:
     with border("opening the object store", bucket.address):
         files = file_system(bucket)
     base = f"{bucket.name}{'/' if bucket.prefix else ''}{bucket.prefix}"
-    return Root(bucket.address, pafs.SubTreeFileSystem(base, files), None, found, bucket, commit_options(found))
+    return Root(bucket.address, pafs.SubTreeFileSystem(base, files), None, found, bucket)

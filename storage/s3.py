@@ -6,22 +6,25 @@ who was first, deleting one without leaving a marker of its directory behind, an
 process left. obstore was tried in their place: see docs/decisions/store.md.
 """
 
-import http.client
 import os
 import re
+import ssl
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from html import unescape
-from threading import local
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 import pyarrow.fs as pafs
 
 from storage.errors import LayoutError, StoreError, StoreUnavailable
+
+if TYPE_CHECKING:
+    import httpx
 
 SETTINGS = (
     "AWS_ENDPOINT_URL",
@@ -55,8 +58,6 @@ class Bucket:
     access_key: str
     secret_key: str = field(repr=False)
     session_token: str = field(default="", repr=False)
-    # A connection of its own for each thread: those of http.client cannot be shared.
-    _connections: local = field(default_factory=local, repr=False, compare=False)
 
     @property
     def address(self) -> str:
@@ -119,54 +120,37 @@ class Bucket:
     def _request(
         self, method: str, key: str | None, data: bytes = b"", headers: Mapping[str, str] | None = None, query: str = ""
     ) -> tuple[int, bytes]:
+        import httpx
+
         path = f"/{self.name}" if key is None else f"/{self.name}/{self.prefix}{'/' if self.prefix else ''}{key}"
-        request = method, quote(path, safe="/-_.~"), query, data, dict(headers or {})
+        url = f"{self.endpoint}{quote(path, safe='/-_.~')}{f'?{query}' if query else ''}"
         pause = FIRST_PAUSE
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                status, answer_headers, body = self._exchange(*request)
-            except (OSError, http.client.HTTPException) as error:
+                signed = self._sign(method, url, data, headers or {})
+                response = self._client.request(method, url, content=data, headers=signed)
+            except httpx.TransportError as error:
                 # A server that was silent for a minute is not asked again: the user would wait for several.
-                if attempt == ATTEMPTS or isinstance(error, TimeoutError):
+                if attempt == ATTEMPTS or isinstance(error, httpx.TimeoutException):
                     raise self._unreachable(error) from error
             else:
+                status, body = response.status_code, response.content
                 if status in DONE:
                     return status, body
                 if status not in AGAIN or attempt == ATTEMPTS:
-                    raise self._refusal(method, key or "", status, answer_headers, body)
+                    raise self._refusal(method, key or "", status, response.headers, body)
             time.sleep(pause)
             pause *= 2
         raise AssertionError("the last attempt returns or raises")
 
-    def _exchange(
-        self, method: str, path: str, query: str, data: bytes, headers: dict[str, str]
-    ) -> tuple[int, http.client.HTTPMessage, bytes]:
-        """One exchange over this thread's connection; where one is open and stale, a second over a new one."""
-        open_one = getattr(self._connections, "connection", None)
-        connection = open_one or self._connect()
-        self._connections.connection = None
-        try:
-            target = f"{path}?{query}" if query else path
-            signed = self._sign(method, f"{self.endpoint}{target}", data, headers)
-            connection.request(method, target, data or None, signed)
-            answer = connection.getresponse()
-            found = answer.status, answer.headers, answer.read()
-        except (OSError, http.client.HTTPException):
-            connection.close()
-            if open_one is None:
-                raise
-            return self._exchange(method, path, query, data, headers)
-        self._connections.connection = connection
-        return found
+    @cached_property
+    def _client(self) -> "httpx.Client":
+        """The connections of all threads; proxies of the environment are not for them."""
+        import httpx
 
-    def _connect(self) -> http.client.HTTPConnection:
-        split = urlsplit(self.endpoint)
-        kind = http.client.HTTPSConnection if split.scheme == "https" else http.client.HTTPConnection
-        connection = kind(split.netloc, timeout=SECONDS_TO_CONNECT)
-        connection.connect()
         # Where nobody listens shows at once; an answer may take its time.
-        connection.sock.settimeout(SECONDS_TO_ANSWER)
-        return connection
+        timeout = httpx.Timeout(SECONDS_TO_ANSWER, connect=SECONDS_TO_CONNECT)
+        return httpx.Client(timeout=timeout, trust_env=False, verify=ssl.create_default_context())
 
     def _sign(self, method: str, url: str, data: bytes, headers: Mapping[str, str]) -> dict[str, str]:
         # A tenth of a second to import, for stores in buckets alone.
@@ -194,7 +178,7 @@ class Bucket:
         return LayoutError(what, f"{self.address} at {self.endpoint}", "nothing else was written", advice)
 
     def _refusal(
-        self, method: str, key: str, status: int, headers: http.client.HTTPMessage, body: bytes
+        self, method: str, key: str, status: int, headers: Mapping[str, str], body: bytes
     ) -> StoreError | OSError:
         """The error for an answer that is none of those hoped for."""
         code = _tag_text(body, b"Code") or str(status)
@@ -263,20 +247,6 @@ def file_system(bucket: Bucket) -> pafs.S3FileSystem:
         retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
         **small_at_once,
     )
-
-
-def commit_options(found: Mapping[str, str]) -> dict[str, str]:
-    """What Delta is given: the settings, conditional puts for commits, our patience.
-
-    Without `aws_conditional_put` being etag two writers could both write the same version of a table.
-    """
-    patience = {
-        "connect_timeout": f"{SECONDS_TO_CONNECT}s",
-        "timeout": f"{SECONDS_TO_ANSWER}s",
-        "max_retries": str(ATTEMPTS),
-        "retry_timeout": f"{SECONDS_TO_ANSWER}s",
-    }
-    return {**found, **patience, "aws_conditional_put": "etag"}
 
 
 def _tag_text(body: bytes, tag: bytes) -> str:

@@ -14,6 +14,7 @@ from storage.delta.log import ActiveFile
 from storage.delta.parquet import buffer_reader, decode
 from storage.delta.table import StoredTable
 from storage.errors import DamagedSlice, SchemaError, StoreUnavailable
+from storage.keys import sha256
 from storage.records import ExpiredSlices
 from storage.refs import File, Slice, check_run_name
 from storage.roots import Root
@@ -142,11 +143,11 @@ class Slices:
         piece = Slice(table, run, name, rows.num_rows, content_digest(rows), files)
         return WrittenSlice(piece, whole.select(DESCRIBED))  # the others may be large, and a commit may wait
 
-    def commit(self, table: str, written: Sequence[WrittenSlice]) -> None:
+    def commit(self, table: str, slices: Sequence[WrittenSlice]) -> None:
         """Add the files of written slices of one run to their table, in one commit."""
-        files = [(file, each.rows) for each in written for file in each.piece.files]
+        files = [(file, written.rows) for written in slices for file in written.piece.files]
         if files:
-            self.table(table).commit_files(files, written[0].piece.run)
+            self.table(table).commit_files(files, slices[0].piece.run)
 
     def read(self, slices: Sequence[Slice], columns: Sequence[str] | None = None) -> pa.Table:
         """The rows of slices of one table, slice after slice in the order given, each in its own order.
@@ -159,7 +160,7 @@ class Slices:
         arrow = TABLES[name].arrow
         schema = arrow if columns is None else pa.schema([arrow.field(column) for column in columns])
         # The files that the ledger lists come first: to read them the table's log is not needed.
-        listed = {each: self._read_listed(each, columns) for each in slices}
+        listed = {piece: self._read_listed(piece, columns) for piece in slices}
         try:
             compacted = self._read_compacted(name, [each for each, found in listed.items() if found is None])
         except DamagedSlice as error:
@@ -167,15 +168,12 @@ class Slices:
             if expired := self.expired_slices.read_error(slices):
                 raise expired from error
             raise
-        pieces = {each: rows for each, rows in listed.items() if rows is not None}
-        pieces |= {each: rows.select(schema.names) for each, rows in compacted.items()}
-        return pa.concat_tables([schema.empty_table(), *(pieces[each] for each in slices)])
+        stored = {piece: compacted[piece] if rows is None else rows for piece, rows in listed.items()}
+        return pa.concat_tables([schema.empty_table(), *(stored[piece].select(schema.names) for piece in slices)])
 
     def read_stored(self, piece: Slice) -> pa.Table:
         """The verified rows of a slice as they are stored, out of its listed files; without the run column."""
-        rows = self._listed_rows(piece)
-        _stage_rows(rows, piece)
-        return rows
+        return _verify(self._listed_rows(piece), piece)
 
     def copy(self, piece: Slice, source: "Slices") -> WrittenSlice:
         """Write a slice of another store durably, under its own attempt; its table does not hold it until `commit`.
@@ -190,16 +188,8 @@ class Slices:
 
     def rows_to_copy(self, piece: Slice) -> pa.Table:
         """The verified rows of a slice as they are stored, in their order, wherever compaction has put them."""
-        try:
-            return self.read_stored(piece)
-        except DamagedSlice as error:
-            if not isinstance(error.__cause__, FileNotFoundError):
-                raise
-        table = self.table(piece.table)
-        table.refresh()
-        rows = self._attempt_rows(table, piece.run, {piece.attempt: piece}).sort_by("seq").combine_chunks()
-        _stage_rows(rows, piece)
-        return rows
+        rows = self._read_listed(piece, None)
+        return self._read_compacted(piece.table, [piece])[piece].combine_chunks() if rows is None else rows
 
     def not_held(self, name: str, pieces: Sequence[Slice]) -> list[Slice]:
         """Those of some slices of a table, those without rows aside, that no file of it holds.
@@ -237,19 +227,19 @@ class Slices:
                 return None
             raise
         if columns is None:
-            return _stage_rows(rows, piece)
+            return _verify(rows, piece)
         check_count(piece, rows.num_rows)
-        return _in_order(rows).select(list(columns))
+        return _in_order(rows)
 
     def _listed_rows(self, piece: Slice, columns: Sequence[str] | None = None) -> pa.Table:
         schema = self.table(piece.table).data_schema
         if columns is not None:
             schema = pa.schema([field for field in schema if field.name == "seq" or field.name in columns])
-        return pa.concat_tables([schema.empty_table(), *(self._read_file(piece, each, schema) for each in piece.files)])
-
-    def _read_file(self, piece: Slice, file: File, schema: pa.Schema) -> pa.Table:
-        data = self.file_bytes(piece, file)
-        return decode(buffer_reader(data), schema, where=self.root.child(file_place(piece, file)))
+        rows = [schema.empty_table()]
+        for file in piece.files:
+            data, place = self.file_bytes(piece, file), self.root.child(file_place(piece, file))
+            rows.append(decode(buffer_reader(data), schema, where=place))
+        return pa.concat_tables(rows)
 
     def file_bytes(self, piece: Slice, file: File) -> bytes:
         """The bytes of a file of a slice, if size and SHA-256 are those that the ledger names; else DamagedSlice."""
@@ -261,7 +251,7 @@ class Slices:
         # The size first: a file that was cut is distinguished from one of other content.
         if len(data) != file.size:
             raise damage_error(piece, f"{path} has {len(data)} bytes instead of {file.size}")
-        if hashlib.sha256(data).hexdigest() != file.sha256:
+        if sha256(data) != file.sha256:
             raise damage_error(piece, f"{path} is not the file that was written: its SHA-256 differs")
         return data
 
@@ -276,15 +266,15 @@ class Slices:
             mine = {piece.attempt: piece for piece in pieces if piece.run == run}
             rows = self._attempt_rows(table, run, mine)
             for attempt, piece in mine.items():
-                found[piece] = _stage_rows(rows.filter(pc.equal(rows["attempt"], pa.scalar(attempt))), piece)
+                found[piece] = _verify(rows.filter(pc.equal(rows["attempt"], pa.scalar(attempt))), piece)
         return found
 
     def _attempt_rows(self, table: StoredTable, run: str, pieces: Mapping[str, Slice]) -> pa.Table:
         files = [
             each
-            for each in table.active_files()
+            for each in table.active_files(run)
             # The bounds are in the log, so that files without these attempts are not opened.
-            if each.run == run and any(each.first_attempt <= attempt <= each.last_attempt for attempt in pieces)
+            if any(each.first_attempt <= attempt <= each.last_attempt for attempt in pieces)
         ]
         try:
             return pa.concat_tables([table.data_schema.empty_table(), *(table.read(f.path, pieces) for f in files)])
@@ -294,8 +284,8 @@ class Slices:
 
 def _not_held(table: StoredTable, pieces: Sequence[Slice]) -> list[Slice]:
     files = table.active_files()
-    single = {(each.run, each.first_attempt) for each in files if each.first_attempt == each.last_attempt}
-    merged = [each for each in files if each.first_attempt != each.last_attempt]
+    single = {(file.run, file.attempt) for file in files}
+    merged = [file for file in files if not file.attempt]
 
     def is_held(piece: Slice) -> bool:
         return any(
@@ -306,7 +296,9 @@ def _not_held(table: StoredTable, pieces: Sequence[Slice]) -> list[Slice]:
         )
 
     # The files of one attempt first: their bounds say all there is to know.
-    return [each for each in pieces if each.files and (each.run, each.attempt) not in single and not is_held(each)]
+    return [
+        piece for piece in pieces if piece.files and (piece.run, piece.attempt) not in single and not is_held(piece)
+    ]
 
 
 def _holds(table: StoredTable, file: ActiveFile, attempt: str) -> bool:
@@ -323,7 +315,7 @@ def file_place(piece: Slice, file: File) -> str:
 
 def common_table(slices: Sequence[Slice]) -> str:
     """The name of the one table that all slices are of. Raises SchemaError where they are of several, or of none."""
-    names = sorted({each.table for each in slices})
+    names = sorted({piece.table for piece in slices})
     if len(names) != 1:
         raise SchemaError(f"slices of one table are needed, not of {names or 'none'}", "", SAFE, "read each by itself")
     return names[0]
@@ -360,22 +352,18 @@ def _add_slice_columns(rows: pa.Table, schema: pa.Schema, step: int, key: str, a
     return pa.table([given[n] if n in given else rows[n] for n in schema.names], schema=schema)
 
 
-def _stage_rows(stored: pa.Table, piece: Slice) -> pa.Table:
-    """The slice's rows in order and without slice columns, or DamagedSlice if they are not the rows written."""
-    rows = _in_order(stored).select(TABLES[piece.table].arrow.names)
-    place = _place(stored, piece)
+def _verify(stored: pa.Table, piece: Slice) -> pa.Table:
+    """The slice's rows as they are stored, in order, or DamagedSlice if they are not the rows written."""
+    rows, place = _in_order(stored), RowPlace(piece.table, piece.run)
+    if stored.num_rows:
+        place = replace(place, step=stored["step"][0].as_py(), key=stored["key"][0].as_py())
+    values = rows.select(TABLES[piece.table].arrow.names)
     check_count(piece, rows.num_rows, place.key)
-    check_digest(piece, content_digest(rows), piece.digest, place.key)
-    check_rows(rows, TABLES[piece.table], place)
+    check_digest(piece, content_digest(values), piece.digest, place.key)
+    check_rows(values, TABLES[piece.table], place)
     return rows
 
 
 def _in_order(stored: pa.Table) -> pa.Table:
     # Sorting copies every column, and the rows of a file that was never merged are in order.
     return stored if (stored["seq"].to_numpy() == np.arange(stored.num_rows)).all() else stored.sort_by("seq")
-
-
-def _place(stored: pa.Table, piece: Slice) -> RowPlace:
-    if not stored.num_rows:
-        return RowPlace(piece.table, piece.run)
-    return RowPlace(piece.table, piece.run, stored["step"][0].as_py(), stored["key"][0].as_py())

@@ -17,7 +17,7 @@ from storage.records import CachedTable, Notes, Quarantines, Runs
 from storage.refs import Entry, Slice, attempts_by_run
 from storage.roots import Root, open_root
 from storage.schemas.stage_tables import GROUPS
-from storage.schemas.system_tables import EXPIRED_SLICES, LEDGER, NOTES_TABLE, QUARANTINES, RUNS
+from storage.schemas.system_tables import EXPIRED_SLICES, LEDGER, NOTES_TABLE, QUARANTINES, RUNS, SYSTEM_TABLES
 from storage.slices import Slices
 
 if TYPE_CHECKING:
@@ -61,6 +61,12 @@ class Store:
             EXPIRED_SLICES.name: self.slices.expired_slices,
         }
         return system_tables[name].table if name in system_tables else self.slices.table(name)
+
+    def table_names(self, system: bool) -> list[str]:
+        """The names of the tables that are there, those that stages write or the `system` tables."""
+        names = self.root.names("tables")
+        system_names = [table.name for table in SYSTEM_TABLES if table.name in names]
+        return system_names if system else [name for name in names if name not in system_names]
 
     def scan(self, table: str) -> "pl.LazyFrame":
         """The rows of a table in `counted_entries`, of all runs, with run, step, key, attempt and seq.

@@ -101,7 +101,7 @@ class TurnCache:
 
     def _load(self) -> None:
         table = self._store.table(TURNS.name)
-        for file in (each for each in reversed(table.active_files()) if each.run == self._run):
+        for file in reversed(table.active_files(self._run)):
             groups = self._groups.setdefault(file.first_attempt, set())
             try:
                 rows = table.read(file.path).select(TURNS.arrow.names).to_pylist()
@@ -140,7 +140,7 @@ class TurnCache:
         """Take files out of the table, and off the disk."""
         table = self._store.table(TURNS.name)
         table.refresh()
-        files = [each for each in table.active_files() if each.run == self._run and each.first_attempt in emptied]
+        files = [file for file in table.active_files(self._run) if file.first_attempt in emptied]
         try:
             if files:  # else another process has taken them out
                 table.replace(files, [], self._run)

@@ -7,7 +7,6 @@ A text is sealed when the first empty digest in it is replaced by the SHA-256 of
 and of this one before it had seals, carry none: they are only checked for being whole.
 """
 
-import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -24,6 +23,7 @@ from deltalake import Schema
 
 from storage.delta.parquet import buffer_reader
 from storage.errors import StoreError, StoreUnavailable, border
+from storage.keys import sha256
 from storage.refs import File
 from storage.roots import Root, check_inside
 
@@ -70,13 +70,13 @@ class Head(NamedTuple):
 
 def seal(text: str) -> bytes:
     """Put the digest of a text in the place of the first empty one, `"digest":""`, in it."""
-    return text.replace('"digest":""', f'"digest":"{_sha256(text.encode())}"', 1).encode()
+    return text.replace('"digest":""', f'"digest":"{sha256(text.encode())}"', 1).encode()
 
 
 def is_sealed(data: bytes, digest: object) -> bool:
     """Say whether a text, but for the digest in it, is what the digest was made of."""
     said = str(digest).encode(errors="replace")
-    return _sha256(data.replace(b'"digest":"%b"' % said, b'"digest":""', 1)).encode() == said
+    return sha256(data.replace(b'"digest":"%b"' % said, b'"digest":""', 1)).encode() == said
 
 
 def commit_problem(data: bytes) -> str:
@@ -137,19 +137,17 @@ class ActiveFile:
     def __post_init__(self) -> None:
         check_inside(self.path, "the log of a table")
 
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> "ActiveFile":
-        """The file out of a row of Delta's list of additions; where attempts are not known, it may hold any."""
-        first, last = row.get("min.attempt"), row.get("max.attempt")
-        added_at = row["modification_time"]
-        return cls(row["path"], row["size_bytes"], row["partition.run"], first or "", last or LAST, added_at)
+    @property
+    def attempt(self) -> str:
+        """The attempt whose rows it holds; empty where there may be several."""
+        return self.first_attempt if self.first_attempt == self.last_attempt else ""
 
     @classmethod
     def from_addition(cls, add: Mapping[str, Any]) -> "ActiveFile":
-        """The file out of an action that adds it."""
+        """The file out of an action that adds it; where attempts are not known, it may hold any."""
         stats = json.loads(add.get("stats") or "{}")
         first, last = (stats.get(name, {}).get("attempt") for name in ("minValues", "maxValues"))
-        place = add["path"], add["size"], add["partitionValues"][PARTITION]
+        place = add["path"], add["size"], dict(add["partitionValues"])[PARTITION]
         return cls(*place, first or "", last or LAST, add["modificationTime"])
 
 
@@ -209,17 +207,17 @@ def commit_actions(
 
 def new_paths(actions: Sequence[Action]) -> list[str]:
     """The paths of files with new rows that one version adds; not of those that replace others."""
-    return [each["add"]["path"] for each in actions if "add" in each and each["add"]["dataChange"]]
+    return [action["add"]["path"] for action in actions if "add" in action and action["add"]["dataChange"]]
 
 
 def numbers_of(actions: Sequence[Action]) -> dict[str, int]:
     """The numbers by application id that one version commits."""
-    return {each["txn"]["appId"]: int(each["txn"]["version"]) for each in actions if "txn" in each}
+    return {action["txn"]["appId"]: int(action["txn"]["version"]) for action in actions if "txn" in action}
 
 
 def has_witness(actions: Sequence[Action], witness: str) -> bool:
     """Say whether a version is the commit that has this name for itself."""
-    return any(each["commitInfo"].get("witness") == witness for each in actions if "commitInfo" in each)
+    return any(action["commitInfo"].get("witness") == witness for action in actions if "commitInfo" in action)
 
 
 def _now() -> int:
@@ -272,24 +270,35 @@ class Log:
             return actions  # an old one is not in the cache
         return self._cached[version]
 
-    def check(self) -> None:
-        """Raise StoreUnavailable where something is wrong with what the table is opened from; see `inspect`."""
+    def check(self) -> int | None:
+        """Return the version of the newest checkpoint, -1 where there is none, and None where there is no log at all.
+
+        Raises StoreUnavailable where something is wrong with what the table is opened from; see `inspect`.
+        """
         # Others may commit and prune while we look: what was only that is not there any more at the second look.
         with border("looking at a log", self._root.child(self._directory)):
-            if self.inspect() and (damage := self.inspect()):
+            damage, newest = self._inspect()
+            if damage:
+                damage, newest = self._inspect()
+            if damage:
                 raise self._error("; ".join(damage.what), self._directory)
+            return newest
 
-    def inspect(self, deep: bool = False) -> LogDamage | None:
-        """Look at the newest checkpoint, every commit after it and the head; None where nothing is wrong with them.
+    def inspect(self) -> LogDamage | None:
+        """Look at the checkpoints, the pointer, the head and every commit that is read; None where nothing is wrong."""
+        return self._inspect(deep=True)[0]
 
-        With `deep` also at checkpoints that are read only when the newest cannot be, and at the pointer.
+    def _inspect(self, deep: bool = False) -> tuple[LogDamage | None, int | None]:
+        """The damage, and the newest whole checkpoint as `check` returns it.
+
+        Without `deep` checkpoints without a digest, and the pointer, are not looked at.
         """
         head, no_head = self._read_head()  # first: a commit that it tells of is in the list then
         names = self._root.names(self._directory)
         commits = {int(name[:20]): name for name in names if name.endswith(".json") and name[:20].isdecimal()}
         checkpoints = [int(name[:20]) for name in names if name.endswith(CHECKPOINT) and name[:20].isdecimal()]
         pointer = self.last_checkpoint()
-        torn = {each: why for each in checkpoints if (why := self._checkpoint_problem(each, pointer, deep))}
+        torn = {version: why for version in checkpoints if (why := self._checkpoint_problem(version, pointer, deep))}
         what = [f"checkpoint {version} {why}" for version, why in torn.items()]
         files = [f"{version:020d}{CHECKPOINT}" for version in torn]
         good = [version for version in checkpoints if version not in torn]
@@ -301,7 +310,8 @@ class Log:
         what += [f"{why}; versions {lost[0]} to {lost[-1]} cannot be read"] if lost else []
         gone = [commits[version] for version in lost if version in commits]
         table = self._place.rpartition("/")[2]
-        return LogDamage(table, tuple(what), tuple([*files, *gone]), tuple(lost)) if what else None
+        newest = max(good, default=-1) if commits or checkpoints else None
+        return LogDamage(table, tuple(what), tuple([*files, *gone]), tuple(lost)) if what else None, newest
 
     def actions_after(self, version: int, newest: int) -> list[list[Action]] | None:
         """Return those of the versions after `version` up to `newest`, oldest first; None where one was pruned."""
@@ -323,7 +333,7 @@ class Log:
         if self._head:
             # The commit is done: a head that is left behind, by a crash or a full disk, tells of one before.
             with suppress(StoreError):
-                newest = Head(version, _sha256(text))
+                newest = Head(version, sha256(text))
                 self._root.replace(self._head, head_text(newest), durable=False)
 
     def holds(self, version: int) -> bool:
@@ -356,22 +366,13 @@ class Log:
     def add_checkpoint(self, version: int, size: int, data: bytes) -> None:
         """Write a checkpoint of so many actions, then that it is the last one, both durable."""
         if self._root.create(self._checkpoint(version), data):
-            self._point_to(CheckpointPointer(version, size, _sha256(data)))
-
-    def adopt_checkpoint(self, version: int) -> None:
-        """Force a checkpoint, which the library wrote, to the disk, and then its pointer, with a digest."""
-        self._root.make_durable(self._checkpoint(version))
-        last, digest = self.last_checkpoint(), _sha256(self.read_checkpoint(version))
-        if last is not None and last.version == version:
-            self._point_to(CheckpointPointer(version, last.size, digest))
-
-    def _point_to(self, pointer: CheckpointPointer) -> None:
-        self._root.replace(f"{self._directory}/{POINTER}", json.dumps(vars(pointer)).encode())
+            pointer = CheckpointPointer(version, size, sha256(data))
+            self._root.replace(f"{self._directory}/{POINTER}", json.dumps(vars(pointer)).encode())
 
     def _checkpoint_problem(self, version: int, pointer: CheckpointPointer | None, deep: bool) -> str:
         """What is wrong with a checkpoint: by its digest where it is known, else with `deep` by reading it."""
         if pointer is not None and pointer.version == version and pointer.digest:
-            whole = _sha256(self.read_checkpoint(version)) == pointer.digest
+            whole = sha256(self.read_checkpoint(version)) == pointer.digest
             return "" if whole else "is not the file that was written: its digest is another"
         return "" if not deep or is_parquet(self.read_checkpoint(version)) else "is not whole"
 
@@ -399,7 +400,7 @@ class Log:
             data = self._root.read(self._path(version))
         except FileNotFoundError:
             return "is missing"
-        if head and head.version == version and _sha256(data) != head.sha256:
+        if head and head.version == version and sha256(data) != head.sha256:
             return commit_problem(data) or f"was altered: {self._head} names another"
         return commit_problem(data)
 
@@ -441,7 +442,3 @@ def is_parquet(data: bytes) -> bool:
     except (pa.ArrowException, OSError, ValueError):  # damaged names in a footer are a UnicodeDecodeError
         return False
     return True
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

@@ -162,4 +162,6 @@ def _groups_of(file: pq.ParquetFile, attempts: Collection[str]) -> Sequence[int]
     bounds = _attempt_bounds(file)
     if not bounds:
         return range(file.num_row_groups)
-    return [group for group, (first, last) in enumerate(bounds) if any(first <= each <= last for each in attempts)]
+    return [
+        group for group, (first, last) in enumerate(bounds) if any(first <= attempt <= last for attempt in attempts)
+    ]

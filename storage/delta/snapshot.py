@@ -1,103 +1,29 @@
 """Snapshot: what a table holds at the version seen last; its checkpoints, and the pruning of its log.
 
-A table is read through the library once, then moved forward by the actions of the log: the library goes through its
-whole snapshot at every look and every commit. A checkpoint is the last one with the commits since applied to it. The
-library writes one only where this cannot, after another program altered the table or where commits are gone: it goes
-through every commit since the last several times, at a millisecond for each, and does not wait for the disk.
+A snapshot is the newest checkpoint with the commits since applied to it, and a checkpoint is a snapshot that was
+written down. The table library is not asked: it goes through its whole snapshot at every look and every commit.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from itertools import takewhile
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
+from deltalake import Schema
 
-from storage.delta.log import CHECKPOINT, Action, ActiveFile, Log, numbers_of
+from storage.delta.log import CHECKPOINT, Action, ActiveFile, Log
 from storage.delta.parquet import buffer_reader
-from storage.errors import border
+from storage.errors import SchemaError, border
 from storage.roots import Root
 
 # A loss of power may tear the newest: the table then opens from the one before it.
 RETAINED_CHECKPOINTS = 2
 RETAINED_MINUTES = 1
-
-
-class Snapshot:
-    """The version, files and numbers of one table; for one thread at a time."""
-
-    def __init__(self, delta: DeltaTable, log: Log, options: Mapping[str, str]) -> None:
-        """`delta` was just opened, with `options` for its storage."""
-        self.version = int(delta.version())
-        self._delta, self._log, self._options = delta, log, dict(options) or None
-        self._files: dict[str, ActiveFile] | None = None
-        self._numbers: dict[str, int] = {}
-
-    def catch_up(self) -> bool:
-        """Move forward to the newest version; False where only opening the table again leads there.
-
-        That is where the log was pruned past this version, or the table was altered.
-        """
-        while True:
-            try:
-                actions = self._log.actions(self.version + 1)
-            except FileNotFoundError:
-                return self._log.holds(self.version)
-            if any("metaData" in action or "protocol" in action for action in actions):
-                return False
-            self.advance(actions)
-
-    def advance(self, actions: Sequence[Action]) -> None:
-        """Move forward by one version, which consists of these actions."""
-        self.version += 1
-        self._numbers.update(numbers_of(actions))
-        if self._files is None:
-            return
-        for action in actions:
-            if "add" in action:
-                file = ActiveFile.from_addition(action["add"])
-                self._files[file.path] = file
-            elif "remove" in action:
-                self._files.pop(action["remove"]["path"], None)
-
-    def files(self) -> list[ActiveFile]:
-        """The files of the version seen."""
-        if self._files is None:
-            # Where the library has seen more, moving forward adds and removes the same once more.
-            rows = pa.table(self._library().get_add_actions(flatten=True)).to_pylist()
-            self._files = {row["path"]: ActiveFile.from_row(row) for row in rows}
-        return list(self._files.values())
-
-    def number(self, application: str) -> int:
-        """The number of the last commit under an application id; 0 before the first."""
-        if application not in self._numbers:
-            delta = self._delta
-            # It must not tell what this snapshot has not seen, nor need what was pruned since it was opened.
-            if delta.version() != self.version:
-                delta = DeltaTable(delta.table_uri, version=self.version, storage_options=self._options)
-            self._numbers[application] = int(delta.transaction_version(application) or 0)
-        return self._numbers[application]
-
-    def write_checkpoint(self) -> int:
-        """Write a checkpoint of the newest version and return that."""
-        delta = self._library()
-        delta.create_checkpoint()
-        return int(delta.version())
-
-    def _library(self) -> DeltaTable:
-        """The library's handle, at the version seen or a later one."""
-        if self._delta.version() < self.version:
-            try:
-                self._delta.update_incremental()
-            except DeltaError:  # the log moved on under a handle that was long idle
-                self._delta = DeltaTable(self._delta.table_uri, storage_options=self._options)
-        return self._delta
 
 
 def _struct(**types: pa.DataType) -> pa.StructType:
@@ -131,73 +57,127 @@ SCHEMA = pa.schema(
 )
 """What our tables use of a checkpoint. Removed files are for programs that delete them, which is ours to do."""
 COLUMNS = [f"{column.name}.{field.name}" for column in SCHEMA for field in column.type]
+READER_VERSION = 1
+"""The version of Delta's protocol that readers of our tables need."""
 
 
-def write_checkpoint(log: Log, version: int) -> bool:
-    """Write the checkpoint of a version, durable; False, with nothing written, where only the library can."""
-    last = log.last_checkpoint()
-    versions = log.actions_after(last.version if last else -1, version)
-    if versions is None:
-        return False
-    try:
-        rows = advance(log.read_checkpoint(last.version) if last else None, versions)
-    except (FileNotFoundError, ValueError):
-        return False
-    sink = pa.BufferOutputStream()
-    # Snappy, as the library does: not every reader of checkpoints knows more.
-    encoding: dict[str, Any] = {"use_dictionary": False, "write_statistics": False, "write_page_checksum": True}
-    pq.write_table(rows, sink, compression="snappy", store_schema=False, **encoding)
-    log.add_checkpoint(version, rows.num_rows, sink.getvalue().to_pybytes())
-    return True
+class Snapshot:
+    """The version, schema, files and numbers of one table; for one thread at a time."""
+
+    def __init__(self, log: Log, checkpoint: int) -> None:
+        """Read a checkpoint (-1: none) and every version since.
+
+        Raises FileNotFoundError where the log was pruned while it was read, SchemaError for a table that only a newer
+        reader understands.
+        """
+        self.version = checkpoint
+        self._log = log
+        rows = SCHEMA.empty_table() if checkpoint < 0 else _read_rows(log.read_checkpoint(checkpoint))
+        self._adds = rows.filter(pc.is_valid(pc.struct_field(rows["add"], "path")))
+        """Those of the last checkpoint; since then files were added and removed."""
+        self._added: dict[str, Mapping[str, Any]] = {}
+        self._removed: set[str] = set()
+        self._numbers = {row["appId"]: int(row["version"]) for row in _values(rows, "txn", "appId")}
+        self._definition: dict[str, Mapping[str, Any]] = {}
+        """The actions that make the table what it is, by kind."""
+        for kind, field in (("protocol", "minReaderVersion"), ("metaData", "id")):
+            for content in _values(rows, kind, field):
+                self._define(kind, content)
+        self._files: dict[str, ActiveFile] | None = None
+        if not self._follow_log() or "metaData" not in self._definition:
+            raise FileNotFoundError(f"version {self.version} of the log")
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns of the table."""
+        return pa.schema(cast(Any, Schema.from_json(self._definition["metaData"]["schemaString"]).to_arrow()))
+
+    def catch_up(self) -> bool:
+        """Move forward to the newest version; False where the table has to be opened again.
+
+        That is where the log was pruned past this version, or the table was altered.
+        """
+        definition = {**self._definition}
+        return self._follow_log() and self._definition == definition
+
+    def _follow_log(self) -> bool:
+        """Move forward to the newest version; False where the log was pruned past the version seen."""
+        with suppress(FileNotFoundError):
+            while True:
+                self.advance(self._log.actions(self.version + 1))
+        return self._log.holds(self.version)
+
+    def advance(self, actions: Sequence[Action]) -> None:
+        """Move forward by one version, which consists of these actions."""
+        for action in actions:
+            ((kind, content),) = action.items()
+            if kind == "add":
+                self._added[content["path"]] = content
+                if self._files is not None:
+                    self._files[content["path"]] = ActiveFile.from_addition(content)
+            elif kind == "remove":
+                self._removed.add(content["path"])
+                self._added.pop(content["path"], None)
+                if self._files is not None:
+                    self._files.pop(content["path"], None)
+            elif kind == "txn":
+                self._numbers[content["appId"]] = int(content["version"])
+            elif kind != "commitInfo":
+                self._define(kind, content)
+        self.version += 1
+
+    def files(self) -> list[ActiveFile]:
+        """The files of the version seen."""
+        if self._files is None:
+            adds: list[Any] = [*self._remaining()["add"].to_pylist(), *self._added.values()]
+            self._files = {add["path"]: ActiveFile.from_addition(add) for add in adds}
+        return list(self._files.values())
+
+    def number(self, application: str) -> int:
+        """The number of the last commit under an application id; 0 before the first."""
+        return self._numbers.get(application, 0)
+
+    def write_checkpoint(self) -> None:
+        """Write the checkpoint of the version seen, durable."""
+        added = [
+            {"add": {**add, "partitionValues": list(add["partitionValues"].items())}} for add in self._added.values()
+        ]
+        self._adds = pa.concat_tables([self._remaining(), pa.Table.from_pylist(added, SCHEMA)]).combine_chunks()
+        self._added, self._removed = {}, set()
+        others = [{kind: content} for kind, content in self._definition.items()]
+        others += [{"txn": {"appId": name, "version": number}} for name, number in self._numbers.items()]
+        rows = pa.concat_tables([pa.Table.from_pylist(others, SCHEMA), self._adds])
+        sink = pa.BufferOutputStream()
+        # Snappy, as the library does: not every reader of checkpoints knows more.
+        encoding: dict[str, Any] = {"use_dictionary": False, "write_statistics": False, "write_page_checksum": True}
+        pq.write_table(rows, sink, compression="snappy", store_schema=False, **encoding)
+        self._log.add_checkpoint(self.version, rows.num_rows, sink.getvalue().to_pybytes())
+
+    def _remaining(self) -> pa.Table:
+        """The additions of the last checkpoint that still hold."""
+        changed = pa.array([*self._removed, *self._added], pa.string())
+        return self._adds.filter(pc.invert(pc.is_in(pc.struct_field(self._adds["add"], "path"), changed)))
+
+    def _define(self, kind: str, content: Mapping[str, Any]) -> None:
+        fields = {field.name for field in SCHEMA.field(kind).type} if kind in SCHEMA.names else set()
+        if not content.keys() <= fields or content.get("minReaderVersion", READER_VERSION) > READER_VERSION:
+            what = f"another program altered the table: {kind} has {', '.join(map(str, content))}"
+            raise SchemaError(what, "the log of a table", "all files of the table", "put the log back from a copy")
+        if kind == "metaData":
+            form = {**content["format"], "options": [*dict(content["format"]["options"]).items()]}
+            content = {**content, "format": form, "configuration": [*dict(content["configuration"]).items()]}
+        self._definition[kind] = content
 
 
-def advance(checkpoint: bytes | None, versions: Sequence[Sequence[Action]]) -> pa.Table:
-    """The rows of a checkpoint, or of nothing, after some versions.
-
-    Raises ValueError where one of them, but the first of all, alters the table itself.
-    """
-    added: dict[str, dict[str, Any]] = {}
-    numbers: dict[str, int] = {}
-    gone: set[str] = set()
-    made: list[dict[str, Any]] = []
-    for action in (each for actions in versions for each in actions):
-        if "add" in action:
-            add = action["add"]
-            added[add["path"]] = {**add, "partitionValues": list(add["partitionValues"].items())}
-        elif "remove" in action:
-            gone.add(action["remove"]["path"])
-            added.pop(action["remove"]["path"], None)
-        elif "txn" in action:
-            numbers[action["txn"]["appId"]] = action["txn"]["version"]
-        elif "commitInfo" not in action:
-            made.append(_creation(action))
-    if len(made) != (2 if checkpoint is None else 0):
-        raise ValueError("the table was altered")
-    before = SCHEMA.empty_table() if checkpoint is None else _rows(checkpoint)
-    old = pc.or_(
-        pc.is_in(pc.struct_field(before["add"], "path"), pa.array([*gone, *added], pa.string())),
-        pc.is_in(pc.struct_field(before["txn"], "appId"), pa.array(list(numbers), pa.string())),
-    )
-    new: list[dict[str, Any]] = [*made, *({"add": add} for add in added.values())]
-    new += [{"txn": {"appId": name, "version": number}} for name, number in numbers.items()]
-    return pa.concat_tables([before.filter(pc.invert(old)), pa.Table.from_pylist(new, SCHEMA)]).combine_chunks()
-
-
-def _rows(checkpoint: bytes) -> pa.Table:
+def _read_rows(checkpoint: bytes) -> pa.Table:
     with pq.ParquetFile(buffer_reader(checkpoint), page_checksum_verification=True) as file:
         return file.read(COLUMNS).select(SCHEMA.names).cast(SCHEMA)
 
 
-def _creation(action: Action) -> dict[str, Any]:
-    """The row of an action that makes a table. Raises ValueError where a checkpoint of ours could not hold it."""
-    ((kind, content),) = action.items()
-    fields = {field.name for field in SCHEMA.field(kind).type} if kind in ("metaData", "protocol") else set()
-    if not content.keys() <= fields:
-        raise ValueError("the table was altered")
-    if kind == "protocol":
-        return {kind: content}
-    form = {**content["format"], "options": list(content["format"]["options"].items())}
-    return {kind: {**content, "format": form, "configuration": list(content["configuration"].items())}}
+def _values(rows: pa.Table, kind: str, required: str) -> Iterable[dict[str, Any]]:
+    """The actions of one kind in a checkpoint, which has nulls in the place of others."""
+    contents: list[Any] = rows[kind].drop_null().to_pylist()
+    return [content for content in contents if content[required] is not None]
 
 
 def prune_log(root: Root, place: str, minutes: int | None = None, dry_run: bool = False) -> int:

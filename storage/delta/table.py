@@ -1,24 +1,20 @@
-"""One table of the store on Delta Lake; with the files of its log (`storage.delta.log`) all that knows the library.
+"""One table of the store on Delta Lake.
 
-Data files are written here, durably and with digests, before Delta's log names them. A table is opened, and its
-checkpoints are written, by the library; its snapshot stays in memory and is moved forward, so that a commit costs the
-same after a year as on the first day.
+Data files are written here, durably and with digests, before Delta's log names them. The table's snapshot stays in
+memory and is moved forward, so that a commit costs the same after a year as on the first day.
 """
 
-import hashlib
 import random
 import time
 from bisect import bisect_left
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from operator import attrgetter
 from threading import RLock
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pyarrow as pa
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from storage.delta.log import (
     PARTITION,
@@ -35,8 +31,9 @@ from storage.delta.log import (
     removal,
 )
 from storage.delta.parquet import attempts_in, buffer_reader, decode, encode
-from storage.delta.snapshot import Snapshot, prune_log, write_checkpoint
+from storage.delta.snapshot import Snapshot, prune_log
 from storage.errors import StoreError, StoreUnavailable, border
+from storage.keys import sha256
 from storage.refs import File
 from storage.roots import Root
 from storage.schemas.contract import RowPlace, check_schema
@@ -110,9 +107,9 @@ class StoredTable:
         with border(f"copying a file of table {self.name!r}", self._root.child(place)):
             if self._root.exists(place):
                 self.refresh()
-                if any(each.path == path for each in self.active_files()):
+                if any(file.path == path for file in self.active_files()):
                     found = self._root.read(place)
-                    return File(path, len(found), hashlib.sha256(found).hexdigest())
+                    return File(path, len(found), sha256(found))
                 self._root.delete(place)
         written = self._root.write(place, data)
         return File(path, written.size, written.sha256)
@@ -134,7 +131,7 @@ class StoredTable:
         another swap, or another commit with one of the marks, came since the last refresh.
         """
         file = self.write(groups, run) if groups else None
-        swap = [removal(each, {PARTITION: run}) for each in old]
+        swap = [removal(file, {PARTITION: run}) for file in old]
         if file is not None:
             swap.append(self._addition(file, pa.concat_tables(groups), run, new=False))
         numbers = {"compaction": self.transaction_version("compaction") + 1, **(marks or {})}
@@ -154,11 +151,11 @@ class StoredTable:
         """
         with self.lock:
             self.refresh()
-            files = [each for each in self.active_files() if each.run == run]
+            files = self.active_files(run)
             files = _smallest(files) if small else files
             if len(files) < min_files:
                 return 0
-            rows = [rows if (rows := self._appended.pop(each.path, None)) else self.read(each.path) for each in files]
+            rows = [rows if (rows := self._appended.pop(file.path, None)) else self.read(file.path) for file in files]
             try:
                 self.replace(files, [pa.concat_tables(rows)], run)
             except CommitConflict:
@@ -167,7 +164,7 @@ class StoredTable:
 
     def refresh(self) -> int:
         """Move the snapshot to the newest version and return it."""
-        with self.lock, border(f"looking at table {self.name!r}", self._root.child(self.place)):
+        with self.lock, self._border("looking at"):
             self._catch_up()
             return self.version
 
@@ -178,29 +175,30 @@ class StoredTable:
         """
         with self.lock:
             version = self.refresh()
-            with border(f"reading the log of table {self.name!r}", self._root.child(self.place)):
+            with self._border("reading the log of"):
                 versions = None if since is None else self._log.actions_after(since, version)
             if versions is None:
-                return [each.path for each in self.active_files()], version
+                return [file.path for file in self.active_files()], version
             return [path for actions in versions for path in new_paths(actions)], version
 
     def transaction_version(self, application: str) -> int:
         """The number of the last commit under an application id at the version seen; 0 before the first."""
-        with self.lock, border(f"looking at table {self.name!r}", self._root.child(self.place)):
+        with self.lock, self._border("looking at"):
             return 0 if self._snapshot is None else self._snapshot.number(application)
 
-    def active_files(self) -> list[ActiveFile]:
-        """The files of the version seen, newest first."""
-        with self.lock, border(f"looking at table {self.name!r}", self._root.child(self.place)):
-            found = [] if self._snapshot is None else self._snapshot.files()
-        # Who has followed the log and who has just opened it know the files in different orders.
-        return sorted(found, key=attrgetter("added_at", "path"), reverse=True)
+    def active_files(self, run: str | None = None) -> list[ActiveFile]:
+        """The files of the version seen, of one run where it is named, newest first."""
+        with self.lock, self._border("looking at"):
+            files = [] if self._snapshot is None else self._snapshot.files()
+        # File order differs between a snapshot that followed the log and one just opened.
+        files = [file for file in files if run in (None, file.run)]
+        return sorted(files, key=attrgetter("added_at", "path"), reverse=True)
 
     def files_of(self, attempts: Mapping[str, Collection[str]]) -> list[ActiveFile]:
         """The files, at the newest version, that may hold rows of some attempts, given by run."""
         self.refresh()
-        wanted = {run: sorted(of_run) for run, of_run in attempts.items()}
-        return [each for each in self.active_files() if _may_hold(each, wanted.get(each.run, ()))]
+        ordered = {run: sorted(of_run) for run, of_run in attempts.items()}
+        return [file for file in self.active_files() if _may_hold(file, ordered.get(file.run, ()))]
 
     def scan(self, attempts: Mapping[str, Collection[str]]) -> "pl.LazyFrame":
         """The rows of some attempts, given by run, without digest; filters and columns are pushed into the files.
@@ -215,11 +213,11 @@ class StoredTable:
             by_run.setdefault(file.run, []).append(file)
         parts = [pl.LazyFrame(pl.DataFrame(self.schema.empty_table()))]
         for run, files in by_run.items():
-            places = [self._root.child(f"{self.place}/{each.path}") for each in files]
+            places = [self._root.child(f"{self.place}/{file.path}") for file in files]
             options = dict(self._root.options) or None
             rows = pl.scan_parquet(places, glob=False, hive_partitioning=False, storage_options=options)
-            # A file of one attempt is wanted as a whole: `files_of` has looked at its bounds.
-            if any(each.first_attempt != each.last_attempt for each in files):
+            # All rows of a file of one attempt are wanted: `files_of` has compared its bounds.
+            if not all(file.attempt for file in files):
                 rows = rows.filter(pl.col("attempt").is_in(sorted(set(attempts[run]))))
             parts.append(rows.with_columns(pl.lit(run).alias(PARTITION)).select(self.schema.names))
         return pl.concat(parts[1:] or parts)
@@ -238,21 +236,27 @@ class StoredTable:
         """Rows of a file that the table holds, by page checksums but without digest; without the run column."""
         if attempts is None:
             return decode(buffer_reader(self.load(path)), self.data_schema, where=self.file_address(path))
-        inside = f"{self.place}/{path}"
-        reading = border("reading a file", self._root.child(inside))
-        with reading, self._root.files.open_input_file(inside) as source:
+        with self._open_file(path) as source:
             return decode(source, self.data_schema, attempts, self.file_address(path))
 
     def attempts_in(self, file: ActiveFile) -> frozenset[str]:
         """The attempts that a file of the table holds; asked for once, for no file ever changes."""
-        if file.first_attempt == file.last_attempt:
-            return frozenset((file.first_attempt,))
+        if file.attempt:
+            return frozenset((file.attempt,))
         if file.path not in self._attempts:
-            inside = f"{self.place}/{file.path}"
-            reading = border("reading a file", self._root.child(inside))
-            with reading, self._root.files.open_input_file(inside) as source:
+            with self._open_file(file.path) as source:
                 self._attempts[file.path] = attempts_in(source, self.file_address(file.path))
         return self._attempts[file.path]
+
+    def _border(self, action: str) -> AbstractContextManager[None]:
+        return border(f"{action} table {self.name!r}", self._root.child(self.place))
+
+    @contextmanager
+    def _open_file(self, path: str) -> "Iterator[pa.NativeFile]":
+        inside = f"{self.place}/{path}"
+        reading = border("reading a file", self._root.child(inside))
+        with reading, self._root.files.open_input_file(inside) as source:
+            yield source
 
     def _catch_up(self) -> None:
         if self._snapshot is None or not self._snapshot.catch_up():
@@ -260,22 +264,20 @@ class StoredTable:
 
     def _open(self) -> Snapshot | None:
         """Open the table, made where it is not there; a store that is only read has then none."""
-        # The library compares no digests, and takes a log that is cut off for a shorter one.
-        self._log.check()
-        address, options = self._root.child(self.place), dict(self._root.commits) or None
-        try:
-            delta = DeltaTable(address, storage_options=options)
-        except TableNotFoundError:
+        checkpoint = self._log.check()
+        if checkpoint is None:
             if self._root.read_only:
                 return None
             with suppress(VersionTaken):  # another process was first; what it made is checked like any other
                 self._log.create(0, creation_actions(self.schema))
-            delta = DeltaTable(address, storage_options=options)
-        except DeltaError:  # the log was pruned while it was read
-            delta = DeltaTable(address, storage_options=options)
-        found = pa.schema(cast(Any, delta.schema().to_arrow()))
-        check_schema(found, self.schema, RowPlace(self.name))
-        return Snapshot(delta, self._log, self._root.commits)
+            checkpoint = -1
+        try:
+            snapshot = Snapshot(self._log, checkpoint)
+        except FileNotFoundError:  # the log was pruned while it was read
+            newest = self._log.check()
+            snapshot = Snapshot(self._log, -1 if newest is None else newest)
+        check_schema(snapshot.schema, self.schema, RowPlace(self.name))
+        return snapshot
 
     def _addition(self, file: File, rows: pa.Table, run: str, new: bool) -> Action:
         return addition(file, rows, {PARTITION: run}, self._stats, new)
@@ -287,7 +289,7 @@ class StoredTable:
         them since the last refresh wins, and this one raises CommitConflict.
         """
         whole = commit_actions(actions, numbers, witness)
-        with self.lock, border(f"committing to table {self.name!r}", self._root.child(self.place)):
+        with self.lock, self._border("committing to"):
             for attempt in range(ATTEMPTS_TO_COMMIT):
                 before = self.version
                 try:
@@ -339,9 +341,9 @@ class StoredTable:
         """After a commit: write a checkpoint and prune the log, each where it is time for it."""
         with suppress(StoreError):  # the commit is safe; both can wait
             if self._log.needs_checkpoint(version):
-                with border(f"writing a checkpoint of table {self.name!r}", self._root.child(self.place)):
-                    if not write_checkpoint(self._log, version) and self._snapshot:
-                        self._log.adopt_checkpoint(self._snapshot.write_checkpoint())
+                with self._border("writing a checkpoint of"):
+                    assert self._snapshot is not None
+                    self._snapshot.write_checkpoint()
             if (version + 1) % PRUNE_INTERVAL == 0:
                 prune_log(self._root, self.place)
 

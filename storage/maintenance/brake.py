@@ -10,7 +10,6 @@ from collections import Counter
 from storage.errors import StoreError
 from storage.maintenance.sweep import RECORDS, drop_orphans, remove_orphaned_policies
 from storage.records import REMOVED
-from storage.schemas.system_tables import SYSTEM_TABLES
 from storage.store import Store
 
 MIN_FILES = 8
@@ -20,7 +19,7 @@ MIN_FILES = 8
 def contradictions(store: Store) -> list[str]:
     """Return a line for each run whose events, or whose files, say that the ledger or the table runs lost rows."""
     num_rows = Counter(entry.run for entry in store.ledger.entries())
-    tables = [store.slices.table(name) for name in _stage_tables(store)]
+    tables = [store.slices.table(name) for name in store.table_names(system=False)]
     num_files = Counter(file.run for table in tables for file in table.active_files())
     being_removed = {run for name in store.root.names(RECORDS) for run in _removed_runs(store, name)}
     lines = []
@@ -40,7 +39,7 @@ def unnamed_majorities(store: Store, hours: float) -> list[str]:
     `hours` is the age of what a maintenance would delete.
     """
     lines = []
-    for name in _stage_tables(store):
+    for name in store.table_names(system=False):
         table = store.slices.table(name)
         num_orphans = len(drop_orphans(store, table, hours, dry_run=True))
         lines += _majority(num_orphans, len(table.active_files()), f"files of table {name!r}")
@@ -61,11 +60,6 @@ def require_consistency(store: Store, hours: float | None = None) -> None:
             "put tables/ledger, tables/runs and heads/ back from a copy, or run `stagecoach repair --deep`, which "
             "rebuilds rows of the ledger from the files; --trust-ledger deletes all the same",
         )
-
-
-def _stage_tables(store: Store) -> list[str]:
-    system = {table.name for table in SYSTEM_TABLES}
-    return [name for name in store.root.names("tables") if name not in system]
 
 
 def _removed_runs(store: Store, name: str) -> list[str]:

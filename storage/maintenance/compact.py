@@ -16,6 +16,7 @@ from storage.delta.snapshot import prune_log
 from storage.delta.table import CommitConflict, StoredTable
 from storage.errors import StoreError
 from storage.maintenance.plan import at_work
+from storage.maintenance.references import References
 from storage.maintenance.sweep import drop_orphans, remove_orphaned_policies
 from storage.policies.store import SCRATCH_DIRECTORY
 from storage.refs import Slice
@@ -63,17 +64,17 @@ class MaintenanceReport:
     @property
     def merged(self) -> int:
         """Files merged, over all tables."""
-        return sum(each.merged for each in self.tables)
+        return sum(table.merged for table in self.tables)
 
     @property
     def deleted(self) -> int:
         """Files deleted, temporary ones included."""
-        return sum(each.deleted for each in self.tables) + self.swept
+        return sum(table.deleted for table in self.tables) + self.swept
 
     @property
     def only_copies(self) -> tuple[str, ...]:
         """Files kept although they are old: the only copy of rows that the ledger names."""
-        return tuple(path for each in self.tables for path in each.only_copies)
+        return tuple(path for table in self.tables for path in table.only_copies)
 
 
 def maintain(store: Store, retention_hours: float = RETENTION_HOURS, dry_run: bool = False) -> MaintenanceReport:
@@ -121,13 +122,13 @@ def compact(store: Store, table: StoredTable, dry_run: bool = False) -> int:
     """
     table.refresh()
     is_system = TABLES[table.name] in SYSTEM_TABLES
-    finished = [] if is_system else _finished_slices(store, table.name)
+    finished = [] if is_system else References(store).live_slices(table.name)
     merged = 0
-    for run in sorted({each.run for each in table.active_files()}):
+    for run in sorted({file.run for file in table.active_files()}):
         if is_system:
             merged += _merge_system_files(table, run, dry_run)
             continue
-        files = [each for each in table.active_files() if each.run == run and each.size < TARGET_BYTES]
+        files = [file for file in table.active_files(run) if file.size < TARGET_BYTES]
         for bundle in _slice_groups(store, finished, files):
             try:
                 if not dry_run:
@@ -141,7 +142,7 @@ def compact(store: Store, table: StoredTable, dry_run: bool = False) -> int:
 def _merge_system_files(table: StoredTable, run: str, dry_run: bool) -> int:
     if not dry_run:
         return table.merge_files(run, MIN_FILES)
-    num_files = sum(each.run == run for each in table.active_files())
+    num_files = len(table.active_files(run))
     return num_files if num_files >= MIN_FILES else 0
 
 
@@ -154,8 +155,8 @@ def vacuum(
     Returns how many were deleted, and the paths of those kept because they are the only copy.
     """
     table.refresh()
-    active = {each.path for each in table.active_files()}
-    named = {file.path: piece for piece in _finished_slices(store, table.name) for file in piece.files}
+    active = {file.path for file in table.active_files()}
+    named = {file.path: piece for piece in References(store).live_slices(table.name) for file in piece.files}
     deleted, only_copies = 0, []
     for path in store.root.paths_older(table.place, retention_hours, ".parquet"):
         inside = path.removeprefix(f"{table.place}/")
@@ -187,22 +188,13 @@ def remove_temporary(root: Root, dry_run: bool = False) -> int:
 
 def _tables(store: Store) -> list[StoredTable]:
     """The tables that are there, system tables last; no table is made only to be maintained."""
-    system = [table.name for table in SYSTEM_TABLES]
-    there = store.root.names("tables")
-    stages = [name for name in there if name not in system]
-    return [store.table(name) for name in (*stages, *(name for name in system if name in there))]
-
-
-def _finished_slices(store: Store, table: str) -> list[Slice]:
-    """Every slice of a table that the ledger names and that has not expired, in order of run, step and time."""
-    named = dict.fromkeys(piece for entry in store.ledger.entries() for piece in entry.slices(table))
-    return store.slices.expired_slices.exclude(named)
+    return [store.table(name) for system in (False, True) for name in store.table_names(system)]
 
 
 def _slice_groups(store: Store, finished: Sequence[Slice], files: Sequence[ActiveFile]) -> Iterator[list[SmallFile]]:
     """Bundles of the files of finished slices, in the order of the ledger, each as large as a file should be."""
     small = {file.path: file for file in files}
-    slices = [each for each in finished if len(each.files) == 1 and each.files[0].path in small]
+    slices = [piece for piece in finished if len(piece.files) == 1 and piece.files[0].path in small]
     if len(slices) < MIN_FILES:
         return
     bundle: list[SmallFile] = []

@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from storage.errors import RunUnknown, StoreError
+from storage.maintenance.references import References
 from storage.records import REMOVED, Event
 from storage.refs import Entry, Slice
 from storage.store import Store
@@ -128,10 +129,9 @@ def plan_removal(
     needed = {key for run, need in needs.items() if run in runs and run not in removed for key in need.keys}
     rows, staying, left = _rows(store, removed, needed)
     # A slice goes when no row that stays names it, whichever run computed it.
-    live = {piece for entry in left for piece in entry.outputs}
-    slices = dict.fromkeys(piece for entry in rows for piece in entry.outputs if piece not in live)
-    keys = {entry.key for entry in left}
-    policies = [key for key in _policy_keys(rows) if key not in keys and store.policies.find(key)]
+    live, dead = References(store, left), References(store, rows)
+    slices = [piece for piece in dead.slices if piece not in live.slices]
+    policies = [key for key in dead.policies if key not in live.keys and store.policies.find(key)]
     # Runs that may go on keep all weights; what is left of a removed run is there because others need it.
     spare = (
         open_runs
@@ -311,13 +311,10 @@ def _rows(
     # What a kept run has as a whole itself needs no row of another; a part of it is not enough.
     named = named - {entry.key for entry in kept if not entry.part} | {*needed}
     found = [entry for key in sorted(named) if (entry := store.ledger.find(key))]
-    below = store.policies.adapter_bases(_policy_keys([*kept, *found])) - {entry.key for entry in (*kept, *found)}
+    needed_work = References(store, [*kept, *found])
+    below = store.policies.adapter_bases(needed_work.policies) - needed_work.keys
     found += [entry for key in sorted(below) if (entry := store.ledger.find(key))]
     staying = [entry for entry in found if entry.run in removed]
     ids = {entry.row_id for entry in staying}
     going = [entry for entry in every if entry.run in removed and entry.row_id not in ids]
     return going, staying, [*kept, *staying]
-
-
-def _policy_keys(entries: Iterable[Entry]) -> list[str]:
-    return list(dict.fromkeys(entry.key for entry in entries if entry.slices("policies")))

@@ -27,6 +27,7 @@ from storage.delta.log import (
 )
 from storage.delta.table import StoredTable
 from storage.errors import DamagedSlice, PolicyAbsent, StoreError, border
+from storage.maintenance.references import References
 from storage.maintenance.sweep import drop_slices, remove_weights
 from storage.records import REMOVED
 from storage.refs import Entry, File, Slice
@@ -68,7 +69,7 @@ def inspect_logs(root: Root) -> list[LogDamage]:
     found = []
     for name in sorted(there & {*TABLES}):
         with border(f"looking at the log of table {name!r}", root.child(f"tables/{name}/_delta_log")):
-            damage = Log(root, f"tables/{name}", has_head=TABLES[name] in SYSTEM_TABLES).inspect(deep=True)
+            damage = Log(root, f"tables/{name}", has_head=TABLES[name] in SYSTEM_TABLES).inspect()
         if damage or name in begun:
             found.append(_together(begun.get(name), damage))
     return found
@@ -76,7 +77,7 @@ def inspect_logs(root: Root) -> list[LogDamage]:
 
 def _together(begun: LogDamage | None, found: LogDamage | None) -> LogDamage:
     """The damage that a repair had begun to mend, with what is found now: half of it may have been moved."""
-    both = [each for each in (begun, found) if each]
+    both = [damage for damage in (begun, found) if damage]
     lost = sorted({version for each in both for version in each.lost_versions})
     files = dict.fromkeys(name for each in both for name in each.files)
     return replace(both[0], files=tuple(files), lost_versions=tuple(lost))
@@ -109,15 +110,12 @@ def inspect_slices(store: Store, deep: bool = False) -> list[Damage]:
 
     A slice whose files compaction has replaced is read from where its rows are now, in either case.
     """
-    naming: dict[Slice, list[Entry]] = {}
-    for entry in store.ledger.entries():
-        for piece in entry.outputs:
-            naming.setdefault(piece, []).append(entry)
-    there = {name: store.root.file_sizes(f"tables/{name}") for name in {piece.table for piece in naming}}
+    references = References(store)
+    sizes = {table: store.root.file_sizes(f"tables/{table}") for table in references.tables()}
     damages = []
-    for piece in store.slices.expired_slices.exclude(naming):
-        if what := _slice_problem(store, piece, there[piece.table], deep):
-            damages.append(Damage(tuple(naming[piece]), piece.table, what, piece))
+    for piece in references.live_slices():
+        if what := _slice_problem(store, piece, sizes[piece.table], deep):
+            damages.append(Damage(tuple(references.slices[piece]), piece.table, what, piece))
     return damages
 
 
@@ -126,12 +124,8 @@ def inspect_policies(store: Store, deep: bool = False) -> list[Damage]:
 
     Weights that were removed on purpose are not missing.
     """
-    making: dict[str, list[Entry]] = {}
-    for entry in store.ledger.entries():
-        if entry.slices("policies"):
-            making.setdefault(entry.key, []).append(entry)
     damages = []
-    for key, entries in making.items():
+    for key, entries in References(store).policies.items():
         try:
             store.policies.directory(key, verify=deep)
         except (DamagedSlice, PolicyAbsent) as error:
@@ -217,17 +211,16 @@ def repair_logs(root: Root, damages: Sequence[LogDamage]) -> list[RepairedLog]:
 
 def inspect_tables(store: Store) -> list[LogDamage]:
     """Find the stage tables that do not hold slices which the ledger names: commits of their logs are missing."""
-    damages = []
-    for name in sorted({piece.table for entry in store.ledger.entries() for piece in entry.outputs}):
-        pieces = [piece for entry in store.ledger.entries() for piece in entry.slices(name)]
-        if lost := store.slices.expired_slices.exclude(store.slices.not_held(name, list(dict.fromkeys(pieces)))):
+    references, damages = References(store), []
+    for name in references.tables():
+        if lost := store.slices.not_held(name, references.live_slices(name)):
             damages.append(LogDamage(name, (f"it does not hold {len(lost)} slices that the ledger names",)))
     return damages
 
 
 def repair_tables(store: Store, damages: Sequence[LogDamage]) -> list[RepairedLog]:
     """Put back the files of slices that stage tables do not hold, where they are whole; see `inspect_tables`."""
-    return [RepairedLog(each, "", tuple(_restore_stage_table(store, each.table))) for each in damages]
+    return [RepairedLog(damage, "", tuple(_restore_stage_table(store, damage.table))) for damage in damages]
 
 
 def _make_log(root: Root, name: str) -> None:
@@ -272,7 +265,7 @@ def forget(store: Store, forgetting: ForgetPlan) -> int:
     for run in sorted({entry.run for entry in forgetting.rows}):
         rows = {(entry.key, entry.part) for entry in forgetting.rows if entry.run == run}
         num_rows += store.ledger.remove(run, rows, now, whole=False)
-    named = {piece for entry in store.ledger.entries() for piece in entry.outputs}
+    named = References(store).slices
     drop_slices(store, [damage.piece for damage in forgetting.again if damage.piece and damage.piece not in named])
     for damage in forgetting.again:
         if damage.piece is None:
@@ -294,10 +287,10 @@ def _remove_again(store: Store) -> int:
 def _restore_stage_table(store: Store, name: str) -> list[str]:
     """Put back the files of slices that the ledger names and the table does not hold."""
     table = store.slices.table(name)
-    held = {(each.run, attempt) for each in table.active_files() for attempt in table.attempts_in(each)}
+    held = {(file.run, attempt) for file in table.active_files() for attempt in table.attempts_in(file)}
     restored = []
-    for piece in dict.fromkeys(piece for entry in store.ledger.entries() for piece in entry.slices(name)):
-        if len(piece.files) == 1 and (piece.run, piece.attempt) not in held:
+    for piece in References(store).slices:
+        if piece.table == name and len(piece.files) == 1 and (piece.run, piece.attempt) not in held:
             try:
                 rows = store.slices.read_stored(piece)
             except StoreError:
@@ -315,8 +308,8 @@ def _restore_system_table(store: Store, name: str) -> list[str]:
     work of such a process that nobody did again is put back too: nothing tells it from a lost commit.
     """
     table = store.table(name)
-    held = {each.path for each in table.active_files()} | _removed_files(store.root, table)
-    known = {row_id for each in table.active_files() for row_id in _row_ids(name, each.path, table.read(each.path))}
+    held = {file.path for file in table.active_files()} | _removed_files(store.root, table)
+    known = {row_id for file in table.active_files() for row_id in _row_ids(name, file.path, table.read(file.path))}
     restored = []
     for path in reversed(store.root.paths_older(table.place, 0, ".parquet")):
         inside = path.removeprefix(f"{table.place}/")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from storage.errors import CopyConflict
+from storage.maintenance.references import References
 from storage.records import REMOVED
 from storage.refs import Entry, Slice
 from storage.slices import WrittenSlice
@@ -50,10 +51,10 @@ def copy_work(
     for run in runs:
         _require_same_run(source, target, run)
     new = _new_rows(target, entries)
-    known = {_name(piece): piece for entry in target.ledger.entries() for piece in entry.outputs}
+    known = {_name(piece): piece for piece in References(target).slices}
     done = CopyReport(rows=len(new))
     done.policies = _copy_policies(source, target, entries, with_policies)
-    pieces = {piece: known.get(_name(piece)) for entry in new for piece in entry.outputs}
+    pieces = {piece: known.get(_name(piece)) for piece in References(source, new).slices}
     copied = _copy_slices(source, target, [piece for piece, there in pieces.items() if there is None])
     done.slices = len(copied)
     done.records = _copy_records(source, target, runs)
@@ -135,7 +136,7 @@ def _copy_records(source: Store, target: Store, runs: Sequence[str]) -> int:
         if target.runs.last_event(run) == REMOVED != events[-1].event:  # it was removed there, and is back
             target.runs.add_records([replace(events[-1], at=target.runs.next_moment())])
     known = set(target.quarantines.ids())
-    findings = [each for each in source.quarantines.all() if each.quarantine not in known]
+    findings = [finding for finding in source.quarantines.all() if finding.quarantine not in known]
     target.quarantines.add_records(findings)
     there_already = {each.note for each in target.notes.all()}
     notes = [each for run in runs for each in source.notes.all(run) if each.note not in there_already]
@@ -145,7 +146,7 @@ def _copy_records(source: Store, target: Store, runs: Sequence[str]) -> int:
 
 def _copy_policies(source: Store, target: Store, entries: Iterable[Entry], with_weights: bool) -> int:
     """Publish the weights of the rows' policies, or note that they stayed behind; return how many were copied."""
-    keys = dict.fromkeys(entry.key for entry in entries if entry.slices("policies"))
+    keys = References(source, entries).policies
     num_copied = 0
     # Bases come before the adapters that are laid over them.
     for key in [*sorted(source.policies.adapter_bases(keys) - {*keys}), *keys]:

@@ -21,6 +21,7 @@ from storage.delta.log import ActiveFile
 from storage.delta.table import CommitConflict, StoredTable
 from storage.errors import DamagedSlice, StoreError, StoreUnavailable, border
 from storage.maintenance.plan import Plan, at_work
+from storage.maintenance.references import References
 from storage.policies.manifest import MANIFEST
 from storage.policies.store import SCRATCH_DIRECTORY
 from storage.records import REMOVED
@@ -130,20 +131,19 @@ def drop_orphans(store: Store, table: StoredTable, hours: float, dry_run: bool =
     table.refresh()
     busy = at_work(store)
     old = {path.removeprefix(f"{table.place}/") for path in store.root.paths_older(table.place, hours, ".parquet")}
-    named = {(s.run, s.attempt) for entry in store.ledger.entries() for s in entry.slices(table.name)}
-    found = [each for each in table.active_files() if each.path in old and each.run not in busy]
+    named = {(piece.run, piece.attempt) for piece in References(store).slices if piece.table == table.name}
+    files = [file for file in table.active_files() if file.path in old and file.run not in busy]
     # Compaction merges finished work alone: a file of several attempts holds no orphan.
-    alone = [each for each in found if each.first_attempt == each.last_attempt]
-    orphans = [each for each in alone if (each.run, each.first_attempt) not in named]
+    orphans = [file for file in files if file.attempt and (file.run, file.attempt) not in named]
     if not dry_run:
-        for run in sorted({each.run for each in orphans}):
+        for run in sorted({file.run for file in orphans}):
             try:
-                table.replace([each for each in orphans if each.run == run], [], run)
+                table.replace([file for file in orphans if file.run == run], [], run)
             except CommitConflict:
                 return []  # another process is at it
-        for each in orphans:
-            store.root.remove_unneeded(f"{table.place}/{each.path}")
-    return [each.path for each in orphans]
+        for file in orphans:
+            store.root.remove_unneeded(f"{table.place}/{file.path}")
+    return [file.path for file in orphans]
 
 
 def remove_orphaned_policies(store: Store, hours: float, dry_run: bool = False) -> list[str]:
@@ -154,7 +154,7 @@ def remove_orphaned_policies(store: Store, hours: float, dry_run: bool = False) 
     # A run publishes weights before it commits the row that names them.
     if at_work(store):
         return []
-    named = {entry.key for entry in store.ledger.entries()}
+    named = References(store).keys
     old = set(store.root.paths_older("policies", hours, MANIFEST))
     keys = [key for key in store.policies.names() if key not in named and f"policies/{key}/{MANIFEST}" in old]
     for key in keys if not dry_run else ():
@@ -197,16 +197,15 @@ def _finish_records(store: Store, report: RemovalReport) -> None:
         path = f"{RECORDS}/{name}"
         record = json.loads(store.root.read(path))
         # Asked again: a run may have come to name some of it since the record was written.
-        entries = store.ledger.entries()
-        live = {piece for entry in entries for piece in entry.outputs}
-        dead = [piece for row in record["slices"] if (piece := Slice.from_row(row)) not in live]
+        live = References(store)
+        dead = [piece for row in record["slices"] if (piece := Slice.from_row(row)) not in live.slices]
         files, size = drop_slices(store, dead)
         report.slices, report.files, report.bytes = report.slices + len(dead), report.files + files, report.bytes + size
-        keys = set(record["policies"]) - {entry.key for entry in entries}
+        keys = set(record["policies"]) - live.keys
         for key in sorted(key for key in keys if not _is_republished(store.root, key, path)):
             report.policy_bytes += remove_weights(store, key)
             report.policies += 1
-        with_rows = {entry.run for entry in entries}
+        with_rows = {entry.run for entry in live.entries}
         for run in record.get("runs", ()):
             if run not in with_rows:  # the process died before it recorded the event
                 _record_removal(store, run, "removed by gc: all rows of the ledger")
@@ -230,7 +229,7 @@ def drop_slices(store: Store, pieces: Sequence[Slice]) -> tuple[int, int]:
         own = [piece for piece in pieces if piece.table == name]
         emptied = [path for run in sorted({p.run for p in own}) for path in _take_out(table, run, own)]
         table.refresh()
-        active = {each.path for each in table.active_files()}
+        active = {file.path for file in table.active_files()}
         for path in dict.fromkeys([*emptied, *(file.path for piece in own for file in piece.files)]):
             if path not in active:
                 freed = store.root.remove_unneeded(f"{table.place}/{path}")
@@ -243,23 +242,23 @@ def _take_out(table: StoredTable, run: str, pieces: Collection[Slice]) -> list[s
     attempts = pa.array(sorted({piece.attempt for piece in pieces if piece.run == run}), pa.string())
     for _ in range(MAX_RACES):
         table.refresh()
-        found = [(each, _other_rows(table, each, attempts)) for each in table.active_files() if each.run == run]
-        old = [(each, rows) for each, rows in found if rows is not None]
+        others = [(file, _other_rows(table, file, attempts)) for file in table.active_files(run)]
+        old = [(file, rows) for file, rows in others if rows is not None]
         if not old:
             return []
         try:
-            table.replace([each for each, _ in old], [g for _, rows in old for g in _row_groups(rows)], run)
+            table.replace([file for file, _ in old], [group for _, rows in old for group in _row_groups(rows)], run)
         except CommitConflict:
             continue  # a compaction replaced files meanwhile
-        return [each.path for each, rows in old if not rows.num_rows]
+        return [file.path for file, rows in old if not rows.num_rows]
     what = f"table {table.name!r} is too busy: {MAX_RACES} races lost"
     raise StoreUnavailable(what, f"run {run!r}", "everything that the ledger names", "run the same again")
 
 
 def _other_rows(table: StoredTable, file: ActiveFile, attempts: "pa.Array[Any]") -> pa.Table | None:
     """The rows of a file without some attempts; None where it holds none of those, or cannot be read."""
-    if file.first_attempt == file.last_attempt:
-        going = pc.is_in(pa.scalar(file.first_attempt), attempts).as_py()
+    if file.attempt:
+        going = pc.is_in(pa.scalar(file.attempt), attempts).as_py()
         return table.data_schema.empty_table() if going else None
     try:
         rows = table.read(file.path)
@@ -302,5 +301,5 @@ def _remove_directory(root: Root, path: str) -> None:
         return
     # Without its manifest there is no policy, however much of it is left.
     root.remove_unneeded(f"{path}/{MANIFEST}")
-    for each in root.file_sizes(path):
-        root.remove_unneeded(each)
+    for file in root.file_sizes(path):
+        root.remove_unneeded(file)

@@ -11,7 +11,7 @@ from typing import Any
 
 from storage.delta.log import is_sealed, seal
 from storage.errors import DamagedSlice
-from storage.keys import canonical_json
+from storage.keys import canonical_json, sha256
 from storage.refs import File
 from storage.roots import check_inside
 
@@ -88,7 +88,7 @@ def weights_digest(files: Sequence[File]) -> str:
     """The digest of the weights among files: the safetensors files but the optimizer's; all files if there are none."""
     # Optimizer state may be added later: what names the weights must not change with it.
     weights = [f for f in files if f.path.endswith(".safetensors") and not Path(f.path).name.startswith("optimizer")]
-    return hashlib.sha256(canonical_json([vars(file) for file in weights or files]).encode()).hexdigest()
+    return sha256(canonical_json([vars(file) for file in weights or files]).encode())
 
 
 def adapter_base(directory: Path) -> str | None:

@@ -5,7 +5,6 @@ of their own and a manifest, put last and only where none is, names them. A poli
 killed upload left is named by no manifest: nobody sees it, and maintenance removes it a day later.
 """
 
-import hashlib
 import json
 import os
 import shutil
@@ -18,6 +17,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from storage.errors import DamagedSlice, PolicyAbsent, PolicyConflict, StoreError, StoreUnavailable, border
+from storage.keys import sha256
 from storage.policies.manifest import (
     BASE_FILE,
     MANIFEST,
@@ -68,7 +68,7 @@ class RemotePolicies:
         text = manifest_text(
             standing.weights_sha256, (*standing.files, *files), standing.place.removeprefix(top), added
         )
-        self._root.write(f"{top}/{MANIFEST}", text.encode())
+        self._root.replace(f"{top}/{MANIFEST}", text.encode())
 
     def copy(self, policy: PolicyManifest) -> Path:
         """A local directory with the policy's files, verified: an earlier copy, else a download."""
@@ -145,7 +145,7 @@ class RemotePolicies:
         """The place of the local copy of exactly these files, which no other user can have put there."""
         make_private_directory(self._copies)
         text = manifest_text(policy.weights_sha256, policy.files)
-        return self._copies / f"{policy.policy_key}-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        return self._copies / f"{policy.policy_key}-{sha256(text.encode())[:16]}"
 
     def _abort_uploads(self, oldest: datetime) -> int:
         bucket = self._root.bucket
@@ -298,7 +298,7 @@ class Policies:
         if held := self._held.get(policy.policy_key):
             return (held[0] / file.path).read_bytes()
         data, place = self._root.read(policy.place_of(file)), self._root.child(policy.place_of(file))
-        if hashlib.sha256(data).hexdigest() != file.sha256:
+        if sha256(data) != file.sha256:
             raise damaged_file(f"{place} is not the file that was written: its SHA-256 differs", place)
         return data
 
@@ -371,11 +371,12 @@ class Policies:
             make_directory(Path(self._root.child(f"{standing.place}/{file.path}")).parent)
             draft = target / f".{uuid4().hex}"
             shutil.copyfile(source / file.path, draft)
-            _rename_durably(draft, target / file.path)
+            synchronise(draft)
+            os.replace(draft, target / file.path)
+            synchronise((target / file.path).parent)
         # The manifest last: until it names the files nobody looks for them.
-        draft = target / f".{uuid4().hex}"
-        draft.write_text(manifest_text(standing.weights_sha256, (*standing.files, *added)))
-        _rename_durably(draft, target / MANIFEST)
+        text = manifest_text(standing.weights_sha256, (*standing.files, *added))
+        self._root.replace(f"{standing.place}/{MANIFEST}", text.encode())
         return self._find_published(standing.policy_key) or standing
 
     def _adopt_copy(self, source: Path, standing: PolicyManifest, files: Sequence[File]) -> None:
@@ -412,12 +413,6 @@ class Policies:
 def _check_key(policy_key: str) -> None:
     if not policy_key.replace("-", "").replace("_", "").isalnum():
         raise StoreError(f"{policy_key!r} is no policy key", "", "nothing was touched", "use the key of finished work")
-
-
-def _rename_durably(draft: Path, target: Path) -> None:
-    synchronise(draft)
-    os.replace(draft, target)
-    synchronise(target.parent)
 
 
 def _conflict(standing: PolicyManifest, weights_sha256: str) -> PolicyConflict:

@@ -7,7 +7,7 @@ through `storage.slices`.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -175,7 +175,7 @@ class Frames:
     def _stage_rows(self, stored: StoredTable, wanted: Mapping[str, Sequence[str]]) -> "ds.Dataset":
         files = stored.files_of(wanted)
         rows = files_dataset(self.store.root, stored, files)
-        if all(each.first_attempt == each.last_attempt for each in files):
+        if all(file.attempt for file in files):
             return rows
         return rows.filter(pc.field("attempt").isin(sorted({each for of_run in wanted.values() for each in of_run})))
 
@@ -201,28 +201,19 @@ def files_dataset(root: Root, stored: StoredTable, files: Iterable[ActiveFile]) 
     # The files have no column for the run: the dataset gets the run of each by an expression.
     fragments = [
         form.make_fragment(
-            f"{stored.place}/{each.path}", root.files, partition_expression=pc.field(PARTITION) == each.run
+            f"{stored.place}/{file.path}", root.files, partition_expression=pc.field(PARTITION) == file.run
         )
-        for each in files
+        for file in files
     ]
     return ds.FileSystemDataset(fragments, stored.schema, form, root.files)
 
 
 def _uses(graph: Graph, only: str | None) -> pa.Table:
-    rows: list[dict[str, Any]] = [
-        {
-            "run": run,
-            "step": work.step,
-            "stage": work.stage,
-            "key": work.key,
-            "table": piece.table,
-            "attempt": piece.attempt,
-            "computed_by": piece.run,
-            "rows": piece.rows,
-        }
+    rows = [
+        (run, work.step, work.stage, work.key, piece.table, piece.attempt, piece.run, piece.rows)
         for work in graph.works.values()
         for run in work.runs
         for piece in work.slices
         if only in (None, run)
     ]
-    return pa.Table.from_pylist(rows, schema=USES.arrow)
+    return pa.Table.from_pylist([dict(zip(USES.arrow.names, row, strict=True)) for row in rows], schema=USES.arrow)

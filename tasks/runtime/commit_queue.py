@@ -92,13 +92,13 @@ class CommitQueue:
 
     def _commit(self, entries: Sequence[Entry]) -> None:
         with self.committer.lock:
-            written = [each for entry in entries for each in self._written.get(entry.attempt, ())]
+            slices = [written for entry in entries for written in self._written.get(entry.attempt, ())]
             actions = [self._actions[entry.attempt] for entry in entries if entry.attempt in self._actions]
         for action in actions:
             action()
         # Tables before the ledger: a row must never name a slice that its table does not hold.
-        for table in dict.fromkeys(each.piece.table for each in written):
-            self._slices.commit(table, [each for each in written if each.piece.table == table])
+        for table in dict.fromkeys(written.piece.table for written in slices):
+            self._slices.commit(table, [written for written in slices if written.piece.table == table])
         self._ledger.commit_all(entries)
         with self.committer.lock:
             for entry in entries:

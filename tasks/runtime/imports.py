@@ -118,4 +118,4 @@ def _contains(installed: Distribution, file: Path) -> bool:
     if installed.read_text("RECORD") is None:
         return False
     named = (each for each in installed.files or () if each.name == file.name)
-    return any(Path(str(installed.locate_file(each))).resolve() == file for each in named)
+    return any(Path(str(installed.locate_file(path))).resolve() == file for path in named)

@@ -3,6 +3,7 @@
 import math
 import shutil
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -37,7 +38,7 @@ class RecentTables:
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
-        self._tables: dict[Hashable, tuple[pa.Table, int]] = {}
+        self._tables = OrderedDict[Hashable, tuple[pa.Table, int]]()
         self._bytes = 0
         """Of all that is cached: a run that goes on for long has thousands of small tables."""
         self._lock = threading.Lock()
@@ -45,32 +46,22 @@ class RecentTables:
     def get(self, name: Hashable, read: Callable[[], pa.Table]) -> pa.Table:
         """Return the table cached under `name`, or `read` it; a name stands for one content for ever."""
         with self._lock:
-            # Taken out and put back at the end: a dict keeps that order, so the first is the oldest.
-            cached = self._take(name)
-        if cached is None:
-            # Outside the lock: two threads may read the same table, which costs less than waiting for each other.
-            table = read()
-            cached = table, table.nbytes  # asking for the size takes as long as a small read
-        self._put(name, cached)
-        return cached[0]
+            if name in self._tables:
+                self._tables.move_to_end(name)
+                return self._tables[name][0]
+        # Outside the lock: two threads may read the same table, which costs less than waiting for each other.
+        table = read()
+        self.put(name, table)
+        return table
 
     def put(self, name: Hashable, table: pa.Table) -> None:
         """Keep a table that was just made under its name, which saves reading it."""
-        self._put(name, (table, table.nbytes))
-
-    def _put(self, name: Hashable, cached: tuple[pa.Table, int]) -> None:
+        num_bytes = table.nbytes  # asking for the size takes as long as a small read
         with self._lock:
-            self._take(name)  # another thread may have been quicker
-            self._tables[name] = cached  # the last one now
-            self._bytes += cached[1]
+            self._bytes += num_bytes - self._tables.pop(name, (None, 0))[1]
+            self._tables[name] = table, num_bytes
             while self._bytes > self._max_bytes:
-                self._take(next(iter(self._tables)))
-
-    def _take(self, name: Hashable) -> tuple[pa.Table, int] | None:
-        """Take a table out, if it is there; called with the lock held."""
-        found = self._tables.pop(name, None)
-        self._bytes -= found[1] if found else 0
-        return found
+                self._bytes -= self._tables.popitem(last=False)[1][1]
 
 
 RECENT = RecentTables()

@@ -47,12 +47,12 @@ def rows_of(rows: "pa.Table | StoredRows") -> StoredRows:
     return StoredRows.of(rows) if isinstance(rows, pa.Table) else rows
 
 
-def in_parts(tables: Iterable[pa.Table], most_bytes: int = PART_BYTES) -> Iterator[pa.Table]:
+def in_parts(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Yield rows that come in small tables in larger ones; nothing for no table."""
     held: list[pa.Table] = []
     size = 0
     for table in tables:
-        if held and size + table.nbytes > most_bytes:
+        if held and size + table.nbytes > PART_BYTES:
             yield pa.concat_tables(held).combine_chunks()
             held, size = [], 0
         held.append(table)

@@ -198,11 +198,11 @@ def test_finished_work_is_found_while_the_index_is_built_anew(store: Store, monk
     for key in ("removed", "stays"):
         store.ledger.commit(entry(key))
     Ledger(store.root).remove("run", {("removed", "")}, at=datetime.now(UTC))
-    index, read, half_built = store.ledger._index, store.ledger._of_key, list[dict[Any, Any]]()
+    add_file, read, half_built = store.ledger._add_file, store.ledger._of_key, list[dict[Any, Any]]()
 
-    def read_then_index(path: str) -> None:
+    def read_then_index(path: str, run: str) -> None:
         half_built.append(read("stays"))
-        index(path)
+        add_file(path, run)
 
     def read_beside_a_refresh(key: str) -> dict[Any, Any]:
         if half_built:
@@ -210,7 +210,7 @@ def test_finished_work_is_found_while_the_index_is_built_anew(store: Store, monk
         store.ledger.refresh()
         return half_built[0]
 
-    monkeypatch.setattr(store.ledger, "_index", read_then_index)
+    monkeypatch.setattr(store.ledger, "_add_file", read_then_index)
     monkeypatch.setattr(store.ledger, "_of_key", read_beside_a_refresh)
     assert store.ledger.find("stays", staleness=3600) is not None
     assert half_built == [{}]

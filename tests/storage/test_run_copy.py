@@ -17,9 +17,9 @@ from storage.maintenance.sweep import Retention, expire
 from storage.records import REMOVED
 from storage.refs import Entry
 from storage.store import Store, open_store
+from tests.fixtures.dying import count_moments, die_at
 from tests.fixtures.histories import contents, evaluate, finish, lasting, train
 from tests.fixtures.rows import entry, messages
-from tests.storage.maintenance.gc_dying import count_moments, die_at
 
 NO_NEWS = CopyReport(0, 0, 0)
 
@@ -187,7 +187,7 @@ def test_dying_at_any_moment(source: Store, tmp_path: Path, every: int) -> None:
     assert num_moments > 30
     for moment in range(0, num_moments, every):
         target = tmp_path / str(moment)
-        die_at(moment, partial(copy, source, target))
+        assert die_at(moment, partial(copy, source, target))
         if (target / "format.json").exists():
             check_visible(source, target)
         copy(source, target)
@@ -200,7 +200,7 @@ from storage.maintenance.plan import needed_rows
 from storage.maintenance.compact import maintain
 from storage.maintenance.run_copy import copy_work
 from storage.store import open_store
-from tests.storage.maintenance.gc_dying import kill_at, moments
+from tests.fixtures.dying import kill_at, moments
 source, target = open_store(sys.argv[1]), open_store(sys.argv[2])
 with moments(kill_at(int(sys.argv[3]))):
     copy_work(source, target, needed_rows(source, ["second"]), ["second"], True)

@@ -10,9 +10,9 @@ import pytest
 
 from storage.maintenance import plan
 from storage.store import Store, open_store
+from tests.fixtures.dying import collect, count_moments, die_at
 from tests.fixtures.faults import happened
 from tests.fixtures.histories import contents, train
-from tests.storage.maintenance.gc_dying import collect, count_moments, die_at
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def test_dying_at_any_moment(full: Path, tmp_path: Path) -> None:
     for moment in range(num_moments):
         root = tmp_path / str(moment)
         shutil.copytree(full, root)
-        die_at(moment, partial(collect, open_store(root)))
+        assert die_at(moment, partial(collect, open_store(root)))
         check(root, before)
         collect(open_store(root))
         check(root, before)
@@ -69,7 +69,7 @@ def test_dying_at_any_moment(full: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("moment", [2, 9, 21, 30])
 def test_killed_for_real(full: Path, moment: int) -> None:
     before = contents(open_store(full), ["kept"])
-    command = [sys.executable, "-m", "tests.storage.maintenance.gc_dying", str(full), str(moment)]
+    command = [sys.executable, "-m", "tests.fixtures.dying", str(full), str(moment)]
     assert subprocess.run(command, timeout=120, check=False).returncode == -9
     happened("status -9")
     check(full, before)

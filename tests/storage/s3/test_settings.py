@@ -7,7 +7,7 @@ import pytest
 
 from storage.errors import LayoutError, StoreError
 from storage.roots import open_root
-from storage.s3 import SETTINGS, commit_options, locate, settings
+from storage.s3 import SETTINGS, locate, settings
 
 GIVEN = {
     "AWS_ENDPOINT_URL": "http://127.0.0.1:9",
@@ -30,7 +30,6 @@ def test_given_settings_come_before_the_environment_s(monkeypatch: pytest.Monkey
     found = settings(GIVEN)
     assert found == {**GIVEN, "AWS_SESSION_TOKEN": "token", "AWS_REGION": "eu-west-3"}
     assert settings({})["AWS_ENDPOINT_URL"] == "https://elsewhere"
-    assert commit_options(found)["aws_conditional_put"] == "etag"
 
 
 def test_the_host_is_signed_as_it_is_sent_and_the_session_s_token_with_it() -> None:
