@@ -60,6 +60,12 @@ def test_sql_has_long_texts_where_they_are_named(library: StoreReader) -> None:
     assert ask(frames, "select count(*) as rollouts from traces").to_pylist() == [{"rollouts": 4}]
 
 
+def test_sql_has_the_tokens_of_rollouts_with_their_weights(library: StoreReader) -> None:
+    frames = Frames(library.store, relations)
+    query = "select sum(rl_weight) as weight, count(*) as tokens from trace_tokens group by trace_id order by weight"
+    assert ask(frames, f"{query} limit 1").to_pylist() == [{"weight": 1.0, "tokens": 6}]
+
+
 def test_hits_with_a_count_for_each_step(library: StoreReader) -> None:
     found = search_run(library, RUN, search_condition("three"))
     assert found.rows["trace_id"].to_list() == ["long", "later"]
