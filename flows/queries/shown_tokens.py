@@ -14,27 +14,17 @@ from flows.queries.rollouts import largest_advantage
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import TRAINED_WEIGHTS, tokens, with_texts
 from flows.queries.trace import FoundTrace
+from storage.read.views import all_views
 
 SIGNED, RISING, NONE = "abcdoefgh", "ABCDEFGH", "-"
 """Shades from far below zero to far above it, from little to much, and of what was not measured."""
 STEPS = len(SIGNED) // 2
-LOG_RATIO = (0.001, 0.01, 0.1, 0.5)
-"""Sizes of the log ratio that divide the shades of the importance ratio."""
-SURPRISE = (0.99, 0.9, 0.7, 0.5, 0.25, 0.1, 0.01)
-"""Probabilities that divide the shades of a log-prob."""
-MISMATCH = (1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
-ENTROPY = (0.01, 0.1, 0.3, 0.6, 1.0, 2.0, 4.0)
 
 
 @dataclass(frozen=True)
-class Colouring:
-    """One way to colour tokens by a column, with a letter for each shade."""
+class ShadeScale:
+    """How the values of a column become shades, a letter each."""
 
-    name: str
-    label: str
-    description: str
-    """What it is, in a sentence."""
-    column: str
     letters: str
     """The shades: SIGNED, RISING, or those of `category`."""
     labels: tuple[str, ...] = ()
@@ -44,62 +34,20 @@ class Colouring:
     category: pl.Expr | None = None
     """The letter of each token, instead of sizes."""
 
-    def shades(self, tokens: pl.DataFrame, largest: float) -> str:
-        """Return a letter for each token; `largest` is the size of the column that has the deepest shade."""
-        if self.category is not None:
-            return "".join(tokens.select(self.category.fill_null(NONE)).to_series())
-        values = tokens[self.column].cast(pl.Float64).to_numpy()
-        # The smallest size that is not zero has a shade, and rounding moves no quarter of the largest to the next one.
-        quarters = [share * (largest or 1.0) * (1 + 1e-6) for share in (0.25, 0.5, 0.75)]
-        edges = self.edges or (np.nextafter(0.0, 1.0), *quarters)
-        steps = np.searchsorted(edges, np.abs(np.nan_to_num(values)), "right")
-        places = STEPS + np.where(values < 0, -steps, steps) if self.letters == SIGNED else steps
-        return "".join(NONE if np.isnan(v) else self.letters[place] for v, place in zip(values, places, strict=True))
 
-    def legend(self, largest: float) -> list[tuple[str, str]]:
-        """Return the letters with what they mean."""
-        sizes = [f"{largest * step / STEPS:.3g}" for step in range(1, STEPS + 1)]
-        labels = self.labels or (*(f"-{size}" for size in reversed(sizes)), "0", *(f"+{size}" for size in sizes))
-        return list(zip(self.letters, labels, strict=True))
+def _sizes(*edges: float) -> ShadeScale:
+    return ShadeScale(RISING, (f"< {edges[0]:g}", *(f"≥ {edge:g}" for edge in edges)), edges)
 
 
-def _around_zero(name: str, label: str, description: str) -> Colouring:
-    return Colouring(name, label, description, name, SIGNED)
+def _flag(column: str, yes: str, no: str) -> ShadeScale:
+    """Return the scale of a flag; the first letter of `yes` and of `no` is its shade."""
+    letter = pl.when(column).then(pl.lit(yes[0])).when(~pl.col(column)).then(pl.lit(no[0]))
+    return ShadeScale(yes[0] + no[0], (yes[2:], no[2:]), category=letter)
 
 
-def _likelihood(name: str, label: str, description: str) -> Colouring:
-    """Return a colouring of log-probs, deeper where a token was less likely; the column says who measured them."""
-    labels = (f"p > {SURPRISE[0]:g}", *(f"≤ {edge:g}" for edge in SURPRISE))
-    edges = tuple(-math.log(edge) for edge in SURPRISE)
-    return Colouring(name, label, description, f"{name}_logprob", RISING, labels, edges)
-
-
-def _size(name: str, label: str, description: str, edges: tuple[float, ...]) -> Colouring:
-    labels = (f"< {edges[0]:g}", *(f"≥ {edge:g}" for edge in edges))
-    return Colouring(name, label, description, name, RISING, labels, edges)
-
-
-def _flag(name: str, label: str, description: str, yes: str, no: str) -> Colouring:
-    """Return a colouring of a flag; the first letter of `yes` and of `no` is its shade."""
-    letter = pl.when(name).then(pl.lit(yes[0])).when(~pl.col(name)).then(pl.lit(no[0]))
-    return Colouring(name, label, description, name, yes[0] + no[0], (yes[2:], no[2:]), category=letter)
-
-
-_COMPONENT = "component, as the advantage stage gave it; zero: no member."
-_AS_TRAINED = "Weight in the rl component as the batch row has it: scaled where losses are divided by constant lengths."
-_ADVANTAGE = "Advantage of the token in the rl component. The deepest shade is the largest of its batch of rollouts."
-_ENGINE = "How likely the token was to the engine that sampled it, temperature applied; deeper is less likely."
-_LEARNER = "How likely it was to the learner before the update, at the same temperature; deeper is less likely."
-_RATIO = "Probability by the learner over that by the engine: exp(learner log-prob - engine log-prob)."
-_MISMATCH = "r - 1 - log r of the importance ratio r: its mean over rl tokens is the step's mismatch KL."
-_SIGNAL = "The reference's log-prob less the engine's: what the reference-KL component pulls by."
-_OUTSIDE = "Outside, clipped, or in a sequence that was left out: the rl loss gave the token no gradient."
-_WROTE = "Who wrote the token: the policy, or the environment."
-_POLICY = "How much older the policy that sampled the token is than the newest one that sampled a part of the rollout."
-_MADE = "Whether an update was made with the token in its loss."
-_BOUNDS = [math.exp(size) for size in LOG_RATIO]
-_RATIOS = (*(f"< {1 / bound:.3g}" for bound in reversed(_BOUNDS)), "1", *(f"> {bound:.4g}" for bound in _BOUNDS))
-_AGES = ("newest", *(f"{age} older" for age in range(1, len(RISING))))
+_LOG_RATIOS = (0.001, 0.01, 0.1, 0.5)
+_RATIOS = [math.exp(size) for size in _LOG_RATIOS]
+_PROBABILITIES = (0.99, 0.9, 0.7, 0.5, 0.25, 0.1, 0.01)
 _AUTHOR = (
     pl.when("sampled")
     .then(pl.lit("s"))
@@ -109,25 +57,86 @@ _AUTHOR = (
     .then(pl.lit("t"))
     .otherwise(pl.lit("u"))
 )
-_AUTHORS = ("sampled", "given: text", "given: template", "given")
-COLOURINGS = (
-    _around_zero("advantage", "advantage", _ADVANTAGE),
-    _around_zero("rl_weight", "rl weight", f"Weight of the token in the rl {_COMPONENT}"),
-    _around_zero("ce_weight", "ce weight", f"Weight of the token in the cross-entropy {_COMPONENT}"),
-    _around_zero("ref_kl_weight", "ref_kl weight", f"Weight of the token in the reference-KL {_COMPONENT}"),
-    _around_zero("trained_rl_weight", "rl weight as trained", _AS_TRAINED),
-    _likelihood("engine", "engine log-prob", _ENGINE),
-    _likelihood("learner", "learner log-prob", _LEARNER),
-    Colouring("ratio", "importance ratio", _RATIO, "log_ratio", SIGNED, _RATIOS, LOG_RATIO),
-    _size("mismatch", "mismatch KL", _MISMATCH, MISMATCH),
-    _size("entropy", "entropy", "Entropy of the learner's distribution before the token, in nats.", ENTROPY),
-    _likelihood("reference", "reference log-prob", "How likely it was to the frozen reference; deeper is less likely."),
-    _around_zero("signal", "reference signal", _SIGNAL),
-    _flag("outside", "trust region", _OUTSIDE, "x outside", "i inside"),
-    Colouring("policy", "policy", _POLICY, "policy_age", RISING, _AGES, tuple(range(1, len(RISING)))),
-    Colouring("mask", "mask", _WROTE, "sampled", "sptu", _AUTHORS, category=_AUTHOR),
-    _flag("trained", "trained", _MADE, "y trained on", "n not"),
-)
+SCALES = {
+    "around zero": ShadeScale(SIGNED),
+    "probability": ShadeScale(
+        RISING,
+        (f"p > {_PROBABILITIES[0]:g}", *(f"≤ {edge:g}" for edge in _PROBABILITIES)),
+        tuple(-math.log(edge) for edge in _PROBABILITIES),
+    ),
+    "ratio": ShadeScale(
+        SIGNED,
+        (*(f"< {1 / bound:.3g}" for bound in reversed(_RATIOS)), "1", *(f"> {bound:.4g}" for bound in _RATIOS)),
+        _LOG_RATIOS,
+    ),
+    "mismatch": _sizes(1e-8, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1),
+    "entropy": _sizes(0.01, 0.1, 0.3, 0.6, 1.0, 2.0, 4.0),
+    "age": ShadeScale(RISING, ("newest", *(f"{age} older" for age in range(1, 8))), tuple(range(1, 8))),
+    "outside": _flag("outside", "x outside", "i inside"),
+    "trained": _flag("trained", "y trained on", "n not"),
+    "author": ShadeScale("sptu", ("sampled", "given: text", "given: template", "given"), category=_AUTHOR),
+}
+_TABLE = """
+advantage         | advantage            | advantage         | around zero
+rl_weight         | rl weight            | rl_weight         | around zero
+ce_weight         | ce weight            | ce_weight         | around zero
+ref_kl_weight     | ref_kl weight        | ref_kl_weight     | around zero
+trained_rl_weight | rl weight as trained | trained_rl_weight | around zero
+engine            | engine log-prob      | engine_logprob    | probability
+learner           | learner log-prob     | learner_logprob   | probability
+ratio             | importance ratio     | log_ratio         | ratio
+mismatch          | mismatch KL          | mismatch          | mismatch
+entropy           | entropy              | entropy           | entropy
+reference         | reference log-prob   | reference_logprob | probability
+signal            | reference signal     | signal            | around zero
+outside           | trust region         | outside           | outside
+policy            | policy               | policy_age        | age
+mask              | mask                 | sampled           | author
+trained           | trained              | trained           | trained
+"""
+"""Name, label, column of view `trace_tokens` and scale of each colouring."""
+
+
+@dataclass(frozen=True)
+class Colouring:
+    """One way to colour tokens by a column."""
+
+    name: str
+    label: str
+    column: str
+    scale: ShadeScale
+
+    @property
+    def description(self) -> str:
+        """The meaning of the column."""
+        return all_views()["trace_tokens"].columns[self.column]
+
+    def shades(self, tokens: pl.DataFrame, largest: float) -> str:
+        """Return a letter for each token; `largest` is the size of the column that has the deepest shade."""
+        scale = self.scale
+        if scale.category is not None:
+            return "".join(tokens.select(scale.category.fill_null(NONE)).to_series())
+        values = tokens[self.column].cast(pl.Float64).to_numpy()
+        # The smallest size that is not zero has a shade, and rounding moves no quarter of the largest to the next one.
+        quarters = [share * (largest or 1.0) * (1 + 1e-6) for share in (0.25, 0.5, 0.75)]
+        edges = scale.edges or (np.nextafter(0.0, 1.0), *quarters)
+        steps = np.searchsorted(edges, np.abs(np.nan_to_num(values)), "right")
+        places = STEPS + np.where(values < 0, -steps, steps) if scale.letters == SIGNED else steps
+        return "".join(NONE if np.isnan(v) else scale.letters[place] for v, place in zip(values, places, strict=True))
+
+    def legend(self, largest: float) -> list[tuple[str, str]]:
+        """Return the letters with what they mean."""
+        sizes = [f"{largest * step / STEPS:.3g}" for step in range(1, STEPS + 1)]
+        labels = self.scale.labels or (*(f"-{size}" for size in reversed(sizes)), "0", *(f"+{size}" for size in sizes))
+        return list(zip(self.scale.letters, labels, strict=True))
+
+
+def _colouring(line: str) -> Colouring:
+    name, label, column, scale = (cell.strip() for cell in line.split("|"))
+    return Colouring(name, label, column, SCALES[scale])
+
+
+COLOURINGS = tuple(map(_colouring, _TABLE.strip().splitlines()))
 NAMES = ("none", *(each.name for each in COLOURINGS))
 SHARED = {"advantage": "rl_weight", "ce_weight": "ce_weight", "engine": "engine_logprob"}
 """What is looked at where nothing is chosen: the first of these of which there is something."""
