@@ -88,10 +88,19 @@ def find_trace(reader: StoreReader, run: str, trace_id: str, key: str = "") -> F
 
 
 def uses(reader: StoreReader, trace_id: str) -> list[FoundTrace]:
-    """Return a trace as each run uses it, in the order of the runs; none where no run does.
+    """Return a trace as each run uses it, in the order of the runs.
 
-    Raises NotThere where the beginning of an id is that of several.
+    Raises NotThere, with the nearest ids, where no run does, and where the beginning of an id is that of several.
     """
+    found = _uses(reader, trace_id)
+    if not found:
+        near = nearest(trace_id, index(reader, reader.graph.makers("traces"))["trace_id"])
+        hint = f"; the nearest ids are {', '.join(near)}" if near else "; `stagecoach traces RUN` lists those of a run"
+        raise NotThere(f"no run of {reader.store.root.address} has a trace {trace_id!r}{hint}")
+    return found
+
+
+def _uses(reader: StoreReader, trace_id: str) -> list[FoundTrace]:
     works = reader.graph.makers("traces")
     found = _matching(index(reader, works), trace_id)
     if len(found) > 1:
@@ -142,7 +151,7 @@ def _list_names(found: Mapping[str, Any]) -> str:
 
 
 def _nowhere(reader: StoreReader, run: str, trace_id: str) -> str:
-    others = [each.run for each in uses(reader, trace_id)]
+    others = [use.run for use in _uses(reader, trace_id)]
     known = index(reader, [lineage.traces for lineage in reader.history(run).lineages])["trace_id"]
     near = [] if others else nearest(trace_id, known)
     hint = f"; it is one of {', '.join(dict.fromkeys(others))}" if others else ""
@@ -160,10 +169,6 @@ def trace_use(reader: StoreReader, trace_id: str, run: str = "") -> FoundTrace:
     if run:
         return find_trace(reader, run, trace_id)
     found = uses(reader, trace_id)
-    if not found:
-        near = nearest(trace_id, index(reader, reader.graph.makers("traces"))["trace_id"])
-        hint = f"; the nearest ids are {', '.join(near)}" if near else "; `stagecoach traces RUN` lists those of a run"
-        raise NotThere(f"no run of {reader.store.root.address} has a trace {trace_id!r}{hint}")
     # The run that made it may have been removed since; then the first that uses it.
     return next((each for each in found if each.run == each.lineage.traces.computed_by), found[0])
 

@@ -21,10 +21,10 @@ from flows.queries.messages import (
     rejected_messages,
 )
 from flows.queries.reader import read_json, reward_parts
-from flows.queries.request import BadQuestion, NotThere, PageRequest
+from flows.queries.request import BadQuestion, PageRequest
 from flows.queries.rollout_list import neighbours_of_trace
 from flows.queries.rollouts import episode, history, mates
-from flows.queries.row_lineage import nearest, policy_version
+from flows.queries.row_lineage import policy_version
 from flows.queries.run_state import any_going
 from flows.queries.sentences import flat, sentence
 from flows.queries.shown_tokens import NAMES, colourings, default_colouring, describe, scaled_weights, shown_tokens
@@ -34,7 +34,6 @@ from flows.queries.trace import (
     WEIGHTS,
     FoundTrace,
     find_trace,
-    index,
     other_runs,
     outcome_of,
     packed_weights,
@@ -304,12 +303,7 @@ def any_trace_page(reader: StoreReader, request: PageRequest) -> Page:
 
     Of a trace that one run uses it is the page in that run. Raises NotThere, with the nearest ids, where none does.
     """
-    requested = request.path["trace"]
-    traces = uses(reader, requested)
-    if not traces:
-        near = nearest(requested, index(reader, reader.graph.makers("traces"))["trace_id"])
-        hint = f"; the nearest ids are {', '.join(near)}" if near else ""
-        raise NotThere(f"no run of {reader.store.root.address} has a trace {requested!r}{hint}")
+    traces = uses(reader, request.path["trace"])
     run, trace_id = traces[0].run, traces[0].trace_id
     if len(traces) == 1:
         path, query = {"run": run, "trace": trace_id}, {**request.query, "key": traces[0].key}
