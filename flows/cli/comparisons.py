@@ -59,11 +59,11 @@ def diff(
 
     Raises RunUnknown, NotThere for a step that neither run has, LayoutError without a store.
     """
-    library = StoreReader.at(store or default_store(), most_bytes=None)
-    a, b = (recorded_run(library.store, run)[0] for run in (run_a, run_b))
-    comparison = dict(compare(library, a, b))
+    reader = StoreReader.at(store or default_store(), most_bytes=None)
+    a, b = (recorded_run(reader.store, run)[0] for run in (run_a, run_b))
+    comparison = dict(compare(reader, a, b))
     if step is not None:
-        comparison["detail"] = step_detail(library, a, b, step)
+        comparison["detail"] = step_detail(reader, a, b, step)
     if as_json:
         print(json.dumps(comparison, sort_keys=True))
         return 0
@@ -86,9 +86,9 @@ def curves(
     root = existing_store(store or default_store())
     found = [describe(root, *named) for named in [recorded_run(root, name) for name in runs]]
     rewards = {run["run"]: {s["step"]: s["reward"] for s in run["steps"] if s["reward"] is not None} for run in found}
-    steps = sorted({step for each in rewards.values() for step in each})
+    steps = sorted({step for of_run in rewards.values() for step in of_run})
     headings = ["step", *rewards]
-    rows = [[str(step), *(fixed_point(each.get(step)) for each in rewards.values())] for step in steps]
+    rows = [[str(step), *(fixed_point(of_run.get(step)) for of_run in rewards.values())] for step in steps]
     if not output:
         _draw(rewards, steps)
         places = {round(place * (len(rows) - 1) / (MOST_CURVE_ROWS - 1)) for place in range(MOST_CURVE_ROWS)}
@@ -97,7 +97,7 @@ def curves(
             say(f"{MOST_CURVE_ROWS} of {len(rows)} steps; --output FILE writes all")
         return 0
     picture = Path(output).with_suffix(".svg")
-    series = {run: [Point(step, reward) for step, reward in each.items()] for run, each in rewards.items()}
+    series = {run: [Point(step, reward) for step, reward in of_run.items()] for run, of_run in rewards.items()}
     lines = [
         "# Learning curves, side by side",
         "",
@@ -121,21 +121,21 @@ def curves(
 
 def _draw(rewards: Mapping[str, Mapping[int, float]], steps: Sequence[int]) -> None:
     """Draw the rewards of each run below each other, all between the same bounds and over the same steps."""
-    values = [value for each in rewards.values() for value in each.values()]
+    values = [value for of_run in rewards.values() for value in of_run.values()]
     width = min(console().width, LONGEST_CHART)
-    for run, each in rewards.items():
-        if len(each) > 1:
-            say(f"{run}: mean reward of steps {min(each)} to {max(each)}")
-            for line in chart([each.get(step) for step in steps], min(values), max(values), width):
+    for run, of_run in rewards.items():
+        if len(of_run) > 1:
+            say(f"{run}: mean reward of steps {min(of_run)} to {max(of_run)}")
+            for line in chart([of_run.get(step) for step in steps], min(values), max(values), width):
                 print(line)
 
 
-def _score_lines(found: Sequence[dict[str, Any]]) -> list[str]:
+def _score_lines(runs: Sequence[dict[str, Any]]) -> list[str]:
     """Return lines of a page on what policies scored on held-out examples; none where no policy was evaluated."""
     scores = [
-        f"| {each['run']} | {score['version']} | {escape(one['environment'])} | {fixed_point(one['average'])} |"
-        for each in found
-        for score in each["evaluations"]
+        f"| {run['run']} | {score['version']} | {escape(one['environment'])} | {fixed_point(one['average'])} |"
+        for run in runs
+        for score in run["evaluations"]
         for one in score["scores"]
     ]
     heads = ["| run | policy version | environment | score |", "|---|---:|---|---:|"]
@@ -238,7 +238,10 @@ def rows_of(parts: Sequence[EvaluationPart]) -> Iterator[Row]:
             "interval": score["interval"],
         }
         average["num_examples"] = len(example_means(rewards_of(part.traces)[part.environment]))
-        for figure, values in {"avg": average, **{f"pass@{each['k']}": each for each in score["pass_at"]}}.items():
+        for figure, values in {
+            "avg": average,
+            **{f"pass@{passed['k']}": passed for passed in score["pass_at"]},
+        }.items():
             change = paired.get(figure, {})
             yield {
                 "run": part.run,

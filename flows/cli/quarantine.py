@@ -210,13 +210,13 @@ def _summary(used: Sequence[BatchUse]) -> str:
     return f"{text}; policies {min(made)} to {last} were trained on them or come from one that was"
 
 
-def _print_all(every: Sequence[Quarantine], as_json: bool) -> None:
+def _print_all(quarantines: Sequence[Quarantine], as_json: bool) -> None:
     if as_json:
-        print(json.dumps([{**asdict(each), "at": each.at.isoformat()} for each in every]))
+        print(json.dumps([{**asdict(one), "at": one.at.isoformat()} for one in quarantines]))
         return
     rows = [
-        (each.quarantine, f"{each.at:%Y-%m-%d %H:%M}", each.run, len(each.trace_ids), each.where, each.reason)
-        for each in every
+        (one.quarantine, f"{one.at:%Y-%m-%d %H:%M}", one.run, len(one.trace_ids), one.where, one.reason)
+        for one in quarantines
     ]
     headings = ("quarantine", "at", "run", "rollouts", "where", "reason")
-    console().print(grid(headings, rows, left=(0, 1, 2, 4, 5)) if every else "no quarantines")
+    console().print(grid(headings, rows, left=(0, 1, 2, 4, 5)) if quarantines else "no quarantines")

@@ -150,9 +150,9 @@ def _branches(tree: RowTree, node: RowNode, graph: Graph, first: str, rest: str,
     seen.add(node)
     below = list(dict.fromkeys(tree.next.get(node, [])))
     shown = below[:MOST_SIBLINGS]
-    for place, each in enumerate(shown):
+    for place, lower in enumerate(shown):
         mark, bar = ("└", " ") if place == len(below) - 1 else ("├", "│")
-        yield from _branches(tree, each, graph, f"{rest}{mark}─ ", f"{rest}{bar}  ", seen)
+        yield from _branches(tree, lower, graph, f"{rest}{mark}─ ", f"{rest}{bar}  ", seen)
     if len(below) > len(shown):
         yield f"{rest}└─ ... and {len(below) - len(shown)} more (--json has all)"
 
@@ -215,7 +215,7 @@ def why(
     for use in found["runs"]:
         print()
         say(sentence(found, use))
-    for each in found["quarantines"]:
+    for quarantine in found["quarantines"]:
         print()
-        say(in_quarantine(each))
+        say(in_quarantine(quarantine))
     return 0

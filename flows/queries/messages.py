@@ -114,7 +114,7 @@ def reading(rows: pl.DataFrame, branch: int | None = None) -> MessageView:
     try:
         paths = branches(rows)
     except BrokenGraph as error:
-        return MessageView([Line(each, 0, None) for each in rows["message"]], [], str(error))
+        return MessageView([Line(message, 0, None) for message in rows["message"]], [], str(error))
     chosen = list(enumerate(paths)) if branch is None else [(branch, paths[branch])]
     return MessageView(_lines(chosen), paths, "")
 
@@ -278,8 +278,8 @@ def read_message(row: Mapping[str, Any], images: Images) -> Values:
         **{name: row[name] for name in ("message", "parent", "role", "sampled", "num_tokens", "num_sampled")},
         "name": body.get("name") if isinstance(body.get("name"), str) else None,
         "thoughts": long_text(_as_text(thoughts)) if thoughts else None,
-        "parts": [each for piece in pieces if (each := part(piece, images))],
-        "calls": [_call(each) for each in calls] if isinstance(calls, list) else [],
+        "parts": [shown for piece in pieces if (shown := part(piece, images))],
+        "calls": [_call(call) for call in calls] if isinstance(calls, list) else [],
         "answers": body.get("tool_call_id") if isinstance(body.get("tool_call_id"), str) else None,
         "rest": long_text(_as_text(rest)) if rest else None,
     }
@@ -297,21 +297,21 @@ def part(piece: Any, images: Images) -> Values | None:
     return {"kind": "other", "text": long_text(_as_text(piece))}
 
 
-def link_calls(found: Sequence[Values]) -> None:
-    """Tell each call which message answers it, and each answer which message called; by the nearest one above.
+def link_calls(messages: Sequence[Values]) -> None:
+    """Add to calls their `result`, the message that answers them, and to messages `asked`, the call that they answer.
 
-    `found` are messages along one way or several; ids of calls may come again. Adds `result` to calls and `asked`
-    (message and name) to messages.
+    `messages` are read messages along one way or several. Ids of calls may come again: the nearest call above counts.
+    `asked` has the message and the name of the call; None in a message that answers none.
     """
-    above = {each["message"]: each for each in found}
-    for each in found:
-        each["asked"] = None
-        at = above.get(each["parent"]) if each["answers"] is not None else None
-        while at is not None and each["asked"] is None:
+    above = {message["message"]: message for message in messages}
+    for message in messages:
+        message["asked"] = None
+        at = above.get(message["parent"]) if message["answers"] is not None else None
+        while at is not None and message["asked"] is None:
             for call in at["calls"]:
-                if call["id"] == each["answers"]:
-                    call["result"] = each["message"]
-                    each["asked"] = {"message": at["message"], "name": call["name"]}
+                if call["id"] == message["answers"]:
+                    call["result"] = message["message"]
+                    message["asked"] = {"message": at["message"], "name": call["name"]}
             # Several results of one turn follow each other: only those stand between.
             at = above.get(at["parent"]) if at["answers"] is not None else None
 

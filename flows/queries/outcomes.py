@@ -45,9 +45,9 @@ def explain(frames: Frames, text: str) -> dict[str, Any]:
 def quarantines_of(frames: Frames, trace_id: str) -> list[dict[str, Any]]:
     """Return the quarantines that a rollout is in, as plain values."""
     return [
-        {name: value for name, value in vars(each).items() if name != "trace_ids"}
-        for each in frames.store.quarantines.all()
-        if trace_id in each.trace_ids
+        {name: value for name, value in vars(quarantine).items() if name != "trace_ids"}
+        for quarantine in frames.store.quarantines.all()
+        if trace_id in quarantine.trace_ids
     ]
 
 

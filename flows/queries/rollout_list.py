@@ -242,7 +242,7 @@ def choose(frame: pl.DataFrame, choice: TraceChoice, found: pl.Series | None = N
     by = column(choice.sort, frame) if choice.sort else None
     if by is not None and by not in shown and not choice.columns:
         shown.insert(1, by)  # beside the trace's id: what a list is sorted by is seen
-    frame = with_named(frame, (*(each.name for each in shown), choice.sort))
+    frame = with_named(frame, (*(column.name for column in shown), choice.sort))
     kept = frame if found is None else frame.filter(found)
     rows = sort_rows(kept.filter(*_conditions(choice)), by, choice.order == DESCENDING)
     num_pages = max(-(-rows.height // choice.size), 1)
@@ -302,7 +302,7 @@ def _check(frame: pl.DataFrame, choice: TraceChoice) -> None:
         raise BadQuestion(f"search: at most {LONGEST_SEARCH} characters, not {len(choice.search)}")
 
 
-NAMES = tuple(each.name for each in fields(TraceChoice))
+NAMES = tuple(field.name for field in fields(TraceChoice))
 """What an address may say after the question mark about a list of traces."""
 CHOOSING = tuple(name for name in NAMES if name not in ("page", "size", "columns"))
 """What of it says which traces a list has, and in which order."""
@@ -350,10 +350,10 @@ def list_page(frame: pl.DataFrame, chosen: Chosen, choice: TraceChoice) -> dict[
     }
 
 
-def _same_in_all(rows: pl.DataFrame, each: RolloutColumn, choice: TraceChoice) -> bool:
+def _same_in_all(rows: pl.DataFrame, column: RolloutColumn, choice: TraceChoice) -> bool:
     """Say whether a column says the same of several traces, and is not what they are sorted by."""
-    asked = each.name in ("trace_id", choice.sort) or each.title == choice.sort or each.kind == "names"
-    return rows.height > 1 and not asked and rows[each.name].n_unique() == 1
+    by = column.name in ("trace_id", choice.sort) or column.title == choice.sort or column.kind == "names"
+    return rows.height > 1 and not by and rows[column.name].n_unique() == 1
 
 
 def _id_length(ids: pl.Series) -> int:
@@ -364,7 +364,7 @@ def _id_length(ids: pl.Series) -> int:
 def offered_columns(frame: pl.DataFrame, shown: list[str]) -> list[dict[str, Any]]:
     """Return the columns that can be shown, each with the list of columns that choosing, or leaving it out, gives."""
     named = [column(name, frame) for name, _ in named_columns(frame)[:MOST_NAMED]]
-    stored = [each for each in COLUMNS if each.name in frame.columns and each.name != "trace_id"]
+    stored = [offer for offer in COLUMNS if offer.name in frame.columns and offer.name != "trace_id"]
     return [
         {
             "name": offer.name,

@@ -41,21 +41,21 @@ class Hits:
 
 
 def run_rollouts(
-    library: StoreReader, run: str, columns: Collection[str], keys: Collection[str] | None = None
+    reader: StoreReader, run: str, columns: Collection[str], keys: Collection[str] | None = None
 ) -> pl.DataFrame:
     """Return some columns of all rollouts of a run, or of those that some work made; what was read is held.
 
     Raises NotThere for an unknown run.
     """
-    lineages = [one for one in library.history(run).lineages if keys is None or one.traces.key in keys]
-    return rollout_columns(library, run, lineages, columns)
+    lineages = [one for one in reader.history(run).lineages if keys is None or one.traces.key in keys]
+    return rollout_columns(reader, run, lineages, columns)
 
 
 SEARCHED = (*("prompt", "reply", "trace_id", "group_id", "example_id", "assignment_id", "error_type", "error_message"),)
 """Columns in which a plain text is looked for."""
 
 
-def search_mask(library: StoreReader, run: str, frame: pl.DataFrame, text: str) -> pl.Series | None:
+def search_mask(reader: StoreReader, run: str, frame: pl.DataFrame, text: str) -> pl.Series | None:
     """Return for each row of a frame of traces whether it holds a text; None where the text is empty.
 
     Upper and lower case are alike, in all scripts, letter by letter; nothing in the text has a meaning of its own.
@@ -66,21 +66,21 @@ def search_mask(library: StoreReader, run: str, frame: pl.DataFrame, text: str) 
     text = text.encode("utf-8", "replace").decode()
     # Replies have the arguments of tool calls as JSON.
     pattern = "(?i)" + "|".join(map(pl.escape_regex, (text, json.dumps(text, ensure_ascii=False)[1:-1])))
-    rows = run_rollouts(library, run, {"key", *SEARCHED}, set(frame["key"]))
+    rows = run_rollouts(reader, run, {"key", *SEARCHED}, set(frame["key"]))
     hits = rows.filter(pl.any_horizontal(pl.col(SEARCHED).str.contains(pattern).fill_null(False)))
     hits = hits.select("key", "trace_id", found=pl.lit(True))
     joined = frame.join(hits, on=["key", "trace_id"], how="left", maintain_order="left")
     return joined["found"].fill_null(False)
 
 
-def search_run(library: StoreReader, run: str, condition: Condition, reader_gone: Event | None = None) -> Hits:
+def search_run(reader: StoreReader, run: str, condition: Condition, reader_gone: Event | None = None) -> Hits:
     """Return the rollouts of a run that meet a condition, and how many of each step do.
 
     They are those that `stagecoach quarantine --run RUN --where` marks. Raises NotThere and BadCondition, which ends
     the search once `reader_gone` is set.
     """
     always = {"run", "step", "for_training", "trace_id", "key"}
-    rows = run_rollouts(library, run, always | condition.columns)
+    rows = run_rollouts(reader, run, always | condition.columns)
     hits = matching_rows(rows, condition, reader_gone)
     by = ["for_training", "step"]
     found = hits.group_by(by).agg(num_hits=pl.len().cast(pl.Int64))
@@ -89,22 +89,22 @@ def search_run(library: StoreReader, run: str, condition: Condition, reader_gone
     return Hits(hits, counts.with_columns(pl.col("num_hits").fill_null(0)))
 
 
-def filter_traces(library: StoreReader, run: str, frame: pl.DataFrame, where: str) -> pl.DataFrame:
+def filter_traces(reader: StoreReader, run: str, frame: pl.DataFrame, where: str) -> pl.DataFrame:
     """Return the traces of a frame, as `rollouts.traces` has it, that meet a condition. Raises BadCondition."""
     condition, by = condition_of(where), ["key", "trace_id"]
-    rows = run_rollouts(library, run, {*by, *condition.columns}, set(frame["key"]))
+    rows = run_rollouts(reader, run, {*by, *condition.columns}, set(frame["key"]))
     return frame.join(matching_rows(rows, condition), on=by, how="semi", maintain_order="left")
 
 
-def describe_hits(library: StoreReader, run: str, hits: pl.DataFrame, condition: Condition) -> list[dict[str, Any]]:
+def describe_hits(reader: StoreReader, run: str, hits: pl.DataFrame, condition: Condition) -> list[dict[str, Any]]:
     """Return some hits with their outcomes and the sentence around what was looked for; see `text_around`.
 
     Where nothing was looked for in a text, it is the beginning of the reply.
     """
     names, patterns = ["key", "trace_id"], condition.patterns or (Pattern("reply", ""),)
     # What the condition speaks of has been read.
-    missing = {*SHOWN, *(each.column for each in patterns)} - set(hits.columns)
-    more = run_rollouts(library, run, {*names, *missing}, set(hits["key"]))
+    missing = {*SHOWN, *(pattern.column for pattern in patterns)} - set(hits.columns)
+    more = run_rollouts(reader, run, {*names, *missing}, set(hits["key"]))
     rows = hits.join(more, on=names, how="left", maintain_order="left").to_dicts()
     return [
         {name: row[name] for name in ("trace_id", "key", "step", "for_training", *SHOWN)}
@@ -116,9 +116,9 @@ def describe_hits(library: StoreReader, run: str, hits: pl.DataFrame, condition:
 def text_around(row: dict[str, Any], patterns: Collection[Pattern]) -> dict[str, str]:
     """Return the text around the first thing that was looked for: column, before, match and after, the last two empty
     where it is not in the text (of a condition with `or`, or a `not`)."""
-    for each in patterns:
-        text = row[each.column] or ""
-        if (place := _place(text, each)) is not None:
+    for pattern in patterns:
+        text = row[pattern.column] or ""
+        if (place := _place(text, pattern)) is not None:
             begin, end = place
             before, after = text[max(0, begin - AROUND) : begin], text[end : end + AROUND]
             # To the borders of its sentence where they are near, so that it can be read.
@@ -126,7 +126,7 @@ def text_around(row: dict[str, Any], patterns: Collection[Pattern]) -> dict[str,
             stop = _ENDS.search(after, BESIDE)
             before = before[starts[-1] :] if starts else ("…" if begin > AROUND else "") + before
             after = after[: stop.end()].rstrip() if stop else after + ("…" if len(text) > end + AROUND else "")
-            return {"column": each.column, "before": before, "match": text[begin:end], "after": after}
+            return {"column": pattern.column, "before": before, "match": text[begin:end], "after": after}
     first = next(iter(patterns))
     text = row[first.column] or ""
     cut = text[: 2 * AROUND] + ("…" if len(text) > 2 * AROUND else "")

@@ -233,7 +233,7 @@ def identify(frames: Frames, text: str, kind: str = "") -> RowTree:
     if kind and kind not in NAMED:
         raise UnknownId(f"{kind!r} is no kind of thing that an id can name; there are {', '.join(NAMED)}")
     # Every reading is tried, not the first that fits: an id that names two things is refused rather than guessed.
-    found = {each: tree for each in ([kind] if kind else NAMED) if (tree := _find(frames, each, text)).roots}
+    found = {name: tree for name in ([kind] if kind else NAMED) if (tree := _find(frames, name, text)).roots}
     if not found:
         near = nearest(text, _pool(frames))
         where = f"run {frames.only!r} of store" if frames.only else "store"
@@ -242,7 +242,7 @@ def identify(frames: Frames, text: str, kind: str = "") -> RowTree:
             f"{'; the nearest ids are ' + ', '.join(near) if near else ''}. The store was only read"
         )
     if len(found) > 1:
-        raise UnknownId(f"{text!r} names {' and '.join(f'a {each}' for each in found)}: say which one with --kind")
+        raise UnknownId(f"{text!r} names {' and '.join(f'a {name}' for name in found)}: say which one with --kind")
     ((kind, tree),) = found.items()
     several = sorted({node.key if kind == WORK else node.id for node in tree.roots})
     if len(several) > 1:
@@ -252,11 +252,11 @@ def identify(frames: Frames, text: str, kind: str = "") -> RowTree:
 
 def nearest(text: str, pool: Iterable[str]) -> list[str]:
     """Return the ids that are most like `text`: those that begin like it, and names that differ by a letter or two."""
-    known = list(dict.fromkeys(pool))
-    begins = [(sum(1 for _ in takewhile(bool, map(eq, text, each))), each) for each in known]
-    alike = [each for length, each in sorted(begins, key=lambda pair: (-pair[0], pair[1])) if length >= 3]
+    names = list(dict.fromkeys(pool))
+    begins = [(sum(1 for _ in takewhile(bool, map(eq, text, name))), name) for name in names]
+    alike = [name for length, name in sorted(begins, key=lambda pair: (-pair[0], pair[1])) if length >= 3]
     # difflib goes letter by letter and is slow: only those that begin alike, else the first ones, are compared.
-    close = difflib.get_close_matches(text, alike[:200] or known[:2000], NEAREST, 0.6)
+    close = difflib.get_close_matches(text, alike[:200] or names[:2000], NEAREST, 0.6)
     return list(dict.fromkeys((*close, *alike)))[:NEAREST]
 
 

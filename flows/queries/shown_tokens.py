@@ -137,7 +137,7 @@ def _colouring(line: str) -> Colouring:
 
 
 COLOURINGS = tuple(map(_colouring, _TABLE.strip().splitlines()))
-NAMES = ("none", *(each.name for each in COLOURINGS))
+NAMES = ("none", *(colouring.name for colouring in COLOURINGS))
 SHARED = {"advantage": "rl_weight", "ce_weight": "ce_weight", "engine": "engine_logprob"}
 """What is looked at where nothing is chosen: the first of these of which there is something."""
 
@@ -180,8 +180,8 @@ def shown_tokens(
         whole = whole.filter((pl.col("message") != messages[0]) | (pl.col("place") >= start))
     # Texts of those tokens alone that are drawn: a tokenizer is slower than all else here.
     drawn = with_texts(reader, trace, whole.head(DRAWN))
-    sizes = {each.name: largest_in_batch(reader, trace, drawn, each.column) for each in COLOURINGS}
-    shades = {each.name: each.shades(drawn, sizes[each.name]) for each in COLOURINGS}
+    sizes = {one.name: largest_in_batch(reader, trace, drawn, one.column) for one in COLOURINGS}
+    shades = {one.name: one.shades(drawn, sizes[one.name]) for one in COLOURINGS}
     parts, at = {}, 0
     for (message,), part in drawn.group_by("message", maintain_order=True):
         of_part = {name: letters[at : at + len(part)] for name, letters in shades.items()}
@@ -216,16 +216,16 @@ def colourings(reader: StoreReader, trace: FoundTrace, drawn: pl.DataFrame) -> l
     """Return what tokens can be coloured by: name, label, `description`, number of measured tokens, legend."""
     return [
         {
-            "name": each.name,
-            "label": each.label,
-            "description": each.description,
-            "num_measured": len(drawn) - drawn[each.column].null_count(),
+            "name": colouring.name,
+            "label": colouring.label,
+            "description": colouring.description,
+            "num_measured": len(drawn) - drawn[colouring.column].null_count(),
             "legend": [
                 {"shade": shade, "label": label}
-                for shade, label in each.legend(largest_in_batch(reader, trace, drawn, each.column))
+                for shade, label in colouring.legend(largest_in_batch(reader, trace, drawn, colouring.column))
             ],
         }
-        for each in COLOURINGS
+        for colouring in COLOURINGS
     ]
 
 
@@ -260,4 +260,4 @@ def drawn_text(text: str | None, number: int) -> str:
 
 def describe(counts: Mapping[int, Values]) -> Values:
     """Return how many tokens there are in some messages, and how many of them are not drawn."""
-    return {name: sum(each[name] for each in counts.values()) for name in ("num_tokens", "left_out")}
+    return {name: sum(of_message[name] for of_message in counts.values()) for name in ("num_tokens", "left_out")}

@@ -105,7 +105,7 @@ def _uses(reader: StoreReader, trace_id: str) -> list[FoundTrace]:
     found = _matching(index(reader, works), trace_id)
     if len(found) > 1:
         raise NotThere(f"{trace_id!r} is the beginning of several traces: {_list_names(found)}")
-    keys = {key for each in found.values() for key in each}
+    keys = {key for of_trace in found.values() for key in of_trace}
     runs = {run for work in works if work.key in keys for run in work.runs}
     used = [
         (run, lineage)
@@ -170,7 +170,7 @@ def trace_use(reader: StoreReader, trace_id: str, run: str = "") -> FoundTrace:
         return find_trace(reader, run, trace_id)
     found = uses(reader, trace_id)
     # The run that made it may have been removed since; then the first that uses it.
-    return next((each for each in found if each.run == each.lineage.traces.computed_by), found[0])
+    return next((use for use in found if use.run == use.lineage.traces.computed_by), found[0])
 
 
 WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
