@@ -31,7 +31,7 @@ def as_html(page: Page, request: PageRequest, mark: str = "", saved: str = "") -
 
     `saved` is when it was saved, of a page that is kept as a file.
     """
-    given = {**page.values, "page": page, "asked": request, "mark": mark, "saved": saved}
+    given = {**page.values, "page": page, "request": request, "mark": mark, "saved": saved}
     # All of it at once: also what filters, macros and drawings put together, and no part of a page can forget it.
     return visible(templates().get_template(page.template).render(given)).encode("utf-8", "replace")
 

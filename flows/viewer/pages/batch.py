@@ -5,7 +5,6 @@ each weighs, and its tokens as the learner was given them.
 """
 
 import json
-from itertools import accumulate
 from typing import Any
 
 import polars as pl
@@ -13,7 +12,7 @@ import polars as pl
 from flows.queries import batch
 from flows.queries.compare import MEASURES
 from flows.queries.reader import read_rollouts, reply_heads, sorted_rows
-from flows.queries.request import BadQuestion, NotThere, PageRequest
+from flows.queries.request import NotThere, PageRequest
 from flows.queries.rollouts import traces_of
 from flows.queries.row_lineage import policy_names, policy_version
 from flows.queries.run_state import any_going
@@ -128,9 +127,9 @@ class _Batch:
 
     def read(self, request: PageRequest, traces: pl.Series | None = None) -> Row:
         """Return what the rollouts of the batch said, or those of some traces."""
-        history, ids = self.reader.history(self.run), self.samples["trace_id"] if traces is None else traces
-        own = [each for each in history.lineages if each.batches and each.batches.key == self.of.batches.key]
-        frame = traces_of(self.reader, self.run, own).filter(pl.col("trace_id").is_in(ids.unique().implode()))
+        ids, key = self.samples["trace_id"] if traces is None else traces, self.of.batches.key
+        lineages = [each for each in self.reader.history(self.run).lineages if each.batches and each.batches.key == key]
+        frame = traces_of(self.reader, self.run, lineages).filter(pl.col("trace_id").is_in(ids.unique().implode()))
         return read_rollouts(self.reader, self.run, sorted_rows(frame, request), request)
 
     def drawn_rows(self, rows: pl.DataFrame) -> list[Row]:
@@ -148,7 +147,10 @@ class _Batch:
 
     def updates(self) -> list[Row]:
         """Return the updates with their denominators, counts of their rows, and what was measured."""
-        measured = {each["update"]: each for each in batch.updates(self.reader, self.of).to_dicts()}
+        measured = {
+            row["update"]: {name: row[name] for name in MEASURED} | {"further": json.loads(row["metrics"] or "{}")}
+            for row in batch.updates(self.reader, self.of).to_dicts()
+        }
         counts = self.rows.group_by("update", maintain_order=True).agg(
             pl.col(*DENOMINATORS).first(),
             num_rows=pl.len().cast(pl.Int64),
@@ -156,23 +158,14 @@ class _Batch:
             num_tokens=pl.col("num_tokens").sum(),
         )
         return [
-            {"number": number, **row, "measured": _update_values(measured.get(number))}
-            for row in counts.to_dicts()
-            for number in [row.pop("update")]
+            {"number": row["update"], **row, "measured": measured.get(row.pop("update"))} for row in counts.to_dicts()
         ]
-
-
-def _update_values(update: Row | None) -> Row | None:
-    """Return what the learner measured, its further metrics beside; None before training."""
-    if update is None:
-        return None
-    return {name: update[name] for name in MEASURED} | {"further": json.loads(update["metrics"] or "{}")}
 
 
 TOKEN_COLOURS = ("advantage", "logprob", "component")
 """By what tokens are coloured."""
-MOST_TOKENS = 2000
-"""Tokens that are drawn at once; of a sample that has more, the first. The page of its trace has all."""
+SAMPLES_DRAWN, MOST_TOKENS = 5, 2000
+"""Samples whose tokens are drawn at once, and tokens of each, the first. The page of its trace has all."""
 LEAST_LOGPROB = -4.0
 """What is as improbable as this, or more, has the faintest colour: exp(-4) is 2 in 100."""
 COMPONENTS = {"rl_weights": "rl", "ce_weights": "ce", "ref_kl_weights": "ref_kl"}
@@ -209,35 +202,24 @@ def row_page(reader: StoreReader, request: PageRequest) -> Page:
 def _drawn_samples(
     packed: _Batch, number: int, samples: pl.DataFrame, request: PageRequest, largest: float | None
 ) -> Row:
-    """Return the tokens of the samples from `first` on, as many samples as MOST_TOKENS hold."""
-    if samples.is_empty():
-        return {"first": 0, "last": None, "before": None, "after": None, "samples": []}
-    first, lengths = request.number("first", 0), samples["num_tokens"].to_list()
-    if first >= len(samples):
-        raise BadQuestion(f"first={first}: the row has the samples 0 to {len(samples) - 1}")
-    end = first + _num_fitting(lengths[first:])
-    tokens = batch.tokens(packed.reader, packed.of, number)
-    drawn = []
-    for place in samples["place"][first:end]:
-        own = tokens.filter(pl.col("place") == place).drop("place")
-        shown = own.head(MOST_TOKENS)
+    """Return the tokens of SAMPLES_DRAWN samples from `first` on."""
+    places = samples["place"].to_list()
+    first = request.number("first", 0, most=max(len(places) - 1, 0))
+    end = first + SAMPLES_DRAWN
+    tokens, drawn = batch.tokens(packed.reader, packed.of, number), []
+    for place in places[first:end]:
+        rows = tokens.filter(pl.col("place") == place).drop("place")
+        shown = rows.head(MOST_TOKENS)
         texts = batch.texts(packed.reader, packed.run, shown["token_id"].to_list())
-        pairs = zip(shown.to_dicts(), texts, strict=True)
-        marked = [_token(row, text, largest) for row, text in pairs]
-        drawn.append({"place": place, "tokens": marked, "left_out": len(own) - len(shown)})
+        marked = [_token(row, text, largest) for row, text in zip(shown.to_dicts(), texts, strict=True)]
+        drawn.append({"place": place, "tokens": marked, "left_out": len(rows) - len(shown)})
     return {
         "first": first,
-        "last": end - 1,
-        # Counted backwards from here, so that each part is as full as it can be in this direction too.
-        "before": max(first - _num_fitting(lengths[:first][::-1]), 0) if first else None,
-        "after": end if end < len(samples) else None,
+        "last": first + len(drawn) - 1 if drawn else None,
+        "before": max(first - SAMPLES_DRAWN, 0) if first else None,
+        "after": end if end < len(places) else None,
         "samples": drawn,
     }
-
-
-def _num_fitting(lengths: list[int]) -> int:
-    """Return how many of the samples, in order, have at most MOST_TOKENS together; at least the first."""
-    return max(1, sum(total <= MOST_TOKENS for total in accumulate(lengths)))
 
 
 def _token(row: Row, text: tuple[str, bool], largest: float | None) -> Row:

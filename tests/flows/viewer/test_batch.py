@@ -152,16 +152,17 @@ def test_a_token_that_was_certain_is_not_one_that_was_not_sampled(rl_weight: flo
 
 
 def test_long_rows_are_drawn_in_parts_that_join(paged: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.viewer.pages.batch.MOST_TOKENS", 20)
-    narrow = StoreReader.at(paged.store.root.address)
-    row = next(row["row"] for row in values(narrow, BATCH)["rows"] if len(row["samples"]) > 1)
-    seen, first = [], 0
+    monkeypatch.setattr("flows.viewer.pages.batch.SAMPLES_DRAWN", 1)
+    monkeypatch.setattr("flows.viewer.pages.batch.MOST_TOKENS", 4)
+    row = next(row for row in values(paged, BATCH)["rows"] if len(row["samples"]) > 1)
+    places, first = [], 0
     while first is not None:
-        drawn = values(narrow, addresses.row("run", 0, row), first=str(first))["drawn"]
-        seen += [piece["place"] for piece in drawn["samples"]]
-        assert sum(len(piece["tokens"]) for piece in drawn["samples"]) <= 20
+        drawn = values(paged, addresses.row("run", 0, row["row"]), first=str(first))["drawn"]
+        (sample,) = drawn["samples"]
+        assert len(sample["tokens"]) == 4 and sample["left_out"] == row["samples"][first]["num_tokens"] - 4
+        places.append(sample["place"])
         first = drawn["after"]
-    assert seen == list(range(len(seen))) and len(seen) > 1
+    assert places == list(range(len(row["samples"])))
 
 
 def test_a_page_of_a_batch_holds_so_many_samples(paged: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from flows.queries.request import PageRequest
 from flows.queries.rollouts import MISMATCH, MISMATCH_TITLE, lineages_of, traces, with_mismatch
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
-from flows.viewer.pages.step import step_page
 from tests.fixtures.builders import message, trace
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
+from tests.flows.viewer.looking import values
 
 FIRST: dict[str, list[float]] = {"rl_weights": [0, 0, 0, 0, 1, 1, 0, 0, 0], "ce_weights": [0, 0, 0, 0, 0, 0, 0, 0, 2]}
 SECOND: dict[str, list[float]] = {"rl_weights": [0, 0, 0, 0.25, 0.25]}
@@ -89,13 +88,13 @@ def test_it_is_read_only_where_it_is_asked_for(library: StoreReader) -> None:
     assert found[MISMATCH].null_count() == 4
 
 
-def test_the_page_of_a_step_sorts_by_it_and_leads_to_that(library: StoreReader) -> None:
-    where, path = addresses.step(RUN, 0), {"run": RUN, "step": "0"}
-    found = step_page(library, PageRequest(where, path, {"sort": MISMATCH, "order": "desc"})).values["traces"]
-    assert [row["trace_id"] for row in found["rows"]] == [FORKED, "near", "outside", "unused"]
-    assert [each["name"] for each in found["columns"]][:2] == ["trace_id", MISMATCH], "what it is sorted by is seen"
-    narrow = step_page(library, PageRequest(where, path, {"sort": MISMATCH, "columns": "reward"})).values["traces"]
-    assert [each["name"] for each in narrow["columns"]] == ["trace_id", "reward"], "columns that were chosen stay"
-    plain = step_page(library, PageRequest(where, path)).values["traces"]
-    assert MISMATCH not in [each["name"] for each in plain["columns"]]
-    assert MISMATCH in [each["name"] for each in plain["offered"]]
+def test_the_page_of_a_step_sorts_by_it_and_shows_it(library: StoreReader) -> None:
+    traces = {
+        columns: values(library, addresses.step(RUN, 0), sort=MISMATCH, order="desc", columns=columns)["traces"]
+        for columns in ("", "reward")
+    }
+    assert [row["trace_id"] for row in traces[""]["rows"]] == [FORKED, "near", "outside", "unused"]
+    assert [column["name"] for column in traces[""]["columns"]][:2] == ["trace_id", MISMATCH]
+    assert [column["name"] for column in traces["reward"]["columns"]] == ["trace_id", "reward"], "a choice stays"
+    plain = values(library, addresses.step(RUN, 0))["traces"]
+    assert MISMATCH in {column["name"] for column in plain["offered"]} - {column["name"] for column in plain["columns"]}
