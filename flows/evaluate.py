@@ -3,13 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+from prefect.states import Completed
 from pydantic import Field
 
 from configs.store import default_store
-from flows.orchestration.run_flow import run_flow
-from flows.orchestration.states import reports_its_end
 from flows.queries.store_reader import recorded_config
-from flows.runtime.entry import FileParameters, flow_run_name, instead, run_name, session_for
+from flows.runtime.entry import FileParameters, instead, run_flow, run_name, session_for
 from flows.runtime.loop import loop_evaluate
 from flows.runtime.resolve_run import LATEST, newest_policy
 from storage.store import open_store
@@ -23,8 +22,7 @@ class EvaluationParameters(FileParameters):
     retry_errors: int = Field(0, description="times that rollouts with an error are made again; the first are kept")
 
 
-@run_flow(name="evaluate", flow_run_name=flow_run_name("evaluate"))
-@reports_its_end
+@run_flow("evaluate")
 def evaluate(
     name: str = "",
     policy: str = "",
@@ -54,8 +52,6 @@ def evaluate(
         recorded = None if name else recorded_config(store, run_name("evaluate"))
         policy = recorded.evaluation.policy if recorded else newest_policy(store)
         if not policy:
-            from prefect.states import Completed
-
             # No failure: a schedule may well come before the first policy.
             return Completed(message="nothing to evaluate: no run of the store has made a policy yet", data={})
     given = {"name": name, "store": rare.store, "seed": seed, "evaluation.policy": policy, "model.path": model}

@@ -8,12 +8,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from configs.replay import StageName
-from flows.orchestration.run_flow import run_flow
-from flows.orchestration.states import reports_its_end
 from flows.replays.config import prepare_replay
 from flows.replays.loop import loop_replay, plan_run, publish_diff
 from flows.replays.request import ReplayRequest, finished_message, finished_without_source
-from flows.runtime.entry import StoreParameters, flow_run_name, session_of
+from flows.runtime.entry import StoreParameters, run_flow, session_of
 from flows.runtime.run import LogWatcher
 from flows.runtime.session import current_session
 from flows.runtime.step_report import Outcome
@@ -38,8 +36,7 @@ def describe_replay(parameters: Mapping[str, Any]) -> str:
     return "-".join(["replay", *filter(None, map(str, wanted)), *(parameters.get("overrides") or ())])[:NAME_CHARACTERS]
 
 
-@run_flow(name="replay", flow_run_name=flow_run_name("replay", describe_replay))
-@reports_its_end
+@run_flow("replay", describe_replay)
 def replay(
     run: str,
     from_stage: Literal["", StageName] = "",

@@ -3,14 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from flows.orchestration.run_flow import run_flow
-from flows.orchestration.states import reports_its_end
-from flows.runtime.entry import FileParameters, flow_run_name, planned_steps, session_for
-from flows.runtime.loop import loop_sft
+from flows.runtime.entry import FileParameters, planned_steps, run_flow, session_for
+from flows.runtime.loop import loop_train
 
 
-@run_flow(name="sft", flow_run_name=flow_run_name("sft"))
-@reports_its_end
+@run_flow("sft")
 def sft(
     name: str = "",
     presets: Sequence[str] = (),
@@ -43,4 +40,4 @@ def sft(
         name, steps = planned_steps("sft", continue_run, steps, rare.store, further)
     given = {"name": name, "store": rare.store, "seed": seed, "steps": steps, "model.path": model, "data.path": data}
     with session_for("sft", layers, overrides, **given) as session:
-        return loop_sft(session)
+        return loop_train(session)

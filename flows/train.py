@@ -3,17 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from flows.orchestration.run_flow import run_flow
-from flows.orchestration.states import reports_its_end
 from flows.runtime.demo_sources import demo_weights
-from flows.runtime.entry import FileParameters, flow_run_name, instead, planned_steps, session_for
+from flows.runtime.entry import FileParameters, instead, planned_steps, run_flow, session_for
 from flows.runtime.loop import loop_train
 from flows.runtime.resolve_run import nothing_started, requested_config
 from flows.sft import sft
 
 
-@run_flow(name="train", flow_run_name=flow_run_name("train"))
-@reports_its_end
+@run_flow("train")
 def train(
     name: str = "",
     presets: Sequence[str] = (),

@@ -12,7 +12,7 @@ from flows.orchestration.states import ends_kept
 from flows.replays.loop import loop_replay, plan_run, trains_again
 from flows.replays.request import ReplayRequest
 from flows.reporting.panel import Panel
-from flows.runtime.loop import loop_evaluate, loop_sft, loop_train
+from flows.runtime.loop import loop_evaluate, loop_train
 from flows.runtime.resolve_run import nothing_started, resolve_run
 from flows.runtime.run import open_run
 from flows.runtime.session import Session, Watcher, record_run
@@ -20,7 +20,7 @@ from storage.store import open_store
 
 LOOPS: Mapping[str, Callable[[Session], dict[str, Any]]] = {
     "train": loop_train,
-    "sft": loop_sft,
+    "sft": loop_train,
     "evaluate": loop_evaluate,
     "replay": loop_replay,
 }

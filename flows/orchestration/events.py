@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flows.orchestration.server import current_flow_run, is_shared, one_line
+from flows.orchestration.server import current_flow_run, one_line
 from flows.reporting.formats import describe_scores
 from flows.reporting.messages import step_message
 from tasks.runtime.prefect_task import describe_ref
@@ -28,20 +28,6 @@ WINDOW = 3
 LOST_SHARE = 0.5
 """Share of what the reward has won since its lowest mean; so much lost again is reported."""
 _log = logging.getLogger("stagecoach")
-
-
-def spare_tags() -> None:
-    """Leave the flow run's tags out of the events that its process sends, where the server is embedded.
-
-    Prefect writes a row for each tag of each event, half of all rows of events. The flow run itself keeps its tags.
-    """
-    if is_shared() or current_flow_run() is None:  # automations of a shared server may ask for them
-        return
-    from prefect.context import FlowRunContext
-
-    context = FlowRunContext.get()
-    if context is not None and context.flow_run is not None:
-        context.flow_run.tags = []
 
 
 class RewardDrop:

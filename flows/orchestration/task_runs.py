@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal
 
 from flows.orchestration.server import current_flow_run, is_shared
@@ -24,7 +25,7 @@ Shown = Literal["stages", "steps", "none"]
 
 
 class TaskRuns:
-    """Does the work of one run as task runs of the flow run around; outside of one it only does it."""
+    """The task runs of one run in the flow run around: which of its work they show, and their tags."""
 
     def __init__(self, run: str, wanted: Literal["auto", "stages", "steps", "none"]) -> None:
         self._run, self._wanted = run, wanted
@@ -45,13 +46,13 @@ class TaskRuns:
             return self._wanted
         return "stages" if len(self._planned) <= MOST_STAGES else "steps"
 
-    def do(self, task: StageTask, step: int, label: str, work: Callable[[], Ref]) -> Ref:
-        """Do a stage's work; raises what it raises."""
+    def caller(self, task: StageTask, step: int, label: str) -> Callable[[Callable[[], Ref]], Ref]:
+        """Return the function that calls a stage's work, as a task run where stages are shown."""
         if label == task.stage.name:  # an evaluation has the version of its policy for a step
             self._begun.setdefault(step, datetime.now(UTC))
         if self.shown != "stages":
-            return call_with_retries(work)
-        return task(step, work, label, self._tags(label), self._tags_with_limit(label))
+            return call_with_retries
+        return partial(task, step, label=label, tags=self._tags(label), limited=self._tags_with_limit(label))
 
     def show_found(self, task: StageTask, step: int, label: str, ref: Ref) -> None:
         """Show a piece of work that the ledger had, or all of them at the first one where they are many."""
@@ -83,7 +84,7 @@ class TaskRuns:
         return [f"stage:{label}", f"run:{self._run}"]
 
     def _tags_with_limit(self, label: str) -> list[str]:
-        """Return the tags of a task run that Prefect has a limit on: a server is asked once, and each is a call."""
+        """Return the tags of a task run that Prefect has a limit on: the server is asked once, and each is a call."""
         if self._limits is None:
             self._limits = limited_tags() if is_shared() else frozenset()
         return [tag for tag in self._tags(label) if tag in self._limits]

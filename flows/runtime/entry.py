@@ -1,7 +1,8 @@
-"""Gives a flow its session: the command line's, or a new one where a worker, a schedule or a program called the flow.
+"""run_flow and session_of: the Prefect flow of a kind of run, and the session in which it works.
 
-In the second case it gives the run a name that a retry finds again, and links the two: the flow run's tags name the
-run, its store and its process, and the run's events name the flow run.
+A flow uses the session of the command line that called it, or opens one where a worker, a schedule or a program called
+it. Then the run gets a name that a retry finds again, and the two are linked: the flow run's tags name the run, its
+store and its process, and the run's events name the flow run. Imports Prefect: for the modules of flows alone.
 """
 
 import json
@@ -13,13 +14,18 @@ from functools import partial
 from typing import Any, Self
 from uuid import UUID
 
+from prefect import Flow
+from prefect.client.orchestration import get_client
+from prefect.context import FlowRunContext
+from prefect.runtime import deployment, flow_run
+from prefect.settings import get_current_settings
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from configs.store import default_store
-from flows.orchestration.events import spare_tags
 from flows.orchestration.server import bookkeeping_only, current_flow_run, run_tags
+from flows.orchestration.states import OF_A_RESULT, note_end, reports_its_end
 from flows.orchestration.table_workers import table_workers
 from flows.runtime.plan import Planner, plan_work
 from flows.runtime.resolve_run import continued_run, resolve_run
@@ -30,6 +36,44 @@ from storage.store import open_store
 
 DIGEST_CHARACTERS = 8
 OF_A_PROCESS = ("run:", "store:", "process:")
+
+
+class NoPrefectServer(ValueError):
+    """A flow was called in a process that has no Prefect server to report to."""
+
+
+class RunFlow(Flow[..., Any]):
+    """A flow whose call raises NoPrefectServer immediately where no Prefect server is configured.
+
+    Prefect would start one by itself, wait for it most of a minute, and give up.
+    """
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Call the flow as Prefect does."""
+        if not get_current_settings().api.url:
+            raise NoPrefectServer(
+                f"the flow {self.name!r} was called, and no Prefect server is configured; nothing was started. Call "
+                "it by `import stagecoach` (stagecoach.run and others), which brings a server for the run, or start "
+                "one (prefect server start) and say where it is: PREFECT_API_URL=http://127.0.0.1:4200/api"
+            )
+        return super().__call__(*arguments, **named)
+
+
+Describe = Callable[[Mapping[str, Any]], str]
+"""Names a flow run out of its parameters."""
+
+
+def run_flow(kind: str, describe: Describe = lambda parameters: "") -> Callable[[Callable[..., Any]], RunFlow]:
+    """Return a decorator that makes a function the flow of a kind of run; `describe` as in `flow_run_name`."""
+    return lambda function: RunFlow(
+        reports_its_end(function),
+        name=kind,
+        flow_run_name=flow_run_name(kind, describe),
+        validate_parameters=False,  # the config checks them, and says in its own words what is wrong
+        on_crashed=[note_end],
+        on_cancellation=[note_end],
+        **OF_A_RESULT,
+    )
 
 
 class StoreParameters(BaseModel):
@@ -109,10 +153,8 @@ def session_of(resolve: Callable[[], RunConfig], plan: Planner = plan_work) -> I
             config = resolve()
             link(config)
             session = stack.enter_context(open_run(config, plan))
-        else:
-            spare_tags()
-            if session.missing:
-                stack.enter_context(table_workers(session.config.prefect))
+        elif session.missing:
+            stack.enter_context(table_workers(session.config.prefect))
         stack.enter_context(record_run(session))
         yield session
 
@@ -126,15 +168,13 @@ def run_name(kind: str) -> str:
     flow_run_id = current_flow_run()
     if flow_run_id is None:
         return ""
-    from prefect.runtime import deployment, flow_run
-
     deployed_as = re.sub(r"[^A-Za-z0-9._-]+", "-", deployment.name or kind)
     minute = f"{flow_run.scheduled_start_time.astimezone(UTC):%Y%m%d-%H%M}"
     digest = content_key(flow_run_id)[:DIGEST_CHARACTERS]
     return "-".join(dict.fromkeys((kind, deployed_as, minute, digest)))
 
 
-def flow_run_name(kind: str, describe: Callable[[Mapping[str, Any]], str] = lambda parameters: "") -> Callable[[], str]:
+def flow_run_name(kind: str, describe: Describe = lambda parameters: "") -> Callable[[], str]:
     """Return the function that names the flow runs of a kind after their run in the store.
 
     `describe` names those that were given no name for their run, out of their parameters. A person may have typed the
@@ -142,9 +182,6 @@ def flow_run_name(kind: str, describe: Callable[[Mapping[str, Any]], str] = lamb
     """
 
     def name() -> str:
-        from prefect.context import FlowRunContext
-        from prefect.runtime import flow_run
-
         parameters = flow_run.parameters or {}
         requested = str(parameters.get("name") or parameters.get("continue_run") or "")
         of_request = requested if not requested or requested.startswith(f"{kind}-") else f"{kind}-{requested}"
@@ -160,14 +197,11 @@ def flow_run_name(kind: str, describe: Callable[[Mapping[str, Any]], str] = lamb
 
 def link(config: RunConfig) -> None:
     """Tag the flow run with its run, store and process; a retry takes the place of the earlier process."""
-    flow_run = current_flow_run()
-    if flow_run is None:
+    flow_run_id = current_flow_run()
+    if flow_run_id is None:
         return
-    from prefect.client.orchestration import get_client
-
     with bookkeeping_only("its run and store"), get_client(sync_client=True) as client:
+        record = client.read_flow_run(UUID(flow_run_id))
         # Tags of the earlier process would let others take this run for dead.
-        known = UUID(flow_run)
-        kept = [tag for tag in client.read_flow_run(known).tags if not tag.startswith(OF_A_PROCESS)]
-        tags = sorted({*kept, *run_tags(config.name, config.store)})
-        client.update_flow_run(known, tags=tags)
+        tags = [tag for tag in record.tags if not tag.startswith(OF_A_PROCESS)]
+        client.update_flow_run(record.id, tags=sorted({*tags, *run_tags(config.name, config.store)}))

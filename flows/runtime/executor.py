@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from configs.run import RunConfig
-from flows.runtime.accounts import check_account
 from flows.runtime.empty_batch import explain_empty_batches, missing_groups
 from flows.runtime.records import StepBatch
 from storage.refs import Entry
 from tasks.assignment.stage import errored_assignments
 from tasks.metrics import stage as metrics
+from tasks.metrics.accounting import COLUMNS as TRACE_COLUMNS
+from tasks.metrics.accounting import AccountBreach, account, taken_assignments
 from tasks.runtime.execute import perform
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext, StageKeys
@@ -88,8 +89,8 @@ class Executor:
             assert self._context is not None
             # Only the services that the stage asks: they travel with the work to a task runner's workers.
             services = self._session.services.only(task.stage.services)
-            given = tuple(refs), policy, services, parameters, extra_inputs, when_computed
-            work = partial(perform, task.stage, self._context, step, *given)
+            arguments = tuple(refs), policy, services, parameters, extra_inputs, when_computed
+            work = partial(perform, task.stage, self._context, step, *arguments)
             ref = self._compute(self._session, self._context, task, step, label, work)
         self.results.append((task, ref))
         return ref
@@ -167,7 +168,7 @@ class Executor:
         session.notify("stage", stage=task.stage.name, step=step, evaluating=context is not session.context)
         if task.stage.may_block:
             context.flush_soon()
-        ref = session.task_runs.do(task, step, label, work)
+        ref = session.task_runs.caller(task, step, label)(work)
         session.count(computed=True)
         session.notify("done", ref=ref)
         return ref
@@ -175,3 +176,25 @@ class Executor:
     def _context_of(self, ref: Ref) -> RunContext | None:
         """Return where the rows of a result can be read; None in a dry run where it is still to come."""
         return None if self._session is None and ref.computed else self._context
+
+
+def check_account(context: RunContext, batch: StepBatch) -> None:
+    """Account for every rollout of a step. Raises AccountBreach where one is lost or counted twice."""
+    written = {table for ref in batch.traces for table, _ in ref.rows}
+    groups = [table for table in ("intakes", "stale_groups") if table in written]
+    tables = (
+        # With intakes, groups of other steps' assignments are among them.
+        taken_assignments(*(context.table(table, batch.traces) for table in groups))
+        if "intakes" in written
+        else context.table("assignments", batch.assignments, ["assignment_id"]),
+        context.table("traces", batch.traces, TRACE_COLUMNS),
+        context.table("verdicts", [batch.filtering], ["trace_id", "keep", "reason"]),
+        context.table("samples", [batch.advantage], ["sample_id", "trace_id"]),
+        context.table("batches", [batch.packing], ["sample_ids"]),
+    )
+    try:
+        account(*tables)
+    except AccountBreach as error:
+        # `account` knows tables alone, not their run.
+        error.add_note(f"Run {context.run}, step {batch.packing.step}, between the stages packing and training.")
+        raise

@@ -1,11 +1,11 @@
-"""loop_train, loop_sft, loop_evaluate: a whole run of an open session, from its first policy to its outcome.
+"""loop_train, loop_evaluate: a whole run of an open session, from its first policy to its outcome.
 
 `train_steps` is the one loop of all training, whatever the lag between sampling and training, and of dry runs. It owns
 the threads that build batches ahead and the queue of rollouts. It runs in the thread of the flow; without Prefect where
 every result is cached.
 """
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from contextvars import copy_context
@@ -20,7 +20,6 @@ from configs.services import EngineConfig
 from flows.queries.scores import EvaluationScores, comparisons, score_rollouts
 from flows.runtime import pipeline
 from flows.runtime.executor import Executor
-from flows.runtime.pending_batch import PendingBatch
 from flows.runtime.policy_retention import WeightRetention
 from flows.runtime.records import FinishedStep
 from flows.runtime.resolve_run import Source
@@ -44,14 +43,14 @@ def train_steps(execute: Executor, source: Source, prefetch: bool = False) -> Ge
     """
     config, lag = execute.config, execute.config.rollout.max_off_policy_steps
     examples, policy = pipeline.import_sources(execute, source)
-    pending: list[PendingBatch] = []
+    pending: list[pipeline.PendingBatch] = []
 
     def look_ahead(step: int) -> None:
         steps = range(len(pending), min(step + lag + 1, config.steps))
         rollouts.add(steps, policy)
         for later in steps:
             build = partial(pipeline.build_batch, rollouts, later, policy, pending[-1] if pending else None)
-            pending.append(PendingBatch(build, pool))
+            pending.append(pipeline.PendingBatch(build, pool))
 
     # Two threads: a batch is packed while the next one is sampled.
     with _threads("ahead", 2) as threads, closing(RolloutSource(execute, examples)) as rollouts:
@@ -78,22 +77,18 @@ def train_steps(execute: Executor, source: Source, prefetch: bool = False) -> Ge
 
 
 def loop_train(session: Session) -> dict[str, Any]:
-    """Train with reinforcement learning; return the result as plain values."""
+    """Train with reinforcement learning or on demonstrations, as the run's kind says; return the result as values."""
     config = session.config
     outcome = Outcome(session.context.run, config.steps)
-    execute = Executor(session)
+    execute, retention = Executor(session), WeightRetention(session.context)
     with (
         session.context.queue_commits(),
         _threads("evaluation", 1) as threads,
-        closing(train_steps(execute, session.source, prefetch=True)) as steps,
+        closing(train_steps(execute, session.source, prefetch=config.kind == "train")) as steps,
     ):
         try:
             evaluations = Evaluations(session, threads)
-            if config.evaluation.evaluates_training:
-                # Before any step is paid for.
-                evaluations.choose()
-                evaluations.begin(pipeline.first_policy(execute, session.source))
-            retention = WeightRetention(session.context)
+            evaluations.choose(execute)
             for finished in steps:
                 outcome.steps.append(finish_step(session, finished))
                 outcome.policy = finished.policy
@@ -104,21 +99,10 @@ def loop_train(session: Session) -> dict[str, Any]:
             threads.shutdown(wait=False, cancel_futures=True)
             session.close()
             raise
-    outcome.evaluations, outcome.comparisons = evaluations.described, evaluations.comparisons()
-    # Last, as it compares the first policy with the last one.
-    session.notify("comparison", rows=outcome.comparisons)
-    return outcome.as_values(session)
-
-
-def loop_sft(session: Session) -> dict[str, Any]:
-    """Train on demonstrations; return the result as plain values."""
-    outcome = Outcome(session.context.run, session.config.steps)
-    execute, retention = Executor(session), WeightRetention(session.context)
-    with session.context.queue_commits():
-        for finished in train_steps(execute, session.source):
-            outcome.steps.append(finish_step(session, finished))
-            outcome.policy = finished.policy
-            retention.note(finished.policy)
+    scores = evaluations.scores
+    outcome.evaluations, outcome.comparisons = [score.described for score in scores], comparisons(scores)
+    if config.kind == "train":  # last, as it compares the first policy with the last one
+        session.notify("comparison", rows=outcome.comparisons)
     return outcome.as_values(session)
 
 
@@ -126,10 +110,10 @@ def loop_evaluate(session: Session) -> dict[str, Any]:
     """Score the policy that the config names, or else its model; return the scores as plain values."""
     external = session.config.external
     policy = None if external else session.policy or pipeline.first_policy(Executor(session), session.source)
-    found = [each.described for each in evaluate_all(session, policy)]
+    sets = [scores.described for scores in evaluate_sets(session, evaluation_contexts(session.context), policy)]
     counts = {"num_computed": session.num_computed, "num_found": session.num_found}
     # The first set is also given by itself, as most evaluations have no other.
-    return {"policy_key": policy.key if policy else "", **found[0], "sets": found, **counts}
+    return {"policy_key": policy.key if policy else "", **sets[0], "sets": sets, **counts}
 
 
 def _threads(name: str, count: int) -> ThreadPoolExecutor:
@@ -164,83 +148,73 @@ def _evaluating(config: RunConfig, evaluation: EvaluationConfig) -> RunConfig:
     return config.model_copy(update=changed)
 
 
-def evaluate_all(session: Session, policy: Policy | None, version: int | None = None) -> list[EvaluationScores]:
-    """Sample the held-out examples of every set with `policy`, None for someone else's model, and tell the watchers.
-
-    `version` is of a policy that training has made, and takes the sets only that are due after so many steps.
-    """
-    contexts = evaluation_contexts(session.context)
-    due = {name: each for name, each in contexts.items() if version is None or each.config.evaluation.due(version)}
-    return [_evaluate(session, name, context, policy) for name, context in due.items()]
+def evaluate_sets(
+    session: Session, contexts: Mapping[str, RunContext], policy: Policy | None
+) -> list[EvaluationScores]:
+    """Sample the held-out examples of some sets with `policy`, None for an external model, and tell the watchers."""
+    return [_evaluate(session, name, context, policy) for name, context in contexts.items()]
 
 
 def _evaluate(session: Session, name: str, context: RunContext, policy: Policy | None) -> EvaluationScores:
     execute = Executor(session, context, label=name)
     rounds = pipeline.evaluate(execute, policy, context.config.evaluation.retry_errors)
-    tables = [context.table("traces", (each,)) for each in rounds]
+    tables = [context.table("traces", (ref,)) for ref in rounds]
     passing = context.config.evaluation.pass_at, context.config.evaluation.pass_reward
-    found = score_rollouts(name, policy.version if policy else 0, tables, context.config.environments, *passing)
-    computed = any(each.computed for each in rounds)
-    session.task_runs.finish_evaluation(found.described, computed)
-    session.notify("evaluation", computed=computed, **found.described)
-    return found
+    scores = score_rollouts(name, policy.version if policy else 0, tables, context.config.environments, *passing)
+    computed = any(ref.computed for ref in rounds)
+    session.task_runs.finish_evaluation(scores.described, computed)
+    session.notify("evaluation", computed=computed, **scores.described)
+    return scores
 
 
 class Evaluations:
-    """The evaluations of a training run, one after the other, beside its steps where `evaluation.overlap` says so.
+    """The evaluations of a training run, sequentially; next to its steps where `evaluation.overlap` says so.
 
-    The policy just made is what the next step is drawn with: the engine serves both, and goes on to another policy when
-    both are done with it. An evaluation that fails stops the run after the step under way, which is safe then.
+    The policy just made samples the next step too: the engine serves both, and loads another policy when both are done
+    with it. An evaluation that fails stops the run after the current step, which is safe then.
     """
 
     def __init__(self, session: Session, threads: ThreadPoolExecutor) -> None:
         """`threads` is one thread: evaluations come in the order in which policies were made."""
-        self._session = session
-        self._overlaps = session.config.evaluation.overlap
-        self._found: list[EvaluationScores] = []
+        self._session, self._threads = session, threads
+        contexts = evaluation_contexts(session.context) if session.config.kind == "train" else {}
+        self._sets = {name: context for name, context in contexts.items() if context.config.evaluation.every}
+        self.scores: list[EvaluationScores] = []
+        """In the order in which policies were made, and of each policy in the order of the sets."""
         self._waiting: list[tuple[str, Future[list[EvaluationScores]]]] = []
-        """Evaluations under way, with the keys of their policies."""
-        self._threads = threads
+        """Running evaluations, with the keys of their policies."""
 
-    def choose(self) -> None:
-        """Say which examples will be tried, before the first step: a set that cannot be made stops the run at once."""
-        for name, context in evaluation_contexts(self._session.context).items():
+    def choose(self, execute: Executor) -> None:
+        """Choose the examples of every set and evaluate the first policy, before any step is paid for."""
+        for name, context in self._sets.items():
             if any(map(context.config.evaluation.due, range(context.config.steps + 1))):
                 pipeline.choose_held_out(Executor(self._session, context, label=name))
+        if self._sets:
+            self.begin(pipeline.first_policy(execute, self._session.source))
 
     def begin(self, policy: Policy) -> None:
         """Evaluate a policy on the sets that are due; raises what an earlier evaluation raised."""
         # Without waiting, but an evaluation that failed must not go unnoticed for the rest of the run.
         self._collect(Future.done)
-        if not any(each.due(policy.version) for each in self._session.config.evaluation.of_sets().values()):
+        due = {name: each for name, each in self._sets.items() if each.config.evaluation.due(policy.version)}
+        if not due:
             return
         # Rollouts of an evaluation are committed by themselves, and not before the policy that they are of.
         self._session.context.flush()
-        if self._overlaps:
-            scores = self._threads.submit(copy_context().run, evaluate_all, self._session, policy, policy.version)
-            self._waiting.append((policy.key, scores))
-        else:
-            self._found += evaluate_all(self._session, policy, policy.version)
+        scores = self._threads.submit(copy_context().run, evaluate_sets, self._session, due, policy)
+        self._waiting.append((policy.key, scores))
+        if not self._session.config.evaluation.overlap:
+            self.finish()
 
     def finish(self) -> None:
         """Wait for all evaluations; raises what one of them raised."""
-        self._collect(lambda each: True)
+        self._collect(lambda future: True)
 
     @property
     def waiting_keys(self) -> set[str]:
-        """Keys of the policies whose evaluations are under way."""
+        """Keys of the policies whose evaluations are running."""
         return {key for key, _ in self._waiting}
 
-    @property
-    def described(self) -> list[dict[str, Any]]:
-        """What was found, in the order in which policies were made."""
-        return [each.described for each in self._found]
-
-    def comparisons(self) -> list[dict[str, Any]]:
-        """Return how the last policy of each set differs from the first."""
-        return comparisons(self._found)
-
     def _collect(self, ready: Callable[[Future[list[EvaluationScores]]], bool]) -> None:
-        # In the order in which policies were made: results are shown and compared in it.
         while self._waiting and ready(self._waiting[0][1]):
-            self._found += self._waiting.pop(0)[1].result()
+            self.scores += self._waiting.pop(0)[1].result()

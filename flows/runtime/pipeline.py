@@ -8,6 +8,8 @@ replays, `stagecoach check`.
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from itertools import count
 from threading import Event
 from typing import Any
@@ -15,7 +17,6 @@ from typing import Any
 from configs.run import RunConfig, only_teachers_sample, policy_scores
 from flows.orchestration.states import EmptyBatch, GateRefused
 from flows.runtime.executor import Executor
-from flows.runtime.pending_batch import PendingBatch
 from flows.runtime.records import FinishedStep, StepBatch
 from flows.runtime.resolve_run import Source
 from flows.runtime.rollouts import RolloutSource
@@ -37,6 +38,36 @@ FilterAndCredit = Callable[[tuple[Ref, ...]], tuple[Ref, Ref]]
 """Filters and credits rollouts; returns both results."""
 CreditedGroups = tuple[tuple[Ref, ...], tuple[Ref, ...], tuple[Ref, Ref]]
 """The assignments of a batch, their rollouts, and how these were filtered and credited."""
+
+
+class PendingBatch:
+    """One step's batch: built by a thread of `pool`, or without a pool by the first call of `result`."""
+
+    def __init__(self, build: Callable[[Event], StepBatch], pool: ThreadPoolExecutor | None) -> None:
+        """`build` sets its event when the engine may load the next policy."""
+        self._engine_free = Event()
+        self._build = None if pool else build
+        # A thread starts with an empty context, and the current flow run is a context variable.
+        self._future = pool.submit(copy_context().run, build, self._engine_free) if pool else Future[StepBatch]()
+        self._future.add_done_callback(lambda _: self._engine_free.set())
+
+    def wait_for_engine(self) -> None:
+        """Block until the batch no longer needs the engine. Raises what building the batch raised."""
+        if self._build:
+            self.result()
+        self._engine_free.wait()
+        if self._future.done():
+            self._future.result()
+
+    def result(self) -> StepBatch:
+        """Return the batch. Raises what building the batch raised."""
+        if self._build:
+            build, self._build = self._build, None  # it references the batch of the step before
+            try:
+                self._future.set_result(build(self._engine_free))
+            except BaseException as error:
+                self._future.set_exception(error)
+        return self._future.result()
 
 
 def import_sources(execute: Executor, source: Source) -> tuple[Ref, Policy]:

@@ -50,8 +50,8 @@ def _run_all(
         for each in sets:
             pipeline.evaluate(each, tried, retries)
         return
-    due = [each for each in sets if config.kind == "train" and each.config.evaluation.every]
-    if due:
+    due = sets if config.kind == "train" else ()
+    if any(each.config.evaluation.every for each in due):
         _evaluate_due(due, pipeline.first_policy(execute, source), retries)
     for finished in train_steps(execute, source):
         _evaluate_due(due, finished.policy, retries)

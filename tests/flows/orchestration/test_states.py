@@ -253,6 +253,7 @@ def test_what_prefect_is_only_told_of_costs_a_line_where_it_answers_with_an_erro
 
     client = nullcontext(SimpleNamespace(read_flow_run=fail, set_flow_run_state=fail, read_flow_runs=fail))
     monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: client)
+    monkeypatch.setattr(entry, "get_client", lambda sync_client: client)
     monkeypatch.setattr(gpu_slots, "current_flow_run", lambda: "its id")
     monkeypatch.setattr(entry, "current_flow_run", lambda: str(uuid4()))
     monkeypatch.setattr(server, "probe", lambda url: None)

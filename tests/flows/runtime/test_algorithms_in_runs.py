@@ -16,7 +16,6 @@ from flows.runtime.session import record_run
 from storage.store import Store
 from tasks.runtime.imports import code_version
 from tests.fixtures.rehearsal import rehearse, session_for
-from tests.fixtures.replays import ask
 
 Refused = Callable[..., str]
 OWN = 'algorithm={type="custom", function="own_credit:credit"}'
@@ -78,17 +77,6 @@ def test_an_evaluation_loads_no_algorithm(here: Path, model: str) -> None:
     assert (
         function_facts(resolve_run("evaluate", ["demo"], [model, 'algorithm={type="custom", function="no:no"}'])) == {}
     )
-
-
-def test_a_replay_credits_by_it_and_by_its_version(here: Path) -> None:
-    rehearse(here / "store", "base")
-    one = ask(here / "store", overrides=[OWN])
-    (function,) = imported_functions(one)
-    (here / "own_credit.py").write_text(CREDIT + "\n# otherwise\n")
-    del sys.modules["own_credit"]
-    two = ask(here / "store", overrides=[OWN], name="two")
-    (otherwise,) = imported_functions(two)
-    assert function.version != otherwise.version and function.path == otherwise.path
 
 
 def test_a_whole_run_credits_by_it_as_its_source_does(here: Path) -> None:

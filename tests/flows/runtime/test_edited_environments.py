@@ -79,14 +79,6 @@ def test_a_run_is_not_resumed_with_edited_code(tmp_path: Path, code: Path, files
     assert prepared(tmp_path, "a", files=files) == begun
 
 
-def test_other_settings_are_told_before_edited_code(tmp_path: Path, code: Path) -> None:
-    record(prepared(tmp_path, "a"))
-    code.write_text(NEW)
-    with pytest.raises(ConfigError, match=r"training\.learning_rate: .* is asked for") as refused:
-        prepared(tmp_path, "a", "training.learning_rate=0.5")
-    assert any(line.startswith("environments.0.version") for line in refused.value.problems)
-
-
 def with_version(version: str, **changes: Any) -> dict[str, Any]:
     environments = ({**SMALL["environments"][0], "version": version},)
     return {"environments": environments, **changes}

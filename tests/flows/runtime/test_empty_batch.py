@@ -84,13 +84,6 @@ def test_equal_rewards_filters_and_errors_are_told_apart(monkeypatch: pytest.Mon
     assert len(todo) == 3 and "--reason truncated" in todo[1] and SENTENCE in todo[2]
 
 
-def test_rewards_are_blamed_where_they_are_to_blame(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    play(monkeypatch, lambda number, row: {"reward": 1.0})
-    lines = evicted(tmp_path / "store")
-    assert lines[1] == "12 had the same reward as all they were compared with (filter zero_advantage)"
-    assert [SENTENCE in line for line in lines if line.startswith("To do")] == [True]
-
-
 @pytest.mark.engine
 def test_advantages_of_zero_that_no_filter_refuses_name_the_setting_that_trains_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path

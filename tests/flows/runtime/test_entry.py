@@ -40,8 +40,8 @@ def within(
     """Let the code under test believe that it is called in a flow run of the deployment `nightly`."""
     at = datetime(2026, 11, 29, 3, 0, tzinfo=timezone(timedelta(hours=2)))
     runtime = SimpleNamespace(name=name, parameters=parameters, scheduled_start_time=at)
-    monkeypatch.setattr("prefect.runtime.flow_run", runtime)
-    monkeypatch.setattr("prefect.runtime.deployment", SimpleNamespace(name="nightly"))
+    monkeypatch.setattr(entry, "flow_run", runtime)
+    monkeypatch.setattr(entry, "deployment", SimpleNamespace(name="nightly"))
     monkeypatch.setattr(entry, "current_flow_run", lambda: flow_run_id)
     context = SimpleNamespace(flow_run=SimpleNamespace(**{"deployment_id": "d", "auto_scheduled": False} | record))
     monkeypatch.setattr("prefect.context.FlowRunContext.get", lambda: context)

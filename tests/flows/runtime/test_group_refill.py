@@ -8,14 +8,10 @@ import polars as pl
 import pytest
 
 from configs.errors import ConfigError
-from flows.cli.run_report import describe
 from flows.orchestration.states import EmptyBatch
-from flows.queries.compare import compare
 from flows.queries.step_history import step_history
-from flows.queries.store_reader import StoreReader
 from flows.queries.views import relations
 from flows.runtime import loop
-from flows.runtime.empty_batch import short_of_groups
 from flows.runtime.plan import plan_work
 from flows.runtime.session import record_run
 from storage.read.frames import Frames
@@ -35,7 +31,7 @@ from tests.fixtures.rehearsal import (
     reported,
     session_for,
 )
-from tests.fixtures.replays import RLOO, ask, pieces, walk
+from tests.fixtures.replays import RLOO, ask, walk
 
 GROUPS, SIZE = 3, 4
 
@@ -105,12 +101,6 @@ def test_the_walk_of_later_steps_does_not_move(origin: Path, tmp_path: Path) -> 
     assert tried[0] == tried[1]
 
 
-def test_nothing_is_replaced_where_nothing_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    play_equal(monkeypatch, set())
-    store = rehearse(tmp_path / "store", "base", **REFILL)
-    assert [len(entries(store, stage, 0)) for stage in ("assignment", "rollout", "filtering", "packing")] == [1] * 4
-
-
 def test_what_is_there_after_the_last_batch_is_trained_on_with_a_warning(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -128,11 +118,6 @@ def test_what_is_there_after_the_last_batch_is_trained_on_with_a_warning(
     assert note.startswith("step 0: 1 of 3 groups teach something, after 7 groups in 3 batch(es)")
 
 
-def test_a_full_step_is_not_worth_a_warning() -> None:
-    assert short_of_groups(0, {}) == ""
-    assert short_of_groups(0, {"wanted": 3, "drawn": 6, "admitted": 3, "batches": 3}) == ""
-
-
 def test_nothing_at_all_after_the_last_batch_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     play_equal(monkeypatch, {"all"})
     with pytest.raises(EmptyBatch, match="step 0: 3 batches in a row"):
@@ -140,23 +125,6 @@ def test_nothing_at_all_after_the_last_batch_ends_the_run(monkeypatch: pytest.Mo
     store = open_store(tmp_path / "store")
     assert [len(each) for each in rows(store, "rollout", "traces", 0)] == [3 * SIZE] * 3
     assert store.runs.events("base")[-1].event == "evicted"
-
-
-@pytest.mark.engine
-@pytest.mark.parametrize("last", [6, 9, 14])
-def test_a_run_that_dies_anywhere_goes_on_as_if_it_had_not(origin: Path, tmp_path: Path, last: int) -> None:
-    die(tmp_path / "store", "base", last, **REFILL)
-    store = rehearse(tmp_path / "store", "base", **REFILL)
-    whole = open_store(origin)
-    assert keys(store) == keys(whole)
-    for stage, table in (
-        ("assignment", "assignments"),
-        ("rollout", "traces"),
-        ("advantage", "samples"),
-        ("packing", "batches"),
-    ):
-        for step in range(2):
-            assert rows(store, stage, table, step) == rows(whole, stage, table, step)
 
 
 def keys(store: Store) -> set[str]:
@@ -187,15 +155,6 @@ def test_a_recorded_step_knows_all_its_assignments_and_rollouts_in_order(origin:
     assert list(past.work)[-1] == "training"
 
 
-@pytest.mark.parametrize("begin", ["assignment", "rollout", "filtering", "packing"])
-def test_a_replay_with_the_same_settings_finds_everything(origin: Path, weights: None, begin: str) -> None:
-    config = ask(origin, from_stage=begin, until="training")
-    assert [ref for ref in pieces(config) if ref.computed] == []
-    session, steps = walk(config)
-    assert session.num_computed == 0
-    assert [step["num_traces"] for step in steps] == [6 * SIZE, 4 * SIZE]
-
-
 def test_a_replay_with_another_algorithm_credits_all_rollouts_of_a_step(origin: Path) -> None:
     session, steps = walk(ask(origin, overrides=[RLOO], name="branch"))
     assert [sum(share["num_traces"] for share in step["outcomes"]) for step in steps] == [6 * SIZE, 4 * SIZE]
@@ -222,12 +181,6 @@ PLAIN = [(0, 2), (0, 4), (0, 6), (1, 2), (1, 6)]
 """Rollouts of the recorded assignments with groups of two, by step."""
 
 
-def test_a_replay_that_only_samples_anew_goes_through_all_that_was_assigned(origin: Path, weights: None) -> None:
-    session, steps = walk(ask(origin, name="hot", from_stage="rollout", overrides=["rollout.temperature=0.5"]))
-    sampled = [entry for entry in session.context.store.ledger.entries(run="hot", stage="rollout") if entry.step == 0]
-    assert len(sampled) == 3 and [step["num_traces"] for step in steps] == [6 * SIZE, 4 * SIZE]
-
-
 def test_refills_that_were_not_judged_yet_are_of_one_batch_nevertheless(origin: Path, weights: None) -> None:
     """A replay that ends before filtering can itself be gone through: with all that it sampled."""
     hotter = {"overrides": ["rollout.temperature=0.5"], "from_stage": "rollout"}
@@ -244,26 +197,6 @@ def test_a_refused_group_is_replaced_too_and_has_no_weight(tmp_path: Path) -> No
     assert described["groups"] == {"wanted": 3, "drawn": 6, "admitted": 3, "batches": 3}
     outcomes = {share["outcome"]: share["num_traces"] for share in described["outcomes"]}
     assert outcomes == {"trained": 3 * SIZE, "no weight": 3 * SIZE}
-
-
-def test_without_the_gate_and_the_filter_equal_groups_are_trained_on(tmp_path: Path) -> None:
-    changes = {"filtering": {"filters": [{"type": "errored"}]}}
-    store = rehearse(tmp_path / "store", "base", **REFILL | changes)
-    assert len(entries(store, "rollout", 0)) == 1
-
-
-def test_looking_at_a_step_counts_all_its_rollouts(origin: Path) -> None:
-    store = open_store(origin)
-    traces = [row for each in rows(store, "rollout", "traces", 0) for row in each]
-    mean = sum(row["reward"] for row in traces) / len(traces)
-    config = session_for(origin, "base", **REFILL).config
-    (shown, _) = describe(store, "base", config)["steps"]
-    assert shown["reward"] == pytest.approx(mean) and shown["rows"]["rollout"]["traces"] == 6 * SIZE
-    (figures, _) = compare(StoreReader(store), "base", "base")["steps"]
-    assert figures["a"]["reward_mean"] == pytest.approx(mean)
-    outcomes = Frames(store, relations).accounting.collect().filter(run="base", step=0)
-    found = {row["outcome"]: row["num_traces"] for row in outcomes.to_dicts()}
-    assert found == {"trained": 3 * SIZE, "filtered": 3 * SIZE}
 
 
 @pytest.mark.parametrize("last", ["advantage", "rollout"])

@@ -16,7 +16,7 @@ import pytest
 
 from configs.run import RunConfig
 from flows.cli import explanation
-from flows.runtime.accounts import check_account
+from flows.runtime.executor import check_account
 from flows.runtime.records import StepBatch
 from flows.services.base import Supervisor
 from flows.services.engine import InferenceService

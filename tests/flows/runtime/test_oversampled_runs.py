@@ -8,12 +8,9 @@ import pytest
 
 from configs.checks.run import problems
 from configs.load import load
-from configs.run import RunConfig, View
-from flows.runtime.loop import evaluation_configs
+from configs.run import RunConfig
 from tasks.arrays.group_counts import num_needed
-from tasks.assignment import stage as assignment
 from tasks.inference.sampling.limits import straggler_failure
-from tasks.rollout import stage as rollout
 from tests.fixtures import rehearsal
 from tests.fixtures.rehearsal import SMALL, reported
 
@@ -72,17 +69,3 @@ def _with(filters: list[dict[str, Any]], **changes: Any) -> RunConfig:
     content = load(["demo"], []).model_dump()
     content["assignment"]["oversampling"] = 1.5
     return RunConfig.model_validate(content | {"filtering": {"filters": filters}} | changes)
-
-
-def test_it_is_in_the_keys_of_training_and_not_of_evaluation() -> None:
-    plain, more = RunConfig(), RunConfig.model_validate({"assignment": {"oversampling": 1.5}})
-
-    def said(config: RunConfig, stage: Any) -> Any:
-        return View(config, stage.sections, stage.name).content()
-
-    for stage in (assignment.STAGE, rollout.STAGE):
-        assert said(plain, stage) != said(more, stage)
-    scoring = [evaluation_configs(config)[""] for config in (plain, more)]
-    for stage in (assignment.EVALUATION_STAGE, rollout.STAGE):
-        assert said(scoring[0], stage) == said(scoring[1], stage)
-    assert said(scoring[1], rollout.STAGE) == said(plain, rollout.STAGE)

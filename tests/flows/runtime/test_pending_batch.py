@@ -5,7 +5,7 @@ from threading import Event
 import pytest
 
 from flows.orchestration.states import EmptyBatch
-from flows.runtime.pending_batch import PendingBatch
+from flows.runtime.pipeline import PendingBatch
 from flows.runtime.records import StepBatch
 
 

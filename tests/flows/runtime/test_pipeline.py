@@ -292,11 +292,6 @@ def test_a_change_reaches_its_descendants_and_nothing_else(
     assert stages_that_differ(foretold(tmp_path), foretold(tmp_path, **change), step=0) == stages
 
 
-def test_a_longer_run_contains_the_shorter_one(tmp_path: Path) -> None:
-    short, longer = foretold(tmp_path, steps=2), foretold(tmp_path, steps=4)
-    assert [piece.key for piece in longer[: len(short)]] == [piece.key for piece in short]
-
-
 def test_evaluations_during_training_are_foretold_too(tmp_path: Path) -> None:
     with_evaluation = foretold(tmp_path, steps=4, evaluation={"every": 2})
     assert [piece.step for piece in with_evaluation if piece.stage == "evaluation_assignment"] == [0]
@@ -317,13 +312,6 @@ def test_a_step_is_keyed_by_the_oldest_policy_that_may_sample_for_it() -> None:
     assert [step for name, step in do.stages if name == "training"] == [*range(5)]
     # Nothing is assigned before a policy is there that may sample it.
     assert do.stages.index(("assignment", 3)) > do.stages.index(("training", 0))
-
-
-def test_an_empty_batch_ends_the_run_before_it_is_trained_on() -> None:
-    do = Recorder(3, **STREAM)
-    with pytest.raises(EmptyBatch, match="step 0: 3 batches in a row"):
-        list(loop.train_steps(do, SOURCE))
-    assert ("training", 0) not in do.stages and do.stages[-1] == ("metrics", 0)
 
 
 def test_how_policies_are_made_is_in_the_key_and_the_length_of_the_run_is_not(tmp_path: Path) -> None:

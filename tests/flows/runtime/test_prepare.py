@@ -70,23 +70,6 @@ def test_a_recorded_run_goes_on_with_its_own_config(tmp_path: Path, model: Path)
     assert prepared(tmp_path, *asked, name="a").seed == first.seed, "the same request under the same name resumes"
 
 
-def test_another_config_under_the_same_name_is_refused(tmp_path: Path, model: Path) -> None:
-    record(prepared(tmp_path, f"model.path={model}", name="a"))
-    with pytest.raises(ConfigError, match=r"training.learning_rate: 0.0003 is recorded, 0.5 is asked for") as caught:
-        prepared(tmp_path, f"model.path={model}", "training.learning_rate=0.5", name="a")
-    assert len(caught.value.problems) == 1 and "--name" in "".join(caught.value.__notes__)
-
-
-def test_operational_settings_may_change_on_resume(tmp_path: Path, model: Path) -> None:
-    record(prepared(tmp_path, f"model.path={model}", name="a"))
-    assert prepared(tmp_path, "engine.threads=2", files=(), name="a").engine.threads == 2
-
-
-def test_a_missing_model_is_said_before_anything_is_started(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"model\.path: there is no directory"):
-        prepared(tmp_path, f"model.path={tmp_path}/absent")
-
-
 @pytest.mark.parametrize("renderer", ["qwen33", ""])
 def test_a_renderer_that_is_not_known_is_refused(tmp_path: Path, model: Path, renderer: str) -> None:
     with pytest.raises(ValueError, match=r"renderer") as caught:

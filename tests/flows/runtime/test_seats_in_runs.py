@@ -14,10 +14,8 @@ from configs.run import RunConfig, View
 from flows.replays.request import refuse_unread
 from storage.store import Store
 from tasks.arrays.seats import LearnerSeatMissing
-from tasks.assignment import stage as assignment
 from tasks.runtime.stage import Policy, Tables
 from tests.fixtures import fixed, rehearsal
-from tests.fixtures.builders import view
 from tests.fixtures.rehearsal import rehearse
 from tests.fixtures.replays import ask, walk
 
@@ -109,30 +107,6 @@ def test_examples_are_as_hard_as_they_are_for_the_learner(tmp_path: Path) -> Non
     )
     assert {row["reward"] for row in table(both, "difficulties", ["reward"])} == {0.5}
     assert {row["reward"] for row in table(learner, "difficulties", ["reward"])} - {0.5}
-
-
-def test_what_samplers_know_of_seats_is_in_keys_only_where_they_ask() -> None:
-    pools = {"assignment": {"sampler": {"type": "difficulty_pools"}}}
-    for own, sections, known in (
-        ({"learner_seat": True}, {}, False),
-        ({"drop_judge": False}, pools, False),
-        ({}, pools, False),
-        ({"learner_seat": True}, pools, True),
-    ):
-        content = view(assignment.STAGE, environments=[ENVIRONMENT | own], **sections).content()
-        assert ("drawn_by_learners" in content) == known
-
-
-def test_another_rule_is_other_work_and_the_same_rollouts(tmp_path: Path) -> None:
-    store = run(tmp_path / "store", "debate")
-    run(tmp_path / "store", "learner", learner_seat=True)
-    keys = {
-        name: {entry.key for entry in store.ledger.entries(run=name, stage="filtering")}
-        for name in ("debate", "learner")
-    }
-    assert not keys["debate"] & keys["learner"]
-    first = {name: store.ledger.entries(run=name, stage="rollout")[0].key for name in ("debate", "learner")}
-    assert first["debate"] == first["learner"]
 
 
 def test_a_run_whose_rollouts_do_not_name_the_learner_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

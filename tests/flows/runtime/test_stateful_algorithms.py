@@ -2,11 +2,9 @@
 
 import shutil
 from collections.abc import Iterator, Sequence
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from configs.errors import ConfigError
@@ -17,33 +15,18 @@ from flows.runtime.session import record_run
 from storage.store import Store, open_store
 from tasks.advantage.stage import StateMissing
 from tests.fixtures import rehearsal
-from tests.fixtures.rehearsal import SOURCE, Rehearsal, Rows, made, rehearse, session_for
+from tests.fixtures.rehearsal import RAE, SOURCE, Rehearsal, Rows, made, rehearse, session_for
 from tests.fixtures.replays import ask, pieces, quarantine, walk
 
-STEPS = 3
-DECAY = 0.5
-# All twelve examples are tried in two steps, so that the third goes on from what the first left.
-RAE: dict[str, Any] = {
-    "steps": STEPS,
-    "assignment": {"groups_per_step": 6, "group_size": 4},
-    "algorithm": {"type": "rae", "decay": DECAY},
-}
+STEPS = RAE["steps"]
+DECAY = RAE["algorithm"]["decay"]
 CREDIT = ("sample_id", "baseline", "advantage", "advantages", "rl_weights")
-
-
-@wraps(rehearsal.sampled)
-def in_turns(tables: dict[str, pa.Table], *arguments: Any, **named: Any) -> dict[str, pa.Table]:
-    """Stand in for sampling two seats: the traces of a group are the one's and the other's in turn."""
-    made = rehearsal.sampled(tables, *arguments, **named)
-    traces = made["traces"]
-    seats = pa.array(["second" if row % 2 else "first" for row in range(traces.num_rows)])
-    return {**made, "traces": traces.set_column(traces.schema.get_field_index("agent"), traces.field("agent"), seats)}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def two_seats() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        rehearsal.play(patch, rollout=in_turns)
+        rehearsal.play(patch, rollout=rehearsal.in_turns)
         yield
 
 
@@ -79,35 +62,6 @@ def test_a_run_credits_as_one_trace_after_the_other_says_and_keeps_the_last_stat
     assert {row["num_traces"] for row in states(store)[-1]} == {2, 4}
 
 
-@pytest.mark.engine
-@pytest.mark.parametrize("stage", ["advantage", "training"])
-def test_killed_in_the_second_step_and_resumed_it_is_the_same_run(
-    origin: Path, tmp_path: Path, stage: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = tmp_path / "store"
-    real = rehearsal.Played.__call__
-
-    def dying(played: Any, *arguments: Any) -> Any:
-        done = real(played, *arguments)
-        if played.stage.name == stage and done.step == 1:
-            raise KeyboardInterrupt
-        return done
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(rehearsal.Played, "__call__", dying)
-        rehearse(root, "base", **RAE)
-    assert len(credits(open_store(root))) == 2
-    store = rehearse(root, "base", **RAE)
-    assert credits(store) == credits(open_store(origin)) and states(store) == states(open_store(origin))
-
-
-@pytest.mark.engine
-def test_a_longer_run_goes_on_from_the_state_of_the_shorter(origin: Path, tmp_path: Path) -> None:
-    rehearse(tmp_path / "store", "base", **RAE | {"steps": 1})
-    store = rehearse(tmp_path / "store", "base", **RAE)
-    assert credits(store) == credits(open_store(origin)) and states(store) == states(open_store(origin))
-
-
 def test_state_is_part_of_the_key(origin: Path) -> None:
     entries = open_store(origin).ledger.entries(run="base", stage="advantage")
     keys = {entry.step: entry.key for entry in entries}
@@ -119,12 +73,6 @@ def test_no_state_no_rows(origin: Path) -> None:
     store = rehearse(origin, "plain", **RAE | {"algorithm": {"type": "supervised"}})
     for entry in store.ledger.entries(run="plain", stage="advantage"):
         assert not entry.slices("estimator_states") and "advantage" not in entry.inputs
-
-
-def test_a_replay_from_the_second_step_finds_the_same_work(origin: Path) -> None:
-    again = pieces(ask(origin, from_stage="advantage", steps="1:"))
-    assert {piece.stage for piece in again if piece.computed} == {"metrics"}, "those of steps that are not trained"
-    assert {piece.step for piece in again} == {1, 2}
 
 
 def test_a_replay_that_credits_the_second_step_anew_credits_the_same(origin: Path) -> None:
@@ -172,14 +120,6 @@ def test_a_replay_of_a_replay_goes_on_from_the_state_that_it_did(origin: Path, t
     assert states(session.context.store, "later") == states(open_store(origin))[1:]
 
 
-def test_another_decay_from_the_first_step_on_differs(origin: Path) -> None:
-    session, _ = walk(ask(origin, overrides=["algorithm.order=pre"], name="pre"))
-    before, after = credits(session.context.store, "pre"), credits(session.context.store)
-    for pre, post in zip(before, after, strict=True):
-        # From one state and the same rewards, post is pre times the decay.
-        assert [row["advantage"] * DECAY for row in pre] == pytest.approx([row["advantage"] for row in post])
-
-
 @pytest.mark.parametrize("changed", ["algorithm.decay=0.9", "algorithm.order=pre"])
 def test_state_that_other_settings_made_is_refused(origin: Path, changed: str) -> None:
     with pytest.raises(ConfigError, match="goes on from the state after step 0, and run 'base' recorded none under"):
@@ -193,10 +133,6 @@ def test_a_replay_from_the_third_step_of_a_run_without_state_is_refused(origin: 
         ask(origin, run="without", steps="2:", overrides=["algorithm.type=rae"])
     assert "Begin at step 0" in str(no.value)
     assert ask(origin, run="without", overrides=["algorithm.type=rae"]).steps == STEPS
-
-
-def test_a_replay_without_state_of_a_run_with_it_needs_none(origin: Path) -> None:
-    assert ask(origin, steps="1:", overrides=["algorithm.type=supervised"]).steps == 2
 
 
 class Forgetful(Rehearsal):
@@ -237,8 +173,3 @@ def test_a_function_of_ones_own_keeps_its_state_too(tmp_path: Path, monkeypatch:
     assert max(abs(row["baseline"]) for row in credits(store)[2]) > 0
     entries = store.ledger.entries(run="base", stage="advantage")
     assert [each.inputs.get("advantage") for each in entries] == [None, *(each.key for each in entries[:-1])]
-
-
-def test_the_recorded_config_says_the_estimator(origin: Path) -> None:
-    recorded = open_store(origin).runs.config("base")["algorithm"]
-    assert recorded == {"type": "rae", "decay": DECAY, "order": "post", "key": "example"}

@@ -13,7 +13,7 @@ from configs.run import View
 from flows.runtime import loop
 from flows.runtime import step_report as outcome
 from flows.runtime.session import record_run
-from flows.runtime.step_report import describe, finish_step, low_signal
+from flows.runtime.step_report import describe, finish_step
 from tasks.runtime.stage import Tables
 from tasks.runtime.stored_rows import rows_of
 from tasks.training import stage as training
@@ -25,13 +25,6 @@ from tests.fixtures.fixed import ENVIRONMENT
 def step_of(trained: int, others: int) -> dict[str, Any]:
     shares = [{"outcome": "trained", "num_traces": trained}, {"outcome": "filtered", "num_traces": others}]
     return {"step": 4, "num_traces": trained + others, "outcomes": [share for share in shares if share["num_traces"]]}
-
-
-@pytest.mark.parametrize(("trained", "others", "warned"), [(0, 10, True), (1, 9, True), (2, 8, False), (10, 0, False)])
-def test_a_tenth_or_less_to_train_on_is_worth_a_warning(trained: int, others: int, warned: bool) -> None:
-    warning = low_signal(step_of(trained, others))
-    assert bool(warning) is warned
-    assert not warned or f"only {trained} of 10 rollouts" in warning
 
 
 @pytest.mark.parametrize(("computed", "told"), [(True, ["step", "note"]), (False, ["step"])])

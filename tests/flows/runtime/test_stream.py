@@ -131,15 +131,6 @@ def test_every_group_is_taken_once_and_none_is_older_than_the_bound(
             assert trace["staleness"] == row["age"] == step - trace["policy_version"]
 
 
-def test_lineage_leads_to_every_assignment_and_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = run(tmp_path / "store", monkeypatch, Sampling(order=lambda groups: groups[::-1], batch=4))
-    assigned = {entry.step: entry.key for entry in store.ledger.entries(run="base", stage="assignment")}
-    for entry in store.ledger.entries(run="base", stage="rollout"):
-        keys = set(entry.inputs.values())
-        for row in store.read(entry.slices("intakes")).to_pylist():
-            assert {assigned[row["assigned_step"]], row["policy_key"]} <= keys
-
-
 def test_what_was_recorded_is_used_again_and_nothing_is_sampled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -169,12 +160,6 @@ def test_after_a_crash_finished_groups_are_used_and_the_others_sampled(
     assert taken.items() >= recorded.items(), "a finished group is not the one that was trained on"
     assert Counter(group for group, _ in second.sampled) == Counter(taken.keys() - recorded.keys())
     assert max(row["age"] for step in steps for row in step) <= BOUND
-
-
-def test_a_longer_run_goes_on_from_the_shorter_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    short = intakes(run(tmp_path / "store", monkeypatch, Sampling(batch=3), steps=3))
-    longer = intakes(run(tmp_path / "store", monkeypatch, Sampling(batch=3), steps=STEPS))
-    assert longer[:3] == short and len(longer) == STEPS
 
 
 def test_a_gate_stops_the_training_and_not_the_sampling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,14 +353,6 @@ def test_a_resumed_run_draws_the_same_examples(tmp_path: Path, monkeypatch: pyte
     assert first == second and before.items() <= keys.items()
     run(tmp_path / "store", monkeypatch, again := Sampling(), "other", **POOLS)
     assert again.sampled == [] and of_step(resumed, "assignment", "assignments") == first
-
-
-def test_a_step_with_pools_takes_further_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assigned = {"assignment": POOLS["assignment"] | {"refill": True}}
-    dull = alike({"0-0", "0-2", "1-1", "3-1"})
-    taken = taken_groups(run(tmp_path / "store", monkeypatch, Sampling(change=dull, batch=2), **assigned))
-    every = [group for groups in taken for group in groups]
-    assert len(every) == len(set(every)) > STEPS * GROUPS
 
 
 class Counted:
