@@ -7,8 +7,9 @@ from prefect.states import Completed
 from pydantic import Field
 
 from configs.store import default_store
+from flows.orchestration.run_flow import run_flow, run_name
 from flows.queries.store_reader import recorded_config
-from flows.runtime.entry import FileParameters, instead, run_flow, run_name, session_for
+from flows.runtime.entry import FileParameters, instead, session_for
 from flows.runtime.loop import loop_evaluate
 from flows.runtime.resolve_run import LATEST, newest_policy
 from storage.store import open_store

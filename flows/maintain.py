@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from prefect import flow
+from prefect.artifacts import create_table_artifact
 from pydantic import Field
 
 from configs.store import default_store
-from flows.orchestration.states import OF_A_RESULT, reports_its_end
+from flows.orchestration.run_flow import flow_run_name, reports_its_end
+from flows.orchestration.states import OF_A_RESULT
 from flows.runtime import maintenance
-from flows.runtime.entry import StoreParameters, flow_run_name
+from flows.runtime.entry import StoreParameters
 from storage.maintenance.compact import MaintenanceReport
 from storage.maintenance.sweep import RemovalReport
 from storage.store import open_store
@@ -68,7 +70,5 @@ def maintain(
 
 
 def _show(done: MaintenanceReport) -> None:
-    from prefect.artifacts import create_table_artifact
-
     rows = [{k: v for k, v in vars(each).items() if k != "only_copies"} for each in done.tables]
     create_table_artifact(key="maintain", table=rows, description="What maintenance did to each table")

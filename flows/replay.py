@@ -8,10 +8,11 @@ from typing import Any, Literal
 from pydantic import Field
 
 from configs.replay import StageName
+from flows.orchestration.run_flow import run_flow
 from flows.replays.config import prepare_replay
 from flows.replays.loop import loop_replay, plan_run, publish_diff
 from flows.replays.request import ReplayRequest, finished_message, finished_without_source
-from flows.runtime.entry import StoreParameters, run_flow, session_of
+from flows.runtime.entry import StoreParameters, session_of
 from flows.runtime.run import LogWatcher
 from flows.runtime.session import current_session
 from flows.runtime.step_report import Outcome

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from flows.runtime.entry import FileParameters, planned_steps, run_flow, session_for
+from flows.orchestration.run_flow import run_flow
+from flows.runtime.entry import FileParameters, planned_steps, session_for
 from flows.runtime.loop import loop_train
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
+from flows.orchestration.run_flow import run_flow
 from flows.runtime.demo_sources import demo_weights
-from flows.runtime.entry import FileParameters, instead, planned_steps, run_flow, session_for
+from flows.runtime.entry import FileParameters, instead, planned_steps, session_for
 from flows.runtime.loop import loop_train
 from flows.runtime.resolve_run import nothing_started, requested_config
 from flows.sft import sft

@@ -1,15 +1,27 @@
-"""Registers the deployments of `prefect.yaml` on a Prefect server, with work pool, limit, automation."""
+"""Registers the deployments of `prefect.yaml` on a Prefect server, with work pool, limit, automation.
 
-from collections.abc import Iterable
+Imports Prefect, which reads its settings then: for the command `deploy` alone.
+"""
+
 from contextlib import suppress
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from prefect.blocks.core import Block
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.events.actions import ChangeFlowRunState, SendNotification
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.types.entrypoint import EntrypointType
+from prefect.variables import Variable
 
 from configs.layers import presets
 from configs.store import default_store
 from flows.orchestration import server as prefect_api
+from flows.orchestration.deployment_file import DeploymentEntry, read
 from flows.orchestration.events import EVENTS, POLICY
 from flows.orchestration.gpu_slots import VARIABLE, variable_name
 from flows.orchestration.server import one_line
@@ -17,9 +29,6 @@ from flows.orchestration.settings import POOL, DeployRefused, configured_url
 from flows.orchestration.states import mark_crashed
 from storage.store import FORMAT, open_store
 from tasks.inference.environments.packages import installed_tasksets
-
-if TYPE_CHECKING:  # it imports Prefect, which reads its settings then
-    from flows.orchestration.deployment_file import DeploymentEntry
 
 FILE = Path(__file__).with_name("prefect.yaml")
 
@@ -38,8 +47,6 @@ def main(pool: str = POOL, store: str = "", slots: int = 1, file: str = "", noti
             "is: export PREFECT_API_URL=http://127.0.0.1:4200/api"
         )
     prefect_api.probe(url)
-    from flows.orchestration.deployment_file import read
-
     entries = read(Path(file) if file else FILE)
     limit = f"{pool}-gpu"
     print(f"Prefect server {url}")
@@ -72,10 +79,8 @@ def lost_runs(root: str) -> list[str]:
     return mark_crashed(open_store(root)) if there else []
 
 
-def register(entry: "DeploymentEntry", pool: str, store: str, limit: str, slots: int) -> str:
+def register(entry: DeploymentEntry, pool: str, store: str, limit: str, slots: int) -> str:
     """Make or update one deployment; return its full name, and how many of its runs may have a process at a time."""
-    from prefect.types.entrypoint import EntrypointType
-
     module, _, name = entry.entrypoint.partition(":")
     flow = getattr(import_module(module), name)
     variables = dict(entry.work_pool.job_variables)
@@ -106,31 +111,6 @@ def register(entry: "DeploymentEntry", pool: str, store: str, limit: str, slots:
     return f"{flow.name}/{entry.name}{at_a_time}"
 
 
-def require_services(names: Iterable[str]) -> None:
-    """Raise DeployRefused where no Prefect server is configured, or it lacks a deployment that a run asks services of.
-
-    Raises PrefectUnreachable where the server does not answer.
-    """
-    if not (url := configured_url()):
-        raise DeployRefused(
-            "placement.services is pools, and no Prefect server is configured. Nothing was started: say where it is, "
-            "for example export PREFECT_API_URL=http://127.0.0.1:4200/api"
-        )
-    prefect_api.probe(url)
-    from prefect.client.orchestration import get_client
-    from prefect.exceptions import ObjectNotFound
-
-    with get_client(sync_client=True) as client:
-        for name in names:
-            try:
-                client.read_deployment_by_name(name)
-            except ObjectNotFound as problem:
-                raise DeployRefused(
-                    f"the Prefect server at {url} has no deployment {name}. Nothing was started: run `stagecoach "
-                    "deploy`, and workers for the pools of services: prefect worker start --pool engines"
-                ) from problem
-
-
 def _offer_choices(properties: dict[str, Any], flow: str) -> None:
     """Let the form offer what there is here: presets of the flow's kind, and installed tasksets.
 
@@ -155,10 +135,6 @@ MADE, THERE, UPDATED = "made", "was there", "updated"
 
 def ensure_pool(name: str) -> str:
     """Make a work pool of processes unless one of that name, of any type, is there."""
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.actions import WorkPoolCreate
-    from prefect.exceptions import ObjectAlreadyExists
-
     with get_client(sync_client=True) as client:
         try:
             client.create_work_pool(WorkPoolCreate(name=name, type="process", description="Runs of Stagecoach"))
@@ -173,9 +149,6 @@ def ensure_queue(pool: str, name: str, limit: int) -> None:
     The server counts their states, so that it forgets nobody when it restarts. A limit of Prefect's on a deployment is
     a lease: its server ends a run that cannot renew it while the server restarts.
     """
-    from prefect.client.orchestration import get_client
-    from prefect.exceptions import ObjectAlreadyExists
-
     with get_client(sync_client=True) as client:
         try:
             client.create_work_queue(name, concurrency_limit=limit, work_pool_name=pool)
@@ -186,10 +159,6 @@ def ensure_queue(pool: str, name: str, limit: int) -> None:
 
 def ensure_slots(limit: str, slots: int) -> str:
     """Record how many runs may hold a GPU slot at a time; remove the limit of Prefect that earlier versions made."""
-    from prefect.client.orchestration import get_client
-    from prefect.exceptions import ObjectNotFound
-    from prefect.variables import Variable
-
     name = variable_name(limit)
     before = Variable.get(name, default=None)
     Variable.set(name, {"slots": slots}, overwrite=True)
@@ -200,16 +169,11 @@ def ensure_slots(limit: str, slots: int) -> str:
 
 def stored_default() -> str:
     """Return the store that the server's variable `stagecoach_store` names; empty where there is no such variable."""
-    from prefect.variables import Variable
-
     return str(Variable.get(STORE_VARIABLE, default="") or "")
 
 
 def lost_runs_automation() -> Any:
     """Return the automation that marks a run as crashed whose heartbeat stopped without an end."""
-    from prefect.events.actions import ChangeFlowRunState
-    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
-
     ends = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed", "Paused")}
     return AutomationCore(
         name=AUTOMATION,
@@ -239,10 +203,6 @@ def notifications(block: str) -> list[Any]:
 
     Raises DeployRefused where the server has no such block. Events of policies are left out: each step has one.
     """
-    from prefect.blocks.core import Block
-    from prefect.events.actions import SendNotification
-    from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
-
     try:
         found: Any = Block.load(block, _sync=True)  # type: ignore[call-arg]
     except ValueError as problem:
@@ -267,8 +227,6 @@ def notifications(block: str) -> list[Any]:
 
 def ensure_automation(wanted: Any) -> str:
     """Make an automation, or bring the one of its name up to date."""
-    from prefect.client.orchestration import get_client
-
     with get_client(sync_client=True) as client:
         there = client.read_automations_by_name(wanted.name)
         if there:

@@ -1,13 +1,13 @@
 """Gates that a person answers: what is shown of a batch, and the flow run that waits for the answer."""
 
 import json
-import logging
 import math
 import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import Any
 
+from flows.orchestration.server import bookkeeping_only
 from flows.orchestration.states import RunCancelled
 from flows.reporting.artifacts import artifact_key, escape
 from flows.reporting.formats import compact_number, cut, visible
@@ -17,40 +17,31 @@ from tasks.runtime.services import Answer, Approve, Question, Shown
 ASK_SECONDS = 2.0
 PREFECT_SECONDS = 600
 """Prefect waits so much longer than we do: once its own time is over, it takes no other end of the run than its own."""
-_log = logging.getLogger("stagecoach")
 
 
 class Unanswered(ValueError):
     """Nobody said whether a batch may be trained on."""
 
 
-def approval(run: str, store: str, tell: Callable[..., None]) -> Approve:
-    """Return what asks a person about a batch of `run` through the Prefect flow run around it.
+def approval(run: str, store: str, notify: Callable[..., None]) -> Approve:
+    """Return a function that asks a person about a batch of `run` through the Prefect flow run around it.
 
-    `tell` lets those who watch the run see how to answer.
+    `notify` shows the listeners of the run how to answer.
     """
 
     def ask(question: Question) -> Answer:
-        page = summary(run, question)
-        what = f"step {question.step} waits for approval"
-        answer_lines(page, artifact_key("gate", run), f"Step {question.step} of run {escape(run)} waits for approval")
-        text = f"{what}: stagecoach gate {run} --approve (or --refuse) --store {store}"
-        tell("note", text=text)
-        tell("gate", step=question.step, text=text)
+        from prefect.artifacts import create_markdown_artifact
+
+        page, title = summary(run, question), f"Step {question.step} of run {escape(run)} waits for approval"
+        with bookkeeping_only("the summary of the batch"):
+            create_markdown_artifact(page, key=artifact_key("gate", run), description=title)
+        command = f"stagecoach gate {run} --approve (or --refuse) --store {store}"
+        text = f"step {question.step} waits for approval: {command}"
+        notify("note", text=text)
+        notify("gate", step=question.step, text=text)
         return wait_for_answer(f"stagecoach resume {run} --store {store}", question, page)
 
     return ask
-
-
-def answer_lines(page: str, key: str, description: str) -> None:
-    """Show a page as an artifact of the flow run around; a failure of Prefect is only logged."""
-    import httpx
-    from prefect.artifacts import create_markdown_artifact
-
-    try:
-        create_markdown_artifact(page, key=key, description=description)
-    except httpx.HTTPError as problem:
-        _log.warning("the summary of the batch is not shown in Prefect: %s", problem)
 
 
 def wait_for_answer(resume: str, question: Question, page: str, clock: Callable[[], float] = time.monotonic) -> Answer:

@@ -5,24 +5,25 @@ returns it when the last one is gone, whichever deployment or command line it co
 waits.
 
 A slot is a variable as well. The run that holds it has created it, which fails where it exists, and renews its value. A
-waiting run deletes a slot that it has seen unchanged for LEASE_SECONDS. Renewal and deletion name the variable's id, so
-neither touches the slot of a later holder. Prefect's own limits are not used: a server forgets their leases when it
-restarts, and then neither frees the slot nor knows who holds it.
+waiting run deletes a slot that it has seen unchanged for LEASE_SECONDS while the server answered. Renewal and deletion
+name the variable's id, so neither touches the slot of a later holder. Prefect's own limits are not used: a server
+forgets their leases when it restarts, and then neither frees the slot nor knows who holds it.
 """
 
-import json
 import logging
 import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
 from flows.orchestration.server import bookkeeping_only, current_flow_run, is_cancelled, is_shared, one_line
 from flows.orchestration.states import RunCancelled
+from flows.services.pools import RenewalWatch
 
 LIMIT = "stagecoach-gpu"
 VARIABLE = "STAGECOACH_GPU_LIMIT"
@@ -59,38 +60,17 @@ def gpu_slot(run: str, tell: Callable[[str], None]) -> Iterator[None]:
             _delete(slot)
 
 
-class LeaseWatch:
-    """Notices leases that are not renewed, by the clock of this process alone."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._seen: dict[str, tuple[str, float]] = {}
-
-    def is_expired(self, name: str, value: str) -> bool:
-        """Return whether a slot had this same lease for LEASE_SECONDS."""
-        before, since = self._seen.get(name, ("", 0.0))
-        if value != before:
-            self._seen[name] = value, self._clock()
-            return False
-        return self._clock() - since >= LEASE_SECONDS
-
-    def forget(self) -> None:
-        """Begin again: while the server is away no holder can renew."""
-        self._seen.clear()
-
-
 def _wait_for_slot(limit: str, run: str, tell: Callable[[str], None]) -> str:
     """Return the id of the slot that the run holds now; empty where Prefect has no such limit."""
     import httpx
 
-    watch, said = LeaseWatch(), ""
+    leases, said = defaultdict[str, RenewalWatch](lambda: RenewalWatch(LEASE_SECONDS, LOOK_SECONDS)), ""
     while True:
         holders: list[str] | None = None
         try:
-            slot, holders = _try_slots(limit, run, watch)
+            slot, holders = _try_slots(limit, run, leases)
         except httpx.HTTPError as problem:
             slot = ""
-            watch.forget()
             _log.warning("Prefect does not say who holds %s: %s", limit, one_line(problem))
         if slot or holders == []:
             if said:
@@ -107,7 +87,7 @@ def _wait_for_slot(limit: str, run: str, tell: Callable[[str], None]) -> str:
         time.sleep(LOOK_SECONDS)
 
 
-def _try_slots(limit: str, run: str, watch: LeaseWatch) -> tuple[str, list[str]]:
+def _try_slots(limit: str, run: str, leases: Mapping[str, RenewalWatch]) -> tuple[str, list[str]]:
     """Return the id of a slot that was free, or else the runs that hold them; both empty where no such limit exists."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import VariableCreate
@@ -119,7 +99,7 @@ def _try_slots(limit: str, run: str, watch: LeaseWatch) -> tuple[str, list[str]]
         for index in range(recorded.value["slots"] if recorded else 0):
             name = f"{limit}-{index}"
             held: Any = client.read_variable_by_name(name)
-            if held is not None and watch.is_expired(name, f"{held.id} {json.dumps(held.value)}"):
+            if held is not None and not leases[name].look((held.id, held.value)):
                 _log.warning("slot %s was not renewed for %.0f s by run %s", name, LEASE_SECONDS, held.value["run"])
                 _delete(str(held.id))
                 held = None

@@ -30,7 +30,7 @@ from typing import Any
 from flows.orchestration import server_process as prefect_server
 from flows.orchestration.settings import configured_url, embedded_settings, server_settings
 from flows.services.base import Supervisor
-from flows.services.ownership import identity, is_alive
+from flows.services.ownership import boot_id, identity, is_alive
 from flows.services.process import Handle, ServiceSpec
 from storage.errors import StoreError, write_problem
 from storage.read.frames import existing_store
@@ -491,4 +491,4 @@ def _bound_url(handle: Handle) -> str:
 
 
 def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:13]
+    return boot_id()[:13]

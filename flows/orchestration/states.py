@@ -8,10 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial, wraps
-from typing import Any, ParamSpec, TypeVar
+from functools import partial
+from typing import Any
 
-from flows import PACKAGES
 from flows.orchestration.server import (
     bookkeeping_only,
     current_flow_run,
@@ -22,7 +21,6 @@ from flows.orchestration.server import (
     tag_value,
 )
 from flows.reporting.bookkeeping import Bookkeeper
-from flows.reporting.messages import outcome_message
 from flows.services.ownership import live_processes, writer_alive
 from storage.errors import StoreError
 from storage.records import STARTS, Event, Runs
@@ -80,8 +78,6 @@ class Cancellation:
 
 
 SAFE = ". Everything done so far is safe; the same run again goes on"
-P = ParamSpec("P")
-R = TypeVar("R")
 _ends: ContextVar[list[Any] | None] = ContextVar("ends", default=None)
 _log = logging.getLogger("stagecoach")
 
@@ -107,33 +103,6 @@ def event_of(error: BaseException, where: str = "") -> tuple[str, str]:
     return "failed", error_text(error)
 
 
-def reports_its_end(flow_function: Callable[P, R]) -> Callable[P, R]:
-    """Let a flow end in a state of Prefect that says everything; whoever calls the flow gets the error itself.
-
-    The border at which any exception becomes a state. Errors that only a traceback explains are logged with one.
-    """
-
-    @wraps(flow_function)
-    def ending(*args: P.args, **kwargs: P.kwargs) -> Any:
-        try:
-            outcome = flow_function(*args, **kwargs)
-            _keep_end(outcome)
-            return _completion_state(outcome)
-        except RunCancelled as error:
-            from prefect.states import Cancelled
-
-            _keep_end(error)
-            return Cancelled(message=str(error), data=error)
-        except Exception as error:
-            from prefect.states import Failed
-
-            _keep_end(error)
-            _say(error)
-            return Failed(message=error_text(error), data=error)
-
-    return ending
-
-
 @contextmanager
 def ends_kept() -> Iterator[list[Any]]:
     """Give a list that holds, once a flow called in the block has ended, what it returned or the error that ended it.
@@ -148,79 +117,10 @@ def ends_kept() -> Iterator[list[Any]]:
         _ends.reset(token)
 
 
-CACHED = "Cached"
-"""Name of the state of a run that completed and computed nothing."""
-
-
-def _completion_state(outcome: Any) -> Any:
-    """Return the state of a flow that ends well, with its results in a line; outside of a flow run its values."""
-    if current_flow_run() is None or not isinstance(outcome, dict):
-        return outcome
-    from prefect.states import Completed
-
-    message = outcome_message(outcome)
-    if outcome.get("num_computed") != 0:
-        return Completed(message=message, data=outcome)
-    message = f"Cached: nothing was computed; {message}"
-    if _last_of_schedule_was_cached():
-        message += REPEATED
-        _run_log().warning("%s", message)
-    return Completed(name=CACHED, message=message, data=outcome)
-
-
-REPEATED = (
-    ". The run of this deployment before it computed nothing either: leave name and seed out to compute again, or set "
-    "continue_run to train a run further"
-)
-
-
-def _last_of_schedule_was_cached() -> bool:
-    """Return whether the flow run is of a schedule, and the run of its deployment before it computed nothing."""
-    from prefect.client.orchestration import get_client
-    from prefect.client.schemas.filters import FlowRunFilter
-    from prefect.client.schemas.sorting import FlowRunSort
-    from prefect.context import FlowRunContext
-
-    context = FlowRunContext.get()
-    record = context.flow_run if context else None
-    if record is None or not record.auto_scheduled:
-        return False
-    earlier = {
-        "deployment_id": {"any_": [str(record.deployment_id)]},
-        "state": {"type": {"any_": ["COMPLETED"]}},
-        "id": {"not_any_": [str(record.id)]},
-    }
-    with bookkeeping_only("whether its schedule trains"), get_client(sync_client=True) as client:
-        runs = client.read_flow_runs(
-            flow_run_filter=FlowRunFilter.model_validate(earlier), sort=FlowRunSort.END_TIME_DESC, limit=1
-        )
-        return any(run.state_name == CACHED for run in runs)
-    return False
-
-
-def _keep_end(end: Any) -> None:
+def keep_end(end: Any) -> None:
+    """Keep what a flow returned, or the error that ended it, for the block of `ends_kept` around it."""
     if (ends := _ends.get()) is not None:
         ends.append(end)
-
-
-def _run_log() -> Any:
-    from prefect.logging import get_run_logger
-
-    return get_run_logger() if current_flow_run() else _log
-
-
-def _say(error: Exception) -> None:
-    """Write an error into the flow run's logs, in lines: a state's message is on one line there."""
-    log = _run_log()
-    # An error of ours says in words what is wrong; another needs its traceback.
-    ours = type(error).__module__.partition(".")[0] in PACKAGES
-    log.error(error_text(error), exc_info=None if ours else error)
-
-    def is_new(record: logging.LogRecord) -> bool:
-        return not (record.exc_info and record.exc_info[1] and error_text(record.exc_info[1]) == error_text(error))
-
-    # Prefect's engine logs the same error once more, with a traceback whatever it says.
-    logging.getLogger("prefect.flow_runs").addFilter(is_new)
 
 
 def note_end(flow: Any, flow_run: Any, state: Any) -> None:

@@ -1,4 +1,4 @@
-"""run_flow and session_of: the Prefect flow of a kind of run, and the session in which it works.
+"""session_for: the session in which a Prefect flow works, and the parameters that flows share.
 
 A flow uses the session of the command line that called it, or opens one where a worker, a schedule or a program called
 it. Then the run gets a name that a retry finds again, and the two are linked: the flow run's tags name the run, its
@@ -6,74 +6,28 @@ store and its process, and the run's events name the flow run. Imports Prefect: 
 """
 
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from datetime import UTC
 from functools import partial
 from typing import Any, Self
 from uuid import UUID
 
-from prefect import Flow
 from prefect.client.orchestration import get_client
-from prefect.context import FlowRunContext
-from prefect.runtime import deployment, flow_run
-from prefect.settings import get_current_settings
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from configs.store import default_store
+from flows.orchestration.run_flow import run_name
 from flows.orchestration.server import bookkeeping_only, current_flow_run, run_tags
-from flows.orchestration.states import OF_A_RESULT, note_end, reports_its_end
 from flows.orchestration.table_workers import table_workers
 from flows.runtime.plan import Planner, plan_work
 from flows.runtime.resolve_run import continued_run, resolve_run
 from flows.runtime.run import open_run
 from flows.runtime.session import Session, current_session, record_run
-from storage.keys import content_key
 from storage.store import open_store
 
-DIGEST_CHARACTERS = 8
 OF_A_PROCESS = ("run:", "store:", "process:")
-
-
-class NoPrefectServer(ValueError):
-    """A flow was called in a process that has no Prefect server to report to."""
-
-
-class RunFlow(Flow[..., Any]):
-    """A flow whose call raises NoPrefectServer immediately where no Prefect server is configured.
-
-    Prefect would start one by itself, wait for it most of a minute, and give up.
-    """
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call the flow as Prefect does."""
-        if not get_current_settings().api.url:
-            raise NoPrefectServer(
-                f"the flow {self.name!r} was called, and no Prefect server is configured; nothing was started. Call "
-                "it by `import stagecoach` (stagecoach.run and others), which brings a server for the run, or start "
-                "one (prefect server start) and say where it is: PREFECT_API_URL=http://127.0.0.1:4200/api"
-            )
-        return super().__call__(*arguments, **named)
-
-
-Describe = Callable[[Mapping[str, Any]], str]
-"""Names a flow run out of its parameters."""
-
-
-def run_flow(kind: str, describe: Describe = lambda parameters: "") -> Callable[[Callable[..., Any]], RunFlow]:
-    """Return a decorator that makes a function the flow of a kind of run; `describe` as in `flow_run_name`."""
-    return lambda function: RunFlow(
-        reports_its_end(function),
-        name=kind,
-        flow_run_name=flow_run_name(kind, describe),
-        validate_parameters=False,  # the config checks them, and says in its own words what is wrong
-        on_crashed=[note_end],
-        on_cancellation=[note_end],
-        **OF_A_RESULT,
-    )
 
 
 class StoreParameters(BaseModel):
@@ -157,42 +111,6 @@ def session_of(resolve: Callable[[], RunConfig], plan: Planner = plan_work) -> I
             stack.enter_context(table_workers(session.config.prefect))
         stack.enter_context(record_run(session))
         yield session
-
-
-def run_name(kind: str) -> str:
-    """Return a name for a run that has none: one name per flow run, also for its retries; empty outside of a flow run.
-
-    Kind, deployment and scheduled minute in UTC are for people. The digest is of the whole id: a scheduler makes the
-    flow runs of a batch with ids that begin alike.
-    """
-    flow_run_id = current_flow_run()
-    if flow_run_id is None:
-        return ""
-    deployed_as = re.sub(r"[^A-Za-z0-9._-]+", "-", deployment.name or kind)
-    minute = f"{flow_run.scheduled_start_time.astimezone(UTC):%Y%m%d-%H%M}"
-    digest = content_key(flow_run_id)[:DIGEST_CHARACTERS]
-    return "-".join(dict.fromkeys((kind, deployed_as, minute, digest)))
-
-
-def flow_run_name(kind: str, describe: Describe = lambda parameters: "") -> Callable[[], str]:
-    """Return the function that names the flow runs of a kind after their run in the store.
-
-    `describe` names those that were given no name for their run, out of their parameters. A person may have typed the
-    name of a flow run of a deployment that no schedule has made: such a name stays, and the run's name follows it.
-    """
-
-    def name() -> str:
-        parameters = flow_run.parameters or {}
-        requested = str(parameters.get("name") or parameters.get("continue_run") or "")
-        of_request = requested if not requested or requested.startswith(f"{kind}-") else f"{kind}-{requested}"
-        run = of_request or describe(parameters) or run_name(kind)
-        context = FlowRunContext.get()
-        record = context.flow_run if context else None
-        if record is None or not record.deployment_id or record.auto_scheduled:
-            return run
-        return flow_run.name if flow_run.name.endswith(run) else f"{flow_run.name} {run}"
-
-    return name
 
 
 def link(config: RunConfig) -> None:

@@ -1,6 +1,6 @@
 """What is looked for before a run starts anything: what would make it fail later, after services and minutes."""
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +8,8 @@ from configs.environments import EnvironmentConfig
 from configs.errors import ConfigError, differing_parts
 from configs.run import RunConfig
 from configs.store_paths import relative_paths
-from flows.orchestration.deployments import require_services
+from flows.orchestration.server import probe
+from flows.orchestration.settings import DeployRefused, configured_url
 from flows.orchestration.table_workers import require_package
 from flows.runtime.environment_checks import environment_findings
 from flows.runtime.machine_facts import container_notes, doubtful_settings
@@ -122,3 +123,28 @@ def require_gate(config: RunConfig) -> None:
     """Raise ConfigError where the gate's rule is no condition in SQL over the figures of a batch."""
     if config.gate.type == "rule":
         require_rule(config.gate.rule)
+
+
+def require_services(names: Iterable[str]) -> None:
+    """Raise DeployRefused where no Prefect server is configured, or it lacks a deployment that a run asks services of.
+
+    Raises PrefectUnreachable where the server does not answer.
+    """
+    if not (url := configured_url()):
+        raise DeployRefused(
+            "placement.services is pools, and no Prefect server is configured. Nothing was started: say where it is, "
+            "for example export PREFECT_API_URL=http://127.0.0.1:4200/api"
+        )
+    probe(url)
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import ObjectNotFound
+
+    with get_client(sync_client=True) as client:
+        for name in names:
+            try:
+                client.read_deployment_by_name(name)
+            except ObjectNotFound as problem:
+                raise DeployRefused(
+                    f"the Prefect server at {url} has no deployment {name}. Nothing was started: run `stagecoach "
+                    "deploy`, and workers for the pools of services: prefect worker start --pool engines"
+                ) from problem

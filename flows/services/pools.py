@@ -39,13 +39,13 @@ STAND_IN_NEEDS = ("PREFECT_*",)
 class RenewalWatch:
     """Whether the other side still writes that it is there, by looks at what it wrote: clocks of machines differ."""
 
-    def __init__(self, seconds: float) -> None:
-        self._looks = round(seconds / BEAT_SECONDS)
+    def __init__(self, seconds: float, look_seconds: float = BEAT_SECONDS) -> None:
+        self._looks = round(seconds / look_seconds)
         self._last: Any = None
         self._left = self._looks
 
     def look(self, value: Any) -> bool:
-        """Tell whether it holds after one more look, BEAT_SECONDS or more after the last one; a new value renews it.
+        """Tell whether it holds after one more look, `look_seconds` or more after the last one; a new value renews it.
 
         Looks that Prefect did not answer are none: while it is away, or slow, nobody can renew anything.
         """

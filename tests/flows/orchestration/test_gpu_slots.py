@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.orchestration.gpu_slots import LEASE_SECONDS, LeaseWatch, variable_name
+from flows.orchestration.gpu_slots import variable_name
 from tests.fixtures.faults import happened
 from tests.fixtures.serving import Serving
 from tests.fixtures.waiting import until
@@ -26,22 +26,6 @@ SLOTS = """
 from prefect.variables import Variable
 Variable.set("stagecoach-gpu", {"slots": 1}, overwrite=True)
 """
-
-
-def test_a_lease_expires_when_it_was_seen_unchanged_for_a_minute_while_the_server_answered() -> None:
-    now = [0.0]
-    watch = LeaseWatch(lambda: now[0])
-    assert not watch.is_expired("a", "first")
-    now[0] = LEASE_SECONDS - 1
-    assert (
-        not watch.is_expired("a", "first")
-        and not watch.is_expired("a", "renewed")
-        and not watch.is_expired("b", "first")
-    )
-    now[0] += LEASE_SECONDS
-    assert watch.is_expired("a", "renewed")
-    watch.forget()
-    assert not watch.is_expired("a", "renewed")
 
 
 def test_the_name_of_a_pool_is_made_one_of_a_variable() -> None:

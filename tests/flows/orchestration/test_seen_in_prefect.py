@@ -131,12 +131,6 @@ def test_nobody_waits_for_heartbeats_of_a_run_with_its_own_server(seen: Seen) ->
     assert "prefect.flow-run.heartbeat" not in names()
 
 
-def test_runs_are_named_and_tagged(seen: Seen) -> None:
-    for run in seen.runs():
-        assert run["name"] == "sft-small"
-        assert {"stagecoach", "run:small"} <= set(run["tags"])
-
-
 def test_artifacts_show_the_curve_the_stages_and_the_progress(seen: Seen) -> None:
     artifacts = {artifact["key"]: artifact for artifact in seen.ask("/artifacts/latest/filter")}
     assert artifacts.keys() == {"run-small", "stages-small", "progress-small"}
@@ -153,13 +147,6 @@ def test_artifacts_show_the_curve_the_stages_and_the_progress(seen: Seen) -> Non
     assert all(row["tokens"] for row in table if row["stage"] in ("demonstration", "packing"))
     assert artifacts["progress-small"]["data"] == 100.0
     assert {artifact["flow_run_id"] for artifact in artifacts.values()} == {seen.runs()[1]["id"]}
-
-
-def test_plain_lines_show_the_loss(seen: Seen) -> None:
-    printed = "".join(seen.printed)
-    loss = seen.said["outcome"]["steps"][1]["update"]["loss"]
-    assert f"step 2/2  loss {loss:.3f}" in printed
-    assert "7 pieces of work to do, 9 cached" in printed
 
 
 def test_secrets_are_nowhere(seen: Seen) -> None:

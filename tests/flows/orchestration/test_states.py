@@ -1,14 +1,13 @@
 """States of a run: cancelled, crashed or ended in another way, in the store's events and in Prefect's words."""
 
 import errno
-import io
 import logging
 import os
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -24,7 +23,8 @@ from prefect.states import Cancelling
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.cli import launch
-from flows.orchestration import gpu_slots, server, states
+from flows.orchestration import gpu_slots, run_flow, server, states
+from flows.orchestration.run_flow import reports_its_end
 from flows.orchestration.states import (
     ASK_SECONDS,
     Cancellation,
@@ -34,11 +34,8 @@ from flows.orchestration.states import (
     event_of,
     mark_crashed,
     other_writers,
-    reports_its_end,
-    tag_value,
 )
-from flows.reporting import artifacts, bookkeeping
-from flows.reporting.panel import Panel
+from flows.reporting import bookkeeping
 from flows.runtime import entry
 from flows.runtime.session import open_session
 from flows.services.ownership import recorded_identity, writer_alive
@@ -140,14 +137,6 @@ def test_only_what_may_pass_is_called_again(error: Exception, again: bool) -> No
     assert is_transient(None, None, SimpleNamespace(data=returned)) is again
 
 
-@pytest.mark.parametrize(
-    ("tags", "found"),
-    [(["stagecoach", "run:a", "run-b"], "a"), (["store:s3://b/c"], ""), ([], ""), (["run:a:b"], "a:b")],
-)
-def test_what_a_tag_says(tags: Iterable[str], found: str) -> None:
-    assert tag_value(tags, "run") == found
-
-
 class Api:
     """A stand-in for Prefect and for the clock."""
 
@@ -202,14 +191,6 @@ def test_a_silent_api_is_waited_for_once_and_its_late_answer_counts(monkeypatch:
     until(lambda: cancellation.asked_for("run"), lambda: "the late answer was not taken")
     until(lambda: len(told) == 2, lambda: f"{told}")
     assert told[1].startswith("Prefect answers again, after ")
-
-
-def test_an_error_of_the_api_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
-    keeper = bookkeeping.Bookkeeper(told.append)
-    assert keeper.call(lambda: False) is False
-    assert keeper.call(lambda: True) is True
-    assert told == []
 
 
 def config_of(root: Path) -> RunConfig:
@@ -309,24 +290,6 @@ def test_outside_a_flow_run_there_is_nobody_to_ask(api: Api, cancellation: Cance
     assert api.asked == []
 
 
-def test_a_run_without_rewards_shows_its_loss() -> None:
-    steps = [{"step": k, "reward": None, "update": {"loss": 2.5 - k}, "seconds": {"training": 1.0}} for k in (0, 1)]
-    assert "t: loss by step" in artifacts.reward_curve(steps, "t")
-    assert "loss 1.500 at step 1" in artifacts.reward_curve(steps, "t")
-    rewarded = artifacts.reward_curve([*steps, {"step": 2, "reward": 0.5}], "t")
-    assert "t: mean reward by step" in rewarded
-    assert "loss" not in rewarded
-
-
-@pytest.mark.parametrize(("measure", "line"), [("loss", "loss 2.500"), ("reward", "reward -")])
-def test_the_panel_shows_what_is_measured(measure: str, line: str) -> None:
-    out = io.StringIO()
-    with Panel("sft x", num_steps=1, plain=True, stream=out, measure=measure) as panel:
-        facts = {"step": 0, "reward": None, "tokens": 7, "seconds": {"training": 1.0}, "update": {"loss": 2.5}}
-        panel("step", facts)
-    assert line in out.getvalue()
-
-
 CONFIG = RunConfig().model_dump(mode="json")
 
 
@@ -417,11 +380,11 @@ def test_a_run_that_computed_nothing_says_so_and_a_schedule_that_repeats_it_warn
 ) -> None:
     earlier = [SimpleNamespace(state_name=before)] if before else []
     client = nullcontext(SimpleNamespace(read_flow_runs=lambda flow_run_filter, sort, limit: earlier))
-    monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: client)
+    monkeypatch.setattr(run_flow, "get_client", lambda sync_client: client)
     mine = SimpleNamespace(id=uuid4(), deployment_id=uuid4(), auto_scheduled=True)
     monkeypatch.setattr("prefect.context.FlowRunContext.get", lambda: SimpleNamespace(flow_run=mine))
-    monkeypatch.setattr(states, "current_flow_run", lambda: str(mine.id))
-    monkeypatch.setattr(states, "_run_log", lambda: logging.getLogger("stagecoach"))
+    monkeypatch.setattr(run_flow, "current_flow_run", lambda: str(mine.id))
+    monkeypatch.setattr(run_flow, "_run_log", lambda: logging.getLogger("stagecoach"))
     outcome = {"run": "a", "steps": [], "num_computed": 0, "num_found": 7}
     flow: Callable[[], Any] = reports_its_end(lambda: outcome)
     state = flow()

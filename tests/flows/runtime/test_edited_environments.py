@@ -1,10 +1,8 @@
 """An environment whose code was edited: other keys, a run that is not resumed with it, and what a new run says."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from configs.errors import ConfigError
@@ -14,15 +12,11 @@ from flows.queries.compare import compare
 from flows.queries.compare_summary import sheets
 from flows.queries.store_reader import StoreReader
 from flows.runtime.plan import plan_work
-from flows.runtime.preflight import edits_since, preflight
 from flows.runtime.resolve_run import require_same, resolve_run
 from storage.store import open_store
-from tasks.inference.environments.introspection import EnvironmentFacts
-from tasks.inference.environments.servers import LoadedEnvironment
 from tasks.runtime.run_context import RunContext
 from tests.fixtures import builders, fixed, replays
-from tests.fixtures.builders import example, table
-from tests.fixtures.rehearsal import SMALL, SOURCE, rehearse, session_for
+from tests.fixtures.rehearsal import SMALL, SOURCE, rehearse
 
 OLD, NEW = "return 1.0\n", "return 2.0\n"
 
@@ -79,55 +73,6 @@ def test_a_run_is_not_resumed_with_edited_code(tmp_path: Path, code: Path, files
     assert prepared(tmp_path, "a", files=files) == begun
 
 
-def with_version(version: str, **changes: Any) -> dict[str, Any]:
-    environments = ({**SMALL["environments"][0], "version": version},)
-    return {"environments": environments, **changes}
-
-
-def told(root: Path, name: str, version: str, **changes: Any) -> list[str]:
-    """Return the notes of a run's preflight."""
-    session = session_for(root, name, **with_version(version, **changes))
-    notes: list[str] = []
-    session.watchers = (lambda event, facts: notes.append(facts["text"]) if event == "note" else None,)
-    facts = EnvironmentFacts({"agent": True}, scores=True)
-    held_out = table("examples", [example("held-out", fixed.ENVIRONMENT, "eval")])
-    loaded = {fixed.ENVIRONMENT: LoadedEnvironment(pa.concat_tables([fixed.examples(), held_out]), facts)}
-    session.environments.load = lambda: loaded  # type: ignore[method-assign]
-    session.needed_services = lambda missing: []  # type: ignore[method-assign]
-    session.source = replace(SOURCE, weights=str(builders.model(root.parent / "model")))
-    missing = [ref for ref in plan_work(session.context, SOURCE, None) if ref.computed]
-    preflight(session, missing)
-    return notes
-
-
-def test_a_new_run_says_what_is_computed_anew_and_how_to_keep_rollouts(tmp_path: Path) -> None:
-    root = tmp_path / "store"
-    rehearse(root, "before", steps=1, **with_version("game 1 sha256:aa, verifiers 0.4.0"))
-    (line,) = told(root, "after", "game 1 sha256:bb, verifiers 0.4.0")
-    assert "other code than in run 'before': there game 1 sha256:aa, here game 1 sha256:bb." in line
-    assert "Computed again with it: examples, assignment, rollout" in line
-    assert line.endswith("stagecoach replay before --regrade")
-    assert told(root, "same", "game 1 sha256:aa, verifiers 0.4.0", seed=8) == []
-    rehearse(root, "newer", steps=1, **with_version("game 1 sha256:bb, verifiers 0.4.0"))
-    assert told(root, "brought-back", "game 1 sha256:aa, verifiers 0.4.0") == []
-    assert told(root, "before", "game 1 sha256:cc, verifiers 0.4.0") == [], "a run that goes on is refused elsewhere"
-    (line,) = told(root, "third", "game 1 sha256:cc, verifiers 0.4.0")
-    assert "run 'newer'" in line
-    (line,) = told(root, "scored", "game 1 sha256:cc, verifiers 0.4.0", kind="evaluate", evaluation={"num_examples": 1})
-    assert "run 'newer'" in line and "--regrade" not in line
-
-
-def test_a_replay_is_compared_with_the_run_that_it_goes_through(tmp_path: Path) -> None:
-    root = tmp_path / "store"
-    rehearse(root, "base", steps=1, **with_version("game 1 sha256:aa"))
-    config = replays.ask(root, overrides=[replays.RLOO])
-    environments = (config.environments[0].model_copy(update={"version": "game 1 sha256:bb"}),)
-    context = RunContext(open_store(root), "again", config.model_copy(update={"environments": environments}), {})
-    assert edits_since(context, {"filtering", "advantage"}) == [], "the environment's code has no part in these"
-    (line,) = edits_since(context, {"regrade", "advantage"})
-    assert "run 'base'" in line and line.endswith("Computed again with it: regrade")
-
-
 def test_recorded_rollouts_can_be_scored_by_edited_code(tmp_path: Path, code: Path) -> None:
     root = tmp_path / "store"
     environments = (
@@ -152,7 +97,8 @@ def test_check_and_diff_show_the_code(tmp_path: Path, code: Path, capsys: pytest
     assert f"own_game {config.environments[0].version}" in capsys.readouterr().out
     root, long = tmp_path / "rehearsed", "a-package-with-a-long-name 1.0 sha256:0123456789abcdef"
     for name, digest in (("a", "11"), ("b", "22")):
-        rehearse(root, name, steps=1, **with_version(f"{long}, game 1 sha256:{digest}"))
+        version = f"{long}, game 1 sha256:{digest}"
+        rehearse(root, name, steps=1, environments=({**SMALL["environments"][0], "version": version},))
     found = compare(StoreReader(open_store(root)), "a", "b")
     (settings,) = (sheet for sheet in sheets(found) if sheet.name == "config")
     assert settings.rows == (("environments.0.version", "game 1 sha256:11", "game 1 sha256:22", "yes"),)

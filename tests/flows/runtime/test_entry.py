@@ -18,12 +18,13 @@ from configs.errors import ConfigError
 from configs.run import RunConfig
 from configs.services import PrefectConfig
 from flows.maintain import describe_maintenance
+from flows.orchestration import run_flow
 from flows.orchestration.deployment_file import DeploymentEntry, read
 from flows.orchestration.deployments import FILE
+from flows.orchestration.run_flow import flow_run_name, run_name
 from flows.orchestration.states import RunCancelled
 from flows.replay import NAME_CHARACTERS, describe_replay
 from flows.runtime import demo_sources, entry, run
-from flows.runtime.entry import flow_run_name, run_name
 from flows.runtime.session import Session
 from flows.train import train
 from storage.store import open_store
@@ -40,9 +41,10 @@ def within(
     """Let the code under test believe that it is called in a flow run of the deployment `nightly`."""
     at = datetime(2026, 11, 29, 3, 0, tzinfo=timezone(timedelta(hours=2)))
     runtime = SimpleNamespace(name=name, parameters=parameters, scheduled_start_time=at)
-    monkeypatch.setattr(entry, "flow_run", runtime)
-    monkeypatch.setattr(entry, "deployment", SimpleNamespace(name="nightly"))
-    monkeypatch.setattr(entry, "current_flow_run", lambda: flow_run_id)
+    monkeypatch.setattr(run_flow, "flow_run", runtime)
+    monkeypatch.setattr(run_flow, "deployment", SimpleNamespace(name="nightly"))
+    for module in (entry, run_flow):
+        monkeypatch.setattr(module, "current_flow_run", lambda: flow_run_id)
     context = SimpleNamespace(flow_run=SimpleNamespace(**{"deployment_id": "d", "auto_scheduled": False} | record))
     monkeypatch.setattr("prefect.context.FlowRunContext.get", lambda: context)
 

@@ -41,71 +41,64 @@ def problems(environment: LoadedEnvironment | None = None, **sections: Any) -> l
     return found(environment, **sections).problems
 
 
+RAE, GRPO, RIGHT = {"type": "rae"}, {"type": "grpo"}, {"seats": {"right": {"trainable": False}}}
+EVALUATE = {"kind": "evaluate", "evaluation": {"num_examples": 4}}
+SETS = [{"name": "few", "num_examples": 1}, {"name": "many", "num_examples": 9}]
+LATE = {"where": {"colour": ["red"]}, "num_examples": 1}
+
+
+@pytest.mark.parametrize(
+    ("seats", "sections", "says"),
+    [
+        (TWO, {"algorithm": RAE}, []),
+        (TWO, {"own": RIGHT}, []),
+        (TWO, {"own": {"seats": {"right": {"model": {"path": "frozen"}}}}}, []),
+        (TWO, {"own": {"learner_seat": True}}, []),
+        (TWO, {"own": {"algorithm": RAE}}, []),
+        ({"agent": True, "user": False, "judge": True}, {}, []),  # `drop_judge` leaves the judge out
+        (TWO, EVALUATE, []),  # nothing is credited
+        (TWO, {"algorithm": GRPO}, ["algorithm.type: environment 'game' trains 2 seats (left, right)"]),
+        (TWO, {"algorithm": {"type": "rloo"}}, ["algorithm.type: environment 'game' trains 2 seats"]),
+        (TWO, {"own": {"algorithm": GRPO}}, ["environments.0.algorithm.type: "]),
+        (ONE, {"algorithm": RAE}, ["algorithm.type: 'rae' has a baseline for each of several trained seats"]),
+        (
+            ONE,
+            {"algorithm": {"type": "hierarchical_grpo"}},
+            ["algorithm.type: 'hierarchical_grpo' has a baseline for each"],
+        ),
+        ({"user": False}, {"algorithm": GRPO}, ["environments.0.seats: no seat of 'game' is trained"]),
+        (
+            {"agent": True, "judge": True},
+            {"own": {"drop_judge": False}},
+            ["algorithm.type: environment 'game' trains 2 seats (agent, judge)"],
+        ),
+        (ONE, {"kind": "evaluate", "evaluation": {"sets": SETS}}, ["evaluation.sets.1: 4 examples"]),
+        (ONE, {"kind": "evaluate", "evaluation": LATE}, ["evaluation: "]),
+    ],
+)
+def test_an_algorithm_that_does_not_fit_the_seats(
+    seats: dict[str, bool], sections: dict[str, Any], says: list[str]
+) -> None:
+    lines = problems(loaded(seats, prompt="short"), **sections)
+    assert len(lines) == len(says) and all(line.startswith(start) for line, start in zip(lines, says, strict=True))
+
+
 def test_nothing_speaks_against_what_fits() -> None:
     assert found(loaded(prompt="short")) == Findings([], [])
-    assert problems(loaded(TWO), algorithm={"type": "rae"}) == []
-
-
-@pytest.mark.parametrize(
-    ("seats", "algorithm", "says"),
-    [
-        (TWO, "grpo", "algorithm.type: environment 'game' trains 2 seats (left, right)"),
-        (TWO, "rloo", "algorithm.type: environment 'game' trains 2 seats"),
-        (ONE, "rae", "algorithm.type: 'rae' has a baseline for each of several trained seats"),
-        (ONE, "hierarchical_grpo", "algorithm.type: 'hierarchical_grpo' has a baseline for each"),
-        ({"user": False}, "grpo", "environments.0.seats: no seat of 'game' is trained"),
-    ],
-)
-def test_an_algorithm_that_does_not_fit_the_seats(seats: dict[str, bool], algorithm: str, says: str) -> None:
-    (line,) = problems(loaded(seats), algorithm={"type": algorithm})
-    assert line.startswith(says)
-
-
-@pytest.mark.parametrize(
-    "own",
-    [
-        {"seats": {"right": {"trainable": False}}},
-        {"seats": {"right": {"model": {"path": "frozen"}}}},
-        {"learner_seat": True},
-        {"algorithm": {"type": "rae"}},
-    ],
-)
-def test_a_config_that_trains_one_of_two_seats_fits(own: dict[str, Any]) -> None:
-    assert problems(loaded(TWO), own=own) == []
-
-
-def test_a_seat_that_the_environment_or_drop_judge_leaves_out_is_not_counted() -> None:
-    assert problems(loaded({"agent": True, "user": False, "judge": True})) == []
-    (line,) = problems(loaded({"agent": True, "judge": True}), own={"drop_judge": False})
-    assert "trains 2 seats (agent, judge)" in line
-
-
-def test_the_place_is_that_of_the_environments_own_algorithm() -> None:
-    (line,) = problems(loaded(TWO), own={"algorithm": {"type": "grpo"}})
-    assert line.startswith("environments.0.algorithm.type: ")
 
 
 def test_environments_of_one_and_of_several_seats_are_not_trained_in_one_run() -> None:
-    sections = {
-        "seed": 1,
-        "kind": "train",
-        "environments": [GAME | {"algorithm": {"type": "rae"}}, GAME | {"name": "sums"}],
-    }
-    config = RunConfig.model_validate(sections)
-    (line,) = environment_findings(
-        config, {"game": loaded(TWO), "sums": loaded(name="sums")}, lambda texts: None
-    ).problems
+    environments = [GAME | {"algorithm": RAE}, GAME | {"name": "sums"}]
+    config = RunConfig.model_validate({"seed": 1, "kind": "train", "environments": environments})
+    games = {"game": loaded(TWO), "sums": loaded(name="sums")}
+    (line,) = environment_findings(config, games, lambda texts: None).problems
     assert line.startswith("environments: 'game' trains several seats and 'sums' one")
-
-
-def test_seats_are_not_judged_where_nothing_is_credited() -> None:
-    assert problems(loaded(TWO), kind="evaluate", evaluation={"num_examples": 4}) == []
 
 
 def test_rewards_that_nothing_gives_stop_what_learns_from_them() -> None:
     (line,) = problems(loaded(scores=False))
     assert line.startswith("environments.0: ") and "no reward function" in line and "@vf.reward" in line
-    for sections in ({"kind": "evaluate", "evaluation": {"num_examples": 4}}, {"algorithm": {"type": "opd"}}):
+    for sections in (EVALUATE, {"algorithm": {"type": "opd"}}):
         findings = found(loaded(scores=False), **sections)
         assert findings.problems == [] and "every reward is 0" in findings.notes[0]
 
@@ -115,17 +108,6 @@ def test_a_set_that_is_due_needs_its_examples(every: int) -> None:
     lines = problems(loaded(held_out=2), evaluation={"num_examples": 3, "every": every})
     assert bool(lines) == bool(every)
     assert all(line.startswith("evaluation: ") and "2 examples" in line and "3 are wanted" in line for line in lines)
-
-
-def test_a_set_of_several_is_named_by_its_place() -> None:
-    sets = [{"name": "few", "num_examples": 1}, {"name": "many", "num_examples": 9}]
-    (line,) = problems(loaded(), kind="evaluate", evaluation={"sets": sets})
-    assert line.startswith("evaluation.sets.1: ") and "9 are wanted" in line
-
-
-def test_a_field_that_no_example_has_is_known() -> None:
-    (line,) = problems(loaded(), kind="evaluate", evaluation={"where": {"colour": ["red"]}, "num_examples": 1})
-    assert line.startswith("evaluation: ") and "colour" in line
 
 
 def test_something_must_be_left_to_train_on() -> None:

@@ -2,7 +2,6 @@
 
 import io
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +10,12 @@ import pytest
 from flows.cli.run_report import describe
 from flows.queries.scores import recorded_evaluations
 from flows.reporting.panel import Panel
-from flows.runtime import loop as evaluating
 from flows.runtime.loop import evaluation_configs, loop_train
 from flows.runtime.plan import plan_work
 from flows.runtime.session import record_run
 from flows.services.process import ServiceFailed
 from storage.store import open_store
 from tasks.assignment.examples import FieldMissing
-from tasks.runtime.stage import Policy
 from tests.fixtures.evaluations import Sampler, evaluate, played, train
 from tests.fixtures.rehearsal import SOURCE, session_for
 from tests.fixtures.waiting import PATIENCE
@@ -210,22 +207,6 @@ def test_a_run_that_is_interrupted_ends_the_evaluation_under_way_and_is_resumed(
     sampler = Sampler()
     _, outcome = train(tmp_path / "store", "run", sampler, **settings)
     assert sampler.evaluated == [0, 1, 2, 3] == [each["version"] for each in outcome["evaluations"]]
-
-
-def test_what_an_evaluation_raised_is_raised_when_the_next_one_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: Any) -> Any:
-        raise ValueError("the evaluation is broken")
-
-    monkeypatch.setattr(evaluating, "evaluate_sets", broken)
-    session = session_for(tmp_path / "store", "run", evaluation=TRIED)
-    with ThreadPoolExecutor(1) as threads:
-        evaluations = evaluating.Evaluations(session, threads)
-        evaluations.begin(Policy("first", 0))
-        threads.submit(int).result()  # the one thread is done with it
-        with pytest.raises(ValueError, match="the evaluation is broken"):
-            evaluations.begin(Policy("second", 1))
 
 
 def test_an_evaluation_has_its_own_temperature_in_every_environment(tmp_path: Path) -> None:

@@ -144,25 +144,6 @@ def test_the_next_policy_is_preloaded_before_the_step_is_measured(changes: dict[
     assert preloaded == expected
 
 
-class Slow(Recorder):
-    """Packs the batch of step 1 only when the rollouts of step 2 are asked for."""
-
-    def __init__(self) -> None:
-        super().__init__(**LAG_1)
-        self.sampling = threading.Event()
-
-    def __call__(self, task: StageTask, step: int, *arguments: Any, **named: Any) -> Ref:
-        if (task.stage.name, step) == ("rollout", 2):
-            self.sampling.set()
-        if (task.stage.name, step) == ("packing", 1):
-            assert self.sampling.wait(PATIENCE), "nobody samples while the batch before is packed"
-        return super().__call__(task, step, *arguments, **named)
-
-
-def test_a_batch_is_packed_while_the_next_one_is_sampled() -> None:
-    assert len(list(loop.train_steps(Slow(), SOURCE, prefetch=True))) == 3
-
-
 class Sampling(Recorder):
     """Samples step 1 until step 2 is assigned, and commits its rollouts only when those of step 2 are begun."""
 
@@ -314,6 +295,12 @@ def test_a_step_is_keyed_by_the_oldest_policy_that_may_sample_for_it() -> None:
     assert do.stages.index(("assignment", 3)) > do.stages.index(("training", 0))
 
 
+def test_a_stream_refuses_rollouts_that_the_policy_scores() -> None:
+    stream, one = (config(rollout={"max_off_policy_steps": lag}, algorithm={"type": "opsd"}) for lag in (2, 1))
+    assert [line for line in problems(stream) if line.startswith("rollout.max_off_policy") and "scored" in line]
+    assert not [line for line in problems(one) if line.startswith("rollout.max_off_policy")]
+
+
 def test_how_policies_are_made_is_in_the_key_and_the_length_of_the_run_is_not(tmp_path: Path) -> None:
     def keys(**changes: Any) -> dict[int, str]:
         planned = foretold(tmp_path, **(STREAM | changes))
@@ -325,19 +312,3 @@ def test_how_policies_are_made_is_in_the_key_and_the_length_of_the_run_is_not(tm
     for change in ({"training": {"learning_rate": 1e-3}}, {"algorithm": {"type": "rloo"}}):
         assert not {*keys(**change).values()} & {*base.values()}
     assert keys(rollout={"max_off_policy_steps": 3})[0] != base[0]
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"assignment": {"refill": True}}, ""),
-        ({"assignment": {"sampler": {"type": "difficulty_pools"}}}, ""),
-        ({"algorithm": {"type": "opsd"}}, "scored by the policy"),
-        ({}, ""),
-    ],
-)
-def test_what_a_stream_cannot_do_is_refused(changes: dict[str, Any], said: str) -> None:
-    found = [line for line in problems(config(**(STREAM | changes))) if line.startswith("rollout.max_off_policy")]
-    assert len(found) == bool(said) and all(said in line for line in found)
-    one = {"steps": 5, "rollout": {"max_off_policy_steps": 1}}
-    assert not [line for line in problems(config(**(one | changes))) if line.startswith("rollout.max_off_policy")]

@@ -56,11 +56,3 @@ def test_rollouts_that_the_filters_left_out_anyway_are_no_news(tmp_path: Path) -
     store.quarantines.record(excluded, where="true", reason="fooled", run="base")
     assert notes(root, "base", filtering={"filters": [strict]}) == []
     assert len(notes(root, "lenient")) == 1
-
-
-def test_what_is_sampled_now_was_never_found_unfit(tmp_path: Path) -> None:
-    root = tmp_path / "store"
-    store = rehearse(root, "base")
-    store.quarantines.record(kept(store, "base", 0), where="true", reason="fooled", run="base")
-    assert notes(root, "other", seed=8) == [], "the stand-in gives rollouts of two seeds the same ids"
-    assert len(notes(root, "same")) == 1

@@ -2,7 +2,6 @@
 
 from functools import wraps
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -11,9 +10,8 @@ import pytest
 
 from configs.run import View
 from flows.runtime import loop
-from flows.runtime import step_report as outcome
 from flows.runtime.session import record_run
-from flows.runtime.step_report import describe, finish_step
+from flows.runtime.step_report import describe
 from tasks.runtime.stage import Tables
 from tasks.runtime.stored_rows import rows_of
 from tasks.training import stage as training
@@ -22,35 +20,17 @@ from tests.fixtures.builders import table
 from tests.fixtures.fixed import ENVIRONMENT
 
 
-def step_of(trained: int, others: int) -> dict[str, Any]:
-    shares = [{"outcome": "trained", "num_traces": trained}, {"outcome": "filtered", "num_traces": others}]
-    return {"step": 4, "num_traces": trained + others, "outcomes": [share for share in shares if share["num_traces"]]}
-
-
-@pytest.mark.parametrize(("computed", "told"), [(True, ["step", "note"]), (False, ["step"])])
-def test_the_warning_reaches_whoever_watches(monkeypatch: pytest.MonkeyPatch, computed: bool, told: list[str]) -> None:
-    events: list[str] = []
-    in_prefect = SimpleNamespace(finish_step=lambda step: None)
-    session: Any = SimpleNamespace(
-        context=None, task_runs=in_prefect, notify=lambda event, **facts: events.append(event)
-    )
-    finished: Any = SimpleNamespace(step=4, refs=(), batch=None)
-    monkeypatch.setattr(outcome, "describe", lambda *_: step_of(0, 10) | {"computed": computed})
-    monkeypatch.setattr(outcome, "quarantine_warning", lambda *_: "")
-    finish_step(session, finished)
-    assert events == told
-
-
 def test_a_run_with_hardly_anything_to_train_on_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nine of ten groups are equal: two rollouts of twenty are left, a tenth, and one more group would be enough."""
     told: list[str] = []
     for name, equal in (("low", 9), ("enough", 8)):
         same = rehearsal.sampled_with(lambda number, _, first=2 * equal: {"reward": 1.0} if number < first else {})
         rehearsal.play(monkeypatch, rollout=same)
-        (described,) = rehearsal.reported(
-            *(tmp_path / name, name, lambda event, facts: told.append(facts["text"]) if event == "note" else None),
-            **{"steps": 1, "assignment": {"groups_per_step": 10, "group_size": 2}},
-        )
+        for _ in range(2):  # a run that is resumed says nothing again of its finished steps
+            (described,) = rehearsal.reported(
+                *(tmp_path / name, name, lambda event, facts: told.append(facts["text"]) if event == "note" else None),
+                **{"steps": 1, "assignment": {"groups_per_step": 10, "group_size": 2}},
+            )
         assert described["metrics"]["trainable/all/ratio"] == (10 - equal) / 10
         assert described["metrics"]["samples_per_rollout/all"] == 1.0
     (warning,) = told
