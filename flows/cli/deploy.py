@@ -22,7 +22,10 @@ def deploy(
     store: StoreOption = "",
 ) -> int:
     """Put deployments, work pool and automations on the Prefect server. Raises DeployRefused, PrefectUnreachable."""
-    # Prefect is imported when the command is called, not for its help.
+    from flows.orchestration.settings import required_url
+
+    # Prefect is imported when the command is called, not for its help, and only where its settings can be read.
+    required_url("nothing was deployed")
     from flows.orchestration.deployments import main
 
     return main(pool=pool, store=store, slots=slots, file=file, notify=notify)

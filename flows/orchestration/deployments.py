@@ -25,7 +25,7 @@ from flows.orchestration.deployment_file import DeploymentEntry, read
 from flows.orchestration.events import EVENTS, POLICY
 from flows.orchestration.gpu_slots import VARIABLE, variable_name
 from flows.orchestration.server import one_line
-from flows.orchestration.settings import POOL, DeployRefused, configured_url
+from flows.orchestration.settings import POOL, DeployRefused, required_url
 from flows.orchestration.states import mark_crashed
 from storage.store import FORMAT, open_store
 from tasks.inference.environments.packages import installed_tasksets
@@ -40,12 +40,7 @@ def main(pool: str = POOL, store: str = "", slots: int = 1, file: str = "", noti
     at a time, `notify` a notification block of Prefect as type/name. Raises DeployRefused where no server is configured
     or the block is not there, PrefectUnreachable where the server does not answer.
     """
-    url = configured_url()
-    if not url:
-        raise DeployRefused(
-            "no Prefect server is configured, nothing was deployed. Start one (prefect server start) and say where it "
-            "is: export PREFECT_API_URL=http://127.0.0.1:4200/api"
-        )
+    url = required_url("nothing was deployed")
     prefect_api.probe(url)
     entries = read(Path(file) if file else FILE)
     limit = f"{pool}-gpu"

@@ -44,7 +44,7 @@ def approval(run: str, store: str, notify: Callable[..., None]) -> Approve:
     return ask
 
 
-def wait_for_answer(resume: str, question: Question, page: str, clock: Callable[[], float] = time.monotonic) -> Answer:
+def wait_for_answer(resume: str, question: Question, page: str) -> Answer:
     """Pause the flow run around, with a form under `page`, and return what a person answers; `resume` is the command
     that goes on with the run.
 
@@ -59,13 +59,13 @@ def wait_for_answer(resume: str, question: Question, page: str, clock: Callable[
         raise Unanswered(_advice(resume, question, "there is no flow run in which a person could be asked"))
     form = approval_form(page)
     # Before the pause: proposing it may take a while itself.
-    deadline = clock() + question.timeout_seconds
+    deadline = time.monotonic() + question.timeout_seconds
     with get_client(sync_client=True) as client:
         wanted, keyset = _paused_state(question)
         # Before the pause: whoever sees the flow run paused may answer at once, and needs the form for it.
         save_form(form, keyset)
         state = propose_state_sync(client, wanted, flow_run_id=flow_run.id)
-        while state.is_paused() and clock() < deadline:
+        while state.is_paused() and time.monotonic() < deadline:
             time.sleep(min(ASK_SECONDS, question.timeout_seconds))
             # Whoever waits for hours sees a server restarted now and then.
             state = _state(client, flow_run.id) or state

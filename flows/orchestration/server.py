@@ -403,7 +403,7 @@ def failure(problem: BaseException) -> PrefectFailed:
     )
 
 
-def probe(url: str, seconds: float = PROBE_SECONDS) -> None:
+def probe(url: str) -> None:
     """Ask a configured API for its health, with the user's credentials; raise PrefectUnreachable if it has none."""
     import httpx
     from prefect.settings import get_current_settings
@@ -419,7 +419,9 @@ def probe(url: str, seconds: float = PROBE_SECONDS) -> None:
     )
     try:
         auth = (login[0], login[2]) if login else None
-        answer = httpx.get(f"{url.rstrip('/')}/health", timeout=seconds, headers=headers, auth=auth, verify=verify)
+        answer = httpx.get(
+            f"{url.rstrip('/')}/health", timeout=PROBE_SECONDS, headers=headers, auth=auth, verify=verify
+        )
     except (httpx.HTTPError, httpx.InvalidURL, OSError) as problem:
         raise PrefectUnreachable(f"the Prefect API at {url} does not answer: {problem}. {advice}") from problem
     if not answer.is_success:

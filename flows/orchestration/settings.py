@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dotenv import dotenv_values
+
 URL = "PREFECT_API_URL"
 POOL = "stagecoach"
 """The work pool of runs in the file of deployments that comes with the program; `deploy --pool` names another one."""
@@ -26,10 +28,20 @@ def configured_url() -> str:
     """
     return (
         os.environ.get(URL, "")
-        or _dotenv(Path(".env")).get(URL, "")
+        or dotenv_values(".env").get(URL)
         or _nested_value(_toml(Path("prefect.toml")), "api", "url")
         or _nested_value(_toml(Path("pyproject.toml")), "tool", "prefect", "api", "url")
         or _profile_url()
+    )
+
+
+def required_url(outcome: str) -> str:
+    """Return the configured API URL. Raises DeployRefused with the `outcome` where none is configured."""
+    if url := configured_url():
+        return url
+    raise DeployRefused(
+        f"no Prefect server is configured, {outcome}. Start one (prefect server start) and say where it is: "
+        "export PREFECT_API_URL=http://127.0.0.1:4200/api"
     )
 
 
@@ -97,14 +109,6 @@ def _toml(path: Path) -> dict[str, Any]:
         return {}
     except tomllib.TOMLDecodeError as problem:
         raise SettingsUnreadable(f"{path.absolute()} is not valid TOML: {problem}. Correct or remove it") from problem
-
-
-def _dotenv(path: Path) -> dict[str, str]:
-    """Return the plain `NAME=value` lines of a file, quotes taken off."""
-    if not path.is_file():
-        return {}
-    pairs = (line.strip().removeprefix("export ").partition("=") for line in path.read_text().splitlines())
-    return {name.strip(): value.strip().strip("'\"") for name, sign, value in pairs if sign and name[:1] != "#"}
 
 
 def _nested_value(values: Mapping[str, Any], *names: str) -> str:

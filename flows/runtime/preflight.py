@@ -9,7 +9,7 @@ from configs.errors import ConfigError, differing_parts
 from configs.run import RunConfig
 from configs.store_paths import relative_paths
 from flows.orchestration.server import probe
-from flows.orchestration.settings import DeployRefused, configured_url
+from flows.orchestration.settings import DeployRefused, required_url
 from flows.orchestration.table_workers import require_package
 from flows.runtime.environment_checks import environment_findings
 from flows.runtime.machine_facts import container_notes, doubtful_settings
@@ -130,11 +130,7 @@ def require_services(names: Iterable[str]) -> None:
 
     Raises PrefectUnreachable where the server does not answer.
     """
-    if not (url := configured_url()):
-        raise DeployRefused(
-            "placement.services is pools, and no Prefect server is configured. Nothing was started: say where it is, "
-            "for example export PREFECT_API_URL=http://127.0.0.1:4200/api"
-        )
+    url = required_url("and placement.services is pools. Nothing was started")
     probe(url)
     from prefect.client.orchestration import get_client
     from prefect.exceptions import ObjectNotFound

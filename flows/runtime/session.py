@@ -124,11 +124,6 @@ class Session:
             self.num_computed += computed
             self.num_found += not computed
 
-    @property
-    def counts(self) -> str:
-        """How much work was computed and how much was found, in words."""
-        return f"{self.num_computed:,} computed, {self.num_found:,} cached"
-
     def close(self) -> None:
         """End all services; whoever waits for one gets an error."""
         # Threads that sample wait for the engine, and end when it is gone.
@@ -283,7 +278,7 @@ def record_run(session: Session) -> Iterator[None]:
         session.notify("end", ending=event, text=f"run {session.context.run} {event}: {message}")
         raise
     session.record("finished")
-    text = f"run {session.context.run} finished: {session.counts}"
+    text = f"run {session.context.run} finished: {session.num_computed:,} computed, {session.num_found:,} cached"
     session.notify("end", ending="finished", text=text, num_computed=session.num_computed)
 
 

@@ -48,12 +48,10 @@ def finish_step(session: Session, finished: FinishedStep) -> dict[str, Any]:
     """Describe a finished step and tell the watchers."""
     described = describe(session.context, finished.step, finished.refs)
     notify_step(session, described, finished.refs)
-    # Who resumes a run has read the warnings of its finished steps before.
-    if described["computed"] and (warning := low_signal(described)):
-        session.notify("note", text=warning)
-    if described["computed"] and (warning := short_of_groups(finished.step, described.get("groups", {}))):
-        session.notify("note", text=warning)
-    if warning := quarantine_warning(session, finished.batch):
+    warnings = [quarantine_warning(session, finished.batch)]
+    if described["computed"]:  # the warnings of a cached step were read when it was computed
+        warnings = [low_signal(described), short_of_groups(finished.step, described.get("groups", {})), *warnings]
+    for warning in filter(None, warnings):
         session.notify("note", text=warning)
     return described
 
@@ -128,12 +126,9 @@ def describe(context: RunContext, step: int, refs: Sequence[Ref]) -> dict[str, A
     """
     values = step_values(context, refs)
     update = context.table("updates", refs).to_pylist()[-1] if _makes(refs, "updates") else None
-    spans = [Span(ref.stage, ref.seconds, ref.tokens) for ref in refs]
-    seconds = {stage: own.seconds for stage, own in by_stage(spans).items()}
-    stage_tokens = {stage: own.tokens for stage, own in by_stage(spans).items()}
+    spans = by_stage([Span(ref.stage, ref.seconds, ref.tokens) for ref in refs])
     counts = rollout_counts(values)
     groups = {name.partition("/")[2]: int(n) for (_, name), n in values.items() if name.startswith("groups/")}
-    measured = {full_name(*name): value for name, value in values.items()}
     return {
         "step": step,
         "computed": any(ref.computed for ref in refs),
@@ -144,10 +139,10 @@ def describe(context: RunContext, step: int, refs: Sequence[Ref]) -> dict[str, A
         # Out of the accounts, so that it adds up with the other outcomes.
         "num_errored": sum(share["num_traces"] for share in counts["outcomes"] if share["outcome"] == ERRORED),
         "tokens": int(sum(values.get((ALL, f"rollout/{kind}_tokens"), 0) for kind in ("input", "output"))),
-        "seconds": seconds,
+        "seconds": {stage: span.seconds for stage, span in spans.items()},
         "rows": rows_of(refs),
-        "stage_tokens": stage_tokens,
+        "stage_tokens": {stage: span.tokens for stage, span in spans.items()},
         "update": update,
-        "metrics": measured,
+        "metrics": {full_name(*name): value for name, value in values.items()},
         **({"groups": groups} if groups else {}),
     }

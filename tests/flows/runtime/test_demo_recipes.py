@@ -18,7 +18,6 @@ from flows.runtime.demo_sources import (
     build,
     demo_presets,
     demo_recipe,
-    sources_directory,
 )
 from flows.services import engine
 
@@ -61,22 +60,14 @@ TWO = Recipe("It learnt", ("first --count 3", "second"), f"{__name__}:make", mod
 
 
 @pytest.mark.engine
-def test_sources_are_what_the_packages_say(tmp_path: Path, packages: None) -> None:
+def test_sources_are_what_the_packages_say_and_are_made_once(tmp_path: Path, packages: None) -> None:
     build(sources := Sources(tmp_path / "sources"), TWO)
     rows = [json.loads(line)["asked"] for line in sources.demonstrations.read_text().splitlines()]
     assert rows == [["--count", "3"], []]
     made = json.loads((sources.model / "made").read_text())
     assert made == [{"hidden": 8}, ["first", "both", "second"]]
-    assert sorted(path.name for path in (tmp_path / "sources").iterdir()) == [
-        "demonstrations.jsonl",
-        "model",
-        "words.json",
-    ]
-
-
-@pytest.mark.engine
-def test_what_is_there_is_not_made_again(tmp_path: Path, packages: None) -> None:
-    build(sources := Sources(tmp_path / "sources"), TWO)
+    files = sorted(path.name for path in (tmp_path / "sources").iterdir())
+    assert files == ["demonstrations.jsonl", "model", "words.json"]
     sources.demonstrations.write_text("mine")
     (sources.model / "made").write_text("mine")
     build(sources, TWO)
@@ -95,11 +86,6 @@ def test_a_package_that_fails_leaves_nothing_that_looks_complete(tmp_path: Path,
     build(sources, TWO)
     assert (sources.model / "made").is_file()
     assert len(sources.demonstrations.read_text().splitlines()) == 2, "what was left over is not in the new file"
-
-
-def test_each_preset_has_sources_of_its_own() -> None:
-    top = sources_directory("/s")
-    assert top == Path("/s/sources") and sources_directory("/s", "debate") == top / "debate"
 
 
 @pytest.mark.parametrize("preset", demo_presets())
@@ -123,17 +109,10 @@ def test_every_preset_of_ours_with_an_environment_of_ours_can_be_shown() -> None
     assert {name for name in shown if not trained[name].model.path} == set(demo_presets())
 
 
-def test_the_command_passes_the_preset_on_and_refuses_others(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    seen = []
-    monkeypatch.setattr(demo, "train_demo", lambda *args: (load(["demo"]), seen.append(args)))
-    monkeypatch.setattr(demo, "demo_summary", lambda *_: [])
-    assert cli.main(["demo", "calc_tools", "steps=2", "--store", "s"]) == 0
-    assert seen == [("calc_tools", ["steps=2"], "", "s", False)]
+def test_presets_without_a_demo_and_several_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for wrong in (["qwen3_gpu"], ["calc_tools", "debate"]):
         assert cli.main(["demo", *wrong]) == 2
-    assert "demo takes one of demo, alphabet_sort, " in capsys.readouterr().err and len(seen) == 1
+        assert "demo takes one of demo, alphabet_sort, " in capsys.readouterr().err
 
 
 def test_the_summary_says_what_the_recipe_says() -> None:

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from threading import Event
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -16,8 +15,8 @@ import pytest
 from flows.exchange.export_rows import RolloutChoice, chosen_rollouts
 from flows.orchestration.states import GateRefused, RunCancelled
 from flows.runtime import loop
-from flows.runtime.session import record_run
-from flows.runtime.step_report import finish_step
+from flows.runtime.records import FinishedStep
+from flows.runtime.session import Session, record_run
 from storage.schemas.stage_tables import ASSIGNMENTS, ENGINE_METRICS, EXAMPLES
 from storage.store import Store, open_store
 from tasks.inference.sampling.sampler import SamplingPlan
@@ -26,18 +25,15 @@ from tasks.rollout.queue import RolloutQueue
 from tasks.runtime.stage import Policy
 from tests.fixtures import fixed
 from tests.fixtures.commands import run_command
-from tests.fixtures.rehearsal import SMALL, SOURCE, Streaming, made, play, session_for
+from tests.fixtures.rehearsal import SMALL, Streaming, made, play, session_for
 from tests.fixtures.replays import RLOO, ask, walk
+from tests.fixtures.streams import Interrupted, of_steps, stream
 
 STEPS, GROUPS, BOUND = 5, 3, 2
 STREAMED: dict[str, Any] = {"steps": STEPS, "rollout": {"max_off_policy_steps": BOUND}}
 
 
 Change = Callable[[str, dict[str, pa.Table]], dict[str, pa.Table]]
-
-
-class Interrupted(BaseException):
-    """A process that ends in the middle of sampling."""
 
 
 @dataclass
@@ -80,29 +76,18 @@ def run(
     cancel_after: int = STEPS,
     **changes: Any,
 ) -> Store:
-    """Go through a run whose steps take their rollouts from a stream, from where it stands, or up to its death.
+    """Go through a run with a queue; Prefect is asked to cancel it after so many steps."""
 
-    Prefect is asked to cancel it after so many steps.
-    """
-    patch.setattr(rollout, "BatchSampler", sampling.sampler)
-    session = session_for(root, name, **(STREAMED | changes))
-    services: Any = {"engine": sampling, "environments": sampling}
-    session.services = replace(session.services, **services)
-    asked = Event()
-    patch.setattr(session, "_cancellation", SimpleNamespace(asked_for=lambda run: asked.is_set()))
-    with record_run(session):
-        for finished in loop.train_steps(Streaming(session), SOURCE, prefetch=True):
-            finish_step(session, finished)
-            if finished.step + 1 == cancel_after < STEPS:
-                asked.set()
-    return session.context.store
+    def cancel(session: Session, finished: FinishedStep) -> None:
+        if finished.step + 1 == cancel_after < STEPS:
+            patch.setattr(session, "_cancellation", SimpleNamespace(asked_for=lambda run: True))
+
+    return stream(root, patch, sampling, name, cancel, **(STREAMED | changes))
 
 
 def intakes(store: Store, name: str = "base") -> list[list[dict[str, Any]]]:
     """The rows of intakes of each step, in order."""
-    steps = store.ledger.entries(run=name, stage="rollout")
-    found = {each.step: store.read(each.slices("intakes")).to_pylist() for each in steps if not each.part}
-    return [sorted(found[step], key=lambda row: row["place"]) for step in sorted(found)]
+    return [sorted(rows, key=lambda row: row["place"]) for rows in of_steps(store, "intakes", name)]
 
 
 @pytest.mark.parametrize("bound", [2, 4])
@@ -186,14 +171,9 @@ def alike(names: set[str]) -> Change:
     return change
 
 
-def of_step(store: Store, stage: str, table: str) -> list[list[dict[str, Any]]]:
-    """The rows of a table by step, of all results of a stage."""
-    return [[row for rows in made(store, stage, table, step=step) for row in rows] for step in range(STEPS)]
-
-
 def taken_groups(store: Store) -> list[list[str]]:
     """The groups that each step took."""
-    return [[row["group_id"] for row in rows] for rows in of_step(store, "rollout", "intakes")]
+    return [[row["group_id"] for row in rows] for rows in of_steps(store, "intakes")]
 
 
 @pytest.mark.engine
@@ -216,7 +196,7 @@ def test_a_step_takes_further_groups_in_place_of_those_that_teach_nothing_crash_
     for groups in taken:
         assert len({*groups} - dull) == GROUPS, "a step trains on as many groups as it wants"
     assert any(len(groups) > GROUPS for groups in taken)
-    assert max(row["age"] for rows in of_step(store, "rollout", "intakes") for row in rows) <= BOUND
+    assert max(row["age"] for rows in of_steps(store, "intakes") for row in rows) <= BOUND
 
 
 def test_a_step_of_which_nothing_is_left_takes_another_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,8 +210,8 @@ def test_a_step_says_how_full_the_engine_was_who_waited_and_how_old_its_tokens_a
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = run(tmp_path / "store", monkeypatch, Sampling(order=lambda groups: groups[::-1], batch=4))
-    loads, measured = of_step(store, "rollout", "intake_loads"), of_step(store, "metrics", "metrics")
-    traces = of_step(store, "rollout", "traces")
+    loads, measured = of_steps(store, "intake_loads"), of_steps(store, "metrics", stage="metrics")
+    traces = of_steps(store, "traces")
     for step in range(STEPS):
         found = {row["name"]: row["value"] for row in measured[step] if row["name"].startswith("stream/")}
         seconds = sum(row["seconds"] for row in loads[step])
@@ -346,13 +326,13 @@ def test_a_resumed_run_draws_the_same_examples(tmp_path: Path, monkeypatch: pyte
     before = {entry.step: entry.key for entry in open_store(tmp_path / "store").ledger.entries(stage="assignment")}
     resumed = run(tmp_path / "store", monkeypatch, Sampling(), **POOLS)
     drawn, keys = (
-        (of_step(store, "assignment", "assignments") for store in (undisturbed, resumed)),
+        (of_steps(store, "assignments", stage="assignment") for store in (undisturbed, resumed)),
         {entry.step: entry.key for entry in resumed.ledger.entries(run="base", stage="assignment")},
     )
     first, second = drawn
     assert first == second and before.items() <= keys.items()
     run(tmp_path / "store", monkeypatch, again := Sampling(), "other", **POOLS)
-    assert again.sampled == [] and of_step(resumed, "assignment", "assignments") == first
+    assert again.sampled == [] and of_steps(resumed, "assignments", stage="assignment") == first
 
 
 class Counted:
@@ -379,7 +359,7 @@ class Counted:
 def test_what_engines_count_goes_with_the_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rollout, "EngineMetrics", Counted)
     store = run(tmp_path / "store", monkeypatch, Sampling(), engine={"metrics": True})
-    steps = of_step(store, "rollout", "engine_metrics")
+    steps = of_steps(store, "engine_metrics")
     values = Counter(row["value"] for step in steps for row in step)
     assert len(steps) == STEPS and all(steps) and values[1.0] == STEPS * GROUPS
     assert 0 < values[100.0] <= Counted.ended, "what was counted at the end of a turn goes with a group of the next"

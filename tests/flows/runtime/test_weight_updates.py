@@ -12,29 +12,22 @@ import pytest
 
 from configs.run import View
 from flows.queries.row_lineage import find_rows, traverse
-from flows.runtime import loop
-from flows.runtime.session import record_run
-from flows.runtime.step_report import finish_step
 from storage.read.frames import Frames
 from storage.store import Store, open_store
 from tasks.inference.engine.client import ServedModel
 from tasks.inference.sampling.lost_servers import ServiceLost
 from tasks.inference.sampling.sampler import SamplingPlan
-from tasks.rollout import stage as rollout
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Attempt, Outputs, Policy, Stage
 from tests.fixtures import fixed
 from tests.fixtures.builders import table
-from tests.fixtures.rehearsal import SMALL, SOURCE, STAND_INS, Streaming, session_for
+from tests.fixtures.rehearsal import SMALL, STAND_INS
 from tests.fixtures.replays import RLOO, ask, walk
+from tests.fixtures.streams import Interrupted, of_steps, stream
 
 STEPS, GROUPS, BOUND = 6, 3, 2
 LAST = STEPS - 1 - BOUND
 """The version of the last policy that the stream is given."""
-
-
-class Interrupted(BaseException):
-    """A process that ends in the middle of sampling."""
 
 
 @dataclass
@@ -152,27 +145,9 @@ def run(
     **rollouts: Any,
 ) -> Store:
     """Go through a run whose weights are exchanged under its rollouts, from where it stands, or up to its death."""
-    patch.setattr(rollout, "BatchSampler", sampling.sampler)
     settings = {"max_off_policy_steps": BOUND, "weight_update": update, **rollouts}
     assigned = SMALL["assignment"] | ({"oversampling": oversampling} if oversampling > 1 else {})
-    session = session_for(root, "base", steps=STEPS, rollout=settings, assignment=assigned)
-    services: Any = {"engine": sampling, "environments": sampling}
-    session.services = replace(session.services, **services)
-    with record_run(session):
-        for finished in loop.train_steps(Streaming(session), SOURCE, prefetch=True):
-            finish_step(session, finished)
-    return session.context.store
-
-
-def of_steps(store: Store, name: str, run: str = "base") -> list[list[dict[str, Any]]]:
-    """The rows of a table of the rollouts of each step."""
-    steps = [entry for entry in store.ledger.entries(run=run, stage="rollout") if not entry.part]
-    found = {each.step: store.read(each.slices(name)).to_pylist() if name in _tables(each) else [] for each in steps}
-    return [found[step] for step in sorted(found)]
-
-
-def _tables(entry: Any) -> set[str]:
-    return {piece.table for piece in entry.outputs}
+    return stream(root, patch, sampling, steps=STEPS, rollout=settings, assignment=assigned)
 
 
 @pytest.mark.parametrize("refusals", [0, 3])
@@ -330,18 +305,12 @@ def test_a_group_that_a_step_would_wait_for_is_stopped_and_replaced(
     examples = [assigned[name]["example_id"] for name in sorted(LONG)]
     assert ([row["example_id"] for row in new.values()] == examples) == (stale == "top_up")
     assert not {row["seed"] for row in new.values()} & {assigned[name]["seed"] for name in LONG}
-    measured = {row["name"]: row["value"] for row in of_stage(store, "metrics", "metrics", step=2)}
+    measured = {row["name"]: row["value"] for row in of_steps(store, "metrics", stage="metrics")[2]}
     assert measured["accounting/stale"] == sum(len(row["assignment_ids"]) for row in found.values())
     assert measured["stream/stale"] == len(LONG) / (len(LONG) + GROUPS)
     again, steps = walk(ask(root, from_stage="filtering", overrides=[RLOO]))
     assert len(steps) == STEPS
     assert of_steps(store, "stale_groups", again.context.run) == of_steps(store, "stale_groups")
-
-
-def of_stage(store: Store, stage: str, name: str, step: int) -> list[dict[str, Any]]:
-    """The rows of a table that a stage made for a step."""
-    entries = [entry for entry in store.ledger.entries(run="base", stage=stage) if entry.step == step]
-    return [row for entry in entries for row in store.read(entry.slices(name)).to_pylist()]
 
 
 @pytest.mark.engine
