@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from flows.cli.status import describe
 from flows.queries.store_reader import StoreReader
 from storage.store import Store, open_store
 from tasks.learner.tiny import tiny_qwen3
-from tests.fixtures.driving import NAME, ROOT, SETTINGS, Driven, Life, weights
+from tests.fixtures.driving import NAME, ROOT, SETTINGS, Driven, Life
 from tests.fixtures.programs import ask, environment
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -139,19 +138,3 @@ def test_a_run_that_nobody_answers_ends_and_says_how_to_be_asked_again(run: Driv
     last = store.runs.events("unanswered")[-1]
     assert last.event == "failed" and "stagecoach resume unanswered" in last.message
     assert not decisions(store, "unanswered") and len(store.ledger.entries(run="unanswered", stage="packing")) == 1
-
-
-@pytest.mark.nightly
-def test_a_rule_stops_a_run_and_the_weights_are_those_of_a_run_without_it(run: Driven, tmp_path: Path) -> None:
-    model = next(each for each in run.overrides if each.startswith("model.path="))
-    ungated, ruled = (Driven(tmp_path / name, (*SETTINGS, model)) for name in ("ungated", "ruled"))
-    for each in (ungated, ruled):
-        each.directory.mkdir()
-    assert ungated.live().status == 0
-    stopped = ruled.live(overrides=['gate={type="rule", rule="reward_mean > 0.45"}'])
-    assert (
-        stopped.status != 0 and "step 1: the batch was refused by rule: reward_mean > 0.45 does not" in stopped.output
-    )
-    again = ruled.live(overrides=['gate={type="rule", rule="reward_mean > 0.4"}'])
-    assert again.status == 0, again.output
-    assert weights(open_store(ruled.store)) == weights(open_store(ungated.store)) != []

@@ -19,14 +19,14 @@ from tasks.inference.environments.servers import LoadedEnvironment
 from tasks.runtime.run_context import RunContext
 from tests.fixtures import builders, fixed, replays
 from tests.fixtures.builders import example, table
-from tests.fixtures.rehearsal import SMALL, SOURCE, rehearse, session_for
+from tests.fixtures.rehearsal import SMALL, SOURCE, notes_of, rehearse, session_for
 
 ONE = {"agent": True}
 
 
 def checked(session: Session, seats: dict[str, bool] = ONE, needs_nothing: bool = True) -> tuple[int, list[str]]:
     """Do the preflight of a session; return how often its environment, of these seats, was asked, and the notes."""
-    calls, notes = list[None](), list[str]()
+    calls, notes = list[None](), notes_of(session)
     held_out = table("examples", [example("held-out", fixed.ENVIRONMENT, "eval")])
     examples = pa.concat_tables([fixed.examples(), held_out])
 
@@ -34,7 +34,6 @@ def checked(session: Session, seats: dict[str, bool] = ONE, needs_nothing: bool 
         calls.append(None)
         return {fixed.ENVIRONMENT: LoadedEnvironment(examples, EnvironmentFacts(seats, scores=True))}
 
-    session.watchers = (lambda event, facts: notes.append(facts["text"]) if event == "note" else None,)
     session.environments.load = load  # type: ignore[method-assign]
     session.source = replace(SOURCE, weights=str(builders.model(Path(session.config.store).parent / "model")))
     if needs_nothing:

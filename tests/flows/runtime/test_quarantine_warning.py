@@ -9,7 +9,7 @@ from flows.queries.step_history import step_history
 from flows.runtime import loop
 from flows.runtime.step_report import finish_step
 from storage.store import Store
-from tests.fixtures.rehearsal import SOURCE, Rehearsal, rehearse, session_for
+from tests.fixtures.rehearsal import SOURCE, Rehearsal, notes_of, rehearse, session_for
 
 pytestmark = pytest.mark.engine
 
@@ -19,8 +19,7 @@ RLOO: dict[str, Any] = {"algorithm": {"type": "rloo"}}
 def notes(root: Path, name: str, **changes: Any) -> list[str]:
     """Walk the small run as the flow does and return the warnings about quarantines."""
     session = session_for(root, name, **changes)
-    told: list[str] = []
-    session.watchers = (lambda event, facts: told.append(facts["text"]) if event == "note" else None,)
+    told = notes_of(session)
     for finished in loop.train_steps(Rehearsal(session), SOURCE):
         finish_step(session, finished)
     return [text for text in told if "quarantine" in text]

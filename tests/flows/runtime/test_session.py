@@ -21,6 +21,7 @@ from flows.services.pools import TOKEN
 from storage.errors import StoreUnavailable
 from storage.store import open_store
 from tasks.runtime.run_context import RunContext
+from tests.fixtures.rehearsal import notes_of
 from tests.fixtures.waiting import until
 
 
@@ -87,8 +88,7 @@ def test_what_goes_wrong_is_in_the_events_and_passed_on(
 
 
 def test_a_process_that_goes_to_work_later_is_a_note_once_at_the_next_step(session: Session) -> None:
-    notes: list[str] = []
-    session.watchers = (lambda event, facts: notes.append(facts["text"]) if event == "note" else None,)
+    notes = notes_of(session)
     with record_run(session):
         session.notify("stage", stage="rollout", step=1, evaluating=False)
         assert notes == []
@@ -199,8 +199,7 @@ SLOW = "engine", 30.0, Path("engine.log")
 
 
 def test_a_store_that_refuses_a_loss_stops_nobody(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-    session.watchers = (lambda event, facts: seen.append(facts["text"]) if event == "note" else None,)
+    seen = notes_of(session)
     with record_run(session):
 
         def refuse(*_: Any) -> None:
