@@ -72,7 +72,11 @@ LATE = {"where": {"colour": ["red"]}, "num_examples": 1}
             {"own": {"drop_judge": False}},
             ["algorithm.type: environment 'game' trains 2 seats (agent, judge)"],
         ),
-        (ONE, {"kind": "evaluate", "evaluation": {"sets": SETS}}, ["evaluation.sets.1: 4 examples"]),
+        (
+            ONE,
+            {"kind": "evaluate", "evaluation": {"sets": SETS}},
+            ["evaluation.sets.1: environment 'game' has 4 examples"],
+        ),
         (ONE, {"kind": "evaluate", "evaluation": LATE}, ["evaluation: "]),
     ],
 )
