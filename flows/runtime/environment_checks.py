@@ -117,7 +117,7 @@ def _of_environment(
     if facts.num_repeated:
         yield NOTE, f"{where}: {facts.num_repeated:,} examples of {name!r} repeat earlier ones and are left out"
     if not facts.scores:
-        yield _unscored(config, where, environment)
+        yield _reward_finding(config, where, environment)
     yield from _keys(where, environment, facts)
     if long := loaded.long_prompts:
         yield (
@@ -133,7 +133,7 @@ def _of_environment(
     yield from _long_first_prompts(config.engine.max_model_len, where, name, loaded.examples, count)
 
 
-def _unscored(config: RunConfig, where: str, environment: EnvironmentConfig) -> Finding:
+def _reward_finding(config: RunConfig, where: str, environment: EnvironmentConfig) -> Finding:
     """Return a finding for rewards that nothing gives: it stops a run that trains on them."""
     algorithm = config.algorithm_of(environment.name)
     why = (
