@@ -64,11 +64,11 @@ def _wait_for_slot(limit: str, run: str, tell: Callable[[str], None]) -> str:
     """Return the id of the slot that the run holds now; empty where Prefect has no such limit."""
     import httpx
 
-    leases, said = defaultdict[str, RenewalWatch](lambda: RenewalWatch(LEASE_SECONDS, LOOK_SECONDS)), ""
+    renewals, said = defaultdict[str, RenewalWatch](lambda: RenewalWatch(LEASE_SECONDS, LOOK_SECONDS)), ""
     while True:
         holders: list[str] | None = None
         try:
-            slot, holders = _try_slots(limit, run, leases)
+            slot, holders = _try_slots(limit, run, renewals)
         except httpx.HTTPError as problem:
             slot = ""
             _log.warning("Prefect does not say who holds %s: %s", limit, one_line(problem))
@@ -87,7 +87,7 @@ def _wait_for_slot(limit: str, run: str, tell: Callable[[str], None]) -> str:
         time.sleep(LOOK_SECONDS)
 
 
-def _try_slots(limit: str, run: str, leases: Mapping[str, RenewalWatch]) -> tuple[str, list[str]]:
+def _try_slots(limit: str, run: str, renewals: Mapping[str, RenewalWatch]) -> tuple[str, list[str]]:
     """Return the id of a slot that was free, or else the runs that hold them; both empty where no such limit exists."""
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import VariableCreate
@@ -99,7 +99,7 @@ def _try_slots(limit: str, run: str, leases: Mapping[str, RenewalWatch]) -> tupl
         for index in range(recorded.value["slots"] if recorded else 0):
             name = f"{limit}-{index}"
             held: Any = client.read_variable_by_name(name)
-            if held is not None and not leases[name].look((held.id, held.value)):
+            if held is not None and not renewals[name].look((held.id, held.value)):
                 _log.warning("slot %s was not renewed for %.0f s by run %s", name, LEASE_SECONDS, held.value["run"])
                 _delete(str(held.id))
                 held = None
