@@ -182,6 +182,13 @@ def one_run(names: Iterable[str]) -> str:
     return names[0] if names else "latest"
 
 
+def open_reader(store: str) -> "StoreReader":
+    """Return a reader of a store for one answer: it forgets nothing. Raises LayoutError without a store."""
+    from flows.queries.store_reader import StoreReader
+
+    return StoreReader.at(store or default_store(), most_bytes=None)
+
+
 def stored_run(store: str, run: str) -> "tuple[StoreReader, str, RunConfig]":
     """Return a reader of a store, and name and config of a run of it, `latest` for the newest.
 

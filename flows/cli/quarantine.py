@@ -1,128 +1,18 @@
-"""Marks rollouts that turned out to be unfit for training, and lists every batch, step and policy that used them."""
+"""The command quarantine: marks rollouts that turned out to be unfit for training, or lists the marks."""
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import groupby
-from typing import Annotated
-
-import polars as pl
+from typing import TYPE_CHECKING, Annotated
 
 from configs.store import default_store
 from flows.cli.arguments import Json, StoreOption, UsageError, option
-from flows.queries.conditions import BadCondition, condition_of, matching_rows
-from flows.queries.views import ROLLOUT_COLUMNS, relations
 from flows.reporting.formats import console, grid, say
-from storage.read.frames import Frames
-from storage.read.lineage import Graph, Work
-from storage.read.views import select
-from storage.records import ALL_RUNS, Quarantine
-from storage.store import Store, open_store
 
-
-class NoSuchRollouts(ValueError):
-    """A condition describes no rollout, or is none."""
-
-
-def search(store: Store, where: str, run: str = "") -> tuple[list[str], int]:
-    """Return the sorted ids of the rollouts for which the condition `where` holds, and of how many it was asked.
-
-    They are of one run, if it is named, as that run uses them. Of all runs a rollout that was graded again has a row
-    with each grading; one is enough. Only what the condition speaks of is read. Raises RunUnknown, and NoSuchRollouts
-    where the condition is none or holds for nothing.
-    """
-    frames = Frames(store, relations)
-    frames = frames.run(run) if run else frames
-    try:
-        condition = condition_of(where)
-        rows = frames["rollouts"].select("trace_id", *sorted(condition.columns - {"trace_id"})).collect()
-        found = matching_rows(rows, condition)["trace_id"].unique().sort().to_list()
-    except BadCondition as error:
-        raise NoSuchRollouts(f"--where {error}\nNothing was recorded.") from error
-    looked_at = rows["trace_id"].n_unique()
-    if not found:
-        place = f"run {run!r}" if run else "any run"
-        what = f"no rollout of {place} fits: {where!r} holds for none of {looked_at}."
-        raise NoSuchRollouts(
-            f"{what}\nNothing was recorded. The columns of rollouts are: {', '.join(ROLLOUT_COLUMNS)}."
-        )
-    return found, looked_at
-
-
-@dataclass(frozen=True)
-class BatchUse:
-    """One batch of one run that holds samples of the rollouts."""
-
-    run: str
-    step: int
-    batch: str
-    """Key of the packing that made the batch."""
-    num_rows: int | None
-    """Packed rows with such a sample; None where the batch's rows are kept no longer, and nobody knows."""
-    num_samples: int | None
-    num_tokens: int | None
-    """Tokens of these samples, prompts included."""
-    policy: str | None
-    """Key of the policy that was trained on the batch; None where none was."""
-    version: int | None
-    """Its version; every later policy of the run comes from it."""
-    num_later: int
-    """Policies of the run that were trained from it, directly or not."""
-
-
-Counts = tuple[int | None, int | None, int | None]
-"""Rows, samples and tokens of a batch that are of certain rollouts; all None where its rows are kept no longer."""
-_COUNTS = """
-select key, count(distinct "row"), count(*), sum(stop - start)::bigint
-from (
-    select
-        key,
-        "row",
-        regexp_extract(unnest(sample_ids), '(?s)^(.*)/', 1) as trace_id,
-        -- Padding follows the last sample.
-        unnest(cu_seqlens[1:len(sample_ids)]) as start,
-        unnest(cu_seqlens[2:len(sample_ids) + 1]) as stop
-    from batches
-)
-where list_contains($ids::varchar[], trace_id)
-group by key
-"""
-
-
-def uses(store: Store, trace_ids: Iterable[str]) -> list[BatchUse]:
-    """Return where rollouts were used, by run and step; a batch that a run shares with another counts for both."""
-    frames, ids = Frames(store, relations), sorted(set(trace_ids))
-    rows = store.scan("traces").select("trace_id", "key").filter(pl.col("trace_id").is_in(ids))
-    touched = set(rows.collect()["key"].to_list())  # rollouts, and what graded them again
-    # By the keys in the inputs first: reading every batch of a store would take minutes.
-    batches = [work for work in frames.graph.makers("batches") if not touched.isdisjoint(work.inputs.values())]
-    counts = _counts(frames, batches, ids)
-    found = [
-        use for batch in batches if batch.key in counts for use in _uses_of(frames.graph, batch, counts[batch.key])
-    ]
-    return sorted(found, key=lambda use: (use.run, use.step, use.batch))
-
-
-def _counts(frames: Frames, batches: Sequence[Work], ids: Sequence[str]) -> dict[str, Counts]:
-    """Return how many rows, samples and tokens of batches are of these traces, by key; none where nothing is."""
-    expired = frames.store.slices.expired_slices
-    gone: dict[str, Counts] = {
-        batch.key: (None, None, None) for batch in batches if expired.find(batch.slices_of("batches"))
-    }
-    kept = frames.rows([batch for batch in batches if batch.key not in gone], "batches")
-    found = select({"batches": lambda: kept}, _COUNTS, ids=ids)
-    return gone | {key: (rows, samples, tokens) for key, rows, samples, tokens in found.iter_rows()}
-
-
-def _uses_of(graph: Graph, batch: Work, counts: Counts) -> Iterator[BatchUse]:
-    for run in batch.runs:
-        of_run = graph.of_run(run)
-        policies = [work for work in of_run.children(batch.key) if work.stage == "training"]
-        if not policies:
-            yield BatchUse(run, batch.step, batch.key, *counts, None, None, 0)
-        for policy in policies:
-            later = sum(work.stage == "training" for work in of_run.descendants(policy.key))
-            yield BatchUse(run, batch.step, batch.key, *counts, policy.key, policy.step + 1, later)
+if TYPE_CHECKING:
+    from flows.cli.unfit_rollouts import BatchUse
+    from storage.records import Quarantine
 
 
 def quarantine(
@@ -141,6 +31,10 @@ def quarantine(
 
     Raises NoSuchRollouts for a condition that is none or matches nothing, RunUnknown for an unknown run.
     """
+    from flows.cli.unfit_rollouts import search, uses
+    from storage.records import ALL_RUNS
+    from storage.store import open_store
+
     if not listing and not (where.strip() and (reason.strip() or dry_run)):
         raise UsageError("say which rollouts (--where) and why (--reason); --list shows what was marked before")
     root = open_store(store or default_store())
@@ -178,7 +72,7 @@ def quarantine(
     return 0
 
 
-def _print_uses(used: Sequence[BatchUse]) -> None:
+def _print_uses(used: "Sequence[BatchUse]") -> None:
     if not used:
         say("No batch holds a sample of them.")
         return
@@ -197,7 +91,7 @@ def _print_uses(used: Sequence[BatchUse]) -> None:
         say(_summary(list(of_run)))
 
 
-def _summary(used: Sequence[BatchUse]) -> str:
+def _summary(used: "Sequence[BatchUse]") -> str:
     """Return in a line what one run made of the rollouts."""
     made = [use.version for use in used if use.version is not None]
     samples, tokens = sum(use.num_samples or 0 for use in used), sum(use.num_tokens or 0 for use in used)
@@ -210,7 +104,7 @@ def _summary(used: Sequence[BatchUse]) -> str:
     return f"{text}; policies {min(made)} to {last} were trained on them or come from one that was"
 
 
-def _print_all(quarantines: Sequence[Quarantine], as_json: bool) -> None:
+def _print_all(quarantines: "Sequence[Quarantine]", as_json: bool) -> None:
     if as_json:
         print(json.dumps([{**asdict(one), "at": one.at.isoformat()} for one in quarantines]))
         return

@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 from rich.text import Text
 
 from configs.errors import did_you_mean
-from configs.store import default_store
-from flows.cli.arguments import Count, Json, RunOrLatest, StoreOption, UsageError, option, stored_run
+from flows.cli.arguments import Count, Json, RunOrLatest, StoreOption, UsageError, open_reader, option, stored_run
 from flows.reporting.formats import compact_number, console, grid, paint, say, seconds, size
 
 Row = dict[str, Any]
@@ -28,9 +27,8 @@ def runs(
 ) -> int:
     """Print the runs of a store, the newest last. Raises LayoutError without a store; none is made."""
     from flows.queries.runs import runs as recorded_runs
-    from flows.queries.store_reader import StoreReader
 
-    rows = recorded_runs(StoreReader.at(store or default_store(), most_bytes=None)).to_dicts()
+    rows = recorded_runs(open_reader(store)).to_dicts()
     rows = [row for row in rows if kind in (None, row["kind"]) and state in ("", row["state"])]
     if as_json:
         print(json.dumps(rows, default=datetime.isoformat))

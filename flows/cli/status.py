@@ -8,8 +8,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any
 
-from configs.store import default_store
-from flows.cli.arguments import Json, StoreOption, option, stored_run
+from flows.cli.arguments import Json, StoreOption, open_reader, option, stored_run
 from flows.reporting.formats import console, grid, moment, say, seconds
 
 if TYPE_CHECKING:
@@ -34,13 +33,12 @@ def status(
     Raises ConfigError for an unknown run, LayoutError without a store; none is made.
     """
     from flows.queries.run_state import deciding_event, is_going
-    from flows.queries.store_reader import StoreReader
 
     if run:
         reader, name, _ = stored_run(store, run)
         names = [name]
     else:
-        reader = StoreReader.at(store or default_store(), most_bytes=None)
+        reader = open_reader(store)
         names = reader.store.runs.names()
     events = {name: deciding_event(reader.store.runs.events(name)) for name in names}
     live = [describe(reader, name, event) for name, event in events.items() if is_going(event)]

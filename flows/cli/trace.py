@@ -1,37 +1,17 @@
-"""The command trace: the outcome of a rollout, its rewards, its messages, and its tokens in colour.
-
-Texts of models and environments are made visible (flows.reporting.formats) and put into rich texts, which are never
-read as markup. A pipe, or NO_COLOR, gets plain text without any escape.
-"""
+"""The command trace: the outcome of a rollout, its rewards, its messages, and its tokens in colour."""
 
 import json
-import os
-import re
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import polars as pl
-from rich.console import Console, RenderableType
+from flows.cli.arguments import Force, Index, StoreOption, one_of, open_reader, option
 
-from configs.store import default_store
-from flows.cli.arguments import Force, Index, StoreOption, one_of, option
-from flows.queries.messages import branches
-from flows.queries.messages import messages as read_messages
-from flows.queries.request import BadQuestion, plain
-from flows.queries.store_reader import StoreReader
-from flows.queries.tokens import tokens as read_tokens
-from flows.queries.trace import FoundTrace, outcome_of, trace_use
-from flows.viewer import addresses
-from flows.viewer.terminal import MEASURES, PrintOptions, conversation, head, token_list
-from storage.read.damage import reading
-
-WIDTH = 120
-"""Columns of output that goes into a pipe or a file."""
 NARROWEST = 20
 """The smallest width that an option may set, in columns."""
 CONTENT, FORM = one_of(), one_of()
-COLOURS = f"the measure that colours tokens: {', '.join(MEASURES)}"
+COLOURS = """\
+the measure that colours tokens: advantage, rl_weight, ce_weight, ref_kl_weight, trained_rl_weight, engine, learner, \
+ratio, mismatch, entropy, reference, signal, outside, policy, mask, trained"""
 
 
 def trace(
@@ -52,12 +32,19 @@ def trace(
     store: StoreOption = "",
 ) -> int:
     """Print a trace, or write its page to a file. Raises NotThere, BadQuestion, LayoutError without a store."""
+    from flows.cli.trace_parts import as_values, terminal, trace_parts
+    from flows.queries.request import BadQuestion
+    from flows.queries.trace import trace_use
+    from flows.viewer import addresses
+    from flows.viewer.terminal import MEASURES, PrintOptions
+    from storage.read.damage import reading
+
     if color and color not in MEASURES:
         raise BadQuestion(f"--color {color}: there are {', '.join(MEASURES)}")
     if width is not None and width < NARROWEST:
         raise BadQuestion(f"--width {width}: at least {NARROWEST}, or nothing can be read")
     options = PrintOptions(color, branch, messages, tokens, text, whole)
-    reader, out = StoreReader.at(store or default_store(), most_bytes=None), terminal(width)
+    reader, out = open_reader(store), terminal(width)
     with reading(reader.store):
         rollout = trace_use(reader, id, reader.latest() if run == "latest" else run)
         if save:
@@ -65,7 +52,7 @@ def trace(
             from flows.viewer.routes import save_page
 
             address = addresses.trace(rollout.run, rollout.trace_id, rollout.key)
-            parts: list[RenderableType] = [save_page(reader, address, Path(save), force)]
+            parts: list[Any] = [save_page(reader, address, Path(save), force)]
         elif as_json:
             parts = [json.dumps(as_values(reader, rollout, options), allow_nan=False)]
         else:
@@ -73,65 +60,3 @@ def trace(
     for part in parts:
         print(part) if isinstance(part, str) else out.print(part)
     return 0
-
-
-def terminal(width: int | None = None) -> Console:
-    """Return a console for texts of others: nothing in them is markup, and NO_COLOR is no escape at all."""
-    plainly = bool(os.environ.get("NO_COLOR"))
-    wide = width or (None if sys.stdout.isatty() or os.environ.get("COLUMNS") else WIDTH)
-    return Console(width=wide, color_system=None if plainly else "auto", markup=False, emoji=False, highlight=False)
-
-
-def trace_parts(reader: StoreReader, rollout: FoundTrace, options: PrintOptions, out: Console) -> list[RenderableType]:
-    """Return all that is printed of a trace; `out` is where, for there may be no colours, and little room."""
-    rows = read_messages(reader, rollout)
-    own = within(rows, options)
-    draw = token_list if options.tokens else conversation
-    return [*head(reader, rollout, rows, options.whole), *draw(reader, rollout, rows, own, options, out)]
-
-
-def within(rows: pl.DataFrame, options: PrintOptions) -> pl.DataFrame:
-    """Return the messages of the branch and the span that are asked for. Raises BadQuestion where there are none."""
-    if options.branch is not None:
-        paths = branches(rows)
-        if not 0 <= options.branch < len(paths):
-            raise BadQuestion(f"--branch {options.branch}: the trace has {len(paths)}, numbered from 0")
-        rows = rows.filter(pl.col("message").is_in(paths[options.branch]))
-    if not options.span:
-        return rows
-    first, last = _ends(options.span)
-    found = rows.filter(pl.col("message") >= first)
-    found = found if last is None else found.filter(pl.col("message") <= last)
-    if found.is_empty():
-        highest = rows["message"].to_list()[-1]
-        raise BadQuestion(f"--messages {options.span}: no message has such a number; the last is {highest}")
-    return found
-
-
-def _ends(span: str) -> tuple[int, int | None]:
-    first, colon, last = span.partition(":")
-    # int() would take digits of other scripts and underscores too, which are mistakes here.
-    if not re.fullmatch("[0-9]+|[0-9]+:[0-9]*|:[0-9]+", span):
-        raise BadQuestion(f"--messages {span}: write 4, 3:7, 3: or :7; both ends are included")
-    if not colon:
-        return int(first), int(first)
-    return int(first or 0), int(last) if last else None
-
-
-def as_values(reader: StoreReader, rollout: FoundTrace, options: PrintOptions) -> dict[str, Any]:
-    """Return a trace as plain JSON values: its row, its outcome, its messages and all of their tokens."""
-    rows = read_messages(reader, rollout)
-    own = within(rows, options)
-    values = {
-        "run": rollout.run,
-        "step": rollout.step,
-        "key": rollout.key,
-        "trace": dict(rollout.row),
-        "outcome": outcome_of(reader, rollout),
-        "branches": branches(rows),
-        "messages": own.to_dicts(),
-        "tokens": read_tokens(reader, rollout, own["message"].to_list()).to_dicts(),
-    }
-    # Times and the like become texts once, here, so that whoever prints it has JSON values alone.
-    shown: dict[str, Any] = json.loads(json.dumps(plain(values), default=str))
-    return shown

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from flows.cli.questions import trace_lineage
+from flows.cli.lineage_tree import trace_lineage
 from flows.exchange.export import export
 from flows.exchange.export_rows import RolloutChoice
 from flows.exchange.imports import ImportRequest, import_files

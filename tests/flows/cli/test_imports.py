@@ -33,8 +33,8 @@ def loaded_by(*commands: Sequence[str], status: int = 0) -> set[str]:
 
 
 HEAVY = {*WORLDS, *WEB, "duckdb", "polars", "pyarrow", "pydantic", "numpy", "deltalake"}
-NOT_YET = {"lineage", "why", "sql", "traces", "trace", "diff", "curves", "evals", "quarantine"}
-"""Commands whose modules still import what their functions need."""
+NOT_YET = {"sql"}
+"""Its module still imports what its function needs."""
 
 
 @pytest.mark.parametrize(

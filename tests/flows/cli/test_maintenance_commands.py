@@ -10,7 +10,7 @@ from flows.runtime.maintenance import readers
 from storage.errors import SliceExpired
 from storage.schemas.stage_tables import STAGE_TABLES
 from storage.store import open_store
-from tests.fixtures.commands import Call
+from tests.fixtures.commands import Call, file_bytes
 from tests.fixtures.faults import spoil
 from tests.fixtures.histories import age, contents, finish, train, two_runs
 
@@ -23,10 +23,6 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (place / "logs" / run).mkdir(parents=True)
         (place / "logs" / run / "engine.log").write_text("...")
     return place
-
-
-def state(root: Path) -> list[tuple[str, int, int]]:
-    return sorted((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in root.rglob("*"))
 
 
 @pytest.mark.parametrize(
@@ -43,9 +39,9 @@ def state(root: Path) -> list[tuple[str, int, int]]:
     ids=" ".join,
 )
 def test_what_changes_nothing(root: Path, argv: list[str], call: Call) -> None:
-    before = state(root)
+    before = file_bytes(root)
     call(*argv)
-    assert state(root) == before
+    assert file_bytes(root) == before
 
 
 def test_gc_says_what_goes_and_removes_it(root: Path, call: Call) -> None:
@@ -77,6 +73,7 @@ def test_gc_asks(root: Path, monkeypatch: pytest.MonkeyPatch, answer: str, statu
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
+        (["repair", "--store", "nothing"], "there is no store here"),
         (["gc", "--keep", "nobody"], "there is no run nobody"),
         (["gc", "--remove", "nobody"], "there is no run nobody"),
         (["gc", "--keep", "new", "--remove", "old"], "to keep and runs to remove at once"),
@@ -92,10 +89,10 @@ def test_gc_asks(root: Path, monkeypatch: pytest.MonkeyPatch, answer: str, statu
 )
 def test_what_is_refused(root: Path, argv: list[str], words: str, call: Call) -> None:
     train(open_store(root), "open", "z", finished=False)
-    before = state(root)
+    before = file_bytes(root)
     status, said = call(*argv)
     assert status == 2 and words in said and "Traceback" not in said
-    assert state(root) == before
+    assert file_bytes(root) == before
 
 
 def test_forced_retention_of_a_table_that_stages_read(root: Path, call: Call) -> None:
@@ -108,21 +105,24 @@ def test_forced_retention_of_a_table_that_stages_read(root: Path, call: Call) ->
     assert len(store.read(store.ledger.entries(run="new", stage="training")[0].slices("policies"))) == 1
 
 
+def unlink_output(root: Path, stage: str, number: int) -> str:
+    """Delete the file of messages that a result of run `new` wrote; return its key."""
+    entry = open_store(root).ledger.entries(run="new", stage=stage)[number]
+    (root / "tables/messages" / entry.outputs[0].files[0].path).unlink()
+    return entry.key
+
+
 def test_repair_tells_what_can_be_done_again(root: Path, call: Call) -> None:
-    store = open_store(root)
-    trained = store.ledger.entries(run="new", stage="training")[1]
-    sampled = store.ledger.entries(run="new", stage="rollout")[1]
-    for entry in (trained, sampled):
-        (root / "tables/messages" / entry.outputs[0].files[0].path).unlink()
-    status, said = call("repair")
+    trained, _ = unlink_output(root, "training", 1), unlink_output(root, "rollout", 1)
+    status, printed = call("repair")
     assert status == 1
-    assert "new, step 1, training, messages: tables/messages/" in said
-    assert "can be done again: `stagecoach repair --forget`, then resume the run" in said
-    assert "new, step 1, rollout, messages: tables/messages/" in said
-    assert "lost: other work was made of it" in said
-    status, said = call("repair", "--forget", "--json")
-    assert status == 1 and [row["lost"] for row in json.loads(said)["damaged"]] == [True, False]
-    assert open_store(root).ledger.find(trained.key) is None
+    assert "new, step 1, training, messages: tables/messages/" in printed
+    assert "can be done again: `stagecoach repair --forget`, then resume the run" in printed
+    assert "new, step 1, rollout, messages: tables/messages/" in printed
+    assert "lost: other work was made of it" in printed
+    status, printed = call("repair", "--forget", "--json")
+    assert status == 1 and [row["lost"] for row in json.loads(printed)["damaged"]] == [True, False]
+    assert open_store(root).ledger.find(trained) is None
     train(open_store(root), "new", "xxx")
     (row,) = json.loads(call("repair", "--json")[1])["damaged"]
     assert (row["stage"], row["runs"], row["step"]) == ("rollout", ["new"], 1)
@@ -145,28 +145,19 @@ def test_repair_puts_back_what_a_table_that_lost_its_newest_commits_lacks(root: 
 
 
 def test_repair_forgets_nothing_while_a_run_may_be_at_work(root: Path, call: Call) -> None:
+    unlink_output(root, "training", 2)
     store = open_store(root)
-    trained = store.ledger.entries(run="new", stage="training")[2]
-    (root / "tables/messages" / trained.outputs[0].files[0].path).unlink()
     store.runs.record(run="new", event="resumed")
-    status, said = call("repair", "--forget")
-    assert status == 2 and "new may be at work" in said
+    status, message = call("repair", "--forget")
+    assert status == 2 and "new may be at work" in message
     finish(store, "new")
     assert call("repair", "--forget")[0] == 0
 
 
-def test_repair_makes_no_store(tmp_path: Path, call: Call) -> None:
-    status, said = call("repair", "--store", str(tmp_path / "nothing"))
-    assert status == 2 and "there is no store here" in said
-    assert not (tmp_path / "nothing").exists()
-
-
 def test_keep_last_keeps_the_newest(root: Path, call: Call) -> None:
-    store = open_store(root)
-    train(store, "newest", "z")
-    _, said = call("gc", "--keep-last", "2", "--dry-run", "--json")
-    found = json.loads(said)
-    assert (found["removed"], found["kept"]) == (["old"], ["new", "newest"])
+    train(open_store(root), "newest", "z")
+    plan = json.loads(call("gc", "--keep-last", "2", "--dry-run", "--json")[1])
+    assert (plan["removed"], plan["kept"]) == (["old"], ["new", "newest"])
 
 
 def test_only_measurements_may_go_without_being_missed() -> None:

@@ -5,22 +5,19 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import show
-from flows.cli.arguments import UsageError
 from flows.cli.note import note
-from flows.cli.runs import runs
 from flows.queries.conditions import condition_of
 from flows.queries.notes import notes_of
-from flows.queries.request import NotThere, PageRequest
+from flows.queries.request import PageRequest
 from flows.queries.rollout_search import search_run
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.pages.runs import run_page
 from flows.viewer.pages.search import search_page
-from storage.errors import LayoutError, NoteUnknown, RunUnknown
 from storage.maintenance.run_copy import copy_work
 from storage.records import REMOVED
 from storage.store import open_store
+from tests.fixtures.commands import Call
 from tests.fixtures.rehearsal import rehearse
 from tests.flows.viewer.looking import answer
 
@@ -37,20 +34,13 @@ def first_trace(store: Path) -> str:
     return str(open_store(store).scan("traces").select("trace_id").first().collect().item())
 
 
-def test_a_note_on_a_run_is_listed_shown_and_taken_back(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    note("base", "length grew", tag=("odd", "look"), store=str(store), as_json=True)
-    (name,) = json.loads(capsys.readouterr().out)["written"]
-    show.show("base", store=str(store))
-    assert f"note {name}" in (shown := capsys.readouterr().out) and "length grew #look #odd" in shown
-    runs(store=str(store))
-    assert "base #look #odd" in " ".join(capsys.readouterr().out.split())
-    note("base", store=str(store))
-    assert "length grew" in capsys.readouterr().out
-    note("base", delete=name, store=str(store))
-    note("base", store=str(store))
-    assert "base has no notes" in capsys.readouterr().out
-    with pytest.raises(NoteUnknown):
-        note("base", delete=name, store=str(store))
+def test_a_note_on_a_run_is_listed_shown_and_taken_back(store: Path, call: Call) -> None:
+    (name,) = json.loads(call("note", "base", "length grew", "--tag", "odd", "--tag", "look", "--json")[1])["written"]
+    assert f"note {name}" in (shown := call("show", "base")[1]) and "length grew #look #odd" in shown
+    assert "base #look #odd" in " ".join(call("runs")[1].split())
+    assert "length grew" in call("note", "base")[1]
+    assert call("note", "base", "--delete", name) == (0, f"note {name} was taken back\n")
+    assert call("note", "base") == (0, "base has no notes\n")
 
 
 def test_a_note_on_a_rollout_is_on_its_page_and_is_found_by_a_condition(store: Path) -> None:
@@ -98,10 +88,18 @@ def test_notes_come_along_with_a_copy_of_the_run(store: Path, tmp_path: Path) ->
     assert [each.text for each in target.notes.all()] == ["kept"]
 
 
-def test_what_is_not_there_and_what_makes_no_sense_is_refused(store: Path, tmp_path: Path) -> None:
-    refusals = [({"run": "nobody"}, RunUnknown), ({"trace": "ffffffffffff"}, NotThere), ({"delete": "abc"}, UsageError)]
-    refusals += [({"tag": ("two words",)}, UsageError), ({"store": str(tmp_path / "none")}, LayoutError)]
-    for options, error in refusals:
-        with pytest.raises(error):
-            note(options.pop("run", "base"), "text", **{"store": str(store), **options})
-    assert not (tmp_path / "none").exists()
+@pytest.mark.parametrize(
+    ("argv", "words"),
+    [
+        ("nobody text", "no run 'nobody'"),
+        ("base text --trace ffffffffffff", "ffffffffffff"),
+        ("base text --delete abc", "--delete takes a note back"),
+        ("base --delete abc", "abc"),
+        ("base text --tag=two+words", "a tag is of letters"),
+        ("base text --store none", "there is no store"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(store: Path, call: Call, argv: str, words: str) -> None:
+    status, message = call("note", *argv.split())
+    assert status == 2 and words in message
+    assert notes_of(open_store(store)) == [] and not Path("none").exists()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from configs.run import RunConfig
-from flows.cli.quarantine import NoSuchRollouts, search, uses
+from flows.cli.unfit_rollouts import NoSuchRollouts, search, uses
 from storage.errors import RunUnknown
 from storage.maintenance.sweep import Retention, expire
 from storage.refs import Entry

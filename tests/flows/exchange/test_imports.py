@@ -9,7 +9,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows import cli
-from flows.cli.quarantine import search
+from flows.cli.unfit_rollouts import search
 from flows.exchange.export import export
 from flows.exchange.export_rows import RolloutChoice
 from flows.exchange.imports import ImportOutcome, ImportRequest, import_files

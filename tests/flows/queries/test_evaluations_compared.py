@@ -6,7 +6,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from flows.cli.comparisons import SCHEMA, evals
+from flows.cli.comparisons import evals
+from flows.cli.evaluation_rows import SCHEMA
 from flows.queries.compare import compare
 from flows.queries.store_reader import StoreReader
 from tasks.assignment.examples import FieldMissing

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows import cli
-from flows.cli.questions import as_values, trace_lineage
+from flows.cli.lineage_tree import as_values, trace_lineage
 from flows.queries.row_lineage import UnknownId, identify, nearest
 from storage.read.frames import Frames
 from tests.flows.queries.conftest import Row, Rows

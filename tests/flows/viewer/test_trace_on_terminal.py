@@ -15,7 +15,7 @@ from tokenizers.models import WordLevel
 
 from configs.run import RunConfig
 from flows import cli
-from flows.cli.trace import terminal, trace_parts
+from flows.cli.trace_parts import terminal, trace_parts
 from flows.queries.store_reader import StoreReader
 from flows.queries.trace import trace_use
 from flows.viewer.terminal import LONG, MEASURES, STYLES, Indented, PrintOptions

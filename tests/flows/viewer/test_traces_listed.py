@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows import cli
-from flows.cli.traces import _ending
+from flows.cli.trace_list import _ending
 from flows.queries.rollout_list import OUTCOMES
 from flows.queries.store_reader import StoreReader
 from flows.reporting.formats import DASH

@@ -1,0 +1,87 @@
+"""What is printed of a trace: its outcome, its rewards, its messages, and its tokens in colour.
+
+Texts of models and environments are made visible (flows.reporting.formats) and put into rich texts, which are never
+read as markup. A pipe, or NO_COLOR, gets plain text without any escape.
+"""
+
+import json
+import os
+import re
+import sys
+from typing import Any
+
+import polars as pl
+from rich.console import Console, RenderableType
+
+from flows.queries.messages import branches
+from flows.queries.messages import messages as read_messages
+from flows.queries.request import BadQuestion, plain
+from flows.queries.store_reader import StoreReader
+from flows.queries.tokens import tokens as read_tokens
+from flows.queries.trace import FoundTrace, outcome_of
+from flows.viewer.terminal import PrintOptions, conversation, head, token_list
+
+WIDTH = 120
+"""Columns of output that goes into a pipe or a file."""
+
+
+def terminal(width: int | None = None) -> Console:
+    """Return a console for texts of others: nothing in them is markup, and NO_COLOR is no escape at all."""
+    plainly = bool(os.environ.get("NO_COLOR"))
+    wide = width or (None if sys.stdout.isatty() or os.environ.get("COLUMNS") else WIDTH)
+    return Console(width=wide, color_system=None if plainly else "auto", markup=False, emoji=False, highlight=False)
+
+
+def trace_parts(reader: StoreReader, rollout: FoundTrace, options: PrintOptions, out: Console) -> list[RenderableType]:
+    """Return all that is printed of a trace; `out` is where, for there may be no colours, and little room."""
+    rows = read_messages(reader, rollout)
+    own = within(rows, options)
+    draw = token_list if options.tokens else conversation
+    return [*head(reader, rollout, rows, options.whole), *draw(reader, rollout, rows, own, options, out)]
+
+
+def within(rows: pl.DataFrame, options: PrintOptions) -> pl.DataFrame:
+    """Return the messages of the branch and the span that are asked for. Raises BadQuestion where there are none."""
+    if options.branch is not None:
+        paths = branches(rows)
+        if not 0 <= options.branch < len(paths):
+            raise BadQuestion(f"--branch {options.branch}: the trace has {len(paths)}, numbered from 0")
+        rows = rows.filter(pl.col("message").is_in(paths[options.branch]))
+    if not options.span:
+        return rows
+    first, last = _ends(options.span)
+    found = rows.filter(pl.col("message") >= first)
+    found = found if last is None else found.filter(pl.col("message") <= last)
+    if found.is_empty():
+        highest = rows["message"].to_list()[-1]
+        raise BadQuestion(f"--messages {options.span}: no message has such a number; the last is {highest}")
+    return found
+
+
+def _ends(span: str) -> tuple[int, int | None]:
+    first, colon, last = span.partition(":")
+    # int() would take digits of other scripts and underscores too, which are mistakes here.
+    if not re.fullmatch("[0-9]+|[0-9]+:[0-9]*|:[0-9]+", span):
+        raise BadQuestion(f"--messages {span}: write 4, 3:7, 3: or :7; both ends are included")
+    if not colon:
+        return int(first), int(first)
+    return int(first or 0), int(last) if last else None
+
+
+def as_values(reader: StoreReader, rollout: FoundTrace, options: PrintOptions) -> dict[str, Any]:
+    """Return a trace as plain JSON values: its row, its outcome, its messages and all of their tokens."""
+    rows = read_messages(reader, rollout)
+    own = within(rows, options)
+    values = {
+        "run": rollout.run,
+        "step": rollout.step,
+        "key": rollout.key,
+        "trace": dict(rollout.row),
+        "outcome": outcome_of(reader, rollout),
+        "branches": branches(rows),
+        "messages": own.to_dicts(),
+        "tokens": read_tokens(reader, rollout, own["message"].to_list()).to_dicts(),
+    }
+    # Times and the like become texts once, here, so that whoever prints it has JSON values alone.
+    shown: dict[str, Any] = json.loads(json.dumps(plain(values), default=str))
+    return shown
