@@ -173,20 +173,24 @@ def trace_use(reader: StoreReader, trace_id: str, run: str = "") -> FoundTrace:
     return next((use for use in found if use.run == use.lineage.traces.computed_by), found[0])
 
 
-WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
-
-
 def samples(reader: StoreReader, trace: FoundTrace) -> pl.DataFrame:
     """Return the samples of a trace with their places in the batch; see `packed_samples`."""
     return packed_samples(reader.frames(), trace.lineage, trace.trace_id)
 
 
-def packed_weights(reader: StoreReader, trace: FoundTrace, own: pl.DataFrame) -> pl.DataFrame:
-    """Return the weights of a trace's samples as their batch rows have them: one row for each of those packed.
+_WEIGHTS = """
+select sample_id, rl_weights, ce_weights, ref_kl_weights
+from batch_samples
+join sample_weights on sample_weights.key = batch_key and sample_weights."row" = batch_samples."row"
+    and sample_weights.place = batch_samples.place
+where trace_id = $id
+"""
 
-    `own` are its `samples`. Columns: `sample_id`, and a list by token for each of `WEIGHTS`: as the learner was given
-    them, scaled where losses are divided by constant lengths (tasks.packing.stage), 0 at the first token.
+
+def packed_weights(reader: StoreReader, trace: FoundTrace, samples: pl.DataFrame) -> pl.DataFrame:
+    """Return what the tokens of each packed sample of a trace weigh together, as view `sample_weights` has it.
+
+    `samples` are those of the trace. Columns: `sample_id`, `rl_weights`, `ce_weights`, `ref_kl_weights`.
     """
-    query = f"select sample_id, {', '.join(WEIGHTS)} from packed_tokens where list_contains($ids::varchar[], sample_id)"
-    numbers = own["row"].drop_nulls().unique().to_list()
-    return select_rows(reader.frames(), [trace.lineage], numbers, query, ids=own["sample_id"].to_list())
+    numbers = samples["row"].drop_nulls().unique().to_list()
+    return select_rows(reader.frames(), [trace.lineage], numbers, _WEIGHTS, id=trace.trace_id)

@@ -31,7 +31,6 @@ from flows.queries.shown_tokens import NAMES, colourings, default_colouring, des
 from flows.queries.store_reader import StoreReader, expired_rows, has_lost_rows
 from flows.queries.tokens import token_policies, tokenizer, tokens
 from flows.queries.trace import (
-    WEIGHTS,
     FoundTrace,
     find_trace,
     other_runs,
@@ -141,8 +140,7 @@ def trained_in(reader: StoreReader, trace: FoundTrace) -> list[Values]:
     `weights` are the sums of the weights by component that the row has for the sample, None where it is in none.
     """
     packed, updates, rows = trace.lineage.batches, trace.lineage.updates, samples(reader, trace)
-    sums = packed_weights(reader, trace, rows).with_columns(pl.col(WEIGHTS).cast(pl.List(pl.Float64)).list.sum())
-    weights = {row.pop("sample_id"): row for row in sums.to_dicts()}
+    weights = {row.pop("sample_id"): row for row in packed_weights(reader, trace, rows).to_dicts()}
     gone = packed is not None and has_lost_rows(reader, [packed], "batches")
     is_last = packed is not None and batch.packed_step(reader, trace.run, packed.step).batches.key == packed.key
     linked = []
