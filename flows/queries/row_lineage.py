@@ -265,7 +265,7 @@ def _find(frames: Frames, kind: str, text: str) -> RowTree:
         works = [work for work in _by_key(frames, text) if "policies" not in work.tables]
         return RowTree([RowNode(WORK, work.stage, work.key) for work in works])
     if kind == "policy":
-        return _of_keys(frames, kind, [work for work in _policies(frames, text) if work.finished])
+        return find_rows(frames, kind, {}, [work for work in _policies(frames, text) if work.finished])
     if kind == "row":
         return _batch_rows(frames, text)
     return _by_id(frames, kind, text)
@@ -308,10 +308,6 @@ def _by_key(frames: Frames, prefix: str) -> list[Work]:
     if not re.fullmatch(f"[0-9a-f]{{{SHORTEST_PREFIX},}}", prefix):
         return []
     return [work for key, work in frames.graph.works.items() if key.startswith(prefix)]
-
-
-def _of_keys(frames: Frames, kind: str, works: Sequence[Work]) -> RowTree:
-    return together(find_rows(frames, kind, {"key": work.key}, [work]) for work in works)
 
 
 def _by_id(frames: Frames, kind: str, text: str) -> RowTree:
