@@ -54,7 +54,7 @@ MOST: dict[str, tuple[int, int]] = {
     "flows/runtime, flows/*.py": (25_300, 18_000),
     "flows/services": (20_500, 15_000),  # the memory plan of three folders: docs/decisions/services.md
     "flows/orchestration": (11_600, 8_000),
-    "flows/queries": (61_000, 32_000),
+    "flows/queries": (59_200, 32_000),
     "flows/reporting": (14_500, 10_000),
     "flows/viewer": (27_800, 22_000),
     "flows/cli": (34_300, 22_000),
