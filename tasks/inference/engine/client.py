@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -250,14 +250,14 @@ class Engine:
         body = {"model": self.model, "prompt": text, "add_special_tokens": False}
         return [int(token) for token in self._request("POST", "/tokenize", json=body)["tokens"]]
 
-    def score(self, token_ids: list[int], salt: str) -> list[float]:
+    def score(self, token_ids: Sequence[int], salt: str) -> list[float]:
         """Log-prob of each token given those before, at temperature 1, computed afresh; the first is 0.0.
 
         A prompt and what is generated share the engine's positions, so the last token is scored as one to generate:
         a sequence may be as long as the engine's `max_model_len`. Temperature never applies to the log-probs of a
         prompt, whatever the engine's `--logprobs-mode`.
         """
-        prompt, last = token_ids[:-1], token_ids[-1]
+        *prompt, last = token_ids
         options = {"prompt_logprobs": 0, "logprobs": 2, "logprob_token_ids": [last, last]}  # see `probes`
         answer = self.generate(prompt, cache_salt=salt, max_tokens=1, temperature=1.0, **options)
         return [*_prompt_logprobs(answer, prompt), self._last_logprob(answer, last)]
@@ -268,13 +268,8 @@ class Engine:
                 return float(entry["logprob"])
         raise EngineError(f"the engine at {self.url} did not score token {last}, which it was asked to")
 
-    def probe(self, token_ids: list[int], policy_key: str) -> list[float]:
-        """Log-prob of each token given those before, computed afresh; the first is 0.0."""
-        options = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
-        return _prompt_logprobs(self.generate(token_ids, cache_salt=policy_key, **options), token_ids)
-
     def probes(self, token_ids: list[int], policy_key: str) -> tuple[float, list[float]]:
-        """Log-prob of the last token read through the policy's prefix cache, as rollouts do; then what `probe` returns.
+        """Log-prob of the last token read through the policy's prefix cache, as rollouts do; then what `score` returns.
 
         Only whole blocks are cached, so the check reaches the cache with probes of more than one block.
         """
@@ -283,7 +278,7 @@ class Engine:
         options = {"max_tokens": 1, "temperature": 1.0, "logprobs": 2, "logprob_token_ids": [last, last]}
         # The cached path first: computing afresh would put right blocks next to stale ones.
         cached = self._last_logprob(self.generate(token_ids[:-1], cache_salt=policy_key, **options), last)
-        return cached, self.probe(token_ids, policy_key)
+        return cached, self.score(token_ids, policy_key)
 
     def generate(self, token_ids: list[int], *, cache_salt: str | None = None, **sampling: Any) -> dict[str, Any]:
         """Send one request to `/inference/v1/generate`; return the answer as it is."""
@@ -352,18 +347,10 @@ def score(
     """
     engine = Engine(served.url, served.api_key, timeout=SCORE_SECONDS, model=served.model)
     with closing(engine), ThreadPoolExecutor(max_in_flight, thread_name_prefix="score") as threads:
-        remaining = iter(enumerate(sequences))
-        running = {}
         try:
-            while True:
-                for index, tokens in remaining:
-                    running[threads.submit(engine.score, list(tokens), served.salt)] = index
-                    if len(running) == max_in_flight:
-                        break  # `remaining` is an iterator: the next round goes on where this one stopped
-                if not running:
-                    return
-                for done in wait(running, return_when=FIRST_COMPLETED).done:
-                    yield running.pop(done), done.result()
+            tasks = {threads.submit(engine.score, tokens, served.salt): index for index, tokens in enumerate(sequences)}
+            for done in as_completed(tasks):
+                yield tasks.pop(done), done.result()
         finally:
             # Before the pool's own exit, which would wait for every request that is still queued.
             threads.shutdown(wait=False, cancel_futures=True)

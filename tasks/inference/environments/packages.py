@@ -151,16 +151,17 @@ def _defines_taskset(module: str) -> bool:
 
 def _of_verifiers(module: str, group: str) -> bool:
     """Tell whether a plug-in is one that comes with verifiers, which looks there first."""
+    return any(Path(folder, module).exists() for folder in _verifiers_folders(group))
+
+
+def _verifiers_folders(group: str) -> list[Path]:
     verifiers = find_spec("verifiers")
-    roots = verifiers.submodule_search_locations or () if verifiers else ()
-    return any(Path(root, "v1", group, module).exists() for root in roots)
+    return [Path(root, "v1", group) for root in (verifiers.submodule_search_locations or () if verifiers else ())]
 
 
 def _plugin_modules(group: str) -> list[str]:
     """Return the modules that a plug-in may be: those of verifiers, and of packages that are built on it."""
-    verifiers = find_spec("verifiers")
-    roots = verifiers.submodule_search_locations or () if verifiers else ()
-    inside = [each.stem for root in roots for each in Path(root, "v1", group).glob("[a-z]*")]
+    inside = [module.stem for folder in _verifiers_folders(group) for module in folder.glob("[a-z]*")]
     own = [
         each.metadata["Name"].replace("-", "_").lower()
         for each in distributions()

@@ -23,7 +23,7 @@ def test_reload_is_exact_there_and_back(small_engine: Engine, models: dict[str, 
     for name in "aba":
         small_engine.serve(rows[name]["policy_key"], models[name])
         assert small_engine.state().policy_key == f"exact-{name}"
-        probe = small_engine.probe(PROBE, rows[name]["policy_key"])
+        probe = small_engine.score(PROBE, rows[name]["policy_key"])
         assert probe == pytest.approx(rows[name]["probe_logprobs"], abs=1e-4)
         assert check_serving(small_engine, rows[name], ENGINE) < 1e-4
 

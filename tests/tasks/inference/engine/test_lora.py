@@ -147,7 +147,7 @@ def test_an_adapter_that_was_replaced_is_not_served_any_more(engine: Engine, pol
     old = serve(engine, policies, "a")
     serve(engine, policies, "b")
     with pytest.raises(EngineError, match="`a` does not exist"):
-        old.probe(PROBE, "a")
+        old.score(PROBE, "a")
 
 
 def test_the_wrong_adapter_is_caught(engine: Engine, policies: Policies) -> None:
