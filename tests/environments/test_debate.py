@@ -31,7 +31,7 @@ from tasks.inference.engine.client import MODEL, Engine, ServedModel
 from tasks.inference.engine.command import CPU_BLOCK_TOKENS
 from tasks.inference.engine.metrics import EngineMetrics
 from tasks.inference.sampling.model_requests import client_config, sampling_config
-from tasks.inference.trace_rows.rows import RolloutOrigin, rows_of_trace
+from tasks.inference.trace_rows.rows import RolloutOrigin, rows_of_record, wire_record
 from tests.environments.scripted import listed
 from tests.fixtures.endpoints import endpoint
 from tests.fixtures.hosts import ENGINE, KEY, engine_of
@@ -481,7 +481,7 @@ def sampled_here(engine: Engine, model: Path, num_episodes: int, **settings: Any
     traces, messages = [], []
     for episode in asyncio.run(go()):
         for trace in episode.traces:
-            row, nodes = rows_of_trace(trace, RolloutOrigin(own, "policy", 0, 0, 1.0), episode.id)
+            row, nodes = rows_of_record(wire_record(trace), RolloutOrigin(own, "policy", 0, 0, 1.0), episode.id)
             traces.append(row)
             messages += nodes
     return traces, messages

@@ -92,10 +92,6 @@ class Engine:
             verify=self.url.startswith("https"),  # reading the certificates takes longer than most requests
         )
 
-    def for_model(self, model: str) -> "Engine":
-        """Return another client of the same engine for another model name."""
-        return Engine(self.url, self._api_key, model=model)
-
     def close(self) -> None:
         """Close the connections."""
         self._client.close()

@@ -121,13 +121,11 @@ def require_policies(trace: Row, messages: Iterable[Row]) -> None:
             )
 
 
-def rows_of_trace(trace: "WireTrace", origin: RolloutOrigin, episode_id: str) -> tuple[Row, list[Row]]:
-    """Return one trace's row and its messages' rows. Nothing is lost: see `rebuild`."""
-    return rows_of_record(wire_record(trace), origin, episode_id)
-
-
 def rows_of_record(record: Row, origin: RolloutOrigin, episode_id: str) -> tuple[Row, list[Row]]:
-    """Return the rows of a record, which `wire_record` has made and this takes apart."""
+    """Return a trace's row and its messages' rows; `wire_record` made the record, which is taken apart.
+
+    Nothing is lost: see `rebuild`.
+    """
     record["info"].pop(TURNS_FIELD, None)
     spans = _spans_by_node(record)
     origin = origin.of_oldest(key for node_spans in spans.values() for key, _ in node_spans)

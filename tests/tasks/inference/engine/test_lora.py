@@ -17,7 +17,7 @@ from tasks.inference.engine.checks import (
 from tasks.inference.engine.client import MODEL, Engine, EngineError
 from tasks.inference.engine.command import adapter_arguments, linear_maps
 from tasks.learner.tiny import tiny_qwen3
-from tests.fixtures.adapter_probes import check_mixed_batch, check_swaps
+from tests.fixtures.adapter_probes import check_mixed_batch, check_swaps, of_model
 from tests.fixtures.engine_calls import answers_to, body
 from tests.fixtures.hosts import ENGINE, engine_of
 from tests.tasks.inference.engine.probes import PROBE, flip, policy_row
@@ -75,7 +75,7 @@ def serve(engine: Engine, policies: Policies, name: str) -> Engine:
     base = ("base", policies["base"]["directory"]) if name in "ab" else None
     engine.serve(name, policies[name]["directory"], base)
     assert engine.state().policy_key == name
-    return engine.for_model(name if base else MODEL)
+    return of_model(engine, name if base else MODEL)
 
 
 def test_every_policy_answers_with_its_own_log_probs(engine: Engine, policies: Policies) -> None:
@@ -94,7 +94,7 @@ def test_an_adapter_with_one_flipped_bit_is_caught(engine: Engine, policies: Pol
         check_weights(asked, policies["a"], base, policies["b"]["directory"])
     flipped = flip(policies["b"]["directory"], tmp_path / "flipped", 0.0, "adapter_model.safetensors")
     engine.serve("flipped", flipped, ("base", base))
-    assert check_serving(engine.for_model("flipped"), policies["b"], ENGINE) < 1e-4  # the probe does not see it
+    assert check_serving(of_model(engine, "flipped"), policies["b"], ENGINE) < 1e-4  # the probe does not see it
     with pytest.raises(EngineMismatch, match="of the adapter is not that of the files"):
         check_weights(engine, policies["b"], base, policies["b"]["directory"])
 
@@ -124,7 +124,7 @@ def test_a_tied_head_is_served_right_below_adapters(tmp_path: Path) -> None:
         for name in ("a", "base", "other", "b"):
             base = ("base", tied["base"]["directory"]) if name in "ab" else None
             client.serve(name, tied[name]["directory"], base)
-            assert check_serving(client.for_model(name if base else MODEL), tied[name], ENGINE) < 1e-4
+            assert check_serving(of_model(client, name if base else MODEL), tied[name], ENGINE) < 1e-4
 
 
 def test_base_and_adapter_in_one_batch_are_both_right(engine: Engine, policies: Policies) -> None:
@@ -154,7 +154,7 @@ def test_the_wrong_adapter_is_caught(engine: Engine, policies: Policies) -> None
     serve(engine, policies, "base")
     engine.serve("b", policies["a"]["directory"], ("base", policies["base"]["directory"]))
     with pytest.raises(EngineMismatch, match="does not serve policy b"):
-        check_serving(engine.for_model("b"), policies["b"], ENGINE)
+        check_serving(of_model(engine, "b"), policies["b"], ENGINE)
     with pytest.raises(EngineMismatch, match="does not serve policy a"):  # the base alone is no adapter
         check_serving(engine, policies["a"], ENGINE)
 

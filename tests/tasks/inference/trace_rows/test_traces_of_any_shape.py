@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from storage.store import open_store
 from tasks.arrays.message_graph import find_branches, owners
 from tasks.inference.trace_rows.images import restore_images
-from tasks.inference.trace_rows.rows import RolloutOrigin, rebuild, rows_of_trace, trace_tables, wire_record
+from tasks.inference.trace_rows.rows import RolloutOrigin, rebuild, rows_of_record, trace_tables, wire_record
 from tests.fixtures.shapes import NOTES, NUMBERS, SCRIPT, URLS, Player, blank, sent
 from tests.fixtures.stages import credited
 
@@ -48,7 +48,10 @@ def play(scripts: list[Any], changes: list[dict[str, Any]]) -> tuple[list[Any], 
 
 def rows_of(episode: Any) -> dict[str, pa.Table]:
     """The rows that sampling hands over for the episode."""
-    made = [rows_of_trace(trace, RolloutOrigin(ASSIGNMENT, "p", 0, 0, 1.0), episode.id) for trace in episode.traces]
+    made = [
+        rows_of_record(wire_record(trace), RolloutOrigin(ASSIGNMENT, "p", 0, 0, 1.0), episode.id)
+        for trace in episode.traces
+    ]
     return trace_tables([row for row, _ in made], [message for _, own in made for message in own])
 
 
