@@ -228,6 +228,14 @@ async def test_errors_and_cancellations_leave_nothing_in_flight() -> None:
     assert not table.pool.in_flight
 
 
+def test_the_clock_does_not_wait_for_a_lost_replica() -> None:
+    pool = ServerPool({}, CrashIsolation(), [ONE, TWO], 2, serve_policy)
+    watch = ServiceWatch([ServedModel(ONE, "", other_urls=(TWO,))], pool.addresses, pool.reassign)
+    watch.lose(loss(TWO, OF_POLICY))
+    watch._note_silence(TWO, 0.0)  # a request to it ends after a connection was refused
+    assert not watch.clock.num_silences and [*watch.engines] == [ONE]
+
+
 def test_a_second_report_of_a_loss_is_ignored_and_the_last_server_is_raised() -> None:
     pool = ServerPool({"e": [A, B]}, CrashIsolation())
     watch = ServiceWatch([ServedModel(ONE, "")], pool.addresses, pool.reassign)
