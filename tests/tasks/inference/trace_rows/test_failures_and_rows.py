@@ -122,29 +122,22 @@ def ended(kind: str, **message: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("message", [{"content": "answer"}, {"tool_calls": [{"name": "look"}]}])
-def test_text_or_a_call_is_a_response_of_a_chat_api(message: dict[str, Any]) -> None:
-    assert is_chat_only(ended("eval")) and failure_of_trace(ended("eval", **message)) is None
-
-
-def test_a_chat_api_that_says_nothing_fails_like_an_engine() -> None:
-    found = failure_of_trace(ended("eval"))
-    assert found is not None and (found.kind, found.type) == ("model", "EmptyResponse")
-
-
-def test_text_without_tokens_is_no_response_of_an_engine() -> None:
-    for trace in (ended("train", content="answer"), ended("train", content="answer") | {"agent": {}}):
-        found = failure_of_trace(trace)
-        assert not is_chat_only(trace) and found is not None and found.type == "EmptyResponse"
-
-
-def test_an_image_for_a_renderer_of_text() -> None:
-    said = "model call answered 502: Qwen3Renderer does not support process_multimodal=False"
-    assert add_advice(said).startswith(
-        f"{said}; the environment sends images, and the renderer of this model takes text"
-    )
-    sampled = "model call answered 502: vLLM multimodal placeholders do not align with renderer prompt"
-    assert "the policy has sampled a token" in add_advice(sampled) and "takes text" not in add_advice(sampled)
+@pytest.mark.parametrize(
+    ("kind", "changes", "is_chat", "failure"),
+    [
+        ("eval", {"content": "answer"}, True, None),
+        ("eval", {"tool_calls": [{"name": "look"}]}, True, None),
+        ("eval", {}, True, "EmptyResponse"),
+        ("train", {"content": "answer"}, False, "EmptyResponse"),  # text without tokens is no response of an engine
+        ("", {"content": "answer"}, False, "EmptyResponse"),
+    ],
+)
+def test_text_or_a_call_is_a_response_of_a_chat_api_alone(
+    kind: str, changes: dict[str, Any], is_chat: bool, failure: str | None
+) -> None:
+    trace = ended(kind, **changes) if kind else ended("train", **changes) | {"agent": {}}
+    found = failure_of_trace(trace)
+    assert is_chat_only(trace) == is_chat and (found.type if found else None) == failure
 
 
 @pytest.mark.parametrize(
@@ -154,11 +147,13 @@ def test_an_image_for_a_renderer_of_text() -> None:
         ("Couldn't reach 'a/b' on the Hub (LocalEntryNotFoundError)", "mend the network"),
         ("Dataset 'a/b' doesn't exist on the Hub or cannot be accessed.", "set HF_TOKEN"),
         ("Dataset 'a/b' is a gated dataset on the Hub. Visit its page to ask for access.", "set HF_TOKEN"),
+        ("Qwen3Renderer does not support process_multimodal=False", "the renderer of this model takes text alone"),
+        ("vLLM multimodal placeholders do not align with renderer prompt", "the policy has sampled a token"),
     ],
 )
-def test_data_of_the_hub_that_cannot_be_had(said: str, advice: str) -> None:
+def test_an_error_is_followed_by_what_the_user_can_do(said: str, advice: str) -> None:
     assert add_advice(said).startswith(f"{said}; ") and advice in add_advice(said)
-    assert add_advice(said).count("; ") == 1, "one advice"
+    assert add_advice(said).count("; ") == 1 + ("the policy has" in advice), "one advice"
 
 
 def test_other_messages_stay_as_they_are() -> None:
