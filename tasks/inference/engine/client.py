@@ -51,6 +51,11 @@ def sampled_by(answer: str) -> list[tuple[str, int]] | None:
     return [(key, count) for key, count in spans]
 
 
+def authorization(api_key: str) -> dict[str, str]:
+    """Return the headers of a request to an engine; none without a key."""
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
 class EngineState(NamedTuple):
     """What an engine serves."""
 
@@ -83,10 +88,9 @@ class Engine:
         self.url = url.rstrip("/")
         self.model = model
         self._api_key = api_key
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._client: httpx.Client = httpx.Client(
             base_url=self.url,
-            headers=headers,
+            headers=authorization(api_key),
             timeout=httpx.Timeout(timeout, connect=CONNECT_SECONDS),
             trust_env=self.url.startswith("https"),  # no proxy of the machine between us and our own engine
             verify=self.url.startswith("https"),  # reading the certificates takes longer than most requests

@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 
-from tasks.inference.engine.client import CONNECT_SECONDS, SERVE_SECONDS
+from tasks.inference.engine.client import CONNECT_SECONDS, SERVE_SECONDS, authorization
 
 RETRY_SECONDS = 5.0
 COMPUTING_SHARE = 0.01
@@ -43,9 +43,8 @@ def hangs(report: Mapping[str, Any], key: str, seconds: float) -> bool:
 def _leaves_unanswered(address: str, key: str, seconds: float) -> bool:
     import httpx
 
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
     deadline = time.monotonic() + seconds
-    with httpx.Client(headers=headers, trust_env=False, verify=address.startswith("https")) as client:
+    with httpx.Client(headers=authorization(key), trust_env=False, verify=address.startswith("https")) as client:
         while (left := deadline - time.monotonic()) > 0:
             try:
                 client.get(address, timeout=httpx.Timeout(left, connect=min(left, CONNECT_SECONDS)))

@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from storage.schemas.stage_tables import ENGINE_METRICS
-from tasks.inference.engine.client import ServedModel
+from tasks.inference.engine.client import ServedModel, authorization
 
 INTERVAL_SECONDS = 5.0
 """Between two readings: what an engine counted after the last one before it died is not known."""
@@ -200,10 +200,9 @@ def read_page(engine: ServedModel) -> str | None:
     """Return an engine's page, empty where it has none; None where it does not answer."""
     import httpx
 
-    headers = {"Authorization": f"Bearer {engine.api_key}"} if engine.api_key else {}
     try:
         url = f"{engine.url.rstrip('/')}/metrics"
-        answer = httpx.get(url, headers=headers, timeout=TIMEOUT_SECONDS, trust_env=False)
+        answer = httpx.get(url, headers=authorization(engine.api_key), timeout=TIMEOUT_SECONDS, trust_env=False)
     except httpx.HTTPError:
         return None
     if answer.status_code >= 500:

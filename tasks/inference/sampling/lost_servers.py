@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from tasks.inference.engine.client import OF_POLICY, SERVE_SECONDS, ServedModel
+from tasks.inference.engine.client import OF_POLICY, SERVE_SECONDS, ServedModel, authorization
 from tasks.inference.sampling.crash_isolation import InFlightRollout
 from tasks.inference.sampling.rollout_clock import RolloutClock
 
@@ -184,7 +184,8 @@ class ServiceWatch:
 def _client(url: str, api_key: str) -> "httpx.AsyncClient":
     import httpx
 
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     # Reading certificates takes longer than most requests.
     secure = url.startswith("https")
-    return httpx.AsyncClient(base_url=url, headers=headers, timeout=SILENT_SECONDS, trust_env=False, verify=secure)
+    return httpx.AsyncClient(
+        base_url=url, headers=authorization(api_key), timeout=SILENT_SECONDS, trust_env=False, verify=secure
+    )

@@ -6,7 +6,7 @@ RolloutRunner makes them; they travel with each request for a rollout.
 from typing import TYPE_CHECKING
 
 from tasks.inference.engine import model_info
-from tasks.inference.engine.client import Engine
+from tasks.inference.engine.client import Engine, authorization
 
 if TYPE_CHECKING:
     from verifiers.v1.configs.client import EvalClientConfig, TrainClientConfig
@@ -37,7 +37,7 @@ def client_config(engine_url: str, api_key: str, config: "View") -> "TrainClient
     return TrainClientConfig(
         base_url=api_address(engine_url),
         api_key_var=config.engine.api_key_variable,
-        headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+        headers=authorization(api_key),
         renderer=model_info.renderer_config(config.model.renderer, tokenizer, config.model.renderer_settings),
         renderer_model_name=tokenizer,
     )
