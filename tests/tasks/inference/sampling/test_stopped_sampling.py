@@ -8,7 +8,6 @@ import sys
 import time
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from configs.environments import EnvironmentConfig
@@ -31,10 +30,7 @@ def test_rollouts_of_a_stopped_process_are_no_timeouts(
 ) -> None:
     taskset = {"id": "misbehaving_taskset", "faults": ["lingers"], "task": {"directory": str(tmp_path)}}
     environment = EnvironmentConfig(name="bad", taskset=taskset)
-    with pa.OSFile(str(tmp_path / "examples.arrow"), "wb") as target:
-        examples = environments.examples(environment)
-        with pa.ipc.new_file(target, examples.schema) as writer:
-            writer.write_table(examples)
+    environments.write_rows(tmp_path / "examples.arrow", environments.examples(environment))
     config = {
         "model": {"path": str(models["a"]), "renderer": "qwen3"},
         "environments": [environment.model_dump()],

@@ -48,10 +48,7 @@ def test_one_note_that_cannot_be_written_takes_no_other_rollout_with_it(
 
 def test_sampling_imports_no_environment(small_engine: Engine, models: dict[str, Path], tmp_path: Path) -> None:
     environment = EnvironmentConfig(name="reverse", taskset={"id": "sample_reverse_text", "num_examples": 2})
-    with pa.OSFile(str(tmp_path / "examples.arrow"), "wb") as target:
-        found = environments.examples(environment)
-        with pa.ipc.new_file(target, found.schema) as writer:
-            writer.write_table(found)
+    environments.write_rows(tmp_path / "examples.arrow", environments.examples(environment))
     config = {
         "model": {"path": str(models["a"]), "renderer": "qwen3"},
         "environments": [environment.model_dump()],
