@@ -52,8 +52,9 @@ def compare_page(reader: StoreReader, request: PageRequest) -> Page:
 
 def _page(reader: StoreReader, request: PageRequest, template: str, title: str, values: Mapping[str, Any]) -> Page:
     a, b = request.path["a"], request.path["b"]
-    pair = f"{a} and {b}"
-    crumbs = ((a, addresses.run(a)), *(((pair, addresses.compare(a, b)),) if title != pair else ()))
+    crumbs = [(a, addresses.run(a))]
+    if template != "compare.html":
+        crumbs.append((f"{a} and {b}", addresses.compare(a, b)))
     values = {**values, "a": a, "b": b, "retired": expired_rows_of_runs(reader, a, b)}
     return Page(template, title, values, crumbs, any_going(reader, a, b))
 

@@ -104,7 +104,7 @@ def run_page(reader: StoreReader, request: PageRequest) -> Page:
     measured = numbers(reader, run)
     summary = overview(reader, run, [each.work for each in measured])
     evaluations = held_out(reader, run)
-    happened = [{**event, "look": look_of(event["event"])} for event in events(reader, run)]
+    run_events = [{**event, "look": look_of(event["event"])} for event in events(reader, run)]
     span = request.one_of("timeline", SPANS) or ("20" if len(measured) > MANY else "all")
     values = {
         **summary,
@@ -113,8 +113,8 @@ def run_page(reader: StoreReader, request: PageRequest) -> Page:
         **curves(reader, run, (measured, evaluations), request),
         "metrics": _metrics(run, measured, request.text("metric")),
         "evaluations": [{**each, "address": addresses.evaluation(run, each["version"])} for each in evaluations],
-        "events": happened,
-        "timeline": {"span": span, "spans": SPANS, **_timeline(reader, run, span, happened)},
+        "events": run_events,
+        "timeline": {"span": span, "spans": SPANS, **_timeline(reader, run, span, run_events)},
         "ledger": _ledger(reader, run, summary),
         "addresses": _addresses(run, measured, evaluations),
         "totals": _totals(measured),
@@ -127,16 +127,16 @@ def _metrics(run: str, measured: Sequence[StepNumbers], words: str) -> dict[str,
     """Return every metric, or those that words are looked for in, in groups: each with its address and last value."""
     every = metrics(measured)
     groups: dict[str, list[dict[str, Any]]] = {}
-    for each in matching(every, words):
-        values = each["series"][0]["values"]
-        row = {**each, "last": last_value(values), "address": addresses.metric(run, each["name"])}
-        groups.setdefault(each["group"], []).append(row)
-    found = [{"title": title, "metrics": own} for title, own in groups.items()]
-    return {"searched": words, "num_all": len(every), "num": sum(map(len, groups.values())), "groups": found}
+    for metric in matching(every, words):
+        last = last_value(metric["series"][0]["values"])
+        row = {**metric, "last": last, "address": addresses.metric(run, metric["name"])}
+        groups.setdefault(metric["group"], []).append(row)
+    listed = [{"title": title, "metrics": rows} for title, rows in groups.items()]
+    return {"searched": words, "num_all": len(every), "num": sum(map(len, groups.values())), "groups": listed}
 
 
-def _timeline(reader: StoreReader, run: str, span: str, happened: list[dict[str, Any]]) -> dict[str, Any]:
-    found = lanes(stage_times(reader, run), happened, recent=0 if span == "all" else int(span))
+def _timeline(reader: StoreReader, run: str, span: str, run_events: list[dict[str, Any]]) -> dict[str, Any]:
+    found = lanes(stage_times(reader, run), run_events, recent=0 if span == "all" else int(span))
     return {**found, "lanes": [{**lane, "colour": stage_number(lane["stage"])} for lane in found["lanes"]]}
 
 

@@ -158,7 +158,10 @@ def _policies(reader: StoreReader, trace: FoundTrace) -> Values:
     Of a trace that several policies sampled it is the oldest, and `parts` has each with its number of tokens.
     """
     updates, key = trace.lineage.updates, str(trace.row["policy_key"])
-    made = {"run": trace.run, "version": policy_version(updates), "key": updates.key} if updates else None
+    made: Values | None = None
+    if updates:
+        made = {"run": trace.run, "version": policy_version(updates), "key": updates.key}
+        made["address"] = addresses.step(trace.run, updates.step)
     parts = token_policies(reader, trace).group_by("policy_version", "policy_key").agg(pl.col("num_tokens").sum())
     return {
         "sampled": _sampler(reader, trace, key, trace.row["policy_version"]) if key else None,
@@ -166,7 +169,7 @@ def _policies(reader: StoreReader, trace: FoundTrace) -> Values:
             _sampler(reader, trace, key, version) | {"num_tokens": count}
             for version, key, count in parts.sort("policy_version").iter_rows()
         ],
-        "made": made and updates and made | {"address": addresses.step(trace.run, updates.step)},
+        "made": made,
     }
 
 
