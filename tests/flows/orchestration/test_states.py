@@ -1,6 +1,7 @@
 """States of a run: cancelled, crashed or ended in another way, in the store's events and in Prefect's words."""
 
 import errno
+import io
 import logging
 import os
 import socket
@@ -36,6 +37,7 @@ from flows.orchestration.states import (
     other_writers,
 )
 from flows.reporting import bookkeeping
+from flows.reporting.panel import Panel
 from flows.runtime import entry
 from flows.runtime.session import open_session
 from flows.services.ownership import recorded_identity, writer_alive
@@ -288,6 +290,15 @@ def test_outside_a_flow_run_there_is_nobody_to_ask(api: Api, cancellation: Cance
     api.answer = True
     assert not cancellation.asked_for(None)
     assert api.asked == []
+
+
+@pytest.mark.parametrize(("measure", "line"), [("loss", "loss 2.500"), ("reward", "reward -")])
+def test_the_panel_shows_what_is_measured(measure: str, line: str) -> None:
+    out = io.StringIO()
+    with Panel("sft x", num_steps=1, plain=True, stream=out, measure=measure) as panel:
+        facts = {"step": 0, "reward": None, "tokens": 7, "seconds": {"training": 1.0}, "update": {"loss": 2.5}}
+        panel("step", facts)
+    assert line in out.getvalue()
 
 
 CONFIG = RunConfig().model_dump(mode="json")

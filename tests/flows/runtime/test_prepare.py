@@ -66,6 +66,7 @@ def test_a_recorded_run_goes_on_with_its_own_config(tmp_path: Path, model: Path)
     first = prepared(tmp_path, *asked, name="a")
     record(first)
     assert prepared(tmp_path, files=(), name="a") == first
+    assert prepared(tmp_path, "engine.threads=2", files=(), name="a").engine.threads == 2, "as it is operational"
     assert prepared(tmp_path, files=(), name="a", steps=50) == first.model_copy(update={"steps": 50})
     assert prepared(tmp_path, *asked, name="a").seed == first.seed, "the same request under the same name resumes"
 

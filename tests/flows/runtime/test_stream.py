@@ -106,6 +106,11 @@ def test_every_group_is_taken_once_and_none_is_older_than_the_bound(
     # They end out of order, so steps take groups that were assigned to others.
     assert any(row["assigned_step"] != step for step, rows in enumerate(steps) for row in rows)
     assert [row["place"] for row in steps[0]] == [*range(GROUPS)]
+    assigned = {entry.step: entry.key for entry in store.ledger.entries(run="base", stage="assignment")}
+    for entry in store.ledger.entries(run="base", stage="rollout"):
+        rows = store.read(entry.slices("intakes")).to_pylist()
+        origins = {key for row in rows for key in (assigned[row["assigned_step"]], row["policy_key"])}
+        assert origins <= set(entry.inputs.values()), "lineage leads to every assignment and policy"
     for step, rows in enumerate(steps):
         (traces,) = made(store, "rollout", "traces", step=step)
         groups = {row["group_id"]: row for row in rows}
