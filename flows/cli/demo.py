@@ -87,9 +87,9 @@ def demo_model(kind: str, files: Sequence[str], overrides: Sequence[str], store:
 def demo_summary(outcome: dict[str, Any], config: RunConfig, recipe: Recipe, seconds: float) -> list[str]:
     """Return the lines that end the demo: what was learnt, where the tables are, what to try next."""
     lines = ["", *(f"{recipe.about}: {line}." for line in result_lines(outcome["steps"]))]
-    for found in outcome["evaluations"]:
-        scores = "; ".join(describe_scores(each) for each in found["scores"])
-        lines.append(f"Held-out examples, policy {found['version']}: {scores}")
+    for evaluation in outcome["evaluations"]:
+        scores = "; ".join(describe_scores(score) for score in evaluation["scores"])
+        lines.append(f"Held-out examples, policy {evaluation['version']}: {scores}")
     lines += [describe_difference(row) for row in outcome.get("comparisons", ()) if row["figure"] == "avg"]
     done = f"{outcome['num_computed']} pieces of work computed, {outcome['num_found']} cached"
     store = "" if config.store == default_store() else f" --store {config.store}"

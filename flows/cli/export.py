@@ -1,6 +1,5 @@
 """Commands that exchange rollouts and weights with other programs: import, export."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -64,7 +63,10 @@ def export_rollouts(
     if form == "store":
         parts = {"sql": sql, "steps": steps, "kept": kept, "min-reward": min_reward, "held-out": held_out}
         parts |= {"quarantined": quarantined, "policy": policy, "force": force}
-        _require_whole(run, [name for name, value in parts.items() if value not in ("", None, False)])
+        if not run:
+            raise UsageError("export --format store needs a RUN, which is copied whole")
+        if chosen := [name for name, value in parts.items() if value not in ("", None, False)]:
+            raise UsageError(f"--{chosen[0]} chooses parts or replaces; a run is copied whole, and nothing is replaced")
         return _copy(run, target, store or default_store(), with_policies)
     if with_policies:
         raise UsageError("--with-policies belongs to --format store; weights by themselves are --format weights")
@@ -90,11 +92,3 @@ def _copy(run: str, target: str, store: str, with_policies: bool) -> int:
     weights = f", {report.policies} policies" if with_policies else ""
     print(f"{target}: run {run} with {report.rows} ledger rows, {report.slices} new slices{weights}")
     return 0
-
-
-def _require_whole(run: str, given: Sequence[str]) -> None:
-    """Refuse what would choose a part of the run that is to be copied. Raises UsageError."""
-    if not run:
-        raise UsageError("export --format store needs a RUN, which is copied whole")
-    if given:
-        raise UsageError(f"--{given[0]} chooses parts or replaces; a run is copied whole, and nothing is replaced")

@@ -163,10 +163,10 @@ def sizes(config: RunConfig) -> Iterator[str]:
         )
     if config.kind == "sft":
         yield f"{config.steps} steps of {samples} samples, each of at most {config.data.max_length} tokens"
-    for name, each in config.evaluation.of_sets().items():
-        if config.kind == "evaluate" or each.every:
-            count = each.num_examples * len(each.environments or config.environments)
-            yield f"evaluation{name and f' {name}'}: {count} examples, {count * each.attempts} rollouts"
+    for name, evaluation in config.evaluation.of_sets().items():
+        if config.kind == "evaluate" or evaluation.every:
+            count = evaluation.num_examples * len(evaluation.environments or config.environments)
+            yield f"evaluation{name and f' {name}'}: {count} examples, {count * evaluation.attempts} rollouts"
     if config.kind != "evaluate":
         yield f"rows of {config.packing.tokens_per_row} tokens for {config.packing.data_parallel} learner process(es)"
 
