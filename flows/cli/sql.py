@@ -105,33 +105,29 @@ def write(answer: pa.Table, form: str, path: Path) -> None:
         import pyarrow.parquet as pq
 
         pq.write_table(answer, path)
-    elif form == "csv":
-        import pyarrow.csv as pacsv
-
-        pacsv.write_csv(_without_lists(answer), path)
     else:
-        path.write_text(json_text(answer))
+        path.write_text(_text(answer, form), encoding="utf-8")
 
 
 def show(answer: pa.Table, form: str) -> None:
     """Print an answer."""
-    if form == "json":
-        print(json_text(answer))
-    elif form == "csv":
-        import pyarrow.csv as pacsv
-
-        sink = pa.BufferOutputStream()
-        pacsv.write_csv(_without_lists(answer), sink)
-        text = sink.getvalue().to_pybytes().decode()
-        # On a terminal a cell could move the cursor or colour the screen.
-        sys.stdout.write(visible(text) if sys.stdout.isatty() else text)  # a program gets it exactly
-    else:
+    if form == "table":
         _print_answer(answer)
+    else:
+        # On a terminal a cell could move the cursor or colour the screen; a program gets it exactly.
+        text = _text(answer, form)
+        sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
 
 
-def json_text(answer: pa.Table) -> str:
-    """Return an answer as a JSON array of objects; times are ISO 8601."""
-    return json.dumps(answer.to_pylist(), default=_plain)
+def _text(answer: pa.Table, form: str) -> str:
+    """Return an answer as CSV, or as a JSON array of objects; times are ISO 8601."""
+    if form == "json":
+        return json.dumps(answer.to_pylist(), default=_plain) + "\n"
+    import pyarrow.csv as pacsv
+
+    sink = pa.BufferOutputStream()
+    pacsv.write_csv(_without_lists(answer), sink)
+    return str(sink.getvalue().to_pybytes().decode())
 
 
 def _plain(value: Any) -> Any:

@@ -95,7 +95,7 @@ def samples(reader: StoreReader, of: PackedStep) -> pl.DataFrame:
 
 
 def _cached_view(reader: StoreReader, of: PackedStep, name: Hashable, query: str) -> pl.DataFrame:
-    return reader.cached_value(name, lambda: select(reader.frames(of.run), of.lineages, query))
+    return reader.cache.once(name, lambda: select(reader.frames(of.run), of.lineages, query))
 
 
 def updates(reader: StoreReader, of: PackedStep) -> pl.DataFrame:

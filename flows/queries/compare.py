@@ -38,7 +38,7 @@ Works = Mapping[int, Mapping[str, Work]]
 def compare(reader: StoreReader, a: str, b: str) -> Mapping[str, Any]:
     """Return how run `b` differs from run `a`: the values of `stagecoach diff --json`. Raises NotThere."""
     state = _state(reader, a), _state(reader, b)
-    return reader.cached_while(("compared", a, b), state, lambda: _compare(reader, a, b))
+    return reader.cache.while_same(("compared", a, b), state, lambda: _compare(reader, a, b))
 
 
 def _state(reader: StoreReader, run: str) -> tuple[Any, ...]:
@@ -169,7 +169,7 @@ def by_step(pieces: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
 def step_figures(reader: StoreReader, works: Works) -> dict[int, dict[str, Any]]:
     """Return by finished step its FIGURES, None where one was not measured, and `weights`, the digest of the policy."""
     finished = {step: stages["metrics"] for step, stages in works.items() if "metrics" in stages}
-    written = read_metrics(reader.frames(), finished.values(), METRICS.values())
+    written = read_metrics(reader.frames(), finished.values(), pl.col("name").is_in(METRICS.values()))
     weights = _weights(reader, works)
     figures: dict[int, dict[str, Any]] = {}
     for step, work in finished.items():

@@ -3,54 +3,17 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from flows.queries.store_reader import StoreReader
 from flows.reporting.svg import ticks
 from storage.read.lineage import Work
 from tasks.stages import EVALUATION, EVALUATION_ASSIGNMENT, STEP_STAGES, names, shown_stage
-
-SLICES: dict[str, Any] = {
-    "run": pl.String,
-    "step": pl.Int64,
-    "stage": pl.String,
-    "key": pl.String,
-    "table": pl.String,
-    "rows": pl.Int64,
-    "own": pl.Boolean,
-    "computed_by": pl.String,
-    "finished": pl.Boolean,
-    "used_by": pl.List(pl.String),
-    "seconds": pl.Float64,
-}
-"""One row for each table that a piece of work made rows of: `used_by` names all runs that use it."""
-
-
-def slices(reader: StoreReader, run: str) -> pl.DataFrame:
-    """Return the slices that a run uses, as in SLICES, by step. Raises NotThere."""
-    rows = [
-        _work_values(run, work)
-        | {"table": table, "rows": work.num_rows(table), "used_by": list(work.runs), "seconds": _seconds(work)}
-        for work in reader.frames(run).graph.works.values()
-        for table in sorted(work.tables)
-    ]
-    return pl.DataFrame(rows, schema=SLICES).sort("step", "stage", "key", "table")
-
-
-def _work_values(run: str, work: Work) -> dict[str, Any]:
-    """Return what a piece of work is to a run that uses it."""
-    return {
-        "run": run,
-        "step": work.step,
-        "stage": shown_stage(work.stage, work.inputs),
-        "key": work.key,
-        "own": work.computed_by == run,
-        "computed_by": work.computed_by,
-        "finished": work.finished,
-    }
 
 
 def ledger(reader: StoreReader, run: str, num_steps: int = 0) -> dict[str, Any]:
@@ -104,45 +67,6 @@ def _seconds(work: Work) -> float | None:
     return (work.entry.finished_at - work.entry.started_at).total_seconds()
 
 
-MOMENT = pl.Datetime("us", "UTC")
-STAGE_TIMES: dict[str, Any] = {
-    "run": pl.String,
-    "step": pl.Int64,
-    "stage": pl.String,
-    "key": pl.String,
-    "own": pl.Boolean,
-    "computed_by": pl.String,
-    "finished": pl.Boolean,
-    "started_at": MOMENT,
-    "finished_at": MOMENT,
-    "seconds": pl.Float64,
-    "tokens": pl.Int64,
-}
-"""One row for each piece of work that a run uses. The rollouts of an evaluation are the stage `evaluation`, their step
-is the version of the policy. `own` is False where another run computed it: it was done in that run's time."""
-
-
-def stage_times(reader: StoreReader, run: str) -> pl.DataFrame:
-    """Return when each piece of work that a run uses was done, as in STAGE_TIMES, in order of time. Raises NotThere.
-
-    Work of which only parts are committed ends with the last of them so far.
-    """
-    rows = []
-    for work in reader.frames(run).graph.works.values():
-        begun, ended, tokens = _span(reader, work)
-        times = {"started_at": begun, "finished_at": ended, "seconds": (ended - begun).total_seconds()}
-        rows.append(_work_values(run, work) | times | {"tokens": tokens})
-    return pl.DataFrame(rows, schema=STAGE_TIMES).sort("started_at", "step", "key")
-
-
-def _span(reader: StoreReader, work: Work) -> tuple[datetime, datetime, int]:
-    # A finished entry spans all its parts; before that they are all there is.
-    entries = [work.entry] if work.finished else reader.store.ledger.parts(work.key) or [work.entry]
-    # Parts that do not count have slices that are not among those of the work.
-    tokens = sum(each.tokens for each in entries if {*each.outputs} <= {*work.slices})
-    return min(each.started_at for each in entries), max(each.finished_at for each in entries), tokens
-
-
 def events(reader: StoreReader, run: str) -> list[dict[str, Any]]:
     """Return the events of a run, lost services among them, as plain values: event, at, step, message.
 
@@ -177,78 +101,70 @@ def lanes(times: pl.DataFrame, events: Sequence[Mapping[str, Any]], recent: int 
     begun = own["started_at"].min()
     assert isinstance(begun, datetime)
     spans = [(_since(begun, row["started_at"]), _since(begun, row["finished_at"]), row) for row in own.to_dicts()]
-    shown = _Shown([(start, end) for start, end, _ in spans])
+    places = _Places([(start, end) for start, end, _ in spans])
     bars: dict[str, list[dict[str, Any]]] = {}
     for start, end, row in spans:
         facts = {name: row[name] for name in ("step", "key", "finished", "seconds", "tokens")}
-        bars.setdefault(row["stage"], []).append({**facts, "start": shown.at(start), "end": shown.at(end)})
+        bars.setdefault(row["stage"], []).append({**facts, "start": places.at(start), "end": places.at(end)})
     order = [*LANES, *sorted(set(bars) - set(LANES))]
     # A run's first event is a little before its first work: it stands at the begin.
     noted = [event for event in events if not recent or event["at"] >= begun]
-    marks = [{**event, "at": shown.at(max(0.0, _since(begun, event["at"])))} for event in noted]
+    marks = [{**event, "at": places.at(max(0.0, _since(begun, event["at"])))} for event in noted]
     return {
-        "length": shown.length,
+        "length": places.length,
         "lanes": [{"stage": stage, **_rows(bars[stage])} for stage in order if stage in bars],
         "events": marks,
-        "ticks": shown.ticks(),
-        "cuts": shown.cuts,
+        "ticks": places.ticks(),
+        "cuts": places.cuts,
     }
 
 
-class _Shown:
-    """Time without the stretches in which nothing was done."""
+class _Places:
+    """Where moments are drawn: time without most of the stretches in which nothing was done."""
 
     def __init__(self, spans: Sequence[tuple[float, float]]) -> None:
-        busy = _merge_spans(spans)
-        work = sum(end - start for start, end in busy) or 1.0
+        work = sum(end - start for start, end in _merge_spans(spans)) or 1.0
         # Measured by the time of work, not by all time: else a night of standing still would hide every other pause.
-        pieces = _merge_spans(spans, CUT_SHARE * work)
-        self.cuts: list[dict[str, float]] = []
-        self._pieces: list[tuple[float, float, float]] = []
-        at = 0.0
-        for number, (start, end) in enumerate(pieces):
-            if number:
-                self.cuts.append({"at": at + LEFT_SHARE * work / 2, "seconds": start - pieces[number - 1][1]})
-                at += LEFT_SHARE * work
-            self._pieces.append((start, end, at))
-            at += end - start
-        self.length = at or 1.0
+        self._pieces = _merge_spans(spans, CUT_SHARE * work)
+        left = LEFT_SHARE * work
+        lengths = [end - start for start, end in self._pieces]
+        begins = [left * number + sum(lengths[:number]) for number in range(len(lengths))]
+        self._knots = [moment for piece in self._pieces for moment in piece]
+        self._places = [
+            place for begin, length in zip(begins, lengths, strict=True) for place in (begin, begin + length)
+        ]
+        self.length = self._places[-1] or 1.0
+        self.cuts = [
+            {"at": begin - left / 2, "seconds": piece[0] - earlier[1]}
+            for begin, (earlier, piece) in zip(begins[1:], pairwise(self._pieces), strict=True)
+        ]
 
     def at(self, seconds: float) -> float:
-        """Return the place of a moment; one in a cut stretch lies at the end of what was before."""
-        last = 0.0
-        for number, (start, end, place) in enumerate(self._pieces):
-            if seconds < start:
-                before = self._pieces[number - 1][1] if number else 0.0
-                return min(place, last + max(0.0, seconds - before))
-            if seconds <= end:
-                return place + seconds - start
-            last = place + end - start
-        return min(self.length, last + max(0.0, seconds - self._pieces[-1][1]))
+        """Return the place of a moment; what is after all work lies at the end."""
+        return float(np.interp(seconds, self._knots, self._places))
 
     def ticks(self) -> list[dict[str, float]]:
         """Return round numbers of seconds since the begin, and where they lie."""
         width = next(iter(ticks(0.0, self.length, 8)[1:]), self.length)
-        found: list[dict[str, float]] = []
-        for start, end, _ in self._pieces:
-            first = int(-(-start // width))
-            for number in range(first, int(end // width) + 1):
+        marks: list[dict[str, float]] = []
+        for start, end in self._pieces:
+            for number in range(int(-(-start // width)), int(end // width) + 1):
                 place = self.at(number * width)
                 # Beside a cut, round numbers that are far apart lie close together: labels must not overlap.
-                if not found or place - found[-1]["at"] > 0.6 * width:
-                    found.append({"at": place, "seconds": number * width})
-        return found
+                if not marks or place - marks[-1]["at"] > 0.6 * width:
+                    marks.append({"at": place, "seconds": number * width})
+        return marks
 
 
 def _merge_spans(spans: Sequence[tuple[float, float]], idle: float = 0.0) -> list[tuple[float, float]]:
     """Return spans in order, those taken together that overlap or are no more than `idle` apart."""
-    found: list[tuple[float, float]] = []
+    merged: list[tuple[float, float]] = []
     for start, end in sorted(spans):
-        if found and start <= found[-1][1] + idle:
-            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        if merged and start <= merged[-1][1] + idle:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
         else:
-            found.append((start, end))
-    return found
+            merged.append((start, end))
+    return merged
 
 
 def _rows(bars: list[dict[str, Any]]) -> dict[str, Any]:

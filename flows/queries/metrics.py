@@ -7,16 +7,17 @@ handled tokens.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import polars as pl
 
 from flows.queries.step_history import RecordedStep
 from flows.queries.store_reader import StoreReader
+from flows.reporting.figures import about
 from storage.read.frames import Frames
 from storage.read.lineage import Work
 from storage.refs import Entry
-from tasks.metrics.figures import ALL, MEANINGS, Values, full_name
+from tasks.metrics.figures import ALL, Values, full_name
 
 
 @dataclass(frozen=True)
@@ -28,23 +29,18 @@ class Span:
     tokens: int
 
 
-def read_metrics(
-    frames: Frames, works: Iterable[Work], names: Iterable[str] = (), where: pl.Expr | None = None
-) -> dict[str, Values]:
+def read_metrics(frames: Frames, works: Iterable[Work], where: pl.Expr | bool = True) -> dict[str, Values]:
     """Return the metrics that some works have written, by key, in one look at the table; of other works none.
 
-    Only those of some `names`, or that meet a condition: a step has a hundred, and a long run is shown by a few.
+    Only those that meet a condition: a step has a hundred, and a long run is shown by a few.
     """
-    found: dict[str, Values] = {}
-    rows = frames.rows(works, "metrics").select("key", "scope", "name", "value")
-    if wanted := [*names]:
-        rows = rows.filter(pl.col("name").is_in(wanted))
-    if where is not None:
-        rows = rows.filter(where)
+    rows = frames.rows(works, "metrics").select("key", "scope", "name", "value").filter(where)
     # A key at a time, and columns as lists: of 300,000 rows one object each would take seconds.
-    for (key,), own in rows.collect().partition_by("key", as_dict=True, include_key=False).items():
-        found[key] = dict(zip(zip(own["scope"], own["name"], strict=True), own["value"], strict=True))
-    return found
+    by_key = rows.collect().partition_by("key", as_dict=True, include_key=False)
+    return {
+        str(key): dict(zip(zip(own["scope"], own["name"], strict=True), own["value"], strict=True))
+        for (key,), own in by_key.items()
+    }
 
 
 def ledger_metrics(spans: Sequence[Span]) -> Values:
@@ -144,136 +140,6 @@ def series(reader: StoreReader, run: str) -> pl.DataFrame:
     return pl.DataFrame(rows, schema=LONG | {"value": pl.Float64}, orient="row")
 
 
-class About(NamedTuple):
-    """What is said of a number."""
-
-    unit: str
-    """`share` is from 0 to 1; empty where it has none: a loss, a reward."""
-    description: str
-
-
-STEPS_OF = {"update": "of the step's last optimizer step", "updates": "over all optimizer steps of the step"}
-ABOUT = {
-    "reward": About("", "over rollouts that were scored"),
-    "reward/std": About("", "standard deviation over rollouts that were scored"),
-    "rewards": About("", "mean score of a named reward, without its weight"),
-    "metrics": About("", "mean over rollouts, measured by the environment"),
-    "rollouts": About("rollouts", "of the step, without those that were stopped"),
-    "num_turns": About("turns", "mean of a rollout"),
-    "num_input_tokens": About("tokens", "mean of a rollout: what the policy read"),
-    "num_output_tokens": About("tokens", "mean of a rollout: what the policy sampled"),
-    "longest_output": About("tokens", "most that one rollout sampled"),
-    "is_truncated": About("share", "of rollouts that were cut off"),
-    "staleness": About("steps", "mean since the policy that sampled, the oldest of a rollout"),
-    "token_staleness/mean": About("steps", "mean of sampled tokens since the policy of each"),
-    "token_staleness/max": About("steps", "most of a sampled token since its policy"),
-    "samples_per_rollout": About("samples", "mean of a rollout, one for each branch"),
-    "kept": About("share", "of verdicts that keep"),
-    "errored_rollout": About("share", "of rollouts with an error, or one of a class"),
-    "stragglers": About("share", "of rollouts that were stopped as enough others had ended"),
-    "stale": About("share", "of rollouts of a stream that no step within rollout.max_off_policy_steps took"),
-    "filters": About("share", "of rollouts that the filter found, enforced or not"),
-    "filters/is_filtered": About("share", "of rollouts that any filter left out"),
-    "trainable/count": About("rollouts", "left to train on"),
-    "trainable/ratio": About("share", "of rollouts left to train on"),
-    "accounting": About("rollouts", "by outcome"),
-    "timing": About("s", "mean wall-clock of a rollout"),
-    "timing/stage": About("s", "wall-clock of the stage"),
-    "tokens": About("tokens", "that the stage handled"),
-    "tokens_per_second": About("tokens/s", "of the stage, over its wall-clock"),
-    "updates": About("updates", "optimizer steps on the batch"),
-    "rollout/input_tokens": About("tokens", "read by all rollouts, those that were stopped too"),
-    "rollout/output_tokens": About("tokens", "sampled by all rollouts, those that were stopped too"),
-    "rollout/retokenised_turns": About("turns", "that went back to the policy as other tokens than it sampled"),
-    "reasons": About("rollouts", "that were left out for that reason"),
-    "stream": About("s", "in which the step's groups ended; what follows is of that time"),
-    "stream/engine_idle": About("share", "of the time, in which no rollout was under way"),
-    "stream/learner_waited": About("share", "of the time, in which the learner waited for rollouts"),
-    "stream/cancelled": About("share", "of rollouts that were stopped before their end"),
-    "stream/stale": About("share", "of groups that were too old for any step before one took them"),
-    "stream/in_flight": About("rollouts", "mean number under way"),
-    "stream/fullness": About("share", "of rollout.max_in_flight that was under way"),
-    "stream/requests_running": About("requests", "mean number in the engine's batch"),
-    "stream/requests_waiting": About("requests", "mean number in the engine's queue"),
-    "stream/cache_use": About("share", "of the engine's KV cache in use"),
-    "stream/token_age": About("steps", "from the policy that sampled tokens to the one that is trained on them"),
-    "stream/tokens_of_age": About("share", "of the tokens that may be trained on, by their age in steps"),
-    "groups": About("groups", "of the step, where they are replaced or refused"),
-    "groups/batches": About("batches", "that the groups were drawn in"),
-    "entropy": About("nats", "mean over rl tokens, over all optimizer steps"),
-    "mismatch_kl": About("nats", "over rl tokens of r - 1 - log r, engine against learner"),
-    "mismatch_kl_masked": About("nats", "the mismatch of tokens outside the trust region"),
-    "mismatch_kl_unmasked": About("nats", "the mismatch of tokens within the trust region"),
-    "masked_fraction": About("share", "of rl tokens outside the trust region"),
-    "ratio": About("", "quantile of the importance ratio over rl tokens"),
-    "rl_tokens": About("tokens", "with that component's weight"),
-    "ce_tokens": About("tokens", "with that component's weight"),
-    "ref_kl_tokens": About("tokens", "with that component's weight"),
-    "ce_nll": About("nats", "negative log-likelihood of ce tokens"),
-    "ref_kl": About("nats", "policy against reference, over ref_kl tokens"),
-    **{f"batch/{name}": About("", meaning) for name, meaning in MEANINGS.items()},
-}
-"""By the beginning of a name, the longest that is known."""
-OF_UPDATES = {
-    "entropy": About("nats", "mean over rl tokens"),
-    "mismatch_kl": About("nats", "mean over rl tokens of r - 1 - log r, engine against learner"),
-    "mismatch_kl_max": About("nats", "most of an rl token of r - 1 - log r, engine against learner"),
-    "mismatch_kl_std": About("nats", "standard deviation over rl tokens of r - 1 - log r, engine against learner"),
-    "masked_mismatch_kl": About("nats", "the mismatch of tokens outside the trust region"),
-    "unmasked_mismatch_kl": About("nats", "the mismatch of tokens within the trust region"),
-    "masked_fraction": About("share", "of rl tokens outside the trust region"),
-    "masked_fraction_positive": About("share", "of rl tokens with a positive advantage outside the trust region"),
-    "masked_fraction_negative": About("share", "of rl tokens with a negative advantage outside the trust region"),
-    "truncated_fraction": About("share", "of rl tokens whose importance weight was cut"),
-    "ratio_q": About("", "quantile of the importance ratio over rl tokens"),
-    "grad_norm": About("", "norm of the gradient before clipping"),
-    "clipped": About("", "1 where the gradient was clipped"),
-    "ce_nll": About("nats", "negative log-likelihood of ce tokens"),
-    "ref_kl": About("nats", "policy against reference, over ref_kl tokens"),
-    "ref_kl_loss": About("", "a component of the loss"),
-    "ref_kl_tokens": About("tokens", "with that component's weight"),
-    "ref_kl_masked_fraction": About("share", "of ref_kl tokens outside the trust region"),
-    "rl_tokens": About("tokens", "with that component's weight"),
-    "ce_tokens": About("tokens", "with that component's weight"),
-    "rl_loss": About("", "a component of the loss"),
-    "ce_loss": About("", "a component of the loss"),
-    "loss": About("", "the sum of its components"),
-    "learning_rate": About("", "by its schedule"),
-    "num_rows": About("rows", "packed rows"),
-    "num_tokens": About("tokens", "in packed rows"),
-    "weighted_tokens": About("tokens", "that had a weight"),
-    "has_optimizer": About("", "1 where the optimizer's state was saved"),
-    "version": About("", "the policy that was made"),
-    "update": About("", "its number on the batch, from 0"),
-    "threads": About("threads", "of each learner process"),
-    "processes": About("processes", "of the learner"),
-    "seconds_gradients": About("s", "of forward and backward passes"),
-    "seconds_optimizer": About("s", "of clipping and the optimizer"),
-    "seconds_writing": About("s", "of writing the policy that was made"),
-    "tokens_per_second": About("tokens/s", "through both, of all processes"),
-    "tflops": About("TFLOP", "that the model needs for the packed segments"),
-    "tflops_per_second": About("TFLOP/s", "of each process"),
-    "mfu": About("share", "of the device's peak in bfloat16"),
-    "peak_allocated_gib": About("GiB", "of the device's memory in tensors"),
-    "peak_reserved_gib": About("GiB", "of the device's memory taken"),
-}
-"""By the beginning of what stands after `update/` and `updates/`."""
-
-
-def about(measure: str) -> About:
-    """Return what a number is by the name of its measure, without its scope; of one that is not known nothing."""
-    head, _, rest = measure.partition("/")
-    if rest and head in STEPS_OF:
-        found = _longest(rest, OF_UPDATES)
-        return About(found.unit, ", ".join(filter(None, (found.description, STEPS_OF[head]))))
-    return _longest(measure, ABOUT)
-
-
-def _longest(name: str, known: dict[str, About]) -> About:
-    found = [begin for begin in known if name.startswith(begin)]
-    return known[max(found, key=len)] if found else About("", "")
-
-
 ORDER = (
     *("reward", "rewards", "metrics", "update", "updates", "rollouts", "accounting", "filters", "trainable"),
     *("errored_rollout", "stale", "stragglers", "stream", "timing", "tokens", "tokens_per_second"),
@@ -292,7 +158,7 @@ def metrics(steps: Sequence[StepNumbers]) -> list[Metric]:
     A series has `scope` (an environment, `all`, or empty), `name` (as W&B has it), and `values` by step,
     None where there is none. With a single environment only the scope `all` is returned: its values are the same.
     """
-    columns = _Columns(steps)
+    columns = Columns(steps)
     scopes: dict[str, set[str]] = {}
     for scope, measure in columns.values:
         scopes.setdefault(measure, set()).add(scope)
@@ -303,16 +169,17 @@ def metrics(steps: Sequence[StepNumbers]) -> list[Metric]:
     return sorted(found, key=lambda each: (_rank(each["group"]), each["name"]))
 
 
-def matching(found: Iterable[Metric], text: str) -> list[Metric]:
+def matching(found: Sequence[Metric], text: str) -> list[Metric]:
     """Return the measures in whose names and descriptions all words of a text are."""
     words = text.casefold().split()
-    return [each for each in found if all(word in search_text(each) for word in words)]
-
-
-def search_text(each: Metric) -> str:
-    """Return what is searched of a measure."""
-    names = (one["name"] for one in each["series"])
-    return " ".join((each["name"], each["unit"], each["description"], *names)).casefold()
+    texts = [
+        (each["name"], each["unit"], each["description"], *(one["name"] for one in each["series"])) for each in found
+    ]
+    return [
+        each
+        for each, text in zip(found, texts, strict=True)
+        if all(word in " ".join(text).casefold() for word in words)
+    ]
 
 
 def ends(values: Sequence[float | None], steps: Sequence[int]) -> dict[str, Any]:
@@ -332,32 +199,29 @@ def ends(values: Sequence[float | None], steps: Sequence[int]) -> dict[str, Any]
     return {name: pair and {"value": pair[0], "step": pair[1]} for name, pair in picked.items()}
 
 
-class _Columns:
+class Columns:
     """The numbers of steps by name instead of by step: gone through once, for there are many of both."""
 
     def __init__(self, steps: Sequence[StepNumbers]) -> None:
         self.values: dict[tuple[str, str], list[float | None]] = {}
-        self._accounted = [False] * len(steps)
+        self._num_steps = len(steps)
         for place, each in enumerate(steps):
             for name, value in each.values.items():
                 if name not in self.values:
                     self.values[name] = [None] * len(steps)
                 self.values[name][place] = value
-        for (_, measure), values in self.values.items():
-            if measure.startswith("accounting/"):
-                self._accounted = [
-                    known or value is not None for known, value in zip(self._accounted, values, strict=True)
-                ]
+        accounts = [values for (_, name), values in self.values.items() if name.startswith("accounting/")]
+        self._accounted = [any(value is not None for value in counts) for counts in zip(*accounts, strict=True)]
 
-    def values_with_zeros(self, scope: str, measure: str) -> list[float | None]:
-        """Return a measure by step, with the zeros that have no entry."""
-        values = self.values[scope, measure]
+    def series(self, scope: str, measure: str) -> list[float | None]:
+        """Return a measure by step, None where it was not measured; what was counted and has no entry is zero."""
+        values = self.values.get((scope, measure), [None] * self._num_steps)
         # A step that counted its rollouts and has no entry had none of that kind: zero, and not unknown.
         head = measure.partition("/")[0]
         if head == "accounting":
             return _where(self._accounted, values)
-        if head in SHARES and (scope, "rollouts") in self.values:
-            return _where([each is not None for each in self.values[scope, "rollouts"]], values)
+        if head in SHARES and (scope, measure) in self.values and (scope, "rollouts") in self.values:
+            return _where([count is not None for count in self.values[scope, "rollouts"]], values)
         return values
 
 
@@ -372,10 +236,9 @@ def _scopes_to_show(scopes: set[str], several: bool) -> list[str]:
     return sorted(scopes, key=lambda scope: (scope not in ("", ALL), scope))[: 1 if alone else None]
 
 
-def _metric(columns: _Columns, name: str, scopes: Sequence[str], group: str) -> Metric:
+def _metric(columns: Columns, name: str, scopes: Sequence[str], group: str) -> Metric:
     series = [
-        {"scope": scope, "name": full_name(scope, name), "values": columns.values_with_zeros(scope, name)}
-        for scope in scopes
+        {"scope": scope, "name": full_name(scope, name), "values": columns.series(scope, name)} for scope in scopes
     ]
     return {"name": name, "group": group, **about(name)._asdict(), "series": series}
 

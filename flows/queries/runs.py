@@ -8,6 +8,7 @@ import polars as pl
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from flows.queries.charts import last_value
 from flows.queries.compare import compared_configs
 from flows.queries.metrics import written_metrics
 from flows.queries.notes import notes_of
@@ -16,7 +17,6 @@ from flows.queries.run_state import count_lost_services, deciding_event, is_goin
 from flows.queries.scores import held_out
 from flows.queries.step_history import RecordedStep
 from flows.queries.store_reader import StoreReader, flat
-from storage.read.lineage import Work
 from storage.records import Event
 from tasks.metrics.figures import ALL, Values, mean
 
@@ -64,30 +64,41 @@ def runs(reader: StoreReader) -> pl.DataFrame:
 
 
 def _run(reader: StoreReader, name: str, by_run: Mapping[str, Sequence[RecordedStep]]) -> dict[str, Any]:
-    events, steps = reader.store.runs.events(name), by_run[name]
-    config, notes = events[-1].config, notes_of(reader.store, name, "")
-    metrics = written_metrics(reader, steps)
-    rewards = [each.get((ALL, "reward/mean")) for each in metrics]
-    losses = [each.get(("", "updates/loss/mean")) for each in metrics]
+    metrics, notes = written_metrics(reader, by_run[name]), notes_of(reader.store, name, "")
+    rewards = [values.get((ALL, "reward/mean")) for values in metrics]
+    losses = [values.get(("", "updates/loss/mean")) for values in metrics]
+    return {
+        **_summary(reader, name, by_run[name], by_run),
+        "rewards": rewards,
+        "last_reward": last_value(rewards),
+        "losses": losses,
+        "last_loss": last_value(losses),
+        "held_out": _held_out(reader, name),
+        "tags": list(dict.fromkeys(tag for note in notes for tag in note["tags"])),
+        "notes": [note["text"] for note in notes if note["text"]],
+        **tokens_of(metrics),
+    }
+
+
+def _summary(reader: StoreReader, name: str, steps: Sequence[RecordedStep], known: Container[str]) -> dict[str, Any]:
+    """Return what the list of runs and the page of one have in common: state, origin, settings, size and times."""
+    events = reader.store.runs.events(name)
+    config, works = events[-1].config, reader.frames(name).graph.works.values()
+    own = [work for work in works if work.computed_by == name]
+    last_work = max((work.entry.finished_at for work in own), default=None)
     return {
         "run": name,
-        "parent": parent_of(name, events[-1], steps, by_run),
+        "parent": parent_of(name, events[-1], steps, known),
         "kind": events[-1].kind,
         **state_of(deciding_event(events)),
         "steps_done": steps_done(steps, config),
         "steps_planned": planned if isinstance(planned := config.get("steps"), int) else None,
-        "rewards": rewards,
-        "last_reward": next((each for each in reversed(rewards) if each is not None), None),
-        "losses": losses,
-        "last_loss": next((each for each in reversed(losses) if each is not None), None),
-        "held_out": _held_out(reader, name),
         **headline_settings(config),
         "policy": policy_of(reader, config),
-        "tags": list(dict.fromkeys(tag for each in notes for tag in each["tags"])),
-        "notes": [each["text"] for each in notes if each["text"]],
-        **tokens_of(metrics),
-        "bytes": _own_bytes(reader, name),
-        **_times(reader, name, events),
+        "bytes": sum(file.size for work in own for piece in work.slices for file in piece.files),
+        "seconds": seconds_at_work(events, last_work),
+        "started_at": events[0].at,
+        "changed_at": max(filter(None, (events[-1].at, last_work))),
     }
 
 
@@ -154,21 +165,6 @@ def policy_of(reader: StoreReader, config: Mapping[str, Any]) -> str | None:
     return f"{work.computed_by}:{policy_version(work)}" if work is not None and made else None
 
 
-def _own_work(reader: StoreReader, name: str) -> list[Work]:
-    """Return the work that a run computed itself."""
-    return [work for work in reader.frames(name).graph.works.values() if work.computed_by == name]
-
-
-def _own_bytes(reader: StoreReader, name: str) -> int:
-    return sum(file.size for work in _own_work(reader, name) for piece in work.slices for file in piece.files)
-
-
-def _times(reader: StoreReader, name: str, events: Sequence[Event]) -> dict[str, Any]:
-    last_work = max((work.entry.finished_at for work in _own_work(reader, name)), default=None)
-    changed = max([events[-1].at, *([last_work] if last_work else [])])
-    return {"seconds": seconds_at_work(events, last_work), "started_at": events[0].at, "changed_at": changed}
-
-
 def tokens_of(metrics: Sequence[Values]) -> dict[str, int | None]:
     """Return the tokens of some steps, given by their metrics: `tokens_sampled` and `tokens_trained`, as in RUNS."""
     written = [each for each in metrics if each]
@@ -183,26 +179,17 @@ def tokens_of(metrics: Sequence[Values]) -> dict[str, int | None]:
 
 def overview(reader: StoreReader, run: str, steps: list[RecordedStep]) -> dict[str, Any]:
     """Return a run as plain values: state, kind, config, parent and what differs from it. Raises NotThere."""
-    config = reader.config(run)
-    events = reader.store.runs.events(run)
+    config, events = reader.config(run), reader.store.runs.events(run)
     known = reader.store.runs.names()
-    parent = parent_of(run, events[-1], steps, known)
+    summary = _summary(reader, run, steps, known)
+    parent = summary["parent"]
     return {
-        "run": run,
-        "kind": config.kind,
-        **state_of(deciding := deciding_event(events)),
-        "going": is_going(deciding),
+        **summary,
+        "going": is_going(deciding_event(events)),
         "lost_services": count_lost_services(reader.store.runs.lost_services(run)),
-        "steps_done": steps_done(steps, events[-1].config),
-        "steps_planned": config.steps,
-        **_times(reader, run, events),
-        "bytes": _own_bytes(reader, run),
         "host": events[-1].host,
         "flow_run": events[-1].flow_run,
-        **headline_settings(events[-1].config),
-        "policy": policy_of(reader, events[-1].config),
         **_settings(config),
-        "parent": parent,
         "forks": [name for name in known if branched_off(reader).get(name) == run],
         "differences": compared_configs(reader.config(parent), config) if parent else [],
         "config": config.model_dump(mode="json"),
@@ -229,6 +216,6 @@ def branched_off(reader: StoreReader) -> dict[str, str | None]:
     """Return the run that each run says it branched off, if any."""
     # By the mark, for any commit may be an event of a run.
     runs = reader.store.runs
-    return reader.cached_value(
+    return reader.cache.once(
         ("branched off", reader.mark), lambda: {name: runs.events(name)[-1].parent_run for name in runs.names()}
     )

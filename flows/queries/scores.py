@@ -216,7 +216,7 @@ def held_out(reader: StoreReader, run: str) -> list[dict[str, Any]]:
         return []
     name = ("held-out", run, len(reader.store.runs.events(run)), done)  # each event may bring another config
     # Held apart from the rollouts, which weigh much: these may leave the memory while a list of runs is looked at.
-    return reader.cached_value(name, lambda: [scores.described for _, scores in scored_evaluations(reader, run)])
+    return reader.cache.once(name, lambda: [scores.described for _, scores in scored_evaluations(reader, run)])
 
 
 SCORES = {

@@ -118,7 +118,7 @@ def updates(reader: StoreReader, run: str, found: Sequence[StepLineage]) -> list
         return []
     rows = reader.frames(run).rows(works, "updates").select("key", *MEASURED)
     name = ("step_updates", row_identities(works))
-    return reader.cached_value(name, lambda: rows.sort("key", "update").drop("key").collect().to_dicts())
+    return reader.cache.once(name, lambda: rows.sort("key", "update").drop("key").collect().to_dicts())
 
 
 def policies(reader: StoreReader, run: str, frame: pl.DataFrame, found: Sequence[StepLineage]) -> dict[str, Any]:

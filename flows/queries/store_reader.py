@@ -3,12 +3,13 @@
 The cache holds what was derived of finished work, within a bound. All of it is safe to share between threads.
 """
 
-import sys
+import functools
+import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
 from pathlib import Path
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -61,129 +62,99 @@ def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 # A viewer often runs on the machine that trains: what it holds stays small beside a model.
 MOST_BYTES = 512 * 2**20
+MOST_WEIGHED = 32
+"""Values of those read together that are weighed, evenly spread: the others are alike."""
+OBJECTS_PER_PICKLE = 3
+"""Bytes that Python's objects take for each byte of their pickle; of texts less, of dictionaries of numbers more."""
+SMALL = 1024
+"""Bytes that anything which is kept counts for in addition: its name and its place."""
 Name = TypeVar("Name", bound=Hashable)
 Value = TypeVar("Value")
 
 
 class Cache:
-    """Things by name, the one that was not asked for longest going first when there is no room.
+    """Values by name; the one that was not requested for longest goes first when there is no room.
 
-    Without `most_bytes` all of them stay, and nothing is weighed: for a process that answers one question and ends.
+    Without `most_bytes` all of them stay, and nothing is weighed: for a process that answers one query and ends.
     """
 
     def __init__(self, most_bytes: int | None = MOST_BYTES) -> None:
         self._most_bytes = most_bytes
         self._lock = Lock()
-        self._things: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self.num_bytes = 0
-        """What all of them weigh, each as it was when it came: things are not changed while they are held."""
+        """The weight of all values, each as it was when it came: values are not changed while they are held."""
 
     def once(self, name: Hashable, make: Callable[[], Value]) -> Value:
-        """Return what `make` returns, made once while there is room; two threads that ask at once may both make it."""
-        with self._lock:
-            if name in self._things:
-                self._things.move_to_end(name)
-                found: Value = self._things[name][0]
-                return found
+        """Return what `make` returns, made once while there is room; two threads at the same time may both make it.
+
+        `name` holds what names the rows that it is derived from (`storage.read.lineage.row_identities`).
+        """
+        held = self._entry(name)
         # Outside the lock: what takes long would hold up every other thread. At worst two of them make the same.
-        return self.put(name, make())
+        value: Value = held[0] if held else self.put(name, make())
+        return value
+
+    def peek(self, name: Hashable) -> Any | None:
+        """Return what is held under a name; None where there is nothing."""
+        held = self._entry(name)
+        return held[0] if held else None
+
+    def _entry(self, name: Hashable) -> tuple[Any, int] | None:
+        with self._lock:
+            if name in self._values:
+                self._values.move_to_end(name)
+            return self._values.get(name)
 
     def put(self, name: Hashable, value: Value, num_bytes: int | None = None) -> Value:
-        """Hold a value under a name, in place of what is held there, and return it; it is weighed if nobody says."""
-        weighs = self._weigh(value) if num_bytes is None else num_bytes  # outside the lock: it may take a while
+        """Hold a value under a name, in place of what is held there, and return it; it is weighed without a weight."""
+        weight = self._weigh(value) if num_bytes is None else num_bytes  # outside the lock: it may take a while
         with self._lock:
-            self.num_bytes += weighs - self._things.pop(name, (None, 0))[1]
-            self._things[name] = value, weighs
-            # The newest stays even where it alone is too large: it was asked for just now.
-            while self._most_bytes is not None and self.num_bytes > self._most_bytes and len(self._things) > 1:
-                self.num_bytes -= self._things.popitem(last=False)[1][1]
+            self.num_bytes += weight - self._values.pop(name, (None, 0))[1]
+            self._values[name] = value, weight
+            # The newest stays even where it alone is too large: it was requested just now.
+            while self._most_bytes is not None and self.num_bytes > self._most_bytes and len(self._values) > 1:
+                self.num_bytes -= self._values.popitem(last=False)[1][1]
         return value
 
     def _weigh(self, value: Any) -> int:
         return 0 if self._most_bytes is None else size_in_bytes(value)
 
-    def peek(self, name: Hashable) -> Any | None:
-        """Return what is held under a name; None where there is nothing."""
-        with self._lock:
-            if name in self._things:
-                self._things.move_to_end(name)
-            return self._things.get(name, (None, 0))[0]
-
     def each_once(
         self, purpose: Hashable, names: Sequence[Name], read: Callable[[list[Name]], Mapping[Name, Value]]
     ) -> dict[Name, Value]:
-        """Return what belongs to each name; `read` is asked once, for all names at once of which nothing is held.
+        """Return what belongs to each name; `read` is called once, for all names at once of which nothing is held.
 
         Names hold what names the rows that the values are derived from (`storage.read.lineage.row_identities`). A name
         that `read` leaves out has no entry.
         """
         held = {name: self.peek((purpose, name)) for name in names}
-        new = [name for name, value in held.items() if value is None]
-        found = read(new) if new else {}
-        some = list(found.values())[:: -(-len(found) // MOST_ITEMS) or 1]
-        # What is read together is alike: to weigh each of a thousand steps would take longer than to read them.
-        like = sum(map(self._weigh, some)) // len(some) if len(found) > MOST_ITEMS else None
-        for name, value in found.items():
-            held[name] = self.put((purpose, name), value, like)
+        missing = [name for name, value in held.items() if value is None]
+        values = read(missing) if missing else {}
+        weighed = list(values.values())[:: -(-len(values) // MOST_WEIGHED) or 1]
+        weight = sum(map(self._weigh, weighed)) // len(weighed) if weighed else 0
+        for name, value in values.items():
+            held[name] = self.put((purpose, name), value, weight)
         return {name: value for name, value in held.items() if value is not None}
 
     def while_same(self, name: Hashable, state: Hashable, make: Callable[[], Value]) -> Value:
-        """Return what `make` returns, made anew when `state` is another; what was made before is let go.
+        """Return what `make` returns, made again when `state` is another; what was made before is let go.
 
         A run that goes on has another state after each piece of work: all of them would fill the memory.
         """
-        known: tuple[Hashable, Value] | None = self.peek(name)
-        if known is None or known[0] != state:
-            known = self.put(name, (state, make()))
-        return known[1]
-
-
-SMALL = 1024
-"""Bytes that anything which is kept counts for beside its own: its name and its place."""
-MOST_ITEMS = 32
-"""Items of a long list or dictionary that are looked at, evenly spread; the others are taken to be like them."""
-_TABLES = (pa.Table, pa.RecordBatch, pa.Array, pa.ChunkedArray, np.ndarray)
-_ATOMS = (str, bytes, bytearray, int, float, complex, type)
+        held: tuple[Hashable, Value] | None = self.peek(name)
+        if held is None or held[0] != state:
+            held = self.put(name, (state, make()))
+        return held[1]
 
 
 def size_in_bytes(value: Any) -> int:
-    """Return about how many bytes something takes: tables as they say, all else with what it holds, however deep.
-
-    What is held twice in it counts once. Of long lists and dictionaries some items alone are weighed.
-    """
-    # By identity, for equal things may be apart; a list of what waits, for values may lie deeper than Python's stack.
-    seen: set[int] = set()
-    total, waiting = 0.0, [(value, 1.0)]
-    while waiting:
-        each, times = waiting.pop()
-        if each is None or isinstance(each, bool) or id(each) in seen:
-            continue
-        seen.add(id(each))
-        total += times * _own_bytes(each)
-        waiting += [(item, times * like) for item, like in _items(each)]
-    return SMALL + round(total)
-
-
-def _own_bytes(value: Any) -> int:
+    """Return about how many bytes a value takes: tables as they say, others by their pickle."""
     if isinstance(value, (pl.DataFrame, pl.Series)):
-        return int(value.estimated_size())
-    return int(value.nbytes) if isinstance(value, _TABLES) else sys.getsizeof(value)
-
-
-def _items(value: Any) -> Iterator[tuple[Any, float]]:
-    """Yield what a value holds, and for how many items like it each stands."""
-    if isinstance(value, (pl.DataFrame, pl.Series, *_TABLES, *_ATOMS)):
-        return
-    if isinstance(value, (Mapping, Sequence, set, frozenset)):
-        apart = -(-len(value) // MOST_ITEMS) or 1
-        like = len(value) / -(-len(value) // apart) if value else 1.0
-        for items in (value.keys(), value.values()) if isinstance(value, Mapping) else (value,):
-            yield from ((item, like) for item in islice(items, 0, None, apart))
-        return
-    # Each class that an object comes of may have added slots of its own.
-    slots = (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()))
-    yield getattr(value, "__dict__", None), 1.0
-    yield from ((getattr(value, name, None), 1.0) for name in slots)
+        return SMALL + int(value.estimated_size())
+    if isinstance(value, (pa.Table, np.ndarray)):
+        return SMALL + int(value.nbytes)
+    return SMALL + OBJECTS_PER_PICKLE * len(pickle.dumps(value, protocol=5))
 
 
 @dataclass(frozen=True)
@@ -193,8 +164,8 @@ class Moment:
     mark: str
     """Another after every commit to the ledger, the events of runs, the quarantines or the notes."""
     frames: Frames
-    runs: dict[str, Frames]
-    histories: dict[str, StepHistory]
+    of_run: Callable[[str], Frames]
+    history: Callable[[str], StepHistory]
 
 
 class StoreReader:
@@ -235,7 +206,10 @@ class StoreReader:
             mark = self.mark  # before the reading: what is committed meanwhile is then seen as new
             if self._moment is None or self._moment.mark != mark:
                 graph = Graph(self.store.counted_entries())
-                self._moment = Moment(mark, Frames(self.store, relations, graph), {}, {})
+                frames = Frames(self.store, relations, graph)
+                self._moment = Moment(
+                    mark, frames, functools.cache(frames.run), functools.cache(partial(StepHistory, graph))
+                )
             return self._moment
 
     def latest(self) -> str:
@@ -253,43 +227,20 @@ class StoreReader:
     def frames(self, run: str = "") -> Frames:
         """The tables with the rows that a run uses, whoever computed them, or with all rows. Raises NotThere."""
         moment = self.moment()
-        if not run:
-            return moment.frames
-        with self._lock:
-            if run not in moment.runs:
-                moment.runs[run] = self._of_run(moment, run)
-            return moment.runs[run]
+        try:
+            return moment.of_run(run) if run else moment.frames
+        except RunUnknown as error:
+            raise NotThere(str(error)) from error
 
     def history(self, run: str) -> StepHistory:
         """Which work belongs to which step of a run, and what its rollouts went through. Raises NotThere."""
         self.frames(run)
-        moment = self.moment()
-        with self._lock:
-            if run not in moment.histories:
-                moment.histories[run] = StepHistory(moment.frames.graph, run)
-            return moment.histories[run]
+        return self.moment().history(run)
 
     def config(self, run: str) -> "RunConfig":
         """The config that a run used last. Raises NotThere."""
         self.frames(run)
         return recorded_run(self.store, run)[1]
-
-    def cached_value(self, name: Hashable, make: Callable[[], Value]) -> Value:
-        """What `make` returns, made once: for what is derived from finished rows alone.
-
-        `name` holds what names those rows (`storage.read.lineage.row_identities`): then nothing derived goes stale.
-        """
-        return self.cache.once(name, make)
-
-    def cached_while(self, name: Hashable, state: Hashable, make: Callable[[], Value]) -> Value:
-        """What `make` returns, made anew when `state` is another: for what of a run changes while it goes on."""
-        return self.cache.while_same(name, state, make)
-
-    def _of_run(self, moment: Moment, run: str) -> Frames:
-        try:
-            return moment.frames.run(run)
-        except RunUnknown as error:
-            raise NotThere(str(error)) from error
 
 
 def expired_rows(reader: StoreReader, works: Iterable[Work | None]) -> list[dict[str, Any]]:
@@ -297,15 +248,13 @@ def expired_rows(reader: StoreReader, works: Iterable[Work | None]) -> list[dict
 
     Numbers that come from those tables are of the rows that are left.
     """
-    once = {work.key: work for work in works if work is not None}
-    pieces = [piece for work in once.values() for piece in work.slices]
-    found: dict[str, dict[str, Any]] = {}
+    pieces = {piece for work in works if work is not None for piece in work.slices}
+    summaries: dict[str, dict[str, Any]] = {}
     # A slice may lose rows several times: in order of time, the last one says when and by which retention.
-    for each in sorted(reader.store.slices.expired_slices.find(pieces), key=lambda each: (each.table, each.at)):
-        before = found.get(each.table, {"num_rows": 0})
-        summary = {"table": each.table, "num_rows": before["num_rows"] + each.rows, "at": each.at, "hours": each.hours}
-        found[each.table] = summary
-    return list(found.values())
+    for loss in sorted(reader.store.slices.expired_slices.find([*pieces]), key=lambda loss: (loss.table, loss.at)):
+        num_rows = summaries.get(loss.table, {"num_rows": 0})["num_rows"] + loss.rows
+        summaries[loss.table] = {"table": loss.table, "num_rows": num_rows, "at": loss.at, "hours": loss.hours}
+    return list(summaries.values())
 
 
 def expired_rows_of_runs(reader: StoreReader, *runs: str) -> list[dict[str, Any]]:

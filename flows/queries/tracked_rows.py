@@ -15,8 +15,8 @@ from configs.services import NoTracking, TrackingSection
 from flows.queries.metrics import StepNumbers, numbers
 from flows.queries.scores import recorded_evaluations
 from flows.queries.store_reader import StoreReader
+from flows.reporting.figures import evaluation_figures, step_figures
 from flows.reporting.formats import cut
-from flows.reporting.tracked_names import evaluation_figures, step_figures
 from flows.reporting.tracking import TrackedRow, is_sampled
 from storage.read.lineage import Work
 from storage.schemas.stage_tables import TABLES

@@ -14,13 +14,14 @@ import polars as pl
 from flows.queries.notes import ROLLOUT_NOTES, notes_of_rollouts
 from flows.queries.step_history import StepHistory, StepLineage, present
 from storage.read import views
-from storage.read.frames import Frames
+from storage.read.frames import USES, Frames
 from storage.read.lineage import Work
 from storage.read.views import Relations, all_views
 from storage.schemas.stage_tables import TABLES
 from tasks.arrays.finding import QUARANTINED
 from tasks.inference.trace_rows.failures import STALE, STRAGGLER
 from tasks.metrics.accounting import EVALUATED, NO_WEIGHT, PENDING, REFUSED, TRAINED, outcome_of
+from tasks.stages import shown_stage
 
 EXPIRED = "expired"
 """The outcome of a rollout whose deciding rows were dropped for their age (storage.records)."""
@@ -71,6 +72,19 @@ def _message_works(frames: Frames, lineages: Lineages) -> list[tuple[str, Work]]
     return [(work.key, source) for work in traces for source in frames.graph.origins(work, "messages")]
 
 
+def _recorded_work(frames: Frames) -> Iterator[tuple[Any, ...]]:
+    """Yield the work that each run uses, with the time from its first part to its last."""
+    for run in frames.run_names:
+        for work in frames.graph.of_run(run).works.values():
+            # A finished entry spans all its parts; before that they are all there is.
+            entries = [work.entry] if work.finished else frames.store.ledger.parts(work.key) or [work.entry]
+            # Parts that do not count have slices that are not among those of the work.
+            tokens = sum(entry.tokens for entry in entries if {*entry.outputs} <= {*work.slices})
+            times = min(entry.started_at for entry in entries), max(entry.finished_at for entry in entries)
+            stage = shown_stage(work.stage, work.inputs)
+            yield run, work.step, stage, work.key, work.computed_by, work.finished, [*work.runs], tokens, *times
+
+
 def _slice_order(_: Frames, lineages: Lineages) -> Iterator[tuple[str, int]]:
     """Yield the place of each slice of rollouts in its work: the ledger has the order that tables do not keep."""
     for work in present(*(lineage.traces for lineage in lineages)):
@@ -111,6 +125,11 @@ RELATIONS: dict[str, tuple[Callable[[Frames, Lineages], Iterable[Any]], dict[str
     ),
 }
 """Relations that the ledger and the rules make: what yields their rows, and their columns."""
+RECORDED_WORK: dict[str, Any] = {
+    **{"run": pl.String, "step": pl.Int64, "stage": pl.String, "key": pl.String, "computed_by": pl.String},
+    **{"finished": pl.Boolean, "used_by": pl.List(pl.String), "tokens": pl.Int64},
+    **dict.fromkeys(("started_at", "finished_at"), pl.Datetime("us", "UTC")),
+}
 REFERENCE_LOGPROBS: dict[str, Any] = {
     **{"samples": pl.String, "trace_id": pl.String, "message": pl.Int32, "logprobs": pl.List(pl.Float32)},
 }
@@ -134,6 +153,8 @@ def _made_relations(frames: Frames, lineages: Callable[[], Lineages]) -> Relatio
 
     return {
         **{name: partial(relation, name) for name in RELATIONS},
+        USES.name: partial(frames.dataset, USES.name),
+        "recorded_work": lambda: pl.DataFrame([*_recorded_work(frames)], RECORDED_WORK, orient="row"),
         "rollout_notes": lambda: notes_of_rollouts(frames.store),
         "reference_logprobs": lambda: _reference_logprobs(frames, of_frames()),
     }
@@ -193,8 +214,9 @@ def select_from(rollouts: pl.DataFrame, query: str, **parameters: Any) -> pl.Dat
 def schema(view: str) -> pl.Schema:
     """Return the names and types of a view's columns, those that are read only where they are named too."""
     stored = {name: partial(pl.DataFrame, table.stored.empty_table()) for name, table in TABLES.items()}
+    stored[USES.name] = partial(pl.DataFrame, USES.arrow.empty_table())
     made = {name: columns for name, (_, columns) in RELATIONS.items()}
-    made |= {"rollout_notes": ROLLOUT_NOTES, "reference_logprobs": REFERENCE_LOGPROBS}
+    made |= {"rollout_notes": ROLLOUT_NOTES, "recorded_work": RECORDED_WORK, "reference_logprobs": REFERENCE_LOGPROBS}
     empty = {name: partial(pl.DataFrame, schema=columns) for name, columns in made.items()}
     columns = ", ".join(map(views.quote, all_views()[view].columns))
     return views.select(stored | empty, f"select {columns} from {view}").schema

@@ -7,19 +7,16 @@ from configs.run import RunConfig
 from flows.queries.metrics import StepNumbers, numbers
 from flows.queries.scores import recorded_evaluations
 from flows.queries.store_reader import StoreReader
-from flows.reporting.messages import losses_message, result_lines, rollout_counts
+from flows.reporting.messages import measured_step, result_lines
 from flows.reporting.panel import Panel
 from storage.errors import StoreError
-from tasks.metrics.figures import ALL, full_name
-
-OF_LOSS = "updates/loss/mean"
 
 
 class Watched:
     """What was seen of a run so far."""
 
     def __init__(self, reader: StoreReader, run: str, config: RunConfig) -> None:
-        self._library, self._run, self._config = reader, run, config
+        self._reader, self._run, self._config = reader, run, config
         self._mark = ""
         self._num_steps = 0
         self._evaluated: set[tuple[str, int, int]] = set()
@@ -28,11 +25,11 @@ class Watched:
 
     def show(self, panel: Panel) -> None:
         """Show what is new. Where the store cannot be read for a moment, it says so, and the next look tells."""
-        mark = self._library.mark
+        mark = self._reader.mark
         if mark == self._mark:
             return
         try:
-            still = self._library.still()
+            still = self._reader.still()
             steps = numbers(still, self._run)
             self._show_steps(panel, [each for each in steps if each.work.finished])
             self._show_evaluations(panel, still)
@@ -44,16 +41,10 @@ class Watched:
 
     def _show_steps(self, panel: Panel, finished: Sequence[StepNumbers]) -> None:
         for each in finished[self._num_steps :]:
-            reward = each.value("reward/mean", ALL)
-            value = reward if panel.measure == "reward" else each.value(OF_LOSS)
-            tokens = [each.value(f"rollout/{kind}_tokens", ALL) or 0 for kind in ("input", "output")]
-            seconds = [took for (_, name), took in each.values.items() if name.startswith("timing/stage/")]
-            entropy = each.value("updates/entropy/mean")
-            counts = rollout_counts(each.values)
-            lost = losses_message([counts])
-            panel.step(each.step, value, int(sum(tokens)), sum(seconds), entropy=entropy, lost=lost)
-            metrics = {full_name(*name): value for name, value in each.values.items()}
-            self._steps.append({"step": each.step, "reward": reward, "metrics": metrics, **counts})
+            stages = {name: took for (_, name), took in each.values.items() if name.startswith("timing/stage/")}
+            facts = measured_step(each.step, each.values) | {"seconds": stages}
+            self._steps.append(facts)
+            panel.step(facts | {"update": {"loss": each.value("updates/loss/mean")}})
         self._num_steps = max(self._num_steps, len(finished))
 
     def _show_evaluations(self, panel: Panel, reader: StoreReader) -> None:

@@ -11,7 +11,7 @@ from flows.reporting.formats import describe_scores, environment_title, interval
 from flows.reporting.usual_range import describe_exits
 from tasks.arrays.finding import QUARANTINED
 from tasks.metrics.accounting import ERRORED, FILTERED, STALE, STOPPED
-from tasks.metrics.figures import Values
+from tasks.metrics.figures import ALL, Values, full_name
 
 TRUNCATED = "truncated"
 LOSSES = {ERRORED: "errored", TRUNCATED: TRUNCATED, FILTERED: "dropped"}
@@ -38,6 +38,21 @@ def rollout_counts(values: Values) -> dict[str, Any]:
         for (_, outcome, *detail), count in accounts
     ]
     return {"num_traces": int(num_traces), "num_truncated": round(num_traces * truncated), "outcomes": outcomes}
+
+
+def measured_step(step: int, values: Values) -> dict[str, Any]:
+    """Return a step as watchers know it, out of its metrics: reward, tokens, `metrics` by full name, `rollout_counts`.
+
+    A number that was not measured is None.
+    """
+    return {
+        "step": step,
+        "reward": values.get((ALL, "reward/mean")),
+        "reward_std": values.get((ALL, "reward/std")),
+        **rollout_counts(values),
+        "tokens": int(sum(values.get((ALL, f"rollout/{kind}_tokens"), 0) for kind in ("input", "output"))),
+        "metrics": {full_name(*name): value for name, value in values.items()},
+    }
 
 
 def count_losses(steps: Iterable[Mapping[str, Any]]) -> dict[str, Counter[str]]:

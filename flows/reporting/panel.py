@@ -113,16 +113,7 @@ class Panel:
             case "rollouts":
                 self.stage(facts["step"], f"rollout {facts['done']}/{facts['wanted']}")
             case "step":
-                measured = facts if self.measure == "reward" else facts["update"] or {}
-                self.step(
-                    facts["step"],
-                    measured.get(self.measure),
-                    facts["tokens"],
-                    sum(facts["seconds"].values()),
-                    cached=not facts.get("computed", True),
-                    entropy=facts.get("metrics", {}).get("updates/entropy/mean"),
-                    lost=losses_message([facts]),
-                )
+                self.step(facts)
             case "evaluation":
                 self.evaluation(facts["version"], facts["scores"], facts.get("set", ""))
 
@@ -132,37 +123,28 @@ class Panel:
             of_step = f"step {step + 1}/{self._end}  " if self.num_steps and step is not None else ""
             self._now = of_step + printable(stage)
 
-    def step(
-        self,
-        step: int,
-        value: float | None,
-        tokens: int,
-        seconds: float,
-        cached: bool = False,
-        entropy: float | None = None,
-        lost: str = "",
-    ) -> None:
-        """A step is done: its mean reward or what else is measured (None for nothing), tokens handled, wall-clock.
+    def step(self, facts: Mapping[str, Any]) -> None:
+        """A step is done: its number, reward, `update`, tokens handled, seconds by stage, `metrics`, lost rollouts.
 
-        Of a cached step all work was in the ledger: it says nothing of how fast this run is. `lost` says which of its
-        rollouts are errored, truncated or left out.
+        Of a step that was not `computed` all work was in the ledger: it says nothing of how fast this run is.
         """
+        measured = facts if self.measure == "reward" else facts["update"] or {}
+        value, seconds = measured.get(self.measure), sum(facts["seconds"].values())
+        cached, number, lost = not facts.get("computed", True), facts["step"] + 1, losses_message([facts])
         with self._lock:
-            speed = tokens / seconds if seconds > 0 else None
+            speed = facts["tokens"] / seconds if seconds > 0 else None
             self._series[self.measure].append(value)
-            self._series[ENTROPY].append(entropy)
+            self._series[ENTROPY].append(facts.get("metrics", {}).get("updates/entropy/mean"))
             self._series[THROUGHPUT].append(None if cached else speed)
             self._num_cached += cached
-            self._lost = f"step {step + 1}: {printable(lost)}" if lost else ""
+            self._lost = f"step {number}: {printable(lost)}" if lost else ""
             if not cached:
                 self._seconds.append(seconds)
                 self._tokens_per_second = speed
             if self._live is None:
-                pace = (
-                    "cached" if cached else f"{self._speed()}  {seconds:.1f} s  left {duration(self._seconds_left())}"
-                )
-                number = f"{step + 1:>{len(str(self._end))}}/{self._end}"
-                parts = (f"step {number}", f"{self.measure} {fixed_point(value)}", printable(lost), pace)
+                pace = f"{self._speed()}  {seconds:.1f} s  left {duration(self._seconds_left())}"
+                head = f"step {number:>{len(str(self._end))}}/{self._end}"
+                parts = (head, f"{self.measure} {fixed_point(value)}", printable(lost), "cached" if cached else pace)
                 self._line("  ".join(filter(None, parts)))
 
     def evaluation(self, version: int, scores: Sequence[Mapping[str, Any]], set_name: str = "") -> list[str]:

@@ -1,12 +1,8 @@
-"""SVG text from plain values: elements, made visible and escaped here and nowhere else; scales; steps of colour."""
+"""Places, round numbers and steps of colour of drawings."""
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-
-from markupsafe import Markup, escape
-
-from flows.reporting.formats import visible
 
 NUM_COLOURS = 8
 """Classes `s0` to `s7` of the style sheet."""
@@ -17,39 +13,10 @@ def colour(number: int) -> str:
     return f"s{number % NUM_COLOURS}"
 
 
-def attributes(**values: object) -> str:
-    """Return attributes; None leaves one out, `_` at the end is taken off and any other becomes a dash."""
-    shown = ((name.rstrip("_").replace("_", "-"), value) for name, value in values.items() if value is not None)
-    return "".join(f' {name}="{quote(value)}"' for name, value in shown)
-
-
-def quote(value: object) -> str:
-    """Return a value as it may stand in an attribute or between tags."""
-    if isinstance(value, float):
-        return short(value)
-    return str(escape(visible(value) if isinstance(value, str) else str(value)))
-
-
 def short(value: float) -> str:
     """Return a place on the page in as few digits as the eye can tell apart."""
     text = f"{value:.1f}"
     return text[:-2] if text.endswith(".0") else text
-
-
-def tag(name: str, *inside: str, **values: object) -> str:
-    """Return an element with what is inside, which is SVG already."""
-    body = "".join(inside)
-    return f"<{name}{attributes(**values)}>{body}</{name}>" if body else f"<{name}{attributes(**values)}/>"
-
-
-def text(x: float, y: float, words: str, **values: object) -> str:
-    """Return words at a place."""
-    return tag("text", quote(words), x=float(x), y=float(y), **values)
-
-
-def svg_document(across: float, down: float, parts: Iterable[str], **values: object) -> Markup:
-    """Return the whole drawing, in units of its own; the style sheet, or `width` and `height`, say how large."""
-    return Markup(tag("svg", *parts, viewBox=f"0 0 {short(across)} {short(down)}", **values))
 
 
 MOST_POINTS = 220

@@ -1,7 +1,7 @@
 """Sends the figures of a run to Weights & Biases or to files of TensorBoard, where a config asks for it.
 
 A live run and `stagecoach track` send the same rows, by `track`: one row for each step and each evaluation, its figures
-named by `flows.reporting.tracked_names`. A sink is the way to one place. W&B is offline unless a config says online.
+named by `flows.reporting.figures`. A sink is the way to one place. W&B is offline unless a config says online.
 """
 
 import json
@@ -18,8 +18,8 @@ from urllib.parse import urlparse
 
 from configs.run import RunConfig
 from configs.services import NoTracking, TensorboardTracking, TrackingConfig, TrackingSection, WandbTracking
+from flows.reporting.figures import evaluation_figures, step_figures
 from flows.reporting.formats import markdown_table, visible
-from flows.reporting.tracked_names import evaluation_figures, step_figures
 from flows.services.ownership import OWNER, identity
 
 KEY = "WANDB_API_KEY"

@@ -9,22 +9,16 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flows.reporting.figures import chart_rows
 from flows.reporting.svg import is_drawn
 from tasks.metrics.figures import ALL, full_name
 
 FIRST, IN_A_ROW, TIMES = 10, 5, 2.0
 """Values that make a band, values outside that leave it, and how far it reaches."""
 FIGURES = {
-    "Reward": (ALL, "reward/mean"),
-    "Sampled tokens of a rollout": (ALL, "num_output_tokens"),
-    "Trainable share": (ALL, "trainable/ratio"),
-    "Truncated share": (ALL, "is_truncated"),
-    "Turns of a rollout": (ALL, "num_turns"),
-    "Staleness": (ALL, "staleness"),
-    "Entropy": ("", "updates/entropy/mean"),
-    "Mismatch KL": ("", "updates/mismatch_kl/mean"),
-    "Gradient norm": ("", "updates/grad_norm/mean"),
-    "Masked share": ("", "updates/masked_fraction/mean"),
+    chart["title"]: (ALL if "scope" in chart["series"][0] else "", chart["series"][0]["measure"])
+    for chart in chart_rows()
+    if chart.get("band")
 }
 """Scope and measure of each metric that has a band, by the title of its chart."""
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from flows.queries.metrics import Span, by_stage, ledger_metrics
 from flows.queries.tracked_rows import OF_TABLES, sample_rollouts
-from flows.reporting.messages import rollout_counts
+from flows.reporting.messages import measured_step
 from flows.runtime.empty_batch import short_of_groups
 from flows.runtime.records import FinishedStep, StepBatch
 from flows.runtime.session import Session
 from tasks.metrics.accounting import ERRORED, TRAINED
-from tasks.metrics.figures import ALL, Values, full_name, metric_values
+from tasks.metrics.figures import Values, metric_values
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref, rows_of
 
@@ -127,22 +127,17 @@ def describe(context: RunContext, step: int, refs: Sequence[Ref]) -> dict[str, A
     values = step_values(context, refs)
     update = context.table("updates", refs).to_pylist()[-1] if _makes(refs, "updates") else None
     spans = by_stage([Span(ref.stage, ref.seconds, ref.tokens) for ref in refs])
-    counts = rollout_counts(values)
+    measured = measured_step(step, values)
     groups = {name.partition("/")[2]: int(n) for (_, name), n in values.items() if name.startswith("groups/")}
     return {
-        "step": step,
+        **measured,
         "computed": any(ref.computed for ref in refs),
         "runs": list(dict.fromkeys(ref.run for ref in refs if not ref.computed)),
-        "reward": values.get((ALL, "reward/mean")),
-        "reward_std": values.get((ALL, "reward/std")),
-        **counts,
         # Out of the accounts, so that it adds up with the other outcomes.
-        "num_errored": sum(share["num_traces"] for share in counts["outcomes"] if share["outcome"] == ERRORED),
-        "tokens": int(sum(values.get((ALL, f"rollout/{kind}_tokens"), 0) for kind in ("input", "output"))),
+        "num_errored": sum(share["num_traces"] for share in measured["outcomes"] if share["outcome"] == ERRORED),
         "seconds": {stage: span.seconds for stage, span in spans.items()},
         "rows": rows_of(refs),
         "stage_tokens": {stage: span.tokens for stage, span in spans.items()},
         "update": update,
-        "metrics": {full_name(*name): value for name, value in values.items()},
         **({"groups": groups} if groups else {}),
     }

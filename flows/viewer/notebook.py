@@ -21,7 +21,6 @@ from flows.queries import (
     batch,
     compare,
     compare_rows,
-    ledger,
     messages,
     metrics,
     rollouts,
@@ -96,11 +95,11 @@ class Viewer(Printable):
 
     def stage_times(self, run: str = "latest") -> pl.DataFrame:
         """When each piece of work that a run uses was done."""
-        return ledger.stage_times(self.reader, self._run_name(run))
+        return self.tables(run).stage_times.collect()
 
     def slices(self, run: str = "latest") -> pl.DataFrame:
         """The slices that a run uses, own and shared ones."""
-        return ledger.slices(self.reader, self._run_name(run))
+        return self.tables(run).slices.collect()
 
     def traces(self, run: str, step: int) -> pl.DataFrame:
         """One row for each trace of a step, with its outcome, advantage and verdict."""

@@ -5,7 +5,7 @@ from operator import itemgetter
 from typing import Any
 
 from flows.queries.charts import last_value
-from flows.queries.ledger import events, lanes, ledger, stage_times
+from flows.queries.ledger import events, lanes, ledger
 from flows.queries.metrics import Metric, StepNumbers, ends, matching, metrics, numbers
 from flows.queries.request import NotThere, PageRequest
 from flows.queries.row_lineage import nearest
@@ -136,13 +136,13 @@ def _metrics(run: str, measured: Sequence[StepNumbers], words: str) -> dict[str,
 
 
 def _timeline(reader: StoreReader, run: str, span: str, run_events: list[dict[str, Any]]) -> dict[str, Any]:
-    found = lanes(stage_times(reader, run), run_events, recent=0 if span == "all" else int(span))
+    found = lanes(reader.frames(run).stage_times.collect(), run_events, recent=0 if span == "all" else int(span))
     return {**found, "lanes": [{**lane, "colour": stage_number(lane["stage"])} for lane in found["lanes"]]}
 
 
 def _ledger(reader: StoreReader, run: str, summary: Mapping[str, Any]) -> dict[str, Any]:
     planned = summary["steps_planned"] if summary["kind"] in ("train", "sft") else 0
-    found = reader.cached_while(("ledger", run), (reader.mark, planned), lambda: ledger(reader, run, planned))
+    found = reader.cache.while_same(("ledger", run), (reader.mark, planned), lambda: ledger(reader, run, planned))
     legend = [
         {"run": name, "class": cell_class(number), "num_pieces": count, "address": addresses.run(name)}
         for number, (name, count) in enumerate(zip(found["runs"], found["num_pieces"], strict=True))

@@ -24,4 +24,4 @@ from (
         on token_statistics.key = lineages.updates and token_statistics.sample_id = samples.sample_id
 )
 where weight <> 0
-group by run, key, trace_id
+group by all

@@ -9,4 +9,4 @@ select
     count(*) filter (where rl_weights <> 0 or ce_weights <> 0 or ref_kl_weights <> 0) as num_weighted  -- tokens with any weight
 from batch_tokens
 where place is not null
-group by key, "row", place
+group by all

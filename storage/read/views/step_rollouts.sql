@@ -18,4 +18,4 @@ select
     max(staleness) filter (where outcome not in ('stopped', 'stale')) as staleness_max,  -- most steps since the policy that sampled
     avg(seconds order by key, trace_id) filter (where outcome not in ('stopped', 'stale')) as seconds  -- mean wall-clock of set-up, generation and scoring
 from rollouts
-group by run, step, for_training
+group by all

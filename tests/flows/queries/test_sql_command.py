@@ -9,7 +9,6 @@ import threading
 from pathlib import Path
 
 import polars as pl
-import pyarrow.parquet as pq
 import pytest
 
 from flows import cli
@@ -30,21 +29,19 @@ def sql(root: Path, *arguments: str) -> int:
 
 def test_formats_say_the_same(root: Path, frames: Frames, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     expected = dict(frames.outcomes.group_by("run").len().sort("run").collect().iter_rows())
-    assert len(expected) == 6
-    assert sql(root, BY_RUN, "--format", "json") == 0
-    assert {row["run"]: row["num"] for row in json.loads(capsys.readouterr().out)} == expected
-    assert sql(root, BY_RUN, "--format", "csv") == 0
-    printed = csv.DictReader(io.StringIO(capsys.readouterr().out))
-    assert {row["run"]: int(row["num"]) for row in printed} == expected
-    assert sql(root, BY_RUN) == 0
-    assert [line.split() for line in capsys.readouterr().out.splitlines()[1:]] == [
-        [run, str(num)] for run, num in expected.items()
-    ]
+
+    def printed(*arguments: str) -> str:
+        assert sql(root, BY_RUN, *arguments) == 0
+        return capsys.readouterr().out
+
+    assert {row["run"]: row["num"] for row in json.loads(printed("--format", "json"))} == expected
+    rows = csv.DictReader(io.StringIO(printed("--format", "csv")))
+    assert {row["run"]: int(row["num"]) for row in rows} == expected
+    assert [line.split() for line in printed().splitlines()[1:]] == [[run, str(num)] for run, num in expected.items()]
     for name in ("answer.parquet", "answer.json", "answer.csv"):
-        assert sql(root, BY_RUN, "--output", str(tmp_path / name)) == 0
-        assert capsys.readouterr().out == f"6 rows in {tmp_path / name}\n"
+        assert printed("--output", str(tmp_path / name)) == f"6 rows in {tmp_path / name}\n"
     assert dict(pl.read_parquet(tmp_path / "answer.parquet").iter_rows()) == expected
-    assert json.loads((tmp_path / "answer.json").read_text()) == pq.read_table(tmp_path / "answer.parquet").to_pylist()
+    assert json.loads((tmp_path / "answer.json").read_text()) == pl.read_csv(tmp_path / "answer.csv").to_dicts()
 
 
 def test_lists_and_times_have_a_form_everywhere(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,7 +103,7 @@ def test_without_a_question_the_tables_are_listed(root: Path, capsys: pytest.Cap
         (["select list(range) from range(1000000000)", "--memory", "0.000001"], "more than 1e-06 GiB"),
         ([FOREVER, "--seconds", "0.01"], "longer than 0.01 s"),
         (["select 1", "--rows", "0"], "--rows"),
-        (["select 1", "--memory", "0"], "is not a number"),
+        (["select 1", "--memory", "0"], "--memory"),
         (["select 1", "--seconds", "nan"], "is not a number"),
         (["select * from test_all_types()"], "cast the column to varchar"),
         (["select interval 1 day as a", "--format", "csv"], "cast the column to varchar"),

@@ -6,6 +6,7 @@ import pty
 import select
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,6 +24,18 @@ def no_ci(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
 
 
+def done(step: int, reward: float | None, tokens: int, seconds: float, **facts: Any) -> dict[str, Any]:
+    """A finished step as a run reports it."""
+    entropy = {"updates/entropy/mean": facts.pop("entropy", None)}
+    return {
+        "step": step,
+        "reward": reward,
+        "tokens": tokens,
+        "seconds": {"rollout": seconds},
+        "metrics": entropy,
+    } | facts
+
+
 def drawn(panel: Panel) -> str:
     console = Console(file=io.StringIO(), width=90, color_system=None)
     console.print(panel)
@@ -35,25 +48,20 @@ def test_plain_lines_say_each_step_and_note() -> None:
     stream = io.StringIO()
     with Panel("demo", 12, "http://127.0.0.1:4000", stream=stream) as panel:
         panel.stage(0, "rollout")
-        panel.step(0, 0.1234, 5_000, 2.0)
-        panel.step(1, None, 0, 0.0)
+        panel.step(done(0, 0.1234, 5_000, 2.0))
+        panel.step(done(1, None, 0, 0.0))
+        panel.step(done(2, 0.5, 1000, 10.0, computed=False))
         panel.note("saved\nthe policy")
+    with Panel("replay", 2, stream=stream, first_step=8) as panel:
+        panel.step(done(9, 0.5, 1_000, 2.0))
     assert stream.getvalue().splitlines() == [
         "demo: 12 steps, http://127.0.0.1:4000",
         "step  1/12  reward 0.123  2,500 tokens/s  2.0 s  left 0:22",
         "step  2/12  reward -  - tokens/s  0.0 s  left 0:10",
+        "step  3/12  reward 0.500  cached",  # it is no progress of this run
         "saved the policy",
-    ]
-
-
-def test_steps_that_are_replayed_have_their_own_numbers_and_the_end_is_theirs() -> None:
-    stream = io.StringIO()
-    with Panel("replay", 2, stream=stream, first_step=8) as panel:
-        panel.step(8, 0.5, 1_000, 2.0)
-        panel.step(9, 0.5, 1_000, 2.0)
-    assert stream.getvalue().splitlines()[1:] == [
-        "step  9/10  reward 0.500  500 tokens/s  2.0 s  left 0:02",
-        "step 10/10  reward 0.500  500 tokens/s  2.0 s  left 0:00",
+        "replay: 2 steps",
+        "step 10/10  reward 0.500  500 tokens/s  2.0 s  left 0:02",
     ]
 
 
@@ -61,7 +69,7 @@ def test_the_panel_shows_stage_progress_curve_speed_time_and_address() -> None:
     clock = iter([0.0] + [100.0] * 9)
     panel = Panel("demo", 20, "http://127.0.0.1:4000", plain=True, stream=io.StringIO(), clock=lambda: next(clock))
     for number in range(10):
-        panel.step(number, number / 10, 1_000, 6.0)
+        panel.step(done(number, number / 10, 1_000, 6.0))
     panel.stage(10, "training")
     panel.note("[bold]not markup[/bold]")
     text = drawn(panel)
@@ -89,8 +97,8 @@ def test_on_a_terminal_the_panel_is_live_and_leaves_its_last_state() -> None:
         with Panel("demo", 2, stream=terminal) as panel:
             panel.note("\x1b[2Jsaid")
             panel.stage(0, "rollout")
-            panel.step(0, 0.5, 100, 1.0)
-            panel.step(1, 0.75, 100, 1.0)
+            panel.step(done(0, 0.5, 100, 1.0))
+            panel.step(done(1, 0.75, 100, 1.0))
         seen = b""
         while select.select([master], [], [], 0.2)[0]:
             seen += os.read(master, 65536)
@@ -145,8 +153,8 @@ def test_values_are_drawn_in_eighths_of_blocks() -> None:
     assert block_rows([0.0, 0.5, 1.0], 0.0, 1.0) == ["▁▅█"] == [sparkline([2.0, 3.0, 4.0])]
     assert block_rows([0.0, None, 1.0], 0.0, 1.0, 2) == ["  █", "▁ █"]
     assert block_rows([-1.0, 1.0, float("nan")], -1.0, 1.0) == ["▁█ "]
-    assert block_rows([], 0.0, 1.0, 2) == ["", ""] and block_rows([0.0, 0.0], 0.0, 0.0) == ["▁▁"]
     assert chart([0.0, 2.0], 0.0, 2.0, 12, 2) == ["       2 │ █", "       0 │▁█"]
+    assert block_rows([], 0.0, 1.0, 2) == ["", ""] and block_rows([0.0, 0.0], 0.0, 0.0) == ["▁▁"]
 
 
 @given(st.lists(st.none() | st.floats(-5, 5), max_size=30), st.integers(1, 6))
@@ -169,21 +177,11 @@ def test_importing_the_panel_does_not_import_prefect() -> None:
     assert answer.stdout.strip() == "False"
 
 
-def test_a_step_that_was_in_the_ledger_is_cached_and_no_progress_of_this_run() -> None:
-    stream = io.StringIO()
-    panel = Panel("train a", 3, stream=stream)
-    panel.step(0, 0.5, 1000, 10.0, cached=True)
-    panel.step(1, 0.6, 100, 10.0)
-    _, cached, computed = stream.getvalue().splitlines()
-    assert cached == "step 1/3  reward 0.500  cached"
-    assert computed == "step 2/3  reward 0.600  10 tokens/s  10.0 s  left 0:10"
-
-
 @pytest.mark.parametrize(("width", "rows_of_charts"), [(80, 2), (200, 1), (40, 4)])
 def test_charts_stand_side_by_side_over_the_width(width: int, rows_of_charts: int) -> None:
     panel = Panel("train a", 8, plain=True, stream=io.StringIO())
     for number in range(8):
-        panel.step(number, number / 8, 1_000 * (number + 1), 1.0, entropy=0.5 - number / 20)
+        panel.step(done(number, number / 8, 1_000 * (number + 1), 1.0, entropy=0.5 - number / 20))
     for average in (0.25, 0.75):
         score = {"environment": "abacus", "average": average, "interval": None, "pass_at": [], "errors": {}}
         panel.evaluation(8, [score])

@@ -1,17 +1,14 @@
 """What a run is said to have come to: lost rollouts and figures outside their range, the same in every place."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flows import cli
-from flows.cli.launch import panel_for
-from flows.queries.store_reader import StoreReader, recorded_run
+from flows.queries.store_reader import StoreReader
 from flows.reporting.artifacts import report
 from flows.reporting.messages import losses_message, outcome_message, result_lines, step_message
-from flows.reporting.tracked_names import step_figures
 from flows.viewer import addresses
 from tests.fixtures.rehearsal import play, reported, sampled_with
 from tests.flows.viewer.looking import values
@@ -53,31 +50,20 @@ def test_losses_in_words() -> None:
     assert losses_message([]) == losses_message([{"step": 0}]) == ""
 
 
-def test_lost_rollouts_are_told_wherever_a_reward_is(
+def test_lost_rollouts_are_told_where_a_reward_is(
     run: tuple[Path, list[Any]], capsys: pytest.CaptureFixture[str]
 ) -> None:
     root, steps = run
-    config = recorded_run(StoreReader.at(root).store, "base")[1]
-    with panel_for(config, plain=True) as panel:
-        panel("step", steps[0])
-    assert f"step  1/20  reward 0.258  {LOST}  " in capsys.readouterr().out
-    assert LOST in step_message(steps[0])
-    assert f"step 19: {LOST.replace('(', '').split('timeout')[0][:20]}" in report("base", str(root), steps).replace(
-        "\\", ""
-    )
     total = "20 of 240 rollouts errored (timeout 20), 40 truncated"
-    assert total in result_lines(steps)[1] and total in outcome_message({"steps": steps})
-    assert step_figures(steps[0]["values"])["accounting/errored/timeout"] == 1.0
+    assert LOST in step_message(steps[0]) and total in outcome_message({"steps": steps})
+    assert f"step 19: {LOST[:20]}" in report("base", str(root), steps)
     assert cli.main(["watch", "base", "--plain", "--store", str(root)]) == 0
     watched = capsys.readouterr().out
+    assert f"step  1/20  reward 0.258  {LOST}  " in watched
     assert watched.count(LOST) == STEPS and total in watched
     assert cli.main(["show", "base", "--store", str(root)]) == 0
     shown = capsys.readouterr().out
     assert total in shown and "step  reward  errored  truncated" in shown
-    assert cli.main(["show", "base", "--json", "--store", str(root)]) == 0
-    step = json.loads(capsys.readouterr().out)["steps"][0]
-    assert (step["num_traces"], step["num_truncated"]) == (12, 2)
-    assert {"outcome": "errored", "detail": "timeout", "num_traces": 1} in step["outcomes"]
 
 
 def test_a_figure_outside_its_range_is_told_as_on_the_page(

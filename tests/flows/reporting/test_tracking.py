@@ -13,7 +13,7 @@ import pytest
 
 from configs.run import RunConfig
 from configs.services import TensorboardTracking, WandbTracking
-from flows.reporting.tracked_names import evaluation_figures, step_figures, tracked_name
+from flows.reporting.figures import evaluation_figures, step_figures, tracked_name
 from flows.reporting.tracking import (
     TrackedRow,
     TrackingError,
@@ -60,13 +60,9 @@ def test_figures_are_named_as_others_name_them() -> None:
         ("", "batch/reward_mean"): None,
     }
     assert {key: tracked_name(*key) for key in names} == names
-
-
-def test_the_time_of_a_step_is_that_of_its_stages() -> None:
     values = {("", "timing/stage/rollout"): 2.0, ("", "timing/stage/training"): 3.0, ("all", "timing/setup"): 9.0}
-    found = {"time/rollout": 2.0, "time/training": 3.0, "timing/all/setup": 9.0, "time/step": 5.0}
-    assert step_figures(values) == found
-    assert step_figures({}) == {}
+    seconds = {"time/rollout": 2.0, "time/training": 3.0, "timing/all/setup": 9.0, "time/step": 5.0}
+    assert step_figures(values) == seconds
 
 
 def _scores(average: float | None) -> dict[str, Any]:
@@ -216,27 +212,17 @@ def _step(number: int, **others: Any) -> dict[str, Any]:
     return facts | {"samples": lambda count: [{"trace": f"{number}"}] * count} | others
 
 
-def test_lost_services_are_counted_beside_the_figures_of_the_steps_that_follow() -> None:
+def test_what_is_sent_of_a_run_samples_each_so_many_steps_and_services_that_were_lost() -> None:
     sink = Written()
-    watch = TrackingWatcher(sink, TensorboardTracking(samples_every=0))
-    for step in range(4):
-        watch("step", _step(step))
-        if step in (0, 2):
-            watch("lost", {"service": "engine"})
-    lost = {1: 1.0, 2: 1.0, 3: 2.0}
-    of_steps = {step: {"services/lost": lost[step]} if step in lost else {} for step in range(4)}
-    assert [row.figures for row in sink.rows] == [{"reward/all/mean": 1.0} | own for own in of_steps.values()]
-
-
-def test_samples_come_each_so_many_steps_and_what_was_found_is_not_sent_again() -> None:
-    sink, config = Written(), TensorboardTracking(samples_every=2, num_samples=3)
-    watch = TrackingWatcher(sink, config)
+    watch = TrackingWatcher(sink, TensorboardTracking(samples_every=2, num_samples=3))
     for step in range(3):
         watch("step", _step(step))
+        watch("lost" if step != 1 else "note", {"service": "engine"})
     watch("step", _step(3, computed=False))
-    watch("evaluation", {"version": 1, "set": "", "scores": [_scores(0.5)], "computed": True})
-    watch("evaluation", {"version": 2, "set": "", "scores": [_scores(0.5)], "computed": False})
+    for version, computed in ((1, True), (2, False)):
+        watch("evaluation", {"version": version, "set": "", "scores": [_scores(0.5)], "computed": computed})
     assert [(row.step, len(row.samples)) for row in sink.rows] == [(0, 3), (1, 0), (2, 3), (1, 0)]
+    assert [row.figures.get("services/lost") for row in sink.rows[:3]] == [None, 1.0, 1.0]
     assert not is_sampled(0, TensorboardTracking(samples_every=0))
 
 

@@ -9,12 +9,14 @@ import polars as pl
 import pytest
 
 from flows.cli.run_report import describe
-from flows.queries.ledger import STAGE_TIMES, lanes, ledger, slices, stage_times
-from flows.queries.metrics import ABOUT, About, about, ends, matching, metrics, numbers, steps
+from flows.queries.ledger import lanes, ledger
+from flows.queries.metrics import ends, matching, metrics, numbers, steps
 from flows.queries.request import NotThere, PageRequest
 from flows.queries.runs import runs
 from flows.queries.scores import scores
 from flows.queries.store_reader import StoreReader
+from flows.queries.views import schema
+from flows.reporting.figures import About, about
 from flows.reporting.formats import DASH
 from flows.viewer import addresses
 from flows.viewer.addresses import Page
@@ -88,7 +90,7 @@ def test_a_fork_shows_what_it_shares_and_planned_steps_have_empty_columns(forked
     rollouts, credits = (table["columns"][0]["cells"][row] for row in (1, 3))
     assert rollouts["used_by"] == ["base", "fork"] and credits["used_by"] == ["fork"]
     assert rollouts["rows"] == {"messages": 24, "traces": 12} and rollouts["finished"]
-    frame = slices(forked, "fork")
+    frame = forked.frames("fork").slices.collect()
     assert set(frame.filter("own")["stage"]) == {"advantage", "metrics", "packing"}
     shared = frame.filter(~pl.col("own") & (pl.col("stage") == "rollout"))
     assert set(shared["computed_by"]) == {"base"} and shared["used_by"].to_list()[0] == ["base", "fork"]
@@ -104,8 +106,8 @@ def test_a_fork_tells_what_was_set_otherwise(forked: StoreReader) -> None:
 
 
 def test_times_are_those_of_the_ledger(forked: StoreReader) -> None:
-    frame = stage_times(forked, "base")
-    assert frame.columns == list(STAGE_TIMES) and frame["own"].all()
+    frame = forked.frames("base").stage_times.collect()
+    assert frame["own"].all()
     rows = frame.select("key", "started_at", "finished_at", "tokens").rows()
     entries = forked.store.ledger.entries(run="base")
     assert {*rows} >= {(entry.key, entry.started_at, entry.finished_at, entry.tokens) for entry in entries}
@@ -151,12 +153,20 @@ def test_what_was_counted_and_did_not_happen_is_zero_and_anything_else_a_gap(two
 
 def work(stage: str, step: int, start: float, end: float, own: bool = True) -> dict[str, Any]:
     at = {"started_at": T0 + timedelta(seconds=start), "finished_at": T0 + timedelta(seconds=end)}
-    row = {"run": "a", "step": step, "stage": stage, "key": f"{stage}{step}", "own": own, "computed_by": "a"}
+    row = {
+        "run": "a",
+        "step": step,
+        "stage": stage,
+        "key": f"{stage}{step}",
+        "own": own,
+        "computed_by": "a",
+        "used_by": ["a"],
+    }
     return row | at | {"finished": True, "seconds": end - start, "tokens": 0}
 
 
 def laid_out(*rows: dict[str, Any], events: list[dict[str, Any]] = [], recent: int = 0) -> dict[str, Any]:  # noqa: B006
-    return lanes(pl.DataFrame(rows, schema=STAGE_TIMES), events, recent=recent)
+    return lanes(pl.DataFrame(rows, schema=schema("stage_times")), events, recent=recent)
 
 
 def test_bars_keep_begin_and_end_and_overlaps_are_seen() -> None:
@@ -234,7 +244,7 @@ def test_the_ends_of_a_series() -> None:
 
 
 def test_a_metric_says_what_it_is() -> None:
-    assert about("timing/stage/rollout") == ABOUT["timing/stage"] and about("timing/model") == ABOUT["timing"]
+    assert about("timing/stage/rollout") == About("s", "wall-clock of the stage") and about("timing/model").unit == "s"
     assert about("update/entropy").unit == "nats" and "last optimizer step" in about("update/entropy").description
     words = [about(name).description.partition(" ")[0] for name in ("update/mismatch_kl", "update/mismatch_kl_max")]
     assert words == ["mean", "most"]

@@ -11,7 +11,7 @@ from configs.services import TensorboardTracking
 from flows.cli.run_report import describe
 from flows.queries.metrics import numbers
 from flows.queries.store_reader import StoreReader
-from flows.reporting.tracked_names import step_figures
+from flows.reporting.figures import step_figures
 from flows.reporting.tracking import TrackingWatcher
 from flows.runtime import loop
 from flows.runtime.session import record_run

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import storage
-from flows.queries.ledger import slices, stage_times
 from flows.queries.store_reader import StoreReader
 from storage.maintenance.compact import compact
 from storage.maintenance.plan import needed_rows
@@ -99,8 +98,8 @@ def test_tokens_and_rows_of_unfinished_work_count_once(store: Store) -> None:
     parts = [commit_part(store, "a", "pq", 0), commit_part(store, "b", "q", 1), commit_part(store, "b", "r", 2)]
     assert [part.tokens for part in parts] == [20, 10, 10]
     library = StoreReader(store)
-    assert stage_times(library, "run")["tokens"].to_list() == [30]
-    assert slices(library, "run")["rows"].to_list() == [6]
+    assert library.frames("run").stage_times.collect()["tokens"].to_list() == [30]
+    assert library.frames("run").slices.collect()["rows"].to_list() == [6]
 
 
 def test_a_damaged_part_hides_no_other(store: Store, root: Path) -> None:

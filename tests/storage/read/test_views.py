@@ -12,7 +12,7 @@ VIEWS = all_views()
 SUMMED = re.compile(
     r"^ +(?:sum|avg|stddev_pop)\((\w+)(::\w+)?(?P<order> order by [^)]+)?\).*?(\w+),?  --", re.MULTILINE
 )
-WHOLE = ("num_tokens", "num_sampled_tokens", "num_input_tokens", "num_output_tokens", "num_turns", "staleness")
+WHOLE = ("rows", "num_tokens", "num_sampled_tokens", "num_input_tokens", "num_output_tokens", "num_turns", "staleness")
 """Columns of whole numbers: their sums are exact in any order."""
 
 
