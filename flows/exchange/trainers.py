@@ -144,7 +144,8 @@ def _drop_invalid(result: Translation) -> None:
         if not key or (key == "environments" and settings[key] == SAMPLE):
             # The problem names a key that is not set: the setting without which another problem is first.
             others = [key for key in settings if key != "environments"]
-            key = next((key for key in others if _first_problem(_without(settings, key)) != problem), others[-1])
+            rest = {key: {name: settings[name] for name in settings if name != key} for key in others}
+            key = next((key for key in others if _first_problem(rest[key]) != problem), others[-1])
         result.lost[f"{result.origins[key]} -> {location}"] = why.replace(" (recorded config)", "")
         _delete(settings, key, location.removeprefix(key).split(".")[1:] if matches(location, key) else ())
         settings["environments"] = settings.get("environments") or SAMPLE
@@ -161,10 +162,6 @@ def _delete(parent: Any, name: Any, path: Sequence[str]) -> None:
             break
         parent, name = inner, step
     del parent[name]
-
-
-def _without(table: Mapping[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in table.items() if name != key}
 
 
 def _first_problem(settings: Mapping[str, Any]) -> str:

@@ -1,6 +1,5 @@
 """The config of a replay: that of the recorded run with the requested settings laid over it, checked."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from configs.checks.environments import seat_problems
@@ -38,7 +37,7 @@ from tasks.inference.engine.model_info import directory_digest, model_directory
 
 
 def refuse_lost_state(config: RunConfig, recorded: StepHistory) -> None:
-    """Raise ConfigError where a replay would go on from state that was not recorded, or that other settings made.
+    """Raise ConfigError where a replay would continue from state that was not recorded, or that other settings made.
 
     A cold start, or a baseline that two settings had a hand in, would look healthy and be wrong.
     """
@@ -46,7 +45,18 @@ def refuse_lost_state(config: RunConfig, recorded: StepHistory) -> None:
     if not replay.first_step or STAGE.name not in replayed_stages(replay):
         return
     credits = recorded.credits_before(replay.first_step)
-    if lines := list(_lost_states(config, credits)):
+    section = credits.entry.section if credits else {}
+    lines = []
+    for environment in [environment.name for environment in config.environments] or [""]:
+        algorithm = config.algorithm_of(environment)
+        credited_by = section.get("algorithms", {}).get(environment, section.get("algorithm"))
+        if algorithm.stateful and credited_by != content(algorithm):
+            lines.append(
+                f"--steps: environment {environment!r} is credited by {algorithm.type}, which goes on from the state "
+                f"after step {replay.first_step - 1}, and run {replay.run!r} recorded none under these settings. Begin "
+                "at step 0 (without --steps), or choose the settings of the run or an algorithm without state"
+            )
+    if lines:
         raise ConfigError(lines)
 
 
@@ -58,16 +68,17 @@ def refuse_missing_seats(store: Store, config: RunConfig, steps: list[RecordedSt
     again = replayed_stages(config.replay)
     if STAGE.name not in again or "rollout" in again:
         return
-    asked = {each.name for each in config.environments if not config.algorithm_of(each.name).single_agent}
-    seats: dict[str, set[str]] = {}
-    for work in (each for past in steps for each in past.of("rollout").values()) if asked else ():
-        traces = store.read(work.slices_of("traces"))
-        played = trained_seats(traces.filter(traces["trainable"]), config.seat_rules)
-        for name, seat in zip(texts(played["environment"]), texts(played["agent"]), strict=True):
-            seats.setdefault(name, set()).add(seat)
-        if all(len(seats.get(name, ())) > 1 for name in asked):
+    names = {each.name for each in config.environments if not config.algorithm_of(each.name).single_agent}
+    seats: dict[str, set[str]] = {name: set() for name in names}
+    for work in (work for past in steps for work in past.of("rollout").values()):
+        if all(len(played) > 1 for played in seats.values()):
             return
-    if lines := list(seat_problems(config, {name: seats[name] for name in asked & seats.keys()})):
+        traces = store.read(work.slices_of("traces"))
+        trained = trained_seats(traces.filter(traces["trainable"]), config.seat_rules)
+        for name, seat in zip(texts(trained["environment"]), texts(trained["agent"]), strict=True):
+            if name in seats:
+                seats[name].add(seat)
+    if lines := list(seat_problems(config, {name: seats[name] for name in names if seats[name]})):
         raise ConfigError(lines)
 
 
@@ -87,25 +98,6 @@ def refuse_unfit_state(store: Store, config: RunConfig, recorded: StepHistory) -
                 f"step {judged.step} that are in quarantine now, first {min(found)}. Begin at step 0 (without "
                 "--steps), which leaves them out of it, or keep them (--no-quarantine)"
             )
-
-
-def _lost_states(config: RunConfig, credits: Work | None) -> Iterator[str]:
-    first, run = config.replay.first_step, config.replay.run
-    for environment in [each.name for each in config.environments] or [""]:
-        algorithm = config.algorithm_of(environment)
-        if not algorithm.stateful or (credits is not None and _credited_by(credits, environment) == content(algorithm)):
-            continue
-        yield (
-            f"--steps: environment {environment!r} is credited by {algorithm.type}, which goes on from the state after "
-            f"step {first - 1}, and run {run!r} recorded none under these settings. Begin at step 0 (without --steps), "
-            "or choose the settings of the run or an algorithm without state"
-        )
-
-
-def _credited_by(credits: Work, environment: str) -> object:
-    """Return the section of the algorithm that credited an environment's rollouts in recorded work."""
-    section = credits.entry.section
-    return section.get("algorithms", {}).get(environment, section.get("algorithm"))
 
 
 def prepare_replay(asked: ReplayRequest) -> RunConfig:
@@ -216,8 +208,8 @@ def _quarantines(store: Store, steps: dict[int, RecordedStep]) -> tuple[tuple[st
         for work in past.of("rollout").values()
         for name in trace_ids(store, work.slices_of("traces"))
     }
-    filtered = [past.work["filtering"] for past in steps.values() if "filtering" in past.work]
-    kept = {name for each in filtered for name in _kept_traces(store, each)}
+    filtered = [work for past in steps.values() for work in past.of("filtering").values()]
+    kept = {name for work in filtered for name in _kept_traces(store, work)}
     touching = {each.quarantine for each in findings if not sampled.isdisjoint(each.trace_ids)}
     return tuple(sorted(touching)), bool(named & kept)
 
@@ -266,23 +258,19 @@ def _with_weights(store: Store, requested: RunConfig, first: RecordedStep) -> Ru
     replay = requested.replay
     if not needs_weights(replay):
         return requested
-    policy = first.policy
-    if replay.weights:
+    policy = first.policy.key if first.policy else ""
+    if replay.weights:  # once they are imported, the directory they came from may be gone
         imported = store.ledger.entries(run=requested.name, stage="policy_import")
-        if not imported:
-            return requested
-        return _served_from(store, requested, imported[0].key)  # the directory they came from may be gone
-    if policy is None:
+        policy = imported[0].key if imported else ""
+    elif not policy:
         raise ConfigError(
             f"model.path: run {replay.run!r} recorded no weights; say which to start from (--set "
             f"model.path=DIRECTORY), or stop before training (--until packing)"
         )
-    return _served_from(store, requested, policy.key)
-
-
-def _served_from(store: Store, requested: RunConfig, policy: str) -> RunConfig:
-    path = str(whole_weights(store, policy))
-    return requested.model_copy(update={"model": requested.model.model_copy(update={"path": path})})
+    if not policy:
+        return requested
+    model = requested.model.model_copy(update={"path": str(whole_weights(store, policy))})
+    return requested.model_copy(update={"model": model})
 
 
 def _with_versions(requested: RunConfig) -> RunConfig:

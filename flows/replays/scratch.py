@@ -1,6 +1,6 @@
 """Computes a replay in memory: what is recorded is read, and nothing is written."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -16,7 +16,7 @@ from storage.store import Store
 from tasks.runtime.execute import perform
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext
-from tasks.runtime.stage import Policy, Ref
+from tasks.runtime.stage import Ref
 
 
 class ScratchContext(RunContext):
@@ -64,18 +64,9 @@ class ScratchExecutor(Executor):
         super().__init__(context=context)
         self._scratch = context
 
-    def __call__(
-        self,
-        task: StageTask,
-        step: int,
-        refs: Sequence[Ref] = (),
-        policy: Policy | None = None,
-        parameters: Any = None,
-        extra_inputs: Mapping[str, str] | None = None,
-        when_computed: Callable[[], None] | None = None,
-    ) -> Ref:
+    def __call__(self, task: StageTask, step: int, *refs_and_policy: Any, **inputs: Any) -> Ref:
         """Return the reference to a stage's result, which is computed at once where nobody has it."""
-        return perform(task.stage, self._scratch, step, refs, policy, None, parameters, extra_inputs, when_computed)
+        return perform(task.stage, self._scratch, step, *refs_and_policy, **inputs)
 
     def _context_of(self, ref: Ref) -> RunContext | None:
         return self._scratch

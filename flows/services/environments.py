@@ -61,8 +61,9 @@ class EnvironmentServers(RunService):
 
         Raises ServiceFailed where no server of an environment is left.
         """
-        servers = {each.name: self._servers(each) for each in self._environments}
-        return {name: _addresses(ready_reports(own)) for name, own in servers.items()}
+        # All are started before one is waited for.
+        servers = {environment.name: self._servers(environment) for environment in self._environments}
+        return {name: _addresses(ready_reports(handles)) for name, handles in servers.items()}
 
     def addresses_now(self, known: Collection[str]) -> dict[str, tuple[str, ...]]:
         """Return by environment the addresses of its servers that are there at this moment; waits for nothing.
@@ -74,8 +75,10 @@ class EnvironmentServers(RunService):
             _, report = server.ready_report() or (0, {})
             return report if server.alive and report.get("address") in known else server.ready_now()
 
-        servers = {each.name: map(report_of, self._servers(each)) for each in self._environments}
-        return {name: _addresses([*filter(None, own)]) for name, own in servers.items()}
+        return {
+            environment.name: _addresses([*filter(None, map(report_of, self._servers(environment)))])
+            for environment in self._environments
+        }
 
     def examples(self) -> pa.Table:
         """Return the examples of all environments; raises what `load` raises."""
@@ -165,18 +168,15 @@ class GraderProcesses(RunService):
         config does not have, ServiceFailed where a grader does not start or stay.
         """
         unscored = traces.filter(pc.is_null(traces["error_class"]))
-        found = [regrading.SCORES.empty_table()]
+        scores = [regrading.SCORES.empty_table()]
         for name in dict.fromkeys(texts(unscored["environment"])):
-            own = unscored.filter(_among(unscored["environment"], pa.chunked_array([[name]])))
+            scored = unscored.filter(pc.equal(unscored["environment"], name))
             # Whole episodes: a reward may depend on what the other seats said, errored ones included.
-            episodes = traces.filter(_among(traces["episode_id"], own["episode_id"]))
-            tables = {
-                "examples": _of(examples, name, episodes),
-                "traces": episodes,
-                "messages": messages.filter(_among(messages["trace_id"], episodes["trace_id"])),
-            }
-            found.append(self._scores(name, tables))
-        return pa.concat_tables(found)
+            episodes = _rows_of(traces, "episode_id", scored)
+            own = examples.filter(pc.equal(examples["environment"], name))
+            tables = {"examples": _rows_of(own, "example_id", episodes), "traces": episodes}
+            scores.append(self._scores(name, tables | {"messages": _rows_of(messages, "trace_id", episodes)}))
+        return pa.concat_tables(scores)
 
     def _scores(self, name: str, tables: dict[str, pa.Table]) -> pa.Table:
         if name not in self._environments:
@@ -205,10 +205,6 @@ class GraderProcesses(RunService):
         )
 
 
-def _of(examples: pa.Table, environment: str, traces: pa.Table) -> pa.Table:
-    own = examples.filter(_among(examples["environment"], pa.chunked_array([[environment]])))
-    return own.filter(_among(own["example_id"], traces["example_id"]))
-
-
-def _among(column: "pa.ChunkedArray[Any]", values: "pa.ChunkedArray[Any]") -> Any:
-    return pc.is_in(column, value_set=values.combine_chunks())
+def _rows_of(rows: pa.Table, column: str, others: pa.Table) -> pa.Table:
+    """Return the rows whose value of a column is one of the other table's."""
+    return rows.filter(pc.is_in(rows[column], value_set=others[column].combine_chunks()))

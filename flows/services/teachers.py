@@ -150,8 +150,8 @@ def teacher_facts(config: RunConfig) -> dict[str, dict[str, str]]:
     A recorded one that is not there any more keeps its version: a run whose work is done can be looked at without it.
     Raises ConfigError for one that cannot teach: see `require_teachers`.
     """
-    there = [(where, each) for where, each in asked_teachers(config) if not each.version or is_here(each)]
-    return {"teachers": _versions(config, there)}
+    teachers = [(where, each) for where, each in asked_teachers(config) if not each.version or is_here(each)]
+    return {"teachers": _versions(config, teachers)}
 
 
 def local_teacher_facts(config: RunConfig) -> dict[str, dict[str, str]]:
@@ -161,10 +161,9 @@ def local_teacher_facts(config: RunConfig) -> dict[str, dict[str, str]]:
 
 def reopened_teachers(config: RunConfig) -> RunConfig:
     """Return `config` with the versions of the teachers open again that it asks: another one may be named."""
-    asked = asked_teachers(config)
     # Those that are gone keep theirs: nobody could say another.
-    opened = {f"{where}.version": "" for where, each in asked if each.url or is_here(each)}
-    return with_versions(config, opened)
+    available = [where for where, teacher in asked_teachers(config) if teacher.url or is_here(teacher)]
+    return with_versions(config, {f"{where}.version": "" for where in available})
 
 
 def require_teachers(config: RunConfig) -> None:

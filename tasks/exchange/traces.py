@@ -29,8 +29,8 @@ from tasks.exchange.episodes import (
     mapping,
     paths,
 )
-from tasks.inference.trace_rows.failures import Failure, failure_of_trace
-from tasks.inference.trace_rows.rows import NODE_COLUMNS, error_columns, message_rows, rebuild
+from tasks.inference.trace_rows.failures import LIMITS, Failure, failure_of_trace
+from tasks.inference.trace_rows.rows import NODE_COLUMNS, TRACE_COLUMNS, error_columns, message_rows, rebuild
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 LARGEST_ID = 2**31
@@ -166,10 +166,6 @@ def _tool_schemas(tools: Sequence[Mapping[str, Any]]) -> list[Row] | None:
 
 MARK = "imported"
 """The field of a record that says where a trace was read; what our own runs sampled has none."""
-OWN_COLUMNS = ("id", "rewards", "metrics", "info")
-"""Fields of a trace that are columns of traces, word for word."""
-LIMITS = ("max_turns", "max_input_tokens", "max_output_tokens", "max_total_tokens", "compaction_failed")
-"""Stop conditions that cut a rollout short."""
 
 
 def trace_rows(trace: Mapping[str, Any], context: ImportContext, place: Mapping[str, Any]) -> tuple[Row, list[Row]]:
@@ -265,7 +261,7 @@ def _row(trace: Mapping[str, Any], tokens: str, temperature: float) -> Row:
 
 
 def _with_record(row: Row, messages: Sequence[Row], trace: Mapping[str, Any], mark: Row) -> Row:
-    rest = {name: value for name, value in trace.items() if name not in OWN_COLUMNS}
+    rest = {name: value for name, value in trace.items() if name not in TRACE_COLUMNS}
     rest["nodes"] = [{name: node[name] for name in node if name not in NODE_COLUMNS} for node in trace["nodes"]]
     row = {**row, "record": compact({**rest, MARK: mark})}
     # Against what rebuilding gives and not against the columns: only then does nothing get lost.
@@ -284,10 +280,8 @@ def _total(rewards: Mapping[str, Any]) -> float:
 
 
 def _is_truncated(trace: Mapping[str, Any]) -> bool:
-    if trace["stop_condition"] in LIMITS:
-        return True
-    whole = [call for call in trace.get("calls") or [] if mapping(call).get("error") is None]
-    return bool(whole) and mapping(whole[-1]).get("finish_reason") == "length"
+    answered = [call for call in map(mapping, trace.get("calls") or []) if call.get("error") is None]
+    return trace["stop_condition"] in LIMITS or (bool(answered) and answered[-1].get("finish_reason") == "length")
 
 
 def _duration(span: Any) -> float:

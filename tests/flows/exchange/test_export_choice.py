@@ -19,7 +19,7 @@ from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Ref, Stage, ref_of
 from tests.fixtures.builders import stage_of
-from tests.flows.exchange.files import TOKENS, lines, rows
+from tests.flows.exchange.files import TOKENS, lines, rows, sampled_trace, write_lines
 
 
 @pytest.fixture
@@ -37,9 +37,9 @@ def context_of(store: Store, run: str) -> RunContext:
     return RunContext(store, run, RunConfig.model_validate(store.runs.config("base") | sections), {})
 
 
-def rollouts(store: Store) -> Ref:
-    """Return the rollouts of `base`."""
-    return ref_of(step_history(store, "base").steps[0].work["rollout"].entry, computed=False)
+def rollouts(store: Store, run: str = "base") -> Ref:
+    """Return the rollouts of an imported run."""
+    return ref_of(step_history(store, run).steps[0].work["rollout"].entry, computed=False)
 
 
 def filtered(store: Store, run: str, quarantined: Mapping[str, str], *traces: Ref) -> None:
@@ -86,6 +86,20 @@ def traces_of(store: Store) -> list[str]:
 
 
 BEST = "select trace_id from base.traces where reward = 1.0"
+
+
+def test_batches_that_were_scored_together_are_exported_once(store: Store, tmp_path: Path) -> None:
+    more = write_lines(tmp_path / "more.jsonl", [sampled_trace("a", "x", 1.0), sampled_trace("b", "y", 0.0)])
+    import_files(ImportRequest([more], name="more", store=str(store.root.directory)))
+    context = context_of(store, "both")
+    store.runs.record(run="both", event="started", kind="replay", config=context.config.model_dump(mode="json"))
+    for run in ("base", "more"):
+        for name in ("examples", "assignment", "rollout"):
+            context.adopt(step_history(store, run).steps[0].work[name].entry, 0)
+    perform(scoring(0.5), context, 0, (rollouts(store), rollouts(store, "more")))
+    assert out(store, tmp_path / "a.jsonl", "both").number == 12
+    assert rewards(tmp_path / "a.jsonl") == [0.5] * 12
+    assert len({line["trace_id"] for line in lines(tmp_path / "a.jsonl")}) == 12
 
 
 @pytest.mark.parametrize("name", ["aa", "zz"])

@@ -11,11 +11,8 @@ import pytest
 
 from flows.services import guardian
 from flows.services.ownership import (
-    OWNER,
-    SERVICE,
     identity,
     is_alive,
-    marked_processes,
     owned_processes,
     start_time,
     sweep,
@@ -159,15 +156,3 @@ def test_an_identity_is_of_one_process_only() -> None:
     process.wait()
     assert not is_alive(name)
     assert not is_alive("")
-
-
-def test_marked_finds_a_process_by_its_environment() -> None:
-    process = subprocess.Popen(["sleep", "60"], env={**os.environ, OWNER: identity(), SERVICE: "engine#1"})
-    try:
-        wanted = (process.pid, identity(), "engine#1")
-        until(lambda: wanted in list(marked_processes()), lambda: f"not marked: {list(marked_processes())}")
-        assert owned_processes(identity(), "engine#1") == [process.pid]
-        assert owned_processes(identity(), "engine#2") == []
-    finally:
-        process.kill()
-        process.wait()

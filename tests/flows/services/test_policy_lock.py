@@ -125,31 +125,6 @@ def test_draws_ahead_and_evaluations_never_see_two_policies_and_all_end() -> Non
     assert not mixed and not +held
 
 
-def test_the_engine_hands_a_policy_out_only_to_those_who_hold_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = session_for(tmp_path / "store", "run").engine
-    brought: list[str] = []
-
-    def serve(policy: Policy) -> ServedModel:
-        brought.append(policy.key)
-        return ServedModel("http://engine", "key", salt=policy.key)
-
-    monkeypatch.setattr(engine, "serve", serve)
-
-    def other() -> str:
-        with engine.pinned(Policy("b", 1)) as served:
-            return served.salt
-
-    with ThreadPoolExecutor(1) as threads:
-        with engine.pinned(Policy("a", 0)) as one, engine.pinned(Policy("a", 0)) as same:
-            assert one == same
-            waiting = threads.submit(other)
-            assert brought == ["a", "a"], "the other is not even brought as long as this one is held"
-        assert waiting.result(SECONDS) == "b"
-    assert brought == ["a", "a", "b"]
-
-
 def test_the_engine_exchanges_a_policy_only_under_its_one_holder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,14 +53,6 @@ def test_calls_and_reasoning_are_kept_in_the_form_of_chat_templates() -> None:
     assert [*made[0]] == ["role", "content"]
 
 
-def test_plain_messages_have_two_fields() -> None:
-    (row,) = samples(trace("t"), exchange("t", "4"))
-    assert row["messages"] == [
-        {"role": "user", "content": "2 + 2"},
-        {"role": "assistant", "content": "4"},
-    ]
-
-
 def test_pictures_are_refused() -> None:
     picture = said("t", 0, None, "user", [{"type": "image_url", "image_url": {"url": "x"}}])
     with pytest.raises(NotText, match="trace t, message 0"):
