@@ -170,10 +170,10 @@ class GraderProcesses(RunService):
         unscored = traces.filter(pc.is_null(traces["error_class"]))
         scores = [regrading.SCORES.empty_table()]
         for name in dict.fromkeys(texts(unscored["environment"])):
-            scored = unscored.filter(pc.equal(unscored["environment"], name))
+            scored = unscored.filter(pc.equal(unscored["environment"], pa.scalar(name)))
             # Whole episodes: a reward may depend on what the other seats said, errored ones included.
             episodes = _rows_of(traces, "episode_id", scored)
-            own = examples.filter(pc.equal(examples["environment"], name))
+            own = examples.filter(pc.equal(examples["environment"], pa.scalar(name)))
             tables = {"examples": _rows_of(own, "example_id", episodes), "traces": episodes}
             scores.append(self._scores(name, tables | {"messages": _rows_of(messages, "trace_id", episodes)}))
         return pa.concat_tables(scores)
