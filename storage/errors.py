@@ -103,11 +103,6 @@ class ReadOnlyDisk(StoreError):
     """The disk is mounted read-only, by somebody or by the system after a fault."""
 
 
-def is_full(error: BaseException) -> bool:
-    """Say whether an error of any library means that there is no space left."""
-    return getattr(error, "errno", None) in FULL or any(word in str(error) for word in FULL_WORDS)
-
-
 SAFE = "everything that the ledger names"
 
 
@@ -119,7 +114,7 @@ def disk_refusal(what: str, error: BaseException, where: str = "", safe: str = S
     if isinstance(error, StoreError):
         return None
     where = where or str(getattr(error, "filename", None) or "")
-    if is_full(error):
+    if getattr(error, "errno", None) in FULL or any(word in str(error) for word in FULL_WORDS):
         return NoSpace(f"{what}: no space left", where, safe, "free some space, then run the same again")
     if getattr(error, "errno", None) == errno.EROFS or any(word in str(error) for word in READ_ONLY_WORDS):
         do = "make it writable (the system's log says why it is not), then run the same again"

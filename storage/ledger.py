@@ -188,7 +188,10 @@ class Ledger(CachedTable):
                 except CommitConflict:
                     continue
                 self._remember(file.path, entries_of(rows))  # as everybody else reads them
-                self._merge_periodically(new[0].run)
+                self._commits += 1
+                if self._commits % MERGE_FILES == 0:
+                    with suppress(StoreError):  # the row is safe; merging can wait
+                        self.table.merge_files(new[0].run, MERGE_FILES, small=True)
                 return standing
         raise _too_busy(entries[0].run, f"committing key {entries[0].key!r}")
 
@@ -200,12 +203,6 @@ class Ledger(CachedTable):
         for entry in entries:
             self._by_key.setdefault(entry.key, {})[entry.run, entry.part] = entry
         self._read_files.add(path)
-
-    def _merge_periodically(self, run: str) -> None:
-        self._commits += 1
-        if self._commits % MERGE_FILES == 0:
-            with suppress(StoreError):  # the row is safe; merging can wait
-                self.table.merge_files(run, MERGE_FILES, small=True)
 
     def remove(self, run: str, rows: Collection[tuple[str, str]], at: datetime, whole: bool = True) -> int:
         """Remove rows of a run, named by key and part, in one commit; return how many there were.
@@ -224,18 +221,17 @@ class Ledger(CachedTable):
                 if not num_removed:
                     return 0
                 groups = [pa.Table.from_pylist(left, self.table.data_schema)] if left else []
+                marks = {name: self.table.transaction_version(name) + 1 for name in (APPLICATION, REMOVAL)}
+                if whole:
+                    # Delta keeps one integer for an id: milliseconds, with which the start of later work is compared.
+                    marks[f"{REMOVAL}:{run}"] = int(at.timestamp() * 1000)
                 try:
-                    self.table.replace(files, groups, run, self._marks(run, at if whole else None))
+                    self.table.replace(files, groups, run, marks)
                 except CommitConflict:
                     continue
                 self._refresh()
                 return num_removed
         raise _too_busy(run, "removing rows")
-
-    def _marks(self, run: str, at: datetime | None) -> dict[str, int]:
-        marks = {name: self.table.transaction_version(name) + 1 for name in (APPLICATION, REMOVAL)}
-        # Delta keeps one integer for an id: milliseconds, with which the beginning of later work is compared.
-        return marks if at is None else {**marks, f"{REMOVAL}:{run}": int(at.timestamp() * 1000)}
 
     def _check_not_removed(self, entry: Entry, copied: Collection[Slice]) -> None:
         """Raise WorkRemoved where the row would name slices that may be gone: another's, or made before a removal."""

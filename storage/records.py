@@ -49,11 +49,8 @@ class CachedTable:
     def add_records(self, records: Sequence[Any]) -> None:
         """Add records of this or another store as they are, those of one run in one commit."""
         for run in dict.fromkeys(record.run for record in records):
-            self._append([self._row(record) for record in records if record.run == run], run)
-
-    def _append(self, rows: Sequence[Mapping[str, Any]], run: str) -> None:
-        """Add rows of one run in one commit."""
-        self.table.append(pa.Table.from_pylist(list(rows), self.contract.arrow).drop_columns(["run"]), run)
+            rows = [self._row(record) for record in records if record.run == run]
+            self.table.append(pa.Table.from_pylist(rows, self.contract.arrow).drop_columns(["run"]), run)
 
     def _refresh(self) -> None:
         """Read the files added since the last refresh; rows that were merged into another file may come once more."""
@@ -77,7 +74,7 @@ class CachedTable:
         for row in self.table.read(path).to_pylist():
             self._add_row({**row, "run": run, "at": row["at"].astimezone(UTC)})
 
-    def _row(self, record: Any) -> Mapping[str, Any]:
+    def _row(self, record: Any) -> dict[str, Any]:
         """Return a record as a row of the table."""
         return dict(vars(record))
 
@@ -234,7 +231,7 @@ class Runs(CachedTable):
             self._refresh()
             return list(self._events.get(run, []))
 
-    def _row(self, record: Event) -> Mapping[str, Any]:
+    def _row(self, record: Event) -> dict[str, Any]:
         row = {**vars(record), "config": canonical_json(record.config)}
         process = row.pop("process")
         return row | ({"message": PROCESS + process} if process else {})

@@ -112,10 +112,13 @@ class Bucket:
         ours = [each for each in found if each[0].startswith(below)]
         return [(key.removeprefix(below), number, datetime.fromisoformat(began)) for key, number, began in ours]
 
-    def abort_upload(self, key: str, upload: str) -> None:
-        """Drop the parts of an upload that will not be completed; one that is gone already is fine."""
-        with suppress(FileNotFoundError):
-            self._request("DELETE", key, query=f"uploadId={quote(upload, safe='')}")
+    def abort_uploads(self, oldest: datetime) -> int:
+        """Drop the parts of unfinished uploads that began before a moment; return how many uploads there were."""
+        old = [(key, upload) for key, upload, began in self.unfinished_uploads() if began <= oldest]
+        for key, upload in old:
+            with suppress(FileNotFoundError):  # one that is gone already is fine
+                self._request("DELETE", key, query=f"uploadId={quote(upload, safe='')}")
+        return len(old)
 
     def _request(
         self, method: str, key: str | None, data: bytes = b"", headers: Mapping[str, str] | None = None, query: str = ""

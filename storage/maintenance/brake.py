@@ -4,11 +4,10 @@ A ledger that was lost and begins anew names nothing: to whatever deletes what t
 the store is waste.
 """
 
-import json
 from collections import Counter
 
 from storage.errors import StoreError
-from storage.maintenance.sweep import RECORDS, drop_orphans, remove_orphaned_policies
+from storage.maintenance.sweep import drop_orphans, removal_records, remove_orphaned_policies
 from storage.records import REMOVED
 from storage.store import Store
 
@@ -21,7 +20,7 @@ def contradictions(store: Store) -> list[str]:
     num_rows = Counter(entry.run for entry in store.ledger.entries())
     tables = [store.slices.table(name) for name in store.table_names(system=False)]
     num_files = Counter(file.run for table in tables for file in table.active_files())
-    being_removed = {run for name in store.root.names(RECORDS) for run in _removed_runs(store, name)}
+    being_removed = {run for record in removal_records(store).values() for run in record.get("runs", ())}
     lines = []
     for run in sorted({*store.runs.names(), *num_rows, *num_files} - being_removed):
         last = store.runs.last_event(run)
@@ -60,11 +59,6 @@ def require_consistency(store: Store, hours: float | None = None) -> None:
             "put tables/ledger, tables/runs and heads/ back from a copy, or run `stagecoach repair --deep`, which "
             "rebuilds rows of the ledger from the files; --trust-ledger deletes all the same",
         )
-
-
-def _removed_runs(store: Store, name: str) -> list[str]:
-    runs: list[str] = json.loads(store.root.read(f"{RECORDS}/{name}")).get("runs", [])
-    return runs
 
 
 def _majority(num_orphans: int, total: int, what: str) -> list[str]:

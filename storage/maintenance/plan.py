@@ -12,7 +12,7 @@ from typing import Any
 
 from storage.errors import RunUnknown, StoreError
 from storage.maintenance.references import References
-from storage.records import REMOVED, Event
+from storage.records import REMOVED
 from storage.refs import Entry, Slice
 from storage.store import Store
 
@@ -161,15 +161,12 @@ def needed_rows(store: Store, runs: Collection[str], needed: Collection[str] = (
 def at_work(store: Store) -> list[str]:
     """The runs that a process began and has not ended, and that were active within QUIET_HOURS; in order of name."""
     oldest = datetime.now(UTC) - timedelta(hours=QUIET_HOURS)
-    return sorted(
-        run for run in store.runs.names() if not _all_ended(store.runs.events(run)) and last_active(store, run) > oldest
-    )
-
-
-def _all_ended(events: Sequence[Event]) -> bool:
-    """Whether every process of a run has recorded its end."""
-    last = {(event.host, event.pid): event.event for event in events}
-    return all(event in CLOSING for event in last.values())
+    busy = []
+    for run in store.runs.names():
+        last = {(event.host, event.pid): event.event for event in store.runs.events(run)}
+        if not {*last.values()} <= {*CLOSING} and last_active(store, run) > oldest:
+            busy.append(run)
+    return sorted(busy)
 
 
 def last_active(store: Store, run: str) -> datetime:

@@ -135,12 +135,6 @@ def inspect_policies(store: Store, deep: bool = False) -> list[Damage]:
     return damages
 
 
-def consumers(store: Store, keys: Iterable[str]) -> list[Entry]:
-    """The finished work that took any of some keys as an input, in the order of the ledger."""
-    wanted = {*keys}
-    return [entry for entry in store.ledger.entries() if wanted & {*entry.inputs.values()}]
-
-
 def _move(root: Root, path: str, target: str) -> None:
     """Move a file to a new place, durable there before it is taken away; one that was moved already is fine."""
     with border("moving a damaged file aside", root.child(path)), suppress(FileNotFoundError):
@@ -247,7 +241,8 @@ def plan_forget(store: Store, damages: Sequence[Damage], repeatable: Collection[
     Work of the stages `repeatable` always gives the same rows. Other work can only be done again while nothing was
     made of it: its key would stand for other rows than those that went into the rest.
     """
-    again = [damage for damage in damages if damage.stage in repeatable or not consumers(store, [damage.key])]
+    consumed = {key for entry in store.ledger.entries() for key in entry.inputs.values()}
+    again = [damage for damage in damages if damage.stage in repeatable or damage.key not in consumed]
     keys = {damage.key for damage in again}
     pieces = {damage.piece for damage in again if damage.piece}
     rows = [e for e in store.ledger.entries() if e.key in keys and (not e.part or pieces & {*e.outputs})]
@@ -318,7 +313,10 @@ def _restore_system_table(store: Store, name: str) -> list[str]:
         rows = table.read(inside)
         row_ids = _row_ids(name, inside, rows)
         new = rows.filter(pa.array([row_id not in known for row_id in row_ids]))
-        if new.num_rows and (name != LEDGER.name or all(_is_readable(store, _outputs(row)) for row in new.to_pylist())):
+        if new.num_rows and (
+            name != LEDGER.name
+            or all(_is_readable(store, map(Slice.from_row, row["outputs"])) for row in new.to_pylist())
+        ):
             run = inside.split("/")[0].removeprefix("run=")
             if new.num_rows == rows.num_rows:
                 # A table's log holds no digests: an empty one is as good.
@@ -336,11 +334,7 @@ def _row_ids(name: str, path: str, rows: pa.Table) -> list[tuple[object, ...]]:
     return [(path.split("/")[0], *row.values()) for row in rows.select(names).to_pylist()]
 
 
-def _outputs(row: dict[str, list[dict[str, object]]]) -> list[Slice]:
-    return [Slice.from_row(output) for output in row["outputs"]]
-
-
-def _is_readable(store: Store, pieces: Sequence[Slice]) -> bool:
+def _is_readable(store: Store, pieces: Iterable[Slice]) -> bool:
     try:
         for piece in pieces:
             store.read([piece])

@@ -4,7 +4,7 @@ Weights and slices come first and are seen by nobody; then the events of the run
 those of a run in one commit. Dying in between leaves nothing of the work visible, and copying again continues.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from storage.errors import CopyConflict
@@ -61,7 +61,8 @@ def copy_work(
     names = {piece: there or copied[piece] for piece, there in pieces.items()}
     # What went into a run comes before the run itself: whoever dies in between leaves rows whose inputs are there.
     for run in sorted({entry.run for entry in new}, key=lambda run: (run in runs, run)):
-        rows = [_with_slices(entry, names) for entry in new if entry.run == run]
+        rows = [entry for entry in new if entry.run == run]
+        rows = [replace(entry, outputs=tuple(names[piece] for piece in entry.outputs)) for entry in rows]
         target.ledger.commit_all(rows, copied=frozenset(copied.values()))
     return done
 
@@ -100,10 +101,6 @@ def _content(entry: Entry) -> list[tuple[str, int, str]]:
 
 def _name(piece: Slice) -> tuple[str, str, str, str]:
     return piece.table, piece.run, piece.attempt, piece.digest
-
-
-def _with_slices(entry: Entry, names: Mapping[Slice, Slice]) -> Entry:
-    return replace(entry, outputs=tuple(names[piece] for piece in entry.outputs))
 
 
 def _copy_slices(source: Store, target: Store, pieces: Sequence[Slice]) -> dict[Slice, Slice]:

@@ -7,7 +7,7 @@ that dies on the way leaves the file, and the next call finishes what it names.
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -89,7 +89,9 @@ def carry_out(store: Store, plan: Plan) -> RemovalReport:
         _record_plan(store, plan)
         for run in plan.removed:
             report.rows += _remove_run(store, run, plan, now)
-        _prune_policies(store, plan.pruned, report)
+        for key in plan.pruned:
+            report.policy_bytes += remove_weights(store, key, "`stagecoach gc --policies`")
+            report.policies += 1
         _finish_records(store, report)
     return report
 
@@ -162,6 +164,12 @@ def remove_orphaned_policies(store: Store, hours: float, dry_run: bool = False) 
     return keys
 
 
+def removal_records(store: Store) -> dict[str, dict[str, Any]]:
+    """The removals that have not ended, by their file below the root: slices, keys of policies, runs."""
+    paths = [f"{RECORDS}/{name}" for name in store.root.names(RECORDS)]
+    return {path: json.loads(store.root.read(path)) for path in paths}
+
+
 def _record_plan(store: Store, plan: Plan) -> None:
     # Weights that are only thinned are not written down: the next plan finds them again.
     record = {
@@ -186,16 +194,8 @@ def _record_removal(store: Store, run: str, message: str) -> None:
         store.runs.record(run=run, event=REMOVED, message=message)
 
 
-def _prune_policies(store: Store, keys: Iterable[str], report: RemovalReport) -> None:
-    for key in keys:
-        report.policy_bytes += remove_weights(store, key, "`stagecoach gc --policies`")
-        report.policies += 1
-
-
 def _finish_records(store: Store, report: RemovalReport) -> None:
-    for name in store.root.names(RECORDS):
-        path = f"{RECORDS}/{name}"
-        record = json.loads(store.root.read(path))
+    for path, record in removal_records(store).items():
         # Asked again: a run may have come to name some of it since the record was written.
         live = References(store)
         dead = [piece for row in record["slices"] if (piece := Slice.from_row(row)) not in live.slices]

@@ -101,7 +101,8 @@ class RemotePolicies:
                     by_key.setdefault(key, []).append(path)
             orphans = [path for key, paths in by_key.items() for path in sorted(set(paths) - self._named_files(key))]
             self._remove(orphans)
-            return len(orphans) + self._abort_uploads(oldest)
+            assert self._root.bucket is not None
+            return len(orphans) + self._root.bucket.abort_uploads(oldest)
 
     def _upload(self, source: Path, policy_key: str, files: Sequence[File]) -> str:
         below = f"/{uuid4().hex[:12]}"
@@ -146,14 +147,6 @@ class RemotePolicies:
         make_private_directory(self._copies)
         text = manifest_text(policy.weights_sha256, policy.files)
         return self._copies / f"{policy.policy_key}-{sha256(text.encode())[:16]}"
-
-    def _abort_uploads(self, oldest: datetime) -> int:
-        bucket = self._root.bucket
-        old = [each for each in bucket.unfinished_uploads() if each[2] <= oldest] if bucket is not None else []
-        for key, upload, _ in old:
-            assert bucket is not None
-            bucket.abort_upload(key, upload)
-        return len(old)
 
     def _named_files(self, policy_key: str) -> set[str]:
         name = f"policies/{policy_key}/{MANIFEST}"
@@ -253,7 +246,10 @@ class Policies:
                 raise _conflict(standing, weights)
             if {file.path for file in files} - {file.path for file in standing.files}:
                 standing = self._add_missing(source, standing, files)
-            self._adopt_copy(source, standing, files)
+            # What was just uploaded is the local copy, where it may be moved and holds exactly the policy.
+            is_scratch = self._root.directory is None and source.parent == self._scratches.directory
+            if is_scratch and set(files) == set(standing.files):
+                self._remote.adopt_copy(source, standing)
         self.discard(source)
         return standing
 
@@ -378,12 +374,6 @@ class Policies:
         text = manifest_text(standing.weights_sha256, (*standing.files, *added))
         self._root.replace(f"{standing.place}/{MANIFEST}", text.encode())
         return self._find_published(standing.policy_key) or standing
-
-    def _adopt_copy(self, source: Path, standing: PolicyManifest, files: Sequence[File]) -> None:
-        """Let what was just uploaded be the local copy, where it is ours to move and holds exactly the policy."""
-        ours = self._root.directory is None and source.parent == self._scratches.directory
-        if ours and set(files) == set(standing.files):
-            self._remote.adopt_copy(source, standing)
 
     def _move(self, source: Path, policy_key: str, weights_sha256: str, files: Sequence[File]) -> None:
         assert self._root.directory is not None

@@ -177,15 +177,16 @@ def _kind_of(statement: Any) -> str:
 def _schemas(frames: Frames, sql: str) -> list[tuple[str, Frames]]:
     """The runs that the question names as schemas, with their rows."""
     # Looked for in the text: the database names a schema that it lacks only by failing.
-    named = [run for run in frames.run_names if _names_schema(sql, run) and run.lower() not in OWN_SCHEMAS]
+    schema = r'(?<![\w-]){}"?\s*\.'
+    named = [
+        run
+        for run in frames.run_names
+        if re.search(schema.format(re.escape(run)), sql, re.IGNORECASE) and run.lower() not in OWN_SCHEMAS
+    ]
     if len({run.lower() for run in named}) < len(named):
         what = f"runs whose names differ by case alone cannot stand in one question: {', '.join(named)}"
         raise QuestionError(what, sql, _SAFE, "ask about one of them with --run")
     return [(run, frames.run(run)) for run in named]
-
-
-def _names_schema(sql: str, run: str) -> bool:
-    return re.search(rf'(?<![\w-]){re.escape(run)}"?\s*\.', sql, re.IGNORECASE) is not None
 
 
 def _register(connection: Any, schema: str, frames: Frames, sql: str, tokens: bool) -> None:
