@@ -9,7 +9,7 @@ from storage.delta.table import StoredTable
 from storage.errors import LayoutError, SchemaError
 from storage.roots import Root
 from storage.store import LAYOUT, open_store
-from tests.fixtures.rows import entry, messages
+from tests.fixtures.rows import append, entry, messages
 
 
 def contents(root: Path) -> list[str]:
@@ -68,7 +68,7 @@ def test_a_table_with_other_columns_is_refused(root: Path) -> None:
 def test_a_root_may_have_any_name(tmp_path: Path, name: str) -> None:
     store = open_store(tmp_path / name)
     for number in range(11):  # beyond the first checkpoint
-        piece = store.append("messages", messages(), run="run", step=0, key="k", attempt=f"a{number}")
+        piece = append(store, attempt=f"a{number}")
     store.ledger.commit(entry("k", outputs=(piece,)))
     again = open_store(tmp_path / name)
     assert again.read(again.ledger.entries()[0].outputs).equals(messages())

@@ -16,7 +16,7 @@ from storage.delta.table import StoredTable
 from storage.errors import NoSpace
 from storage.store import Store, open_store
 from tests.fixtures.faults import happened
-from tests.fixtures.rows import entry, messages
+from tests.fixtures.rows import append, entry, messages
 
 
 def full(*_: Any, **__: Any) -> None:
@@ -30,12 +30,12 @@ def full(*_: Any, **__: Any) -> None:
     "call", ["os.fsync", "storage.roots.make_directory", "storage.delta.table.StoredTable._write_commit"]
 )
 def test_wherever_space_runs_out(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    good = store.append("messages", messages(5), run="run", step=0, key="k", attempt="a")
+    good = append(store, 5)
     store.ledger.commit(entry("k", outputs=(good,)))
     with monkeypatch.context() as patch:
         patch.setattr(call, full)
         with pytest.raises(NoSpace) as caught:
-            store.append("messages", messages(6), run="other", step=1, key="l", attempt="b")
+            append(store, 6, run="other", step=1, key="l", attempt="b")
         assert isinstance(caught.value.__cause__, OSError)
         happened(caught.value.__cause__)
         assert caught.value.do
@@ -45,7 +45,7 @@ def test_wherever_space_runs_out(store: Store, root: Path, monkeypatch: pytest.M
         assert reader.read([good]).equals(messages(5))
         assert [e.key for e in reader.ledger.entries()] == ["k"]
         assert reader.scan("messages").collect().height == 5
-    again = store.append("messages", messages(6), run="other", step=1, key="l", attempt="c")
+    again = append(store, 6, run="other", step=1, key="l", attempt="c")
     assert store.ledger.commit(entry("l", run="other", outputs=(again,))).outputs == (again,)
     assert store.scan("messages").collect().height == 11
 
@@ -56,7 +56,7 @@ def test_what_delta_says_of_a_full_disk_is_understood(store: Store, monkeypatch:
 
     monkeypatch.setattr(StoredTable, "_write_commit", push)
     with pytest.raises(NoSpace):
-        store.append("messages", messages(), run="run", step=0, key="k", attempt="a")
+        append(store)
 
 
 @pytest.mark.engine
@@ -68,11 +68,11 @@ def test_a_limit_on_file_sizes_is_no_space(tmp_path: Path) -> None:
         from storage.store import open_store
         from tests.fixtures.rows import messages
         store = open_store({str(tmp_path / "s")!r})
-        good = store.append("messages", messages(2), run="run", step=0, key="k", attempt="a")
+        good = append(store, 2)
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
         try:
-            store.append("messages", messages(3000, 50), run="run", step=0, key="k", attempt="b")
+            append(store, 3000, 50, attempt="b")
         except NoSpace:
             print("told", store.read([good]).num_rows, len(store.slices.table("messages").active_files()))
     """

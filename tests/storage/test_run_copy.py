@@ -19,7 +19,7 @@ from storage.refs import Entry
 from storage.store import Store, open_store
 from tests.fixtures.dying import count_moments, die_at
 from tests.fixtures.histories import contents, evaluate, finish, lasting, train
-from tests.fixtures.rows import entry, messages
+from tests.fixtures.rows import append, entry
 
 NO_NEWS = CopyReport(0, 0, 0)
 
@@ -123,7 +123,7 @@ def test_what_was_compacted_or_has_expired_is_so_in_the_copy(source: Store, tmp_
 def test_other_rows_under_a_key_are_refused_before_anything_is_written(source: Store, tmp_path: Path) -> None:
     other = open_store(tmp_path / "other")
     other.runs.record(run="mine", event="started", kind="train", config={})
-    made = other.append("messages", messages(7), run="mine", step=1, key="rollout-xz", attempt="own")
+    made = append(other, 7, run="mine", step=1, key="rollout-xz", attempt="own")
     other.ledger.commit(entry("rollout-xz", run="mine", outputs=(made,)))
     before = files(tmp_path / "other")
     with pytest.raises(

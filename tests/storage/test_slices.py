@@ -21,7 +21,7 @@ from storage.schemas.contract import FILE, Table
 from storage.schemas.stage_tables import MESSAGES, STAGE_TABLES
 from storage.slices import content_digest
 from storage.store import Store, open_store
-from tests.fixtures.rows import entry, messages, random_rows
+from tests.fixtures.rows import append, entry, messages, random_rows
 
 
 def test_golden() -> None:
@@ -100,15 +100,15 @@ def test_any_rows_of_any_table_come_back_equal(table: Table, data: st.DataObject
 
 
 def test_slices_come_in_the_order_given_and_columns_are_chosen(store: Store) -> None:
-    first = store.append("messages", messages(2), run="run", step=0, key="a", attempt="a")
-    second = store.append("messages", messages(3), run="run", step=0, key="b", attempt="b")
+    first = append(store, 2, key="a")
+    second = append(store, 3, key="b", attempt="b")
     rows = store.read([second, first, second], ["message"])
     assert rows.column_names == ["message"]
     assert rows["message"].to_pylist() == [0, 1, 2, 0, 1, 0, 1, 2]
 
 
 def test_one_attempt_may_append_more_than_once(store: Store) -> None:
-    pieces = [store.append("messages", messages(n), run="run", step=0, key="k", attempt="same") for n in (1, 2, 3)]
+    pieces = [append(store, n, attempt="same") for n in (1, 2, 3)]
     assert [piece.attempt for piece in pieces] == ["same", "same.1", "same.2"]
     assert [store.read([piece]).num_rows for piece in pieces] == [1, 2, 3]
 
@@ -116,15 +116,15 @@ def test_one_attempt_may_append_more_than_once(store: Store) -> None:
 def test_chunks_and_offsets_of_what_is_written_do_not_matter(store: Store) -> None:
     rows = pa.concat_tables([messages(6).slice(0, 2), messages(6).slice(2, 3), messages(6).slice(5)])
     chunked = store.append("messages", rows, run="run", step=0, key="k", attempt="a")
-    whole = store.append("messages", messages(6), run="run", step=0, key="k", attempt="b")
+    whole = append(store, 6, attempt="b")
     assert chunked.digest == whole.digest
     assert store.read([chunked]).equals(messages(6))
 
 
 def test_scan_sees_what_the_ledger_names_and_nothing_else(store: Store) -> None:
     assert store.scan("messages").collect().height == 0
-    named = store.append("messages", messages(3), run="run", step=7, key="k", attempt="named")
-    store.append("messages", messages(4), run="run", step=7, key="k", attempt="orphan")
+    named = append(store, 3, step=7, attempt="named")
+    append(store, 4, step=7, attempt="orphan")
     assert store.scan("messages").collect().height == 0
     store.ledger.commit(entry("k", outputs=(named,)))
     store.ledger.commit(entry("k", run="branch", outputs=(named,)))
@@ -138,7 +138,7 @@ def test_scan_sees_what_the_ledger_names_and_nothing_else(store: Store) -> None:
 
 @pytest.fixture
 def piece(store: Store) -> Slice:
-    piece = store.append("messages", messages(20, 50), run="run", step=2, key="k", attempt="a")
+    piece = append(store, 20, 50, step=2)
     store.ledger.commit(entry("k", outputs=(piece,)))
     return piece
 
@@ -194,7 +194,7 @@ def test_a_missing_file_is_found(root: Path, piece: Slice, file: Path) -> None:
 
 
 def test_a_file_of_other_rows_under_the_same_name_is_found(root: Path, store: Store, piece: Slice, file: Path) -> None:
-    other = store.append("messages", messages(20, 49), run="run", step=2, key="k", attempt="b")
+    other = append(store, 20, 49, step=2, attempt="b")
     file.write_bytes((root / "tables/messages" / other.files[0].path).read_bytes())
     with pytest.raises(DamagedSlice):
         store.read([piece])

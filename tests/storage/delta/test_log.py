@@ -22,13 +22,13 @@ from storage.maintenance.compact import compact, remove_temporary
 from storage.roots import Root
 from storage.schemas.stage_tables import BATCHES, MESSAGES, TRACES
 from storage.store import Store, open_store
-from tests.fixtures.rows import entry, messages
+from tests.fixtures.rows import append, entry, messages
 
 
 def fill(store: Store, numbers: range) -> None:
     for number in numbers:
         key = f"key-{number}"
-        piece = store.append("messages", messages(2), run="run", step=number, key=key, attempt=key)
+        piece = append(store, 2, step=number, key=key, attempt=key)
         store.ledger.commit(entry(key, outputs=(piece,), step=number))
 
 

@@ -14,7 +14,7 @@ from storage.refs import Slice
 from storage.store import Store, open_store
 from tests.fixtures.faults import happened
 from tests.fixtures.histories import age, contents, fill, finish, publish, train
-from tests.fixtures.rows import entry, messages
+from tests.fixtures.rows import append, entry, messages
 
 
 @pytest.mark.engine
@@ -53,7 +53,7 @@ def test_rows_of_one_key_share_a_row_group(root: Path, store: Store) -> None:
 
 def test_rows_that_the_ledger_does_not_name_are_left_where_they_are(root: Path, store: Store) -> None:
     fill(store, 6)
-    flying = store.append("messages", messages(4), run="run", step=6, key="run-6", attempt="in flight")
+    flying = append(store, 4, step=6, key="run-6", attempt="in flight")
     table = store.slices.table("messages")
     compact(store, table)
     age(root, 200)
@@ -200,7 +200,7 @@ def test_a_process_that_was_long_idle_goes_on_after_pruning(root: Path, store: S
     age(root, 1)
     assert sum(prune_log(store.root, f"tables/{name}") for name in ("messages", "ledger", "runs")) >= 60
     compact(store, store.runs.table)
-    made = idle.append("messages", messages(7), run="run", step=9, key="idle", attempt="idle")
+    made = append(idle, 7, step=9, key="idle", attempt="idle")
     idle.ledger.commit(entry("idle", outputs=(made,)))
     for reader in (idle, store, open_store(root)):
         assert len(reader.ledger.entries()) == 27
@@ -223,7 +223,7 @@ def test_a_commit_prunes_the_log_by_itself(root: Path, store: Store) -> None:
 def left(root: Path, store: Store) -> Path:
     """Rows and weights of an attempt whose ledger row never came; the file with the rows."""
     train(store, "run", "xx")
-    piece = store.append("messages", messages(4), run="run", step=2, key="k", attempt="died")
+    piece = append(store, 4, step=2, attempt="died")
     publish(store, "died")
     return root / "tables/messages" / piece.files[0].path
 

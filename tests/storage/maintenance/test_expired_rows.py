@@ -13,7 +13,7 @@ from storage.maintenance.sweep import Retention, drop_slices, expire
 from storage.refs import Slice
 from storage.store import Store, open_store
 from tests.fixtures.histories import age
-from tests.fixtures.rows import entry, messages
+from tests.fixtures.rows import append, entry, messages
 
 DAY = Retention("messages", 24)
 
@@ -21,7 +21,7 @@ DAY = Retention("messages", 24)
 def made(store: Store, key: str, days: float, run: str = "run") -> Slice:
     """Work that finished so many days ago."""
     then = datetime.now(UTC) - timedelta(days=days)
-    piece = store.append("messages", messages(3), run=run, step=0, key=key, attempt=f"attempt {key}")
+    piece = append(store, 3, run=run, key=key, attempt=f"attempt {key}")
     store.ledger.commit(replace(entry(key, run=run, outputs=(piece,)), finished_at=then))
     return piece
 

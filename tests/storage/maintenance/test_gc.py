@@ -14,7 +14,7 @@ from storage.maintenance.sweep import carry_out
 from storage.refs import Entry
 from storage.store import Store, open_store
 from tests.fixtures.histories import age, contents, evaluate, finish, lasting, publish, train, work
-from tests.fixtures.rows import messages
+from tests.fixtures.rows import append, messages
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("long_ago")]
 
@@ -141,7 +141,7 @@ def test_a_run_removed_while_it_works_cannot_commit_what_it_began_before(root: P
     train(store, "a", "x", finished=False)
     elsewhere = open_store(root)
     began = datetime.now(UTC)
-    made = elsewhere.append("messages", messages(3), run="a", step=1, key="k", attempt="flying")
+    made = append(elsewhere, 3, run="a", step=1, attempt="flying")
     carry_out(store, plan_removal(store, [], force=["a"]))
     row = replace(work(store, "other", "o"), run="a", key="k", attempt="flying", outputs=(made,))
     with pytest.raises(WorkRemoved):

@@ -33,7 +33,7 @@ from storage.store import Store, open_store
 from tests.fixtures.dying import die_at
 from tests.fixtures.faults import happened, spoil
 from tests.fixtures.histories import add, age, contents, fill, finish, lasting, train, work
-from tests.fixtures.rows import entry, messages
+from tests.fixtures.rows import append, entry
 
 pytestmark = pytest.mark.engine
 
@@ -155,7 +155,7 @@ def test_rows_that_a_dead_process_left_do_not_stand_beside_those_of_the_work_don
     table = store.ledger.table
 
     def leave(key: str, attempt: str) -> Entry:
-        made = store.append("messages", messages(2), run="a", step=1, key=key, attempt=attempt)
+        made = append(store, 2, run="a", step=1, key=key, attempt=attempt)
         left = entry(key, run="a", outputs=(made,), step=1, attempt=attempt)
         table.write([pa.Table.from_pylist([left.to_row()], LEDGER.arrow).drop_columns("run")], "a")
         happened(f"{key} by {attempt} has a file and no commit")

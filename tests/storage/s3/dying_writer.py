@@ -14,7 +14,7 @@ from typing import Any
 from storage.delta.table import StoredTable
 from storage.roots import Root
 from storage.store import Store, open_store
-from tests.fixtures.rows import entry, messages
+from tests.fixtures.rows import append, entry
 
 
 def main(url: str, moment: str) -> None:
@@ -28,7 +28,7 @@ def main(url: str, moment: str) -> None:
 def commit(store: Store, attempt: str) -> None:
     """Commit one step as a stage does: its rows, then its row in the ledger."""
     if store.ledger.find("key") is None:
-        piece = store.append("messages", messages(3), run="run", step=0, key="key", attempt=attempt)
+        piece = append(store, 3, key="key", attempt=attempt)
         store.ledger.commit(entry("key", outputs=(piece,), attempt=attempt))
 
 

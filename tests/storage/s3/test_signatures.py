@@ -8,7 +8,7 @@ import pytest
 
 from storage.errors import StoreUnavailable
 from storage.store import open_store
-from tests.fixtures.rows import entry, messages
+from tests.fixtures.rows import append, entry
 from tests.fixtures.s3_host import BUCKET, S3Host
 
 pytestmark = pytest.mark.engine
@@ -35,7 +35,7 @@ def test_every_library_signs_what_it_sends(strict: tuple[S3Host, Mapping[str, st
     host, settings = strict
     place = host.new_place()
     store = open_store(place, settings)
-    piece = store.append("messages", messages(2), run="run", step=0, key="k", attempt="a")
+    piece = append(store, 2)
     store.ledger.commit(entry("k", outputs=(piece,)))
     assert store.scan("messages").collect().height == store.read([piece]).num_rows == 2
     scratch = store.policies.scratch("policy")

@@ -15,7 +15,7 @@ from storage.maintenance.compact import maintain
 from storage.read.groups import open_groups
 from storage.store import LAYOUT, Store, open_store
 from tests.fixtures.packed import batches, sample
-from tests.fixtures.rows import entry, messages
+from tests.fixtures.rows import append, entry, messages
 from tests.fixtures.s3_host import S3Host
 from tests.fixtures.writer import race_writers
 
@@ -34,7 +34,7 @@ def store(root: str) -> Store:
 
 def fill(store: Store, steps: range) -> None:
     for step in steps:
-        piece = store.append("messages", messages(2), run="run", step=step, key=f"k{step}", attempt=f"a{step}")
+        piece = append(store, 2, step=step, key=f"k{step}", attempt=f"a{step}")
         store.ledger.commit(entry(f"k{step}", step=step, outputs=(piece,)))
 
 
