@@ -4,6 +4,7 @@ A stage is a pure function of a typed record of inputs, which `Stage.read_inputs
 parameters, services, the policy. `tasks.runtime.execute.perform` makes attempts, in any thread of a run.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -179,20 +180,12 @@ class Attempt:
 
     def _write(self, outputs: Outputs) -> list[Slice]:
         """Write the output tables, a slice for each part of a table."""
-        commits_immediately, slices, tokens = not self.stage.repeatable, list[Slice](), dict[str, int]()
+        slices, tokens = list[Slice](), Counter[str]()
+        origin: dict[str, Any] = {"step": self.step, "key": self.key, "attempt": self.name}
         for name, rows in outputs.items():
             for part in [rows] if isinstance(rows, pa.Table) else rows:
-                tokens[name] = tokens.get(name, 0) + count_tokens({name: part})
-                slices.append(
-                    self.context.append(
-                        name,
-                        part,
-                        step=self.step,
-                        key=self.key,
-                        attempt=self.name,
-                        commits_immediately=commits_immediately,
-                    )
-                )
+                tokens[name] += count_tokens({name: part})
+                slices.append(self.context.append(name, part, **origin, commits_immediately=not self.stage.repeatable))
         tables = {piece.table for piece in slices}
         missing = [name for name in self.stage.writes if name not in tables and name not in self.stage.optional]
         assert not missing and tables <= set(self.stage.writes), f"{self.stage.name} made {sorted(tables)}"
