@@ -183,7 +183,7 @@ class Slices:
         rows = source.rows_to_copy(piece)
         # `write` makes one file of a slice.
         table, path = self.table(piece.table), piece.files[0].path
-        file = table.write_at(path, TABLES[piece.table].row_groups(rows))
+        file = table.write(TABLES[piece.table].row_groups(rows), piece.run, path)
         return WrittenSlice(replace(piece, files=(file,)), rows.select(DESCRIBED))
 
     def rows_to_copy(self, piece: Slice) -> pa.Table:

@@ -94,24 +94,22 @@ class StoredTable:
             del self._appended[old]
         return file
 
-    def write(self, groups: Sequence[pa.Table], run: str) -> File:
-        """Write rows of one run, at least one row, as one durable file that the table does not hold yet."""
-        check_schema(groups[0].schema, self.data_schema, RowPlace(self.name, run))
-        path = f"{PARTITION}={run}/{uuid4().hex}.parquet"
-        written = self._root.write(f"{self.place}/{path}", encode(groups))
-        return File(path, written.size, written.sha256)
+    def write(self, groups: Sequence[pa.Table], run: str, path: str = "") -> File:
+        """Write rows of one run, at least one row, as one durable file that the table does not hold yet.
 
-    def write_at(self, path: str, groups: Sequence[pa.Table]) -> File:
-        """Write rows as one durable file of that path; a file that a dead copy left there is reused or replaced."""
-        place, data = f"{self.place}/{path}", encode(groups)
-        with border(f"copying a file of table {self.name!r}", self._root.child(place)):
-            if self._root.exists(place):
+        Of a `path` that is named, a file that the table holds is reused, and one that a dead copy left is replaced.
+        """
+        check_schema(groups[0].schema, self.data_schema, RowPlace(self.name, run))
+        place = f"{self.place}/{path}"
+        with self._border("copying a file of"):
+            if path and self._root.exists(place):
                 self.refresh()
                 if any(file.path == path for file in self.active_files()):
-                    found = self._root.read(place)
-                    return File(path, len(found), sha256(found))
+                    data = self.load(path)
+                    return File(path, len(data), sha256(data))
                 self._root.delete(place)
-        written = self._root.write(place, data)
+        path = path or f"{PARTITION}={run}/{uuid4().hex}.parquet"
+        written = self._root.write(f"{self.place}/{path}", encode(groups))
         return File(path, written.size, written.sha256)
 
     def commit_files(
