@@ -88,34 +88,29 @@ def whole_again(root: Path, before: dict) -> None:
     assert inspect_logs(store.root) == [] and inspect_slices(store, deep=True) == []
 
 
-@pytest.mark.fault("log", "the last checkpoint of a log is gone", "repair makes the table whole again")
-@pytest.mark.parametrize("table", ["messages", "ledger"])
-def test_a_missing_last_checkpoint(root: Path, long: dict, table: str) -> None:
-    spoil(last(root, table, ".checkpoint.parquet"), None)
-    assert contents(open_store(root), RUNS) == long, "the one before it and the commits since hold the same"
+CHECKPOINT, POINTER = ".checkpoint.parquet", "_last_checkpoint"
+
+
+@pytest.mark.fault(
+    "log", "the last checkpoint is cut or gone, or its pointer is cut", "repair makes the table whole again"
+)
+@pytest.mark.parametrize(
+    ("table", "ending", "keep"),
+    [
+        *((table, CHECKPOINT, keep) for table in ("messages", "ledger") for keep in (None, 0, 200)),
+        ("messages", POINTER, 0),
+        ("messages", POINTER, 10),
+    ],
+)
+def test_a_truncated_or_missing_checkpoint(root: Path, long: dict, table: str, ending: str, keep: int | None) -> None:
+    path = last(root, table, ending)
+    spoil(path, None if keep is None else path.read_bytes()[:keep])
+    if keep is None:
+        assert contents(open_store(root), RUNS) == long, "the one before it and the commits since hold the same"
     (one,) = mended(root)
-    assert one.damage.files == ("_last_checkpoint",) and one.damage.lost_versions == ()
-    assert (Path(one.quarantine) / "_last_checkpoint").is_file()
-    whole_again(root, long)
-
-
-@pytest.mark.fault("log", "the last checkpoint is cut", "repair makes the table whole again")
-@pytest.mark.parametrize("table", ["messages", "ledger"])
-@pytest.mark.parametrize("keep", [0, 200])
-def test_a_truncated_checkpoint(root: Path, long: dict, table: str, keep: int) -> None:
-    checkpoint = last(root, table, ".checkpoint.parquet")
-    cut(checkpoint, keep)
-    (one,) = mended(root)
-    assert one.damage.files == (checkpoint.name, "_last_checkpoint")
-    whole_again(root, long)
-
-
-@pytest.mark.fault("log", "the pointer to the last checkpoint is cut", "repair makes the table whole again")
-@pytest.mark.parametrize("keep", [0, 10])
-def test_a_truncated_pointer(root: Path, long: dict, keep: int) -> None:
-    cut(log(root, "messages") / "_last_checkpoint", keep)
-    (one,) = mended(root)
-    assert one.damage.files == ("_last_checkpoint",)
+    damaged = (path.name, POINTER) if ending == CHECKPOINT and keep is not None else (POINTER,)
+    assert one.damage.files == damaged and one.damage.lost_versions == ()
+    assert (Path(one.quarantine) / POINTER).is_file()
     whole_again(root, long)
 
 
