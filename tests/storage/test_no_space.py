@@ -66,7 +66,7 @@ def test_a_limit_on_file_sizes_is_no_space(tmp_path: Path) -> None:
         import resource, signal
         from storage.errors import NoSpace
         from storage.store import open_store
-        from tests.fixtures.rows import messages
+        from tests.fixtures.rows import append
         store = open_store({str(tmp_path / "s")!r})
         good = append(store, 2)
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
