@@ -54,12 +54,12 @@ MOST: dict[str, tuple[int, int]] = {
     "flows/runtime, flows/*.py": (25_300, 18_000),
     "flows/services": (20_400, 15_000),  # the memory plan of three folders: docs/decisions/services.md
     "flows/orchestration": (11_600, 8_000),
-    "flows/queries": (59_200, 32_000),
-    "flows/reporting": (14_500, 10_000),
+    "flows/queries": (56_300, 32_000),
+    "flows/reporting": (14_200, 10_000),
     "flows/viewer": (27_800, 22_000),
     "flows/cli": (34_300, 22_000),
     "flows/replays, flows/exchange": (21_900, 15_000),  # other trainers came from configs: docs/decisions/configs.md
-    "tests": (666_700, 480_000),
+    "tests": (665_500, 480_000),
     "benchmarks": (20_000, 20_000),
     "examples": (30_500, 32_000),
     "stagecoach.py, requirements, deploy, tasks/*.py": (5_300, 5_500),
