@@ -33,15 +33,13 @@ def loaded_by(*commands: Sequence[str], status: int = 0) -> set[str]:
 
 
 HEAVY = {*WORLDS, *WEB, "duckdb", "polars", "pyarrow", "pydantic", "numpy", "deltalake"}
-NOT_YET = {"sql"}
-"""Its module still imports what its function needs."""
 
 
 @pytest.mark.parametrize(
     ("commands", "status", "some", "none"),
     [
         ([["--help"]], 0, "flows.cli.commands", {*HEAVY, "cyclopts", "flows.cli.show"}),
-        ([[name, "--help"] for name in COMMANDS if name not in NOT_YET], 0, "flows.cli.show", HEAVY),
+        ([[name, "--help"] for name in COMMANDS], 0, "flows.cli.show", HEAVY),
         ([["check", "demo"]], 0, "pyarrow", {*WORLDS, *WEB, "duckdb"} - {"uvicorn"}),
         ([["run", "algorithm.type=gpro"]], 2, "polars", {*WORLDS, "pandas", "pyarrow.dataset", "wandb", "fastapi"}),
     ],

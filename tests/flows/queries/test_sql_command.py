@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 from flows import cli
-from flows.cli import sql as sql_command
+from flows.cli import sql_answer
 from storage.read import sql as storage_sql
 from storage.read.frames import Frames
 from tests.fixtures.waiting import PATIENCE
@@ -132,8 +132,8 @@ def test_ctrl_c_ends_a_question_and_a_person_is_told(
 
     monkeypatch.setattr(storage_sql, "_answer", lambda *given: begun.set() or answer(*given))
 
-    monkeypatch.setattr(sql_command, "PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(sql_command, "print", tell, raising=False)
+    monkeypatch.setattr(sql_answer, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(sql_answer, "print", tell, raising=False)
     assert sql(root, question, "--seconds", "300") == 130
     assert told == [
         "The question is still being answered. It ends after 300 s (--seconds), or with Ctrl-C, which harms nothing."
