@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, Literal
 
 from flows.orchestration.server import current_flow_run, is_shared
@@ -52,7 +51,8 @@ class TaskRuns:
             self._begun.setdefault(step, datetime.now(UTC))
         if self.shown != "stages":
             return call_with_retries
-        return partial(task, step, label=label, tags=self._tags(label), limited=self._tags_with_limit(label))
+        tags, limited = self._tags(label), self._tags_with_limit(label)
+        return lambda work: task(step, work, label, tags, limited)
 
     def show_found(self, task: StageTask, step: int, label: str, ref: Ref) -> None:
         """Show a piece of work that the ledger had, or all of them at the first one where they are many."""
