@@ -34,7 +34,7 @@ def test_the_images_of_rows_by_hand():
 def test_images_of_several_samples_of_a_row_are_where_their_tokens_are(monkeypatch, most, together):
     """Also those of a later message. A row has nine tokens of images; a part ends with the row that passes `most`."""
     monkeypatch.setattr("tasks.packing.stage.MOST_IMAGE_TOKENS", most)
-    monkeypatch.setattr("tasks.runtime.stored_rows.in_parts.__defaults__", (0,))  # small parts are not joined
+    monkeypatch.setattr("tasks.runtime.stored_rows.PART_BYTES", 0)  # small parts are not joined
     traces = [sees(name, reward=float(place % 2)) for place, name in enumerate("abcdefghijkl")]
     messages = []
     for name in "abcdefghijkl":
