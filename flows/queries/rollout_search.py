@@ -1,6 +1,5 @@
 """Searches all rollouts of a run: which meet a condition, in which steps, and the piece of text that was looked for."""
 
-import json
 import re
 import shlex
 from collections.abc import Collection
@@ -14,6 +13,8 @@ from polars.exceptions import ComputeError
 from flows.queries.conditions import Condition, Pattern, condition_of, matching_rows
 from flows.queries.rollouts import rollout_columns
 from flows.queries.store_reader import StoreReader
+from flows.queries.views import select
+from storage.read.lineage import row_identities
 
 AROUND = 140
 """Characters beside what was looked for, at most: as far as its sentence goes."""
@@ -51,8 +52,9 @@ def run_rollouts(
     return rollout_columns(reader, run, lineages, columns)
 
 
-SEARCHED = (*("prompt", "reply", "trace_id", "group_id", "example_id", "assignment_id", "error_type", "error_message"),)
-"""Columns in which a plain text is looked for."""
+SEARCHED = ("trace_id", "group_id", "example_id", "assignment_id", "error_type", "error_message")
+"""Columns of a trace in which a plain text is looked for, beside its messages."""
+_HOLDING = "select distinct key, trace_id, true as holds from message_texts where regexp_matches(texts, $pattern)"
 
 
 def search_mask(reader: StoreReader, run: str, frame: pl.DataFrame, text: str) -> pl.Series | None:
@@ -63,14 +65,15 @@ def search_mask(reader: StoreReader, run: str, frame: pl.DataFrame, text: str) -
     if not text:
         return None
     # Half a letter, as a terminal may hand it over, is no text that polars takes.
-    text = text.encode("utf-8", "replace").decode()
-    # Replies have the arguments of tool calls as JSON.
-    pattern = "(?i)" + "|".join(map(pl.escape_regex, (text, json.dumps(text, ensure_ascii=False)[1:-1])))
-    rows = run_rollouts(reader, run, {"key", *SEARCHED}, set(frame["key"]))
-    hits = rows.filter(pl.any_horizontal(pl.col(SEARCHED).str.contains(pattern).fill_null(False)))
-    hits = hits.select("key", "trace_id", found=pl.lit(True))
-    joined = frame.join(hits, on=["key", "trace_id"], how="left", maintain_order="left")
-    return joined["found"].fill_null(False)
+    pattern = "(?i)" + pl.escape_regex(text.encode("utf-8", "replace").decode())
+    keys = set(frame["key"])
+    lineages = [one for one in reader.history(run).lineages if one.traces.key in keys]
+    name = ("search", text, row_identities(one.traces for one in lineages))
+    # Of all texts the ids alone are held.
+    holding = reader.cache.once(name, lambda: select(reader.frames(run), lineages, _HOLDING, pattern=pattern))
+    joined = frame.join(holding, on=["key", "trace_id"], how="left", maintain_order="left")
+    itself = pl.any_horizontal(pl.col(SEARCHED).str.contains(pattern).fill_null(False))
+    return joined.select(found=itself | pl.col("holds").fill_null(False))["found"]
 
 
 def search_run(reader: StoreReader, run: str, condition: Condition, reader_gone: Event | None = None) -> Hits:

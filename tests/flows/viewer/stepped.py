@@ -25,10 +25,12 @@ PARTLY = "70617274" * 4
 __all__ = ["HOSTILE", "PARTLY", "RUN", "SAID", "begun", "stepped"]
 
 
-def stepped(root: Path, bodies: Mapping[str, str] | None = None, **changes: Mapping[str, Any]) -> StoreReader:
+def stepped(
+    root: Path, bodies: Mapping[str, str] | None = None, sampled: bool = True, **changes: Mapping[str, Any]
+) -> StoreReader:
     """Write a step of a trace for each of SAID, and another step with another.
 
-    `changes` are columns of a trace by its id, `bodies` those of its second message.
+    `changes` are columns of a trace by its id, `bodies` those of its second message, which the policy `sampled`.
     """
     made = HandMade(root)
     traces = [
@@ -40,7 +42,8 @@ def stepped(root: Path, bodies: Mapping[str, str] | None = None, **changes: Mapp
     given = bodies or {}
     messages = [message(name, 0, content=None) for name in SAID]
     messages += [
-        message(name, 1, content=text, body=given.get(name, "{}"), sampled=name in given) for name, text in SAID.items()
+        message(name, 1, content=text, body=given.get(name, "{}"), sampled=sampled and name in given)
+        for name, text in SAID.items()
     ]
     made.step(traces, messages)
     made.step([trace("later")], [message("later", 0, content="The quick later fox")], step=1)

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from flows.queries.rollout_list import TraceChoice, choose
-from flows.queries.rollout_search import search_mask
+from flows.queries.rollout_search import run_rollouts, search_mask
 from flows.queries.rollouts import traces
 from flows.queries.store_reader import StoreReader
 from tests.flows.viewer.hand_made import RUN
 from tests.flows.viewer.looking import what_is_read
-from tests.flows.viewer.stepped import stepped
+from tests.flows.viewer.stepped import SAID, stepped
 
 
 @pytest.fixture(scope="module")
@@ -62,15 +62,22 @@ def test_text_is_found_as_it_is_written(library: StoreReader, text: str, names: 
     assert holding(library, text) == names
 
 
+MALFORMED = {"lines": '{"tool_calls": [{"na', "street": '{"reasoning_content": "\\ud800", "tool_calls": []}'}
 CALL = {"id": "call_7", "type": "function", "name": "Calc", "arguments": '{"expression": "14-6 %"}'}
 
 
-def test_tool_calls_and_thoughts_are_searched(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sampled", [True, False])
+def test_tool_calls_and_thoughts_are_searched(tmp_path: Path, sampled: bool) -> None:
     bodies = {"plain": {"tool_calls": [CALL]}, "greek": {"reasoning_content": "CALC or not", "tool_calls": None}}
-    library = stepped(tmp_path / "store", bodies={name: json.dumps(body) for name, body in bodies.items()})
+    library = stepped(
+        tmp_path / "store", {name: json.dumps(body) for name, body in bodies.items()} | MALFORMED, sampled
+    )
     assert holding(library, "calc") == ["plain", "greek"]
     assert holding(library, "14-6 %") == ["plain"] and holding(library, "quick") == ["plain"]
-    assert holding(library, '{"expression": "14') == ["plain"] and holding(library, "reasoning_content") == []
+    assert holding(library, '{"expression": "14') == ["plain"]
+    replies = run_rollouts(library, RUN, {"trace_id", "reply"}).filter(trace_id="lines")["reply"]
+    assert replies.to_list() == [SAID["lines"] if sampled else None]
+    assert holding(library, "call_7") == holding(library, "reasoning_content") == holding(library, "function") == []
 
 
 def test_how_many_hold_it_is_told_beside_how_many_were_chosen(library: StoreReader) -> None:
@@ -92,4 +99,4 @@ def test_only_this_steps_messages_are_read_once(library: StoreReader, monkeypatc
     assert search_mask(fresh, RUN, frame, "fox").sum() == 1
     assert {step for table, step in read if table == "messages"} == {0}
     num_reads = len(read)
-    assert search_mask(fresh, RUN, frame, "dog").sum() == 0 and len(read) == num_reads
+    assert search_mask(fresh, RUN, frame, "fox").sum() == 1 and len(read) == num_reads
