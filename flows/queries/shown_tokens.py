@@ -33,6 +33,8 @@ class ShadeScale:
     """Sizes that divide the shades, each part of the shade above it."""
     category: pl.Expr | None = None
     """The letter of each token, instead of sizes."""
+    depth: str = ""
+    """What the depth of a shade says, if its labels do not."""
 
 
 def _sizes(*edges: float) -> ShadeScale:
@@ -58,11 +60,13 @@ _AUTHOR = (
     .otherwise(pl.lit("u"))
 )
 SCALES = {
+    "advantage": ShadeScale(SIGNED, depth="; the deepest shade is the largest of its batch of rollouts"),
     "around zero": ShadeScale(SIGNED),
     "probability": ShadeScale(
         RISING,
         (f"p > {_PROBABILITIES[0]:g}", *(f"≤ {edge:g}" for edge in _PROBABILITIES)),
         tuple(-math.log(edge) for edge in _PROBABILITIES),
+        depth="; deeper is less likely",
     ),
     "ratio": ShadeScale(
         SIGNED,
@@ -77,7 +81,7 @@ SCALES = {
     "author": ShadeScale("sptu", ("sampled", "given: text", "given: template", "given"), category=_AUTHOR),
 }
 _TABLE = """
-advantage         | advantage            | advantage         | around zero
+advantage         | advantage            | advantage         | advantage
 rl_weight         | rl weight            | rl_weight         | around zero
 ce_weight         | ce weight            | ce_weight         | around zero
 ref_kl_weight     | ref_kl weight        | ref_kl_weight     | around zero
@@ -108,8 +112,9 @@ class Colouring:
 
     @property
     def description(self) -> str:
-        """The meaning of the column."""
-        return all_views()["trace_tokens"].columns[self.column]
+        """The meaning of the column that is named so, or else of the coloured one, and of the depth of shades."""
+        columns = all_views()["trace_tokens"].columns
+        return columns.get(self.name, columns[self.column]) + self.scale.depth
 
     def shades(self, tokens: pl.DataFrame, largest: float) -> str:
         """Return a letter for each token; `largest` is the size of the column that has the deepest shade."""

@@ -58,7 +58,9 @@ def _lineages(frames: Frames, lineages: Lineages) -> Iterator[tuple[Any, ...]]:
     for place, lineage in enumerate(lineages):
         works = [getattr(lineage, name) for name in _KEYS]
         keys = [work and work.key for work in works]
-        yield lineage.run, *keys, lineage.for_training, has_expired_rows(frames, lineage), place
+        masks = lineage.updates.slices_of("token_masks") if lineage.updates else ()
+        masks_lost = bool(frames.store.slices.expired_slices.find(masks))
+        yield lineage.run, *keys, lineage.for_training, has_expired_rows(frames, lineage), masks_lost, place
 
 
 def _message_sources(frames: Frames, lineages: Lineages) -> Iterator[tuple[str, str, bool]]:
@@ -114,7 +116,8 @@ RELATIONS: dict[str, tuple[Callable[[Frames, Lineages], Iterable[Any]], dict[str
     "lineages": (
         _lineages,
         dict.fromkeys(("run", *_KEYS), pl.String)
-        | {"for_training": pl.Boolean, "expired": pl.Boolean, "place": pl.Int64},
+        | dict.fromkeys(("for_training", "expired", "masks_lost"), pl.Boolean)
+        | {"place": pl.Int64},
     ),
     "message_sources": (_message_sources, {"key": pl.String, "messages": pl.String, "policies_lost": pl.Boolean}),
     "slice_order": (_slice_order, {"attempt": pl.String, "place": pl.Int64}),

@@ -42,6 +42,7 @@ starts as (
             unnest(range(len(path))) as depth
         from lineages
         join samples on samples.key = lineages.samples
+        semi join traces on traces.key = lineages.traces and traces.trace_id = samples.trace_id
     )
     join (
         select message_sources.key as traces, trace_id, message, len(token_ids) as num_tokens
@@ -73,9 +74,11 @@ sample_tokens as (
         unnest(token_statistics.entropies) as entropy,
         unnest(token_masks.masked) as masked,
         -- Masks are written of samples with a masked token alone: no row is an answer only where rows were kept.
-        if(updates in (select key from token_masks) or unmasked.key is not null, false, null) as otherwise_masked
+        if((not masks_lost and updates in (select key from token_masks)) or unmasked.key is not null, false, null) as otherwise_masked
     from lineages
     join samples on samples.key = lineages.samples
+    -- Pieces of a step that was refilled share their samples: each has those of its own rollouts.
+    semi join traces on traces.key = lineages.traces and traces.trace_id = samples.trace_id
     left join packed_tokens on packed_tokens.key = lineages.batches and packed_tokens.sample_id = samples.sample_id
     left join token_statistics
         on token_statistics.key = lineages.updates and token_statistics.sample_id = samples.sample_id
@@ -107,17 +110,17 @@ select
     end as trained,  -- whether it has weight in a batch row that an update was made on; null where rows that say it were dropped for their age
     case when rl_weight <> 0 then credit end as advantage,  -- advantage, where it has rl weight
     rl_weight,  -- weight in the rl loss as the advantage stage gave it, 0 for none; null where the rollout has no sample
-    ce_weight,  -- weight in the ce loss, alike
-    ref_kl_weight,  -- weight in the ref_kl loss, alike
+    ce_weight,  -- weight in the ce loss as the advantage stage gave it, 0 for none; null where the rollout has no sample
+    ref_kl_weight,  -- weight in the ref_kl loss as the advantage stage gave it, 0 for none; null where the rollout has no sample
     nullif(packed_rl_weight, 0) as trained_rl_weight,  -- weight in the rl loss as the batch row has it, scaled where losses are divided by constant lengths; null where it was not trained with one
-    nullif(packed_ce_weight, 0) as trained_ce_weight,  -- weight in the ce loss, alike
-    nullif(packed_ref_kl_weight, 0) as trained_ref_kl_weight,  -- weight in the ref_kl loss, alike
+    nullif(packed_ce_weight, 0) as trained_ce_weight,  -- weight in the ce loss as the batch row has it; null where it was not trained with one
+    nullif(packed_ref_kl_weight, 0) as trained_ref_kl_weight,  -- weight in the ref_kl loss as the batch row has it; null where it was not trained with one
     case when sampled then logprob end as engine_logprob,  -- log-prob of the engine, temperature applied; null where it was not sampled, or nobody measured it
-    case when weighted then learner_logprob end as learner_logprob,  -- log-prob of the learner before the update, at the same temperature; null where it was not measured
+    case when weighted then learner_logprob end as learner_logprob,  -- log-prob of the learner before the update, temperature applied; null where it was not measured
     case when by_policy and weighted and sampled then sample_tokens.learner_logprob::double - logprob end as log_ratio,  -- learner_logprob - engine_logprob; null where no policy is known to have sampled it
-    exp(log_ratio) as ratio,  -- importance ratio r
+    exp(log_ratio) as ratio,  -- importance ratio r: probability by the learner over that by the engine
     -- expm1(x) is 2 exp(x / 2) sinh(x / 2): exp(x) - 1 is not exact for small x.
-    if(abs(log_ratio) < 1, 2 * exp(log_ratio / 2) * sinh(log_ratio / 2), exp(log_ratio) - 1) - log_ratio as mismatch,  -- r - 1 - log r, as the learner measures it
+    if(abs(log_ratio) < 1, 2 * exp(log_ratio / 2) * sinh(log_ratio / 2), exp(log_ratio) - 1) - log_ratio as mismatch,  -- r - 1 - log r of the importance ratio r; its mean over rl tokens is the mismatch KL of the step
     case when weighted then entropy end as entropy,  -- entropy of the learner's distribution, nats
     case when rl_weight <> 0 then coalesce(masked, otherwise_masked) end as outside,  -- whether the rl loss gave it no gradient: outside the trust region, clipped, or in a sequence that was left out; null without rl weight, or where masks were not kept
     case when sampled then reference_logprob end as reference_logprob,  -- log-prob of the frozen reference; null without one
