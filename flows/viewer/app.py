@@ -73,7 +73,7 @@ def application(reader: StoreReader, hosts: tuple[str, ...] = (), token: str = "
     # One for all addresses: what is short is the processor, whichever page takes it.
     turns, queue = BoundedSemaphore(AT_ONCE), SearchQueue()
 
-    async def mark(_: Request) -> Response:
+    def mark(_: Request) -> Response:  # in a thread: it reads files, under a lock
         return JSONResponse({"mark": reader.mark})
 
     def read(name: str, request: PageRequest) -> Response:

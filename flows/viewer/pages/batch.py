@@ -5,6 +5,8 @@ each weighs, and its tokens as the learner was given them.
 """
 
 import json
+from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any
 
 import polars as pl
@@ -164,8 +166,8 @@ class _Batch:
 
 TOKEN_COLOURS = ("advantage", "logprob", "component")
 """By what tokens are coloured."""
-SAMPLES_DRAWN, MOST_TOKENS = 5, 2000
-"""Samples whose tokens are drawn at once, and tokens of each, the first. The page of its trace has all."""
+MOST_TOKENS = 2000
+"""Tokens that are drawn at once, of whole samples; of a longer one the first. The page of its trace has all."""
 LEAST_LOGPROB = -4.0
 """What is as improbable as this, or more, has the faintest colour: exp(-4) is 2 in 100."""
 COMPONENTS = {"rl_weights": "rl", "ce_weights": "ce", "ref_kl_weights": "ref_kl"}
@@ -202,10 +204,10 @@ def row_page(reader: StoreReader, request: PageRequest) -> Page:
 def _drawn_samples(
     packed: _Batch, number: int, samples: pl.DataFrame, request: PageRequest, largest: float | None
 ) -> Row:
-    """Return the tokens of SAMPLES_DRAWN samples from `first` on."""
-    places = samples["place"].to_list()
+    """Return the tokens of the samples from `first` on, as many as have MOST_TOKENS together; of one at least."""
+    places, lengths = samples["place"].to_list(), samples["num_tokens"].to_list()
     first = request.number("first", 0, most=max(len(places) - 1, 0))
-    end = first + SAMPLES_DRAWN
+    end = first + _num_drawn(lengths[first:])
     tokens, drawn = batch.tokens(packed.reader, packed.of, number), []
     for place in places[first:end]:
         rows = tokens.filter(pl.col("place") == place).drop("place")
@@ -216,10 +218,14 @@ def _drawn_samples(
     return {
         "first": first,
         "last": first + len(drawn) - 1 if drawn else None,
-        "before": max(first - SAMPLES_DRAWN, 0) if first else None,
+        "before": first - _num_drawn(reversed(lengths[:first])) if first else None,
         "after": end if end < len(places) else None,
         "samples": drawn,
     }
+
+
+def _num_drawn(lengths: Iterable[int]) -> int:
+    return max(1, sum(total <= MOST_TOKENS for total in accumulate(lengths)))
 
 
 def _token(row: Row, text: tuple[str, bool], largest: float | None) -> Row:

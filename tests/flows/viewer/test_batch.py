@@ -12,7 +12,7 @@ from flows.queries.batch import decisions, packed_step, row_samples, rows, sampl
 from flows.queries.store_reader import StoreReader
 from flows.queries.views import select_rows
 from flows.viewer import addresses
-from flows.viewer.pages.batch import _token, rows_per_page
+from flows.viewer.pages.batch import _num_drawn, _token, rows_per_page
 from storage.read.frames import Frames
 from tests.fixtures.builders import trace
 from tests.fixtures.rehearsal import rehearse
@@ -152,7 +152,6 @@ def test_a_token_that_was_certain_is_not_one_that_was_not_sampled(rl_weight: flo
 
 
 def test_long_rows_are_drawn_in_parts_that_join(paged: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.viewer.pages.batch.SAMPLES_DRAWN", 1)
     monkeypatch.setattr("flows.viewer.pages.batch.MOST_TOKENS", 4)
     row = next(row for row in values(paged, BATCH)["rows"] if len(row["samples"]) > 1)
     places, first = [], 0
@@ -161,6 +160,7 @@ def test_long_rows_are_drawn_in_parts_that_join(paged: StoreReader, monkeypatch:
         (sample,) = drawn["samples"]
         assert len(sample["tokens"]) == 4 and sample["left_out"] == row["samples"][first]["num_tokens"] - 4
         places.append(sample["place"])
+        assert drawn["before"] == (first - 1 if first else None)
         first = drawn["after"]
     assert places == list(range(len(row["samples"])))
 
@@ -176,3 +176,7 @@ def test_a_page_of_a_batch_holds_so_many_samples(paged: StoreReader, monkeypatch
     monkeypatch.setattr("flows.viewer.pages.batch.MOST_SAMPLES", 6)
     pages = [values(paged, BATCH, page=str(n)) for n in range(values(paged, BATCH)["num_pages"])]
     assert len(pages) > 1 and [row for each in pages for row in each["rows"]] == whole
+
+
+def test_short_samples_share_a_page_and_no_page_holds_more_tokens() -> None:
+    assert [_num_drawn(lengths) for lengths in ([], [3000, 1], [1999, 1, 1], [10] * 300)] == [1, 1, 2, 200]

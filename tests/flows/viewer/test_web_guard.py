@@ -1,5 +1,6 @@
 """Who is let in: names that are answered to, tokens, methods, and the headers of every answer."""
 
+import asyncio
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -7,7 +8,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
-from flows.viewer.app import HEADERS, Guard, host_name
+from flows.viewer.app import HEADERS, Guard, application, host_name
 from flows.viewer.serving import address, is_loopback, names
 from tests.fixtures.faults import happened
 
@@ -186,3 +187,15 @@ def test_the_address_that_is_printed_can_be_opened() -> None:
     assert address("::1", 1, "a", "t") == "http://[::1]:1/runs/a?token=t"
     assert address("127.0.0.1", 1, "", "a&b=c #") == "http://127.0.0.1:1/?token=a%26b%3Dc%20%23"
     assert "0.0.0.0" not in address("0.0.0.0", 1, "", "t")
+
+
+def test_the_mark_is_read_outside_the_event_loop() -> None:
+    class Reader:
+        @property
+        def mark(self) -> str:
+            with pytest.raises(RuntimeError, match="no running event loop"):
+                asyncio.get_running_loop()
+            return "1"
+
+    reader: Any = Reader()
+    assert TestClient(application(reader), base_url="http://127.0.0.1").get("/mark").json() == {"mark": "1"}
