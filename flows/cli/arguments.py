@@ -194,7 +194,7 @@ def stored_run(store: str, run: str) -> "tuple[StoreReader, str, RunConfig]":
 
     Raises LayoutError without a store, RunUnknown without such a run.
     """
-    from flows.queries.store_reader import StoreReader, recorded_run
+    from flows.queries.store_reader import recorded_run
 
-    reader = StoreReader.at(store or default_store())
+    reader = open_reader(store)
     return reader, *recorded_run(reader.store, run)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-from flows.cli.arguments import Force, Index, Json, StoreOption, option, stored_run
+from flows.cli.arguments import Force, Index, Json, StoreOption, open_reader, option, stored_run
 from flows.reporting.formats import chart, console, fixed_point, grid, markdown_table, say
 
 MOST_CURVE_ROWS = 12
@@ -57,10 +57,12 @@ def curves(
 ) -> int:
     """Print the rewards of runs by step, or write a page and its picture. Raises ConfigError for an unknown run."""
     from flows.cli.run_report import describe
+    from flows.queries.store_reader import recorded_run
     from flows.reporting.curve import Point, curves_svg
     from flows.reporting.output_files import check_output, write_text
 
-    found = [describe(reader.store, run, config) for reader, run, config in (stored_run(store, name) for name in runs)]
+    reader = open_reader(store)
+    found = [describe(reader.store, *recorded_run(reader.store, name)) for name in runs]
     rewards = {run["run"]: {s["step"]: s["reward"] for s in run["steps"] if s["reward"] is not None} for run in found}
     steps = sorted({step for of_run in rewards.values() for step in of_run})
     headings = ["step", *rewards]
@@ -138,14 +140,16 @@ def evals(
     from configs.errors import ConfigError
     from flows.cli.evaluation_rows import SCHEMA, cells, parts_of, rows_of
     from flows.queries.scores import mixed_policies
+    from flows.queries.store_reader import recorded_run
     from flows.reporting.output_files import write_whole
     from flows.reporting.panel import printable
 
+    reader = open_reader(store)
     # All are looked up before the first is read.
-    named = [stored_run(store, name) for name in runs or ["latest"]]
-    parts = [part for reader, name, config in named for part in parts_of(reader.store, name, config, by)]
+    named = [recorded_run(reader.store, name) for name in runs or ["latest"]]
+    parts = [part for name, config in named for part in parts_of(reader.store, name, config, by)]
     if not parts:
-        tried = ", ".join(name for _, name, _ in named)
+        tried = ", ".join(name for name, _ in named)
         raise ConfigError([f"{tried}: no policy was evaluated; do so with stagecoach eval"])
     found = list(rows_of(parts))
     if output:
@@ -159,6 +163,6 @@ def evals(
         headings += ["errors", "to the first", "95% interval"]
         rows = [cells(row, bool(by)) for row in found]
         console().print(grid(headings, rows, left=range(headings.index("value"))))
-        for line in filter(None, (mixed_policies(reader.store, name) for reader, name, _ in named)):
+        for line in filter(None, (mixed_policies(reader.store, name) for name, _ in named)):
             console().print(printable(line))
     return 0

@@ -117,7 +117,7 @@ def _print_rows(
         name, kind = column["name"], column["kind"]
         texts = [cell_text(row[name], kind, piped) for row in listed["rows"]]
         if name == "trace_id" and not piped:
-            texts = [text[: listed["id_length"]] for text in texts]
+            texts = [one_line(row[name][: listed["id_length"]], WIDEST_PIPED) for row in listed["rows"]]
         if name not in names and (piped or chosen_by_user or {*texts} - {formats.DASH, ""}):
             title = column["title"] + (UNITS.get(kind, "") if piped else "")
             cells[name] = [one_line(title, most), *texts]

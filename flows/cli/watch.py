@@ -12,11 +12,12 @@ def watch(run: RunOrLatest = "latest", /, *, store: StoreOption = "", plain: Pla
     """Show a run until it ends, then print its result. Raises ConfigError for an unknown run, LayoutError."""
     from flows.cli.launch import panel_for
     from flows.queries.run_state import deciding_event, is_going, state_of
+    from flows.queries.store_reader import StoreReader
     from flows.queries.watched import Watched
     from flows.reporting.panel import printable
 
     reader, name, config = stored_run(store, run)
-    watched = Watched(reader, name, config)
+    watched = Watched(StoreReader(reader.store), name, config)  # holds within a bound: a run may take days
     with panel_for(config, plain) as panel:
         while True:
             last = deciding_event(reader.store.runs.events(name))

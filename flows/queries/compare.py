@@ -175,7 +175,9 @@ def step_figures(reader: StoreReader, works: Works) -> dict[int, dict[str, Any]]
     for step, work in finished.items():
         values = written.get(work.key, {})
         figures[step] = {figure: values.get(("", name)) for figure, name in METRICS.items()}
-        counts = {name: int(value) for name, value in figures[step].items() if name.startswith("num_") and value}
+        counts = {
+            name: int(value) for name, value in figures[step].items() if name.startswith("num_") and value is not None
+        }
         figures[step] |= counts | {"weights": weights.get(step)}
     return figures
 

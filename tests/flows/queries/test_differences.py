@@ -16,7 +16,9 @@ from flows.replays.loop import diff_markdown, diff_rows
 from storage.store import Store, open_store
 from tasks.metrics.figures import metric_values
 from tests.fixtures import replays
+from tests.fixtures.builders import message, trace
 from tests.fixtures.rehearsal import rehearse
+from tests.flows.viewer.hand_made import RUN, HandMade
 
 NARROW = 0.25
 """A spread of rewards within which one of the first three groups is, and no other."""
@@ -119,6 +121,12 @@ def test_the_figures_of_a_step_are_those_that_it_wrote(store: Store, library: St
     figures = dict(compare(library, "base", "strict")["steps"][0]["b"])
     assert len(figures.pop("weights")) == 32 and figures["num_kept"] == 8
     assert figures == {name: values.get(("", metric)) for name, metric in METRICS.items()}
+
+
+def test_a_count_of_zero_is_a_whole_number(tmp_path: Path) -> None:
+    HandMade(tmp_path).step([trace("a", trainable=False)], [message("a", 0)])
+    (step,) = compare(StoreReader.at(tmp_path), RUN, RUN)["steps"]
+    assert repr(step["a"]["num_trainable"]) == "0"
 
 
 def test_figures_over_steps_are_sums_of_counts_and_means_of_the_rest(library: StoreReader) -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from flows import cli
+from flows.cli.trace import COLOURS
 from flows.cli.trace_list import _ending
 from flows.queries.rollout_list import OUTCOMES
 from flows.queries.store_reader import StoreReader
 from flows.reporting.formats import DASH
 from flows.viewer.terminal import MEASURES
-from tests.flows.viewer.hand_made import RUN
+from tests.fixtures.builders import message, trace
+from tests.flows.viewer.hand_made import RUN, HandMade
 from tests.flows.viewer.looking import values
 from tests.flows.viewer.stepped import HOSTILE, SAID, begun, stepped
 
@@ -122,6 +124,16 @@ def test_a_terminal_gets_the_columns_that_it_has_room_for(
         assert width == 40 or any(line.startswith("trace ") and line.endswith(" reply") for line in printed)
 
 
+def test_long_ids_are_set_apart_on_a_terminal(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"{'a' * 30}{number}" for number in range(2)]
+    HandMade(tmp_path / "store").step([trace(name) for name in names], [message(name, 0) for name in names])
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    printed = "\n".join(lines(capsys, tmp_path / "store"))
+    assert all(name in printed for name in names)
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -158,6 +170,7 @@ def test_the_help_names_every_outcome_and_measure(
     for command, names in (("traces", OUTCOMES), ("trace", MEASURES)):
         assert cli.main([command, "--help"]) == 0
         said = " ".join(capsys.readouterr().out.replace("│", " ").split())  # cells may be wrapped
+        assert COLOURS.partition(": ")[2].split(", ") == [*MEASURES]
         assert [name for name in names if not re.search(rf"(?<![\w-]){name}(?![\w-])", said)] == []
 
 
