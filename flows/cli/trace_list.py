@@ -15,8 +15,8 @@ from rich.text import Text
 
 from flows.queries.request import NotThere, plain
 from flows.queries.rollout_list import LEFT, TraceChoice, choose, list_page, listed_traces
-from flows.queries.rollout_search import filter_traces, search_mask
-from flows.queries.rollouts import lineages_of, rollout_columns, steps_of, traces_of
+from flows.queries.rollout_search import filter_traces, run_rollouts, search_mask
+from flows.queries.rollouts import lineages_of, steps_of, traces_of
 from flows.queries.step import figures as figures_of_step
 from flows.queries.step import written_of
 from flows.queries.store_reader import StoreReader
@@ -94,9 +94,7 @@ def _headline(run: str, title: str, figures: Mapping[str, Any]) -> str:
 
 def _replies(reader: StoreReader, run: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
     """Return the reply of each rollout of a page by its trace's id; of other steps no message is read."""
-    keys = {row["key"] for row in rows}
-    lineages = [lineage for lineage in reader.history(run).lineages if lineage.traces.key in keys]
-    replies = rollout_columns(reader, run, lineages, ("trace_id", "reply"))
+    replies = run_rollouts(reader, run, ("trace_id", "reply"), {row["key"] for row in rows})
     return dict(replies.select("trace_id", "reply").iter_rows())
 
 

@@ -127,7 +127,7 @@ def row_samples(reader: StoreReader, of: PackedStep, row: int) -> pl.DataFrame:
     """Return the samples of a row in order: columns of `samples`, and what their tokens weigh, as `sample_weights`."""
     query = 'select * exclude (key, "row") from sample_weights where "row" = $row'
     weights = select_rows(reader.frames(of.run), of.lineages, [row], query, row=row)
-    return samples(reader, of).filter(pl.col("row") == row).join(weights, on="place", how="left", maintain_order="left")
+    return samples(reader, of).filter(row=row).join(weights, on="place", how="left", maintain_order="left")
 
 
 def texts(reader: StoreReader, run: str, ids: Sequence[int]) -> list[tuple[str, bool]]:

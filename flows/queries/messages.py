@@ -237,7 +237,7 @@ def images(reader: StoreReader, trace: FoundTrace, bodies: Iterable[str]) -> Ima
     if not digests:
         return Images(())
     rows = reader.frames().rows(message_works(reader, trace, "images"), "images")
-    rows = rows.filter((pl.col("group_id") == trace.row["group_id"]) & pl.col("digest").is_in(sorted(digests)))
+    rows = rows.filter(pl.col("digest").is_in(sorted(digests)), group_id=trace.row["group_id"])
     read = rows.select("digest", "media_type", "data").collect().to_dicts()
     # Bytes that do not have the digest they are stored under are not the image that the policy saw.
     return Images(row for row in read if row["digest"] == _digest(row))

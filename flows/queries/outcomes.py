@@ -97,7 +97,7 @@ def _keys(lineage: StepLineage) -> dict[str, str]:
 def _row(frames: Frames, work: Work | None, table: str, trace_id: str | None = None) -> dict[str, Any] | None:
     """Return the first row of a table that a work made, of one rollout if it is named; None where there is none."""
     rows = frames.rows(present(work), table)
-    rows = rows if trace_id is None else rows.filter(pl.col("trace_id") == trace_id)
+    rows = rows if trace_id is None else rows.filter(trace_id=trace_id)
     return next(rows.drop("run", "step", "key", "attempt", "seq").collect().iter_rows(named=True), None)
 
 

@@ -95,7 +95,7 @@ def evaluation_traces(reader: StoreReader, run: str, version: int, set_name: str
     # A rollout that is made again answers the same assignment in a later round.
     last_round = pl.col("round").max().over("set", "assignment_id")
     rows = rows.with_columns(replaced=pl.col("round") < last_round)
-    return rows if set_name is None else rows.filter(pl.col("set") == set_name)
+    return rows if set_name is None else rows.filter(set=set_name)
 
 
 def lineages_of(reader: StoreReader, run: str, step: int) -> list[StepLineage]:
@@ -144,15 +144,15 @@ MATE = (
 def mates(reader: StoreReader, trace: FoundTrace) -> pl.DataFrame:
     """Return the traces of its group that the same agent made, itself too, by assignment; columns as in `MATE`."""
     own = traces_of(reader, trace.run, [trace.lineage])
-    same = (pl.col("group_id") == trace.row["group_id"]) & (pl.col("agent") == trace.row["agent"])
-    return own.filter(same).sort(_member(), "assignment_id").select(MATE)
+    same = {name: trace.row[name] for name in ("group_id", "agent")}
+    return own.filter(**same).sort(_member(), "assignment_id").select(MATE)
 
 
 def episode(reader: StoreReader, trace: FoundTrace) -> pl.DataFrame:
     """Return the other traces of the same episode, those of other agents, in order; columns as in `MATE`."""
     own = traces_of(reader, trace.run, [trace.lineage])
-    same = (pl.col("episode_id") == trace.row["episode_id"]) & (pl.col("trace_id") != trace.trace_id)
-    return own.filter(same).select(MATE)
+    others = pl.col("trace_id") != trace.trace_id
+    return own.filter(others, episode_id=trace.row["episode_id"]).select(MATE)
 
 
 def largest_advantage(reader: StoreReader, trace: FoundTrace) -> float | None:
@@ -219,8 +219,12 @@ def example(reader: StoreReader, run: str, environment: str, example_id: str) ->
     Raises NotThere for an unknown run.
     """
     rows = reader.frames(run)["examples"]
-    named = (pl.col("environment") == environment) & (pl.col("example_id") == example_id)
-    found = rows.filter(named).select("step", "split", "task").sort("step").collect()
+    found = (
+        rows.filter(environment=environment, example_id=example_id)
+        .select("step", "split", "task")
+        .sort("step")
+        .collect()
+    )
     return found.drop("step").row(-1, named=True) if len(found) else None
 
 

@@ -118,5 +118,5 @@ POLICIES |= {"policy_version": pl.Int64}
 def token_policies(reader: StoreReader, trace: FoundTrace) -> pl.DataFrame:
     """Return the runs of tokens by policy, in order; none of a trace that one policy sampled."""
     rows = reader.frames().rows(message_works(reader, trace), "token_policies")
-    rows = rows.filter(pl.col("trace_id") == trace.trace_id).sort("message", "start")
+    rows = rows.filter(trace_id=trace.trace_id).sort("message", "start")
     return rows.select(pl.col(name).cast(kind) for name, kind in POLICIES.items()).collect()

@@ -134,7 +134,7 @@ def other_runs(trace: FoundTrace) -> list[str]:
 
 def _matching(known: pl.DataFrame, trace_id: str) -> dict[str, list[str]]:
     """Return the ids that are meant, each with the keys of the work that made it."""
-    found = known.filter(pl.col("trace_id") == trace_id)
+    found = known.filter(trace_id=trace_id)
     if found.is_empty() and len(trace_id) >= SHORTEST_PREFIX:
         found = known.filter(pl.col("trace_id").str.starts_with(trace_id))
     grouped = found.group_by("trace_id", maintain_order=True).agg("key").head(NEAREST + 1)
@@ -142,7 +142,7 @@ def _matching(known: pl.DataFrame, trace_id: str) -> dict[str, list[str]]:
 
 
 def _row(reader: StoreReader, work: Work, trace_id: str) -> dict[str, Any]:
-    rows = reader.frames().rows([work], "traces").filter(pl.col("trace_id") == trace_id)
+    rows = reader.frames().rows([work], "traces").filter(trace_id=trace_id)
     return rows.drop(OWN).collect().row(0, named=True)
 
 

@@ -58,14 +58,16 @@ def _lineages(frames: Frames, lineages: Lineages) -> Iterator[tuple[Any, ...]]:
     for place, lineage in enumerate(lineages):
         works = [getattr(lineage, name) for name in _KEYS]
         keys = [work and work.key for work in works]
-        masks = lineage.updates.slices_of("token_masks") if lineage.updates else ()
-        masks_lost = bool(frames.store.slices.expired_slices.find(masks))
-        yield lineage.run, *keys, lineage.for_training, has_expired_rows(frames, lineage), masks_lost, place
+        decisive = {name: getattr(lineage, name) for name in ("verdicts", "samples", "batches")}
+        # What was trained was approved: then nobody needs the decision's row any more.
+        expired = _has_expired_rows(frames, **decisive, decisions=None if lineage.updates else lineage.decision)
+        masks_lost = _has_expired_rows(frames, token_masks=lineage.updates)
+        yield lineage.run, *keys, lineage.for_training, expired, masks_lost, place
 
 
 def _message_sources(frames: Frames, lineages: Lineages) -> Iterator[tuple[str, str, bool]]:
     for key, work in _message_works(frames, lineages):
-        yield key, work.key, bool(frames.store.slices.expired_slices.find(work.slices_of("token_policies")))
+        yield key, work.key, _has_expired_rows(frames, token_policies=work)
 
 
 def _message_works(frames: Frames, lineages: Lineages) -> list[tuple[str, Work]]:
@@ -112,7 +114,8 @@ def _outcome_rules(*_: Any) -> Iterator[tuple[str | None, ...]]:
 
 _KEYS = ("traces", "verdicts", "samples", "batches", "decision", "updates")
 RELATIONS: dict[str, tuple[Callable[[Frames, Lineages], Iterable[Any]], dict[str, Any]]] = {
-    # The run, the key of the work of each stage, null where it is not done, and the order.
+    # The run, the key of the work of each stage, null where it is not done, whether rows that decide outcomes, or say
+    # which tokens were masked, were dropped for their age, and the order.
     "lineages": (
         _lineages,
         dict.fromkeys(("run", *_KEYS), pl.String)
@@ -163,14 +166,9 @@ def _made_relations(frames: Frames, lineages: Callable[[], Lineages]) -> Relatio
     }
 
 
-def has_expired_rows(frames: Frames, lineage: StepLineage) -> bool:
-    """Return whether rows of a lineage that decide the outcomes of its rollouts were dropped for their age."""
-    # What was trained was approved: then nobody needs the decision's row any more.
-    decision = None if lineage.updates else lineage.decision
-    makers = {"verdicts": lineage.verdicts, "samples": lineage.samples, "batches": lineage.batches}
-    pieces = [
-        piece for table, work in (makers | {"decisions": decision}).items() if work for piece in work.slices_of(table)
-    ]
+def _has_expired_rows(frames: Frames, **makers: Work | None) -> bool:
+    """Return whether rows of some tables, by the work that made them, were dropped for their age."""
+    pieces = [piece for table, work in makers.items() if work for piece in work.slices_of(table)]
     return bool(frames.store.slices.expired_slices.find(pieces))
 
 

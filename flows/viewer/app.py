@@ -73,9 +73,6 @@ def application(reader: StoreReader, hosts: tuple[str, ...] = (), token: str = "
     # One for all addresses: what is short is the processor, whichever page takes it.
     turns, queue = BoundedSemaphore(AT_ONCE), SearchQueue()
 
-    def mark(_: Request) -> Response:  # in a thread: it reads files, under a lock
-        return JSONResponse({"mark": reader.mark})
-
     def read(name: str, request: PageRequest) -> Response:
         with turns:
             return respond(name, reader, request)
@@ -95,7 +92,9 @@ def application(reader: StoreReader, hosts: tuple[str, ...] = (), token: str = "
             disconnected.cancel()
 
     static = StaticFiles(directory=rendering.STATIC)
-    routes = [Mount("/static", static), Route("/mark", mark), Route("/{path:rest}", answer)]
+    # No coroutine: the mark is read from files, under a lock, so in a thread.
+    mark = Route("/mark", lambda _: JSONResponse({"mark": reader.mark}))
+    routes = [Mount("/static", static), mark, Route("/{path:rest}", answer)]
     app = Starlette(routes=routes, exception_handlers={HTTPException: _answer_refusal, Exception: _answer_fault})
     small = GZipMiddleware(app, compresslevel=5)  # higher levels take twice as long for a twentieth less
     return Guard(small, hosts, token)  # around all of it: also what the framework answers by itself gets our headers

@@ -177,7 +177,7 @@ def row_page(reader: StoreReader, request: PageRequest) -> Page:
     """Return a row. Raises NotThere where the step has no batch or the batch no such row."""
     packed, number = _Batch(reader, request), request.required_number("row")
     run, step, rows = packed.run, packed.step, packed.rows
-    own = rows.filter(pl.col("row") == number)
+    own = rows.filter(row=number)
     if own.is_empty():
         gone = has_lost_rows(reader, [packed.of.batches], "batches")
         why = "its rows were dropped for their age" if gone else f"no row {number}"
@@ -210,7 +210,7 @@ def _drawn_samples(
     end = first + _num_drawn(lengths[first:])
     tokens, drawn = batch.tokens(packed.reader, packed.of, number), []
     for place in places[first:end]:
-        rows = tokens.filter(pl.col("place") == place).drop("place")
+        rows = tokens.filter(place=place).drop("place")
         shown = rows.head(MOST_TOKENS)
         texts = batch.texts(packed.reader, packed.run, shown["token_id"].to_list())
         marked = [_token(row, text, largest) for row, text in zip(shown.to_dicts(), texts, strict=True)]

@@ -24,7 +24,7 @@ def example_page(reader: StoreReader, request: PageRequest) -> Page:
     rows = attempts(reader, run, environment, example_id)
     agents = rows["agent"].unique(maintain_order=True).to_list()
     agent = request.one_of("agent", agents) if request.text("agent") else ""
-    rows = rows.filter(pl.col("agent") == agent) if agent else rows
+    rows = rows.filter(agent=agent) if agent else rows
     steps, listed = by_step(rows), example(reader, run, environment, example_id) or {"split": None, "task": None}
     task = read_json(listed["task"])
     prompt = task.get("prompt") if isinstance(task, dict) else None

@@ -154,7 +154,7 @@ def test_a_step_is_gone_into_by_sample_the_farthest_first(store: Store, library:
     assert len(sizes) == 10 and sizes == sorted(sizes, reverse=True)
     first = detail["samples"][0]
     credits = rows(store, "spread", "advantage", "samples")
-    assert first["b"] == credits.filter(pl.col("sample_id") == first["sample_id"])["advantage"].item()
+    assert first["b"] == credits.filter(sample_id=first["sample_id"])["advantage"].item()
     assert first["difference"] == first["b"] - first["a"]
     assert detail["verdicts"] == [] and len(detail["groups"]) == 3
     assert detail["groups"][0]["max_advantage_difference"] == sizes[0]

@@ -121,7 +121,7 @@ def test_groups_of_another_seed_are_paired_by_their_example_alone(ten_runs: Stor
     for row in groups.iter_rows(named=True):
         for side in "ab":
             assert row[f"reward_{side}"] == pytest.approx(means[side].get(row["example_id"]))
-    lone = groups.filter(pl.col("num_b") == 0)
+    lone = groups.filter(num_b=0)
     assert set(lone["difference"]) <= {None} and set(lone["max_advantage_difference"]) <= {None}
 
 
@@ -190,7 +190,7 @@ def test_without_a_choice_the_last_attempts_stand_beside_each_other(
 
 
 def test_the_same_rollout_is_chosen_and_a_prompt_stands_once_over_both(ten_runs: StoreReader) -> None:
-    trace = ten_runs.frames("base")["traces"].filter(pl.col("step") == 0).head(1).collect().row(0, named=True)
+    trace = ten_runs.frames("base")["traces"].filter(step=0).head(1).collect().row(0, named=True)
     address = addresses.compare_example("base", "credited", trace["environment"], trace["example_id"])
     page = values(ten_runs, address, step_a="0", step_b="0")
     assert page["chosen_a"]["trace_id"] == page["chosen_b"]["trace_id"]

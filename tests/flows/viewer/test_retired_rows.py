@@ -16,12 +16,11 @@ from flows.queries.tokens import tokens
 from flows.queries.trace import find_trace
 from flows.queries.views import EXPIRED
 from flows.viewer.routes import parsed_address
-from storage.maintenance.sweep import Retention, drop_slices, expire
-from storage.refs import Entry
+from storage.maintenance.sweep import Retention, expire
 from storage.store import open_store
 from tests.fixtures import builders
 from tests.fixtures.rehearsal import rehearse
-from tests.flows.viewer.hand_made import FORKED, NOW, PATHS, RUN, HandMade, batch, credit, forked, update
+from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
 from tests.flows.viewer.looking import answer, everything
 
 TABLES = ("assignments", "traces", "messages", "verdicts", "samples", "batches", "updates")
@@ -92,40 +91,26 @@ def test_a_trace_whose_row_went_is_said_to_be_gone(without: Without) -> None:
         find_trace(without("traces"), "run", "trace-0-0-0")
 
 
-CREDITS = [
-    credit(FORKED, at, path, {"rl_weights": [0.0] * 3 + [1.0] * (2 + 4 * (at == 0))}) for at, path in enumerate(PATHS)
-]
-MASKED = {"updates": [update(masked_fraction=0.5)]}
-MASKED["token_masks"] = [{"sample_id": f"{FORKED}/0", "masked": [False] * 4 + [True] * 5}]
-
-
 @pytest.mark.parametrize("table", ["", "samples", "batches", "token_masks", "updates"])
 def test_tokens_are_not_called_untrained_or_inside(tmp_path: Path, table: str) -> None:
     made = HandMade(tmp_path)
-    made.step([builders.trace(FORKED)], forked(), CREDITS, batches=[batch(CREDITS)], **MASKED)
-    if table:
+    credits = [
+        credit(FORKED, at, path, {"rl_weights": [0.0] * 3 + [1.0] * (2 + 4 * (at == 0))})
+        for at, path in enumerate(PATHS)
+    ]
+    masks = [{"sample_id": f"{FORKED}/0", "masked": [False] * 4 + [True] * 5}]
+    batches = [batch(credits)]
+    learnt = {"updates": [update(masked_fraction=0.5)], "token_masks": masks}
+    made.step([builders.trace(FORKED)], forked(), credits, batches=batches, **learnt)
+    if table == "token_masks":  # of which the rows above are left
+        (entry,) = made.store.ledger.entries(stage="training")
+        made.store.slices.expired_slices.record(entry.slices(table), 0)
+    elif table:
         expire(made.store, Retention(table, 0))
     library = StoreReader.at(tmp_path)
     found = tokens(library, find_trace(library, RUN, FORKED))
     unknown = table in ("samples", "batches")
     assert found["trained"].to_list() == [None] * 11 if unknown else set(found["trained"]) == {True, False}
-    outside = [each for each in found["outside"] if each is not None]
-    assert set(outside) == (set() if table in ("samples", "token_masks") else {True, False})
-
-
-def test_masks_of_which_a_part_was_dropped_do_not_say_what_was_inside(tmp_path: Path) -> None:
-    made = HandMade(tmp_path)
-    keys = made.step([builders.trace(FORKED)], forked(), CREDITS, batches=[batch(CREDITS)])
-    lost = [{"sample_id": f"{FORKED}/1", "masked": [True] * 5}]
-    pieces = [
-        made.store.append(table, builders.table(table, rows), run=RUN, step=0, key="1" * 32, attempt=f"attempt-{at}")
-        for at, (table, rows) in enumerate((*MASKED.items(), ("token_masks", lost)))
-    ]
-    inputs = {"packing": keys["packing"]}
-    made.store.ledger.commit(Entry(RUN, 0, "training", 1, "1" * 32, "", "", {}, inputs, tuple(pieces), NOW, NOW))
-    made.store.slices.expired_slices.record(pieces[2:], 0)
-    drop_slices(made.store, pieces[2:])
-    reader = StoreReader.at(tmp_path)
-    found = tokens(reader, find_trace(reader, RUN, FORKED))
-    by_branch = {branch: {*found.filter(branch=branch)["outside"].drop_nulls()} for branch in (0, 1)}
-    assert by_branch == {0: {True, False}, 1: set()}
+    outside = [{*found.filter(branch=branch)["outside"].drop_nulls()} for branch in (0, 1)]
+    unmasked = set() if table in ("samples", "token_masks") else {False}
+    assert outside == [set() if table == "samples" else {True, False}, unmasked]

@@ -85,7 +85,7 @@ def test_dr_grpo_shows_the_weight_of_the_credit_and_the_one_that_was_trained(
     reader: StoreReader, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     step = batch.packed_step(reader, "dr_grpo", 0)
-    rows, packed = batch.rows(reader, step).filter(pl.col("update") == 0), batch.samples(reader, step)
+    rows, packed = batch.rows(reader, step).filter(update=0), batch.samples(reader, step)
     in_update = packed.filter(pl.col("row").is_in(rows["row"].implode()))["trace_id"].n_unique()
     # Rollouts that a filter dropped count too, in equal shares in both updates.
     (lineage,) = reader.history("dr_grpo").lineages
@@ -114,7 +114,7 @@ def test_the_sums_on_the_page_are_those_of_the_batch_row(reader: StoreReader) ->
             assert total == 0 and sample["address"] is sample["weights"] is None
             continue
         assert page["scaled"] == ["rl_weight"]
-        in_row = row_samples(reader, step, sample["row"]).filter(pl.col("trace_id") == trace.trace_id)
+        in_row = row_samples(reader, step, sample["row"]).filter(trace_id=trace.trace_id)
         assert total == in_row["rl_weights"][0] == sample["weights"]["rl_weights"] > 0
     other = next(trace for trace in traces(reader, "grpo") if tokens(reader, trace)["trained"].any())
     assert looking.values(reader, addresses.trace("grpo", other.trace_id))["scaled"] == [], "both are the same"
