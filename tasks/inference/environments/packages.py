@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from configs.errors import differing_parts
+from configs.errors import did_you_mean, differing_parts
 from tasks.runtime.imports import DISTRIBUTION
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ SHOWN = 16
 LARGE = 1 << 20
 """Bytes of a file from which on it is read once in a process, unless its size, date or inode change."""
 # An import path of a function, in a module or in a file of its own.
-_FUNCTION = re.compile(r"(?P<place>[^:\n]+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
+_FUNCTION = re.compile(r"(?P<place>[^:\n]+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)")
 _DEFINES_TASKSET = re.compile(r"^class \w+\([\w.]*Taskset\b", re.MULTILINE)
 _NEEDS_VERIFIERS = re.compile(r"verifiers\b(?!.*\bextra\b)")
 _NOT_OWN = sys.stdlib_module_names | {"verifiers"}
@@ -216,13 +216,15 @@ def _distributions(dates: tuple[int, ...]) -> Mapping[str, list[str]]:
 def _functions(environment: Section) -> tuple[list[str], list[Path]]:
     """Return the top-level modules, and the files, of functions that settings name by import path.
 
-    Raises EnvironmentUnavailable for a file that is missing; a missing module or function is left to the process that
-    loads it.
+    Raises EnvironmentUnavailable for a file that is missing, and for a function that the source of its module does not
+    have; a missing module is left to the process that loads it.
     """
     modules, files = [], []
     for key, text in _texts(environment):
         match = _FUNCTION.fullmatch(text)
         place = match["place"] if match else text if key == "fn" else ""
+        if match:
+            _require_function(environment, text, match["place"], match["name"])
         if not place.endswith(".py"):
             top = place.partition(".")[0]
             modules += [top] if top and top not in _NOT_OWN and _spec(top) is not None else []
@@ -233,6 +235,40 @@ def _functions(environment: Section) -> tuple[list[str], list[Path]]:
                 f"environment {environment['name']!r}: a function is plugged in from {place!r}, which is no file here"
             )
     return modules, files
+
+
+def _require_function(environment: Section, text: str, place: str, name: str) -> None:
+    file = Path(place) if place.endswith(".py") else _source_of(place)
+    names = _defined_names(file.read_bytes()) if file is not None and file.is_file() else None
+    if names is not None and name not in names:
+        raise EnvironmentUnavailable(
+            f"environment {environment['name']!r}: {text!r} names no function: {file} has no "
+            f"{name!r}{did_you_mean(name, names)}"
+        )
+
+
+def _source_of(module: str) -> Path | None:
+    """Return the file of a module with code of its own; None where it is not here, or belongs to no environment."""
+    top, *inner = module.split(".")
+    spec = None if top in _NOT_OWN else _spec(top)
+    if spec is None or not inner:
+        return Path(spec.origin) if spec and spec.origin else None
+    roots = [Path(root, *inner) for root in spec.submodule_search_locations or ()]
+    files = (file for root in roots for file in (root.with_suffix(".py"), root / "__init__.py"))
+    return next((file for file in files if file.is_file()), None)
+
+
+@lru_cache(maxsize=64)
+def _defined_names(code: bytes) -> frozenset[str] | None:
+    """Return all names that code binds, wherever in it; None where it may bind others as it runs, or is no Python."""
+    try:
+        nodes = list(ast.walk(ast.parse(code)))
+    except (SyntaxError, ValueError):
+        return None
+    names = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    names |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    names |= {node.asname or node.name.partition(".")[0] for node in nodes if isinstance(node, ast.alias)}
+    return None if {"*", "__getattr__", "globals"} & names else frozenset(names)
 
 
 def _data(environment: Section) -> Iterator[str]:

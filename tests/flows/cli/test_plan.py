@@ -137,10 +137,16 @@ def test_settings_that_are_seldom_meant_are_warned_of(override: str, warning: st
     assert status == 0 and f"warning: {warning}" in doubted
 
 
-def test_a_scoring_that_does_not_exist_is_refused(model: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("scoring", "problem"),
+    [("exactly", "neither exact, contains, number nor"), ("my_reward:reward2", "'reward2'; did you mean reward?")],
+)
+def test_a_scoring_function_that_does_not_exist_is_refused(
+    scoring: str, problem: str, model: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     project = model.parent / "project"
     assert cli.main(["init", str(project)]) == 0
     monkeypatch.chdir(project)
-    settings = [f"model.path={model}", 'environments.0.taskset.task={scoring="exactly"}']
+    settings = [f"model.path={model}", f'environments.0.taskset.task={{scoring="{scoring}"}}']
     status, refusal = call("check", "config.toml", *settings)
-    assert status == 2 and "neither exact, contains, number nor" in refusal
+    assert status == 2 and problem in refusal
