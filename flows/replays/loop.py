@@ -14,6 +14,7 @@ from flows.queries.compare import compare
 from flows.queries.compare_summary import sheets, summary_lines
 from flows.queries.step_history import RecordedStep
 from flows.queries.store_reader import StoreReader
+from flows.replays.request import refuse_removed
 from flows.replays.steps import ReplayedStep, replay_steps
 from flows.reporting.artifacts import artifact_key, escape
 from flows.reporting.formats import markdown_table, visible
@@ -22,6 +23,7 @@ from flows.runtime.plan import plan_work, unique_results
 from flows.runtime.resolve_run import Source
 from flows.runtime.session import Session
 from flows.runtime.step_report import Outcome, describe, notify_step
+from storage.errors import WorkRemoved
 from storage.store import Store
 from tasks.runtime.run_context import LEDGER_SECONDS, RunContext
 from tasks.runtime.stage import Policy, Ref
@@ -37,11 +39,16 @@ MEASURES = ("loss", "grad_norm", "mismatch_kl", "mismatch_kl_max", "masked_fract
 
 def loop_replay(session: Session) -> dict[str, Any]:
     """Replay recorded steps; return the result, beside what was recorded, as plain values."""
-    outcome, report = Outcome(session.context.run, session.config.steps), ReplayReport(session)
-    with session.context.queue_commits(QUICK_SECONDS):
-        for step in replay_steps(Executor(session), session.source, session.context.store):
-            outcome.steps.append(report.finish(step))
-            outcome.policy = step.policy or outcome.policy
+    config, store = session.config, session.context.store
+    outcome, report = Outcome(session.context.run, config.steps), ReplayReport(session)
+    try:
+        with session.context.queue_commits(QUICK_SECONDS):
+            for step in replay_steps(Executor(session), session.source, store):
+                outcome.steps.append(report.finish(step))
+                outcome.policy = step.policy or outcome.policy
+    except WorkRemoved:  # its advice, to run the same again, computes no recorded work of a source that was removed
+        refuse_removed(store, config.replay.run, config)
+        raise
     return outcome.as_values(session)
 
 

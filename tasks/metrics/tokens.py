@@ -55,9 +55,9 @@ def token_metrics(
     with np.errstate(over="ignore", invalid="ignore"):
         for tokens in _packed_tokens(batches, statistics, masked, numbers):
             whole.add(tokens)
-            for number, measures in enumerate(by_environment):
+            for number in np.unique(tokens["environment"]) if by_environment else ():
                 members = tokens["environment"] == number
-                measures.add({name: stream[members] for name, stream in tokens.items()})
+                by_environment[number].add({name: stream[members] for name, stream in tokens.items()})
         values = [measures.values() for measures in (whole, *by_environment)]
     by_scope = {ALL: values[0]} | (dict(zip(scopes, values[1:], strict=True)) or dict.fromkeys(names, values[0]))
     return {(scope, name): value for scope, measures in by_scope.items() for name, value in measures.items()}
@@ -208,14 +208,16 @@ class Moments:
 
     def __init__(self) -> None:
         self.count = 0
-        self._mean, self._squares, self._maximum = 0.0, 0.0, -math.inf
+        # Numbers of numpy, which become infinite where those of Python raise.
+        self._mean, self._squares, self._maximum = np.float64(0), np.float64(0), np.float64(-math.inf)
         self._rest = np.zeros(0)
 
     def add(self, values: Array) -> None:
         """Take the numbers that come next, of float64."""
         values = np.concatenate([self._rest, values])
         borders = range(self.BLOCK, len(values) + 1, self.BLOCK)
-        *blocks, self._rest = np.split(values, borders)
+        *blocks, rest = np.split(values, borders)
+        self._rest = rest.copy()  # a view would hold all values
         for block in blocks:
             self._merge(block)
 
@@ -224,12 +226,12 @@ class Moments:
         if len(self._rest):
             self._merge(self._rest)
             self._rest = np.zeros(0)
-        return self._mean, math.sqrt(self._squares / max(self.count, 1)), self._maximum
+        return float(self._mean), math.sqrt(self._squares / max(self.count, 1)), float(self._maximum)
 
     def _merge(self, block: Array) -> None:
-        count, mean = self.count + len(block), float(np.mean(block))
+        count, mean = self.count + len(block), np.mean(block)
         difference = mean - self._mean
-        self._squares += float(np.sum((block - mean) ** 2)) + difference**2 * self.count * len(block) / count
+        self._squares += np.sum((block - mean) ** 2) + difference**2 * self.count * len(block) / count
         self._mean += difference * len(block) / count
-        self._maximum = float(np.maximum(self._maximum, np.max(block)))  # unlike max(), this keeps NaN
+        self._maximum = np.maximum(self._maximum, np.max(block))  # unlike max(), this keeps NaN
         self.count = count

@@ -138,7 +138,7 @@ def test_a_stream_is_written_to(root: Path, tmp_path: Path) -> None:
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     given = ["--output", str(pipe), "--store", str(root)]
     assert cli.main(["sql", "select 1 as one", "--format", "json", *given]) == 0
-    assert os.read(reader, 100) == b'[{"one": 1}]'
+    assert os.read(reader, 100) == b'[{"one": 1}]\n'
     os.close(reader)
 
 

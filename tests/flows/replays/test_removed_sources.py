@@ -15,12 +15,16 @@ from flows.cli.run import run_replays as launched
 from flows.queries.step_history import step_history
 from flows.replay import replay
 from flows.replays import config as replay_config
+from flows.replays import loop
 from flows.replays.request import ReplayRequest
 from flows.runtime import maintenance as gc
+from flows.runtime.session import record_run
 from storage.errors import StoreError
 from storage.policies.store import Policies
 from storage.store import Store, open_store
-from tests.fixtures.rehearsal import rehearse
+from tasks.runtime.prefect_task import StageTask
+from tasks.runtime.stage import Ref
+from tests.fixtures.rehearsal import SOURCE, Rehearsal, rehearse, session_for
 from tests.fixtures.replays import RLOO, ask, walk
 
 pytestmark = pytest.mark.engine
@@ -71,6 +75,24 @@ def test_what_an_unfinished_replay_goes_through_is_not_removed_unless_it_is_forc
     remove(root, force=True)
     with pytest.raises(ConfigError, match=r"its steps are gone\. This replay cannot go on\. Look at what it finished"):
         ask(root, run="", until="", name="kept")
+
+
+@pytest.mark.parametrize("last", ["advantage", "packing"])
+def test_a_replay_that_loses_its_source_says_what_can_still_be_done(
+    root: Path, monkeypatch: pytest.MonkeyPatch, last: str
+) -> None:
+    class Removing(Rehearsal):
+        def __call__(self, task: StageTask, step: int, *arguments: Any, **named: Any) -> Ref:
+            if (task.stage.name, step) == (last, 1):
+                remove(root, force=True)
+            return super().__call__(task, step, *arguments, **named)
+
+    monkeypatch.setattr(loop, "Executor", Removing)
+    config = ask(root, overrides=[RLOO], name="kept")
+    session = session_for(root, "kept")
+    session.context.config, session.source = config, SOURCE
+    with pytest.raises(ConfigError, match=r"its steps are gone\. This replay cannot go on"), record_run(session):
+        loop.loop_replay(session)
 
 
 def test_a_finished_replay_is_told_to_be_finished_without_its_source(

@@ -118,12 +118,13 @@ def test_masks_that_are_not_known_give_no_metric_and_none_masked_gives_zero() ->
     assert unknown.items() <= none.items()
 
 
-def test_an_infinite_ratio_makes_metrics_that_are_not_finite_and_says_so() -> None:
-    distant = STATISTICS.set_column(
-        1, STATISTICS.schema.field(1), pa.array([[0, 2000.0, 0], [0, -1, -2], [0, -1]], STATISTICS.schema.field(1).type)
-    )
+@pytest.mark.parametrize("logprob", [2000.0, 600.0], ids=["infinite", "with a square that is"])
+def test_a_distant_ratio_makes_metrics_that_are_not_finite(logprob: float) -> None:
+    field = STATISTICS.schema.field(1)
+    distant = STATISTICS.set_column(1, field, pa.array([[0, logprob, 0], [0, -1, -2], [0, -1]], field.type))
     found = named(BATCHED, distant, MASKS, ENVIRONMENTS)
-    assert math.isinf(found["mismatch_kl/math/max"]) and not math.isfinite(found["mismatch_kl/all/std"])
+    assert math.isinf(found["mismatch_kl/math/max"]) == (logprob > 709)
+    assert not math.isfinite(found["mismatch_kl/all/std"])
     assert math.isfinite(found["entropy/math"])
 
 
