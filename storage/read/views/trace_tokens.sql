@@ -101,7 +101,7 @@ select
     sampled,  -- whether the policy sampled it
     is_content,  -- body rather than template; null where that is not known
     case when sampled then coalesce(token_versions.policy_version, trace_version) end as policy_version,  -- version of the policy that sampled it; null where it was not, or no policy of the store did
-    case when sampled then newest_version - coalesce(token_versions.policy_version, trace_version) end as policy_age,  -- how many versions older that policy is than the newest one that sampled a part of the rollout
+    case when sampled then newest_version - coalesce(token_versions.policy_version, trace_version) end as policy_age,  -- how many versions older the policy that sampled it is than the newest one that sampled a part of the rollout
     branch,  -- first branch through its message, whose sample has its weights
     position,  -- number of the token in that sample, from 0
     case
