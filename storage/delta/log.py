@@ -44,6 +44,7 @@ PROPERTIES = {
 HEADS = "heads"
 """Directory below the root of files that say, each for one table, which commit of its log is the newest."""
 CHECKPOINT = ".checkpoint.parquet"
+CHECKPOINT_COLUMNS = {"add", "metaData", "protocol", "txn"}
 POINTER = "_last_checkpoint"
 READERS = 16
 """Commits of a log in an object store that are read at a time."""
@@ -220,6 +221,10 @@ def has_witness(actions: Sequence[Action], witness: str) -> bool:
     return any(action["commitInfo"].get("witness") == witness for action in actions if "commitInfo" in action)
 
 
+def _parse_actions(data: bytes) -> list[Action]:
+    return [json.loads(line) for line in data.splitlines()]
+
+
 def _now() -> int:
     return int(time.time() * 1000)
 
@@ -265,7 +270,7 @@ class Log:
             data = self._root.read(self._path(version))
             if what := commit_problem(data):
                 raise self._error(f"version {version} of the log {what}", self._path(version))
-            actions: list[Action] = [json.loads(line) for line in data.splitlines()]
+            actions = _parse_actions(data)
             self._cache(version, actions)
             return actions  # an old one is not in the cache
         return self._cached[version]
@@ -276,7 +281,7 @@ class Log:
         Raises StoreUnavailable where something is wrong with what the table is opened from; see `inspect`.
         """
         # Others may commit and prune while we look: what was only that is not there any more at the second look.
-        with border("looking at a log", self._root.child(self._directory)):
+        with border("looking at a log", self.address):
             damage, newest = self._inspect()
             if damage:
                 damage, newest = self._inspect()
@@ -291,8 +296,10 @@ class Log:
     def _inspect(self, deep: bool = False) -> tuple[LogDamage | None, int | None]:
         """The damage, and the newest whole checkpoint as `check` returns it.
 
-        Without `deep` checkpoints without a digest, and the pointer, are not looked at.
+        Without `deep` the pointer is not looked at, and of checkpoints without a digest only the newest: where a loss
+        of power has torn it, the table opens from what is before it.
         """
+        self._cached.clear()  # a repair in another process may have put other versions in the place of those
         head, no_head = self._read_head()  # first: a commit that it tells of is in the list then
         names = self._root.names(self._directory)
         commits = {int(name[:20]): name for name in names if name.endswith(".json") and name[:20].isdecimal()}
@@ -302,6 +309,9 @@ class Log:
         what = [f"checkpoint {version} {why}" for version, why in torn.items()]
         files = [f"{version:020d}{CHECKPOINT}" for version in torn]
         good = [version for version in checkpoints if version not in torn]
+        sealed = pointer.version if pointer and pointer.digest else -1
+        while good and not deep and good[-1] != sealed and not is_checkpoint(self.read_checkpoint(good[-1])):
+            good.pop()
         if POINTER in names and (torn or deep) and (pointer is None or pointer.version not in good):
             which = "is not whole" if pointer is None else f"names checkpoint {pointer.version}, which is not there"
             what, files = [*what, f"{POINTER} {which}"], [*files, POINTER]
@@ -370,11 +380,11 @@ class Log:
             self._root.replace(f"{self._directory}/{POINTER}", json.dumps(vars(pointer)).encode())
 
     def _checkpoint_problem(self, version: int, pointer: CheckpointPointer | None, deep: bool) -> str:
-        """What is wrong with a checkpoint: by its digest where it is known, else with `deep` by reading it."""
-        if pointer is not None and pointer.version == version and pointer.digest:
-            whole = sha256(self.read_checkpoint(version)) == pointer.digest
-            return "" if whole else "is not the file that was written: its digest is another"
-        return "" if not deep or is_parquet(self.read_checkpoint(version)) else "is not whole"
+        """What is wrong with a checkpoint: by its digest where it is known, and with `deep` by reading it."""
+        digest = pointer.digest if pointer and pointer.version == version else ""
+        if digest and sha256(self.read_checkpoint(version)) != digest:
+            return "is not the file that was written: its digest is another"
+        return "" if not deep or is_checkpoint(self.read_checkpoint(version)) else "is not whole"
 
     def _lost_versions(self, commits: Mapping[int, str], base: int, head: Head | None) -> tuple[list[int], str]:
         """The versions from the first after `base` that is missing or damaged to the last, and what is wrong there."""
@@ -400,9 +410,12 @@ class Log:
             data = self._root.read(self._path(version))
         except FileNotFoundError:
             return "is missing"
-        if head and head.version == version and sha256(data) != head.sha256:
-            return commit_problem(data) or f"was altered: {self._head} names another"
-        return commit_problem(data)
+        problem = commit_problem(data)
+        if not problem and head and head.version == version and sha256(data) != head.sha256:
+            problem = f"was altered: {self._head} names another"
+        if not problem:  # however many there are: the snapshot that is opened takes them from here
+            self._cached[version] = _parse_actions(data)
+        return problem
 
     def _read_head(self) -> tuple[Head | None, str]:
         """The newest commit by the file that names it, and what is wrong with that file."""
@@ -413,6 +426,15 @@ class Log:
                 except (ValueError, TypeError) as error:
                     return None, f"is not whole: {error}"
         return None, ""
+
+    @property
+    def address(self) -> str:
+        """Where the log is."""
+        return self._root.child(self._directory)
+
+    def checkpoint_error(self, version: int, problem: str) -> StoreUnavailable:
+        """The error that says what is wrong with a checkpoint."""
+        return self._error(f"checkpoint {version} of the log {problem}", self._checkpoint(version))
 
     def _error(self, what: str, path: str) -> StoreUnavailable:
         safe = "every version before it, and all files of the table; nothing was changed"
@@ -435,10 +457,9 @@ def head_path(table: str) -> str:
     return f"{HEADS}/{table}.json"
 
 
-def is_parquet(data: bytes) -> bool:
-    """Say whether these bytes are a Parquet file that can be read to the end."""
+def is_checkpoint(data: bytes) -> bool:
+    """Say whether these bytes are a Parquet file that can be read to the end, with the columns of a checkpoint."""
     try:
-        pq.ParquetFile(buffer_reader(data)).read()
+        return {*pq.ParquetFile(buffer_reader(data)).read().column_names} >= CHECKPOINT_COLUMNS
     except (pa.ArrowException, OSError, ValueError):  # damaged names in a footer are a UnicodeDecodeError
         return False
-    return True

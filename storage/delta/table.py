@@ -101,13 +101,14 @@ class StoredTable:
         """
         check_schema(groups[0].schema, self.data_schema, RowPlace(self.name, run))
         place = f"{self.place}/{path}"
-        with self._border("copying a file of"):
-            if path and self._root.exists(place):
-                self.refresh()
-                if any(file.path == path for file in self.active_files()):
-                    data = self.load(path)
-                    return File(path, len(data), sha256(data))
-                self._root.delete(place)
+        if path:
+            with self._border("copying a file of"):
+                if self._root.exists(place):
+                    self.refresh()
+                    if any(file.path == path for file in self.active_files()):
+                        data = self.load(path)
+                        return File(path, len(data), sha256(data))
+                    self._root.delete(place)
         path = path or f"{PARTITION}={run}/{uuid4().hex}.parquet"
         written = self._root.write(f"{self.place}/{path}", encode(groups))
         return File(path, written.size, written.sha256)

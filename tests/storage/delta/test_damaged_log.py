@@ -7,11 +7,15 @@ from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from deltalake import write_deltalake
+from deltalake import DeltaTable, Field, TableFeatures, write_deltalake
+from deltalake.schema import PrimitiveType
 
 from storage.delta.log import CHECKPOINT, POINTER, Head, commit_problem, head_path, head_text, parse_head, seal
-from storage.errors import StoreError, StoreUnavailable
+from storage.errors import SchemaError, StoreError, StoreUnavailable
+from storage.keys import sha256
+from storage.maintenance.repair import inspect_logs
 from storage.roots import Root
 from storage.store import Store, open_store
 from tests.fixtures.faults import happened, spoil
@@ -210,6 +214,53 @@ def test_the_library_may_append_and_reads_what_we_append(tmp_path: Path) -> None
     open_store(root).ledger.commit(entry("two"))
     assert pl.scan_delta(str(root / table.place)).collect().height == 3
     assert len(open_store(root).ledger.entries()) == 3
+
+
+def test_a_table_that_another_program_altered_is_refused_until_it_is_put_right(tmp_path: Path) -> None:
+    """Also by a process that has it open, however often it tries again."""
+    store = open_store(tmp_path / "plain")
+    store.ledger.commit(entry("one"))
+    table = store.ledger.table
+    place = tmp_path / "plain" / table.place
+    DeltaTable(str(place)).alter.add_columns([Field("more", PrimitiveType("string"))])
+    for _ in range(3):
+        with pytest.raises(SchemaError, match="unexpected: more"):
+            table.refresh()
+        with pytest.raises(SchemaError, match="unexpected: more"):
+            store.ledger.commit(entry("two"))
+    assert DeltaTable(str(place)).version() == 2
+    DeltaTable(str(place)).alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
+    with pytest.raises(SchemaError, match="another program altered the table: protocol") as caught:
+        table.refresh()
+    assert caught.value.where == f"{place}/_delta_log"
+
+
+@pytest.mark.parametrize("has_columns", [False, True], ids=["nothing", "other columns"])
+def test_a_checkpoint_that_is_not_whole_is_passed_over(root: Path, filled: Store, has_columns: bool) -> None:
+    before = contents(root)
+    last = newest(root, "ledger")
+    torn = last.with_name(last.stem + CHECKPOINT)
+    torn.write_bytes(b"")
+    if has_columns:
+        pq.write_table(pa.table({"add": [1]}), torn)
+    assert contents(root) == before
+    (damage,) = inspect_logs(filled.root)
+    assert damage.files == (torn.name,)
+    pointer = {"version": int(last.stem), "size": 1, "digest": sha256(torn.read_bytes())}
+    torn.with_name(POINTER).write_text(json.dumps(pointer))
+    with pytest.raises(StoreUnavailable, match=r"checkpoint|parquet") as caught:
+        open_store(root)
+    if has_columns:
+        assert (caught.value.where, caught.value.do) == (str(torn), "run `stagecoach repair`")
+
+
+def test_a_table_is_opened_anew_from_the_versions_that_are_there(root: Path, filled: Store) -> None:
+    """Not from those in memory, which a repair has taken out."""
+    other = open_store(root).slices.table("messages")
+    for _ in range(2):
+        newest(root, "messages").unlink()
+    assert other.refresh() == 10 == int(newest(root, "messages").stem)
+    assert len(other.active_files()) == 10
 
 
 def test_a_text_is_sealed_at_its_first_empty_digest() -> None:

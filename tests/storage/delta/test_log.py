@@ -189,6 +189,16 @@ def test_pruning_leaves_no_gap(store: Store, root: Path, monkeypatch: pytest.Mon
     assert store.slices.table("messages").refresh() == 35
 
 
+def test_opening_reads_each_version_once(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "CACHED_VERSIONS", 2)
+    fill(store, range(8))
+    versions: list[str] = []
+    original = Root.read
+    monkeypatch.setattr(Root, "read", lambda self, path: (versions.append(Path(path).stem), original(self, path))[1])
+    assert StoredTable(store.root, "messages", MESSAGES.stored).version == 8
+    assert [version for version in versions if version.isdecimal()] == [f"{number:020d}" for number in range(10)]
+
+
 def test_a_version_that_is_cut_off_is_said(store: Store, root: Path) -> None:
     fill(store, range(3))
     other = open_store(root)
