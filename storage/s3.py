@@ -38,6 +38,8 @@ SETTINGS = (
 PLACE = re.compile(r"s3a?://(?P<bucket>[A-Za-z0-9][A-Za-z0-9._-]*)(?P<prefix>(/[A-Za-z0-9_=-][A-Za-z0-9._=-]*)*)/*")
 SECONDS_TO_CONNECT = 5
 SECONDS_TO_ANSWER = 60
+SECONDS_TO_KEEP = 60
+"""How long a connection stays open without a request."""
 ATTEMPTS = 4
 FIRST_PAUSE = 0.2
 """Seconds before the second attempt at a request; doubled before each one after."""
@@ -132,7 +134,7 @@ class Bucket:
             try:
                 signed = self._sign(method, url, data, headers or {})
                 response = self._client.request(method, url, content=data, headers=signed)
-            except httpx.TransportError as error:
+            except httpx.RequestError as error:
                 # A server that was silent for a minute is not asked again: the user would wait for several.
                 if attempt == ATTEMPTS or isinstance(error, httpx.TimeoutException):
                     raise self._unreachable(error) from error
@@ -153,7 +155,11 @@ class Bucket:
 
         # Where nobody listens shows at once; an answer may take its time.
         timeout = httpx.Timeout(SECONDS_TO_ANSWER, connect=SECONDS_TO_CONNECT)
-        return httpx.Client(timeout=timeout, trust_env=False, verify=ssl.create_default_context())
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=SECONDS_TO_KEEP)
+        plain = {"accept-encoding": "identity"}  # the bytes of an object are those that were put
+        return httpx.Client(
+            headers=plain, timeout=timeout, limits=limits, trust_env=False, verify=ssl.create_default_context()
+        )
 
     def _sign(self, method: str, url: str, data: bytes, headers: Mapping[str, str]) -> dict[str, str]:
         # A tenth of a second to import, for stores in buckets alone.
