@@ -132,13 +132,17 @@ SLICE_COLUMNS = (
 def read_tables(file: str, rules: Mapping[str, Mapping[str, Any]] = MappingProxyType({})) -> tuple[Table, ...]:
     """Return the tables of a file of `create table` statements beside this module; `rules` for rows go by table."""
     text = (Path(__file__).parent / file).read_text(encoding="utf-8")
+    tables = _TABLE.findall(text)
+    assert len(tables) == text.count("create table"), f"{file}: a table is not of the form that is read here"
     return tuple(
         Table(name, _comment(row), tuple(row_id.split(", ")), _columns(columns), **rules.get(name, {}))
-        for row, name, columns, row_id in _TABLE.findall(text)
+        for row, name, columns, row_id in tables
     )
 
 
 def _columns(text: str) -> tuple[Column, ...]:
+    unread = _COLUMN.sub("", text).strip()
+    assert not unread, f"not of the form of a column: {unread}"
     columns = []
     for name, kind, brackets, nullable, meaning in _COLUMN.findall(text):
         column_type: pa.DataType = TYPES[kind]

@@ -1,4 +1,4 @@
--- one slice as a run uses it, whoever computed it: what a join over runs needs
+-- one slice as a run uses it, also where another run computed it: what a join over runs needs
 create table uses (
     run varchar,  -- the run that uses the slice
     step bigint,  -- the step

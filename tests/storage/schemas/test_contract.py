@@ -1,12 +1,14 @@
 """Columns or rows that break the contract are refused before anything is written, by a message that says where."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from storage.errors import InvariantBreach, SchemaError, StoreError
+from storage.schemas.contract import read_tables
 from storage.schemas.stage_tables import STAGE_TABLES, TABLES
 from storage.store import Store
 from tests.fixtures.rows import messages
@@ -31,6 +33,42 @@ def retyped(name: str, kind: pa.DataType, nullable: bool = False) -> pa.Table:
     rows = messages(2)
     place = SCHEMA.get_field_index(name)
     return rows.set_column(place, pa.field(name, kind, nullable), rows[name].cast(kind))
+
+
+TEXT = """-- a row
+create table names (
+    name varchar,  -- its name
+    nodes integer[] null,  -- its nodes,
+        -- in order
+    primary key (name)
+);
+"""
+
+
+def test_a_table_is_read_from_its_statement(tmp_path: Path) -> None:
+    (tmp_path / "a.sql").write_text(TEXT)
+    (table,) = read_tables(str(tmp_path / "a.sql"))
+    assert (table.name, table.row, table.row_id) == ("names", "a row", ("name",))
+    assert [(column.name, column.meaning) for column in table.columns] == [
+        ("name", "its name"),
+        ("nodes", "its nodes, in order"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "wrong"),
+    [
+        ("name varchar,  --", "name varchar, --"),
+        ("integer[] null,", "integer[] not null,"),
+        ("    nodes", "  nodes"),
+        ("-- a row\n", ""),
+        ("primary key (name)", "primary key (name),"),
+    ],
+)
+def test_a_line_that_is_not_read_is_no_table_with_a_column_less(tmp_path: Path, line: str, wrong: str) -> None:
+    (tmp_path / "a.sql").write_text(TEXT.replace(line, wrong))
+    with pytest.raises(AssertionError, match="not of the form"):
+        read_tables(str(tmp_path / "a.sql"))
 
 
 @pytest.mark.parametrize(
