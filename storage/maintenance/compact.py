@@ -122,7 +122,7 @@ def compact(store: Store, table: StoredTable, dry_run: bool = False) -> int:
     """
     table.refresh()
     is_system = TABLES[table.name] in SYSTEM_TABLES
-    finished = [] if is_system else References(store).live_slices(table.name)
+    finished = [] if is_system else References(store, table=table.name).live_slices()
     merged = 0
     for run in sorted({file.run for file in table.active_files()}):
         if is_system:
@@ -156,7 +156,8 @@ def vacuum(
     """
     table.refresh()
     active = {file.path for file in table.active_files()}
-    named = {file.path: piece for piece in References(store).live_slices(table.name) for file in piece.files}
+    references = References(store, table=table.name)
+    named = {file.path: piece for piece in references.live_slices() for file in piece.files}
     deleted, only_copies = 0, []
     for path in store.root.paths_older(table.place, retention_hours, ".parquet"):
         inside = path.removeprefix(f"{table.place}/")

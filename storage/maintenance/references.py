@@ -7,9 +7,9 @@ from storage.store import Store
 
 
 class References:
-    """What some rows of the ledger, or all of them, name."""
+    """What some rows of the ledger, or all of them, name: of one table if `table` is given, else of all."""
 
-    def __init__(self, store: Store, entries: Iterable[Entry] | None = None) -> None:
+    def __init__(self, store: Store, entries: Iterable[Entry] | None = None, table: str = "") -> None:
         self.entries = list(store.ledger.entries() if entries is None else entries)
         self.keys = {entry.key for entry in self.entries}
         self.slices: dict[Slice, list[Entry]] = {}
@@ -17,7 +17,7 @@ class References:
         self.policies: dict[str, list[Entry]] = {}
         """The rows of the work that made each policy, by its key."""
         for entry in self.entries:
-            for piece in entry.outputs:
+            for piece in entry.slices(table) if table else entry.outputs:
                 self.slices.setdefault(piece, []).append(entry)
             if entry.slices("policies"):
                 self.policies.setdefault(entry.key, []).append(entry)

@@ -133,7 +133,7 @@ def drop_orphans(store: Store, table: StoredTable, hours: float, dry_run: bool =
     table.refresh()
     busy = at_work(store)
     old = {path.removeprefix(f"{table.place}/") for path in store.root.paths_older(table.place, hours, ".parquet")}
-    named = {(piece.run, piece.attempt) for piece in References(store).slices if piece.table == table.name}
+    named = {(piece.run, piece.attempt) for piece in References(store, table=table.name).slices}
     files = [file for file in table.active_files() if file.path in old and file.run not in busy]
     # Compaction merges finished work alone: a file of several attempts holds no orphan.
     orphans = [file for file in files if file.attempt and (file.run, file.attempt) not in named]
@@ -156,7 +156,7 @@ def remove_orphaned_policies(store: Store, hours: float, dry_run: bool = False) 
     # A run publishes weights before it commits the row that names them.
     if at_work(store):
         return []
-    named = References(store).keys
+    named = {entry.key for entry in store.ledger.entries()}
     old = set(store.root.paths_older("policies", hours, MANIFEST))
     keys = [key for key in store.policies.names() if key not in named and f"policies/{key}/{MANIFEST}" in old]
     for key in keys if not dry_run else ():
