@@ -173,9 +173,20 @@ def parse(argv: Sequence[str]) -> Callable[[], Any]:
         command, bound, _ = app.parse_args(argv, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         program = " ".join(["stagecoach", *(error.command_chain or ())])
-        raise UsageError(f"{error}\n`{program} --help` lists the options.") from error
+        raise UsageError(f"{_without_far_suggestion(str(error))}\n`{program} --help` lists the options.") from error
     run_command = partial(command, *bound.args, **bound.kwargs)
     return partial(_print_help, run_command) if command in (app.help_print, app.version_print) else run_command
+
+
+def _without_far_suggestion(message: str) -> str:
+    """Return a message about an unknown option without a suggestion that is not near it."""
+    import re
+    from difflib import get_close_matches
+
+    problem, _, suggestion = message.partition(" Did you mean ")
+    names = re.findall(r"--([\w-]+)", message)
+    near = len(names) != 2 or get_close_matches(names[0], names[1:], 1)
+    return message if near or not suggestion else problem
 
 
 def _print_help(write: Callable[[], None]) -> None:

@@ -291,8 +291,8 @@ Examples:
   stagecoach sql "from demo.updates" --output updates.csv
 
 A table by its name has each row once: select avg(reward) from traces where run = 'demo'
-RUN.table has the rows that a run uses, also those that another run computed: select avg(reward) from "my- \
-replay".traces
+RUN.table has the rows that a run uses, also those that another run computed: select avg(reward) from \
+"my-replay".traces
 rollouts has a row for each rollout of a run, with its reply, prompt, outcome and advantage. Conditions use its \
 columns.
 outcomes and accounting have the outcome of every rollout. uses has the slices of each run.

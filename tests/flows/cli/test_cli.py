@@ -134,6 +134,15 @@ def test_options_are_read(argv: str, options: dict[str, Any]) -> None:
     assert isinstance(command, partial) and command.keywords == options
 
 
+@pytest.mark.parametrize(
+    ("argv", "suggestion"),
+    [("logs --last 3", ""), ("algorithms a --set x", ""), ("show --lst 3", "--last")],
+)
+def test_an_option_is_suggested_only_where_it_is_near(argv: str, suggestion: str, call: Call) -> None:
+    message = call(*argv.split())[1]
+    assert f"Did you mean {suggestion}?" in message if suggestion else "Did you mean" not in message
+
+
 def test_ls_lists_the_runs() -> None:
     assert cli.parse(["ls", "--store", "s"]).func is cli.parse(["runs", "--store", "s"]).func
 
@@ -331,6 +340,10 @@ def test_help_of_every_command_has_examples_that_are_read(command: str, call: Ca
     for example in examples:
         assert f"stagecoach {example}" in " ".join(page.split())
         cli.parse(shlex.split(example))
+
+
+def test_help_of_sql_has_the_name_of_a_run_in_one_piece(call: Call) -> None:
+    assert '"my-replay".traces' in call("sql", "-h")[1]
 
 
 def test_a_command_that_is_started_without_an_output_runs(monkeypatch: pytest.MonkeyPatch) -> None:
