@@ -29,5 +29,5 @@ def track(
     with tracking.open_sink(config, log_directory(config), known=True) as sink:
         assert sink is not None, "a sink of one of the two kinds"
         count = tracking.track(recorded_rows(reader, run, config), sink)
-        print(f"{count} rows of {run}. {sink.where}")
+    print(f"{count} rows of {run}. {sink.where}")
     return 0

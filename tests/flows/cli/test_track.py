@@ -1,13 +1,15 @@
 """The command that sends a recorded run to W&B or TensorBoard."""
 
 from pathlib import Path
+from unittest.mock import MagicMock, Mock
 
 import pytest
 
 from flows import cli
 from flows.queries.store_reader import StoreReader, recorded_run
 from flows.queries.tracked_rows import recorded_rows
-from flows.reporting.tracking import TrackedRow, finite
+from flows.reporting import tracking
+from flows.reporting.tracking import TrackedRow, TrackingError, finite
 from tests.fixtures.rehearsal import rehearse
 from tests.fixtures.tracked import events, scalars, texts, wandb_history, wandb_records
 
@@ -34,6 +36,17 @@ def test_a_recorded_run_becomes_files_of_tensorboard(store: Path, capsys: pytest
     wanted = {row.step: pytest.approx(finite(row.figures)[0], rel=1e-6) for row in _rows(store)}
     assert scalars(found) == wanted
     assert set(texts(found, "samples")) == {0, 1}
+
+
+def test_success_is_printed_only_after_the_sink_is_closed(
+    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sink = MagicMock(where="nowhere")
+    sink.__enter__.return_value, sink.__exit__.side_effect = sink, TrackingError("the last rows were not sent")
+    monkeypatch.setattr(tracking, "open_sink", Mock(return_value=sink))
+    assert cli.main(["track", "a", "--to", "tensorboard", "--store", str(store)]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and "the last rows were not sent" in said.err
 
 
 @pytest.mark.engine
