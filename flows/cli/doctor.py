@@ -108,7 +108,7 @@ def requirements() -> Iterator[Diagnosis]:
     # None of the extras is required: which of the engines is installed, `engine` says.
     stated = map(Requirement, requires(DISTRIBUTION) or ())
     pins = [pin for pin in stated if pin.marker is None or pin.marker.evaluate({"extra": ""})]
-    broken = [pin for pin in pins if not pin.specifier.contains(installed_version(pin.name) or "0", prereleases=True)]
+    broken = [pin for pin in pins if not _meets(pin)]
     shown = ", ".join(f"{pin} (installed: {installed_version(pin.name) or 'nothing'})" for pin in broken)
     what = f"requirements that do not hold: {shown}" if broken else f"{len(pins)} required packages go together"
     yield _ok_if(not broken, what, REINSTALL)
@@ -198,7 +198,8 @@ def gpus() -> Iterator[Diagnosis]:
     header = Path(sysconfig.get_paths()["include"]) / "Python.h"
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     has_both = bool(compiler and header.is_file())
-    what = f"kernels: C compiler {compiler or 'missing'}, Python's headers {'' if header.is_file() else 'missing'}"
+    headers = header.parent if header.is_file() else "missing"
+    what = f"kernels: C compiler {compiler or 'missing'}, Python's headers {headers}"
     yield _ok_if(has_both, what, "install gcc and python3-dev, as packages are named")
     try:
         done = subprocess.run(GPU_QUERY, capture_output=True, text=True, timeout=30, check=True)
@@ -239,6 +240,11 @@ def installed_version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return ""
+
+
+def _meets(requirement: Requirement) -> bool:
+    release = installed_version(requirement.name)
+    return bool(release) and requirement.specifier.contains(release, prereleases=True)
 
 
 def _amount(free: int, what: str, warn: int, bad: int, advice: str) -> Diagnosis:

@@ -20,7 +20,7 @@ SELF = {"stagecoach-rl": "0.1"}
 def levels(diagnoses: Iterable[Diagnosis]) -> list[str]:
     """Return the levels of diagnoses, all of which advise something unless they are good."""
     rows = [*diagnoses]
-    assert all(bool(row.advice) == (row.level != "ok") for row in rows)
+    assert all(bool(row.advice) == (row.level != "ok") and row.what == row.what.strip() for row in rows)
     return [row.level for row in rows]
 
 
@@ -43,6 +43,7 @@ BROKEN_TORCH = Mock(side_effect=subprocess.CalledProcessError(1, "python", stder
         (doctor.requirements, SELF | {"sqlalchemy": "2.0.58"}, {}, "ok"),
         (doctor.requirements, SELF | {"sqlalchemy": "2.1.0"}, {}, "bad"),
         (doctor.requirements, SELF, {}, "bad"),
+        (doctor.requirements, SELF, {"requires": lambda _: ["sqlalchemy"]}, "bad"),
         (doctor.requirements, {}, {}, "bad"),
         (doctor.torch, GPU, {"subprocess.run": torch_on("cuda")}, "ok"),
         (doctor.torch, GPU, {"subprocess.run": torch_on("cpu")}, "bad"),
