@@ -111,11 +111,14 @@ def figures(samples: Mapping[str, pl.DataFrame]) -> list[dict[str, Any]]:
     """
     if not samples:
         return []
-    grpo = samples.get("grpo", pl.DataFrame(schema={"sample_id": pl.String, "advantage": pl.Float64}))
-    rows = pl.concat([frame.with_columns(name=pl.lit(name)) for name, frame in samples.items()], how="diagonal")
+    columns = ["sample_id", "advantage", "advantages", *(f"{part}_weights" for part in COMPONENTS)]
+    # Types of other columns differ between frames in memory and frames of the store.
+    frames = {name: frame.select(columns) for name, frame in samples.items()}
+    grpo = frames.get("grpo", pl.DataFrame(schema={"sample_id": pl.String, "advantage": pl.Float64}))
+    rows = pl.concat([frame.with_columns(name=pl.lit(name)) for name, frame in frames.items()])
     rows = rows.join(grpo.select("sample_id", grpo="advantage"), on="sample_id", how="left")
     advantage = pl.col("advantage")
-    table = rows.group_by("name", maintain_order=True).agg(
+    table = rows.group_by("name").agg(
         num_samples=pl.len(),
         **{f"{part}_tokens": (pl.col(f"{part}_weights").explode() != 0).sum() for part in COMPONENTS},
         advantage_mean=advantage.mean(),
@@ -126,5 +129,9 @@ def figures(samples: Mapping[str, pl.DataFrame]) -> list[dict[str, Any]]:
         agreement=pl.corr("advantage", "grpo").fill_nan(None),
         signal=pl.col("advantages").explode().sum(),
     )
+    # An algorithm without samples is a row as well.
+    table = pl.DataFrame({"name": list(samples)}).join(table, on="name", how="left", maintain_order="left")
+    counts = pl.col("num_samples", *(f"{part}_tokens" for part in COMPONENTS)).fill_null(0)
     num_tokens = pl.col("rl_tokens") + pl.col("ref_kl_tokens")
-    return table.with_columns(signal=pl.when(num_tokens > 0).then(pl.col("signal") / num_tokens)).to_dicts()
+    signal = pl.when(num_tokens > 0).then(pl.col("signal") / num_tokens)
+    return table.with_columns(counts).with_columns(signal=signal).to_dicts()

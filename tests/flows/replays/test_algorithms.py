@@ -76,6 +76,9 @@ def test_credits_in_memory_are_those_of_a_replay(algorithm: dict[str, Any], root
     kept = Frames(open_store(place)).run(config.name)["samples"].select(in_memory.columns).collect()
     assert_frame_equal(kept, in_memory, check_row_order=False, check_dtypes=False)
     assert kept["step"].n_unique() == 2
+    in_store = Frames(open_store(place)).run(config.name)["samples"].collect()
+    memory, store = figures({"memory": in_memory, "store": in_store})
+    assert store == pytest.approx(memory | {"name": "store"}, abs=1e-6)
 
 
 def test_the_command_leaves_the_store_as_it_was(root: Path, capsys: Any) -> None:
@@ -105,6 +108,8 @@ def test_figures_are_those_of_the_credits(held: dict[str, pl.DataFrame]) -> None
         rloo["advantage_max"] == pytest.approx(grpo["advantage_max"] * size / (size - 1)) and rloo["advantage_max"] > 0
     )
     assert figures({}) == []
+    none = figures({"rloo": held["rloo"], "grpo": held["grpo"].clear()})[1]
+    assert (none["name"], none["num_samples"], none["rl_tokens"], none["signal"]) == ("grpo", 0, 0, None)
 
 
 def test_the_page_has_every_algorithm_and_what_was_refused(held: dict[str, pl.DataFrame]) -> None:
