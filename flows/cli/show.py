@@ -186,7 +186,8 @@ def _scores(report: dict[str, Any]) -> Iterator[str]:
     last = [evaluation for evaluation in report["evaluations"] if evaluation["version"] == max(versions)]
     for evaluation, score in [(row, score) for row in last for score in row["scores"]]:
         where = environment_title(evaluation["set"], score["environment"])
-        yield f"policy {evaluation['version']} on held-out {where}: {describe_scores(score)}"
+        attempts = f"{score['num_attempts']} attempts at {score['num_examples']} examples"
+        yield f"policy {evaluation['version']} on held-out {where}: {describe_scores(score)}; {attempts}"
     if len(versions) > 1:
         yield f"{len(versions)} policies were scored: `stagecoach evals {report['run']}` lists all"
     yield report["mixed_policies"]

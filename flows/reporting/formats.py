@@ -490,5 +490,8 @@ def describe_scores(scores: Mapping[str, Any]) -> str:
         for each in scores["pass_at"]
         if each["estimate"] is not None
     ]
-    errors = f"{sum(scores['errors'].values())} of {scores['num_attempts']} failed" if scores["errors"] else ""
+    errors = ""
+    if scores["errors"]:
+        classes = ", ".join(f"{error} {count}" for error, count in scores["errors"].items())
+        errors = f"{sum(scores['errors'].values())} of {scores['num_attempts']} failed ({classes})"
     return ", ".join(part for part in (average, *passes, errors) if part)

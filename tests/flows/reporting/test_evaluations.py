@@ -38,6 +38,6 @@ def test_scores_with_their_intervals() -> None:
     interval = {"low": 0.1, "high": 0.9}
     passed = {"k": 1, "estimate": 0.5, "interval": interval}
     scores = {"average": 0.5, "interval": None, "pass_at": [passed], "errors": {"timeout": 1}, "num_attempts": 4}
-    assert describe_scores(scores) == "avg 0.500, pass@1 0.500 [0.100, 0.900], 1 of 4 failed"
+    assert describe_scores(scores) == "avg 0.500, pass@1 0.500 [0.100, 0.900], 1 of 4 failed (timeout 1)"
     assert with_interval(None, scores) == "-"
-    assert describe_scores(scores | {"average": None, "pass_at": []}) == "nothing was scored, 1 of 4 failed"
+    assert describe_scores(scores | {"average": None, "pass_at": []}) == "nothing was scored, 1 of 4 failed (timeout 1)"
