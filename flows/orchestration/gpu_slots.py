@@ -71,6 +71,7 @@ def _wait_for_slot(limit: str, run: str, tell: Callable[[str], None]) -> str:
             slot, holders = _try_slots(limit, run, renewals)
         except httpx.HTTPError as problem:
             slot = ""
+            renewals.clear()  # while the server is away no holder can renew
             _log.warning("Prefect does not say who holds %s: %s", limit, one_line(problem))
         if slot or holders == []:
             if said:

@@ -5,10 +5,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
+import httpx
 import pytest
 
-from flows.orchestration.gpu_slots import variable_name
+from flows.orchestration import gpu_slots
+from flows.orchestration.gpu_slots import LEASE_SECONDS, LOOK_SECONDS, variable_name
 from tests.fixtures.faults import happened
 from tests.fixtures.serving import Serving
 from tests.fixtures.waiting import until
@@ -33,6 +37,24 @@ def test_the_name_of_a_pool_is_made_one_of_a_variable() -> None:
         "stagecoach-gpu",
         "a100-east-gpu",
     ]
+
+
+def test_a_lease_begins_anew_when_the_server_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    most = round(LEASE_SECONDS / LOOK_SECONDS)
+    looks: list[bool | None] = []
+
+    def try_slots(limit: str, run: str, renewals: Any) -> tuple[str, list[str]]:
+        if len(looks) == most:
+            looks.append(None)
+            raise httpx.ConnectError("the server is away")
+        looks.append(renewals["slot"].look("unchanged"))
+        return ("", ["holder"]) if looks[-1] else ("mine", [])
+
+    for name, value in {"_try_slots": try_slots, "_show": Mock(), "current_flow_run": Mock(), "time": Mock()}.items():
+        monkeypatch.setattr(gpu_slots, name, value)
+    monkeypatch.setattr(gpu_slots, "is_cancelled", Mock(return_value=False))
+    assert gpu_slots._wait_for_slot("limit", "waiter", Mock()) == "mine"
+    assert looks == [True] * most + [None] + [True] * most + [False]
 
 
 @pytest.fixture
