@@ -1,13 +1,15 @@
 """The commands that keep a store in order: what they say, ask and refuse, and what they leave alone."""
 
+import inspect
 import json
 from pathlib import Path
 
 import pytest
 
-from flows.cli.maintenance import gc
+from flows.cli.maintenance import gc, maintain
 from flows.runtime.maintenance import readers
 from storage.errors import SliceExpired
+from storage.maintenance.compact import RETENTION_HOURS
 from storage.schemas.stage_tables import STAGE_TABLES
 from storage.store import open_store
 from tests.fixtures.commands import Call, file_bytes
@@ -42,6 +44,10 @@ def test_what_changes_nothing(root: Path, argv: list[str], call: Call) -> None:
     before = file_bytes(root)
     call(*argv)
     assert file_bytes(root) == before
+
+
+def test_maintain_keeps_files_as_long_as_the_store_does() -> None:
+    assert inspect.signature(maintain).parameters["retention_hours"].default == RETENTION_HOURS
 
 
 def test_gc_says_what_goes_and_removes_it(root: Path, call: Call) -> None:

@@ -1,5 +1,6 @@
 """What a run is said to have come to: lost rollouts and figures outside their range, the same in every place."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from flows import cli
 from flows.queries.store_reader import StoreReader
 from flows.reporting.artifacts import report
+from flows.reporting.figures import step_figures
 from flows.reporting.messages import losses_message, outcome_message, result_lines, step_message
 from flows.viewer import addresses
 from tests.fixtures.rehearsal import play, reported, sampled_with
@@ -57,6 +59,7 @@ def test_lost_rollouts_are_told_where_a_reward_is(
     total = "20 of 240 rollouts errored (timeout 20), 40 truncated"
     assert LOST in step_message(steps[0]) and total in outcome_message({"steps": steps})
     assert f"step 19: {LOST[:20]}" in report("base", str(root), steps)
+    assert step_figures(steps[0]["values"])["accounting/errored/timeout"] == 1.0
     assert cli.main(["watch", "base", "--plain", "--store", str(root)]) == 0
     watched = capsys.readouterr().out
     assert f"step  1/20  reward 0.258  {LOST}  " in watched
@@ -64,6 +67,10 @@ def test_lost_rollouts_are_told_where_a_reward_is(
     assert cli.main(["show", "base", "--store", str(root)]) == 0
     shown = capsys.readouterr().out
     assert total in shown and "step  reward  errored  truncated" in shown
+    assert cli.main(["show", "base", "--json", "--store", str(root)]) == 0
+    step = json.loads(capsys.readouterr().out)["steps"][0]
+    assert (step["num_traces"], step["num_truncated"]) == (12, 2)
+    assert {"outcome": "errored", "detail": "timeout", "num_traces": 1} in step["outcomes"]
 
 
 def test_a_figure_outside_its_range_is_told_as_on_the_page(

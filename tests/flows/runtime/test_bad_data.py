@@ -97,6 +97,8 @@ def test_what_cannot_be_used_is_refused(
         config = resolve_run("train", ["demo"], [model], name="known", seed=1).model_dump(mode="json")
         open_store(place / "stagecoach-store").runs.record(run="known", event="started", kind="train", config=config)
     said = refused(*command.replace("MODEL", model).split())
+    if "known" in command:
+        assert [event.config for event in open_store(place / "stagecoach-store").runs.events("known")] == [config]
     assert [word for word in words if word not in said] == [], said
     assert {name: (place / name).read_text() for name in FILES} == FILES
     assert [[path.name for path in (place / name).iterdir()] for name in ("old", "thesis")] == [

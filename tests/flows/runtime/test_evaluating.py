@@ -1,12 +1,14 @@
 """Evaluations of whole runs: which policies on which examples, beside the next step, made again, compared, found."""
 
 import io
+import signal
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from configs.run import View
 from flows.cli.run_report import describe
 from flows.queries.scores import recorded_evaluations
 from flows.reporting.panel import Panel
@@ -16,12 +18,15 @@ from flows.runtime.session import record_run
 from flows.services.process import ServiceFailed
 from storage.store import open_store
 from tasks.assignment.examples import FieldMissing
+from tasks.runtime.stage import Policy, Tables
 from tests.fixtures.evaluations import Sampler, evaluate, played, train
 from tests.fixtures.rehearsal import SOURCE, session_for
 from tests.fixtures.waiting import PATIENCE
 
 pytestmark = pytest.mark.engine  # whole runs: about a second each
 TRIED = {"num_examples": 4, "attempts": 2, "every": 1}
+OVERLAP_SECONDS = 0.3
+"""Longer than a run takes from a policy to the sampling with it."""
 
 
 def averages(outcome: dict[str, Any]) -> list[tuple[str, int, float]]:
@@ -61,9 +66,29 @@ def test_a_run_goes_on_while_a_policy_is_evaluated(tmp_path: Path) -> None:
         assert len(loop_train(session)["evaluations"]) == 3
 
 
-def test_without_overlap_a_policy_is_evaluated_where_it_was_made(tmp_path: Path) -> None:
-    sampler = Sampler()
-    train(tmp_path / "store", "run", sampler, evaluation=TRIED | {"overlap": False})
+@pytest.mark.parametrize("lag", [0, 1])
+def test_without_overlap_no_step_samples_during_an_evaluation(tmp_path: Path, lag: int) -> None:
+    evaluating, begun, overlaps = threading.Event(), threading.Event(), list[bool]()
+
+    class Slow(Sampler):
+        """Gives the run time to sample the next step during each evaluation."""
+
+        def __call__(self, tables: Tables, config: View, *, step: int, policy: Policy) -> Tables:
+            if not tables["assignments"]["group_id"][0].as_py().startswith("eval-"):
+                overlaps.append(evaluating.is_set())
+                begun.set()
+                return super().__call__(tables, config, step=step, policy=policy)
+            evaluating.set()
+            begun.clear()
+            begun.wait(OVERLAP_SECONDS)
+            rows = super().__call__(tables, config, step=step, policy=policy)
+            evaluating.clear()
+            return rows
+
+    sampler = Slow()
+    evaluation, rollout = TRIED | {"overlap": False}, {"max_off_policy_steps": lag}
+    train(tmp_path / "store", "run", sampler, evaluation=evaluation, rollout=rollout)
+    assert overlaps == [False, False]
     assert sampler.evaluated == [0, 1, 2]
 
 
@@ -178,9 +203,9 @@ def test_a_run_that_is_resumed_shows_no_evaluation_as_a_step_and_logs_none_again
     assert stages.count((None, "evaluation: rollout")) == 3
 
 
-@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize(("lag", "overlap"), [(0, True), (1, True), (0, False)])
 def test_a_run_that_is_interrupted_ends_the_evaluation_under_way_and_is_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lag: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lag: int, overlap: bool
 ) -> None:
     begun, ended = threading.Event(), threading.Event()
 
@@ -189,6 +214,8 @@ def test_a_run_that_is_interrupted_ends_the_evaluation_under_way_and_is_resumed(
 
         def _trace(self, row: Any, policy: Any) -> Any:
             begun.set()
+            if not overlap:  # the run waits: Ctrl-C alone ends that
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
             assert ended.wait(PATIENCE), "nobody ended the services"
             raise ServiceFailed("service 'engine' was stopped")
 
@@ -197,7 +224,8 @@ def test_a_run_that_is_interrupted_ends_the_evaluation_under_way_and_is_resumed(
             assert begun.wait(PATIENCE)
             raise KeyboardInterrupt
 
-    settings: dict[str, Any] = {"evaluation": TRIED, "steps": 3, "rollout": {"max_off_policy_steps": lag}}
+    evaluation = TRIED | {"overlap": overlap}
+    settings: dict[str, Any] = {"evaluation": evaluation, "steps": 3, "rollout": {"max_off_policy_steps": lag}}
     session = session_for(tmp_path / "store", "run", **settings)
     monkeypatch.setattr(session, "close", ended.set)
     session.watchers = (interrupt,)
