@@ -269,16 +269,19 @@ class Engine:
         raise EngineError(f"the engine at {self.url} did not score token {last}, which it was asked to")
 
     def probes(self, token_ids: list[int], policy_key: str) -> tuple[float, list[float]]:
-        """Log-prob of the last token read through the policy's prefix cache, as rollouts do; then what `score` returns.
+        """Log-prob of the last token read through the policy's prefix cache, as rollouts do; then of all, afresh.
 
-        Only whole blocks are cached, so the check reaches the cache with probes of more than one block.
+        The first is of a generated token and the second of a prompt: neither way of the engine vouches for itself. Only
+        whole blocks are cached, so the check reaches the cache with probes of more than one block.
         """
         last = token_ids[-1]
         # The id twice: the answer has `logprobs` entries, of which the sampled token takes one.
         options = {"max_tokens": 1, "temperature": 1.0, "logprobs": 2, "logprob_token_ids": [last, last]}
         # The cached path first: computing afresh would put right blocks next to stale ones.
         cached = self._last_logprob(self.generate(token_ids[:-1], cache_salt=policy_key, **options), last)
-        return cached, self.score(token_ids, policy_key)
+        options = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+        afresh = self.generate(token_ids, cache_salt=policy_key, **options)
+        return cached, _prompt_logprobs(afresh, token_ids)
 
     def generate(self, token_ids: list[int], *, cache_salt: str | None = None, **sampling: Any) -> dict[str, Any]:
         """Send one request to `/inference/v1/generate`; return the answer as it is."""

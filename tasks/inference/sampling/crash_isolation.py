@@ -1,9 +1,9 @@
 """CrashIsolation: which rollouts crash their environment server, so that they cost the others nothing.
 
 A rollout stage owns one for all its samplers, whose ServerPool uses it in their event loops. A rollout that was in
-flight at MIN_LOSSES losses of its server is isolated: it is played while no other one of its environment is. One that
-loses its server twice like that is a row with this error. Another step or an evaluation may use the same server at the
-same time, so one loss alone proves nothing.
+flight at MIN_LOSSES losses of its server is isolated: its sampler plays it alone, after all others. One that loses its
+server twice like that is a row with this error. Another step or an evaluation may use the same server at the same
+time, so one loss alone proves nothing.
 """
 
 from collections import Counter

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import TracebackType
 
 from tasks.inference.engine.client import ServedModel
-from tasks.inference.engine.metrics import GAUGES, parse_page, read_page
+from tasks.inference.engine.metrics import GAUGES, parse_page, read_page_async
 from tasks.inference.trace_rows.failures import STRAGGLER, Failure
 
 INTERVAL_SECONDS = 1.0
@@ -65,7 +65,7 @@ def parse_metrics(text: str) -> EngineLoad | None:
 
 async def read_load(engine: ServedModel) -> EngineLoad | None:
     """Return the load of an engine; None where it has no such metrics. Raises ConnectionError without an answer."""
-    page = await asyncio.to_thread(read_page, engine)
+    page = await read_page_async(engine)
     if page is None:
         raise ConnectionError(f"no metrics from {engine.url}")
     return parse_metrics(page)

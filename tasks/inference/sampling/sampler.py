@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +22,7 @@ import pyarrow.compute as pc
 from storage.turns import TurnCache
 from tasks.inference.engine.client import MODEL, OF_POLICY, SERVE_SECONDS, EngineLost, ServedModel
 from tasks.inference.sampling.background_loop import run_in_background_loop
-from tasks.inference.sampling.crash_isolation import CrashIsolation
+from tasks.inference.sampling.crash_isolation import CrashIsolation, InFlightRollout
 from tasks.inference.sampling.episode_rows import Rows
 from tasks.inference.sampling.limits import AdaptiveLimit, GroupQuota, Limiter, StoppedEarly, straggler_failure
 from tasks.inference.sampling.load_meter import LoadMeter, report_loads
@@ -279,12 +278,17 @@ class BatchSampler:
     async def _sample_assignment(self, assignment: Row, task: dict[str, Any]) -> tuple[Rows, bool]:
         """Return the rows of one assignment, and whether it was stopped; waits until the limit admits it."""
         started: float | None = None
+
+        async def play(placed: InFlightRollout) -> Rows:
+            nonlocal started
+            self._begin(assignment["group_id"])
+            started = started or time.time()
+            with self.plan.meter.rollout() if self.plan.meter else nullcontext():
+                return await self.runner.run(assignment, task, placed)
+
         try:
-            async with self.quota.stop_when_reached(assignment["environment"]), self.limiter:
-                self._begin(assignment["group_id"])
-                started = time.time()
-                with self.plan.meter.rollout() if self.plan.meter else nullcontext():
-                    return await self.servers.run(assignment, partial(self.runner.run, assignment, task)), False
+            async with self.quota.stop_when_reached(assignment["environment"]):
+                return await self.servers.run(assignment, self.limiter, play), False
         except StoppedEarly:
             now = time.time()
             seconds = None if started is None else now - started

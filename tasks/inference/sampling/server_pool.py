@@ -4,17 +4,19 @@ BatchSampler makes one for a batch and calls it in its event loop; ServiceWatch 
 request to an environment server, an episode with all its agents; nothing is scored for a whole group, so members of a
 group may be at different servers. They share a replica of the engine, which shares the states of their prompt. Rollouts
 of a lost server or replica are played again at others. Seeds belong to assignments, so tokens depend on neither.
-A rollout that may have crashed its servers (CrashIsolation) is played while no other one of its environment is.
+A rollout that may have crashed its servers (CrashIsolation) is played alone, after all others.
 """
 
 import asyncio
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tasks.inference.engine.client import OF_POLICY, ServedModel
 from tasks.inference.sampling.crash_isolation import CrashIsolation, InFlightRollout
+from tasks.inference.sampling.limits import Limiter
 from tasks.inference.sampling.lost_servers import ServiceLost, server_name
 from tasks.inference.trace_rows.failures import Failure
 from tasks.inference.trace_rows.rows import Row
@@ -71,56 +73,94 @@ class ServerPool:
         self._num_replicas, self._serve_policy = num_replicas, serve_policy
         self._replica_of: dict[str, str] = {}
         """By group in flight."""
-        self._ended = asyncio.Event()
-        """Set when a rollout ends, and replaced by another then."""
+        self._loads = Counter[tuple[str, str]]()
+        """Rollouts in flight, by environment and address of the server."""
+        self._others = set[str]()
+        """Rollouts that are not isolated, in flight or waiting, by assignment id."""
+        self._alone = asyncio.Lock()
+        """Held by the isolated rollout that is next or in flight."""
+        self._is_lone = False
+        """Whether the rollout in flight is an isolated one."""
+        self._woken = asyncio.Event()
+        """Set when an isolated rollout ends or no other one is left, and replaced by another then."""
         self._connections: dict[tuple[str, str], RolloutConnection] = {}
         self._closing: list[RolloutConnection] = []
         """Connections to lost servers, whose requests are being cancelled."""
         self._requests = defaultdict[tuple[str, str], set[asyncio.Task[Any]]](set)
         """Requests in flight, by environment and server, and by OF_POLICY and replica."""
 
-    async def run(self, assignment: Row, play: Callable[[InFlightRollout], Awaitable[Result]]) -> Result:
+    async def run(
+        self, assignment: Row, limiter: Limiter, play: Callable[[InFlightRollout], Awaitable[Result]]
+    ) -> Result:
         """Play an assignment at the server with the fewest rollouts, and at others if that is lost.
 
+        It waits until `limiter` admits it; one that is isolated waits first until no other is in flight or waits.
         Raises what `play` raises, and CrashesServers.
         """
+        name = assignment["assignment_id"]
+        if not self.isolation.isolates(name):
+            self._others.add(name)
+            try:
+                async with limiter:
+                    with suppress(ServerGone):
+                        return await self._run_admitted(assignment, play)
+            finally:
+                self._others.discard(name)
+                if not self._others:
+                    self._wake()
+        # One plays to its end before the next: a deadly group must not take a server down with each of its members.
+        async with self._alone:
+            await asyncio.sleep(0)  # rollouts whose tasks begin in this turn of the loop come first
+            while True:
+                while self._others:
+                    await self._woken.wait()
+                async with limiter:
+                    with suppress(ServerGone):
+                        return await self._run_admitted(assignment, play)
+
+    async def _run_admitted(self, assignment: Row, play: Callable[[InFlightRollout], Awaitable[Result]]) -> Result:
+        """Play an assignment as `run` does; raises ServerGone for one that is isolated after the loss."""
         name, group_id, environment = (assignment[key] for key in ("assignment_id", "group_id", "environment"))
         while True:
+            while self._is_lone:
+                await self._woken.wait()
             if failure := self.isolation.failure(assignment):
                 raise CrashesServers(failure)
-            is_isolated = self.isolation.isolates(name)
-            while self._must_wait(environment, is_isolated):
-                await self._ended.wait()
-            rollout = InFlightRollout(name, group_id, environment, is_isolated=is_isolated)
+            rollout = InFlightRollout(name, group_id, environment, is_isolated=name not in self._others)
             rollout.replica = self._replica(group_id)
-            self.in_flight[name] = rollout
+            self.in_flight[name], self._is_lone = rollout, rollout.is_isolated
             self.move(rollout)
             try:
                 return await play(rollout)
             except ServerGone:
-                continue
+                if self.isolation.isolates(name):
+                    raise
             finally:
                 del self.in_flight[name]
-                self._ended.set()
-                self._ended = asyncio.Event()
+                self._loads[environment, rollout.server] -= 1
+                if self._is_lone:
+                    self._is_lone = False
+                    self._wake()
 
-    def _must_wait(self, environment: str, is_isolated: bool) -> bool:
-        others = (rollout for rollout in self.in_flight.values() if rollout.environment == environment)
-        return any(is_isolated or rollout.is_isolated for rollout in others)
+    def _wake(self) -> None:
+        self._woken.set()
+        self._woken = asyncio.Event()
 
     def move(self, rollout: InFlightRollout) -> None:
         """Place a rollout at the server with the fewest rollouts, of several at the one that had fewest so far.
 
         A server that it had before, which may be at fault for a failure, is taken only if there is no other.
         """
-        environment = rollout.environment
-        loads = Counter(other.server for other in self.in_flight.values() if other.environment == environment)
+        environment, before = rollout.environment, rollout.server
 
         def load(address: str) -> tuple[bool, int, int]:
-            return address == rollout.server, loads[address], self.num_placed[environment, address]
+            return address == before, self._loads[environment, address], self.num_placed[environment, address]
 
         rollout.server = min(self.addresses[environment], key=load)
         self.num_placed[environment, rollout.server] += 1
+        self._loads[environment, rollout.server] += 1
+        if before:
+            self._loads[environment, before] -= 1
 
     def _replica(self, group_id: str) -> str:
         replicas = self.addresses[OF_POLICY]
@@ -178,8 +218,9 @@ class ServerPool:
         if place in self._connections:  # a server that is started again at the address must not get queued requests
             self._closing.append(self._connections.pop(place))
         _log.warning(
-            "%s at %s is gone (%s): its %d rollouts in flight are sampled again by the other %d, or last",
+            "%s at %s is gone (%s): its %d rollouts in flight are sampled again by the other %d%s",
             *(lost.service, lost.address, lost.cause, len(lost.in_flight), len(peers)),
+            ", or last if they may have crashed it" if lost.environment else "",
         )
         return True
 
@@ -199,23 +240,23 @@ class ServerPool:
                     lose(ServiceLost(server_name(environment), address, "its process has ended", environment))
 
     async def follow_replicas(self, watch: Callable[[Sequence[ServedModel]], None]) -> None:
-        """Add replicas that are started again, until cancelled; `watch` gets the model as it is served then."""
+        """Add replicas that are started again, until cancelled; `watch` gets the model at each of them."""
         while self._serve_policy:
             await asyncio.sleep(FOLLOW_SECONDS)
             before = {*self.addresses[OF_POLICY]}
             if len(before) < self._num_replicas:
                 served = await asyncio.to_thread(self._serve_policy)
-                if self._add(OF_POLICY, served.urls, before):
-                    watch([served])
+                if new := self._add(OF_POLICY, served.urls, before):
+                    watch([replica for replica in served.replicas if replica.url in new])
 
-    def _add(self, name: str, present: Iterable[str], before: Collection[str]) -> bool:
+    def _add(self, name: str, present: Iterable[str], before: Collection[str]) -> list[str]:
         # One that was lost while it was looked for is in `before`, and is added after a later look.
         new = [address for address in present if address not in before]
         if new:
             service = f"servers of environment {name!r}" if name else "replicas of the engine"
             _log.info("%s at %s take rollouts from now on", service, ", ".join(new))
             self.addresses[name] += new
-        return bool(new)
+        return new
 
     async def close(self) -> None:
         """Close all connections."""

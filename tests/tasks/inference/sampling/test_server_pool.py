@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from tasks.inference.engine.client import OF_POLICY, ServedModel
 from tasks.inference.sampling import server_pool
-from tasks.inference.sampling.crash_isolation import CrashIsolation, InFlightRollout
+from tasks.inference.sampling.crash_isolation import MIN_LOSSES, CrashIsolation, InFlightRollout
+from tasks.inference.sampling.limits import Limiter
 from tasks.inference.sampling.lost_servers import ServiceLost, ServiceWatch, server_name
-from tasks.inference.sampling.server_pool import CrashesServers, ServerPool
+from tasks.inference.sampling.server_pool import CrashesServers, ServerGone, ServerPool
 
 A, B, C = (f"tcp://127.0.0.1:{port}" for port in (1, 2, 3))
 ONE, TWO, THREE = (f"http://127.0.0.1:{port}" for port in (1, 2, 3))
@@ -58,6 +59,7 @@ class Table:
         self.connections: dict[str, Connection] = {}
         self.dealt: list[tuple[str, str]] = []
         self.tasks: dict[str, asyncio.Task[str]] = {}
+        self.limiter = Limiter(99)
         self.pool._connection = self._connection  # type: ignore[method-assign, assignment]
 
     def _connection(self, server: tuple[str, str]) -> Connection:
@@ -74,7 +76,7 @@ class Table:
     async def begin(self, *names: str) -> None:
         for name in names:
             row = {"assignment_id": name, "group_id": name.partition("/")[0], "environment": "e"}
-            self.tasks[name] = asyncio.create_task(self.pool.run(row, self._play))
+            self.tasks[name] = asyncio.create_task(self.pool.run(row, self.limiter, self._play))
             await settled()
 
     async def end(self, *names: str, wrong: bool = False) -> None:
@@ -173,12 +175,58 @@ async def test_a_deadly_rollout_plays_alone_after_two_losses_and_fails_after_two
     assert len(table.dealt) == 6, "nothing begins beside it"
     await table.lose(A)
     table.pool.addresses["e"].append(A)
-    assert table.dealt[6:] == [("deadly/0", C)], "another step may have crashed it"
-    await table.lose(C)
+    assert table.dealt[6:] == [("d/0", C)], "it comes after all others"
+    await table.end("d/0")
+    assert table.dealt[7:] == [("deadly/0", A)], "another step may have crashed it"
+    await table.lose(A)
     with pytest.raises(CrashesServers, match="died 2 times while this rollout alone was in flight"):
         await table.tasks["deadly/0"]
-    assert table.dealt[7:] == [("d/0", A)], "and the others continue"
-    await table.end_all()
+
+
+@in_loop
+async def test_a_group_of_killers_costs_four_losses_alone_and_its_other_members_are_not_tried() -> None:
+    pool, limiter, alone = ServerPool({"e": [A, B, C]}, CrashIsolation()), Limiter(8), list[int]()
+
+    async def crash(placed: InFlightRollout) -> None:
+        await asyncio.sleep(0)
+        if placed.server in pool.addresses["e"]:
+            lost, num_in_flight = loss(placed.server), len(pool.in_flight)
+            assert pool.reassign(lost)
+            if lost.is_isolated:
+                alone.append(num_in_flight)
+            pool.addresses["e"].append(placed.server)  # it is started again
+        raise ServerGone
+
+    rows = [{"assignment_id": f"g/{number}", "group_id": "g", "environment": "e"} for number in range(8)]
+    ends = await asyncio.gather(*(pool.run(row, limiter, crash) for row in rows), return_exceptions=True)
+    assert alone == [1] * 4
+    causes = [end.failure.message.partition(":")[0] for end in ends if isinstance(end, CrashesServers)]
+    assert Counter("not tried" if cause == "not tried" else "died" for cause in causes) == {"died": 2, "not tried": 6}
+
+
+@in_loop
+async def test_isolated_rollouts_hold_no_place_of_the_limit_and_wait_for_all_environments() -> None:
+    pool, limiter, order = ServerPool({"a": [A], "b": [B]}, CrashIsolation()), Limiter(2), list[str]()
+    killers = [InFlightRollout(f"a/{number}", "a", "a") for number in range(3)]
+    for _ in range(MIN_LOSSES):
+        pool.isolation.record(killers)
+
+    async def play(placed: InFlightRollout) -> None:
+        order.append(placed.assignment_id)
+        assert placed.environment == "b" or len(pool.in_flight) == limiter.in_use == 1
+        await settled()
+
+    rows = [
+        {"assignment_id": f"{name}/{number}", "group_id": name, "environment": name}
+        for name, count in (("a", 3), ("b", 6))
+        for number in range(count)
+    ]
+    running = [asyncio.create_task(pool.run(row, limiter, play)) for row in rows]
+    await asyncio.sleep(0)
+    running[1].cancel()  # while it waits
+    await asyncio.gather(*running, return_exceptions=True)
+    assert order == [*(f"b/{number}" for number in range(6)), "a/0", "a/2"]
+    assert not pool.in_flight and not limiter.in_use and not pool._loads.total()
 
 
 def serve_policy() -> ServedModel:
@@ -220,7 +268,7 @@ async def test_errors_and_cancellations_leave_nothing_in_flight() -> None:
 
     table, row = Table([A]), {"assignment_id": "x/0", "group_id": "x", "environment": "e"}
     with pytest.raises(LookupError):
-        await table.pool.run(row, fail)
+        await table.pool.run(row, table.limiter, fail)
     await table.begin("g/0")
     table.tasks["g/0"].cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -260,7 +308,9 @@ async def test_a_replica_joins_when_it_serves_the_policy(monkeypatch: pytest.Mon
     assert pool.reassign(loss(TWO, OF_POLICY))
     while not joined:
         await asyncio.sleep(0.01)
-    assert pool.addresses[OF_POLICY] == [ONE, THREE] and joined[0][0].urls == (ONE, THREE)
+    assert pool.addresses[OF_POLICY] == [ONE, THREE] and joined[0] == [ServedModel(THREE, "key")], (
+        "no other one is watched again"
+    )
     # An external one comes back under its own address, and may be lost again.
     answers.append(ServedModel(ONE, "key", other_urls=(THREE,)))
     assert pool.reassign(loss(THREE, OF_POLICY))
