@@ -44,11 +44,21 @@ def test_every_route_but_health_asks_for_the_key(small_engine: Engine) -> None:
     assert small_engine.healthy()
 
 
-def test_the_cached_probe_reads_the_cache(small_engine: Engine, models: dict[str, Path]) -> None:
+def test_the_cached_probe_reads_the_cache(
+    small_engine: Engine, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts, generate = list[list[int]](), small_engine.generate
+
+    def record(token_ids: list[int], **options: Any) -> dict[str, Any]:
+        prompts.append(token_ids)
+        return generate(token_ids, **options)
+
+    monkeypatch.setattr(small_engine, "generate", record)
     small_engine.serve("cached", models["a"])
     (first, afresh), (second, _) = (small_engine.probes(PROBE, "cached") for _ in range(2))
     assert first == pytest.approx(second, abs=1e-5)
     assert first == pytest.approx(afresh[-1], abs=1e-4)
+    assert prompts == [PROBE[:-1], PROBE] * 2, "afresh the last token is one of the prompt, and not generated again"
 
 
 def test_a_reload_that_keeps_the_old_weights_is_caught(
