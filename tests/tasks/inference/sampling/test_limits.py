@@ -1,6 +1,8 @@
 """The limits on rollouts in flight: the rule, the limiter, the quota of groups; and engines with and without a key."""
 
 import asyncio
+import socket
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TypeVar
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.inference.engine.client import ServedModel
+from tasks.inference.engine.metrics import TIMEOUT_SECONDS
 from tasks.inference.sampling import lost_servers
 from tasks.inference.sampling.limits import (
     PATIENCE,
@@ -284,6 +287,20 @@ def test_how_busy_it_is(key: str, header: str | None) -> None:
 def test_a_server_that_falters_has_no_answer_yet(key: str) -> None:
     with pytest.raises(ConnectionError, match="no metrics from http"):
         asked(key, 503, read_load)
+
+
+def test_reading_a_silent_engine_ends_when_it_is_cancelled() -> None:
+    async def scene(silent: socket.socket) -> tuple[socket.socket, float]:
+        reading = asyncio.create_task(read_load(ServedModel(f"http://127.0.0.1:{silent.getsockname()[1]}", "")))
+        connection, _ = await asyncio.to_thread(silent.accept)
+        reading.cancel()
+        return connection, time.monotonic()
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(60)
+        connection, cancelled = asyncio.run(scene(silent))
+        with connection:
+            assert time.monotonic() - cancelled < TIMEOUT_SECONDS / 2, "the end of the event loop waits for no answer"
 
 
 @pytest.mark.parametrize("key", ["", "secret"])
