@@ -4,12 +4,13 @@ The cache holds what was derived of finished work, within a bound. All of it is 
 """
 
 import functools
-import pickle
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from threading import Lock, RLock
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -64,8 +65,6 @@ def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 MOST_BYTES = 512 * 2**20
 MOST_WEIGHED = 32
 """Values of those read together that are weighed, evenly spread: the others are alike."""
-OBJECTS_PER_PICKLE = 3
-"""Bytes that Python's objects take for each byte of their pickle; of texts less, of dictionaries of numbers more."""
 SMALL = 1024
 """Bytes that anything which is kept counts for in addition: its name and its place."""
 Name = TypeVar("Name", bound=Hashable)
@@ -148,13 +147,50 @@ class Cache:
         return held[1]
 
 
+MOST_ITEMS = 32
+"""Items of a long list or dictionary that are looked at, evenly spread; the others are taken to be like them."""
+_TABLES = (pa.Table, pa.RecordBatch, pa.Array, pa.ChunkedArray, np.ndarray)
+_ATOMS = (str, bytes, bytearray, int, float, complex, type)
+
+
 def size_in_bytes(value: Any) -> int:
-    """Return about how many bytes a value takes: tables as they say, others by their pickle."""
+    """Return about how many bytes something takes: tables as they say, all else with what it holds, however deep.
+
+    What is held twice in it counts once. Of long lists and dictionaries some items alone are weighed.
+    """
+    # By identity, for equal things may be apart; a list of what waits, for values may lie deeper than Python's stack.
+    seen: set[int] = set()
+    total, waiting = 0.0, [(value, 1.0)]
+    while waiting:
+        each, times = waiting.pop()
+        if each is None or isinstance(each, bool) or id(each) in seen:
+            continue
+        seen.add(id(each))
+        total += times * _own_bytes(each)
+        waiting += [(item, times * like) for item, like in _items(each)]
+    return SMALL + round(total)
+
+
+def _own_bytes(value: Any) -> int:
     if isinstance(value, (pl.DataFrame, pl.Series)):
-        return SMALL + int(value.estimated_size())
-    if isinstance(value, (pa.Table, np.ndarray)):
-        return SMALL + int(value.nbytes)
-    return SMALL + OBJECTS_PER_PICKLE * len(pickle.dumps(value, protocol=5))
+        return int(value.estimated_size())
+    return int(value.nbytes) if isinstance(value, _TABLES) else sys.getsizeof(value)
+
+
+def _items(value: Any) -> Iterator[tuple[Any, float]]:
+    """Yield what a value holds, and for how many items like it each stands."""
+    if isinstance(value, (pl.DataFrame, pl.Series, *_TABLES, *_ATOMS)):
+        return
+    if isinstance(value, (Mapping, Sequence, set, frozenset)):
+        apart = -(-len(value) // MOST_ITEMS) or 1
+        like = len(value) / -(-len(value) // apart) if value else 1.0
+        for items in (value.keys(), value.values()) if isinstance(value, Mapping) else (value,):
+            yield from ((item, like) for item in islice(items, 0, None, apart))
+        return
+    # Each class that an object comes of may have added slots of its own.
+    slots = (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()))
+    yield getattr(value, "__dict__", None), 1.0
+    yield from ((getattr(value, name, None), 1.0) for name in slots)
 
 
 @dataclass(frozen=True)
