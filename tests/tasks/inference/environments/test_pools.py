@@ -272,7 +272,7 @@ def test_servers_that_are_told_to_end_leave_nothing_behind(pools: Pools) -> None
     assert owned_processes(identity()) == []
     for name in ("fixed", "growing"):
         assert pools.log(name).rstrip().endswith("EnvServerPool down"), pools.log(name)
-        # Python's tracker reports what was left. A traceback is no sign: verifiers logs the progress that a closing worker
+        # Python's tracker reports what was left. A traceback is no sign: verifiers logs progress that a closing worker
         # could not send, and Python a second signal after the end of the event loop.
         assert not re.search("KeyboardInterrupt|resource_tracker", pools.log(name)), pools.log(name)
     assert "the server ends" not in pools.log("growing"), "its workers ended because they were told to"
