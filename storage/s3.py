@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from html import unescape
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
@@ -40,6 +41,7 @@ SECONDS_TO_CONNECT = 5
 SECONDS_TO_ANSWER = 60
 SECONDS_TO_KEEP = 60
 """How long a connection stays open without a request."""
+CLIENT_LOCK = Lock()
 ATTEMPTS = 4
 FIRST_PAUSE = 0.2
 """Seconds before the second attempt at a request; doubled before each one after."""
@@ -148,9 +150,14 @@ class Bucket:
             pause *= 2
         raise AssertionError("the last attempt returns or raises")
 
-    @cached_property
+    @property
     def _client(self) -> "httpx.Client":
         """The connections of all threads; proxies of the environment are not for them."""
+        with CLIENT_LOCK:  # from Python 3.12 on, threads that come at once may each compute a cached property
+            return self._made_client
+
+    @cached_property
+    def _made_client(self) -> "httpx.Client":
         import httpx
 
         # Where nobody listens shows at once; an answer may take its time.
