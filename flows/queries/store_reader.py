@@ -63,8 +63,6 @@ def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 # A viewer often runs on the machine that trains: what it holds stays small beside a model.
 MOST_BYTES = 512 * 2**20
-MOST_WEIGHED = 32
-"""Values of those read together that are weighed, evenly spread: the others are alike."""
 SMALL = 1024
 """Bytes that anything which is kept counts for in addition: its name and its place."""
 Name = TypeVar("Name", bound=Hashable)
@@ -130,7 +128,7 @@ class Cache:
         held = {name: self.peek((purpose, name)) for name in names}
         missing = [name for name, value in held.items() if value is None]
         values = read(missing) if missing else {}
-        weighed = list(values.values())[:: -(-len(values) // MOST_WEIGHED) or 1]
+        weighed = list(values.values())[:: -(-len(values) // MOST_ITEMS) or 1]
         weight = sum(map(self._weigh, weighed)) // len(weighed) if weighed else 0
         for name, value in values.items():
             held[name] = self.put((purpose, name), value, weight)

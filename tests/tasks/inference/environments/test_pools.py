@@ -271,10 +271,14 @@ def test_servers_that_are_told_to_end_leave_nothing_behind(pools: Pools) -> None
         pools.supervisor.close()
     assert owned_processes(identity()) == []
     for name in ("fixed", "growing"):
-        assert pools.log(name).rstrip().endswith("EnvServerPool down"), pools.log(name)
-        # Python's tracker reports what was left. A traceback is no sign: verifiers logs progress that a closing worker
-        # could not send, and Python a second signal after the end of the event loop.
-        assert not re.search("KeyboardInterrupt|resource_tracker", pools.log(name)), pools.log(name)
+        log = pools.log(name)
+        assert log.rstrip().endswith("EnvServerPool down"), log
+        # Python's tracker reports what was left. Two tracebacks are no fault of ours: verifiers logs progress that a
+        # closing worker could not send, and Python a second signal after the end of the event loop.
+        log = re.sub(r"Exception ignored when trying to write to the signal.*?OSError[^\n]*", "", log, flags=re.DOTALL)
+        records = re.split(r"\n(?=\d{4}-\d\d-\d\d )", log)
+        others = [record for record in records if "verifiers.v1.serve.delta: failed to send" not in record]
+        assert not re.search("Traceback|KeyboardInterrupt|resource_tracker", "\n".join(others)), pools.log(name)
     assert "the server ends" not in pools.log("growing"), "its workers ended because they were told to"
     assert not os.path.exists(directory)
     assert not list(Path(pools.supervisor.directory).glob("*.runtimes"))
