@@ -67,10 +67,6 @@ class PolicyAbsent(StoreError):
     """No complete policy of that key is in the store."""
 
 
-class CopyConflict(StoreError):
-    """A run of one store cannot be copied into another, which has other rows or another run under the same name."""
-
-
 class RunUnknown(StoreError):
     """No run of that name is in the store."""
 

@@ -4,98 +4,34 @@ import math
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import fields, replace
-from datetime import UTC, datetime
-from itertools import pairwise
+from dataclasses import replace
+from datetime import datetime
 from operator import attrgetter
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple, cast
 
 import pyarrow as pa
 
-from storage.delta.parquet import buffer_reader, decode
 from storage.delta.table import CommitConflict
 from storage.errors import StoreError, StoreUnavailable, WorkRemoved
 from storage.records import CachedTable
-from storage.refs import Entry, File, Slice, parse_json
+from storage.refs import Entry, Slice
 from storage.roots import Root
 from storage.schemas.system_tables import LEDGER
-from storage.slices import one_array
 
 APPLICATION = "ledger"
 # A lost race means that another writer got on; to lose so many in a row is a fault and no bad luck.
 MAX_RACES = 200
 REMOVAL = "removal"
 """Application id of commits that remove rows; one after the name of a run holds when rows of it were last removed."""
-Item = TypeVar("Item")
 MERGE_FILES = 16
 """Small files of one run in the ledger that are merged, so that opening stays quick between maintenances."""
 
 
-class LedgerFile:
-    """One file of the ledger, in memory as on the disk: few of its rows are ever asked for, and decoding is slow."""
-
-    def __init__(self, data: bytes, run: str, schema: pa.Schema, where: str) -> None:
-        self._held: bytes | pa.Table = data
-        """The file as it is on the disk, until the first of its rows is asked for; then its rows."""
-        self._run, self._schema, self._where = run, schema, where
-
-    def index(self) -> list[tuple[str, str, str]]:
-        """Key, part and stage of every row; for a file of which no row was asked for yet."""
-        assert isinstance(self._held, bytes)
-        schema = pa.schema([self._schema.field(name) for name in ("key", "part", "stage")])
-        rows = decode(buffer_reader(self._held), schema, where=self._where)
-        return list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
-
-    def entries(self, positions: Sequence[int]) -> list[Entry]:
-        """The entries of some rows."""
-        held = self._held
-        if isinstance(held, bytes):  # two threads may both decode it, which costs less than a lock
-            held = self._held = decode(buffer_reader(held), self._schema, where=self._where)
-        rows = held.take(pa.array(positions, pa.int64()))
-        return entries_of(rows.add_column(0, "run", pa.array([self._run] * len(rows), pa.string())))
-
-
-def entries_of(rows: pa.Table) -> list[Entry]:
-    """Return the entries out of rows of the ledger table, its run included.
-
-    Column by column: of a run of a thousand steps every question reads ten thousand rows, and Arrow takes five times as
-    long to make a dictionary of each.
-    """
-    column = {name: one_array(rows[name]) for name in rows.column_names}
-    values = {name: _values(column[name]) for name in column if name not in ("inputs", "outputs")}
-    values |= {name: [at.replace(tzinfo=UTC) for at in values[name]] for name in ("started_at", "finished_at")}
-    values |= {name: [parse_json(text) for text in values[name]] for name in ("section", "versions")}
-    given = column["inputs"].flatten()
-    pairs = list(zip(_values(given.field("name")), _values(given.field("key")), strict=True))
-    values["inputs"] = [dict(each) for each in _lists(column["inputs"], pairs)]
-    values["outputs"] = [tuple(each) for each in _lists(column["outputs"], _slices(column["outputs"].flatten()))]
-    return [Entry(*row) for row in zip(*(values[field.name] for field in fields(Entry)), strict=True)]
-
-
-def _slices(rows: Any) -> list[Slice]:
-    """The slices out of values of the `SLICE` struct."""
-    of_all = rows.field("files").flatten()
-    files = [File(*each) for each in zip(*(_values(of_all.field(each.name)) for each in fields(File)), strict=True)]
-    of_each = [tuple(each) for each in _lists(rows.field("files"), files)]
-    others = [_values(rows.field(field.name)) for field in fields(Slice) if field.name != "files"]
-    return [Slice(*row) for row in zip(*others, of_each, strict=True)]
-
-
-def _values(column: Any) -> list[Any]:
-    """What a column without nulls holds. Through numpy, which makes no object of Arrow's for each value."""
-    return list(column.to_numpy(zero_copy_only=False).tolist())
-
-
-def _lists(column: Any, items: Sequence[Item]) -> list[Sequence[Item]]:
-    """The items of a column of lists, list by list; `items` are those of all lists."""
-    borders = _values(column.offsets)
-    return [items[start - borders[0] : end - borders[0]] for start, end in pairwise(borders)]
-
-
 class UnreadRow(NamedTuple):
-    """A row of a file that nobody has asked for yet."""
+    """A row of a file that no query has read yet: to make entries of all rows takes long, and few are ever read."""
 
-    file: LedgerFile
+    rows: pa.Table
+    """All rows of the file."""
     position: int
     stage: str
 
@@ -187,7 +123,7 @@ class Ledger(CachedTable):
                     file = self.table.append(rows.drop_columns(["run"]), new[0].run, (APPLICATION, number))
                 except CommitConflict:
                     continue
-                self._remember(file.path, entries_of(rows))  # as everybody else reads them
+                self._remember(file.path, [Entry.from_row(row) for row in rows.to_pylist()])  # as every reader has them
                 self._commits += 1
                 if self._commits % MERGE_FILES == 0:
                     with suppress(StoreError):  # the row is safe; merging can wait
@@ -272,14 +208,15 @@ class Ledger(CachedTable):
 
     def _read(self, wanted: Sequence[tuple[RowsOfKey, tuple[str, str]]]) -> list[Entry]:
         """The entries of some rows, which stay entries from then on."""
-        unread: dict[LedgerFile, list[tuple[RowsOfKey, tuple[str, str], int]]] = {}
+        unread: dict[int, list[tuple[RowsOfKey, tuple[str, str], UnreadRow]]] = {}
         for rows, name in wanted:
-            if isinstance(row := rows[name], UnreadRow):
-                unread.setdefault(row.file, []).append((rows, name, row.position))
-        for file, places in unread.items():
-            entries = file.entries([position for _, _, position in places])
-            for (rows, name, _), entry in zip(places, entries, strict=True):
-                rows[name] = entry
+            if isinstance(place := rows[name], UnreadRow):
+                unread.setdefault(id(place.rows), []).append((rows, name, place))
+        for of_file in unread.values():
+            positions = pa.array([place.position for _, _, place in of_file], pa.int64())
+            values = of_file[0][2].rows.take(positions).to_pylist()
+            for (rows, name, _), row in zip(of_file, values, strict=True):
+                rows[name] = Entry.from_row(row)
         return [cast(Entry, rows[name]) for rows, name in wanted]
 
     def _refresh(self) -> None:
@@ -296,10 +233,12 @@ class Ledger(CachedTable):
         return super()._unread(paths)
 
     def _add_file(self, path: str, run: str) -> None:
-        file = LedgerFile(self.table.load(path), run, self.table.data_schema, self.table.file_address(path))
-        for position, (key, part, stage) in enumerate(file.index()):
+        rows = self.table.read(path)
+        rows = rows.append_column("run", pa.repeat(pa.scalar(run), rows.num_rows))
+        names = zip(*(rows[name].to_pylist() for name in ("key", "part", "stage")), strict=True)
+        for position, (key, part, stage) in enumerate(names):
             # A merged file repeats rows: the one that was read first stands.
-            self._by_key.setdefault(key, {}).setdefault((run, part), UnreadRow(file, position, stage))
+            self._by_key.setdefault(key, {}).setdefault((run, part), UnreadRow(rows, position, stage))
 
 
 def _too_busy(run: str, action: str) -> StoreUnavailable:

@@ -175,22 +175,6 @@ class Slices:
         """The verified rows of a slice as they are stored, out of its listed files; without the run column."""
         return _verify(self._listed_rows(piece), piece)
 
-    def copy(self, piece: Slice, source: "Slices") -> WrittenSlice:
-        """Write a slice of another store durably, under its own attempt; its table does not hold it until `commit`.
-
-        Its file gets the name that it has there, so that doing it again after a crash leaves no rows twice.
-        """
-        rows = source.rows_to_copy(piece)
-        # `write` makes one file of a slice.
-        table, path = self.table(piece.table), piece.files[0].path
-        file = table.write(TABLES[piece.table].row_groups(rows), piece.run, path)
-        return WrittenSlice(replace(piece, files=(file,)), rows.select(DESCRIBED))
-
-    def rows_to_copy(self, piece: Slice) -> pa.Table:
-        """The verified rows of a slice as they are stored, in their order, wherever compaction has put them."""
-        rows = self._read_listed(piece, None)
-        return self._read_compacted(piece.table, [piece])[piece].combine_chunks() if rows is None else rows
-
     def not_held(self, name: str, pieces: Sequence[Slice]) -> list[Slice]:
         """Those of some slices of a table, those without rows aside, that no file of it holds.
 

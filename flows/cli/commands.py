@@ -448,7 +448,7 @@ OVERRIDES are written dotted.key=value, for example seed=3.""",
     "export": Command(
         "Move",
         "export:export_rollouts [RUN] --format CHOICE --to PATH",
-        """Export rollouts or weights, or copy a run to another store.
+        """Export rollouts or weights.
 
 Examples:
   stagecoach export demo --format sft --kept --to good.parquet

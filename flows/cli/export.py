@@ -36,12 +36,8 @@ def export_rollouts(
     run: Annotated[str, option("the run; --sql may name rollouts of any run", "RUN")] = "",
     /,
     *,
-    form: Annotated[
-        Literal["verifiers", "sft", "preferences", "weights", "store"], option("what to write", name="--format")
-    ],
-    target: Annotated[
-        str, option("a file; for weights a directory; for a store its directory or URL", "PATH", name="--to")
-    ],
+    form: Annotated[Literal["verifiers", "sft", "preferences", "weights"], option("what to write", name="--format")],
+    target: Annotated[str, option("a file; for weights a directory", "PATH", name="--to")],
     sql: Annotated[str, option("query whose answer has the column trace_id", "QUERY")] = "",
     steps: Annotated[str, option("3:10 is 3 to 9, also 3: or :10, or one step", "A:B")] = "",
     kept: Annotated[bool, option("only rollouts that the run's filters kept")] = False,
@@ -50,26 +46,15 @@ def export_rollouts(
     quarantined: Annotated[bool, option("also rollouts in quarantine, in datasets too")] = False,
     pairs: Annotated[Literal["extremes", "all"], option("the best and the worst of a group, or all")] = "extremes",
     policy: Annotated[str, option("the policy; without it, the run's last", "RUN:V")] = "",
-    with_policies: Annotated[bool, option("also copy the run's weights to the other store")] = False,
     force: Annotated[bool, option("replace the file, or the directory of weights, at PATH")] = False,
     store: StoreOption = "",
 ) -> int | None:
-    """Export rollouts or weights, or copy a run to another store."""
+    """Export rollouts or weights."""
     from configs.store import default_store
     from flows.exchange.export import export
     from flows.exchange.export_rows import RolloutChoice
     from flows.replays.request import step_range
 
-    if form == "store":
-        parts = {"sql": sql, "steps": steps, "kept": kept, "min-reward": min_reward, "held-out": held_out}
-        parts |= {"quarantined": quarantined, "policy": policy, "force": force}
-        if not run:
-            raise UsageError("export --format store needs a RUN, which is copied whole")
-        if chosen := [name for name, value in parts.items() if value not in ("", None, False)]:
-            raise UsageError(f"--{chosen[0]} chooses parts or replaces; a run is copied whole, and nothing is replaced")
-        return _copy(run, target, store or default_store(), with_policies)
-    if with_policies:
-        raise UsageError("--with-policies belongs to --format store; weights by themselves are --format weights")
     if not (run or sql or policy):
         raise UsageError("export needs a RUN, a question (--sql) or, for weights, a policy (--policy)")
     first, last = step_range(steps)
@@ -79,16 +64,4 @@ def export_rollouts(
     print(f"{Path(target).expanduser()}: {written.number} {noun}")
     if written.num_quarantined:
         print(f"left out: {written.num_quarantined} rollouts in quarantine (--quarantined keeps them)")
-    return 0
-
-
-def _copy(run: str, target: str, store: str, with_policies: bool) -> int:
-    from flows.exchange.export import copy_run
-
-    report = copy_run(run, target, store, with_policies)
-    if report.nothing:
-        print(f"{target}: run {run} is there already, nothing was copied")
-        return 0
-    weights = f", {report.policies} policies" if with_policies else ""
-    print(f"{target}: run {run} with {report.rows} ledger rows, {report.slices} new slices{weights}")
     return 0

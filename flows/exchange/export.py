@@ -16,13 +16,10 @@ import polars as pl
 
 from flows.exchange.export_rows import ExportRefused, RolloutChoice, StepRollouts, chosen_rollouts
 from flows.reporting.output_files import check_output, write_whole
-from flows.runtime.maintenance import needs_of
 from flows.runtime.resolve_run import find_policy
-from storage.maintenance.plan import Needs, is_unfinished, needed_rows
-from storage.maintenance.run_copy import CopyReport, copy_work
 from storage.policies.manifest import adapter_base
 from storage.read.frames import existing_store
-from storage.store import Store, open_store
+from storage.store import Store
 from tasks.exchange.datasets import Pairs, preferences, samples
 from tasks.exchange.episodes import Row, compact
 from tasks.exchange.traces import MARK, source_of
@@ -175,31 +172,3 @@ def _merge(base: Path, adapter: Path, draft: Path) -> None:
             f"the adapter could not be merged into its base: {done.stderr.strip()[-2000:]}\nNothing was written. "
             f"The policy is safe in the store, as an adapter that peft reads: {adapter}"
         )
-
-
-def copy_run(run: str, target: str, store: str = "", with_policies: bool = False) -> CopyReport:
-    """Copy a run from `store` to the one at `target`, which is made where there is none.
-
-    With it come the ledger rows, slices and quarantines that it needs; what is there already is left as it is. Of other
-    runs come the rows that went into its own, and of a replay that may go on the whole run that it goes through again.
-    Without its weights it can be shown and replayed, and not trained on from there. Raises RunUnknown, CopyConflict,
-    ExportRefused for a copy of a store into itself, and what `copy_work` raises.
-    """
-    source = existing_store(store)
-    source.runs.events(run)
-    other = open_store(target)
-    if other.root.address == source.root.address:
-        raise ExportRefused(f"{target} is the store that run {run!r} is in. Nothing was written.")
-    needs = needs_of(source)
-    runs = _with_sources(source, run, needs)
-    keys = {key for run in runs if run in needs for key in needs[run].keys}
-    return copy_work(source, other, needed_rows(source, runs, keys), runs, with_policies)
-
-
-def _with_sources(store: Store, run: str, needs: dict[str, Needs]) -> list[str]:
-    """Return a run, behind the one that it goes through again if it is a replay that has not finished, and so on."""
-    runs = [run]
-    # It may still take steps from its source, which may be a replay itself.
-    while is_unfinished(store, runs[0]) and runs[0] in needs:
-        runs.insert(0, needs[runs[0]].run)
-    return runs

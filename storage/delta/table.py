@@ -33,7 +33,6 @@ from storage.delta.log import (
 from storage.delta.parquet import attempts_in, buffer_reader, decode, encode
 from storage.delta.snapshot import Snapshot, prune_log
 from storage.errors import StoreError, StoreUnavailable, border
-from storage.keys import sha256
 from storage.refs import File
 from storage.roots import Root
 from storage.schemas.contract import RowPlace, check_schema
@@ -94,22 +93,10 @@ class StoredTable:
             del self._appended[old]
         return file
 
-    def write(self, groups: Sequence[pa.Table], run: str, path: str = "") -> File:
-        """Write rows of one run, at least one row, as one durable file that the table does not hold yet.
-
-        Of a `path` that is named, a file that the table holds is reused, and one that a dead copy left is replaced.
-        """
+    def write(self, groups: Sequence[pa.Table], run: str) -> File:
+        """Write rows of one run, at least one row, as one durable file that the table does not hold yet."""
         check_schema(groups[0].schema, self.data_schema, RowPlace(self.name, run))
-        place = f"{self.place}/{path}"
-        if path:
-            with self._border("copying a file of"):
-                if self._root.exists(place):
-                    self.refresh()
-                    if any(file.path == path for file in self.active_files()):
-                        data = self.load(path)
-                        return File(path, len(data), sha256(data))
-                    self._root.delete(place)
-        path = path or f"{PARTITION}={run}/{uuid4().hex}.parquet"
+        path = f"{PARTITION}={run}/{uuid4().hex}.parquet"
         written = self._root.write(f"{self.place}/{path}", encode(groups))
         return File(path, written.size, written.sha256)
 

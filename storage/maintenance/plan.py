@@ -152,12 +152,6 @@ def plan_removal(
     )
 
 
-def needed_rows(store: Store, runs: Collection[str], needed: Collection[str] = ()) -> list[Entry]:
-    """The rows of some runs, and of others those that they need; `needed` are further keys, see `Needs`."""
-    others = {entry.run for entry in store.ledger.entries()} - {*runs}
-    return _rows(store, others, needed)[2]
-
-
 def at_work(store: Store) -> list[str]:
     """The runs that a process began and has not ended, and that were active within QUIET_HOURS; in order of name."""
     oldest = datetime.now(UTC) - timedelta(hours=QUIET_HOURS)

@@ -14,7 +14,6 @@ from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.pages.runs import run_page
 from flows.viewer.pages.search import search_page
-from storage.maintenance.run_copy import copy_work
 from storage.records import REMOVED
 from storage.store import open_store
 from tests.fixtures.commands import Call
@@ -78,14 +77,6 @@ def test_notes_of_a_removed_run_are_not_those_of_the_next_of_its_name(store: Pat
     assert notes_of(root, "base") == []
     note("base", "of the second", store=str(store))
     assert [each["text"] for each in notes_of(root, "base", "")] == ["of the second"]
-
-
-def test_notes_come_along_with_a_copy_of_the_run(store: Path, tmp_path: Path) -> None:
-    note("base", "kept", store=str(store))
-    source, target = open_store(store), open_store(tmp_path / "other")
-    for _ in range(2):
-        copy_work(source, target, source.ledger.entries(run="base"), ["base"])
-    assert [each.text for each in target.notes.all()] == ["kept"]
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from storage import ledger as ledger_module
 from storage.delta import log as logs
 from storage.delta.log import Log
 from storage.delta.parquet import encode
 from storage.delta.snapshot import prune_log
 from storage.delta.table import PRUNE_INTERVAL, CommitConflict, StoredTable
 from storage.maintenance.compact import compact, remove_temporary
+from storage.refs import Entry
 from storage.roots import Root
 from storage.schemas.stage_tables import BATCHES, MESSAGES, TRACES
 from storage.store import Store, open_store
@@ -231,8 +231,8 @@ def test_the_ledger_s_files_stay_few_and_rows_are_copied_seldom(
 def test_entries_are_decoded_when_they_are_asked_for(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(store, range(20))
     decoded: list[int] = []
-    original = ledger_module.entries_of
-    monkeypatch.setattr(ledger_module, "entries_of", lambda rows: (decoded.append(len(rows)), original(rows))[1])
+    original = Entry.from_row
+    monkeypatch.setattr(Entry, "from_row", lambda row: (decoded.append(1), original(row))[1])
     ledger = open_store(root).ledger
     ledger.refresh()
     before = sum(decoded)

@@ -1,5 +1,6 @@
 """Whole runs go, and what a kept run reaches stays, whoever computed it."""
 
+import shutil
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -53,6 +54,19 @@ def test_a_plan_changes_nothing(root: Path, store: Store) -> None:
     before = sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*"))
     assert plan_removal(store, [], retention=PolicyRetention("last")).removed == ("a",)
     assert sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*")) == before
+
+
+def test_a_copy_of_the_directory_is_cut_down_to_one_run(root: Path, store: Store, tmp_path: Path) -> None:
+    train(store, "a", "xxxx")
+    train(store, "b", "xxyy")
+    evaluate(store, "trial", "training-xxx")
+    copy = open_store(shutil.copytree(root, tmp_path / "copy"))
+    carry_out(copy, plan_removal(copy, ["b", "trial"]))
+    for there in (copy, open_store(tmp_path / "copy")):
+        assert contents(there, ["b", "trial"]) == contents(store, ["b", "trial"])
+        lasting(there, ["b"])
+        assert there.policies.directory("training-xxx").is_relative_to(tmp_path / "copy")
+    assert contents(store, ["a"]) and store.policies.directory("training-xxxx").is_dir(), "the original has all of it"
 
 
 def test_the_row_that_made_a_policy_stays_while_a_kept_run_tried_it(store: Store) -> None:
