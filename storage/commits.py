@@ -1,6 +1,6 @@
 """GroupCommitter: a thread that commits, in one group, all items that were put since its last commit.
 
-The commit queue of a run, the parts of a stage and the cache of turns own one each. Any thread may put items and never
+The commit queue of a run, the parts of a stage and the cache of turns are such. Any thread may put items and never
 waits for the disk: a slow disk means larger groups, not a queue. Items are committed in the order in which they came,
 and leave `waiting` only when the commit that has them is durable.
 """
@@ -8,21 +8,20 @@ and leave `waiting` only when the commit that has them is durable.
 import math
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
 
-class GroupCommitter(Generic[Item]):
+class GroupCommitter(ABC, Generic[Item]):
     """Commits items in groups; a failed commit is raised by the next call of a caller, and tried again."""
 
     def __init__(
         self,
         name: str,
-        commit: Callable[[Sequence[Item]], None],
-        linger_seconds: float = 0.0,
-        pause_seconds: float = 0.0,
+        linger_seconds: float,
         pause_ratio: float = 0.0,
         max_waiting: float = math.inf,
         on_refusal: Callable[[Exception], None] | None = None,
@@ -30,12 +29,11 @@ class GroupCommitter(Generic[Item]):
         """`name` is that of the thread, which `start` starts.
 
         An item waits up to `linger_seconds` for others that share its commit; `max_waiting` items do not wait. After a
-        commit there is a pause of `pause_seconds`, or `pause_ratio` durations of that commit if that is longer. With
-        `on_refusal`, errors go there instead of to callers, and the commit is tried again after the pause.
+        commit there is a pause of `pause_ratio` durations of that commit. With `on_refusal`, errors go there instead of
+        to callers, and the commit is tried again after `linger_seconds`.
         """
-        self._commit, self._on_refusal = commit, on_refusal
-        self._linger_seconds, self._max_waiting = linger_seconds, max_waiting
-        self._pause_seconds, self._pause_ratio = pause_seconds, pause_ratio
+        self._on_refusal, self._linger_seconds = on_refusal, linger_seconds
+        self._max_waiting, self._pause_ratio = max_waiting, pause_ratio
         self.lock = threading.RLock()
         self._changed = threading.Condition(self.lock)
         self._waiting: list[Item] = []
@@ -45,6 +43,10 @@ class GroupCommitter(Generic[Item]):
         self._stopping = self._drops = False
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @abstractmethod
+    def _commit(self, items: Sequence[Item]) -> None:
+        """Commit a group, durable; called in the thread."""
 
     def start(self) -> None:
         """Start the thread."""
@@ -56,13 +58,12 @@ class GroupCommitter(Generic[Item]):
         with self.lock:
             return list(self._waiting)
 
-    def put(self, item: Item, linger_seconds: float | None = None) -> None:
+    def put(self, item: Item) -> None:
         """Hand over an item; returns immediately. Raises the failure of an earlier commit, and then takes nothing."""
         with self.lock:
             self.raise_failure()
             self._waiting.append(item)
-            linger = self._linger_seconds if linger_seconds is None else linger_seconds
-            self._due = min(self._due, time.monotonic() + linger)
+            self._due = min(self._due, time.monotonic() + self._linger_seconds)
             self._changed.notify_all()
 
     def flush_soon(self) -> None:
@@ -101,29 +102,25 @@ class GroupCommitter(Generic[Item]):
 
     def _run(self) -> None:
         while items := self._take():
-            began = time.monotonic()
-            failure = self._try(items)
+            began, failure = time.monotonic(), None
+            try:
+                self._commit(items)
+            except BaseException as error:  # for the next caller
+                failure = error
             with self.lock:
+                ended = time.monotonic()
+                self._not_before = ended + self._pause_ratio * (ended - began)
                 if failure is None:
                     del self._waiting[: len(items)]
                     self.failure = None
                 elif self._on_refusal and isinstance(failure, Exception):
                     self._on_refusal(failure)
-                    self._due = 0.0
+                    self._due = ended + self._linger_seconds
                 else:
                     self.failure = failure
-                took = time.monotonic() - began
-                self._not_before = began + took + max(self._pause_seconds, self._pause_ratio * took)
                 self._changed.notify_all()
                 if failure is not None and self._stopping:
                     return
-
-    def _try(self, items: Sequence[Item]) -> BaseException | None:
-        try:
-            self._commit(items)
-        except BaseException as failure:  # for the next caller
-            return failure
-        return None
 
     def _take(self) -> list[Item]:
         """Wait for items that are due and return all; none at the end."""

@@ -5,7 +5,6 @@ them, and they are removed when the groups of the rollouts are committed.
 """
 
 import logging
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from types import TracebackType
@@ -20,10 +19,10 @@ from storage.errors import StoreError
 from storage.schemas.stage_tables import TURNS
 from storage.store import Store
 
-PAUSE_SECONDS = 1.0
-"""Between two commits, so that turns that end at about the same time share one."""
+LINGER_SECONDS = 1.0
+"""How long a first turn waits for others that then share its commit."""
 PAUSE_RATIO = 3.0
-"""The pause in durations of the commit before, where that is longer."""
+"""Pause after a commit, in durations of that commit."""
 _log = logging.getLogger("stagecoach")
 
 
@@ -41,28 +40,25 @@ class CachedTurn:
     """The keys of the policies that sampled it; none where a frozen model did."""
 
 
-class TurnCache:
+class TurnCache(GroupCommitter[CachedTurn | None]):
     """The turns of one run that are still needed; a context in which a thread commits and removes them.
 
-    A turn is durable about PAUSE_SECONDS after `put`. If the block ends by an error all turns are committed; if it ends
-    without one no turn is needed any longer. While the store refuses they wait, and the log says so.
+    A turn is durable about LINGER_SECONDS after `put`. If the block ends by an error all turns are committed; if it
+    ends without one no turn is needed any longer. While the store refuses they wait, and the log says so.
     """
 
     def __init__(self, store: Store, run: str) -> None:
         """Read the turns of an earlier process of the run; unreadable files are ignored, and their turns resampled."""
-        self._store, self._run = store, run
+        super().__init__("turns", LINGER_SECONDS, PAUSE_RATIO, on_refusal=_log_refusal)
+        self._store, self._run_name = store, run
         self._turns: dict[str, dict[tuple[str, str], CachedTurn]] = {}
         """By group, then by assignment and request."""
         self._groups: dict[str, set[str]] = {}
         """By attempt, each of which has a file: the groups whose turns in it are needed."""
-        self._lock = threading.RLock()
-        self._committer = GroupCommitter[CachedTurn | None](
-            "turns", self._commit, pause_seconds=PAUSE_SECONDS, pause_ratio=PAUSE_RATIO, on_refusal=_log_refusal
-        )
         self._load()
 
     def __enter__(self) -> Self:
-        self._committer.start()
+        self.start()
         self._remove_unneeded()
         return self
 
@@ -73,27 +69,31 @@ class TurnCache:
             if kind is None:
                 self.forget([*self._turns])
         finally:
-            self._committer.stop()
-        if error and (lost := self._select_needed(self._committer.waiting)):
+            self.stop()
+        if error and (lost := self._select_needed(self.waiting)):
             error.add_note(f"{len(lost)} turns of rollouts under way are lost as well, and sampled again.")
 
     def of(self, group_id: str) -> list[CachedTurn]:
         """Return the turns of a group, in the order in which they came."""
-        with self._lock:
+        with self.lock:
             return [*self._turns.get(group_id, {}).values()]
 
-    def put(self, turn: CachedTurn) -> None:
-        """Keep a turn, in place of one of the same rollout and request by other policies; returns immediately."""
-        with self._lock:
-            turns, place = self._turns.setdefault(turn.group_id, {}), (turn.assignment_id, turn.request)
-            if place in turns and turns[place].policies == turn.policies:
-                return
-            turns[place] = turn
-        self._committer.put(turn)
+    def put(self, turn: CachedTurn | None) -> None:
+        """Keep a turn, in place of one of the same rollout and request by other policies; returns immediately.
+
+        None lets the thread, which alone writes, remove the files in which no turn is needed.
+        """
+        if turn:
+            with self.lock:
+                turns, place = self._turns.setdefault(turn.group_id, {}), (turn.assignment_id, turn.request)
+                if place in turns and turns[place].policies == turn.policies:
+                    return
+                turns[place] = turn
+        super().put(turn)
 
     def forget(self, groups: Iterable[str]) -> None:
         """Drop the turns of groups that are committed, or not needed any longer."""
-        with self._lock:
+        with self.lock:
             gone = {group for group in groups if self._turns.pop(group, None)}
             for needed in self._groups.values():
                 needed -= gone
@@ -101,7 +101,7 @@ class TurnCache:
 
     def _load(self) -> None:
         table = self._store.table(TURNS.name)
-        for file in reversed(table.active_files(self._run)):
+        for file in reversed(table.active_files(self._run_name)):
             groups = self._groups.setdefault(file.first_attempt, set())
             try:
                 rows = table.read(file.path).select(TURNS.arrow.names).to_pylist()
@@ -112,23 +112,23 @@ class TurnCache:
                 self._turns.setdefault(turn.group_id, {})[turn.assignment_id, turn.request] = turn
 
     def _select_needed(self, turns: Iterable[CachedTurn | None]) -> list[CachedTurn]:
-        with self._lock:
+        with self.lock:
             return [turn for turn in turns if turn and turn.group_id in self._turns]
 
     def _find_emptied(self) -> list[str]:
-        with self._lock:
+        with self.lock:
             return [attempt for attempt, groups in self._groups.items() if not groups]
 
     def _remove_unneeded(self) -> None:
         if self._find_emptied():
-            self._committer.put(None)  # for the thread: only it writes
+            self.put(None)
 
     def _commit(self, items: Sequence[CachedTurn | None]) -> None:
         """Commit the turns that are needed, then remove the files in which none is."""
         if turns := self._select_needed(items):
             rows, attempt = pa.Table.from_pylist([asdict(turn) for turn in turns], TURNS.arrow), uuid4().hex
-            self._store.append(TURNS.name, rows, run=self._run, step=0, key=TURNS.name, attempt=attempt)
-            with self._lock:
+            self._store.append(TURNS.name, rows, run=self._run_name, step=0, key=TURNS.name, attempt=attempt)
+            with self.lock:
                 self._groups[attempt] = {turn.group_id for turn in self._select_needed(turns)}
         if emptied := self._find_emptied():
             try:
@@ -140,16 +140,16 @@ class TurnCache:
         """Take files out of the table, and off the disk."""
         table = self._store.table(TURNS.name)
         table.refresh()
-        files = [file for file in table.active_files(self._run) if file.first_attempt in emptied]
+        files = [file for file in table.active_files(self._run_name) if file.first_attempt in emptied]
         try:
             if files:  # else another process has taken them out
-                table.replace(files, [], self._run)
+                table.replace(files, [], self._run_name)
         except CommitConflict:  # with another process that does the same
-            self._committer.put(None)
+            self.put(None)
             return
         for file in files:
             self._store.root.remove_unneeded(f"{table.place}/{file.path}")
-        with self._lock:
+        with self.lock:
             self._groups = {attempt: groups for attempt, groups in self._groups.items() if attempt not in emptied}
 
 

@@ -81,9 +81,9 @@ def _repair(address: str, deep: bool, forget: bool, trust_ledger: bool, dry_run:
 
 def _repair_ledger(store: "Store", rebuild: bool) -> Report:
     """Return contradictions between the ledger and runs or files: `lost`, `rebuilt` rows by run, `unmended`."""
-    from storage.maintenance.brake import contradictions, unnamed_majorities
+    from storage.maintenance.brake import contradictions
 
-    lost = [*contradictions(store), *unnamed_majorities(store, 0.0)]
+    lost = contradictions(store, hours=0.0)
     if not lost or not rebuild:
         return {"lost": lost, "rebuilt": {}, "unmended": lost}
     from flows.replays.rebuild import rebuild_ledger  # imports what runs import

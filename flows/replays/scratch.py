@@ -39,7 +39,7 @@ class ScratchContext(RunContext):
         self._tables[piece] = rows
         return piece
 
-    def commit(self, entry: Entry, commits_immediately: bool = False, urgent: bool = False) -> Entry:
+    def commit(self, entry: Entry, commits_immediately: bool = False) -> Entry:
         """Remember finished work; return it."""
         return self._entries.setdefault(entry.key, entry)
 

@@ -60,8 +60,7 @@ def maintain_tables(
 
 def describe_maintenance(expired: Sequence[ExpiryReport], done: MaintenanceReport, dry_run: bool) -> dict[str, Any]:
     """Return what was done as plain values."""
-    totals = {"merged": done.merged, "deleted": done.deleted, "only_copies": list(done.only_copies)}
-    return {**asdict(done), **totals, "expired": [asdict(each) for each in expired], "dry_run": dry_run}
+    return {**asdict(done), "expired": [asdict(each) for each in expired], "dry_run": dry_run}
 
 
 def _check(store: Store, retention: Retention, force: bool) -> None:

@@ -9,7 +9,6 @@ from configs.run import RunConfig
 from flows.reporting.formats import size
 from storage.errors import NoSpace
 from storage.maintenance.plan import PolicyRetention
-from storage.maintenance.sweep import remove_weights
 from storage.store import Store
 from tasks.inference.engine.weights_view import read_header, weight_files
 from tasks.runtime.run_context import RunContext
@@ -47,7 +46,7 @@ class WeightRetention:
             # What a resumed run would go on from must be in the ledger before anything older goes.
             self._context.flush()
             for key in going:
-                remove_weights(store, key, f"`training.keep_weights = {config.training.keep_weights!r}` of its run")
+                store.policies.remove(key, f"`training.keep_weights = {config.training.keep_weights!r}` of its run")
         self._present = {version: key for version, key in self._present.items() if key not in going}
         return going
 

@@ -188,13 +188,13 @@ def _values(rows: pa.Table, kind: str, required: str) -> Iterable[dict[str, Any]
     return [content for content in contents if content[required] is not None]
 
 
-def prune_log(root: Root, place: str, minutes: int | None = None, dry_run: bool = False) -> int:
-    """Delete log files that are older than the newest two checkpoints and than `minutes`; return how many.
+def prune_log(root: Root, place: str) -> int:
+    """Delete log files that are older than the newest two checkpoints and than RETAINED_MINUTES; return how many.
 
-    The minutes (RETAINED_MINUTES unless given) are for a process that has listed the log and is about to read it.
+    The minutes are for a process that has listed the log and is about to read it.
     """
     log = f"{place}/_delta_log"
-    oldest = datetime.now(UTC) - timedelta(minutes=RETAINED_MINUTES if minutes is None else minutes)
+    oldest = datetime.now(UTC) - timedelta(minutes=RETAINED_MINUTES)
     with border("pruning a log", root.child(log)):
         files = {info.base_name: info for info in root.files.get_file_info(pafs.FileSelector(log))}
         checkpoints = sorted(name for name in files if name.endswith(CHECKPOINT))
@@ -205,7 +205,7 @@ def prune_log(root: Root, place: str, minutes: int | None = None, dry_run: bool 
         old = [name for name in files if name.endswith((".json", CHECKPOINT)) and name.partition(".")[0] < first]
         # Oldest first and without a gap: whoever finds a version knows that those after it are there.
         old = list(takewhile(lambda name: (at := files[name].mtime) is not None and at <= oldest, sorted(old)))
-        for name in old if not dry_run else ():
+        for name in old:
             with suppress(FileNotFoundError):  # another process prunes as well
                 root.delete(f"{log}/{name}")
     return len(old)

@@ -6,6 +6,7 @@ been read back and compared.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from storage.delta.table import CommitConflict, StoredTable
 from storage.errors import StoreError
 from storage.maintenance.plan import at_work
 from storage.maintenance.references import References
-from storage.maintenance.sweep import drop_orphans, remove_orphaned_policies
+from storage.maintenance.sweep import orphaned_files, orphaned_policies
 from storage.policies.store import SCRATCH_DIRECTORY
 from storage.refs import Slice
 from storage.roots import Root
@@ -55,34 +56,22 @@ class TableMaintenance:
 
 @dataclass(frozen=True)
 class MaintenanceReport:
-    """What one call of `maintain` did: by table, temporary files deleted (`swept`), keys of policies without a row."""
+    """What one call of `maintain` did: by table, over all of them, and keys of removed policies without a row."""
 
-    tables: tuple[TableMaintenance, ...] = ()
-    swept: int = 0
-    policies: tuple[str, ...] = ()
-
-    @property
-    def merged(self) -> int:
-        """Files merged, over all tables."""
-        return sum(table.merged for table in self.tables)
-
-    @property
-    def deleted(self) -> int:
-        """Files deleted, temporary ones included."""
-        return sum(table.deleted for table in self.tables) + self.swept
-
-    @property
-    def only_copies(self) -> tuple[str, ...]:
-        """Files kept although they are old: the only copy of rows that the ledger names."""
-        return tuple(path for table in self.tables for path in table.only_copies)
+    tables: tuple[TableMaintenance, ...]
+    merged: int
+    deleted: int
+    """Files deleted, temporary ones included."""
+    only_copies: tuple[str, ...]
+    policies: tuple[str, ...]
 
 
 def maintain(store: Store, retention_hours: float = RETENTION_HOURS, dry_run: bool = False) -> MaintenanceReport:
     """Compact, delete what is no longer needed, prune logs, delete temporary files; return what was done.
 
     `retention_hours` guards files that a reader or writer elsewhere may still be using; less than a day is for a store
-    that nobody else has open, and refused with StoreError while a run may be at work. A dry run changes nothing and
-    returns what there is to do now: files that it would merge are deleted by a later call.
+    that no other process has open, and refused with StoreError while a run may be at work. A dry run changes nothing
+    and returns the data files and policies to delete now.
     """
     check_hours(retention_hours)
     busy = at_work(store)
@@ -91,10 +80,21 @@ def maintain(store: Store, retention_hours: float = RETENTION_HOURS, dry_run: bo
         what = f"files younger than {TEMPORARY_HOURS} h may be in use: {', '.join(busy)} may be at work"
         advice = "wait for the runs to end, or keep at least a day"
         raise StoreError(what, store.root.address, "nothing was changed", advice)
-    tables = tuple(_maintain_table(store, table, retention_hours, dry_run) for table in _tables(store))
-    swept = remove_temporary(store.root, dry_run)
-    swept += 0 if dry_run else store.policies.remove_unfinished_uploads(TEMPORARY_HOURS)
-    return MaintenanceReport(tables, swept, tuple(remove_orphaned_policies(store, retention_hours, dry_run)))
+    # System tables last; no table is made only to be maintained.
+    names = [*store.table_names(system=False), *store.table_names(system=True)]
+    tables = tuple(_maintain_table(store, store.table(name), retention_hours, dry_run) for name in names)
+    policies, num_temporary = tuple(orphaned_policies(store, retention_hours)), 0
+    if not dry_run:
+        for key in policies:
+            store.policies.remove(key)
+        num_temporary = remove_temporary(store.root) + store.policies.remove_unfinished_uploads(TEMPORARY_HOURS)
+    return MaintenanceReport(
+        tables,
+        sum(table.merged for table in tables),
+        sum(table.deleted for table in tables) + num_temporary,
+        tuple(path for table in tables for path in table.only_copies),
+        policies,
+    )
 
 
 def check_hours(hours: float) -> None:
@@ -106,44 +106,39 @@ def check_hours(hours: float) -> None:
 
 def _maintain_table(store: Store, table: StoredTable, hours: float, dry_run: bool) -> TableMaintenance:
     before = sum(store.root.file_sizes(table.place).values())
-    merged = compact(store, table, dry_run)
-    orphans = [] if TABLES[table.name] in SYSTEM_TABLES else drop_orphans(store, table, hours, dry_run)
+    merged = 0 if dry_run else compact(store, table)
+    orphans = [] if TABLES[table.name] in SYSTEM_TABLES else orphaned_files(store, table, hours)
+    if not dry_run:
+        for run in sorted({file.run for file in orphans}):
+            with suppress(CommitConflict):  # another process is at it
+                table.replace([file for file in orphans if file.run == run], [], run)
+        orphans = []  # they are old files that the table does not hold now
     deleted, only_copies = vacuum(store, table, hours, dry_run)
-    deleted += len(orphans) + prune_log(store.root, table.place, dry_run=dry_run)
+    deleted += len(orphans) + (0 if dry_run else prune_log(store.root, table.place))
     after = sum(store.root.file_sizes(table.place).values())
     return TableMaintenance(table.name, merged, deleted, before, after, tuple(only_copies))
 
 
-def compact(store: Store, table: StoredTable, dry_run: bool = False) -> int:
+def compact(store: Store, table: StoredTable) -> int:
     """Merge the small files of finished work, run by run; return how many files were merged.
 
     A stage table's file is merged when the ledger names it, rows of one key in one row group. A file of an attempt
     that is not in the ledger may be about to be, and is left alone.
     """
     table.refresh()
-    is_system = TABLES[table.name] in SYSTEM_TABLES
-    finished = [] if is_system else References(store, table=table.name).live_slices()
-    merged = 0
-    for run in sorted({file.run for file in table.active_files()}):
-        if is_system:
-            merged += _merge_system_files(table, run, dry_run)
-            continue
+    runs = sorted({file.run for file in table.active_files()})
+    if TABLES[table.name] in SYSTEM_TABLES:
+        return sum(table.merge_files(run, MIN_FILES) for run in runs)
+    finished, merged = References(store, table=table.name).live_slices(), 0
+    for run in runs:
         files = [file for file in table.active_files(run) if file.size < TARGET_BYTES]
         for bundle in _slice_groups(store, finished, files):
             try:
-                if not dry_run:
-                    table.replace([file for file, _, _ in bundle], _row_groups(bundle, table.name), run)
+                table.replace([file for file, _, _ in bundle], _row_groups(bundle, table.name), run)
             except CommitConflict:
                 break  # another process is at it
             merged += len(bundle)
     return merged
-
-
-def _merge_system_files(table: StoredTable, run: str, dry_run: bool) -> int:
-    if not dry_run:
-        return table.merge_files(run, MIN_FILES)
-    num_files = len(table.active_files(run))
-    return num_files if num_files >= MIN_FILES else 0
 
 
 def vacuum(
@@ -173,23 +168,18 @@ def vacuum(
     return deleted, only_copies
 
 
-def remove_temporary(root: Root, dry_run: bool = False) -> int:
+def remove_temporary(root: Root) -> int:
     """Delete what processes that died left unfinished, older than a day: log drafts and scratch directories."""
     # The library's drafts of log files have a number sign in their names, ours a dot in front.
     names = {path: path.rpartition("/")[2] for path in root.paths_older("tables", TEMPORARY_HOURS)}
     drafts = [path for path, name in names.items() if "#" in name or name.startswith(".")]
     drafts += [path for path in root.paths_older("", TEMPORARY_HOURS, deep=False) if path.startswith(f".{FORMAT}.")]
-    for path in drafts if not dry_run else ():
+    for path in drafts:
         root.remove_unneeded(path)
     scratches = root.paths_older(SCRATCH_DIRECTORY, TEMPORARY_HOURS, kind=pafs.FileType.Directory, deep=False)
-    for path in scratches if not dry_run else ():
+    for path in scratches:
         root.remove_directory(path)
     return len(drafts) + len(scratches)
-
-
-def _tables(store: Store) -> list[StoredTable]:
-    """The tables that are there, system tables last; no table is made only to be maintained."""
-    return [store.table(name) for system in (False, True) for name in store.table_names(system)]
 
 
 def _slice_groups(store: Store, finished: Sequence[Slice], files: Sequence[ActiveFile]) -> Iterator[list[SmallFile]]:

@@ -26,37 +26,29 @@ RECENT_HOURS = 1.0
 
 @dataclass(frozen=True)
 class PolicyRetention:
-    """Which versions keep their weights: `all`, the `last` ones, or `every` n-th and the last ones."""
+    """Which versions keep their weights: the `last` ones, and with `every` above 0 each n-th; 1 is all."""
 
-    kind: str
     every: int = 0
     last: int = 1
 
     @classmethod
     def parse(cls, text: str) -> "PolicyRetention":
         """Read `all`, or `last`, `last:N` and `every:N` with a comma between; StoreError for anything else."""
-        if text == "all":
-            return cls("all")
-        parts = {}
-        for part in text.split(","):
-            kind, _, number = part.partition(":")
-            number = "1" if part == "last" else number
-            if kind not in ("last", "every") or kind in parts or not re.fullmatch("0*[1-9][0-9]{0,8}", number):
-                raise StoreError(
-                    f"{text!r} does not say which policies to keep",
-                    "",
-                    "nothing was removed",
-                    "say all, last:N, every:N or last:N,every:N",
-                )
-            parts[kind] = int(number)
-        return cls("every" if "every" in parts else "last", parts.get("every", 0), parts.get("last", 1))
+        numbers: dict[str, int] = {}
+        for part in ("every:1" if text == "all" else text).split(","):
+            parts = re.fullmatch("(last|every):0*([1-9][0-9]{0,8})", "last:1" if part == "last" else part)
+            if parts is None or parts[1] in numbers:
+                what = f"{text!r} does not say which policies to keep"
+                raise StoreError(what, "", "nothing was removed", "say all, last:N, every:N or last:N,every:N")
+            numbers[parts[1]] = int(parts[2])
+        return cls(**numbers)
 
     def keeps(self, version: int) -> bool:
         """Whether a version is kept for its number."""
-        return self.kind == "all" or (self.kind == "every" and version % self.every == 0)
+        return self.every > 0 and version % self.every == 0
 
 
-KEEP_ALL = PolicyRetention("all")
+KEEP_ALL = PolicyRetention(every=1)
 
 
 @dataclass(frozen=True)
@@ -148,7 +140,7 @@ def plan_removal(
         slices=tuple(slices),
         policies=tuple(policies),
         pruned=tuple(pruned),
-        policy_bytes=sum(policy_bytes(store, key) for key in (*policies, *pruned)),
+        policy_bytes=sum(found.bytes for key in (*policies, *pruned) if (found := store.policies.find(key))),
     )
 
 
@@ -158,17 +150,9 @@ def at_work(store: Store) -> list[str]:
     busy = []
     for run in store.runs.names():
         last = {(event.host, event.pid): event.event for event in store.runs.events(run)}
-        if not {*last.values()} <= {*CLOSING} and last_active(store, run) > oldest:
+        if not {*last.values()} <= {*CLOSING} and max(_moments(store, run)) > oldest:
             busy.append(run)
     return sorted(busy)
-
-
-def last_active(store: Store, run: str) -> datetime:
-    """When a run was last active: its newest event, or its newest row in the ledger."""
-    moments = [entry.finished_at for entry in store.ledger.entries(run=run)]
-    if last := store.runs.last(run):
-        moments.append(last.at)
-    return max(moments, default=datetime.fromtimestamp(0, UTC))
 
 
 def is_unfinished(store: Store, run: str) -> bool:
@@ -185,24 +169,21 @@ def why_protected(store: Store, run: str) -> str | None:
         return f"its last event is {last.event!r}"
     # After an event of a clock that was ahead all events of the store lie in the future; rows of the ledger do not.
     now, recent = datetime.now(UTC), timedelta(hours=RECENT_HOURS)
-    moments = [last.at, *(entry.finished_at for entry in store.ledger.entries(run=run))]
-    if last.event == "finished" and any(timedelta() <= now - moment < recent for moment in moments):
+    if last.event == "finished" and any(timedelta() <= now - moment < recent for moment in _moments(store, run)):
         return f"it finished less than {RECENT_HOURS:g} h ago"
     return None
 
 
+def _moments(store: Store, run: str) -> list[datetime]:
+    """When a run was last active by its events, and when its rows in the ledger were finished."""
+    return [store.runs.events(run)[-1].at, *(entry.finished_at for entry in store.ledger.entries(run=run))]
+
+
 def present_runs(store: Store) -> list[str]:
     """All runs with an event or a row, newest last, but those removed before of which no row is left."""
-    named = store.runs.names()
-    with_rows = {entry.run for entry in store.ledger.entries()}
-    there = [run for run in named if run in with_rows or store.runs.last_event(run) != REMOVED]
-    return [*sorted(with_rows - {*named}), *there]
-
-
-def policy_bytes(store: Store, key: str) -> int:
-    """The size of a policy's files; 0 for one that is absent."""
-    policy = store.policies.find(key)
-    return policy.bytes if policy else 0
+    names, with_rows = store.runs.names(), {entry.run for entry in store.ledger.entries()}
+    present = [run for run in names if run in with_rows or store.runs.last_event(run) != REMOVED]
+    return [*sorted(with_rows - {*names}), *present]
 
 
 def policies_to_prune(
@@ -219,7 +200,7 @@ def policies_to_prune(
     adopted it itself (it was asked for by name). A policy goes only if no run keeps it and no adapter that stays is
     laid over it.
     """
-    if retention.kind == "all":
+    if retention == KEEP_ALL:
         return []
     by_run: dict[str, dict[str, Mapping[str, Any]]] = {}
     used: dict[str, set[str]] = {}

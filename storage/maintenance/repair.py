@@ -28,7 +28,7 @@ from storage.delta.log import (
 from storage.delta.table import StoredTable
 from storage.errors import DamagedSlice, PolicyAbsent, StoreError, border
 from storage.maintenance.references import References
-from storage.maintenance.sweep import drop_slices, remove_weights
+from storage.maintenance.sweep import drop_slices
 from storage.records import REMOVED
 from storage.refs import Entry, File, Slice
 from storage.roots import Root
@@ -264,7 +264,7 @@ def forget(store: Store, forgetting: ForgetPlan) -> int:
     drop_slices(store, [damage.piece for damage in forgetting.again if damage.piece and damage.piece not in named])
     for damage in forgetting.again:
         if damage.piece is None:
-            remove_weights(store, damage.key, "`stagecoach repair --forget`: they were damaged")
+            store.policies.remove(damage.key, "`stagecoach repair --forget`: they were damaged")
     return num_rows
 
 

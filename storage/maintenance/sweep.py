@@ -1,16 +1,14 @@
-"""Removes from a store what a plan names, expired rows, and what attempts that died left, safely at any crash.
+"""Removes from a store what a plan names, and expired rows, safely at any crash.
 
 What is to go is first written to a file of `removals/`, then the ledger rows go, then slices and weights. A process
 that dies on the way leaves the file, and the next call finishes what it names.
 """
 
 import json
-import os
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -19,14 +17,12 @@ import pyarrow.compute as pc
 
 from storage.delta.log import ActiveFile
 from storage.delta.table import CommitConflict, StoredTable
-from storage.errors import DamagedSlice, StoreError, StoreUnavailable, border
+from storage.errors import StoreError, StoreUnavailable
 from storage.maintenance.plan import Plan, at_work
 from storage.maintenance.references import References
 from storage.policies.manifest import MANIFEST
-from storage.policies.store import SCRATCH_DIRECTORY
 from storage.records import REMOVED
 from storage.refs import Slice
-from storage.roots import Root, make_directory, synchronise
 from storage.schemas.stage_tables import STAGE_TABLES
 from storage.store import Store
 
@@ -59,17 +55,17 @@ class Retention:
     @classmethod
     def parse(cls, text: str) -> "Retention":
         """Read `table=30d` or `table=12h`; StoreError for anything else, or a table that no stage writes."""
-        found = re.fullmatch(r"([a-z_]+)=([0-9]{1,5})([hd])", text)
+        parts = re.fullmatch(r"([a-z_]+)=([0-9]{1,5})([hd])", text)
         tables = [table.name for table in STAGE_TABLES]
-        if found is None or found[1] not in tables:
+        if parts is None or parts[1] not in tables:
             what = f"{text!r} is no retention"
             raise StoreError(what, "", "nothing was dropped", f"write TABLE=30d or TABLE=12h, of {', '.join(tables)}")
-        return cls(found[1], int(found[2]) * HOURS[found[3]])
+        return cls(parts[1], int(parts[2]) * HOURS[parts[3]])
 
 
 @dataclass(frozen=True)
 class ExpiryReport:
-    """What was dropped of a table, or would be."""
+    """What was dropped of a table, or would be; files and bytes are those first written."""
 
     table: str
     hours: int
@@ -84,84 +80,46 @@ def carry_out(store: Store, plan: Plan) -> RemovalReport:
     Raises StoreUnavailable where the store cannot be written; calling again continues.
     """
     report = finish_removals(store)
+    if plan.empty:
+        return report
+    # Weights of kept runs are not written down: the next plan finds them again.
+    record = {
+        "slices": [piece.to_row() for piece in plan.slices],
+        "policies": list(plan.policies),
+        "runs": list(plan.removed),
+    }
+    store.root.write(f"{RECORDS}/{uuid4().hex}.json", json.dumps(record).encode())
     now = datetime.now(UTC)
-    if not plan.empty:
-        _record_plan(store, plan)
-        for run in plan.removed:
-            report.rows += _remove_run(store, run, plan, now)
-        for key in plan.pruned:
-            report.policy_bytes += remove_weights(store, key, "`stagecoach gc --policies`")
-            report.policies += 1
-        _finish_records(store, report)
+    for run in plan.removed:
+        rows = {(entry.key, entry.part) for entry in plan.rows if entry.run == run}
+        report.rows += store.ledger.remove(run, rows, now)
+        staying = sum(entry.run == run for entry in plan.staying)
+        text = f"removed by gc: {len(rows)} rows of the ledger; {staying} stay, because kept runs name them"
+        _record_removal(store, run, text)
+    for key in plan.pruned:
+        report.policy_bytes += store.policies.remove(key, "`stagecoach gc --policies`")
+        report.policies += 1
+    return finish_removals(store, report)
+
+
+def finish_removals(store: Store, report: RemovalReport | None = None) -> RemovalReport:
+    """Finish the removals that this process, or one which died, recorded; return `report` with what went."""
+    report = report or RemovalReport()
+    for path, record in removal_records(store).items():
+        # Read again: a run may have come to name some of it since the record was written.
+        live = References(store)
+        dead = [piece for row in record["slices"] if (piece := Slice.from_row(row)) not in live.slices]
+        files, size = drop_slices(store, dead)
+        report.slices, report.files, report.bytes = report.slices + len(dead), report.files + files, report.bytes + size
+        for key in sorted(set(record["policies"]) - live.keys):
+            if not _is_republished(store, key, path):
+                report.policy_bytes += store.policies.remove(key)
+                report.policies += 1
+        for run in sorted({*record.get("runs", ())} - {entry.run for entry in live.entries}):
+            # The process died before it recorded the event.
+            _record_removal(store, run, "removed by gc: all rows of the ledger")
+        store.root.remove_unneeded(path)
     return report
-
-
-def finish_removals(store: Store) -> RemovalReport:
-    """Finish the removals that processes which died had recorded."""
-    report = RemovalReport()
-    _finish_records(store, report)
-    return report
-
-
-def expire(store: Store, retention: Retention, dry_run: bool = False) -> ExpiryReport:
-    """Drop the rows of a table that were made longer ago than its retention; return what went.
-
-    The age of a slice is that of the work that made it, whichever runs use it. The expiry is recorded before the rows
-    go: what an earlier call recorded and did not finish is finished here.
-    """
-    pieces = _old_slices(store, retention)
-    new = store.slices.expired_slices.exclude(pieces)
-    size = sum(piece.bytes for piece in new)
-    if dry_run:
-        return ExpiryReport(retention.table, retention.hours, len(new), sum(len(piece.files) for piece in new), size)
-    store.slices.expired_slices.record(new, retention.hours)
-    files, size = drop_slices(store, pieces)
-    return ExpiryReport(retention.table, retention.hours, len(new), files, size)
-
-
-def _old_slices(store: Store, retention: Retention) -> list[Slice]:
-    newest = datetime.now(UTC) - timedelta(hours=retention.hours)
-    entries = [entry for entry in store.ledger.entries() if entry.finished_at <= newest]
-    return list(dict.fromkeys(piece for entry in entries for piece in entry.slices(retention.table) if piece.rows))
-
-
-def drop_orphans(store: Store, table: StoredTable, hours: float, dry_run: bool = False) -> list[str]:
-    """Remove files of a stage table that only hold rows of attempts that no ledger row names; return their paths.
-
-    Files younger than `hours`, and those of runs that may be at work, are left alone.
-    """
-    table.refresh()
-    busy = at_work(store)
-    old = {path.removeprefix(f"{table.place}/") for path in store.root.paths_older(table.place, hours, ".parquet")}
-    named = {(piece.run, piece.attempt) for piece in References(store, table=table.name).slices}
-    files = [file for file in table.active_files() if file.path in old and file.run not in busy]
-    # Compaction merges finished work alone: a file of several attempts holds no orphan.
-    orphans = [file for file in files if file.attempt and (file.run, file.attempt) not in named]
-    if not dry_run:
-        for run in sorted({file.run for file in orphans}):
-            try:
-                table.replace([file for file in orphans if file.run == run], [], run)
-            except CommitConflict:
-                return []  # another process is at it
-        for file in orphans:
-            store.root.remove_unneeded(f"{table.place}/{file.path}")
-    return [file.path for file in orphans]
-
-
-def remove_orphaned_policies(store: Store, hours: float, dry_run: bool = False) -> list[str]:
-    """Remove weights that were published for a ledger row that never came; return their keys.
-
-    Those younger than `hours` are left alone, and all while any run may be at work.
-    """
-    # A run publishes weights before it commits the row that names them.
-    if at_work(store):
-        return []
-    named = {entry.key for entry in store.ledger.entries()}
-    old = set(store.root.paths_older("policies", hours, MANIFEST))
-    keys = [key for key in store.policies.names() if key not in named and f"policies/{key}/{MANIFEST}" in old]
-    for key in keys if not dry_run else ():
-        remove_weights(store, key)
-    return keys
 
 
 def removal_records(store: Store) -> dict[str, dict[str, Any]]:
@@ -170,67 +128,74 @@ def removal_records(store: Store) -> dict[str, dict[str, Any]]:
     return {path: json.loads(store.root.read(path)) for path in paths}
 
 
-def _record_plan(store: Store, plan: Plan) -> None:
-    # Weights that are only thinned are not written down: the next plan finds them again.
-    record = {
-        "slices": [piece.to_row() for piece in plan.slices],
-        "policies": list(plan.policies),
-        "runs": list(plan.removed),
-    }
-    store.root.write(f"{RECORDS}/{uuid4().hex}.json", json.dumps(record).encode())
-
-
-def _remove_run(store: Store, run: str, plan: Plan, at: datetime) -> int:
-    rows = {(entry.key, entry.part) for entry in plan.rows if entry.run == run}
-    num_removed = store.ledger.remove(run, rows, at)
-    staying = sum(entry.run == run for entry in plan.staying)
-    text = f"removed by gc: {len(rows)} rows of the ledger; {staying} stay, because kept runs name them"
-    _record_removal(store, run, text)
-    return num_removed
-
-
 def _record_removal(store: Store, run: str, message: str) -> None:
     if store.runs.last_event(run) not in ("", REMOVED):
         store.runs.record(run=run, event=REMOVED, message=message)
 
 
-def _finish_records(store: Store, report: RemovalReport) -> None:
-    for path, record in removal_records(store).items():
-        # Asked again: a run may have come to name some of it since the record was written.
-        live = References(store)
-        dead = [piece for row in record["slices"] if (piece := Slice.from_row(row)) not in live.slices]
-        files, size = drop_slices(store, dead)
-        report.slices, report.files, report.bytes = report.slices + len(dead), report.files + files, report.bytes + size
-        keys = set(record["policies"]) - live.keys
-        for key in sorted(key for key in keys if not _is_republished(store.root, key, path)):
-            report.policy_bytes += remove_weights(store, key)
-            report.policies += 1
-        with_rows = {entry.run for entry in live.entries}
-        for run in record.get("runs", ()):
-            if run not in with_rows:  # the process died before it recorded the event
-                _record_removal(store, run, "removed by gc: all rows of the ledger")
-        store.root.remove_unneeded(path)
-
-
-def _is_republished(root: Root, key: str, record: str) -> bool:
+def _is_republished(store: Store, key: str, record: str) -> bool:
     """Whether a policy was published after the record that names it: a new run made it and will commit it."""
-    published, recorded = root.files.get_file_info([f"policies/{key}/{MANIFEST}", record])
+    published, recorded = store.root.files.get_file_info([f"policies/{key}/{MANIFEST}", record])
     return published.mtime is not None and recorded.mtime is not None and published.mtime > recorded.mtime
 
 
+def expire(store: Store, retention: Retention, dry_run: bool = False) -> ExpiryReport:
+    """Drop the rows of a table that were made longer ago than its retention; return what went.
+
+    The age of a slice is that of the work that made it, whichever runs use it. The expiry is recorded before the rows
+    go: what an earlier call recorded and did not finish is finished here.
+    """
+    newest = datetime.now(UTC) - timedelta(hours=retention.hours)
+    entries = [entry for entry in store.ledger.entries() if entry.finished_at <= newest]
+    pieces = [piece for piece in References(store, entries, retention.table).slices if piece.rows]
+    new = store.slices.expired_slices.exclude(pieces)
+    if not dry_run:
+        store.slices.expired_slices.record(new, retention.hours)
+        drop_slices(store, pieces)
+    files = [file for piece in new for file in piece.files]
+    return ExpiryReport(retention.table, retention.hours, len(new), len(files), sum(file.size for file in files))
+
+
+def orphaned_files(store: Store, table: StoredTable, hours: float) -> list[ActiveFile]:
+    """The files of a stage table that only hold rows of attempts that no ledger row names.
+
+    Files younger than `hours`, and those of runs that may be at work, are left out.
+    """
+    table.refresh()
+    busy = at_work(store)
+    old = {path.removeprefix(f"{table.place}/") for path in store.root.paths_older(table.place, hours, ".parquet")}
+    named = {(piece.run, piece.attempt) for piece in References(store, table=table.name).slices}
+    files = [file for file in table.active_files() if file.path in old and file.run not in busy]
+    # Compaction merges finished work alone: a file of several attempts holds no orphan.
+    return [file for file in files if file.attempt and (file.run, file.attempt) not in named]
+
+
+def orphaned_policies(store: Store, hours: float) -> list[str]:
+    """The keys of policies that were published for a ledger row that never came.
+
+    Those younger than `hours` are left out, and all while any run may be at work.
+    """
+    # A run publishes weights before it commits the row that names them.
+    if at_work(store):
+        return []
+    named = {entry.key for entry in store.ledger.entries()}
+    old = set(store.root.paths_older("policies", hours, MANIFEST))
+    return [key for key in store.policies.names() if key not in named and f"policies/{key}/{MANIFEST}" in old]
+
+
 def drop_slices(store: Store, pieces: Sequence[Slice]) -> tuple[int, int]:
-    """Remove slices that nobody may read any more from their tables and from the disk; return files and bytes.
+    """Remove slices that no reader may read any more from their tables and from the disk; return files and bytes.
 
     Other rows of the files that compaction put them in are written anew, and the old files are left to `vacuum`.
     """
     files = size = 0
     for name in dict.fromkeys(piece.table for piece in pieces):
         table = store.slices.table(name)
-        own = [piece for piece in pieces if piece.table == name]
-        emptied = [path for run in sorted({p.run for p in own}) for path in _take_out(table, run, own)]
+        of_table = [piece for piece in pieces if piece.table == name]
+        emptied = [path for run in sorted({p.run for p in of_table}) for path in _take_out(table, run, of_table)]
         table.refresh()
         active = {file.path for file in table.active_files()}
-        for path in dict.fromkeys([*emptied, *(file.path for piece in own for file in piece.files)]):
+        for path in dict.fromkeys([*emptied, *(file.path for piece in of_table for file in piece.files)]):
             if path not in active:
                 freed = store.root.remove_unneeded(f"{table.place}/{path}")
                 files, size = files + (freed > 0), size + freed
@@ -270,36 +235,3 @@ def _other_rows(table: StoredTable, file: ActiveFile, attempts: "pa.Array[Any]")
 
 def _row_groups(rows: pa.Table) -> list[pa.Table]:
     return [rows.filter(pc.equal(rows["key"], key)).combine_chunks() for key in rows["key"].unique()]
-
-
-def remove_weights(store: Store, key: str, why: str = "") -> int:
-    """Remove the directory of a policy, complete or not there at all; return its bytes.
-
-    With `why`, a marker stays: errors about missing weights quote it, and weights made again under the same key are
-    checked against it.
-    """
-    try:
-        policy = store.policies.find(key)
-    except DamagedSlice:  # of whose weights nothing is known that could be noted
-        policy = None
-    if policy is not None and why:
-        store.policies.note_removal(key, policy.weights_sha256, why)
-    with border(f"removing policy {key!r}", store.root.child(f"policies/{key}"), "every other policy"):
-        _remove_directory(store.root, f"policies/{key}")
-    return policy.bytes if policy else 0
-
-
-def _remove_directory(root: Root, path: str) -> None:
-    """On a local root in one step: moved among the scratch directories, which go when a process dies."""
-    if root.directory is not None:
-        if (root.directory / path).is_dir():
-            make_directory(Path(root.child(SCRATCH_DIRECTORY)))
-            gone = f"{SCRATCH_DIRECTORY}/removed-{uuid4().hex}"
-            os.rename(root.child(path), root.child(gone))
-            synchronise(root.directory / "policies")
-            root.remove_directory(gone)
-        return
-    # Without its manifest there is no policy, however much of it is left.
-    root.remove_unneeded(f"{path}/{MANIFEST}")
-    for file in root.file_sizes(path):
-        root.remove_unneeded(file)

@@ -313,11 +313,38 @@ class Policies:
         found: dict[str, str] = json.loads(self._root.read(marker))
         return found
 
-    def note_removal(self, policy_key: str, weights_sha256: str, why: str, at: str = "") -> None:
-        """Write the marker that the weights of a key were removed, why and when (now); see `removal_note`."""
-        note = {"weights_sha256": weights_sha256, "at": at or datetime.now(UTC).isoformat(), "why": why}
+    def note_removal(self, policy_key: str, weights_sha256: str, why: str) -> None:
+        """Write the marker that the weights of a key are removed now, and why; see `removal_note`."""
+        note = {"weights_sha256": weights_sha256, "at": datetime.now(UTC).isoformat(), "why": why}
         # The first note stands: what is removed twice was removed then.
         self._root.create(f"policies/{REMOVED}/{policy_key}.json", json.dumps(note).encode())
+
+    def remove(self, policy_key: str, why: str = "") -> int:
+        """Remove a policy, complete or not there at all; return its bytes.
+
+        With `why`, a note stays: errors about missing weights quote it, and weights made again under the same key are
+        checked against it.
+        """
+        try:
+            policy = self.find(policy_key)
+        except DamagedSlice:  # of whose weights nothing is known that could be noted
+            policy = None
+        if policy is not None and why:
+            self.note_removal(policy_key, policy.weights_sha256, why)
+        place = f"policies/{policy_key}"
+        with border(f"removing policy {policy_key!r}", self._root.child(place), "every other policy"):
+            if self._root.directory is None:
+                # Without its manifest there is no policy, however much of it is left.
+                for path in (f"{place}/{MANIFEST}", *self._root.file_sizes(place)):
+                    self._root.remove_unneeded(path)
+            elif (self._root.directory / place).is_dir():
+                # In one step: scratch directories go when a process dies.
+                make_directory(Path(self._root.child(SCRATCH_DIRECTORY)))
+                gone = f"{SCRATCH_DIRECTORY}/removed-{uuid4().hex}"
+                os.rename(self._root.child(place), self._root.child(gone))
+                synchronise(self._root.directory / "policies")
+                self._root.remove_directory(gone)
+        return policy.bytes if policy else 0
 
     def adapter_bases(self, policy_keys: Iterable[str]) -> set[str]:
         """Return the keys of the policies below those that are adapters; removed weights are left out."""

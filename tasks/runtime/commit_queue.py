@@ -21,7 +21,7 @@ MAX_WAITING = 128
 """Stages with which a commit waits no longer."""
 
 
-class CommitQueue:
+class CommitQueue(GroupCommitter[Entry]):
     """Commits what threads of one run finish: one commit of each table for all that waits, then one of the ledger.
 
     For repeatable work: the row of another run that finished the same work first replaces this run's, which continues
@@ -30,14 +30,12 @@ class CommitQueue:
 
     def __init__(self, slices: Slices, ledger: Ledger, linger_seconds: float = LINGER_SECONDS) -> None:
         """`linger_seconds` is how long a stage may wait for others if no caller flushes."""
+        super().__init__("commits", linger_seconds, max_waiting=MAX_WAITING)
         self._slices, self._ledger = slices, ledger
         self._written: dict[str, list[WrittenSlice]] = {}
         """By attempt; of a failed attempt, which has no ledger row, they are never committed."""
         self._actions: dict[str, Callable[[], object]] = {}
-        self.committer = GroupCommitter[Entry](
-            "commits", self._commit, linger_seconds=linger_seconds, max_waiting=MAX_WAITING
-        )
-        self.committer.start()
+        self.start()
 
     def __enter__(self) -> Self:
         return self
@@ -52,46 +50,38 @@ class CommitQueue:
                 raise
             error.add_note(f"What was finished and not yet visible is lost as well, and computed again: {lost}.")
         finally:
-            self.committer.stop(drop=True)
+            self.stop(drop=True)
 
     def append(self, table: str, rows: pa.Table, *, run: str, step: int, key: str, attempt: str) -> Slice:
         """Write rows as one slice, durable, that its table does not hold yet; raises as Slices.append does."""
         written = self._slices.write(table, rows, run=run, step=step, key=key, attempt=attempt)
-        with self.committer.lock:
+        with self.lock:
             self._written.setdefault(attempt, []).append(written)
         return written.piece
 
     def before(self, attempt: str, action: Callable[[], object]) -> None:
         """Have `action` done in the thread before the work of an attempt is committed; its failure is the commit's."""
-        with self.committer.lock:
+        with self.lock:
             self._actions[attempt] = action
 
-    def commit(self, entry: Entry, urgent: bool = False) -> Entry:
-        """Hand over the ledger row of finished work, committed soon if `urgent`, or with others; returns immediately.
+    def commit(self, entry: Entry) -> Entry:
+        """Hand over the ledger row of finished work, committed with others; returns immediately.
 
         Returns the waiting row of the same key, if there is one. Raises the failure of an earlier commit.
         """
-        with self.committer.lock:
-            self.committer.raise_failure()
+        with self.lock:
+            self.raise_failure()
             if (standing := self.find(entry.key)) is not None:
                 return standing
-            self.committer.put(entry, LINGER_SECONDS if urgent else None)
+            self.put(entry)
             return entry
-
-    def flush(self) -> None:
-        """Wait until everything is committed. Raises the failure of a commit; it can be called again then."""
-        self.committer.flush()
-
-    def flush_soon(self) -> None:
-        """Let everything be committed now, without waiting for it."""
-        self.committer.flush_soon()
 
     def find(self, key: str) -> Entry | None:
         """The row of a key that is still to be committed, if there is one."""
-        return next((entry for entry in self.committer.waiting if entry.key == key), None)
+        return next((entry for entry in self.waiting if entry.key == key), None)
 
     def _commit(self, entries: Sequence[Entry]) -> None:
-        with self.committer.lock:
+        with self.lock:
             slices = [written for entry in entries for written in self._written.get(entry.attempt, ())]
             actions = [self._actions[entry.attempt] for entry in entries if entry.attempt in self._actions]
         for action in actions:
@@ -100,7 +90,7 @@ class CommitQueue:
         for table in dict.fromkeys(written.piece.table for written in slices):
             self._slices.commit(table, [written for written in slices if written.piece.table == table])
         self._ledger.commit_all(entries)
-        with self.committer.lock:
+        with self.lock:
             for entry in entries:
                 self._written.pop(entry.attempt, None)
                 self._actions.pop(entry.attempt, None)

@@ -26,7 +26,7 @@ class MakeEntry(Protocol):
     def __call__(self, part: str, outputs: Sequence[Slice], tokens: int) -> Entry: ...
 
 
-class Parts:
+class Parts(GroupCommitter[Mapping[str, pa.Table]]):
     """Commits the finished units (groups) of one key as they come, and knows those that an earlier attempt committed.
 
     `put` returns immediately, so that the caller's event loop never waits for the disk; the pauses between commits let
@@ -38,14 +38,15 @@ class Parts:
         store: Store,
         make_entry: MakeEntry,
         unit: tuple[str, str],
-        commit_earlier: Callable[[], None] = lambda: None,
-        tell: Callable[[Collection[str], int], None] = lambda units, num_units: None,
+        commit_earlier: Callable[[], None],
+        tell: Callable[[Collection[str], int], None],
     ) -> None:
         """Open the parts of a key. `unit` is the table and the column that name a unit: that of a group's id, say.
 
         `commit_earlier` waits for the commit of the inputs: nothing is committed before that. After each commit `tell`
         is called with the units that it made safe and the number of all units handed over.
         """
+        super().__init__("parts", LINGER_SECONDS, PAUSE_RATIO)
         self._store, self._make_entry, self._unit = store, make_entry, unit
         self._commit_earlier, self._tell = commit_earlier, tell
         # Only for what all parts have in common: run, step, key, attempt.
@@ -54,10 +55,7 @@ class Parts:
         # The other rows of a part that repeats a unit are computed again.
         self._earlier, self._units = store.first_parts(store.ledger.parts(first.key), unit)
         self._committed: list[Entry] = list(self._earlier)
-        self._committer = GroupCommitter[Mapping[str, pa.Table]](
-            "parts", self._commit, linger_seconds=LINGER_SECONDS, pause_ratio=PAUSE_RATIO
-        )
-        self._committer.start()
+        self.start()
 
     @property
     def tokens(self) -> int:
@@ -71,26 +69,22 @@ class Parts:
 
     def finished_units(self) -> set[str]:
         """Return the units that were handed over, by earlier attempts or this one; raises as `put` does."""
-        with self._committer.lock:
-            self._committer.raise_failure()
+        with self.lock:
+            self.raise_failure()
             return set(self._units)
 
     def put(self, tables: Mapping[str, pa.Table]) -> None:
         """Hand over the rows of finished units, or rows of no unit. Raises the failure of an earlier commit."""
-        with self._committer.lock:
-            self._committer.put(tables)
+        with self.lock:
+            super().put(tables)
             # Before they are committed: the caller must not begin them again.
             self._units |= self._unit_names(tables)
 
     def close(self) -> list[Slice]:
         """Commit what is waiting and return the slices of every part, in the order of their commits."""
         self.stop()
-        self._committer.raise_failure()
+        self.raise_failure()
         return [piece for entry in self._committed for piece in entry.outputs]
-
-    def stop(self) -> None:
-        """Commit the waiting rows and end the thread: they are safe before the stage ends, however it ends."""
-        self._committer.stop()
 
     def _unit_names(self, tables: Mapping[str, pa.Table]) -> set[str]:
         table, column = self._unit

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 from storage.errors import StoreUnavailable
 from tasks.runtime.stage import Ref, Stage
-from tasks.stages import BY_NAME
 
 RETRIES = 2
 RETRY_SECONDS = 15.0
@@ -36,22 +35,14 @@ def error_text(error: BaseException) -> str:
 CACHED = "Cached"
 """The name of a task run's state whose work the ledger had."""
 KEY_CHARACTERS = 8
-NOUNS = {"traces": "rollouts"}
-"""What rows of a table are called where they are counted."""
 
 
 def describe_ref(ref: Ref) -> str:
-    """Return a stage's result in a line: rows, tokens, the beginning of its key, and who had computed it before."""
-    rows = dict(ref.rows)
-    table = BY_NAME[ref.stage].table if ref.stage in BY_NAME else ""
-    table = table if table in rows else next(iter(rows), "")
-    noun = NOUNS.get(table, table)
-    one = {"policies": "policy", "batches": "batch"}.get(noun, noun.removesuffix("s"))
-    parts = [f"{rows[table]:,} {one if rows[table] == 1 else noun}"] if table else []
+    """Return a stage's result in a line: rows, tokens, the beginning of its key, and another run that computed it."""
+    parts = [f"{count:,} {table}" for table, count in ref.rows]
     parts += [f"{ref.tokens:,} tokens"] if ref.tokens else []
     parts += [f"key {ref.key[:KEY_CHARACTERS]}"]
-    parts += [] if ref.computed else [f"computed by run {ref.run}"]
-    return ", ".join(parts)
+    return ", ".join(parts if ref.computed else [*parts, f"computed by run {ref.run}"])
 
 
 def tag_current(tags: Sequence[str]) -> None:

@@ -87,7 +87,7 @@ class RunContext:
         self.run = run
         self.config = config
         self.versions = dict(versions)
-        self._keys = StageKeys(config)
+        self.key = StageKeys(config)
         self._queue: CommitQueue | None = None
         self.turns: TurnCache | None = None
         """Turns of rollouts under way, within `queue_commits` and where the config asks for it."""
@@ -98,10 +98,6 @@ class RunContext:
         """Travel to a task runner's workers as what it is opened from; they must find what was queued here."""
         self.flush()
         return _reopen, (self.store.root.address, self.run, self.config, self.versions)
-
-    def key(self, stage: KeyedStage, step: int, inputs: Mapping[str, str]) -> str:
-        """Return the key of `stage` at `step` over the keys of its inputs."""
-        return self._keys(stage, step, inputs)
 
     def find(self, key: str) -> Entry | None:
         """Return the finished work of `key`, this run's own row before another's, or None."""
@@ -172,14 +168,14 @@ class RunContext:
         RECENT.put((table, piece.digest), rows)
         return piece
 
-    def commit(self, entry: Entry, commits_immediately: bool = False, urgent: bool = False) -> Entry:
+    def commit(self, entry: Entry, commits_immediately: bool = False) -> Entry:
         """Write the ledger row of finished work; return the row that stands.
 
-        In a queue it is written later, soon where it is `urgent`. With `commits_immediately` it is written now: on a
-        race the first writer's rows win, and the caller continues with those.
+        In a queue it is written later. With `commits_immediately` it is written now: on a race the first writer's rows
+        win, and the caller continues with those.
         """
         if self._queue and not commits_immediately:
-            return self._queue.commit(entry, urgent)
+            return self._queue.commit(entry)
         self.flush()
         return self.store.ledger.commit(entry)
 

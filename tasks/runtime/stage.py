@@ -170,7 +170,7 @@ class Attempt:
                 # Before the ledger row: weights without a row are swept, a row without weights would be broken.
                 self.context.publish(self.directory, self.key, self.name)
         entry = self.entry("", outputs, self.tokens)
-        return self.context.commit(entry, not self.stage.repeatable, urgent=self.stage.may_block)
+        return self.context.commit(entry, not self.stage.repeatable)
 
     def _call(self) -> Outputs:
         outputs = self.stage.function(self.stage.read_inputs(self), self.view)

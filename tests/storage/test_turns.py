@@ -17,7 +17,7 @@ from tests.fixtures.waiting import until
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(turns, "LINGER_SECONDS", 0.01)
     monkeypatch.setattr(turns, "PAUSE_RATIO", 0.0)
 
 
@@ -132,13 +132,13 @@ def test_a_removal_that_the_store_refuses_commits_no_turn_again(
         kept.put(turn("a"))
         until(lambda: len(files(store)) == 1, lambda: str(files(store)))
         monkeypatch.setattr(TurnCache, "_remove", refuse)
-        with kept._committer.lock:  # one commit has both: the turn and the removal
+        with kept.lock:  # one commit has both: the turn and the removal
             kept.forget(["a"])
             kept.put(turn("b"))
-        until(lambda: bool(refusals) and not kept._committer.waiting, lambda: str(refusals))
+        until(lambda: bool(refusals) and not kept.waiting, lambda: str(refusals))
         assert appended == [1, 1]
         kept.put(turn("c"))
-        until(lambda: len(files(store)) == 2 and not kept._committer.waiting, lambda: str(files(store)))
+        until(lambda: len(files(store)) == 2 and not kept.waiting, lambda: str(files(store)))
     assert again(store).of("b") == [turn("b")] and again(store).of("a") == []
 
 

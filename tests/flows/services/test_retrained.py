@@ -150,9 +150,7 @@ def test_state_that_was_kept_is_that_of_all_ranks_or_none(
 
 
 def test_without_recorded_weights_nothing_can_be_compared(context: RunContext) -> None:
-    from storage.maintenance.sweep import remove_weights
-
-    remove_weights(context.store, "second", "a test")
+    context.store.policies.remove("second", "a test")
     with pytest.raises(WeightsDiffer):
         recover(context, MAX_DIFFERENCE / 2, "cuda")
 

@@ -13,6 +13,7 @@ import pytest
 from deltalake import DeltaTable
 
 from storage.delta import log as logs
+from storage.delta import snapshot
 from storage.delta.log import Log
 from storage.delta.parquet import encode
 from storage.delta.snapshot import prune_log
@@ -52,7 +53,8 @@ def added(delta: DeltaTable) -> list[dict[str, Any]]:
     return pa.table(delta.get_add_actions(flatten=True)).to_pylist()
 
 
-def test_the_library_reads_what_we_wrote(tmp_path: Path) -> None:
+def test_the_library_reads_what_we_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "RETAINED_MINUTES", 0)
     store = open_store(root := tmp_path / "plain")  # Polars finds no Delta table below a space
     tables = store.slices.table("messages"), store.ledger.table
     for table in tables:
@@ -61,7 +63,7 @@ def test_the_library_reads_what_we_wrote(tmp_path: Path) -> None:
         fill(store, range(first, first + 8))
         if first == 24:
             compact(store, tables[0])
-            prune_log(store.root, tables[0].place, minutes=0)
+            prune_log(store.root, tables[0].place)
         for table in tables:
             check_same(table, root)
     rows = pl.scan_delta(str(root / "tables/messages")).sort("step", "seq").collect()
@@ -107,12 +109,13 @@ def test_more_files_make_checkpoints_seldom(store: Store, root: Path, monkeypatc
     assert [int(path.name[:20]) for path in names] == [9, 29, 69]
 
 
-def test_a_handle_left_behind_loses_no_commit(store: Store, root: Path) -> None:
+def test_a_handle_left_behind_loses_no_commit(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "RETAINED_MINUTES", 0)
     behind = open_store(root).slices.table("messages")
     behind.refresh()
     fill(store, range(PRUNE_INTERVAL))
     table = store.slices.table("messages")
-    assert prune_log(store.root, table.place, minutes=0) > 0
+    assert prune_log(store.root, table.place) > 0
     assert not (root / table.place / f"_delta_log/{behind.version + 1:020d}.json").exists()
     rows = open_store(root).slices.table("messages").read(table.active_files()[0].path)
     behind.append(rows, "late")

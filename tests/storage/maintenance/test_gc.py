@@ -52,7 +52,7 @@ def test_a_run_goes_and_what_another_shares_with_it_stays(root: Path, store: Sto
 def test_a_plan_changes_nothing(root: Path, store: Store) -> None:
     train(store, "a", "xx")
     before = sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*"))
-    assert plan_removal(store, [], retention=PolicyRetention("last")).removed == ("a",)
+    assert plan_removal(store, [], retention=PolicyRetention()).removed == ("a",)
     assert sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*")) == before
 
 
@@ -188,30 +188,26 @@ def test_a_row_that_is_committed_meanwhile_is_not_lost(
 def test_thinning_keeps_what_a_run_starts_from_and_goes_on_from(store: Store) -> None:
     train(store, "a", "xxxxxx")  # versions 1 to 6; optimizer state with 1, 3, 5
     names = [f"training-{'x' * number}" for number in range(1, 7)]
-    assert plan_removal(store, ["a"], retention=PolicyRetention("last")).pruned == tuple(
-        names[n - 1] for n in (2, 3, 4)
-    )
-    assert plan_removal(store, ["a"], retention=PolicyRetention("every", 4)).pruned == tuple(
-        names[n - 1] for n in (2, 3)
-    )
-    assert plan_removal(store, ["a"], retention=PolicyRetention("all")).pruned == ()
+    assert plan_removal(store, ["a"], retention=PolicyRetention()).pruned == tuple(names[n - 1] for n in (2, 3, 4))
+    assert plan_removal(store, ["a"], retention=PolicyRetention(every=4)).pruned == tuple(names[n - 1] for n in (2, 3))
+    assert plan_removal(store, ["a"], retention=PolicyRetention(every=1)).pruned == ()
     evaluate(store, "tried", names[1])
-    assert plan_removal(store, ["a", "tried"], retention=PolicyRetention("last")).pruned == (names[2], names[3])
+    assert plan_removal(store, ["a", "tried"], retention=PolicyRetention()).pruned == (names[2], names[3])
     train(store, "branch", "xxxy")
-    assert plan_removal(store, ["a", "tried", "branch"], retention=PolicyRetention("last")).pruned == (names[3],)
+    assert plan_removal(store, ["a", "tried", "branch"], retention=PolicyRetention()).pruned == (names[3],)
 
 
 def test_policies_of_a_run_that_may_go_on_are_not_thinned(store: Store) -> None:
     train(store, "a", "xxxxx", finished=False)
-    assert plan_removal(store, ["a"], retention=PolicyRetention("last")).pruned == ()
+    assert plan_removal(store, ["a"], retention=PolicyRetention()).pruned == ()
     finish(store, "a")
-    assert len(plan_removal(store, ["a"], retention=PolicyRetention("last")).pruned) == 3
+    assert len(plan_removal(store, ["a"], retention=PolicyRetention()).pruned) == 3
 
 
 def test_a_thinned_run_can_be_read_and_says_what_is_gone(root: Path, store: Store) -> None:
     train(store, "a", "xxxxx")
     before = contents(store, ["a"])
-    swept = carry_out(store, plan_removal(store, ["a"], retention=PolicyRetention("last")))
+    swept = carry_out(store, plan_removal(store, ["a"], retention=PolicyRetention()))
     assert (swept.rows, swept.slices, swept.policies) == (0, 0, 3)
     again = open_store(root)
     assert contents(again, ["a"]) == before
@@ -222,7 +218,7 @@ def test_a_thinned_run_can_be_read_and_says_what_is_gone(root: Path, store: Stor
 
 def test_thinned_weights_can_be_made_again_but_no_others_in_their_place(store: Store) -> None:
     train(store, "a", "xxx")
-    carry_out(store, plan_removal(store, ["a"], retention=PolicyRetention("last")))
+    carry_out(store, plan_removal(store, ["a"], retention=PolicyRetention()))
     assert store.policies.find("training-xx") is None
     scratch = store.policies.scratch("training-xx")
     (scratch / "model.safetensors").write_text("others")

@@ -11,7 +11,7 @@ from storage.maintenance.sweep import carry_out
 from storage.store import Store
 from tests.fixtures.histories import contents, finish, lasting, train, work
 
-LAST = PolicyRetention("last")
+LAST = PolicyRetention()
 pytestmark = pytest.mark.usefixtures("long_ago")
 
 
@@ -27,7 +27,7 @@ def train_again(store: Store, run: str, policy: str, finished: bool = True) -> N
 def test_the_way_back_to_optimizer_state_stays_with_a_policy_that_is_trained_on(store: Store, kind: str) -> None:
     train(store, "a", "xxxxxx")  # every other policy has optimizer state
     train_again(store, "again", "training-xxxx")
-    going = plan_removal(store, ["again"], retention=PolicyRetention(kind))
+    going = plan_removal(store, ["again"], retention=PolicyRetention.parse(kind))
     assert {entry.key for entry in going.staying} == {"training-xxxx", "rollout-xxxx", "training-xxx"}
     carry_out(store, going)
     lasting(store, ["again", "a"])

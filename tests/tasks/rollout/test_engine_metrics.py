@@ -44,7 +44,7 @@ def parts_of(store: Store) -> Parts:
         now = datetime.now(UTC)
         return Entry("r", 0, "rollout", 1, "k", part, "a", {}, {}, tuple(outputs), now, now, tokens)
 
-    return Parts(store, entry, ("traces", "group_id"))
+    return Parts(store, entry, ("traces", "group_id"), lambda: None, lambda *_: None)
 
 
 @pytest.mark.parametrize("wanted", [True, False])

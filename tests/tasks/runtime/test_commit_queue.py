@@ -34,9 +34,9 @@ def queue(store: Store) -> Iterator[CommitQueue]:
         yield made
 
 
-def hand_over(queue: CommitQueue, key: str, run: str = "run", urgent: bool = False) -> Entry:
+def hand_over(queue: CommitQueue, key: str, run: str = "run") -> Entry:
     made = queue.append("messages", messages(), run=run, step=0, key=key, attempt=f"{run}-{key}")
-    return queue.commit(entry(key, run=run, attempt=f"{run}-{key}", outputs=(made,)), urgent)
+    return queue.commit(entry(key, run=run, attempt=f"{run}-{key}", outputs=(made,)))
 
 
 def committed(store: Store) -> list[str]:
@@ -85,7 +85,7 @@ def test_what_is_finished_is_kept_when_an_error_passes(store: Store, problem: Ba
     assert committed(store) == ["a"]
 
 
-@pytest.mark.parametrize("ended_by", ["urgent", "full", "flush", "flush_soon"])
+@pytest.mark.parametrize("ended_by", ["full", "flush", "flush_soon"])
 def test_quick_stages_wait_for_each_other_and_not_for_long_ones(
     store: Store, monkeypatch: pytest.MonkeyPatch, ended_by: str
 ) -> None:
@@ -99,7 +99,7 @@ def test_quick_stages_wait_for_each_other_and_not_for_long_ones(
         if ended_by in ("flush", "flush_soon"):
             getattr(queue, ended_by)()
         else:
-            hand_over(queue, "c", urgent=ended_by == "urgent")
+            hand_over(queue, "c")
         assert gate.reached.wait(20)
     assert gate.seen == [["a", "b"] if ended_by in ("flush", "flush_soon") else ["a", "b", "c"]]
 
@@ -158,7 +158,7 @@ def test_a_commit_that_fails_is_told_to_the_next_who_asks_and_tried_again(
     with CommitQueue(store.slices, store.ledger) as queue:
         hand_over(queue, "a")
         assert failed.wait(20)
-        until(lambda: queue.committer.failure is not None, lambda: "the failure is not kept", every=0.01)
+        until(lambda: queue.failure is not None, lambda: "the failure is not kept", every=0.01)
         assert queue.find("a") is not None, "whoever is called again finds it"
         with pytest.raises(StoreUnavailable):
             told(queue)
@@ -211,7 +211,7 @@ def test_a_part_whose_commit_could_not_be_told_is_committed_once(store: Store) -
         if len(told) == 1:
             raise ValueError("nobody listens")
 
-    parts = Parts(store, partial(make_part, "a"), ("messages", "trace_id"), tell=tell)
+    parts = Parts(store, partial(make_part, "a"), ("messages", "trace_id"), lambda: None, tell)
     parts.put({"messages": messages()})
     parts.close()
     assert committed(store) == ["a"] and told == [1]
@@ -228,9 +228,9 @@ def test_the_next_call_of_a_stage_raises_the_failure_of_a_part_which_is_committe
         return true(ledger, row)
 
     monkeypatch.setattr(Ledger, "commit", commit)
-    parts = Parts(store, partial(make_part, "a"), ("messages", "trace_id"))
+    parts = Parts(store, partial(make_part, "a"), ("messages", "trace_id"), lambda: None, lambda *_: None)
     parts.put({"messages": messages()})
-    until(lambda: parts._committer.failure is not None, lambda: "the failure is not kept", every=0.01)
+    until(lambda: parts.failure is not None, lambda: "the failure is not kept", every=0.01)
     with pytest.raises(StoreUnavailable):
         parts.finished_units()
     slices = parts.close()

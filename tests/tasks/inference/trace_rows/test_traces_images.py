@@ -114,7 +114,7 @@ def test_parts_commit_images_of_those_groups_that_have_any(tmp_path: Path) -> No
         now = datetime.now(UTC)
         return Entry("r", 0, "rollout", 1, "k", part, "a", {}, {}, tuple(outputs), now, now, tokens)
 
-    parts = Parts(store, entry, ("traces", "group_id"))
+    parts = Parts(store, entry, ("traces", "group_id"), lambda: None, lambda *_: None)
     for name, picture in (("a", "nothing"), ("b", part(URL)), ("c", part(URL))):
         parts.put(extract_images(*rows({name: [body(picture)]}, {name: f"g{name}"})))
     pieces = parts.close()
