@@ -6,7 +6,7 @@ cheap to refuse here and expensive anywhere later.
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -199,11 +199,13 @@ def check_rows(rows: pa.Table, table: Table, place: RowPlace) -> None:
         return
     _check_ids(rows, table, place)
     _check_lengths(rows, table, place)
-    for field in rows.schema:
-        if pa.types.is_list(field.type) and pa.types.is_floating(field.type.value_type):
-            _check_numbers(rows, table, field.name, place)
-    for flags, allowed in table.only_where:
-        _check_flags(rows, table, flags, allowed, place)
+    for name, wrong, rule in _value_rules(rows, table):
+        if wrong.any():
+            element, lengths = int(wrong.argmax()), _lengths(rows, name)
+            row = int(np.searchsorted(np.cumsum(lengths), element, side="right"))
+            within, value = element - int(lengths[:row].sum()), _flat(rows, name)[element]
+            what = f"{name!r} holds {value} at position {within}: {rule} ({int(wrong.sum())} such values)"
+            raise _breach(what, rows, table, name, row, place)
 
 
 _SAFE = "nothing was written; everything in the ledger stands"
@@ -247,22 +249,16 @@ def _check_lengths(rows: pa.Table, table: Table, place: RowPlace) -> None:
             raise _breach(what, rows, table, name, row, place)
 
 
-def _check_numbers(rows: pa.Table, table: Table, name: str, place: RowPlace) -> None:
-    values = _flat(rows, name)
-    wrong = ~np.isfinite(values)
-    rule = "not finite"
-    if name in table.logprobs and not wrong.any():
-        wrong, rule = values > 0, "a log-prob above zero"
-    if wrong.any():
-        raise _element_breach(wrong, rule, values, rows, table, name, place)
-
-
-def _check_flags(rows: pa.Table, table: Table, flags: str, allowed: str, place: RowPlace) -> None:
-    may = np.repeat(rows.column(allowed).to_numpy(), _lengths(rows, flags))
-    values = _flat(rows, flags)
-    wrong = values & ~may
-    if wrong.any():
-        raise _element_breach(wrong, f"set although {allowed!r} is false", values, rows, table, flags, place)
+def _value_rules(rows: pa.Table, table: Table) -> Iterator[tuple[str, Any, str]]:
+    """Yield each rule on the values of a list column: the column, which of its flattened values break it, the rule."""
+    for field in rows.schema:
+        if pa.types.is_list(field.type) and pa.types.is_floating(field.type.value_type):
+            yield field.name, ~np.isfinite(_flat(rows, field.name)), "not finite"
+    for name in table.logprobs:
+        yield name, _flat(rows, name) > 0, "a log-prob above zero"
+    for flags, allowed in table.only_where:
+        may = np.repeat(rows.column(allowed).to_numpy(), _lengths(rows, flags))
+        yield flags, _flat(rows, flags) & ~may, f"set although {allowed!r} is false"
 
 
 def _lengths(rows: pa.Table, name: str) -> Any:
@@ -271,18 +267,6 @@ def _lengths(rows: pa.Table, name: str) -> Any:
 
 def _flat(rows: pa.Table, name: str) -> Any:
     return pc.list_flatten(rows.column(name)).to_numpy()
-
-
-def _element_breach(
-    wrong: Any, rule: str, values: Any, rows: pa.Table, table: Table, name: str, place: RowPlace
-) -> InvariantBreach:
-    """The breach at the first wrong element of a flattened list column."""
-    element = int(wrong.argmax())
-    ends = np.cumsum(_lengths(rows, name))
-    row = int(np.searchsorted(ends, element, side="right"))
-    within = element - (int(ends[row - 1]) if row else 0)
-    what = f"{name!r} holds {values[element]} at position {within}: {rule} ({int(wrong.sum())} such values)"
-    return _breach(what, rows, table, name, row, place)
 
 
 def _breach(what: str, rows: pa.Table, table: Table, name: str, row: int, place: RowPlace) -> InvariantBreach:

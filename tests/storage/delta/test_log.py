@@ -110,10 +110,10 @@ def test_more_files_make_checkpoints_seldom(store: Store, root: Path, monkeypatc
 
 
 def test_a_handle_left_behind_loses_no_commit(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "RETAINED_MINUTES", 0)
     behind = open_store(root).slices.table("messages")
     behind.refresh()
     fill(store, range(PRUNE_INTERVAL))
+    monkeypatch.setattr(snapshot, "RETAINED_MINUTES", 0)
     table = store.slices.table("messages")
     assert prune_log(store.root, table.place) > 0
     assert not (root / table.place / f"_delta_log/{behind.version + 1:020d}.json").exists()
