@@ -2,7 +2,7 @@
 
     result = stagecoach.run("demo", "training.learning_rate=1e-4", model={"path": "weights"}, name="first")
     stagecoach.replay("first", algorithm={"type": "rloo"}, name="leave-one-out")
-    stagecoach.open().run("first")          # its steps, its best and its worst rollout
+    stagecoach.open().rollouts("first")     # a polars frame of the last step's rollouts
 
 Items are presets, TOML files and overrides as on the command line; keywords are settings too, sections as mappings.
 Nothing has to run before: a Prefect server comes with the first run and ends with this process, unless one is
@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from configs.errors import ConfigError
 from configs.toml_text import toml
-from flows.viewer.first_look import Printable
 
 if TYPE_CHECKING:
     from configs.algorithms import CustomConfig
@@ -67,20 +66,19 @@ def __getattr__(name: str) -> Any:
 
 
 @dataclass(frozen=True, repr=False)
-class Result(Printable):
-    """What a run came to. Its numbers are in `outcome`, as plain values; its rollouts in `view()`."""
+class Result:
+    """What a run came to. Its numbers are in `outcome`, as plain values; its rollouts in its store."""
 
     run: str
     kind: str
     store: str
     outcome: dict[str, Any] = field(default_factory=dict)
 
-    def view(self) -> "Any":
-        """Return the run as `open(store).run(name)` has it: steps, scores and rollouts as frames."""
-        return open(self.store).run(self.run)
+    def __repr__(self) -> str:
+        return "\n".join(self._lines())
 
-    def parts(self) -> Iterator[str]:
-        """Return what was done, what was learnt, and where to look."""
+    def _lines(self) -> Iterator[str]:
+        """Yield what was done, what was learnt, and where to look."""
         from flows.reporting.formats import compact_number, describe_difference, describe_scores
 
         computed, found = self.outcome["num_computed"], self.outcome["num_found"]
@@ -97,7 +95,7 @@ class Result(Printable):
         for row in self.outcome.get("comparisons") or ():
             if row["figure"] == "avg":
                 yield describe_difference(row)
-        yield f"rollouts and steps: stagecoach.open({self.store!r}).run({self.run!r})"
+        yield f"its rollouts: stagecoach.open({self.store!r}).rollouts({self.run!r})"
 
 
 def run(*items: Item, name: str = "", store: Item = "", plain: bool = False, **settings: Any) -> Result:
@@ -213,9 +211,9 @@ def open(store: Item = "") -> "Viewer":
     Without a store it is the one that commands mean: STAGECOACH_STORE, else `stagecoach-store`.
     """
     from configs.store import default_store
-    from flows.viewer.notebook import open_viewer
+    from flows.viewer.notebook import Viewer
 
-    return open_viewer(fspath(store) or default_store())
+    return Viewer(fspath(store) or default_store())
 
 
 def _start(

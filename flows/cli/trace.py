@@ -4,11 +4,9 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
-from flows.cli.arguments import Force, Index, StoreOption, one_of, open_reader, option
+from flows.cli.arguments import Force, StoreOption, one_of, open_reader, option
 
-NARROWEST = 20
-"""The smallest width that an option may set, in columns."""
-CONTENT, FORM = one_of(), one_of()
+FORM = one_of()
 COLOURS = """\
 the measure that colours tokens: advantage, rl_weight, ce_weight, ref_kl_weight, trained_rl_weight, engine, learner, \
 ratio, mismatch, entropy, reference, signal, outside, policy, mask, trained"""
@@ -20,12 +18,8 @@ def trace(
     *,
     run: Annotated[str, option("the run that uses it, `latest` for the newest")] = "",
     color: Annotated[str, option(COLOURS, "MEASURE")] = "",
-    branch: Annotated[Index | None, option("only the messages of one branch", "K")] = None,
     messages: Annotated[str, option("only these messages, both included", "A:B")] = "",
-    tokens: Annotated[bool, option("one line for each token, with all measurements", group=CONTENT)] = False,
-    text: Annotated[bool, option("messages as texts, without tokens", group=CONTENT)] = False,
-    whole: Annotated[bool, option("do not cut long texts")] = False,
-    width: Annotated[Index | None, option("columns of the output")] = None,
+    tokens: Annotated[bool, option("one line for each token, with all measurements")] = False,
     as_json: Annotated[bool, option("print everything as JSON for programs", name="--json", group=FORM)] = False,
     save: Annotated[str, option("write its page as one static HTML file", "FILE", group=FORM)] = "",
     force: Force = False,
@@ -36,15 +30,12 @@ def trace(
     from flows.queries.request import BadQuestion
     from flows.queries.trace import trace_use
     from flows.viewer import addresses
-    from flows.viewer.terminal import MEASURES, PrintOptions
+    from flows.viewer.terminal import MEASURES
     from storage.read.damage import reading
 
     if color and color not in MEASURES:
         raise BadQuestion(f"--color {color}: there are {', '.join(MEASURES)}")
-    if width is not None and width < NARROWEST:
-        raise BadQuestion(f"--width {width}: at least {NARROWEST}, or nothing can be read")
-    options = PrintOptions(color, branch, messages, tokens, text, whole)
-    reader, out = open_reader(store), terminal(width)
+    reader, out = open_reader(store), terminal()
     with reading(reader.store):
         rollout = trace_use(reader, id, reader.latest() if run == "latest" else run)
         if save:
@@ -54,9 +45,9 @@ def trace(
             address = addresses.trace(rollout.run, rollout.trace_id, rollout.key)
             parts: list[Any] = [save_page(reader, address, Path(save), force)]
         elif as_json:
-            parts = [json.dumps(as_values(reader, rollout, options), allow_nan=False)]
+            parts = [json.dumps(as_values(reader, rollout, messages), allow_nan=False)]
         else:
-            parts = trace_parts(reader, rollout, options, out)
+            parts = trace_parts(reader, rollout, messages, color, tokens, out)
     for part in parts:
         print(part) if isinstance(part, str) else out.print(part)
     return 0

@@ -19,42 +19,38 @@ from flows.queries.request import BadQuestion, plain
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import tokens as read_tokens
 from flows.queries.trace import FoundTrace, outcome_of
-from flows.viewer.terminal import PrintOptions, conversation, head, token_list
+from flows.viewer.terminal import conversation, head, token_list
 
 WIDTH = 120
 """Columns of output that goes into a pipe or a file."""
 
 
-def terminal(width: int | None = None) -> Console:
+def terminal() -> Console:
     """Return a console for texts of others: nothing in them is markup, and NO_COLOR is no escape at all."""
     plainly = bool(os.environ.get("NO_COLOR"))
-    wide = width or (None if sys.stdout.isatty() or os.environ.get("COLUMNS") else WIDTH)
+    wide = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else WIDTH
     return Console(width=wide, color_system=None if plainly else "auto", markup=False, emoji=False, highlight=False)
 
 
-def trace_parts(reader: StoreReader, rollout: FoundTrace, options: PrintOptions, out: Console) -> list[RenderableType]:
-    """Return all that is printed of a trace; `out` is where, for there may be no colours, and little room."""
-    rows = read_messages(reader, rollout)
-    own = within(rows, options)
-    draw = token_list if options.tokens else conversation
-    return [*head(reader, rollout, rows, options.whole), *draw(reader, rollout, rows, own, options, out)]
+def trace_parts(
+    reader: StoreReader, rollout: FoundTrace, span: str, colour: str, tokens: bool, out: Console
+) -> list[RenderableType]:
+    """Return all that is printed of a trace; `out` is where, for there may be no colours."""
+    rows = within(read_messages(reader, rollout), span)
+    listed = token_list(reader, rollout, rows["message"].to_list()) if tokens else None
+    return [*head(reader, rollout), *(listed or conversation(reader, rollout, rows, colour, out))]
 
 
-def within(rows: pl.DataFrame, options: PrintOptions) -> pl.DataFrame:
-    """Return the messages of the branch and the span that are asked for. Raises BadQuestion where there are none."""
-    if options.branch is not None:
-        paths = branches(rows)
-        if not 0 <= options.branch < len(paths):
-            raise BadQuestion(f"--branch {options.branch}: the trace has {len(paths)}, numbered from 0")
-        rows = rows.filter(pl.col("message").is_in(paths[options.branch]))
-    if not options.span:
+def within(rows: pl.DataFrame, span: str) -> pl.DataFrame:
+    """Return the messages of a span: 4, 3:7, 3: or :7; all where it is empty. Raises BadQuestion without any."""
+    if not span:
         return rows
-    first, last = _ends(options.span)
+    first, last = _ends(span)
     found = rows.filter(pl.col("message") >= first)
     found = found if last is None else found.filter(pl.col("message") <= last)
     if found.is_empty():
         highest = rows["message"].to_list()[-1]
-        raise BadQuestion(f"--messages {options.span}: no message has such a number; the last is {highest}")
+        raise BadQuestion(f"--messages {span}: no message has such a number; the last is {highest}")
     return found
 
 
@@ -68,10 +64,10 @@ def _ends(span: str) -> tuple[int, int | None]:
     return int(first or 0), int(last) if last else None
 
 
-def as_values(reader: StoreReader, rollout: FoundTrace, options: PrintOptions) -> dict[str, Any]:
+def as_values(reader: StoreReader, rollout: FoundTrace, span: str) -> dict[str, Any]:
     """Return a trace as plain JSON values: its row, its outcome, its messages and all of their tokens."""
     rows = read_messages(reader, rollout)
-    own = within(rows, options)
+    own = within(rows, span)
     values = {
         "run": rollout.run,
         "step": rollout.step,

@@ -245,17 +245,17 @@ def turns(rows: pl.DataFrame) -> list[Turn]:
     done: list[Turn] = []
     for row in _last_path(rows).iter_rows(named=True):
         if row["sampled"]:
-            done.append((before, _text(row)))
+            done.append((before, message_text(row)))
             before = []
         else:
-            before.append({"role": row["role"], "text": _text(row)})
+            before.append({"role": row["role"], "text": message_text(row)})
     return [*done, (before, None)] if before else done
 
 
 def conversation(rows: pl.DataFrame) -> list[Values]:
     """Return the messages along the last path of a trace: role, sampled, text and left_out (characters cut)."""
     return [
-        {"role": row["role"], "sampled": row["sampled"], **_cut(_text(row))}
+        {"role": row["role"], "sampled": row["sampled"], **_cut(message_text(row))}
         for row in _last_path(rows).iter_rows(named=True)
     ]
 
@@ -268,7 +268,7 @@ def _last_path(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.filter(pl.col("message").is_in(paths[-1])).sort("message") if paths else rows
 
 
-def _text(row: dict[str, Any]) -> str:
+def message_text(row: dict[str, Any]) -> str:
     """Return all that a message says as one text: thoughts, parts, calls of tools; an image by its name alone."""
     read = read_message(row, Images(()))
     said = [f"(thoughts)\n{read['thoughts']['text']}"] if read["thoughts"] else []

@@ -35,7 +35,7 @@ from flows.queries.store_reader import StoreReader
 from flows.reporting.formats import cut
 from flows.viewer import rendering
 from flows.viewer.addresses import Page
-from flows.viewer.routes import PAGES, page_at
+from flows.viewer.routes import page_at, read_page
 from storage.errors import StoreError
 from storage.read.damage import reading
 
@@ -150,7 +150,7 @@ def respond(name: str, reader: StoreReader, request: PageRequest) -> Response:
         with reading(reader.store):
             # One moment for the whole page: a run may commit while it is being read.
             moment = reader.still()
-            page = PAGES[name].read(moment, request)
+            page = read_page(name, moment, request)
             response = _respond(page, form, request, moment.mark if page.live else "")
     except NotThere as error:
         return _mistake(404, "This is not in the store", str(error), form)

@@ -5,15 +5,13 @@ Templates lay the pictures out as SVG. Colours are names of the style sheet, whi
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 from markupsafe import Markup
 
-from flows.reporting.formats import number, one_line, seconds, visible
+from flows.reporting.formats import number, one_line, visible
 from flows.reporting.svg import NUM_COLOURS, Scale, around, diverging, is_drawn, sequential, short, thin
 from tasks.stages import EVALUATION
 
@@ -27,64 +25,28 @@ LISTS = ("values", "low", "high", "raw")
 
 
 def chart(drawn: Chart, steps: Steps) -> Markup:
-    """Return a chart's box: a sentence, and the figures by which charts.js draws it.
+    """Return a chart's box: a sentence, and the data by which charts.js draws it.
 
     A chart has `title` and `series`, each with `name` and `values` by step, None for a gap; perhaps with `low` and
     `high` for a band or an interval, `kind` (points, bars), and `steps` of its own. `zero` begins at zero, `across` is
-    what is counted across. `over` are the places of a scatter, `cells` the counts of a heat map between `range`, which
-    are added up for neighbouring steps where there are many.
+    what is counted across. `cells` are the counts of a heat map between `range`, which are added up for neighbouring
+    steps where there are many.
     """
-    several = any("steps" in one for one in drawn["series"])
+    series, cells = drawn["series"], drawn.get("cells")
     every = -(-len(steps) // MOST_COLUMNS)
-    places = [] if several else thin([one["values"] for one in drawn["series"]])
-    if drawn.get("cells"):
-        places = [*range(0, len(steps), every)]
-    by_step = [steps[place] for place in places]
-    figures = {
+    several = any("steps" in one for one in series)
+    places = [*range(0, len(steps), every)] if cells else [] if several else thin([one["values"] for one in series])
+    data = {
         **{name: drawn.get(name, default) for name, default in (("unit", ""), ("across", "step"), ("range", None))},
         **{name: bool(drawn.get(name)) for name in ("log", "zero")},
-        **_along(by_step),
-        **_addresses(by_step),
-        "exit": next((_x(each) for each in steps if drawn.get("exit") and each["step"] == drawn["exit"]["step"]), None),
-        "cells": [_sum_counts(drawn["cells"][place : place + every]) for place in places]
-        if drawn.get("cells")
-        else None,
-        "dots": _scatter(drawn, steps) if drawn.get("over") else None,
-        "series": [_series(n, one, places) for n, one in enumerate(drawn["series"])],
+        **_along([steps[place] for place in places]),
+        "exit": next((_x(step) for step in steps if drawn.get("exit") and step["step"] == drawn["exit"]["step"]), None),
+        "cells": cells and [[sum(c) for c in zip(*cells[place : place + every], strict=True)] for place in places],
+        "series": [_series(n, one, places) for n, one in enumerate(series)],
     }
-    return _box(figures, f"{drawn['title']}, by step", text_of(drawn, steps), "wide" * bool(drawn.get("wide")))
-
-
-def attempts_chart(rows: Sequence[Mapping[str, Any]]) -> Markup:
-    """Return attempts at an example as dots by step, each leading to its trace; those of one step beside each other.
-
-    `rows` have step, reward (None for none), error_class, for_training, here, trace_id and address.
-    """
-    counts, seen = Counter(each["step"] for each in rows), Counter[int]()
-    dots = []
-    for each in rows:
-        step, seen[each["step"]] = each["step"], seen[each["step"]] + 1
-        where = f"step {step}" if each["for_training"] else f"evaluation of policy {step}"
-        reward = "no reward" if each["reward"] is None else f"reward {each['reward']:.4g}"
-        dots.append(
-            {
-                "x": step + 0.8 * (seen[step] - (counts[step] + 1) / 2) / counts[step],
-                "y": each["reward"] if is_drawn(each["reward"]) else None,
-                "colour": "bad" if each["error_class"] else "c0" if each["for_training"] else "c4",
-                "share": 1 if each["here"] else 0.6,
-                "here": each["here"],
-                "text": f"{where}: {reward} ({visible(each['trace_id'][:8])})",
-                "address": each["address"],
-            }
-        )
-    name = f"rewards of {len(rows)} attempts by step"
-    figures: dict[str, Any] = {"unit": "", "across": "step", "x": [], "steps": [], "series": [], "exit": None}
-    return _box(figures | {"dots": sorted(dots, key=lambda dot: dot["x"])}, name, name, "attempts")
-
-
-def _box(figures: Mapping[str, Any], name: str, sentence: str, look: str = "") -> Markup:
     box = Markup('<div class="chart {}" role="group" tabindex="0" aria-label="{}" data-chart="{}"><p>{}</p></div>')
-    return box.format(look, name, json.dumps(figures, separators=(",", ":"), allow_nan=False), sentence)
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return box.format("wide" * bool(drawn.get("wide")), f"{drawn['title']}, by step", text, text_of(drawn, steps))
 
 
 def text_of(drawn: Chart, steps: Steps) -> str:
@@ -92,9 +54,9 @@ def text_of(drawn: Chart, steps: Steps) -> str:
     descriptions = []
     for one in drawn["series"]:
         of = one.get("steps", steps)
-        known = [(value, of[place]["step"]) for place, value in enumerate(one["values"]) if value is not None]
-        if known:
-            (first, begin), (last, end) = known[0], known[-1]
+        values = [(value, of[place]["step"]) for place, value in enumerate(one["values"]) if value is not None]
+        if values:
+            (first, begin), (last, end) = values[0], values[-1]
             descriptions.append(f"{one['name']}: {first:.4g} at step {begin}, {last:.4g} at step {end}")
     return "; ".join(descriptions)
 
@@ -112,40 +74,14 @@ def _series(position: int, one: Mapping[str, Any], places: Sequence[int]) -> dic
 
 
 def _along(steps: Steps) -> dict[str, Any]:
-    return {"x": [_x(each) for each in steps], "steps": [each["step"] for each in steps]}
+    """Return the places and numbers of steps, and `to`, which stands before the number in their addresses."""
+    address = steps[0].get("address") if steps else None
+    to = address.removesuffix(str(steps[0]["step"])) if address else None
+    return {"x": [_x(step) for step in steps], "steps": [step["step"] for step in steps], "to": to}
 
 
 def _x(step: Mapping[str, Any]) -> float:
     return float(f"{step.get('x', step['step']):.7g}")
-
-
-def _addresses(steps: Steps) -> dict[str, Any]:
-    """Return `to`, what stands before the number in the addresses of steps; `addresses` where they end otherwise."""
-    addresses = [each.get("address") for each in steps]
-    if not addresses or None in addresses:
-        return {"to": None}
-    begin = str(addresses[0]).removesuffix(str(steps[0]["step"]))
-    plain = all(address == f"{begin}{each['step']}" for address, each in zip(addresses, steps, strict=True))
-    return {"to": begin} if plain else {"addresses": addresses}
-
-
-def _sum_counts(columns: Sequence[Sequence[int]]) -> list[int]:
-    return [sum(counts) for counts in zip(*columns, strict=True)]
-
-
-def _scatter(drawn: Chart, steps: Steps) -> list[dict[str, Any]]:
-    """Return a dot for each step, in five shades by age."""
-    rows = zip(drawn["over"], drawn["series"][0]["values"], steps, strict=True)
-    known = [(x, y, each) for x, y, each in rows if is_drawn(x) and is_drawn(y)]
-    dots = [
-        {
-            **{"x": _json_number(x), "y": _json_number(y), "colour": "c0", "here": False},
-            **{"share": (0.2, 0.35, 0.5, 0.7, 1)[5 * place // len(known)], "address": each.get("address")},
-            "text": f"step {each['step']}: {number(x)} {drawn['across']}, reward {number(y)}",
-        }
-        for place, (x, y, each) in enumerate(known)
-    ]
-    return sorted(dots, key=lambda dot: dot["x"])
 
 
 def _json_number(value: float | None) -> float | str | None:
@@ -192,21 +128,23 @@ def ledger_cells(table: Mapping[str, Any], addresses: Mapping[str, str]) -> Iter
     columns, stages = table["columns"], table["stages"]
     for row, stage in enumerate(stages):
         looks = [_look(column, row, stages) for column in columns]
-        keys = looks if len(looks) > MAX_CELLS else range(len(looks))
-        for _, alike in groupby(enumerate(keys), itemgetter(1)):
-            places = [place for place, _ in alike]
+        keys = [(look, len(looks) <= MAX_CELLS and place) for place, look in enumerate(looks)]
+        for (look, _), alike in groupby(range(len(keys)), keys.__getitem__):
+            places = [*alike]
             first, last = columns[places[0]], columns[places[-1]]
-            if look := looks[places[0]]:
-                cell = first["cells"][row] if first["cells"] else None
-                title = _cell_title(first["step"], last["step"], stage, cell, table["runs"])
+            cell = first["cells"][row] if first["cells"] else None
+            if look:
+                named = f"step {first['step']}" + (f" to {last['step']}" if last is not first else "")
+                by = cell and f"computed by {table['runs'][cell['by']]}, key {cell['key'][:8]}"
                 yield {
-                    **{"row": row, "column": places[0], "span": len(places), "class": look, "title": title},
+                    **{"row": row, "column": places[0], "span": len(places), "class": look},
+                    "title": f"{named}, {stage.replace('_', ' ')}: {by}" if by else "",
                     "address": addresses.get(str(first["step"])),
                 }
 
 
 def _look(column: Mapping[str, Any], row: int, stages: Sequence[str]) -> str:
-    """Return the classes of a cell; an evaluation is of the policy before the step, and says nothing of its begin."""
+    """Return the classes of a cell; an evaluation is of the policy before the step, and does not begin the step."""
     cells = column["cells"] or [None] * len(stages)
     if cell := cells[row]:
         return f"{cell_class(cell['by'])}{' shared' if cell['by'] else ''}{'' if cell['finished'] else ' unfinished'}"
@@ -217,31 +155,18 @@ def _look(column: Mapping[str, Any], row: int, stages: Sequence[str]) -> str:
     return "missing" if begun else "planned"
 
 
-def _cell_title(step: int, last: int, stage: str, cell: Mapping[str, Any] | None, runs: Sequence[str]) -> str:
-    stage = stage.replace("_", " ")
-    if cell is None:
-        return ""
-    by = runs[cell["by"]]
-    if last != step:
-        return f"steps {step} to {last}, {stage}: computed by {by}"
-    rows = ", ".join(f"{count:,} {table}" for table, count in cell["rows"].items() if count) or "no rows"
-    done = seconds(cell["seconds"]) if cell["finished"] else "in parts so far"
-    return f"step {step}, {stage}: {rows}\n{done}, key {cell['key'][:8]}\ncomputed by {by}"
-
-
 def segment(sample: Mapping[str, Any], longest: int, largest: float | None, rewards: Sequence[Any]) -> dict[str, Any]:
     """Return a sample of a packed row as it is drawn: `x` and `width` in per cent, class and title.
 
     `longest` are the tokens that fill the width, `largest` the size of the batch's largest advantage, `rewards` its
     lowest and highest reward: what the colours are measured by.
     """
-    environment = "none" if sample["of_environment"] is None else sample["of_environment"] % NUM_COLOURS
     shades = f"adv-{diverging(sample['advantage'], largest)} rew-{sequential(sample['reward'], *rewards)}"
     numbers = [f"{name} {number(sample[name], 4)}" for name in ("advantage", "reward", "baseline")]
     where = f"{sample['environment']} / {sample['example_id']}" if sample["environment"] else "its trace is not there"
     lines = [sample["sample_id"], where, *numbers, f"{sample['num_tokens']} tokens, from {sample['start']} on"]
     return {
         **{"x": 100 * sample["start"] / longest, "width": 100 * sample["num_tokens"] / longest},
-        "class": f"seg {shades} own-{sample['place'] % NUM_COLOURS} env-{environment}",
-        "title": "\n".join(one_line(line, 120) for line in [*lines, sample["said"] or "nothing was said"]),
+        "class": f"seg {shades} own-{sample['place'] % NUM_COLOURS}",
+        "title": "\n".join(one_line(line, 120) for line in lines),
     }

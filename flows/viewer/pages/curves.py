@@ -101,16 +101,13 @@ def _sections(reader: StoreReader, run: str, of_run: Measured, request: PageRequ
     for chart in (chart for section in sections for chart in section["charts"]):
         chart["by_step"] = "versions" not in chart
         policies = [
-            {
-                **{"step": version, "x": at.get(version, float(version))},
-                "address": None if chart.get("of_steps") else addresses.evaluation(run, version),
-            }
+            {"step": version, "x": at.get(version, float(version)), "address": addresses.evaluation(run, version)}
             for version in chart.get("versions", ())
         ]
         chart["steps"] = steps if chart["by_step"] else policies
         values, numbered = chart["series"][0]["values"], [each["step"] for each in chart["steps"]]
         chart["exit"] = band_exit(values, numbered) if chart["title"] in BANDS else None
-        chart["axis"] = UNITS[axis] if axis != "step" else chart.get("across", "step")
+        chart["across"] = UNITS[axis] if axis != "step" else chart.get("across", "step")
         chart["series"] = [{**one, "colour": _colour(n, one)} for n, one in enumerate(chart["series"])]
     return sections
 
@@ -127,15 +124,13 @@ def _zoom_and_smooth(chart: Mapping[str, Any], request: PageRequest) -> Row:
     for one in chart["series"]:
         steps = one.get("steps", chart["steps"])
         lists: Row = {name: within(one[name], steps) for name in ("values", "low", "high") if one.get(name)}
-        if width > 1 and not one.get("kind") and not chart.get("over"):
+        if width > 1 and not one.get("kind"):
             lists |= {"raw": lists["values"], "values": smooth(lists["values"], width), "low": None, "high": None}
         own = {"steps": within(steps, steps), "colour": colour(one["place"])} if "steps" in one else {}
         series.append({**one, **own, **lists, "last": last_value(lists["values"])})
-    places = {name: within(chart[name], chart["steps"]) for name in ("over", "cells") if chart.get(name)}
+    cells = {"cells": within(chart["cells"], chart["steps"])} if chart.get("cells") else {}
     log = request.flag("log") and not any(one.get("kind") == "bars" for one in series)
-    across = {} if chart.get("over") else {"across": chart["axis"]}
-    steps = within(chart["steps"], chart["steps"])
-    return {**chart, **places, **across, "series": series, "steps": steps, "log": log}
+    return {**chart, **cells, "series": series, "steps": within(chart["steps"], chart["steps"]), "log": log}
 
 
 def _colour(number: int, series: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""All runs of a store; one run: its curves, its time, its ledger, live while it goes on; one of its metrics by step."""
+"""All runs of a store; one run: its curves, its metrics, its time, its ledger, live while it goes on."""
 
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
@@ -6,14 +6,12 @@ from typing import Any
 
 from flows.queries.charts import last_value
 from flows.queries.ledger import events, lanes, ledger
-from flows.queries.metrics import Metric, StepNumbers, ends, matching, metrics, numbers
-from flows.queries.request import NotThere, PageRequest
-from flows.queries.row_lineage import nearest
-from flows.queries.run_state import any_going, look_of
+from flows.queries.metrics import StepNumbers, matching, metrics, numbers
+from flows.queries.request import PageRequest
+from flows.queries.run_state import look_of
 from flows.queries.runs import overview, runs, tokens_of
 from flows.queries.scores import held_out
 from flows.queries.store_reader import StoreReader, expired_rows_of_runs
-from flows.reporting.svg import colour
 from flows.viewer import addresses
 from flows.viewer.addresses import Page
 from flows.viewer.drawings import cell_class
@@ -91,6 +89,10 @@ SPANS = ("all", "20", "5")
 """How many of the last steps the timeline shows."""
 MOST_NUMBERS = 20
 """Steps in the table of numbers, the last ones, until all are requested: cells are most of what a long page weighs."""
+MOST_DRAWN = 24
+"""Metrics that a search finds and that have charts; of more there are small lines."""
+FROM_ZERO = ("share", "tokens", "tokens/s", "rollouts", "s", "turns", "steps", "nats")
+"""Units whose scale begins at zero: twice as high is twice as much."""
 MANY = 40
 """Steps from which on the timeline shows the last ones alone, until all are requested."""
 
@@ -123,16 +125,20 @@ def run_page(reader: StoreReader, request: PageRequest) -> Page:
     return Page("run.html", run, values, (("Runs", addresses.runs()),), live=summary["going"])
 
 
-def _metrics(run: str, measured: Sequence[StepNumbers], words: str) -> dict[str, Any]:
-    """Return every metric, or those that words are looked for in, in groups: each with its address and last value."""
+def _metrics(run: str, measured: Sequence[StepNumbers], words: str) -> Row:
+    """Return every metric in groups, or those that have some words, which are drawn if they are few."""
     every = metrics(measured)
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for metric in matching(every, words):
+    found = matching(every, words)
+    groups: dict[str, list[Row]] = {}
+    for metric in found:
         last = last_value(metric["series"][0]["values"])
-        row = {**metric, "last": last, "address": addresses.metric(run, metric["name"])}
-        groups.setdefault(metric["group"], []).append(row)
-    listed = [{"title": title, "metrics": rows} for title, rows in groups.items()]
-    return {"searched": words, "num_all": len(every), "num": sum(map(len, groups.values())), "groups": listed}
+        row = {**metric, "title": metric["name"], "zero": metric["unit"] in FROM_ZERO, "last": last}
+        groups.setdefault(metric["group"], []).append({**row, "address": addresses.metric(run, metric["name"])})
+    return {
+        **{"searched": words, "num_all": len(every), "num": len(found)},
+        "drawn": bool(words) and len(found) <= MOST_DRAWN,
+        "groups": [{"title": title, "metrics": rows} for title, rows in groups.items()],
+    }
 
 
 def _timeline(reader: StoreReader, run: str, span: str, run_events: list[dict[str, Any]]) -> dict[str, Any]:
@@ -171,65 +177,3 @@ def _totals(measured: Sequence[StepNumbers]) -> dict[str, float | None]:
 
 def _last(measured: Sequence[StepNumbers], measure: str, scope: str) -> float | None:
     return last_value([each.value(measure, scope) for each in measured])
-
-
-MOST_METRIC_NUMBERS = 200
-"""Steps in the table, the last ones, until all are requested."""
-FROM_ZERO = ("share", "tokens", "tokens/s", "rollouts", "s", "turns", "steps", "nats")
-"""Units whose scale begins at zero: twice as high is twice as much."""
-
-
-def metric_page(reader: StoreReader, request: PageRequest) -> Page:
-    """Return the page of a metric, named by its measure or in full: `reward/mean`, `reward/all/mean`.
-
-    Asks: `numbers=all`. Raises NotThere, with the nearest names, where no step of the run has it.
-    """
-    run, name = request.path["run"], request.path["metric"]
-    measured = numbers(reader, run)
-    known, gone = metrics(measured), expired_rows_of_runs(reader, run)
-    place = _metric_place(known, run, name, bool(gone))
-    found = known[place]
-    steps = [step_place(run, each) for each in measured]
-    series = [_metric_series(number, each, steps) for number, each in enumerate(found["series"])]
-    values = {
-        "run": run,
-        "retired": gone,
-        "metric": {**found, "series": series},
-        "drawn": {
-            "title": found["name"],
-            "unit": found["unit"],
-            "zero": found["unit"] in FROM_ZERO,
-            "wide": True,
-            "series": series,
-        },
-        "steps": steps,
-        "previous": _neighbour(known, run, place - 1),
-        "next": _neighbour(known, run, place + 1),
-        "numbers_from": 0 if request.one_of("numbers", ("all",)) else max(0, len(steps) - MOST_METRIC_NUMBERS),
-    }
-    way = ((run, addresses.run(run)),)
-    return Page("metric.html", found["name"], values, way, any_going(reader, run))
-
-
-def _metric_place(known: Sequence[Metric], run: str, name: str, gone: bool) -> int:
-    for number, each in enumerate(known):
-        if name == each["name"] or name in (one["name"] for one in each["series"]):
-            return number
-    near = nearest(name, [each["name"] for each in known])
-    hint = f"; the nearest names are {', '.join(near)}" if near else ""
-    if gone:
-        hint += "; rows that it may have been in were dropped for their age (`stagecoach maintain --retain`)"
-    raise NotThere(f"no step of the run {run!r} has the metric {name[:120]!r}{hint}")
-
-
-def _metric_series(number: int, each: Mapping[str, Any], steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a series as charts take it, with its ends."""
-    end_values = ends(each["values"], [step["step"] for step in steps])
-    names = {"name": each["scope"] or each["name"], "metric": each["name"], "scope": each["scope"]}
-    return {**names, "values": each["values"], "colour": colour(number), **end_values}
-
-
-def _neighbour(known: Sequence[Metric], run: str, place: int) -> dict[str, str] | None:
-    if not 0 <= place < len(known):
-        return None
-    return {"name": known[place]["name"], "address": addresses.metric(run, known[place]["name"])}

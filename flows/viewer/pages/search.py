@@ -55,11 +55,12 @@ def search_page(reader: StoreReader, request: PageRequest) -> Page:
 def _counts(hits: Hits, request: PageRequest) -> dict[str, Any]:
     """Return how many rollouts of each step are hits: as numbers, and as a chart whose bars lead to them."""
     counts = hits.counts.to_dicts()
+    every = request.but(step=None, evaluation=None, page=None)
     trained = {row["step"]: row["num_hits"] for row in counts if row["for_training"]}
     series = {"name": "hits", "values": [*trained.values()], "kind": "bars", "colour": colour(0)}
     return {
         "counts": counts,
-        "steps": [{"step": n, "address": request.but(step=n, evaluation=None, page=None)} for n in trained],
+        "steps": [{"step": n, "address": f"{every}&step={n}"} for n in trained],
         "first_step": hits.first_step,
         "num_hits": sum(row["num_hits"] for row in counts),
         "num_rollouts": sum(row["num_rollouts"] for row in counts),

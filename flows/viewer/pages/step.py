@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 
 from flows.queries.reader import read_rollouts, reply_heads
-from flows.queries.request import BadQuestion, NotThere, PageRequest
+from flows.queries.request import BadQuestion, PageRequest
 from flows.queries.rollout_list import choice_of, choose, list_page, list_parameter, read_names
 from flows.queries.rollout_search import search_mask
 from flows.queries.rollouts import (
@@ -45,7 +45,6 @@ def step_page(reader: StoreReader, request: PageRequest) -> Page:
         **_step_values(reader, run, lineages, frame),
         **list_values(reader, run, frame, request, written_of(reader, run, lineages)),
         **neighbours(steps_of(reader, run), step),
-        "compared": _parent(reader, run, step),
         "carried": {name: request.query[name] for name in CARRIED if request.query.get(name)},
     }
     return Page("step.html", f"Step {step}", values, ((run, addresses.run(run)),), any_going(reader, run))
@@ -93,17 +92,6 @@ def neighbours(places: Sequence[int], place: int) -> dict[str, int | None]:
     }
 
 
-def _parent(reader: StoreReader, run: str, step: int) -> str | None:
-    """Return the run that this one is a fork of, where that has the same step."""
-    parent = reader.store.runs.events(run)[-1].parent_run
-    if not parent or parent == run:
-        return None
-    try:
-        return parent if step in steps_of(reader, parent) else None
-    except NotThere:  # it was removed
-        return None
-
-
 ALL = "all"
 """The value of `set` that asks for every set at once."""
 
@@ -135,7 +123,6 @@ def evaluation_page(reader: StoreReader, request: PageRequest) -> Page:
         "policies": policies(reader, run, frame, ()),
         **list_values(reader, run, frame, request),
         **neighbours(steps_of(reader, run, for_training=False), version),
-        "compared": None,
         "carried": {name: request.query[name] for name in (*CARRIED, "set") if request.query.get(name)},
     }
     return Page(

@@ -23,7 +23,7 @@ from flows.queries.messages import (
 from flows.queries.reader import read_json, reward_parts
 from flows.queries.request import BadQuestion, PageRequest
 from flows.queries.rollout_list import neighbours_of_trace
-from flows.queries.rollouts import episode, history, mates
+from flows.queries.rollouts import episode, mates
 from flows.queries.row_lineage import policy_version
 from flows.queries.run_state import any_going
 from flows.queries.sentences import flat, sentence
@@ -46,21 +46,15 @@ from tasks.arrays.finding import QUARANTINED
 from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STALE, STOPPED, TRAINED
 
 VIEWS = ("both", "text", "tokens")
-JUMPS = ("first", "last", "trained", "error")
-SMALL_RUN = 32
-"""Batches of rollouts whose traces are looked through for the history of an example without a request."""
-JSONS = ("rewards", "metrics", "info", "record")
+JUMPS = ("first", "last", "trained")
 ERROR = ("error_class", "error_type", "error_message", "error_traceback")
+LEFT_OUT = ("rewards", "metrics", "info", "record", *ERROR)
+"""Columns of a trace that the page shows in parts of their own."""
 TONES = {
     **{TRAINED: "good", PENDING: "going"},
     **dict.fromkeys((FILTERED, REFUSED, NO_WEIGHT, EXPIRED), "warn"),
     **dict.fromkeys((ERRORED, STOPPED, STALE, QUARANTINED), "bad"),
 }
-USE = ("outcome", "detail", "group", "decision", "regrade", "quarantines", "notes", "keys")
-"""What the page takes of a trace's outcome as it is; see `flows.queries.trace.outcome_of`."""
-MOST_BRANCHES, MOST_ACROSS = 40, 90
-"""Larger graphs are not drawn: the branches can be read one by one."""
-ROLES = ("system", "user", "assistant", "tool")
 Values = dict[str, Any]
 
 
@@ -68,22 +62,17 @@ def trace_page(reader: StoreReader, request: PageRequest) -> Page:
     """Return a trace as a run uses it.
 
     The request may have: `key` (the work that made it), `branch`, `from` (the first message of the window), `to`
-    (first, last, trained or error, instead), `message` (that one alone, `at` its first token), `view`, `color`, `q`,
-    `list` (the choice of the list that it was opened from; see `flows.queries.rollout_list`) and `history` (1 for all
-    attempts at its example where the run is large; what is saved or read by a program has them).
+    (first, last or trained, instead), `message` (that one alone, `at` its first token), `view`, `color`, `q`, and
+    `list` (the choice of the list that it was opened from; see `flows.queries.rollout_list`).
     """
     trace = find_trace(reader, request.path["run"], request.path["trace"], request.text("key"))
     run, row, for_training = trace.run, trace.row, trace.lineage.for_training
     beside = neighbours_of_trace(reader, trace, request.text("list"))
     previous, following = (pair or (None, None) for pair in (beside.previous, beside.next))
-    spans = [
-        {"name": name, "seconds": row[f"{name}_seconds"], "inside": None} for name in ("setup", "generation", "scoring")
-    ]
-    spans[1]["inside"] = {"name": "model", "seconds": row["model_seconds"]}
     values = {
         **{"run": run, "trace_id": trace.trace_id, "key": trace.key, "step": trace.step, "for_training": for_training},
         "retired": expired_rows(reader, (*trace.lineage.works, *message_works(reader, trace))),
-        "trace": {name: value for name, value in row.items() if name not in (*JSONS, *ERROR)},
+        "trace": {name: value for name, value in row.items() if name not in LEFT_OUT},
         "error": _error(row),
         "reward_parts": reward_parts(row["rewards"]),
         "metrics": read_json(row["metrics"]),
@@ -91,11 +80,9 @@ def trace_page(reader: StoreReader, request: PageRequest) -> Page:
         "outcome": _outcome(reader, trace),
         "samples": trained_in(reader, trace),
         "policies": _policies(reader, trace),
-        "timing": spans,
         "other_runs": other_runs(trace),
         "mates": _with_links(trace, mates(reader, trace)),
         "episode": _with_links(trace, episode(reader, trace)),
-        "history": _history(reader, trace, request),
         **{"place": beside.place, "num_traces": beside.num_traces, "walking": beside.chosen},
         **dict(zip(("previous", "previous_key", "next", "next_key"), (*previous, *following), strict=True)),
         **_Conversation(reader, trace, request).values(),
@@ -108,6 +95,17 @@ def trace_page(reader: StoreReader, request: PageRequest) -> Page:
     return Page("trace.html", f"Trace {trace.trace_id[:8]}", values, crumbs, live)
 
 
+def any_trace_page(reader: StoreReader, request: PageRequest) -> Page:
+    """Return a trace as the first run has it that uses it; further ones are named on it.
+
+    Raises NotThere, with the nearest ids, where no run uses it.
+    """
+    trace = uses(reader, request.path["trace"])[0]
+    address = addresses.trace(trace.run, trace.trace_id)
+    path, query = {"run": trace.run, "trace": trace.trace_id}, {**request.query, "key": trace.key}
+    return trace_page(reader, PageRequest(address, path, query))
+
+
 def _error(row: Mapping[str, Any]) -> Values | None:
     if row["error_class"] is None:
         return None
@@ -117,15 +115,13 @@ def _error(row: Mapping[str, Any]) -> Values | None:
 
 
 def _outcome(reader: StoreReader, trace: FoundTrace) -> Values:
-    """Return what the run made of the trace: a sentence, its outcome, the verdict's numbers, group and quarantines."""
+    """Return the outcome of the trace in its run: a sentence, the verdict's numbers, group, notes and quarantines."""
     use = outcome_of(reader, trace)
-    verdict = use["verdict"]
-    evidence = verdict["evidence"] if verdict else {}
+    evidence = use["verdict"]["evidence"] if use["verdict"] else {}
     return {
         "sentence": sentence({"trace": trace.row}, use),
-        **{name: use[name] for name in USE},
+        **{name: use[name] for name in ("outcome", "detail", "group", "verdict", "regrade", "quarantines", "notes")},
         "tone": TONES.get(use["outcome"], ""),
-        "verdict": verdict and {name: verdict[name] for name in ("keep", "reason", "detected")},
         "evidence": [
             {"filter": name, "numbers": [{"name": path, "value": value} for path, value in flat(numbers)]}
             for name, numbers in evidence.items()
@@ -153,42 +149,22 @@ def trained_in(reader: StoreReader, trace: FoundTrace) -> list[Values]:
 
 
 def _policies(reader: StoreReader, trace: FoundTrace) -> Values:
-    """Return the policy that sampled the trace and the one that training on it made; null where there is none.
-
-    Of a trace that several policies sampled it is the oldest, and `parts` has each with its number of tokens.
-    """
-    updates, key = trace.lineage.updates, str(trace.row["policy_key"])
-    made: Values | None = None
-    if updates:
-        made = {"run": trace.run, "version": policy_version(updates), "key": updates.key}
-        made["address"] = addresses.step(trace.run, updates.step)
+    """Return the policies that sampled the trace, each with its number of tokens, and the one that training made."""
+    updates, version = trace.lineage.updates, trace.row["policy_version"]
     parts = token_policies(reader, trace).group_by("policy_version", "policy_key").agg(pl.col("num_tokens").sum())
+    rows = [*parts.sort("policy_version").iter_rows()] or [(version, str(trace.row["policy_key"]), None)]
     return {
-        "sampled": _sampler(reader, trace, key, trace.row["policy_version"]) if key else None,
-        "parts": [
-            _sampler(reader, trace, key, version) | {"num_tokens": count}
-            for version, key, count in parts.sort("policy_version").iter_rows()
-        ],
-        "made": made,
+        "sampled": [_sampler(reader, trace, *row) for row in rows if row[1]],
+        "made": updates and {"version": policy_version(updates), "address": addresses.step(trace.run, updates.step)},
     }
 
 
-def _sampler(reader: StoreReader, trace: FoundTrace, key: str, version: int) -> Values:
-    work = reader.graph.works.get(key)
-    if work is None:
-        return {"key": key, "version": version, "run": None, "address": None}
-    run = trace.run if trace.run in work.runs else work.runs[0]
-    trained = policy_version(work)
-    address = addresses.step(run, trained - 1) if trained else addresses.run(run)
-    return {"key": key, "version": trained, "run": run, "address": address}
-
-
-def _history(reader: StoreReader, trace: FoundTrace, request: PageRequest) -> list[Values] | None:
-    """Return all attempts at the example; None where they cost more than the rest, and nothing requests them."""
-    wanted = request.flag("history") or request.text("format") in ("json", "file")
-    if not wanted and len(reader.history(trace.run).lineages) > SMALL_RUN:
-        return None
-    return _with_links(trace, history(reader, trace))
+def _sampler(reader: StoreReader, trace: FoundTrace, version: int, key: str, num_tokens: int | None) -> Values:
+    work, address = reader.graph.works.get(key), None
+    if work is not None:
+        run, version = trace.run if trace.run in work.runs else work.runs[0], policy_version(work)
+        address = addresses.step(run, version - 1) if version else addresses.run(run)
+    return {"key": key, "version": version, "num_tokens": num_tokens, "address": address}
 
 
 def _with_links(trace: FoundTrace, rows: pl.DataFrame) -> list[Values]:
@@ -227,7 +203,7 @@ class _Conversation:
                 {"branch": branch, "num_messages": len(path), "leaf": path[-1]}
                 for branch, path in enumerate(self.all.paths)
             ],
-            "graph": self._graph(),
+            "broken": self.all.broken,
             "branch": self.branch,
             "num_messages": len(self.lines),
             "from": self.start,
@@ -243,19 +219,6 @@ class _Conversation:
             "q": request.text("q"),
             "hits": [hit | {"from": self.places[hit["message"]] // WINDOW * WINDOW} for hit in found],
             "most_hits": MOST_HITS,
-        }
-
-    def _graph(self) -> Values:
-        """Return the graph as it is drawn, where it has forks and can be seen as a whole."""
-        paths = self.all.paths
-        if not (1 < len(paths) <= MOST_BRANCHES and max(map(len, paths)) <= MOST_ACROSS):
-            paths = []
-        roles = self.rows.select("message", "role").iter_rows() if paths else ()
-        return {
-            "paths": paths,
-            "roles": {str(message): f"by-{role if role in ROLES else 'other'}" for message, role in roles},
-            "addresses": [self.request.but(branch=branch, message=None, to=None) for branch in range(len(paths))],
-            "broken": self.all.broken,
         }
 
     def _window(self) -> tuple[int, Sequence[Line]]:
@@ -276,8 +239,7 @@ class _Conversation:
         if to == "trained":
             trained = {*tokens(self.reader, self.trace, texts=False).filter("trained")["message"].unique()}
             return next((place for message, place in self.places.items() if message in trained), 0)
-        # What went wrong ended the rollout, so its error is where the messages end.
-        return max(len(self.lines) - WINDOW, 0) if to in ("last", "error") else 0
+        return max(len(self.lines) - WINDOW, 0) if to == "last" else 0
 
     def _messages(self, numbers: Sequence[int], drawn: Mapping[int, Values]) -> list[Values]:
         shown = self.rows.filter(pl.col("message").is_in(numbers))
@@ -297,30 +259,3 @@ class _Conversation:
                 "tokens": drawn.get(line.message),
             }
         return read
-
-
-def any_trace_page(reader: StoreReader, request: PageRequest) -> Page:
-    """Return the runs that use a trace, each with the trace's outcome and the address of its page there.
-
-    Of a trace that one run uses it is the page in that run. Raises NotThere, with the nearest ids, where none does.
-    """
-    traces = uses(reader, request.path["trace"])
-    run, trace_id = traces[0].run, traces[0].trace_id
-    if len(traces) == 1:
-        path, query = {"run": run, "trace": trace_id}, {**request.query, "key": traces[0].key}
-        return trace_page(reader, PageRequest(addresses.trace(run, trace_id), path, query))
-    values = {"trace_id": trace_id, "uses": [_use(reader, trace) for trace in traces]}
-    return Page("any_trace.html", f"Trace {trace_id[:8]}", values)
-
-
-def _use(reader: StoreReader, trace: FoundTrace) -> Values:
-    use = outcome_of(reader, trace)
-    advantages = (sample["advantage"] for sample in use["samples"] if sample["advantage"] is not None)
-    return {
-        **{"run": trace.run, "step": trace.step, "for_training": trace.lineage.for_training, "key": trace.key},
-        "reward": trace.row["reward"],
-        "advantage": next(advantages, None),
-        **{name: use[name] for name in ("outcome", "detail", "policy")},
-        "computed_by": trace.lineage.traces.computed_by,
-        "address": addresses.trace(trace.run, trace.trace_id, trace.key),
-    }

@@ -1,29 +1,6 @@
-// What every page does: the theme, the keys, and following a run that goes on. Pages work without it.
+// What every page does: the tip, the keys, and following a run that goes on. Pages work without it.
 "use strict";
 (() => {
-  const root = document.documentElement;
-  const THEMES = ["", "light", "dark"];
-
-  function remembered(name) {
-    try { return localStorage.getItem(name) || ""; } catch { return ""; } // a saved file may have no storage
-  }
-  function remember(name, value) {
-    try { localStorage.setItem(name, value); } catch { /* as above */ }
-  }
-  function setTheme(theme) {
-    if (theme) root.dataset.theme = theme; else delete root.dataset.theme;
-  }
-  setTheme(THEMES.includes(remembered("theme")) ? remembered("theme") : "");
-  const themeSwitch = document.querySelector("[data-theme-switch]");
-  if (themeSwitch) {
-    themeSwitch.hidden = false;
-    themeSwitch.addEventListener("click", () => {
-      const next = THEMES[(THEMES.indexOf(root.dataset.theme || "") + 1) % THEMES.length];
-      setTheme(next);
-      remember("theme", next);
-    });
-  }
-
   // The tip: one for the page, its contents put in as text. `showTip` and `hideTip` are also for the other scripts.
   const tip = document.createElement("div");
   Object.assign(tip, { id: "tip", className: "tip", hidden: true });
@@ -39,7 +16,7 @@
     return tip.id;
   };
   // The browser's own hint comes late; ours takes its text, so that there are never two.
-  const TOLD = "[data-tip], .seg, .tok";
+  const TOLD = "[data-tip], .seg";
   function textOf(part) {
     const title = part.querySelector("title");
     part.dataset.tip ??= title ? title.textContent : part.title.replaceAll(", ", "\n");
@@ -72,12 +49,12 @@
     for (const form of document.querySelectorAll("form[data-choosing]")) for (const field of fields(form)) field.disabled = false;
   });
 
-  // Samples and their tokens: another colouring without a new page.
+  // Samples: another colouring without a new page.
   document.addEventListener("click", (event) => {
     const chosen = event.target.closest("[data-colour-by]");
     if (!chosen || event.ctrlKey || event.metaKey || event.shiftKey) return;
     event.preventDefault();
-    for (const part of document.querySelectorAll("[data-colour]:not([data-fixed])")) part.dataset.colour = chosen.dataset.colourBy;
+    for (const part of document.querySelectorAll("[data-colour]")) part.dataset.colour = chosen.dataset.colourBy;
     for (const link of document.querySelectorAll("[data-colour-by]")) {
       if (link.dataset.colourBy === chosen.dataset.colourBy) link.setAttribute("aria-current", "true"); else link.removeAttribute("aria-current");
     }

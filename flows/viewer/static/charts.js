@@ -6,8 +6,7 @@
   const POINT_GAP = 5; // pixels between points of several series at one place
   const drawn = new Map(); // box of a chart -> its uPlot
   const isServed = document.querySelector(".brand[href]"); // a saved page has no address to zoom in and no links
-  const DOUBLE_CLICK_MS = 300; // a double click leads back from a zoom: until then a click opens nothing
-  const isZoomed = /[?&](from|to)=/.test(location.search);
+  const DOUBLE_CLICK_MS = 300;
   const isNumber = (value) => typeof value === "number";
   let active = null; // the box that the pointer or the focus is in
 
@@ -23,12 +22,10 @@
     }
     return inks.get(key);
   }
-  function recolour() {
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     inks.clear();
     for (const chart of drawn.values()) chart.redraw();
-  }
-  new MutationObserver(recolour).observe(document.documentElement, { attributeFilter: ["data-theme"] });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
+  });
 
   function short(value) {
     const size = Math.abs(value);
@@ -54,7 +51,7 @@
     }
     for (const one of data.series) {
       const stroke = () => ink(one.colour);
-      if (data.dots || data.cells || one.kind === "bars") continue;
+      if (data.cells || one.kind === "bars") continue;
       if (one.low) {
         const ends = [column(one, one.high, {}), column(one, one.low, {})];
         if (one.kind !== "points") {
@@ -76,13 +73,12 @@
     for (const { one, values } of stack.reverse()) { // the highest first, so that the lower ones cover its foot
       column(one, values, { fill: () => ink(one.colour), width: 0, paths: uPlot.paths.bars({ size: [0.8, 26] }) });
     }
-    if (data.dots) tables.push([data.dots.map((dot) => dot.x), data.dots.map((dot) => dot.y)]);
-    else if (data.cells) tables.push([data.x, data.x.map(() => data.range[1])]);
+    if (data.cells) tables.push([data.x, data.x.map(() => data.range[1])]);
     if (tables.length === series.length) series.push({ paths: () => null, points: { show: false } });
     return { table: tables.length > 1 ? uPlot.join(tables) : tables[0] || [[], []], series, bands, lines };
   }
 
-  // What is drawn over it: points with intervals, what is not finite, the step at which a band was left, dots, cells.
+  // What is drawn over it: points with intervals, what is not finite, the step at which a band was left, cells.
   function marks(u, data) {
     const { ctx, bbox } = u, scale = devicePixelRatio, [left, top] = [bbox.left, bbox.top];
     const x = (value) => u.valToPos(value, "x", true), y = (value) => u.valToPos(value, "y", true);
@@ -109,17 +105,12 @@
         });
       });
     }
-    for (const dot of data.dots || []) {
-      ctx.fillStyle = ink(dot.colour, dot.share);
-      disc(x(dot.x), dot.y === null ? top + bbox.height : y(dot.y), dot.here ? 5 : 3);
-      if (dot.here) { ctx.strokeStyle = ink("ink"); ctx.lineWidth = 1.5 * scale; ctx.stroke(); } // the disc's outline
-    }
     if (data.exit !== null) {
       ctx.setLineDash([3 * scale, 3 * scale]);
       stroke(ink("warn"), 1.4, [x(data.exit), top, x(data.exit), top + bbox.height]);
       ctx.setLineDash([]);
     }
-    data.series.forEach((one, number) => (data.dots || data.cells || one.kind === "bars" ? [] : one.values).forEach((value, at) => {
+    data.series.forEach((one, number) => (data.cells || one.kind === "bars" ? [] : one.values).forEach((value, at) => {
       const aside = one.kind === "points" ? POINT_GAP * scale * (number - (data.series.length - 1) / 2) : 0;
       const a = x((one.x || data.x)[at]) + aside, w = 3 * scale;
       if (value !== null && !isNumber(value)) { // an infinite value has no place: a cross at the edge
@@ -174,38 +165,31 @@
       },
       axes: [{ ...axis, ...whole, size: 26, space: 36, grid: { show: false } }, { ...axis, size: 46, space: 26 }],
       cursor: {
-        y: false, sync: { key: "charts", scales: ["x", null] }, drag: { x: true, y: false, setScale: false },
-        points: { show: (_, number) => (lines[number] && !data.dots ? document.createElement("div") : null), size: () => 7, fill: (plot, number) => plot.series[number].stroke(), stroke: () => ink("card") },
+        y: false, sync: { key: "charts", scales: ["x", null] }, drag: { x: true, y: false, dist: 8 },
+        points: { show: (_, number) => (lines[number] ? document.createElement("div") : null), size: () => 7, fill: (plot, number) => plot.series[number].stroke(), stroke: () => ink("card") },
       },
-      hooks: { draw: [(plot) => marks(plot, data)], setCursor: [(plot) => box === active && tell(plot, data)], setSelect: [(plot) => zoom(box, plot, data)] },
+      hooks: { ready: [(plot) => { plot.full = { ...plot.scales.x }; }], draw: [(plot) => marks(plot, data)], setCursor: [(plot) => box === active && tell(plot, data)] },
     }, table, box);
     box.classList.add("is-drawn");
     drawn.set(box, u);
-    let leaving = null;
+    let downAt = 0, leaving = null;
+    u.over.addEventListener("mousedown", (event) => { downAt = event.clientX; });
     u.over.addEventListener("click", (event) => {
-      const to = addressAt(u, data);
+      const to = addressAt(u, data), wasDragged = Math.abs(event.clientX - downAt) > 4;
       clearTimeout(leaving);
-      if (!to || !isServed || u.wasDragged) return;
+      if (!to || !isServed || wasDragged) return;
       if (event.ctrlKey || event.metaKey) open(to);
-      else leaving = setTimeout(() => location.assign(to), isZoomed ? DOUBLE_CLICK_MS : 0);
+      // A double click leads back from a zoom: until then a click opens nothing.
+      else leaving = setTimeout(() => location.assign(to), u.scales.x.min === u.full.min && u.scales.x.max === u.full.max ? 0 : DOUBLE_CLICK_MS);
     });
-    u.over.addEventListener("mousedown", () => { u.wasDragged = false; });
+    u.over.addEventListener("dblclick", () => clearTimeout(leaving));
     u.over.addEventListener("mouseenter", () => { active = box; });
     u.over.addEventListener("mouseleave", () => { active = null; hideTip(); });
-    u.over.addEventListener("dblclick", () => {
-      if (!isServed || !isZoomed || !box.closest(".charts")) return;
-      clearTimeout(leaving);
-      go({ from: null, to: null });
-    });
     Object.assign(box, { chart: u, figures: data });
     return u;
   }
 
   const nearest = (places, at) => places.reduce((best, place, number) => (Math.abs(place - at) < Math.abs(places[best] - at) ? number : best), 0);
-  function dotAt(u, data) {
-    const away = (dot) => Math.hypot(u.valToPos(dot.x, "x") - u.cursor.left, (dot.y === null ? u.over.clientHeight : u.valToPos(dot.y, "y")) - u.cursor.top);
-    return data.dots.reduce((best, dot) => (!best || away(dot) < away(best) ? dot : best), null);
-  }
   function placeOf(u, data) { // of several runs each has places of its own: the first run's count
     const places = data.x.length ? data.x : data.series[0]?.x || [];
     return places.length ? nearest(places, u.posToVal(u.cursor.left, "x")) : -1;
@@ -213,34 +197,15 @@
   const stepsOf = (data) => (data.steps.length ? data.steps : data.series[0].steps);
   function addressAt(u, data) {
     if (u.cursor.left < 0) return null;
-    if (data.dots) return dotAt(u, data)?.address;
     const place = placeOf(u, data);
-    return place < 0 ? null : data.addresses ? data.addresses[place] : data.to && data.to + stepsOf(data)[place];
+    return place < 0 ? null : data.to && data.to + stepsOf(data)[place];
   }
-  const go = (changes) => {
-    const address = new URL(location.href);
-    for (const [name, value] of Object.entries(changes)) {
-      if (value === null) address.searchParams.delete(name); else address.searchParams.set(name, value);
-    }
-    location.assign(address);
-  };
-  function zoom(box, u, data) { // the address of a run's page keeps the stretch; elsewhere the chart alone is zoomed
-    const { left, width } = u.select;
-    if (width < 8) return;
-    u.wasDragged = true;
-    u.setSelect({ left: 0, width: 0 }, false);
-    const [from, to] = [left, left + width].map((at) => u.posToVal(at, "x"));
-    if (!isServed || !box.closest(".charts") || data.dots) { u.setScale("x", { min: from, max: to }); return; }
-    const places = data.x.length ? data.x : data.series[0].x, ends = [from, to].map((at) => stepsOf(data)[nearest(places, at)]);
-    if (ends[0] !== ends[1]) go({ from: ends[0], to: ends[1] });
-  }
-
   function tell(u, data) {
-    const { left, top } = u.cursor, place = placeOf(u, data), dot = data.dots && left >= 0 && dotAt(u, data);
-    if (left < 0 || (place < 0 && !dot)) { hideTip(); return; }
+    const { left, top } = u.cursor, place = placeOf(u, data);
+    if (left < 0 || place < 0) { hideTip(); return; }
     const title = document.createElement("strong"), table = document.createElement("table");
-    title.textContent = dot ? dot.text : [`${data.across} ${stepsOf(data)[place]}`, data.unit].filter(Boolean).join(" · ");
-    for (const one of dot ? [] : data.series) {
+    title.textContent = [`${data.across} ${stepsOf(data)[place]}`, data.unit].filter(Boolean).join(" · ");
+    for (const one of data.series) {
       const row = table.insertRow(), name = row.insertCell(), value = row.insertCell(), swatch = document.createElement("i");
       swatch.style.background = ink(one.colour);
       name.append(swatch, one.name);
@@ -256,15 +221,14 @@
   document.addEventListener("keydown", (event) => {
     const box = event.target.closest?.("[data-chart]"), u = drawn.get(box);
     if (!u || event.ctrlKey || event.metaKey || event.altKey) return;
-    const data = box.figures, places = data.dots ? data.dots.map((dot) => dot.x) : data.x.length ? data.x : data.series[0]?.x || [];
+    const data = box.figures, places = data.x.length ? data.x : data.series[0]?.x || [];
     const last = places.length - 1, at = u.cursor.left < 0 ? -1 : u.keyed ?? placeOf(u, data);
     const aims = { ArrowRight: at + 1, ArrowLeft: at < 0 ? last : at - 1, Home: 0, End: last };
     if (event.key in aims && last >= 0) {
       event.preventDefault();
       active = box;
       u.keyed = Math.max(0, Math.min(last, aims[event.key]));
-      const dot = data.dots?.[u.keyed];
-      u.setCursor({ left: u.valToPos(places[u.keyed], "x"), top: dot && dot.y !== null ? u.valToPos(dot.y, "y") : 0 });
+      u.setCursor({ left: u.valToPos(places[u.keyed], "x"), top: 0 });
     } else if (event.key === "Enter" && isServed) {
       const to = addressAt(u, data);
       if (to) location.assign(to);

@@ -14,11 +14,10 @@
     return url.pathname + url.search + url.hash;
   }
   function remember(name, value) {
-    try { history.replaceState(null, "", changed(location.href, name, value)); } catch { /* as above */ }
-    // Whatever leads to this trace, or to the next one, is looked at in the same way.
+    try { history.replaceState(null, "", changed(location.href, name, value)); } catch { /* a saved file has no address */ }
+    // Links to this trace and to its neighbours keep the choice.
     for (const link of document.querySelectorAll('a[href^="/"]')) {
-      const here = link.pathname === location.pathname || link.matches("[data-previous], [data-next]");
-      if (here) link.setAttribute("href", changed(link.href, name, value));
+      if (link.pathname === location.pathname || link.matches("[data-previous], [data-next]")) link.href = changed(link.href, name, value);
     }
     for (const form of document.querySelectorAll("form[method=get]")) {
       const field = form.elements[name] || form.appendChild(document.createElement("input"));
@@ -98,59 +97,11 @@
 
   addEventListener("scroll", () => { if (document.activeElement?.matches(".t")) open(document.activeElement); }, { passive: true });
 
-  // Folding: a message is one line then, and a conversation its own table of contents. The address says where all are.
-  const messages = [...box.querySelectorAll(".message")];
-  const folds = document.querySelector("[data-fold-all]");
-  const GIST = 200; // characters
-  function fold(message, folded) {
-    message.classList.toggle("folded", folded);
-    message.querySelector("[data-fold]").setAttribute("aria-expanded", String(!folded));
-  }
-  function foldAll(folded) {
-    const top = messages.find((each) => each.getBoundingClientRect().bottom > 150);
-    const away = scrollY > 0 && top !== messages[0];
-    for (const each of messages) fold(each, folded);
-    folds.setAttribute("aria-pressed", String(folded));
-    if (away) top?.scrollIntoView({ block: "start" }); // what was read stays in sight; below all of them, it does so
-  }
-  for (const message of messages) {
-    const button = element("button", "");
-    Object.assign(button, { type: "button", className: "fold", title: "Fold or unfold (f)" });
-    button.dataset.fold = "";
-    button.setAttribute("aria-label", `Text and tokens of message ${message.id.slice(1)}`);
-    button.addEventListener("click", () => fold(message, !message.classList.contains("folded")));
-    const said = [...message.querySelectorAll(".said .text, .said .name")].map((each) => each.textContent.slice(0, 4 * GIST));
-    const gist = element("span", said.join(" ").replace(/\s+/g, " ").slice(0, GIST));
-    gist.className = "gist soft";
-    gist.dir = "auto";
-    message.querySelector("header").append(gist, button);
-    fold(message, false);
-  }
-  function toggleAll() {
-    const folded = folds.getAttribute("aria-pressed") !== "true";
-    foldAll(folded);
-    remember("fold", folded ? "1" : "");
-  }
-  function unfoldAimedAt() {
-    const aim = location.hash.startsWith("#m") && document.getElementById(location.hash.slice(1));
-    if (aim && aim.matches(".folded")) { fold(aim, false); aim.scrollIntoView({ block: "start" }); }
-  }
-  folds.hidden = !messages.length;
-  folds.addEventListener("click", toggleAll);
-  if (new URLSearchParams(location.search).get("fold")) foldAll(true);
-  addEventListener("hashchange", unfoldAimedAt);
-  unfoldAimedAt();
-  function foldHere() {
-    const message = document.activeElement.closest(".message");
-    if (message) fold(message, !message.classList.contains("folded"));
-  }
-
   // One token of each message takes the focus; arrows go on from it, over the ends of messages too.
   function go(token, by) {
     const all = [...box.querySelectorAll(".t")];
     const next = all[all.indexOf(token) + by];
     if (!next) return;
-    fold(next.closest(".message"), false);
     next.focus({ preventScroll: true });
     next.scrollIntoView({ block: "nearest" });
     open(next);
@@ -161,8 +112,6 @@
     const names = [...select.options].map((option) => option.value);
     const turn = (by) => colour(names[(names.indexOf(select.value) + by + names.length) % names.length]);
     const keys = {
-      f: foldHere,
-      F: toggleAll,
       c: () => turn(1),
       C: () => turn(-1),
       v: () => show({ both: "text", text: "tokens", tokens: "both" }[box.dataset.shown]),
