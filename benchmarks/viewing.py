@@ -89,7 +89,7 @@ def pages(root: Path, store: str) -> dict[str, str]:
             "trace by its id alone": addresses.any_trace(name),
             "example over the history": addresses.example(RUN, environment, example),
             "compare two runs": addresses.compare(RUN, FORK),
-            "compare a step": addresses.compare_step(RUN, CREDITED, step),
+            "compare a step": addresses.compare(RUN, CREDITED, step=step),
         }
     return found
 

@@ -5,10 +5,9 @@ What is where, from the store to the eye:
 - flows.queries: the frames behind every page, from one store opened to be read
 - pages: from the store and what was asked to plain values; these are the JSON of a page
 - drawings: charts and pictures from plain values; templates and static: how a page is laid out
-- addresses: where everything is, and what a page is; routes: which function reads the page of an address
+- addresses: the routes, which write and read addresses; routes: the function that reads each page
 - rendering: a page as HTML, JSON or one file to keep
 - app: the application and its guard; serving: the process that listens
-- terminal: `stagecoach traces` and `stagecoach trace`; notebook: the frames for a person who writes Python,
-  and first_look: what a prompt or a notebook prints of them
+- terminal: `stagecoach trace`; notebook: the frames for a person who writes Python
 - flows.reporting.formats: numbers and times as a person reads them, hostile text made visible
 """

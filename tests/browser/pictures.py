@@ -33,7 +33,9 @@ def main(demo: Path, tools: Path, tutorial: Path) -> None:
         browser = browsers.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         with viewer(demo) as address:
             save(opened(browser, f"{address}/runs/demo", 1090), "run")
-            save(opened(browser, f"{address}/compare/demo/demo-dr_grpo", 860, color_scheme="dark"), "viewer-compare")
+            save(
+                opened(browser, f"{address}/compare?a=demo&b=demo-dr_grpo", 860, color_scheme="dark"), "viewer-compare"
+            )
         with viewer(tools) as address:
             shown = f"{address}/runs/calc_tools/traces/{trace_with_an_error(tools)}?color=entropy"
             page = opened(browser, shown, 760)
@@ -45,7 +47,7 @@ def main(demo: Path, tools: Path, tutorial: Path) -> None:
             save(opened(browser, f"{address}/runs/first/steps/19", 900), "tutorial-step")
             shown = f"{address}/runs/first/traces/{wrong_with_full_reward(tutorial)}"
             save(opened(browser, shown, 560), "tutorial-trace")
-            save(opened(browser, f"{address}/compare/first/second", 560), "tutorial-compare")
+            save(opened(browser, f"{address}/compare?a=first&b=second", 560), "tutorial-compare")
         browser.close()
 
 

@@ -91,7 +91,7 @@ def test_the_focus_is_seen_wherever_it_goes(demo: str, kinds: dict[str, str], op
       return [document.activeElement.outerHTML.slice(0, 120), outlined,
               box.width > 0 && box.bottom > 0 && box.top < innerHeight];
     }"""
-    for kind in ("runs", "run", "step", "trace", "row", "compare"):
+    for kind in ("runs", "run", "step", "trace", "batch", "compare"):
         page = window.open(kinds[kind])
         for _ in range(25):
             page.keyboard.press("Tab")
@@ -123,7 +123,6 @@ def test_what_was_chosen_to_be_dark_is_printed_on_white_with_its_shades(
 ) -> None:
     window = opened(demo, color_scheme="dark")
     page = window.open(kinds["trace"])
-    page.evaluate("document.documentElement.dataset.theme = 'dark'")
     style = "(name) => getComputedStyle(document.querySelector('.card'))[name]"
     assert page.evaluate(style, "backgroundColor") != "rgb(255, 255, 255)"
     page.emulate_media(media="print")

@@ -63,42 +63,6 @@ def test_all_values_of_a_token_are_told_on_hover_and_on_focus(demo: str, opened:
     tip.wait_for(state="hidden")
 
 
-def test_messages_are_folded_one_by_one_and_all_and_the_address_says_so(demo: str, opened: Opened) -> None:
-    window = opened(demo)
-    page = window.open(a_trace(window))
-    told, folded = page.locator(".message .halves:visible"), page.locator(".message.folded")
-    number, first = page.locator(".message").count(), page.locator(".message").first
-    assert number > 1 and told.count() == number and page.locator(".gist:visible").count() == 0
-    page.keyboard.press("j")
-    page.keyboard.press("f")
-    assert folded.count() == 1 and told.count() == number - 1
-    assert first.locator(".gist").inner_text().strip() in re.sub(r"\s+", " ", first.locator(".said").text_content())
-    button = first.locator("[data-fold]")
-    assert button.get_attribute("aria-expanded") == "false" and "message 0" in button.get_attribute("aria-label")
-    button.click()
-    assert folded.count() == 0 and "fold" not in question(window)
-    page.get_by_role("button", name="Folded", exact=True).click()
-    assert folded.count() == number and told.count() == 0 and question(window)["fold"] == "1"
-    page.set_viewport_size({"width": 800, "height": 300})
-    page.evaluate("scrollTo(0, document.body.scrollHeight)")
-    assert page.evaluate(
-        "[...document.querySelectorAll('.message')].every((each) => each.getBoundingClientRect().bottom < 0)"
-    )
-    page.keyboard.press("F")
-    assert folded.count() == 0 and "fold" not in question(window), "below all messages too"
-    page.keyboard.press("F")
-    page.reload()
-    assert folded.count() == number
-    here = urlsplit(page.url).path
-    page.locator("[data-next], [data-previous]").first.click()
-    page.wait_for_url(lambda url: urlsplit(url).path != here)
-    assert folded.count() == page.locator(".message").count() and question(window)["fold"] == "1"
-    page.evaluate("location.hash = 'm1'")  # as a link to a message does
-    page.locator("#m1:not(.folded)").wait_for()
-    page.keyboard.press("F")
-    assert folded.count() == 0 and "fold" not in question(window)
-
-
 def test_a_list_is_walked_as_it_was_chosen_and_gone_back_to(demo: str, opened: Opened) -> None:
     window = opened(demo)
     address = "/runs/demo/steps/0?trained=yes&sort=reward&order=desc"
@@ -118,9 +82,9 @@ def test_a_trace_leads_to_its_row_of_the_batch_and_back(demo: str, opened: Opene
     window = opened(demo)
     page = window.open(a_trace(window))
     trace = urlsplit(page.url).path
-    to_row = page.locator("main a[href*='/batch/']").first
+    to_row = page.locator("main a[href*='/batch?row=']").first
     to_row.click()
-    page.wait_for_url("**/runs/demo/steps/0/batch/*")
+    page.wait_for_url("**/runs/demo/steps/0/batch?row=*")
     picture(page, "row")
     back = page.locator(f"main a[href^='{trace}']").first
     back.click()

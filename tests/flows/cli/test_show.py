@@ -18,7 +18,7 @@ from flows.queries.run_state import process_gone
 from flows.queries.store_reader import StoreReader
 from flows.services.ownership import OWNER, SERVICE, identity
 from flows.viewer.rendering import as_html
-from flows.viewer.routes import PAGES, parsed_address
+from flows.viewer.routes import parsed_address, read_page
 from storage.store import Store, open_store
 from tasks.metrics import stage as metrics
 from tasks.runtime.execute import perform
@@ -94,7 +94,7 @@ def test_lost_services_are_counted_for_people_programs_and_in_the_viewer(
     printed = call("show", "a")[1]
     assert "services lost: engine 2, learner 1; the last one: engine: was killed by signal 9; restart 1 of 3" in printed
     address, request = parsed_address("/runs/a")
-    html = as_html(PAGES[address].read(StoreReader.at(tmp_path / "store"), request), request).decode()
+    html = as_html(read_page(address, StoreReader.at(tmp_path / "store"), request), request).decode()
     assert "engine 2, learner 1" in html and "killed by signal 9" in html
 
 

@@ -78,9 +78,8 @@ def everything(library: StoreReader, *only: str) -> list[str]:
     for run in runs:
         found += _of_run(library, run)
     for a, b in pairwise(runs):
-        found += [addresses.compare(a, b), addresses.compare_choice(a, b), addresses.compare_step(a, b, 0)]
         environment, example = _examples(library, a)[0]
-        found.append(addresses.compare_example(a, b, environment, example))
+        found += [addresses.compare(a, b, step=0, environment=environment, id=example), addresses.compare(a, b)]
     return found
 
 

@@ -7,12 +7,11 @@ import polars as pl
 import pytest
 
 from flows.orchestration.states import GateRefused
-from flows.queries import batch
 from flows.queries.batch import decisions, packed_step, row_samples, rows, samples, updates
 from flows.queries.store_reader import StoreReader
 from flows.queries.views import select_rows
 from flows.viewer import addresses
-from flows.viewer.pages.batch import _num_drawn, _token, rows_per_page
+from flows.viewer.pages.batch import rows_per_page
 from storage.read.frames import Frames
 from tests.fixtures.builders import trace
 from tests.fixtures.rehearsal import rehearse
@@ -62,7 +61,8 @@ def test_samples_stand_where_the_borders_say_and_know_their_traces(library: Stor
 def test_a_rows_tokens_and_weights_are_those_it_was_packed_with_and_padding_has_none(library: StoreReader) -> None:
     of = packed_step(library, "run", 0)
     row = next(each for each in stored(library, "batches", 0) if len(each["sample_ids"]) > 1)
-    found = batch.tokens(library, of, row["row"])
+    query = 'select token_id, advantage, place from batch_tokens where "row" = $row'
+    found = select_rows(library.frames("run"), of.lineages, [row["row"]], query, row=row["row"])
     assert found["token_id"].to_list() == row["token_ids"]
     assert found["advantage"].to_list() == row["advantages"]
     lengths = [b - a for a, b in zip(row["cu_seqlens"], row["cu_seqlens"][1:], strict=False)]
@@ -75,7 +75,6 @@ def test_a_rows_tokens_and_weights_are_those_it_was_packed_with_and_padding_has_
         assert sums["ce_weights"][place] == 0
     of = packed_step(library, "wide", 0)
     number = next(row["row"] for row in stored(library, "batches", 0, "wide") if not row["sample_ids"])
-    assert batch.tokens(library, of, number)["place"].to_list() == [None, None]
     assert row_samples(library, of, number).is_empty()
 
 
@@ -117,7 +116,7 @@ def paged(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     return StoreReader.at(root)
 
 
-BATCH, ROW = addresses.batch("run", 0), addresses.row("run", 0, 0)
+BATCH = addresses.batch("run", 0)
 
 
 def test_a_batch_says_what_was_measured_and_which_policy_came_of_it(paged: StoreReader) -> None:
@@ -131,38 +130,12 @@ def test_a_batch_says_what_was_measured_and_which_policy_came_of_it(paged: Store
     assert said["largest"] == max(abs(sample["advantage"]) for row in said["rows"] for sample in row["samples"])
 
 
-def test_a_row_tells_every_token_and_leaves_what_was_not_measured_open(paged: StoreReader) -> None:
-    said = values(paged, ROW)
-    tokens = [token for piece in said["drawn"]["samples"] for token in piece["tokens"]]
-    assert len(tokens) == said["row"]["num_tokens"] == sum(sample["num_tokens"] for sample in said["samples"])
-    assert said["drawn"]["after"] is None
-    weighted = [token for token in tokens if token["rl_weights"]]
-    assert len(weighted) == sum(sample["num_weighted"] for sample in said["samples"]) > 0
-    assert all(token["advantage"] is not None and token["levels"]["com"] == "rl" for token in weighted)
-    rest = [token for token in tokens if not token["rl_weights"]]
-    assert rest and all(token["advantage"] is None and token["logprob"] is None for token in rest)
-    assert all(token["text"] == f"⟨{token['token_id']}⟩" for token in tokens), "the run has no tokenizer"
-
-
-@pytest.mark.parametrize(("rl_weight", "logprob"), [(0.5, 0.0), (0.0, None)])
-def test_a_token_that_was_certain_is_not_one_that_was_not_sampled(rl_weight: float, logprob: float | None) -> None:
-    weights = {"rl_weights": rl_weight, "ce_weights": 0.0, "ref_kl_weights": 0.0}
-    token = _token({"token_id": 1, "logprob": 0.0, "advantage": 0.5, **weights}, ("a", False), 1.0)
-    assert token["logprob"] == logprob and token["advantage"] == (0.5 if rl_weight else None)
-
-
-def test_long_rows_are_drawn_in_parts_that_join(paged: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.viewer.pages.batch.MOST_TOKENS", 4)
-    row = next(row for row in values(paged, BATCH)["rows"] if len(row["samples"]) > 1)
-    places, first = [], 0
-    while first is not None:
-        drawn = values(paged, addresses.row("run", 0, row["row"]), first=str(first))["drawn"]
-        (sample,) = drawn["samples"]
-        assert len(sample["tokens"]) == 4 and sample["left_out"] == row["samples"][first]["num_tokens"] - 4
-        places.append(sample["place"])
-        assert drawn["before"] == (first - 1 if first else None)
-        first = drawn["after"]
-    assert places == list(range(len(row["samples"])))
+def test_a_row_has_its_samples_with_the_sums_of_their_weights(paged: StoreReader) -> None:
+    said = values(paged, addresses.row("run", 0, 0).partition("#")[0])
+    (drawn,) = (row for row in said["rows"] if row["row"] == 0)
+    assert [each["sample_id"] for each in said["row"]["samples"]] == [each["sample_id"] for each in drawn["samples"]]
+    assert all(each["rl_weights"] > 0 and each["address"] for each in said["row"]["samples"])
+    assert values(paged, BATCH)["row"] is None
 
 
 def test_a_page_of_a_batch_holds_so_many_samples(paged: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +149,3 @@ def test_a_page_of_a_batch_holds_so_many_samples(paged: StoreReader, monkeypatch
     monkeypatch.setattr("flows.viewer.pages.batch.MOST_SAMPLES", 6)
     pages = [values(paged, BATCH, page=str(n)) for n in range(values(paged, BATCH)["num_pages"])]
     assert len(pages) > 1 and [row for each in pages for row in each["rows"]] == whole
-
-
-def test_short_samples_share_a_page_and_no_page_holds_more_tokens() -> None:
-    assert _num_drawn([1999, 1, 1]) == 2

@@ -9,7 +9,7 @@ import pytest
 
 from flows.queries.request import plain
 from flows.queries.store_reader import StoreReader
-from flows.viewer.routes import PAGES, parsed_address
+from flows.viewer.routes import parsed_address, read_page
 from storage.maintenance.plan import plan_removal
 from storage.maintenance.sweep import carry_out
 from storage.store import open_store
@@ -43,7 +43,7 @@ def looked_at(library: StoreReader) -> dict[str, str]:
     found = {}
     for address in everything(library):
         name, question = parsed_address(address)
-        found[address] = json.dumps(plain(PAGES[name].read(library.still(), question).values), default=str)
+        found[address] = json.dumps(plain(read_page(name, library.still(), question).values), default=str)
     return found
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from flows.reporting.formats import visible
 from flows.reporting.svg import MOST_POINTS, Scale, thin
-from flows.viewer.drawings import attempts_chart, cell_class, chart, ledger_cells, sparkline
+from flows.viewer.drawings import cell_class, chart, ledger_cells, sparkline
 from flows.viewer.rendering import templates
 
 HOSTILE = "</text><script>alert(1)</script>\"' onload=x \x1b[31m\u202e&"
@@ -33,8 +33,6 @@ def test_a_chart_tells_places_values_and_where_its_steps_are() -> None:
     assert found["series"][0]["values"] == [0.12346, None, "NaN", "∞", "-∞"]
     assert found["x"] == found["steps"] == [0, 1, 2, 3, 4] and found["across"] == "step"
     assert [f"{found['to']}{step}" for step in found["steps"]] == [f"/runs/a/steps/{n}" for n in range(5)]
-    other = [{**each, "address": f"/search?step={n}&q=x"} for n, each in enumerate(steps(2))]
-    assert figures([1.0, 2.0], other)["addresses"] == [each["address"] for each in other]
     assert figures([1.0, 2.0], [{**each, "x": 0.5} for each in steps(2)])["x"] == [0.5, 0.5]
 
 
@@ -51,20 +49,6 @@ def test_a_heat_map_adds_up_neighbouring_steps_and_leaves_none_out(count: int) -
     assert [sum(counts) for counts in zip(*found["cells"], strict=True)] == [sum(range(count)), count]
     ends = [*found["steps"][1:], count]
     assert [column[1] for column in found["cells"]] == [b - a for a, b in zip(found["steps"], ends, strict=True)]
-
-
-def test_a_scatter_is_dots_by_age_and_attempts_stand_beside_each_other() -> None:
-    dots = figures([1.0, None, 3.0, 4.0], over=[9.0, 8.0, None, 5.0], across="tokens")["dots"]
-    assert [(dot["x"], dot["y"], dot["share"]) for dot in dots] == [(5, 4, 0.5), (9, 1, 0.2)]
-    rows = [
-        {"step": 1, "reward": reward, "error_class": error, "for_training": True, "here": not place}
-        | {"trace_id": HOSTILE[-12:], "address": f"/t/{place}"}
-        for place, (reward, error) in enumerate([(0.5, None), (None, "timeout")])
-    ]
-    first, second = json.loads(ElementTree.fromstring(attempts_chart(rows)).attrib["data-chart"])["dots"]
-    assert (first["x"], first["y"], first["here"], first["address"]) == (0.8, 0.5, True, "/t/0")
-    assert (second["x"], second["y"], second["colour"]) == (1.2, None, "bad") and "no reward" in second["text"]
-    assert not {"\x1b", "\u202e"} & {*second["text"]}
 
 
 def test_without_scripts_a_chart_is_a_sentence_and_its_texts_stay_in_their_place() -> None:
@@ -110,7 +94,7 @@ def test_the_ledger_shows_whose_each_cell_is() -> None:
     element = ledger_picture(table, {"0": "/runs/a/steps/0"})
     assert [each.attrib["class"] for each in element.iter("rect")] == ["cell s1 shared unfinished", "cell planned"]
     (title,) = (each.text or "" for each in element.iter("title"))
-    assert "4 traces" in title and "key kkkkkkkk" in title and "in parts so far" in title
+    assert title == visible(f"step 0, rollout: computed by {HOSTILE}, key kkkkkkkk")
     assert [each.attrib["href"] for each in element.iter("a")] == ["/runs/a/steps/0"]
     assert [cell_class(by) for by in (0, 1, 7, 8)] == ["s0", "s1", "s7", "s1"], "own work alone has the first colour"
     long = {**table, "columns": [{"step": step, "cells": [cell, None]} for step in range(1000)]}

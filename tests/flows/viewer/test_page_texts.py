@@ -1,7 +1,6 @@
 """What pages write, and where it leads: every value is documented, the way to every page."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from flows.queries.charts import charts
 from flows.queries.metrics import StepNumbers
 from flows.queries.store_reader import StoreReader
-from flows.viewer.routes import PAGES, parsed_address
 from tasks.metrics.figures import ALL
 from tests.flows.viewer.looking import answer, one_of_each
 
@@ -29,11 +27,11 @@ def crumbs(text: str) -> list[str]:
 
 
 def test_the_way_to_every_page_begins_at_the_runs(pages: dict[str, str]) -> None:
-    assert {"run", "step", "batch", "row", "trace", "example", "compare", "compare_step"} <= set(pages)
+    assert {"run", "step", "batch", "trace", "search", "compare"} <= set(pages)
     for name, text in pages.items():
         way = crumbs(text)
         assert way[0] == "Runs" and way.count("Runs") == 1, name
-        assert name in ("runs", "any_trace") or len(way) > 1, name
+        assert name == "runs" or len(way) > 1, name
 
 
 def test_a_batch_and_its_step_call_what_was_measured_the_same(pages: dict[str, str]) -> None:
@@ -54,34 +52,3 @@ def test_what_filters_took_is_named_beside_each_filter() -> None:
     work: Any = None  # charts look at the numbers alone
     (found,) = (chart for section in charts([StepNumbers(work, values)], []) for chart in section["charts"])
     assert [each["name"] for each in found["series"]] == ["left out", "zero advantage"]
-
-
-DOCUMENT = Path(__file__).parents[3] / "docs/reference/tables.md"
-SAME = {"evaluation": "step"}
-"""Pages whose names are those of another."""
-
-
-def sections() -> dict[str, set[str]]:
-    """Return the names that each page's section has in code type, and of what is everywhere under ''."""
-    text = DOCUMENT.read_text(encoding="utf-8").partition("\n## JSON of the viewer's pages\n")[2]
-    head, *parts = re.split(r"^### `(.+)`$", text, flags=re.MULTILINE)
-    texts = {"": head, **dict(zip(parts[::2], parts[1::2], strict=True))}
-    return {title: set(re.findall(r"`(\w+)`", text)) for title, text in texts.items()}
-
-
-@pytest.mark.engine  # it opens a page of each kind: seconds
-def test_every_value_of_every_page_is_written_down(forked: StoreReader) -> None:
-    written = sections()
-    everywhere = written.pop("")
-    patterns = {name: route.pattern.replace(":path", "") for name, route in PAGES.items() if name != "compare_choice"}
-    assert set(written) == set(patterns.values()), "a section for each page"
-    missing = []
-    for kind, address in one_of_each(forked, "base", "fork").items():
-        if kind == "compare_choice":
-            continue
-        name, question = parsed_address(address)
-        values = set(PAGES[name].read(forked, question).values)
-        said = written[patterns[kind]] | everywhere | written[patterns[SAME.get(kind, kind)]]
-        missing += [(kind, each) for each in sorted(values - said)]
-        assert kind == name and len(values) > 1
-    assert missing == []

@@ -11,7 +11,7 @@ import pytest
 from flows.cli.run_report import describe
 from flows.queries.ledger import lanes, ledger
 from flows.queries.metrics import ends, matching, metrics, numbers, steps
-from flows.queries.request import NotThere, PageRequest
+from flows.queries.request import PageRequest
 from flows.queries.runs import runs
 from flows.queries.scores import scores
 from flows.queries.store_reader import StoreReader
@@ -20,7 +20,7 @@ from flows.reporting.figures import About, about
 from flows.reporting.formats import DASH
 from flows.viewer import addresses
 from flows.viewer.addresses import Page
-from flows.viewer.pages.runs import metric_page, run_page
+from flows.viewer.pages.runs import run_page
 from storage.store import open_store
 from tests.fixtures.builders import trace
 from tests.fixtures.evaluations import Sampler, train
@@ -214,10 +214,6 @@ def test_a_long_run_has_its_last_numbers_until_all_are_requested(
     assert [told(two, **query).values["numbers_from"] for query in ({}, {"numbers": "all"})] == [1, 0]
 
 
-def opened(reader: StoreReader, name: str) -> Any:
-    return metric_page(reader, PageRequest(addresses.metric(RUN, name), {"run": RUN, "metric": name})).values
-
-
 def test_words_find_metrics_by_name_unit_and_environment(two: StoreReader) -> None:
     every = metrics(numbers(two, RUN))
     assert [metric["name"] for metric in matching(every, "TIMEOUT share")] == ["errored_rollout/timeout"]
@@ -225,15 +221,8 @@ def test_words_find_metrics_by_name_unit_and_environment(two: StoreReader) -> No
     groups = told(two, metric="timeout").values["metrics"]["groups"]
     names = {metric["name"] for group in groups for metric in group["metrics"]}
     assert names == {"errored_rollout/timeout", "accounting/errored/timeout"}
-
-
-def test_a_metric_is_named_by_its_measure_or_in_full(two: StoreReader) -> None:
-    short, full = opened(two, "reward/mean"), opened(two, "reward/debate/mean")
-    assert short == full and short["metric"]["name"] == "reward/mean"
-    by_scope = {one["scope"]: one["values"] for one in short["metric"]["series"]}
-    assert by_scope["debate"] == [0.0, 0.0] and short["next"]["address"].startswith(f"/runs/{RUN}/metrics/")
-    with pytest.raises(NotThere, match=r"has the metric 'reward/men'; the nearest names are .*reward/mean"):
-        opened(two, "reward/men")
+    html = answer(two, addresses.metric(RUN, "errored_rollout/timeout"))[1]
+    assert html.count('aria-label="errored_rollout/timeout, by step"') == 1, "a metric has a chart of its own"
 
 
 def test_the_ends_of_a_series() -> None:

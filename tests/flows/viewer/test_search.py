@@ -101,6 +101,16 @@ def test_a_reward_hack_is_hunted_down(cheated: Store, capsys: pytest.CaptureFixt
     assert out["num_hits"] == num_fooled and out["first_step"] == LEARNT
 
 
+def test_the_rollouts_of_an_example_are_a_search(cheated: Store) -> None:
+    library = StoreReader.at(cheated.root.address)
+    found = values(library, addresses.search("base", "reward > -1"))["hits"][0]
+    told = values(library, addresses.example("base", found["environment"], found["example_id"]))
+    assert found["trace_id"] in {hit["trace_id"] for hit in told["hits"]} and told["problem"] is None
+    assert {hit["example_id"] for hit in told["hits"]} == {found["example_id"]} and told["num_hits"] % 4 == 0
+    quoted = values(library, addresses.example("base", "it's", '"e"'))
+    assert (quoted["num_hits"], quoted["problem"]) == (0, None)
+
+
 def test_hits_are_paged(cheated: Store) -> None:
     library = StoreReader.at(cheated.root.address)
     first, last = addresses.search("base", "reward > -1"), addresses.search("base", "reward > -1") + "&page=4"

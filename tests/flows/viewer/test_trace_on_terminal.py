@@ -4,12 +4,9 @@ import io
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from rich.cells import cell_len
 from rich.console import Console
-from rich.text import Text
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
@@ -18,7 +15,7 @@ from flows import cli
 from flows.cli.trace_parts import terminal, trace_parts
 from flows.queries.store_reader import StoreReader
 from flows.queries.trace import trace_use
-from flows.viewer.terminal import LONG, MEASURES, STYLES, Indented, PrintOptions
+from flows.viewer.terminal import MEASURES, STYLES
 from tests.fixtures import builders
 from tests.fixtures.hostile import ALL, acting
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
@@ -61,10 +58,10 @@ def printed(root: Path, *arguments: str, capsys: pytest.CaptureFixture[str]) -> 
     return capsys.readouterr().out
 
 
-def coloured(root: Path, trace_id: str, **options: Any) -> str:
+def coloured(root: Path, trace_id: str, colour: str = "") -> str:
     library = StoreReader.at(root)
     out = Console(file=io.StringIO(), force_terminal=True, color_system="truecolor", width=100, markup=False)
-    for part in trace_parts(library, trace_use(library, trace_id), PrintOptions(**options), out):
+    for part in trace_parts(library, trace_use(library, trace_id), "", colour, False, out):
         out.print(part)
     text = out.file.getvalue()  # type: ignore[attr-defined]
     assert "\x1b" not in ESCAPE.sub("", text), "colours alone are escapes"
@@ -81,11 +78,11 @@ def test_a_pipe_gets_the_outcome_the_rewards_and_the_messages_without_an_escape(
     assert f"Run {RUN} trained on it at step 0" in out
     headings = re.findall(r"^ +(\d+) (user|assistant)  (.*)$", out, re.MULTILINE)
     assert headings == [
-        ("0", "user", "3 tokens  branch 0"),
-        ("1", "assistant", "3 tokens, 2 sampled  branch 0"),
-        ("2", "user", "1 tokens  branch 0"),
-        ("3", "assistant", "2 tokens, 2 sampled  branch 0"),
-        ("4", "assistant", "2 tokens, 2 sampled  branch 1  goes on from message 0"),
+        ("0", "user", "3 tokens, 0 sampled"),
+        ("1", "assistant", "3 tokens, 2 sampled"),
+        ("2", "user", "1 tokens, 0 sampled"),
+        ("3", "assistant", "2 tokens, 2 sampled"),
+        ("4", "assistant", "2 tokens, 2 sampled, after message 0"),
     ]
 
 
@@ -95,31 +92,25 @@ def test_sampled_messages_are_drawn_as_tokens_in_the_colours_of_their_values(mad
     assert "\x1b[38;2;255;255;255;48;2;29;79;196m <5>" in text, "0.5 is the largest: the deepest blue"
     assert re.search(r"48;2;255;180;135m <10>", text), "-0.25 is half of it: the second orange"
     assert "<8>" in text and not re.search(r"48;2;[0-9;]*m <8>", text), "it was sampled, and has no weight"
-    assert "<5>" not in coloured(made, FORKED, text=True)
+    assert "engine log-prob" in coloured(made, FORKED, "engine")
 
 
-def test_branches_and_spans_choose_messages_of_the_terminal_and_of_json(
-    made: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    choices = {"--branch 1": [0, 4], "--messages 1:3": [1, 2, 3], "--messages 3:": [3, 4], "--messages :1": [0, 1]}
-    for arguments, numbers in choices.items():
-        out = printed(made, FORKED, *arguments.split(), capsys=capsys)
+def test_a_span_chooses_messages_of_the_terminal_and_of_json(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for span, numbers in {"1:3": [1, 2, 3], "3:": [3, 4], ":1": [0, 1]}.items():
+        out = printed(made, FORKED, "--messages", span, capsys=capsys)
         assert [int(each) for each in re.findall(r"^ +(\d+) (?:user|assistant)  ", out, re.MULTILINE)] == numbers
-        said = json.loads(printed(made, FORKED, *arguments.split(), "--json", capsys=capsys))
+        said = json.loads(printed(made, FORKED, "--messages", span, "--json", capsys=capsys))
         assert [each["message"] for each in said["messages"]] == numbers
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((FORKED, "--branch", "2"), "the trace has 2, numbered from 0"),
         ((FORKED, "--messages", "x:2"), "write 4, 3:7"),
         ((FORKED, "--messages", "9:"), "the last is 4"),
         ((FORKED, "--color", "taste"), "there are "),
         (("f" * 8 + "x",), f"the nearest ids are {FORKED}"),
         ((FORKED, "--run", "nobody"), "there is no run 'nobody'"),
-        ((FORKED, "--width", "0"), "--width 0: at least 20"),
-        ((FORKED, "--width", "-5"), "between 0 and"),
     ],
 )
 def test_what_cannot_be_shown_is_explained(
@@ -130,75 +121,46 @@ def test_what_cannot_be_shown_is_explained(
 
 
 def test_tokens_are_listed_with_what_was_measured(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = printed(made, FORKED, "--tokens", "--messages", "1", "--width", "120", capsys=capsys)
-    lines = [line.split() for line in out.splitlines() if re.match(r"^(message| +1) ", line)]
-    assert lines[0] == [
-        "message",
-        "place",
-        "id",
-        "token",
-        "advantage",
-        "rl",
-        "rl-train",
-        "engine",
-        "outside",
-        "trained",
-    ]
-    assert lines[1:] == [
-        ["1", "0", "4", "<4>", "\u2013", "0", "\u2013", "\u2013", "\u2013", "no"],
-        ["1", "1", "5", "<5>", "0.5", "1", "0.75", "-1", "no", "yes"],
-        ["1", "2", "6", "<6>", "0.5", "1", "0.75", "-2", "no", "yes"],
-    ]
-    as_credited = printed(made, FORKED, "--tokens", "--messages", "3", capsys=capsys)
-    assert "rl-train" not in as_credited, "of a message that has no other weights than its credit they are told once"
-    narrow = printed(made, FORKED, "--tokens", "--width", "60", "--color", "engine", capsys=capsys)
-    assert re.search(r"token +engine\n", narrow), "what it is coloured by comes first"
-    assert "No room for advantage, rl, rl-train, outside, trained" in narrow
+    out = printed(made, FORKED, "--tokens", "--messages", "1", capsys=capsys)
+    heading, *lines = [line.split() for line in out.splitlines() if re.match(r"^ *(message|1) ", line)]
+    assert len(lines) == 3 and "rl_weight" in heading and "ce_weight" not in heading, "no token has a weight in it"
+    rows = [dict(zip(heading, line, strict=True)) for line in lines]
+    assert [row["token_id"] for row in rows] == ["4", "5", "6"] and rows[1]["text"] == "<5>"
+    assert (rows[1]["advantage"], rows[1]["rl_weight"], rows[1]["trained_rl_weight"]) == ("0.5", "1.0", "0.75")
+    assert rows[0]["advantage"] == "null" and rows[2]["engine_logprob"] == "-2.0"
 
 
 def test_errors_come_with_their_tracebacks(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(made, "e" * 32, capsys=capsys)
-    assert "timeout error: TimeoutError\n  too slow\n  Traceback\n    a line\n  TimeoutError: x" in out
+    assert "timeout error: TimeoutError\ntoo slow\nTraceback\n  a line\nTimeoutError: x" in out
     assert "reward \u2013" in out, "it was not scored, which is not 0"
 
 
 def test_texts_of_an_enemy_are_shown_and_do_nothing(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = printed(made, "h" * 32, "--whole", capsys=capsys)
+    out = printed(made, "h" * 32, capsys=capsys)
     assert acting(out) == set() and "␛[2J" in out and "[bold red]x[/]" in out
-    assert acting(ESCAPE.sub("", coloured(made, "h" * 32, whole=True))) == set()
+    assert acting(ESCAPE.sub("", coloured(made, "h" * 32))) == set()
 
 
-def test_long_texts_are_cut_with_a_count_unless_all_is_wanted(
+def test_long_texts_and_conversations_are_cut_with_a_count(
     made: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cut = printed(made, "h" * 32, capsys=capsys)
-    left_out = int(re.findall(r"\.\.\. (\d+) more characters \(--whole shows all\)", cut)[0])
-    assert 0 < len(ALL) - 2000 - left_out + 64 <= 128, "2000, or a few less where a letter has marks"
-    assert "--whole" not in printed(made, "h" * 32, "--whole", capsys=capsys)
-    monkeypatch.setattr("flows.viewer.terminal.MOST_MESSAGES", 2)
+    monkeypatch.setattr("flows.viewer.terminal.MAX_CHARACTERS", 100)
+    assert re.search(r"\.\.\. \d+ more characters \(--json has all\)", printed(made, "h" * 32, capsys=capsys))
+    monkeypatch.setattr("flows.viewer.terminal.MAX_MESSAGES", 2)
     few = printed(made, FORKED, capsys=capsys)
     assert "... 3 messages between these" in few and few.index("0 user") < few.index("... 3") < few.index("4 assistant")
 
 
-def test_no_color_and_pipes_are_plain_and_a_width_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_and_pipes_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert terminal().color_system is not None
     monkeypatch.setenv("NO_COLOR", "1")
     assert terminal().color_system is None
     monkeypatch.delenv("COLUMNS", raising=False)
-    assert (terminal().width, terminal(70).width) == (120, 70)
+    assert terminal().width == 120
 
 
 def test_every_shade_has_a_style() -> None:
     assert {letter for measure in MEASURES.values() for letter, _ in measure.legend(1.0)} <= set(STYLES)
-
-
-@pytest.mark.parametrize("letter", ["x", "日"])
-def test_texts_without_end_are_broken_where_lines_are_full_and_nothing_is_lost(letter: str) -> None:
-    out = Console(file=io.StringIO(), width=50, color_system=None)
-    out.print(Indented(Text(f"first\n\n{letter * (LONG + 1)}\nlast")))
-    lines = out.file.getvalue().splitlines()  # type: ignore[attr-defined]
-    assert max(cell_len(line) for line in lines) == 50
-    assert [line.strip() for line in (lines[0], lines[1], lines[-1])] == ["first", "", "last"]
-    assert "".join(line.strip() for line in lines[2:-1]) == letter * (LONG + 1)

@@ -113,11 +113,10 @@ def test_the_top_says_what_became_of_it_and_leads_there(library: StoreReader) ->
     ]
 
 
-def test_mates_episode_and_history_lead_to_their_traces(library: StoreReader) -> None:
+def test_mates_and_episode_lead_to_their_traces(library: StoreReader) -> None:
     found = values(library)
     assert [(each["trace_id"], each["here"]) for each in found["mates"]] == [(FORKED, True), ("mate", False)]
     assert [each["trace_id"] for each in found["episode"]] == ["judge"]
-    assert [each["trace_id"] for each in found["history"]] == [FORKED, "mate"]
     assert found["mates"][1]["address"] == addresses.trace(RUN, "mate", found["key"])
     assert (found["previous"], found["next"], found["place"]) == (None, "mate", 0)
     judge = values(library, "judge")
@@ -208,15 +207,6 @@ def test_tokens_beyond_what_a_page_draws_are_told(library: StoreReader, monkeypa
     assert [each["tokens"]["left_out"] for each in found["messages"]] == [0, 2, 1, 2, 2]
     assert found["tokens"] == {"num_tokens": 11, "left_out": 7}
     assert "message=1&amp;at=1" in html(library)
-
-
-def test_a_trace_of_a_large_run_reads_its_history_only_on_request(
-    library: StoreReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = values(library)["history"]
-    monkeypatch.setattr("flows.viewer.pages.trace.SMALL_RUN", 1)
-    assert "history=1#history" in html(library) and "chart attempts" in html(library, history="1")
-    assert values(library)["history"] == whole != [], "JSON and saved pages have it"
 
 
 def test_a_trace_is_found_without_its_run_and_an_unknown_one_refused_with_the_nearest(library: StoreReader) -> None:

@@ -17,7 +17,7 @@ from flows.queries.rollouts import traces as rollouts
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses, rendering
 from flows.viewer.addresses import Page
-from flows.viewer.routes import PAGES, parsed_address
+from flows.viewer.routes import parsed_address, read_page
 from tests.fixtures.hostile import ALL, Hostile, acting, hostile_store
 from tests.flows.viewer.looking import Elements, everything, visitor
 
@@ -47,7 +47,7 @@ def pages(library: StoreReader) -> dict[str, Page]:
     beside = urlencode({"beside": written_names(list(rollouts(library, "base", 0)["trace_id"])[:3]), "k": 50})
     for address in (*known, *searched, f"{step}?{beside}"):
         name, question = parsed_address(address)
-        found[address] = PAGES[name].read(library, question)
+        found[address] = read_page(name, library, question)
     assert len(found[f"{step}?{beside}"].values["read"]["beside"]) == 3
     return found
 
