@@ -121,7 +121,7 @@ def conversation(
         after = f", after message {row['parent']}" if row["parent"] not in (None, previous) else ""
         yield heading.append(f"  {row['num_tokens']} tokens, {row['num_sampled']} sampled{after}", "dim")
         own = drawn.get((row["message"],))
-        yield Padding(_text(message_text(row)) if own is None else _colour_tokens(own), (0, 0, 0, 4))
+        yield Padding(_text(message_text(row)) if own is None else _colour_tokens(own), (0, 0, 0, 4), expand=False)
         previous = row["message"]
 
 
@@ -164,7 +164,7 @@ def token_list(reader: StoreReader, trace: FoundTrace, numbers: list[int]) -> It
     listed = rows.head(MAX_LISTED).with_columns(text).select(says)
     options: dict[str, Any] = {"tbl_rows": -1, "tbl_cols": -1, "tbl_width_chars": 2000, "tbl_formatting": "NOTHING"}
     with pl.Config(tbl_hide_dataframe_shape=True, tbl_hide_column_data_types=True, **options):
-        yield Text(str(listed), no_wrap=True, overflow="ignore")
+        yield str(listed)  # not a rich text, which the width of a terminal would break
     if rows.height > MAX_LISTED:
         yield Text(f"... {rows.height - MAX_LISTED} more tokens (--messages A:B, --json)", "dim")
 
