@@ -145,12 +145,9 @@ def demo(*items: Item, name: str = "", store: Item = "", plain: bool = False, **
 
     def work() -> Result:
         from flows.cli.demo import train_demo
-        from flows.runtime.demo_sources import FIRST, demo_presets
 
         presets, overrides = _files_and_overrides(items, settings)
-        if len(presets) > 1 or not set(presets) <= set(known := demo_presets()):
-            raise ConfigError([f"demo takes one of {', '.join(known)}, not {' '.join(presets)}; `run` takes files"])
-        return _result(*train_demo((*presets, FIRST)[0], overrides, name, fspath(store), plain))
+        return _result(*train_demo(presets, overrides, name, fspath(store), plain))
 
     return _call_beside_loop(work)
 

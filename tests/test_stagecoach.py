@@ -16,8 +16,8 @@ from flows.queries.request import NotThere
 from tests.fixtures.programs import environment
 from tests.fixtures.rehearsal import rehearse
 
-RENAMED = {"overrides": None, "vary": None, "kwargs": None}
-"""Arguments of commands that are items here, or a loop."""
+OF_COMMANDS = {"overrides", "dry_run"}
+"""Arguments of commands that are items here, or print alone."""
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +29,7 @@ def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["run", "sft", "evaluate", "demo", "resume", "replay"])
 def test_parameters_are_those_of_the_command(name: str) -> None:
     ours = set(inspect.signature(getattr(stagecoach, name)).parameters) - {"settings", "items", "run"}
-    command = set(inspect.signature(getattr(commands, name)).parameters) - {"items", "run", *RENAMED}
-    # The run that `resume` goes on with is its first argument; the command takes `--name` for it as well.
-    assert ours == command - ({"name"} if name == "resume" else set())
+    assert ours == set(inspect.signature(getattr(commands, name)).parameters) - {"items", "run", *OF_COMMANDS}
 
 
 def test_keywords_are_overrides() -> None:

@@ -38,8 +38,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
-    if sys.stdout is None:  # closed by the parent process, as by `>&-`: anything but `print` would fail
-        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     warnings.formatwarning = lambda message, *_, **__: f"{_line(str(message))}\n"
     command: Callable[[], int | None] | None = None
     try:
@@ -86,11 +84,7 @@ def _report(error: BaseException, store: str | None) -> int:
         return INTERRUPTED
     if message is None:
         raise
-    from rich.console import Console
-
-    # A terminal gets lines that break between words; a file gets them as they are.
-    out = Console(stderr=True, markup=False, emoji=False, highlight=False, soft_wrap=not sys.stderr.isatty())
-    out.print(_line(message))
+    print(_line(message), file=sys.stderr)
     return 2
 
 
@@ -104,18 +98,15 @@ def _is_output_closed() -> bool:
     """Return whether standard output is the closed pipe; its buffered rest is then discarded."""
     try:
         output = sys.stdout.fileno()
-    except (AttributeError, ValueError, OSError):  # it is missing, or not a file
+    except OSError:  # no file, as in a notebook
         return False
     # The error does not name its pipe, which may be a service's.
     poll = select.poll()
     poll.register(output, 0)
-    if not any(mask & (select.POLLERR | select.POLLHUP) for _, mask in poll.poll(0)):
-        return False
-    # Python would write its buffer at the end, and complain of the same pipe.
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(devnull, output)
-    os.close(devnull)
-    return True
+    closed = any(mask & (select.POLLERR | select.POLLHUP) for _, mask in poll.poll(0))
+    if closed:  # Python would write its buffer at the end, and complain of the same pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+    return closed
 
 
 def explanation(error: BaseException) -> str | None:

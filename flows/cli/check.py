@@ -38,11 +38,10 @@ def check(
     if as_json:
         print(dump(resolved))
         return 0
-    for line in (*plan.lines(config, resolved), *(memory.lines() if memory else ()), *plan.warnings(config, resolved)):
+    for line in plan.lines(config, resolved, memory):
         say(line)
     if memory:
         require_memory(memory)
-    print()
     for line in plan.environment_lines(resolved) if load else (NOT_LOADED,):
         say(line)
     return 0

@@ -113,7 +113,7 @@ Examples:
 
 Examples:
   stagecoach replay demo --set algorithm.type=rloo
-  stagecoach replay demo --from training --vary training.learning_rate=1e-4 --vary training.learning_rate=1e-5""",
+  stagecoach replay demo --set training.learning_rate=1e-4 --dry-run""",
     ),
     "gate": Command(
         "Run",
@@ -148,17 +148,15 @@ Examples:
     ),
     "show": Command(
         "Look",
-        "show:show [RUN] [OVERRIDES]",
-        f"""Show a run: curves, last steps, held-out scores.
+        "show:show [RUN]",
+        """Show a run: curves, last steps, held-out scores.
 
-With OVERRIDES, it lists the stages that they would run again.
+RUN:STEP is one step of it.
 
 Examples:
   stagecoach show
   stagecoach show demo --last 30
-  stagecoach show demo training.learning_rate=1e-5
-
-{RUNS}""",
+  stagecoach show demo:3""",
     ),
     "runs": Command(
         "Look",
@@ -166,13 +164,12 @@ Examples:
         """List the runs of a store: state, steps, rewards, age, size.
 
 Examples:
-  stagecoach runs
-  stagecoach runs --kind replay --state failed""",
+  stagecoach runs""",
     ),
     "status": Command(
         "Look",
-        "status:status [RUN]",
-        """Show what is running: runs, services, waiting gates, schedules.
+        "runs:status [RUN]",
+        """Show what is running: runs, services, waiting gates.
 
 The exit status is 0 if a run is running, else 1.
 
@@ -182,7 +179,7 @@ Examples:
     ),
     "watch": Command(
         "Look",
-        "watch:watch [RUN]",
+        "runs:watch [RUN]",
         """Follow any run in the live panel.
 
 Examples:
@@ -347,15 +344,6 @@ Examples:
   stagecoach diff demo slower
   stagecoach diff demo slower --step 3""",
     ),
-    "algorithms": Command(
-        "Compare",
-        "algorithms:algorithms RUN [NAMES]",
-        """Credit a run's rollouts with several algorithms, side by side.
-
-Examples:
-  stagecoach algorithms demo
-  stagecoach algorithms demo grpo rloo --steps 3:10 --output page.md""",
-    ),
     "curves": Command(
         "Compare",
         "comparisons:curves RUNS",
@@ -397,7 +385,7 @@ Examples:
     ),
     "repair": Command(
         "Correct",
-        "repair:repair",
+        "maintenance:repair",
         """Find damage, repair logs, list work that can be computed again.
 
 Examples:
@@ -418,8 +406,8 @@ Examples:
         """Remove whole runs; what a kept run needs stays.
 
 Examples:
-  stagecoach gc --remove slower
-  stagecoach gc --keep demo --keep-last 3 --dry-run""",
+  stagecoach gc --keep demo --keep-last 3
+  stagecoach gc --remove slower --yes""",
     ),
     "track": Command(
         "Move",

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from flows.cli.arguments import Json, UsageError, option, split_items
-from flows.reporting.formats import config_value, console, grid
+from flows.reporting.formats import config_value
 
 if TYPE_CHECKING:
     from configs.load import Setting
@@ -35,18 +35,14 @@ def config(
             raise UsageError(f"there is no setting {key!r}" + (f"; did you mean {near}?" if near else ""))
     if as_json:
         print(json.dumps([vars(setting) for setting in selected], default=str))
-    elif len(selected) == 1:
-        print("\n".join(_explain(selected[0])))
-    else:
-        rows = [(setting.key, config_value(setting.value), setting.source or "default") for setting in selected]
-        console().print(grid(("setting", "value", "from"), rows, left=(0, 1, 2)))
+        return 0
+    for setting in selected:
+        value, default = config_value(setting.value), config_value(setting.default)
+        print(f"{setting.key} = {value}    (from {setting.source or 'default'}; the default is {default})")
+        if keys:
+            print(setting.meaning)
     return 0
 
 
 def _belongs(setting: "Setting", key: str) -> bool:
     return setting.key == key or setting.key.startswith(f"{key}.")
-
-
-def _explain(setting: "Setting") -> list[str]:
-    origin = f"from {setting.source}; the default is {config_value(setting.default)}" if setting.source else "default"
-    return [f"{setting.key} = {config_value(setting.value)}    ({origin})", *setting.meaning.splitlines()]

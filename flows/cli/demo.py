@@ -4,23 +4,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from configs.errors import did_you_mean
 from configs.load import load
-from configs.resolve import resolve
 from configs.run import RunConfig
 from configs.store import default_store
+from flows.cli.arguments import UsageError
 from flows.cli.launch import watch
-from flows.reporting.formats import describe_difference, describe_scores
+from flows.reporting.formats import describe_scores
 from flows.reporting.messages import result_lines
-from flows.runtime.demo_sources import DEMO, SEED, Recipe, WarmUp, demo_weights, warmed_weights
+from flows.runtime.demo_sources import DEMO, FIRST, SEED, Recipe, WarmUp, demo_presets, demo_weights, warmed_weights
 from flows.runtime.machine_facts import config_versions
-from flows.runtime.preflight import require_fit
 from flows.runtime.resolve_run import nothing_started, resolve_run
-from flows.runtime.session import log_directory
-from flows.services.base import Supervisor
-from flows.services.engine import InferenceService
-from flows.services.environments import EnvironmentServers
-from storage.store import open_store
-from tasks.runtime.run_context import RunContext
 
 
 def warm_up_run(plain: bool, begin: Callable[[str], None] = lambda run: None) -> WarmUp:
@@ -43,31 +37,26 @@ def warm_up_run(plain: bool, begin: Callable[[str], None] = lambda run: None) ->
 
 
 def train_demo(
-    preset: str, overrides: Sequence[str], name: str, store: str, plain: bool
+    presets: Sequence[str], overrides: Sequence[str], name: str, store: str, plain: bool
 ) -> tuple[RunConfig, dict[str, Any]]:
-    """Make the demo's model, warm it up and train it; return config and outcome of the training."""
+    """Make the demo's model, warm it up and train it; return config and outcome of the training.
+
+    Raises UsageError for presets that are not one with a demo, and ConfigError before the minutes of the warm-up if the
+    config or its environments cannot be loaded.
+    """
+    with_demo = demo_presets()
+    if len(presets) > 1 or not {*presets} <= {*with_demo}:
+        near, names = did_you_mean(presets[0], with_demo), ", ".join(with_demo)
+        raise UsageError(f"demo takes one of {names}, not {' '.join(presets)}; `stagecoach run` takes files{near}")
+    preset = (*presets, FIRST)[0]
     name, root = name or preset, store or default_store()
-    loaded = demo_config(preset, overrides, name, root)
-    with nothing_started():  # before the minutes of the warm-up
-        resolved = resolve(loaded, config_versions(loaded))
-        context = RunContext(open_store(root), name, resolved, {})
-        with Supervisor(name, log_directory(resolved)) as supervisor:
-            engine = InferenceService(supervisor, context, Path())
-            environments = EnvironmentServers(supervisor, resolved, engine.key)
-            for service in (engine, environments):
-                service.check_available()
-            if overrides:
-                require_fit(resolved, environments.load())
+    with nothing_started():
+        loaded = load([preset], [f"seed={SEED}", *overrides, "model.path=", f"name={name}", f"store={root}"])
+        config_versions(loaded)
     weights = warmed_weights(root, warm_up_run(plain), preset, f"{name}-warm-up")
-    config = resolve_run(
-        "train", [preset], [f"model.path={weights}", *overrides], name=name, store=root, seed=loaded.seed
-    )
+    settings = [f"model.path={weights}", *overrides]
+    config = resolve_run("train", [preset], settings, name=name, store=root, seed=loaded.seed)
     return config, watch(config, plain)
-
-
-def demo_config(preset: str, overrides: Sequence[str], name: str, root: str) -> RunConfig:
-    """Return the config of a demo's training before its model exists; a seed among the overrides counts."""
-    return load([preset], [f"seed={SEED}", *overrides, "model.path=", f"name={name}", f"store={root}"])
 
 
 def demo_model(kind: str, files: Sequence[str], overrides: Sequence[str], store: str, plain: bool) -> list[str]:
@@ -90,18 +79,16 @@ def demo_summary(outcome: dict[str, Any], config: RunConfig, recipe: Recipe, sec
     for evaluation in outcome["evaluations"]:
         scores = "; ".join(describe_scores(score) for score in evaluation["scores"])
         lines.append(f"Held-out examples, policy {evaluation['version']}: {scores}")
-    lines += [describe_difference(row) for row in outcome.get("comparisons", ()) if row["figure"] == "avg"]
-    done = f"{outcome['num_computed']} pieces of work computed, {outcome['num_found']} cached"
     store = "" if config.store == default_store() else f" --store {config.store}"
     # A person looks for a directory, wherever the command was given.
     place = config.store if "://" in config.store else Path(config.store).resolve()
     return [
         *lines,
-        f"{done}; {seconds:.0f} s.",
+        f"{outcome['num_computed']} pieces of work computed, {outcome['num_found']} cached; {seconds:.0f} s.",
         f"Every rollout, verdict, advantage, batch and weight is in {place}.",
         "Try next:",
         f"  stagecoach view --run {config.name}{store}",
         f"  stagecoach show {config.name}{store}",
-        f"  stagecoach show {config.name}{store} {recipe.try_next}",
+        f"  stagecoach replay {config.name}{store} --set {recipe.try_next}",
         f"  stagecoach resume {config.name}{store} steps={config.steps + 5}",
     ]

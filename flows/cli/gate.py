@@ -3,7 +3,6 @@
 import getpass
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +12,6 @@ from flows.cli.arguments import RunOrLatest, StoreOption, UsageError, one_of, op
 from flows.reporting.formats import say
 
 if TYPE_CHECKING:
-    from configs.run import RunConfig
     from storage.store import Store
 
 ANSWER = one_of()
@@ -24,8 +22,7 @@ class NothingWaits(ValueError):
 
     def __init__(self, run: str, why: str) -> None:
         super().__init__(
-            f"run {run} does not wait for an answer: {why}. Nothing was changed. Look at it with: stagecoach show "
-            f"{run}; its decisions so far: stagecoach gate {run}"
+            f"run {run} does not wait for an answer: {why}. Nothing was changed; see: stagecoach show {run}"
         )
 
 
@@ -44,19 +41,22 @@ def gate(
     Raises ConfigError for an unknown run, NothingWaits if no gate waits, LayoutError without a store.
     """
     from flows.orchestration.gate_answers import decision_lines
+    from flows.runtime.session import log_directory
 
     if not (approve or refuse) and (by or reason):
         raise UsageError("--by and --reason belong to an answer: give --approve or --refuse")
     reader, name, config = stored_run(store, run)
-    if not (approve or refuse):
-        for line in decision_lines(decisions(reader.store, name)) or [
-            f"run {name} has no decisions: gate.type is {config.gate.type}"
-        ]:
-            say(line)
+    if approve or refuse:
+        answer = {"approve": approve, "by": by or getpass.getuser(), "reason": reason}
+        place = log_directory(config.model_copy(update={"store": store or config.store}))
+        # The last event is of the process that works on the run; an earlier flow run of it has ended.
+        flow_run = reader.store.runs.events(name)[-1].flow_run
+        answered = _answer(name, flow_run or "", place.parent / "prefect", answer)
+        say(f"{'approved' if approve else 'refused'} by {answer['by']}; run {name} ({answered}) goes on within seconds")
         return 0
-    answer = {"approve": approve, "by": by or getpass.getuser(), "reason": reason}
-    flow_run = _answer(reader.store, name, config.model_copy(update={"store": store or config.store}), answer)
-    say(f"{'approved' if approve else 'refused'} by {answer['by']}; run {name} ({flow_run}) goes on within seconds")
+    lines = decision_lines(decisions(reader.store, name))
+    for line in lines or [f"run {name} has no decisions: gate.type is {config.gate.type}"]:
+        say(line)
     return 0
 
 
@@ -67,40 +67,31 @@ def decisions(store: "Store", run: str) -> list[Mapping[str, Any]]:
     return sorted(rows, key=lambda row: row["decided_at"])
 
 
-def _answer(store: "Store", run: str, config: "RunConfig", answer: Mapping[str, Any]) -> str:
-    """Give the answer to the flow run of the run's last event; return its name."""
+def _answer(run: str, flow_run: str, directory: Path, answer: Mapping[str, Any]) -> str:
+    """Give the answer to a flow run, whose server may be one of `directory`; return the name of the flow run."""
     from flows.orchestration.settings import configured_url, embedded_settings
-    from flows.runtime.session import log_directory
 
-    # The last event is of whoever is at work on the run; an earlier flow run of it has ended.
-    flow_run = store.runs.events(run)[-1].flow_run
-    # Servers that runs bring along leave a report of their address beside their database.
-    directory = log_directory(config).parent / "prefect"
-    url = configured_url() or next(embedded_urls(directory), "")
-    if not flow_run or not url:
-        raise NothingWaits(run, "it is not at work, or on another machine")
     if not configured_url():
-        assert "prefect" not in sys.modules, "Prefect reads which API to use when it is imported"
+        url = next(embedded_urls(directory), "")
+        if not url:
+            raise NothingWaits(run, "it is not running, or on another machine")
         os.environ |= embedded_settings(directory, url)
-    return _resume(run, flow_run, answer)
-
-
-def _resume(run: str, flow_run: str, answer: Mapping[str, Any]) -> str:
     import httpx  # both after the settings of Prefect's environment
     from prefect.client.orchestration import get_client
 
     try:
         with get_client(sync_client=True) as client:
-            paused = client.read_flow_run(UUID(flow_run))
-            if paused.state is None or not paused.state.is_paused():
-                raise NothingWaits(run, f"its flow run is {paused.state_name}")
+            paused = client.read_flow_run(UUID(flow_run)) if flow_run else None
+            if paused is None or paused.state is None or not paused.state.is_paused():
+                raise NothingWaits(run, f"its flow run is {paused.state_name if paused else 'unknown'}")
             reply = client.resume_flow_run(UUID(flow_run), run_input=dict(answer))
     except httpx.HTTPError as error:
         raise NothingWaits(run, f"the Prefect API does not answer: {error}") from error
-    # Somebody else may have answered since the state was read.
+    # Another person may have answered since the state was read.
     if reply.status.value != "ACCEPT":
-        reason = getattr(reply.details, "reason", reply.status.value)
-        raise NothingWaits(run, f"Prefect does not take the answer: {reason}")
+        raise NothingWaits(
+            run, f"Prefect does not take the answer: {getattr(reply.details, 'reason', reply.status.value)}"
+        )
     return str(paused.name)
 
 

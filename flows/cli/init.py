@@ -3,16 +3,13 @@
 import json
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from flows.cli import project
 from flows.cli.arguments import UsageError, option
 from flows.reporting.formats import say
-
-if TYPE_CHECKING:
-    from flows.exchange.trainers import ForeignTrainer, Translation
 
 
 def init(
@@ -34,18 +31,24 @@ def init(
     """Make a project that trains; existing files are not overwritten."""
     if environment and from_files:
         raise UsageError("--environment and --from are two ways to begin: give one of them")
+    outcomes: list[str] = []
     if environment:
-        return _for_environment(Path(directory), environment)
-    return _from_files(Path(directory), from_files) if from_files else _own_data(Path(directory))
-
-
-def _own_data(directory: Path) -> int:
-    return _write(directory, project.own_data(), "20 steps, some minutes on two cores")
-
-
-def _for_environment(directory: Path, name: str) -> int:
-    files = project.for_environment(name, _facts(name))
-    return _write(directory, files, "name your model first: `demo` knows another task")
+        files = project.for_environment(environment, _facts(environment))
+    elif from_files:
+        files, outcomes = _from_files(from_files)
+    else:
+        files = project.own_data()
+    project.write(Path(directory), files)
+    for line in (*outcomes, f"{directory}: {', '.join(files)}", "Next:"):
+        say(line)
+    if Path(directory).resolve() != Path.cwd():
+        print(f"  cd {directory}")
+    print("  stagecoach check config.toml        # what it comes to, and what is missing; starts nothing")
+    print(
+        "  stagecoach run config.toml          # the model `demo` knows the sample alone: name yours for another task"
+    )
+    print("  stagecoach view                     # runs, rollouts and rewards in a browser")
+    return 0
 
 
 def _facts(name: str) -> Mapping[str, Any]:
@@ -68,89 +71,24 @@ def _facts(name: str) -> Mapping[str, Any]:
         return facts
 
 
-def _from_files(directory: Path, files: Sequence[str]) -> int:
-    from flows.exchange.trainers import read_foreign, translate
-
-    trainer, keys = read_foreign(files)
-    translation = translate(keys, trainer)
-    origin = ", ".join(Path(file).name for file in files)
-    head = f"Made of {origin} of {trainer.name}. After each setting are the keys that it came from."
-    config = project.of_settings(translation.settings, translation.origins, head)
-    outcomes = [*_outcomes(translation, trainer), "", *_to_do(translation)]
-    return _write(directory, {project.CONFIG: config, **_data(translation)}, "", outcomes)
-
-
-def _data(translation: "Translation") -> dict[str, str]:
-    """Return the files that the environments of a translated config need beside it."""
-    taskset = translation.settings["environments"][0]["taskset"]
-    if not _has_our_reward(taskset):
-        return {}
-    return {project.REWARD: project.PLAIN_REWARD} if "hub" in taskset else project.data_files()
-
-
-def _has_our_reward(taskset: Mapping[str, Any]) -> bool:
-    """Return whether a taskset is the sample's, whose reward function is written beside the config."""
+def _from_files(sources: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Return the files of a project made of another trainer's config, and lines that say what became of its keys."""
     from flows.exchange.foreign_keys import SAMPLE
+    from flows.exchange.trainers import one_line, read_foreign, translate
 
-    return bool(taskset.get("task") == SAMPLE[0]["taskset"]["task"])
-
-
-def _outcomes(translation: "Translation", trainer: "ForeignTrainer") -> Iterator[str]:
-    """Yield the settings that keys became, and the keys that were not taken over with the reason."""
-    from flows.exchange.trainers import one_line
-
-    yield f"taken over: {len(translation.settings)}"
-    for key, value in translation.settings.items():
-        yield f"  {translation.origins[key]} -> {key} = {one_line(value)}"
-        yield from [f"      {trainer.notes[key]}"] if key in trainer.notes else []
-    yield f"not taken over: {len(translation.lost)}"
-    for keys, why in translation.lost.items():
-        yield f"  {keys}"
-        yield f"      {why}"
-    if translation.off:
-        yield f"off there and here: {', '.join(translation.off)}"
-
-
-def _to_do(translation: "Translation") -> Iterator[str]:
-    """Yield what has to be set by hand, or installed, before the config can run."""
-    from configs.environments import EnvironmentConfig
-    from tasks.inference.engine.model_info import ModelUnusable, renderer_name
-    from tasks.inference.environments.packages import EnvironmentUnavailable, package_version
-
-    settings = translation.settings
-    path = settings.get("model.path", "")
-    if not path:
-        yield 'To do: no model is named. Set model.path: a directory or a model of the hub, such as "Qwen/Qwen3-0.6B".'
-    elif not Path(path).is_dir():
-        try:
-            renderer_name(settings.get("model.renderer", ""), path)
-        except ModelUnusable as problem:
-            yield f"To do: {problem}"
-    if "steps" not in settings:
-        yield "To do: the number of steps is not given. Set steps; without it, a run makes 20."
-    for environment in settings["environments"]:
-        if _has_our_reward(environment["taskset"]):
-            yield "To do: put your reward into my_reward.py; what is there is a sample."
-            if "hub" in environment["taskset"]:
-                yield (
-                    "To do: name the columns of the dataset in the taskset, prompt_column and answer_column; without "
-                    "them they are `prompt` and `answer`."
-                )
-            continue
-        try:
-            package_version(EnvironmentConfig(name=environment["name"], taskset=environment["taskset"]))
-        except EnvironmentUnavailable as problem:
-            yield f"To do: {problem}"
-
-
-def _write(directory: Path, files: Mapping[str, str], about: str, outcomes: Sequence[str] = ()) -> int:
-    """Write a project, and print how it came about and what to do next; `about` is a comment on its first run."""
-    project.write(directory, files)
-    for line in (*outcomes, f"{directory}: {', '.join(files)}", "Next:"):
-        say(line)
-    if directory.resolve() != Path.cwd():
-        print(f"  cd {directory}")
-    print("  stagecoach check config.toml".ljust(36) + "# what it comes to; starts nothing")
-    print("  stagecoach run config.toml" + (f"        # {about}" if about else ""))
-    print("  stagecoach view".ljust(36) + "# runs, rollouts and rewards in a browser")
-    return 0
+    trainer, keys = read_foreign(sources)
+    translation = translate(keys, trainer)
+    settings, origins = translation.settings, translation.origins
+    head = f"Made of {', '.join(Path(source).name for source in sources)} of {trainer.name}."
+    files = {project.CONFIG: project.of_settings(settings, origins, f"{head} Comments are the keys of a setting.")}
+    taskset = settings["environments"][0]["taskset"]
+    if taskset.get("task") == SAMPLE[0]["taskset"]["task"]:  # its reward function stands beside the config
+        files |= {project.REWARD: project.PLAIN_REWARD} if "hub" in taskset else project.data_files()
+    lines = [f"taken over: {len(settings)}"]
+    for key, value in settings.items():
+        lines.append(f"  {origins[key]} -> {key} = {one_line(value)}")
+        lines += [f"      {trainer.notes[key]}"] if key in trainer.notes else []
+    lines.append(f"not taken over: {len(translation.lost)}")
+    for names, why in translation.lost.items():
+        lines += [f"  {names}", f"      {why}"]
+    return files, lines + ([f"off there and here: {', '.join(translation.off)}"] if translation.off else [])

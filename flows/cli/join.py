@@ -4,12 +4,9 @@ import os
 import socket
 import subprocess
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from flows.cli.arguments import Items, option, split_items
-
-if TYPE_CHECKING:
-    from configs.services import LearnerConfig
 
 PAUSE_SECONDS = 1.0
 """Between two looks whether a learner is there to be joined."""
@@ -24,6 +21,9 @@ def join(
     """
     from configs.errors import ConfigError
     from configs.load import load
+    from flows.services.learner import NEEDS
+    from tasks.learner.client import command
+    from tasks.runtime.process_variables import inherited_variables
 
     learner = load(*split_items(items)).learner
     if not 0 < node < learner.nodes:
@@ -31,12 +31,14 @@ def join(
             f"--node {node}: learner.nodes is {learner.nodes}, and the run's own machine is node 0. Give the config of "
             "the run, and another number to each other machine"
         )
-    name = f"node {node} of {learner.nodes}"
+    argv, variables = command(learner, os.devnull, node)
     while True:
-        print(f"{name}: waits for a learner at {learner.rendezvous}", flush=True)
+        print(f"node {node} of {learner.nodes}: waits for a learner at {learner.rendezvous}", flush=True)
         _wait_for(learner.rendezvous)
-        print(f"{name}: joins it", flush=True)
-        print(f"{name}: it ended (status {_train(learner, node)})", flush=True)
+        print(f"node {node} of {learner.nodes}: joins it", flush=True)
+        # They end when their standard input closes, so that none outlives this process however it ends.
+        with subprocess.Popen(argv, env=inherited_variables(NEEDS) | variables, stdin=subprocess.PIPE) as processes:
+            processes.wait()
         time.sleep(PAUSE_SECONDS)
 
 
@@ -50,15 +52,3 @@ def _wait_for(address: str) -> None:
             time.sleep(PAUSE_SECONDS)
         else:
             return
-
-
-def _train(learner: "LearnerConfig", node: int) -> int:
-    """Run this node's processes until they end; return their status."""
-    from flows.services.learner import NEEDS
-    from tasks.learner.client import command
-    from tasks.runtime.process_variables import inherited_variables
-
-    argv, variables = command(learner, os.devnull, node)
-    # They end when their standard input closes, so that none outlives this process however it ends.
-    with subprocess.Popen(argv, env=inherited_variables(NEEDS) | variables, stdin=subprocess.PIPE) as processes:
-        return processes.wait()

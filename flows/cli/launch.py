@@ -109,15 +109,7 @@ def _call_in_prefect(config: RunConfig) -> dict[str, Any]:
 
 def _parameters(config: RunConfig) -> dict[str, Any]:
     """Return what Prefect shows of a flow run; the session that is open around it has the config itself."""
-    replay = config.replay
-    rare: dict[str, Any] = {"store": config.store}
+    replay, advanced = config.replay, {"store": config.store}
     if config.kind == "replay":
-        last = "" if replay.last_step is None else str(replay.last_step)
-        stages = {"run": replay.run, "from_stage": replay.from_stage, "until": replay.until}
-        rare |= {"regrade": replay.regrade, "policies": replay.policies}
-        return {**stages, "steps": f"{replay.first_step}:{last}", "advanced": rare}
-    if config.external:
-        rare |= {"url": config.external.url, "url_model": config.external.model}
-        return {"seed": config.seed, "advanced": rare}
-    last_one = {"policy": config.evaluation.policy} if config.kind == "evaluate" else {"steps": config.steps}
-    return {"seed": config.seed, **last_one, "advanced": rare}
+        return {"run": replay.run, "from_stage": replay.from_stage, "until": replay.until, "advanced": advanced}
+    return {"seed": config.seed, "advanced": advanced}

@@ -1,23 +1,26 @@
-"""The commands that keep a store small: maintain and gc."""
+"""The commands that keep a store small and whole: maintain, gc and repair."""
 
-import json
-import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from configs.store import default_store
 from flows.cli.arguments import Count, DryRun, Json, Number, StoreOption, option
-from flows.reporting.formats import console, grid, say, size
+from flows.cli.output import print_report
+from flows.reporting.formats import say
 
 if TYPE_CHECKING:
-    from storage.maintenance.compact import MaintenanceReport
-    from storage.maintenance.plan import Plan
-    from storage.maintenance.sweep import ExpiryReport
+    from storage.maintenance.repair import ForgetPlan
     from storage.store import Store
 
 Runs = tuple[str, ...]
 TrustLedger = Annotated[bool, option("delete also where runs or files contradict the ledger")]
-DRY_RUN = "dry run: nothing was changed"
+LEDGER_ADVICE = (
+    "put tables/ledger, tables/runs and heads/ back from a copy, or run `stagecoach repair --deep`, which rebuilds "
+    "rows of the ledger from the files of the tables"
+)
+DAMAGE_ADVICE = (
+    "damaged work that is not lost is computed again: `stagecoach repair --forget`, then resume the run; of lost work "
+    "other work was made, so put its file back from a copy"
+)
 
 
 def maintain(
@@ -36,31 +39,10 @@ def maintain(
 
     root = existing_store(store or default_store())
     expired, report = maintain_tables(root, retention_hours, retain, force, dry_run, trust_ledger)
-    if as_json:
-        print(json.dumps(describe_maintenance(expired, report, dry_run), sort_keys=True))
-        return 0
-    _print_maintenance(expired, report, dry_run)
-    if report.merged and retention_hours:
+    print_report(describe_maintenance(expired, report, dry_run), as_json)
+    if report.merged and retention_hours and not as_json:
         say(f"merged files stay beside the new ones for {retention_hours:g} h; later calls delete them")
-    if dry_run:
-        say(DRY_RUN)
     return 0
-
-
-def _print_maintenance(expired: "Sequence[ExpiryReport]", report: "MaintenanceReport", dry_run: bool) -> None:
-    for expiry in expired:
-        amount = f"{expiry.slices} slices, {expiry.files} files, {size(expiry.bytes)}"
-        say(f"{expiry.table}: rows older than {expiry.hours} h {'would go' if dry_run else 'went'}: {amount}")
-    before, after = (sum(getattr(table, name) for table in report.tables) for name in ("bytes_before", "bytes_after"))
-    rows = [(row.table, row.merged, row.deleted, row.bytes_before, row.bytes_after) for row in report.tables]
-    rows.append(("together", report.merged, report.deleted, before, after))
-    cells = [(name, merged, deleted, size(before), size(after)) for name, merged, deleted, before, after in rows]
-    console().print(grid(("table", "files merged", "deleted", "before", "after"), cells))
-    for path in report.only_copies:
-        say(f"kept, although old: the only copy of its rows: {path}")
-    if report.policies:
-        verb = "would be" if dry_run else "were"
-        say(f"weights that no ledger row names {verb} removed: {', '.join(report.policies)}")
 
 
 def gc(
@@ -71,64 +53,147 @@ def gc(
     force: Annotated[Runs, option("remove this run even if it is not finished", "RUN")] = (),
     policies: Annotated[str, option("weights that kept runs keep: all, last:N, or every:N and the last")] = "all",
     trust_ledger: TrustLedger = False,
-    yes: Annotated[bool, option("do not ask")] = False,
+    yes: Annotated[bool, option("remove them; without it, only print what would be removed")] = False,
     dry_run: DryRun = False,
     store: StoreOption = "",
     as_json: Json = False,
 ) -> int:
-    """Print the runs and files to remove, ask, and remove them; return 1 if the answer was no, else 0."""
+    """Print the runs and files to remove; with `yes`, remove them. Without it nothing is removed."""
     from flows.runtime.maintenance import choose_removal, describe_removal, remove_planned
-    from storage.maintenance.sweep import RemovalReport, finish_removals
+    from storage.maintenance.sweep import RemovalReport
     from storage.read.frames import existing_store
 
     root = existing_store(store or default_store())
     plan = choose_removal(root, keep, keep_last, remove, force, policies, trust_ledger)
+    removed = RemovalReport()
+    # An interrupted removal deleted its ledger rows first: with an empty plan the files that they named are removed.
+    if (yes or plan.empty) and not dry_run:
+        removed = remove_planned(root, plan)
+    print_report(describe_removal(plan, removed), as_json)
+    if not (yes or plan.empty or as_json):
+        say("nothing was removed; --yes removes it for good")
+    return 0
+
+
+def repair(
+    *,
+    deep: Annotated[bool, option("read every file and compare its digest")] = False,
+    forget: Annotated[bool, option("forget damaged work that can be computed again")] = False,
+    trust_ledger: TrustLedger = False,
+    dry_run: DryRun = False,
+    store: StoreOption = "",
+    as_json: Json = False,
+) -> int:
+    """Repair a store and print its damage; return 1 if damage is left, else 0.
+
+    With `deep`, lost rows of the ledger are rebuilt. Raises StoreError without a store; with `forget`, while a run may
+    be running or, without `trust_ledger`, if runs or files contradict the ledger.
+    """
+    forget = forget and not dry_run
+    report = _repair(store or default_store(), deep, forget, trust_ledger, dry_run)
+    left = any(damage["lost"] or not forget for damage in report["damaged"])  # a resumed run computes forgotten work
+    print_report(report, as_json)
     if not as_json:
-        _print_removal(root, plan)
-    removed, message, status = RemovalReport(), DRY_RUN, 0
-    if not dry_run:
-        if plan.empty:
-            # An interrupted removal deleted its ledger rows first: the files that they named are swept now.
-            removed, message = finish_removals(root), "nothing to remove"
-        elif yes or _confirm(as_json):
-            removed, message = remove_planned(root, plan), "removed"
-        else:
-            message, status = "nothing was changed", 1
-    if as_json:
-        print(json.dumps(describe_removal(plan, removed), sort_keys=True))
-    elif removed.rows or removed.slices or removed.policies:
-        weights = f"the weights of {removed.policies} policies ({size(removed.policy_bytes)})"
-        slices = f"{removed.slices} slices in {removed.files} files ({size(removed.bytes)})"
-        say(f"removed {removed.rows} ledger rows, {slices} and {weights}")
-    else:
-        say(message)
-    return status
+        if report["not_rebuilt"] == report["lost_rows"] != []:
+            say(LEDGER_ADVICE)
+        if left:
+            say(DAMAGE_ADVICE)
+        if report["damaged_logs"]:
+            say("nothing was changed; damaged work is read when the logs are repaired")
+        if not any(report.values()):
+            say("nothing is wrong")
+    return 1 if report["damaged_logs"] or report["not_rebuilt"] or left else 0
 
 
-def _confirm(as_json: bool) -> bool:
+def _repair(address: str, deep: bool, forget: bool, trust_ledger: bool, dry_run: bool) -> dict[str, list[Any]]:
+    """Return what was repaired and what is damaged, each as a list of plain values."""
     from storage.errors import StoreError
+    from storage.maintenance.repair import inspect_logs, inspect_tables, repair_logs, repair_tables
+    from storage.read.damage import SYSTEM, damaged_files
+    from storage.roots import open_root
+    from storage.store import FORMAT, open_store
 
-    if as_json or not sys.stdin.isatty():
-        raise StoreError("there is no terminal to ask on", "", "nothing was removed", "say --yes, or --dry-run")
-    return input("Remove this for good? [y/N] ").strip().lower() in ("y", "yes")
+    root = open_root(address)
+    if not root.exists(FORMAT):
+        raise StoreError("there is no store here", root.address, "nothing was touched", "name the store to repair")
+    left, repaired = inspect_logs(root), []
+    ledger, damaged = ([], [], []), list[Any]()
+    if not dry_run:
+        repaired, left = repair_logs(root, left), []
+    if not left:  # a broken log hides what the ledger names
+        store = open_store(address)
+        if unreadable := damaged_files(store, SYSTEM):
+            problem = "\n".join(
+                ["files of system tables are damaged; no other file says what was in them:", *unreadable]
+            )
+            safe = "everything else; nothing that these files may name is removed"
+            raise StoreError(problem, root.address, safe, "put each of them back from a copy, then repair again")
+        left = inspect_tables(store)
+        if not dry_run:
+            repaired, left = [*repaired, *repair_tables(store, left)], []
+        ledger = _repair_ledger(store, deep and not dry_run)
+        damaged = _damage_rows(store, deep, forget, trust_ledger)
+    lost, rebuilt, not_rebuilt = ledger
+    return {
+        "repaired_logs": [
+            vars(log.damage)
+            | {"quarantine": log.quarantine, "restored": log.restored, "removed_again": log.removed_again}
+            for log in repaired
+        ],
+        "damaged_logs": [vars(log) for log in left],
+        "lost_rows": lost,
+        "rebuilt": rebuilt,
+        "not_rebuilt": not_rebuilt,
+        "damaged": damaged,
+    }
 
 
-def _print_removal(store: "Store", plan: "Plan") -> None:
-    from flows.queries.compare_summary import ranges
+def _repair_ledger(store: "Store", rebuild: bool) -> tuple[list[str], list[str], list[str]]:
+    """Return contradictions between the ledger and runs or files, the rows that were rebuilt, and what was not."""
+    from storage.maintenance.brake import contradictions
 
-    actions = dict.fromkeys(plan.removed, "remove") | dict.fromkeys(plan.kept, "keep")
-    actions |= {run: f"keep: {reason}" for run, reason in plan.protected}
-    rows = [
-        (run, action, *(sum(entry.run == run for entry in entries) for entries in (plan.rows, plan.staying)))
-        for run, action in actions.items()
+    lost = contradictions(store, hours=0.0)
+    if not lost or not rebuild:
+        return lost, [], lost
+    from flows.replays.rebuild import rebuild_ledger  # imports what runs import
+
+    rebuilt = rebuild_ledger(store)
+    rows = [f"{num_rows} rows of the ledger of run {run!r}" for run, num_rows in rebuilt.rows.items()]
+    return lost, rows, [*contradictions(store), *rebuilt.unproved]
+
+
+def _damage_rows(store: "Store", deep: bool, forget: bool, trust_ledger: bool) -> list[dict[str, Any]]:
+    """Return damaged work, and whether it is lost; with `forget`, work that can be computed again is forgotten."""
+    from storage.maintenance.repair import inspect_policies, inspect_slices, plan_forget
+    from tasks.stages import REPEATABLE
+
+    damages = [*inspect_slices(store, deep), *inspect_policies(store, deep)]
+    plan = plan_forget(store, damages, REPEATABLE)
+    if forget and plan.rows:
+        _forget(store, plan, trust_ledger)
+    return [
+        {
+            "runs": sorted({entry.run for entry in damage.entries}),
+            "step": damage.entries[0].step,
+            "stage": damage.stage,
+            "table": damage.table if damage.piece else "weights",
+            "key": damage.key,
+            "lost": damage in plan.lost,
+            "what": damage.what,
+        }
+        for damage in damages
     ]
-    console().print(grid(("run", "", "ledger rows to go", "stay for other runs"), rows))
-    say(f"slices that nobody names then: {len(plan.slices)}, {size(plan.slice_bytes)} as written")
-    weights = f"{len(plan.policies)} policies of removed runs, {len(plan.pruned)} of kept runs"
-    say(f"weights to go: {weights}, {size(plan.policy_bytes)} together")
-    for run in actions:
-        entries = (entry for entry in store.ledger.entries(run=run) if entry.key in plan.pruned)
-        # A policy that starts from another one is of the version after its step.
-        versions = sorted(entry.step + 1 for entry in entries if entry.slices("policies") and "policy" in entry.inputs)
-        if versions and run not in plan.removed:
-            say(f"{run}: weights of versions {ranges(versions)} go; their rows stay, nothing starts from them any more")
+
+
+def _forget(store: "Store", plan: "ForgetPlan", trust_ledger: bool) -> None:
+    from storage.errors import StoreError
+    from storage.maintenance.brake import require_consistency
+    from storage.maintenance.plan import at_work
+    from storage.maintenance.repair import forget
+
+    if busy := at_work(store):
+        problem = f"{', '.join(busy)} may be at work on what would be forgotten"
+        raise StoreError(problem, store.root.address, "nothing was forgotten", "wait for the runs to end")
+    if not trust_ledger:
+        require_consistency(store)
+    forget(store, plan)

@@ -1,11 +1,10 @@
 """The command note: notes and tags of people on runs and rollouts."""
 
-import json
 import re
-from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Any
 
 from flows.cli.arguments import Json, StoreOption, UsageError, option, stored_run
+from flows.cli.output import print_report
 from flows.reporting.formats import say
 
 TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,63}")
@@ -26,7 +25,7 @@ def note(
 
     Raises RunUnknown, NotThere for an unknown rollout, NoteUnknown, UsageError for options that do not fit together.
     """
-    from flows.queries.notes import note_line, notes_of
+    from flows.queries.notes import notes_of
     from flows.queries.trace import find_trace
     from storage.store import open_store
 
@@ -36,16 +35,13 @@ def note(
         raise UsageError(f"--tag {wrong[0]!r}: a tag is of letters, digits and _ . : -, 64 at most")
     reader, name, _ = stored_run(store, run)  # a wrong address must not become a new store
     trace_id = find_trace(reader, name, trace).trace_id if trace else ""
-    lines, written = [], []
+    report: dict[str, Any] = {}
     if delete or text or tag:
         notes = open_store(reader.store.root.address).notes
         row = notes.delete(delete) if delete else notes.record(name, text, tags=tag, trace_id=trace_id)
-        written, lines = [row.note], [f"note {row.note} {'was taken back' if delete else 'is written'}"]
-    rows = notes_of(reader.store, name, trace_id or None)
-    if as_json:
-        print(json.dumps({"written": written, "notes": rows}, default=datetime.isoformat))
-        return 0
-    listed = [note_line(row) + (f" (rollout {row['trace_id']})" if row["trace_id"] else "") for row in rows]
-    for line in lines or listed or [f"{name} has no notes"]:
-        say(line)
+        report["deleted" if delete else "written"] = row.note
+    report["notes"] = notes_of(reader.store, name, trace_id or None)
+    print_report(report, as_json)
+    if not (report["notes"] or as_json):
+        say(f"{name} has no notes")
     return 0

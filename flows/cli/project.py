@@ -1,9 +1,10 @@
 """The files of a project: of somebody's own data, for an installed environment, or out of another trainer's config."""
 
 import json
+import os
 import random
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,20 @@ NUM_EXAMPLES = 500
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SEED = 17
 
-MODEL = """\
+TEMPLATE = """\
+# A run {about}: `stagecoach run config.toml`. `stagecoach config KEY` says what a setting means.
+steps = 20
+
 [model]
 # The starting weights. `demo` is a small model that the first run makes and warms up on this machine: it can reverse
 # short words and nothing else. For your own task name a directory or a model of the hub, such as "Qwen/Qwen3-0.6B".
 path = "demo"
 # The chat format. For a model of the hub that is known, leave out both lines.
 renderer = "qwen3"
-renderer_settings = { enable_thinking = false }   # no thoughts before the answer: as the small model was warmed up
-"""
-SIZES = """\
+renderer_settings = {{ enable_thinking = false }}   # no thoughts before the answer: as the small model was warmed up
+
+[[environments]]
+{environment}
 [assignment]
 groups_per_step = 8                 # examples of a step
 group_size = 16                     # rollouts of each example, which are compared with each other
@@ -45,11 +50,6 @@ every = {every:<27} # steps between evaluations; 0 is never
 num_examples = 32                   # of those that are held out, a tenth of all
 """
 OWN_DATA = f"""\
-# A run on data of your own: `stagecoach run config.toml`. `stagecoach config KEY` says what a setting means.
-steps = 20
-
-{MODEL}
-[[environments]]
 name = "my_data"
 max_turns = 1                       # the model answers once
 
@@ -57,8 +57,7 @@ max_turns = 1                       # the model answers once
 id = "own_data"                     # each line of the file is a task: a prompt, and an answer to compare the reply with
 path = "{EXAMPLES}"             # or hub = "owner/dataset" in place of path
 task = {{ scoring = "my_reward:reward" }}   # or "exact", "contains", "number"
-
-{SIZES.format(max_tokens=40, max_model_len=256, every=10, algorithm="")}"""
+"""
 REWARD_FUNCTION = '''\
 """What a reply is worth. The run calls `reward` for every reply; it learns to get more of what this returns."""
 
@@ -104,38 +103,26 @@ def data_files() -> dict[str, str]:
 
 def own_data() -> dict[str, str]:
     """Return the files of a project of own data, by name."""
-    return {CONFIG: OWN_DATA, **data_files()}
+    sizes = {"max_tokens": 40, "max_model_len": 256, "every": 10, "algorithm": ""}
+    return {CONFIG: TEMPLATE.format(about="on data of your own", environment=OWN_DATA, **sizes), **data_files()}
 
 
 def for_environment(name: str, facts: Mapping[str, Any]) -> dict[str, str]:
     """Return the config of a project for an installed environment, of which `facts` tells settings and seats."""
-    players = [seat for seat in facts["seats"] if seat != "judge"]
-    algorithm = '\n[algorithm]\ntype = "rae"                        # a baseline for each seat\n'
+    seats = facts["seats"]
     lines = [
-        f"# A run in the environment {name}: `stagecoach run config.toml`. `stagecoach config KEY` says what a "
-        f"setting means.",
-        "steps = 20",
-        "",
-        MODEL,
-        "[[environments]]",
         f"name = {toml(name.rsplit('/', 1)[-1].partition('@')[0].replace('-', '_'))}",
-        "# max_turns = 8                     # of each agent; without it there is no limit",
-        *_seats(facts["seats"]),
-        "",
+        f"# seats: {', '.join(seats)}; the policy plays them all, but for those with seats.SEAT.model.path",
         "[environments.taskset]",
         f"id = {toml(name)}",
         *map(_comment, facts["settings"]),
+        *(["[environments.env]", *map(_comment, facts["env"])] if facts["env"] else []),
         "",
-        *(["[environments.env]", *map(_comment, facts["env"]), ""] if facts["env"] else []),
-        SIZES.format(max_tokens=256, max_model_len=2048, every=0, algorithm=algorithm if len(players) > 1 else ""),
     ]
-    return {CONFIG: "\n".join(lines)}
-
-
-def _seats(seats: Sequence[str]) -> Iterator[str]:
-    if len(seats) > 1:
-        yield f"# Its seats are {', '.join(seats)}. All are played by the policy; a frozen model plays one with:"
-        yield f'# seats.{seats[-1]}.model.path = "weights/of/another"'
+    players = len({*seats} - {"judge"})
+    algorithm = '\n[algorithm]\ntype = "rae"                        # a baseline for each seat\n'
+    sizes = {"max_tokens": 256, "max_model_len": 2048, "every": 0, "algorithm": algorithm if players > 1 else ""}
+    return {CONFIG: TEMPLATE.format(about=f"in the environment {name}", environment="\n".join(lines), **sizes)}
 
 
 def _comment(setting: Mapping[str, Any]) -> str:
@@ -159,9 +146,7 @@ def of_settings(settings: Mapping[str, Any], origins: Mapping[str, str], head: s
 
 def write(directory: Path, files: Mapping[str, str]) -> None:
     """Write the files of a project, none of which may be there. Raises ProjectRefused, and nothing is written."""
-    if directory.exists() and not directory.is_dir():
-        raise ProjectRefused(f"{directory} is a file; nothing was written. Name a directory for the project")
-    if existing := [name for name in files if (directory / name).exists() or (directory / name).is_symlink()]:
+    if existing := [name for name in files if os.path.lexists(directory / name)]:
         raise ProjectRefused(
             f"{directory} has {', '.join(existing)} already, and files are never overwritten; nothing was written. "
             "Name another directory, or move what is there"

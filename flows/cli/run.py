@@ -1,26 +1,27 @@
 """Commands that start or resume runs: demo, run, sft, eval, resume and replay."""
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import Token
-
 from flows.cli.arguments import (
+    DryRun,
     Index,
     Items,
     Name,
     Plain,
     RunItems,
     StoreOption,
-    UsageError,
     one_run,
     option,
     split_items,
 )
+from flows.cli.output import print_report
 from flows.reporting.formats import before_after, console
 
 if TYPE_CHECKING:
+    from configs.run import RunConfig
     from flows.replays.request import ReplayRequest
 
 
@@ -31,22 +32,17 @@ def demo(
     plain: Plain = False,
 ) -> int:
     """Run the demo of a preset and print its results; a second call resumes it. Raises UsageError, ConfigError."""
-    from configs.errors import did_you_mean
     from flows.cli.demo import demo_summary, train_demo
-    from flows.runtime.demo_sources import FIRST, demo_presets, demo_recipe
+    from flows.runtime.demo_sources import demo_recipe
 
     presets, overrides = split_items(items)
-    with_demo = demo_presets()
-    if len(presets) > 1 or not set(presets) <= set(with_demo):
-        near, names = did_you_mean(presets[0], with_demo), ", ".join(with_demo)
-        raise UsageError(f"demo takes one of {names}, not {' '.join(presets)}; `stagecoach run` takes files{near}")
-    preset, began = (*presets, FIRST)[0], time.monotonic()
+    began = time.monotonic()
     try:
-        config, outcome = train_demo(preset, overrides, name, store, plain)
+        config, outcome = train_demo(presets, overrides, name, store, plain)
     except KeyboardInterrupt as error:  # the notes of its runs name one of two
         error.__notes__ = ["What is committed is safe; the same demo again goes on from there."]
         raise
-    print("\n".join(demo_summary(outcome, config, demo_recipe(preset), time.monotonic() - began)))
+    print("\n".join(demo_summary(outcome, config, demo_recipe(*presets), time.monotonic() - began)))
     return 0
 
 
@@ -80,25 +76,17 @@ def evaluate(
     return start("evaluate", files, overrides, name=name, store=store, plain=plain)
 
 
-def resume(*items: RunItems, name: Name = "", store: StoreOption = "", plain: Plain = False) -> int:
+def resume(*items: RunItems, store: StoreOption = "", plain: Plain = False) -> int:
     """Resume a run or a replay. Raises ConfigError for an unknown run, and what ends the run."""
     from flows.cli.launch import run_to_resume, watch
     from flows.replays.request import ReplayRequest
 
     runs, overrides = split_items(items)
-    request = run_to_resume(one_run([name, *runs]), overrides, store)
+    request = run_to_resume(one_run(runs), overrides, store)
     if isinstance(request, ReplayRequest):
-        return run_replays([request], plain)
+        return run_replay(request, plain)
     _print_comparisons(watch(request, plain=plain))
     return 0
-
-
-def _values_of_each(_: object, tokens: Sequence[Token]) -> list[list[str]]:
-    """Return the values of an option, a list for each time that it was given: a first value has the index 0."""
-    # cyclopts would join them to one list, and `--vary a=1 b=2 --vary a=3` would be one replay.
-    starts = [place for place, token in enumerate(tokens) if token.index == 0]
-    values = [token.value for token in tokens]
-    return [values[start:end] for start, end in zip(starts, [*starts[1:], None], strict=True)]
 
 
 def replay(
@@ -116,16 +104,6 @@ def replay(
             "another setting, for example algorithm.type=rloo", "KEY=VALUE", name="--set", consume_multiple=(1, None)
         ),
     ] = (),
-    vary: Annotated[
-        Sequence[Sequence[str]],
-        option(
-            "one replay for each --vary, with these settings and those of --set",
-            "KEY=VALUE",
-            converter=_values_of_each,
-            n_tokens=1,
-            consume_multiple=(1, None),
-        ),
-    ] = (),
     name: Annotated[str, option("name of the new run; without it, the same replay always gets the same name")] = "",
     policies: Annotated[
         Literal["own", "recorded"] | None,
@@ -133,30 +111,16 @@ def replay(
     ] = None,
     regrade: Annotated[bool, option("score the rollouts again with the reward functions as they are now")] = False,
     no_quarantine: Annotated[bool, option("keep quarantined rollouts")] = False,
+    dry_run: DryRun = False,
     store: StoreOption = "",
     plain: Plain = False,
 ) -> int:
-    """Repeat recorded steps in new runs, one for each `vary`. Raises ConfigError, and what ends a run."""
+    """Repeat recorded steps in a new run. Raises ConfigError, and what ends the run."""
     from flows.replays.request import ReplayRequest
 
-    if name and len(vary) > 1:
-        raise UsageError("--name is for one replay; several (--vary) name themselves")
-    requests = [
-        ReplayRequest(
-            run=run,
-            from_stage=from_stage,
-            until=until,
-            steps=steps,
-            overrides=[*overrides, *settings],
-            name=name,
-            store=store,
-            policies=policies or "",
-            regrade=regrade,
-            quarantine=not no_quarantine,
-        )
-        for settings in vary or [()]
-    ]
-    return run_replays(requests, plain)
+    policy_source, quarantine = policies or "", not no_quarantine
+    request = ReplayRequest(run, from_stage, until, steps, overrides, name, store, policy_source, regrade, quarantine)
+    return run_replay(request, plain, dry_run)
 
 
 def start(
@@ -175,26 +139,42 @@ def start(
         print(line)
     _print_comparisons(outcome)
     where = f"{config.name} --store {config.store}"
-    print(f"run {config.name} is in {config.store}; look at it with: stagecoach view --run {where}")
-    print(f"or on this terminal: stagecoach show {where}")
+    print(f"run {config.name} is in {config.store}: stagecoach view --run {where}, or stagecoach show {where}")
     return 0
 
 
-def run_replays(requests: "Sequence[ReplayRequest]", plain: bool = False) -> int:
-    """Run replays sequentially, all checked before the first begins; return the exit status."""
+def run_replay(request: "ReplayRequest", plain: bool = False, dry_run: bool = False) -> int:
+    """Run a replay, or with `dry_run` print how many results it would compute; return the exit status."""
     from flows.cli.launch import watch
     from flows.replays.config import prepare_replay
     from flows.replays.loop import summary
     from flows.replays.request import finished_message, finished_without_source
 
-    ended = [finished_without_source(request) for request in requests]
-    configs = [prepare_replay(request) for request, done in zip(requests, ended, strict=True) if done is None]
-    for done in filter(None, ended):
-        print(finished_message(done))
-    for config in configs:
-        outcome = watch(config, plain=plain)
-        print("\n".join(summary(outcome, config)))
+    if ended := finished_without_source(request):
+        print(finished_message(ended))
+        return 0
+    config = prepare_replay(request)
+    if dry_run:
+        print_report({"results": planned_results(config)})
+        return 0
+    print("\n".join(summary(watch(config, plain=plain), config)))
     return 0
+
+
+def planned_results(config: "RunConfig") -> list[dict[str, Any]]:
+    """Return how many results of each stage a run would find (`cached`) and how many it would make (`to_compute`)."""
+    from flows.replays.loop import plan_run
+    from flows.runtime.machine_facts import versions
+    from flows.runtime.resolve_run import source_of
+    from storage.store import open_store
+    from tasks.runtime.run_context import RunContext
+
+    results = plan_run(RunContext(open_store(config.store), config.name, config, versions(config)), source_of(config))
+    computed = Counter(result.stage for result in results if result.computed)
+    return [
+        {"stage": stage, "cached": total - computed[stage], "to_compute": computed[stage]}
+        for stage, total in Counter(result.stage for result in results).items()
+    ]
 
 
 def _print_comparisons(outcome: dict[str, Any]) -> None:

@@ -1,16 +1,13 @@
-"""describe: a run as plain values, for the command show: its state, its steps, its scores, and what a change costs."""
+"""describe: a run as plain values, for the command show: its state, its steps and its scores."""
 
-from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import polars as pl
 
-from configs.load import load
 from configs.run import RunConfig
 from flows.queries.metrics import read_metrics
 from flows.queries.notes import notes_of
-from flows.queries.run_state import count_lost_services, deciding_event, process_gone
+from flows.queries.run_state import count_lost_services, deciding_event, state_of
 from flows.queries.runs import headline_settings
 from flows.queries.scores import comparisons, mixed_policies, recorded_evaluations
 from flows.queries.step_history import RecordedStep, step_history
@@ -29,26 +26,21 @@ FIGURES = {
 }
 """The scope and the name of the metric that each figure of a step is."""
 NAMES = [name for _, name in (*FIGURES.values(), *usual_range.FIGURES.values())]
-SHOWN = pl.col("name").is_in(NAMES) | pl.col("name").str.contains(
-    "^accounting/|^batch/(num_traces|truncated_ratio)$|^stream/"
-)
+SHOWN = pl.col("name").is_in(NAMES) | pl.col("name").str.contains("^accounting/|^batch/(num_traces|truncated_ratio)$")
 """The metrics that are read: a step has a hundred, and a long run is shown by a few."""
 
 
-def describe(store: Store, run: str, config: RunConfig, overrides: Sequence[str] = ()) -> dict[str, Any]:
-    """Return a run as plain values: its state, steps stage by stage, scores, and what `overrides` would run again."""
-    events, lost = store.runs.events(run), store.runs.lost_services(run)
+def describe(store: Store, run: str, config: RunConfig) -> dict[str, Any]:
+    """Return a run as plain values: its state, steps stage by stage, scores and notes."""
+    events = store.runs.events(run)
     scored = [evaluation.scores_in(store, config) for evaluation in recorded_evaluations(store, run, config)]
-    steps, deciding, mixed = _steps(store, run), deciding_event(events), mixed_policies(store, run)
+    steps, mixed = _steps(store, run), mixed_policies(store, run)
     return {
         "run": run,
         "kind": config.kind,
         **headline_settings(events[-1].config),
-        "state": deciding.event,
-        "message": deciding.message,
-        "process_gone": process_gone(deciding),
-        "lost_services": count_lost_services(lost),
-        "last_lost_service": lost[-1].message if lost else "",
+        **state_of(deciding_event(events)),
+        "lost_services": count_lost_services(store.runs.lost_services(run)),
         "store": store.root.address,
         "num_steps": config.steps,
         "steps": steps,
@@ -57,25 +49,7 @@ def describe(store: Store, run: str, config: RunConfig, overrides: Sequence[str]
         "comparisons": [] if mixed else comparisons(scored),
         "mixed_policies": mixed,
         "notes": [{**note, "at": note["at"].isoformat()} for note in notes_of(store, run, "")],
-        **({"change": changes(store, run, config, overrides)} if overrides else {}),
     }
-
-
-def changes(store: Store, run: str, config: RunConfig, overrides: Sequence[str]) -> dict[str, dict[str, int]]:
-    """Return, by stage, how many results the run would find and how many it would compute with `overrides`."""
-    # A plan imports what runs import; the report of a run without one does not.
-    from flows.replays.loop import plan_run
-    from flows.runtime.machine_facts import versions
-    from flows.runtime.resolve_run import source_of
-    from tasks.runtime.run_context import RunContext
-
-    changed = load((), overrides, base=config.model_dump(mode="json"))
-    # The versions are those of today: what another release would compute again counts as well.
-    context = RunContext(store, run, changed, versions(changed))
-    counts: dict[str, Counter[str]] = {}
-    for result in plan_run(context, source_of(changed)):
-        counts.setdefault(result.stage, Counter())["computed" if result.computed else "found"] += 1
-    return {stage: dict(count) for stage, count in counts.items()}
 
 
 def _steps(store: Store, run: str) -> list[dict[str, Any]]:
@@ -83,24 +57,19 @@ def _steps(store: Store, run: str) -> list[dict[str, Any]]:
     # Of a removed run the training alone may have stayed, because others need it: that is no step to show.
     steps = [step for step in step_history(store, run).steps.values() if step.by_stage.keys() != {"training"}]
     values = read_metrics(Frames(store), [step.metrics for step in steps if step.metrics], where=SHOWN)
-    return [_step(run, step, values[step.metrics.key] if step.metrics else {}) for step in steps]
+    return [_step(step, values[step.metrics.key] if step.metrics else {}) for step in steps]
 
 
-def _step(run: str, step: RecordedStep, values: Values) -> dict[str, Any]:
-    stages = step.by_stage
-    refs = {stage: [ref_of(work.entry, computed=False) for work in works] for stage, works in stages.items()}
+def _step(step: RecordedStep, values: Values) -> dict[str, Any]:
+    refs = {stage: [ref_of(work.entry, computed=False) for work in works] for stage, works in step.by_stage.items()}
     tokens = {stage: sum(ref.tokens for ref in stage_refs) for stage, stage_refs in refs.items()}
-    # A ledger row names slices by the run that computed them.
-    shared = (stage for stage, works in stages.items() if any(s.run != run for work in works for s in work.slices))
     return {
         "step": step.step,
         "finished": step.finished,
         **{field: values.get(metric) for field, metric in FIGURES.items()},
         **rollout_counts(values),
         "metrics": {full_name(*name): value for name, value in values.items()},
-        "stream": {name.removeprefix("stream/"): value for (_, name), value in values.items() if "stream/" in name},
         "seconds": {stage: sum(ref.seconds for ref in stage_refs) for stage, stage_refs in refs.items()},
         "tokens": {stage: count for stage, count in tokens.items() if count},
         "rows": {stage: rows_of(stage_refs)[stage] for stage, stage_refs in refs.items()},
-        "shared": sorted(shared),
     }

@@ -1,27 +1,47 @@
-"""Commands for the runs of a store: runs (a list), logs and stop."""
+"""Commands about runs of a store: runs (a list), status and watch of live ones, logs and stop."""
 
 import json
 import os
 import signal
 import socket
 import time
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.text import Text
 
 from configs.errors import did_you_mean
-from flows.cli.arguments import Count, Json, RunOrLatest, StoreOption, UsageError, open_reader, option, stored_run
+from flows.cli.arguments import (
+    Count,
+    Json,
+    Plain,
+    RunOrLatest,
+    StoreOption,
+    UsageError,
+    open_reader,
+    option,
+    stored_run,
+)
+from flows.cli.output import print_report
 from flows.reporting.formats import compact_number, console, grid, paint, say, seconds, size
 
+if TYPE_CHECKING:
+    from flows.queries.store_reader import StoreReader
+    from storage.records import Event
+
 Row = dict[str, Any]
+LOOK_SECONDS = 2.0
+"""Time between two readings of the store."""
+PROGRAMS = {"stagecoach", "flows.cli", "prefect.flow_engine", "prefect.engine"}
+"""What a process of a run was started as: a command of this program, or a flow run of Prefect's worker."""
+STOP_SECONDS = 120.0
+"""How long `stop` waits for a run to end."""
 
 
 def runs(
     *,
-    kind: Annotated[Literal["train", "sft", "evaluate", "replay"] | None, option("only runs of this kind")] = None,
-    state: Annotated[str, option("only runs in this state, for example going, finished or failed")] = "",
     store: StoreOption = "",
     as_json: Json = False,
 ) -> int:
@@ -29,7 +49,6 @@ def runs(
     from flows.queries.runs import runs as recorded_runs
 
     rows = recorded_runs(open_reader(store)).to_dicts()
-    rows = [row for row in rows if kind in (None, row["kind"]) and state in ("", row["state"])]
     if as_json:
         print(json.dumps(rows, default=datetime.isoformat))
         return 0
@@ -40,18 +59,97 @@ def runs(
 
 def _cells(row: Row) -> tuple[str | Text, ...]:
     rewards = [compact_number(reward) for reward in row["rewards"] if reward is not None]
-    ago = (datetime.now(UTC) - row["changed_at"]).total_seconds()
     return (
         " ".join([row["run"], *(f"#{tag}" for tag in row["tags"])]),
         row["kind"],
         paint(row["state"], row["look"]),
-        f"{row['steps_done']}/{row['steps_planned']}" if row["steps_planned"] is not None else str(row["steps_done"]),
+        f"{row['steps_done']}/{row['steps_planned'] or '-'}",
         " to ".join(dict.fromkeys(rewards[:1] + rewards[-1:])) or "-",
         compact_number(row["held_out"]),
-        seconds(max(ago, 0.0)),
+        seconds((datetime.now(UTC) - row["changed_at"]).total_seconds()),
         seconds(row["seconds"]),
         size(row["bytes"]),
     )
+
+
+def status(
+    run: Annotated[str, option("only this run, `latest` for the newest", "RUN")] = "",
+    /,
+    *,
+    store: StoreOption = "",
+    as_json: Json = False,
+) -> int:
+    """Print the live runs of a store, or one of them; return 0 if a run is live, else 1.
+
+    Raises ConfigError for an unknown run, LayoutError without a store; none is made.
+    """
+    from flows.queries.run_state import deciding_event, is_going
+
+    reader, *names = stored_run(store, run)[:2] if run else (open_reader(store),)
+    names = names or reader.store.runs.names()
+    events = {name: deciding_event(reader.store.runs.events(name)) for name in names}
+    live = [describe(reader, name, event) for name, event in events.items() if is_going(event)]
+    print_report({"runs": live}, as_json)
+    if not (live or as_json):
+        say(f"no live runs in {reader.store.root.address}")
+    return 0 if live else 1
+
+
+def describe(reader: "StoreReader", run: str, event: "Event") -> Row:
+    """Return the state of a live run as plain values; `services` are the processes on this machine by name."""
+    from flows.queries.runs import steps_done
+    from flows.services.ownership import marked_processes, start_time
+
+    history = reader.history(run)
+    works = [work for work in history.own.works.values() if work.finished]
+    newest = max(works, key=lambda work: work.age, default=None)
+    owner = f"{event.pid}:{start_time(event.pid)}" if event.host == socket.gethostname() else None
+    services = [(service, pid) for pid, parent, service in marked_processes() if parent == owner and service]
+    return {
+        "run": run,
+        "kind": event.kind,
+        "steps_done": steps_done(history.sampled_steps, event.config),
+        "steps_planned": event.config.get("steps") if event.kind != "evaluate" else None,
+        "since": event.at.isoformat(timespec="seconds"),
+        "process": f"{event.pid} on {event.host}",
+        "last_stage": newest.stage if newest else None,
+        "last_step": newest.step if newest else None,
+        "waits_at_gate": _gate_step(event.config.get("gate"), list(history.steps.values())),
+        "services": dict(reversed(services)),  # the first of several processes started the others
+    }
+
+
+def _gate_step(gate: Any, steps: list[Any]) -> int | None:
+    """Return the step whose batch a person has to approve; None where none is packed and neither judged nor trained."""
+    if not (steps and isinstance(gate, dict) and gate.get("type") == "pause"):
+        return None
+    last = steps[-1]
+    waits = last.step % int(gate.get("every") or 1) == 0 and last.batches and not last.decision and not last.updates
+    return int(last.step) if waits else None
+
+
+def watch(run: RunOrLatest = "latest", /, *, store: StoreOption = "", plain: Plain = False) -> int:
+    """Show a run until it ends, then print its result. Raises ConfigError for an unknown run, LayoutError."""
+    from flows.cli.launch import panel_for
+    from flows.queries.run_state import deciding_event, is_going, state_of
+    from flows.queries.store_reader import StoreReader
+    from flows.queries.watched import Watched
+    from flows.reporting.panel import printable
+
+    reader, name, config = stored_run(store, run)
+    watched = Watched(StoreReader(reader.store), name, config)  # holds within a bound: a run may take days
+    with panel_for(config, plain) as panel:
+        while True:
+            last = deciding_event(reader.store.runs.events(name))
+            watched.show(panel)
+            if not is_going(last):
+                break
+            time.sleep(LOOK_SECONDS)
+    state = state_of(last)
+    print(": ".join(filter(None, (f"run {name}", state["state"], printable(state["message"])))))
+    for line in watched.summary():
+        print(line)
+    return 0
 
 
 def logs(
@@ -70,61 +168,55 @@ def logs(
     from storage.roots import check_links
 
     reader, name, _ = stored_run(store, run)
-    directory, logs = reader.store.root.directory, list[Path]()
+    directory, files = reader.store.root.directory, list[Path]()
     if directory is not None:
         check_links(directory, f"logs/{name}")
-        logs = sorted((directory / "logs" / name).glob("*.log"))
-    files = [str(path) for path in logs if service in ("", path.stem)]
-    if not files:
-        services = ", ".join(path.stem for path in logs) or "none on this machine"
-        near = did_you_mean(service, (path.stem for path in logs))
-        raise UsageError(f"run {name!r} has no log of {service or 'a service'}; there is: {services}{near}")
-    os.execvp("tail", ["tail", "-n", str(lines), *(["-F"] if follow else []), "--", *files])
-
-
-PROGRAMS = {"stagecoach", "flows.cli", "prefect.flow_engine", "prefect.engine"}
-"""What a process that is a run was started as: a command of this program, or a flow run of Prefect's worker."""
-STOP_SECONDS = 120.0
-"""How long a run has to end in order; it goes on ending after that, unwatched."""
+        files = sorted((directory / "logs" / name).glob("*.log"))
+    services = [path.stem for path in files]
+    paths = [str(path) for path in files if service in ("", path.stem)]
+    if not paths:
+        near = did_you_mean(service, services)
+        has = f"there is: {', '.join(services) or 'none on this machine'}{near}"
+        raise UsageError(f"run {name!r} has no log of {service or 'a service'}; {has}")
+    os.execvp("tail", ["tail", "-n", str(lines), *(["-F"] if follow else []), "--", *paths])
 
 
 def stop(run: RunOrLatest, /, *, store: StoreOption = "") -> int:
     """Tell every process of a run on this machine to end, wait until all have, and print the run's state; return 0.
 
-    What is committed stays, and the run can be resumed. Returns 1 where a process still works on it: one that takes
-    longer than STOP_SECONDS to end, one of another machine, one of another program. Raises UsageError where no process
-    is to be ended here, ConfigError for an unknown run.
+    What is committed stays, and the run can be resumed. Returns 1 where a process is left: one that takes longer than
+    STOP_SECONDS to end, one of another machine, one of another program. Raises UsageError where no process is to be
+    ended here, ConfigError for an unknown run.
     """
     from flows.queries.run_state import state_of
     from flows.services.ownership import live_processes, writer_alive
 
     reader, name, _ = stored_run(store, run)
     processes = live_processes(reader.store.runs.events(name))
-    if not processes:
-        raise UsageError(f"run {name!r} is not at work: {state_of(reader.store.runs.events(name)[-1])['state']}")
-    stopped, left = [], []
-    for process in processes:
-        if process.host != socket.gethostname():
-            left.append(f"process {process.pid} on {process.host}: call this there, or cancel its flow run in Prefect")
-        # A store may come from anywhere, and with it the process ids in it.
-        elif not _is_program(process.pid):
-            left.append(f"process {process.pid}, which is none of stagecoach: end it yourself")
-        else:
-            stopped.append(process)
+    # A store may come from anywhere, and with it the process ids in it.
+    stopped = [process for process in processes if process.host == socket.gethostname() and _is_program(process.pid)]
+    left = [process for process in processes if process not in stopped]
     if not stopped:
-        raise UsageError(f"run {name!r} is at work in {'; '.join(left)}")
+        state = state_of(reader.store.runs.events(name)[-1])["state"]
+        raise UsageError(f"run {name!r} has no process to end here: {_names(left) or state}")
     for process in stopped:
         os.kill(process.pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_SECONDS
     while any(map(writer_alive, stopped)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    ending = [process for process in stopped if writer_alive(process)]
-    left += [f"process {process.pid}, which is still ending" for process in ending]
-    state = "still ending" if ending else state_of(reader.store.runs.events(name)[-1])["state"]
-    say(f"{name}: {state}; what is committed is safe, `stagecoach resume {name}` goes on from there")
-    for text in left:
-        say(f"{name}: still at work in {text}")
+    left += filter(writer_alive, stopped)
+    state = state_of(reader.store.runs.events(name)[-1])["state"]
+    say(f"{name}: {state}; committed work is safe, `stagecoach resume {name}` continues")
+    if left:
+        say(f"{name}: still running: {_names(left)}")
     return 1 if left else 0
+
+
+def _names(processes: "Iterable[Event]") -> str:
+    named = "; ".join(f"process {process.pid} on {process.host}" for process in processes)
+    return (
+        named and f"{named} (another machine, another program, or still ending): end it there, or cancel it in Prefect"
+    )
 
 
 def _is_program(pid: int) -> bool:

@@ -48,7 +48,7 @@ class Recipe:
     model: Mapping[str, int] = field(default_factory=dict)
     """Sizes of the model; empty where the maker has one size."""
     try_next: str = ""
-    """Setting that the summary suggests for `stagecoach show`."""
+    """Setting that the summary suggests for a replay."""
 
 
 def demo_presets() -> list[str]:

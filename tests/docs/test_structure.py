@@ -116,7 +116,7 @@ def test_no_files_import_in_a_circle() -> None:
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
     # One import for types alone and one inside a function: the graph must have both kinds.
     assert "flows.runtime.session" in imports["flows.runtime.executor"]
-    assert "flows.replays.loop" in imports["flows.cli.run_report"]
+    assert "flows.replays.loop" in imports["flows.cli.run"]
     TopologicalSorter(imports).prepare()
 
 

@@ -43,7 +43,6 @@ IMPORTED = (
     "flows.exchange.imports",
     "flows.exchange.export",
     "flows.cli.maintenance",
-    "flows.cli.repair",
     "flows.runtime.maintenance",
     "tasks.learner.trainer",
     "transformers.masking_utils",

@@ -1,6 +1,7 @@
 """The settings of `stagecoach gpu-smoke` and `lora-smoke`, and the report of each check to the command.
 
-The command passes files, overrides, the tokens of a row and the descriptor of its pipe as JSON in STAGECOACH_SMOKE.
+The command passes files, overrides, the tokens of a row, the descriptor of its output and whether to write JSON
+to it, as JSON in STAGECOACH_SMOKE.
 Without it the tests use the demo's settings and report to nobody.
 """
 
@@ -16,7 +17,7 @@ from configs.load import load
 from configs.run import RunConfig
 from tasks.runtime.process_variables import inherited_variables
 
-SETTINGS: dict[str, Any] = {"files": ["demo"], "overrides": [], "tokens": 4096, "report": None}
+SETTINGS: dict[str, Any] = {"files": ["demo"], "overrides": [], "tokens": 4096, "report": None, "json": True}
 SETTINGS |= json.loads(os.environ.get("STAGECOACH_SMOKE", "{}"))
 ROOT = Path(__file__).parents[2]
 Check = Callable[[str, str, str, bool | None], None]
@@ -65,4 +66,6 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 def _report(line: dict[str, Any]) -> None:
     if SETTINGS["report"] is not None:
-        os.write(SETTINGS["report"], f"{json.dumps(line)}\n".encode())
+        verdict = {True: "OK", False: "WRONG", None: ""}[line["passed"]]
+        text = f"{verdict:6} {line['name']:42} {line['measured']:30} {line['expected']}".rstrip()
+        os.write(SETTINGS["report"], f"{json.dumps(line) if SETTINGS['json'] else text}\n".encode())

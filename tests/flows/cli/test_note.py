@@ -34,11 +34,11 @@ def first_trace(store: Path) -> str:
 
 
 def test_a_note_on_a_run_is_listed_shown_and_taken_back(store: Path, call: Call) -> None:
-    (name,) = json.loads(call("note", "base", "length grew", "--tag", "odd", "--tag", "look", "--json")[1])["written"]
+    name = json.loads(call("note", "base", "length grew", "--tag", "odd", "--tag", "look", "--json")[1])["written"]
     assert f"note {name}" in (shown := call("show", "base")[1]) and "length grew #look #odd" in shown
     assert "base #look #odd" in " ".join(call("runs")[1].split())
     assert "length grew" in call("note", "base")[1]
-    assert call("note", "base", "--delete", name) == (0, f"note {name} was taken back\n")
+    assert call("note", "base", "--delete", name) == (0, f"deleted: {name}\nbase has no notes\n")
     assert call("note", "base") == (0, "base has no notes\n")
 
 

@@ -27,7 +27,7 @@ PRINTING: Sequence[Sequence[str]] = (
     ["check", "demo", "seed=1", "name=a"],
     ["quarantine", "--list"],
     ["maintain", "--dry-run"],
-    ["gc", "--remove", "large-rloo", "--force", "large-rloo", "--dry-run"],
+    ["gc", "--remove", "large-rloo", "--force", "large-rloo"],
     ["repair", "--dry-run"],
 )
 """Commands that print tables and lines of a store or a config."""

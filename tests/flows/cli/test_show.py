@@ -1,4 +1,4 @@
-"""Showing a run: for people, for programs, and what a change would compute again."""
+"""Showing a run: for people and for programs."""
 
 import json
 import os
@@ -59,24 +59,24 @@ def store(tmp_path: Path) -> Store:
 def test_a_run_is_described_for_programs_and_for_people(store: Store, call: Call) -> None:
     report = json.loads(call("show", "latest", "--json")[1])
     (step,) = report["steps"]
-    assert (report["run"], report["state"], report["num_steps"]) == ("a", "started", 2)
+    assert (report["run"], report["state"], report["num_steps"]) == ("a", "going", 2)
     assert step["reward"] == 0.5  # the errored rollout has no reward, which is not a reward of zero
     assert step["finished"] and step["rows"]["rollout"] == {"traces": 3} and step["rows"]["metrics"]["metrics"] > 20
-    assert (step["tokens"], step["shared"]) == ({"rollout": 15}, []) and step["seconds"]["rollout"] >= 0.0
+    assert step["tokens"] == {"rollout": 15} and step["seconds"]["rollout"] >= 0.0
     _, printed = call("show", "a")
     assert "1 of 3 rollouts errored (timeout 1)" in printed and "step  reward  errored  kept" in printed
-    assert "train a: started, 1/2 steps" in printed
+    assert "train a: going, 1/2 steps" in printed
 
 
 def test_a_long_run_is_curves_and_its_last_steps_and_one_step_is_shown_by_its_name(store: Store, call: Call) -> None:
     for step in range(1, 12):
         sample(store, step, trace("t0", reward=step / 16), trace("t1", reward=step / 16))
     lines = call("show", "a", "--last", "2")[1].splitlines()
-    assert [" ".join(line.split()[:2]) for line in lines[-4:-2]] == ["10 0.625", "11 0.688"]
-    assert "2 of 12 steps" in lines[-2]
+    assert [" ".join(line.split()[:2]) for line in lines[-3:-1]] == ["10 0.625", "11 0.688"]
+    assert "2 of 12 steps" in lines[-1]
     (reward,) = [line for line in lines if line.startswith("reward")]
     assert reward.split()[1:4] == ["0.5", "to", "0.688"] and reward.split()[4] == "▆▁▂▂▃▄▅▅▆▇▇█"
-    assert max(map(len, lines[:-1])) <= 80
+    assert max(map(len, lines)) <= 80
     printed = call("show", "a:4")[1]
     assert "1 of 12 steps" in printed and "\n    4    0.25" in printed and "\n    0 " not in printed
     assert json.loads(call("show", "a:4", "--json")[1])["reward"] == 0.25
@@ -91,8 +91,7 @@ def test_lost_services_are_counted_for_people_programs_and_in_the_viewer(
         store.runs.record(run="a", event="lost", message=f"{service}: was killed by signal 9; restart 1 of 3")
     report = describe(store, "a", CONFIG)
     assert (report["state"], report["lost_services"]) == ("finished", {"engine": 2, "learner": 1})
-    printed = call("show", "a")[1]
-    assert "services lost: engine 2, learner 1; the last one: engine: was killed by signal 9; restart 1 of 3" in printed
+    assert "services lost: engine 2, learner 1" in call("show", "a")[1]
     address, request = parsed_address("/runs/a")
     html = as_html(read_page(address, StoreReader.at(tmp_path / "store"), request), request).decode()
     assert "engine 2, learner 1" in html and "killed by signal 9" in html
@@ -104,15 +103,10 @@ def test_rollouts_of_every_origin_have_their_reward_shown(store: Store, name: st
     assert [step["reward"] for step in describe(store, "a", CONFIG)["steps"]] == [0.5, 0.25]
 
 
-def test_a_step_that_is_not_finished_has_no_numbers_and_results_of_another_run_are_marked(store: Store) -> None:
+def test_a_step_that_is_not_finished_has_no_numbers(store: Store) -> None:
     perform(sampling(trace(), name="import"), RunContext(store, "a", CONFIG, {}), 1)
     step = describe(store, "a", CONFIG)["steps"][1]
     assert (step["finished"], step["reward"], step["rows"]) == (False, None, {"import": {"traces": 1}})
-    config = RunConfig(name="b", steps=2)
-    store.runs.record(run="b", event="started", kind="train", config=config.model_dump(mode="json"))
-    ref: Ref = perform(sampling(), RunContext(store, "b", config, {}), 0)
-    assert not ref.computed
-    assert describe(store, "b", config)["steps"][0]["shared"] == ["rollout"]
 
 
 def test_scores_of_policies_are_shown(store: Store, call: Call) -> None:
@@ -143,7 +137,7 @@ def test_a_run_whose_process_was_killed_is_marked(
 ) -> None:
     recorded = store.runs.record(run="a", event=event, host=host, pid=pid)
     assert process_gone(recorded) is gone
-    assert (f"train a: {event}; its process is gone, 1/2 steps" in call("show", "a")[1]) is gone
+    assert ("train a: its process is gone, 1/2 steps" in call("show", "a")[1]) is gone
     if event == "started" and not gone:  # a process that began after the event is another one
         assert process_gone(replace(recorded, at=datetime(2001, 1, 1, tzinfo=UTC))) is (host != "elsewhere")
 
@@ -170,14 +164,12 @@ def test_runs_steps_and_stores_that_do_not_exist_are_named(
     assert not (tmp_path / "typo").exists()
 
 
-def test_runs_are_listed_and_chosen(store: Store, call: Call) -> None:
+def test_runs_are_listed(store: Store, call: Call) -> None:
     status, printed = call("runs")
     heading, row = printed.splitlines()
     assert status == 0 and heading.split()[:6] == ["run", "kind", "state", "steps", "reward", "held"]
     assert row.split()[:2] == ["a", "train"] and "0/2" in row.split() and "0.5" in row.split()
-    assert "no runs" in call("runs", "--kind", "sft")[1]
-    assert "no runs" in call("runs", "--state", "failed")[1]
-    (found,) = json.loads(call("runs", "--state", "going", "--json")[1])
+    (found,) = json.loads(call("runs", "--json")[1])
     assert (found["run"], found["rewards"], found["bytes"] > 0) == ("a", [0.5], True)
 
 
@@ -210,15 +202,15 @@ def test_status_names_what_is_at_work_its_services_and_a_gate_that_waits(
             record(store, event="resumed", pid=run.pid)
             status, said = call("status", "--json")
             (found,) = json.loads(said)["runs"]
-            assert (status, found["run"], found["pid"], found["last_stage"]) == (0, "a", run.pid, "metrics")
+            assert (status, found["run"], found["last_stage"]) == (0, "a", "metrics")
             assert (found["steps_done"], found["steps_planned"], found["waits_at_gate"]) == (0, 2, None)
-            assert [(each["service"], each["pid"]) for each in found["services"]] == [("engine", engine.pid)]
+            assert found["services"] == {"engine": engine.pid}
             status, said = call("status", "a")
-            assert status == 0 and said.startswith("train a: going, 0/2 steps") and "engine" in said
+            assert status == 0 and f"engine {engine.pid}" in said
             engine.kill()
         run.kill()
     status, said = call("status")
-    assert status == 1 and said == f"nothing is at work in store {tmp_path}/store\n"
+    assert status == 1 and said == f"no live runs in {tmp_path}/store\n"
 
 
 def test_the_store_is_that_of_the_variable_where_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

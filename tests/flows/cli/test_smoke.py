@@ -22,20 +22,18 @@ RAISED = "\ndef test_three():\n    raise ValueError('no memory')\n"
 @pytest.mark.engine
 @pytest.mark.essential
 @pytest.mark.parametrize(("text", "verdicts"), [(CHECKS, [True, None]), (CHECKS + WRONG + RAISED, [True, None, 0, 0])])
-def test_every_check_has_its_line_and_one_that_is_wrong_decides(text, verdicts, monkeypatch, tmp_path, capsys) -> None:
+def test_every_check_has_its_line_and_one_that_is_wrong_decides(text, verdicts, monkeypatch, tmp_path, capfd) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_machine.py").write_text(text)
     monkeypatch.setattr(smoke, "TESTS", tmp_path)
     status = 1 if 0 in verdicts else 0
     assert smoke.gpu_smoke(as_json=True) == status
-    checks = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    checks = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert [check["passed"] for check in checks] == verdicts
     assert checks[-1]["measured"] == ("ValueError: no memory" if status else "40%")
     assert smoke.gpu_smoke() == status
     verdict = {True: "OK", None: "MFU", False: "WRONG"}
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [
-        verdict[passed] for passed in verdicts
-    ]
+    assert [line.split()[0] for line in capfd.readouterr().out.splitlines()] == [verdict[passed] for passed in verdicts]
 
 
 def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,10 +45,10 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.engine
 @pytest.mark.nightly
 @pytest.mark.skipif(smallest_gpu() is not None, reason="this machine has a GPU")
-def test_the_processor_passes_all_but_that_it_is_no_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_processor_passes_all_but_that_it_is_no_gpu(capfd: pytest.CaptureFixture[str]) -> None:
     settings = ["engine.startup_seconds=600", "engine.memory_gib=0.25", "engine.max_model_len=256"]
     assert smoke.gpu_smoke("demo", *settings, tokens=256, as_json=True) == 1
-    checks = {check["name"]: check for check in map(json.loads, capsys.readouterr().out.splitlines())}
+    checks = {check["name"]: check for check in map(json.loads, capfd.readouterr().out.splitlines())}
     wrong = {name: check["expected"] for name, check in checks.items() if check["passed"] is False}
     assert wrong == {"GPU": "one by NVIDIA"}
     assert {"the same weights twice", "a policy written and read", "checksum of the engine's weights"} <= checks.keys()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from flows.cli.gate import decisions, embedded_urls
-from flows.cli.status import describe
+from flows.cli.runs import describe
 from flows.queries.store_reader import StoreReader
 from storage.store import Store, open_store
 from tasks.learner.tiny import tiny_qwen3

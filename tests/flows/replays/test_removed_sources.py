@@ -11,7 +11,7 @@ from prefect.logging import disable_run_logger
 
 from configs.errors import ConfigError
 from flows.cli.run import resume
-from flows.cli.run import run_replays as launched
+from flows.cli.run import run_replay as launched
 from flows.queries.step_history import step_history
 from flows.replay import replay
 from flows.replays import config as replay_config
@@ -103,7 +103,7 @@ def test_a_finished_replay_is_told_to_be_finished_without_its_source(
     before = len(open_store(root).runs.events("kept"))
     assert resume("kept", store=str(root)) == 0
     assert "replay 'kept' is finished: nothing is left to do" in capsys.readouterr().out
-    assert launched([ReplayRequest(run="base", name="kept", store=str(root), until="packing")]) == 0
+    assert launched(ReplayRequest(run="base", name="kept", store=str(root), until="packing")) == 0
     with disable_run_logger():  # which only flow runs have
         assert replay.fn("base", name="kept", advanced={"store": str(root)})["steps"] == []
     assert len(open_store(root).runs.events("kept")) == before
@@ -114,4 +114,4 @@ def test_what_a_finished_replay_did_not_do_is_refused_without_its_source(root: P
     walk(ask(root, overrides=[RLOO], name="kept"))
     remove(root)
     with pytest.raises(ConfigError, match="run 'base' was removed"):
-        launched([ReplayRequest(**{"run": "", "name": "kept", "store": str(root)} | other)])
+        launched(ReplayRequest(**{"run": "", "name": "kept", "store": str(root)} | other))

@@ -19,7 +19,6 @@ from flows.runtime.demo_sources import (
     demo_presets,
     demo_recipe,
 )
-from flows.services import engine
 
 ROOT = Path(__file__).parents[3]
 # Stands in for an environment's package: rows say how it was asked, so that files tell what was run.
@@ -126,28 +125,30 @@ def test_the_summary_says_what_the_recipe_says() -> None:
     lines = demo.demo_summary(outcome, config, demo_recipe("kuhn_poker"), 12.0)
     recipe = demo_recipe("kuhn_poker")
     assert lines[1] == f"{recipe.about}: mean reward 0.25 in the first step, 0.38 over the last 2."
-    assert f"  stagecoach show poker --store /s {recipe.try_next}" in lines
+    assert f"  stagecoach replay poker --store /s --set {recipe.try_next}" in lines
     assert "  stagecoach view --run poker --store /s" in lines
     assert "7 pieces of work computed, 3 cached; 12 s." in lines
 
 
 @pytest.mark.parametrize(
-    ("version", "overrides", "says"),
-    [
-        ("", [], "no inference engine is installed"),
-        pytest.param("1", ["algorithm.type=rae"], "several trained seats", marks=pytest.mark.engine),
-    ],
+    ("override", "says"),
+    [("algorithm.type=raee", "did you mean rae"), ("environments.0.taskset.id=no_such_taskset", "no_such_taskset")],
 )
 def test_what_cannot_train_is_refused_before_the_warm_up(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, version: str, overrides: list[str], says: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, override: str, says: str
 ) -> None:
     monkeypatch.setattr(demo, "warmed_weights", pytest.fail)
-    monkeypatch.setattr(engine, "engine_version", lambda: version)
     with pytest.raises(ValueError, match=says) as refused:
-        demo.train_demo("demo", overrides, "", str(tmp_path / "store"), True)
+        demo.train_demo(["demo"], [override], "", str(tmp_path / "store"), True)
     assert "nothing was started" in "".join([str(refused.value), *getattr(refused.value, "__notes__", ())]).lower()
 
 
-def test_a_seed_that_is_given_is_the_one_of_the_training() -> None:
-    seeds = [demo.demo_config("demo", overrides, "demo", "store").seed for overrides in ([], ["seed=5"])]
-    assert seeds == [demo_sources.SEED, 5]
+@pytest.mark.parametrize(("overrides", "seed"), [([], demo_sources.SEED), (["seed=5"], 5)])
+def test_a_seed_that_is_given_is_the_one_of_the_training(
+    overrides: list[str], seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(demo, "warmed_weights", lambda *_: "weights")
+    monkeypatch.setattr(demo, "resolve_run", lambda *_, **settings: settings)
+    monkeypatch.setattr(demo, "watch", lambda config, plain: config)
+    config, _ = demo.train_demo(["demo"], overrides, "", str(tmp_path / "store"), True)
+    assert config["seed"] == seed  # type: ignore[index]

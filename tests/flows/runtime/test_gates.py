@@ -132,7 +132,7 @@ def test_decisions_are_printed_and_an_answer_needs_a_question(
         "trainable_ratio 1, reward_mean 0.441)"
     )
     assert cli.main(["gate", "run", "--approve", "--store", str(refused)]) == 2
-    assert "run run does not wait for an answer: it is not at work" in capsys.readouterr().err
+    assert "run run does not wait for an answer: it is not running" in capsys.readouterr().err
     assert cli.main(["gate", "run", "--by", "Ada", "--store", str(refused)]) == 2
 
 

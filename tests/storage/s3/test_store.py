@@ -187,14 +187,13 @@ def test_a_server_of_another_kind_is_an_error(s3: S3Host, root: str) -> None:
 
 
 def test_the_doctor_asks_the_server(s3: S3Host, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    (new,) = doctor.object_store(root)
-    assert (new.level, new.what) == ("ok", f"the store's server answers for {root}, where no store is yet")
+    assert doctor.disk(root) == f"the store's server answers for {root}, where no store is yet"
     assert not [each for each in s3.requests() if each.startswith("PUT")], "a doctor makes nothing"
     open_store(root)
-    assert [found.what for found in doctor.object_store(root)] == [f"the store's server answers for {root}"]
+    assert doctor.disk(root) == f"the store's server answers for {root}"
     monkeypatch.setenv("AWS_ALLOW_HTTP", "")
-    (bad,) = doctor.object_store(root)
-    assert (bad.level, "AWS_ALLOW_HTTP=true" in bad.advice) == ("bad", True)
+    with pytest.raises(doctor.Problem, match="AWS_ALLOW_HTTP=true"):
+        doctor.disk(root)
 
 
 def test_a_bucket_elsewhere_is_an_error(s3: S3Host, root: str) -> None:

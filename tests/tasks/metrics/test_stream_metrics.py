@@ -1,8 +1,7 @@
-"""Metrics of a step that took its rollouts from a stream, by hand, and the verdict on a run of such steps."""
+"""Metrics of a step that took its rollouts from a stream, by hand."""
 
 import pytest
 
-from flows.cli.show import stream_verdict
 from tasks.metrics.stream import load_metrics, stream_metrics
 from tests.fixtures.builders import table, trace
 
@@ -75,19 +74,3 @@ def test_ages_are_of_the_tokens_that_may_be_trained_on() -> None:
     assert found["stream/token_age/mean"] == pytest.approx((20 * 2 + 10 * 1) / 40)
     assert found["stream/tokens_of_age/1"] == 0.25
     assert stream_metrics({name: rows for name, rows in tables.items() if name != "intakes"}) == {}
-
-
-@pytest.mark.parametrize(
-    ("waited", "idle", "full", "told"),
-    [
-        (0.31, 0.0, 0.97, "raise rollout.max_in_flight"),
-        (0.31, 0.2, 0.4, "raise rollout.max_off_policy_steps"),
-        (0.02, 0.4, 0.5, "the learner is what the run waits for"),
-        (0.02, 0.03, 0.8, "neither has to be changed"),
-    ],
-)
-def test_the_verdict_names_who_waited_and_what_to_change(waited: float, idle: float, full: float, told: str) -> None:
-    step = {"seconds": 2.0, "learner_waited": waited, "engine_idle": idle, "fullness": full, "token_age/mean": 1.5}
-    said = stream_verdict([step, {}, step])
-    assert said.startswith(f"the learner waited {waited:.0%} of the time") and told in said and "1.5 steps old" in said
-    assert stream_verdict([{}]) == ""

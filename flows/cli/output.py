@@ -1,0 +1,42 @@
+"""print_report: plain values of a report as JSON for programs, or as lines and tables for people."""
+
+import json
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from flows.reporting.formats import console, grid, say, size
+
+
+def print_report(report: Mapping[str, Any], as_json: bool = False) -> None:
+    """Print a report: as one line of JSON, or without what is empty, by the names of its values.
+
+    A list of records is a table, a list of texts has a line for each. Names that contain `bytes` are sizes in bytes.
+    """
+    if as_json:
+        print(json.dumps(report, sort_keys=True, default=datetime.isoformat))
+        return
+    for name, value in report.items():
+        title = name.replace("_", " ")
+        if isinstance(value, Mapping) and value:
+            print_report({f"{title}: {key}": entry for key, entry in value.items()})
+        elif not isinstance(value, list | tuple):
+            if value not in (None, "", {}):
+                say(f"{title}: {_cell(name, value)}")
+        elif value and isinstance(value[0], Mapping):
+            say(f"{title}:")
+            cells = ([_cell(key, entry) for key, entry in record.items()] for record in value)
+            console().print(grid((key.replace("_", " ") for key in value[0]), cells))
+        else:
+            for text in value:
+                say(f"{title}: {text}")
+
+
+def _cell(name: str, value: Any) -> str:
+    if "bytes" in name:
+        return size(value)
+    if isinstance(value, Mapping):
+        value = [f"{key} {entry}" for key, entry in value.items()]
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    return "-" if value is None else str(value)
