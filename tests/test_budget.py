@@ -57,9 +57,9 @@ MOST: dict[str, tuple[int, int]] = {
     "flows/queries": (56_700, 32_000),
     "flows/reporting": (14_200, 10_000),
     "flows/viewer": (19_600, 22_000),
-    "flows/cli": (34_300, 22_000),
-    "flows/replays, flows/exchange": (21_700, 15_000),  # other trainers came from configs: docs/decisions/configs.md
-    "tests": (660_900, 480_000),
+    "flows/cli": (28_300, 22_000),
+    "flows/replays, flows/exchange": (21_100, 15_000),  # other trainers came from configs: docs/decisions/configs.md
+    "tests": (660_400, 480_000),
     "benchmarks": (20_000, 20_000),
     "examples": (30_500, 32_000),
     "stagecoach.py, requirements, deploy, tasks/*.py": (5_300, 5_500),

@@ -117,7 +117,8 @@ def _repair(address: str, deep: bool, forget: bool, trust_ledger: bool, dry_run:
     if not root.exists(FORMAT):
         raise StoreError("there is no store here", root.address, "nothing was touched", "name the store to repair")
     left, repaired = inspect_logs(root), []
-    ledger, damaged = ([], [], []), list[Any]()
+    ledger: tuple[list[str], list[str], list[str]] = ([], [], [])
+    damaged: list[Any] = []
     if not dry_run:
         repaired, left = repair_logs(root, left), []
     if not left:  # a broken log hides what the ledger names
