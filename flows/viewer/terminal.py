@@ -45,12 +45,8 @@ FACTS = (
     *("setup_seconds", "generation_seconds", "model_seconds", "scoring_seconds"),
 )
 """Columns of a trace in its head."""
-MAX_MESSAGES, MAX_CHARACTERS, MAX_TOKENS = 40, 8000, 2000
-"""Messages that are printed, of more the first and the last ones; characters of a text; tokens of a message."""
-MAX_LISTED = 400
-"""Tokens of a list."""
-LINE = 200
-"""Characters of a value."""
+MAX_CHARACTERS, LINE = 8000, 200
+"""Characters of a text, and of a value."""
 
 
 def head(reader: StoreReader, trace: FoundTrace) -> Iterator[RenderableType]:
@@ -105,17 +101,12 @@ def conversation(
     Sampled messages are drawn as tokens in the colours of a measure, without one of that which says most; without
     colours on the terminal all are texts.
     """
-    # A rollout is understood by its task, at the begin, and by its result, at the end.
-    gap = MAX_MESSAGES // 2 if rows.height > MAX_MESSAGES else 0
-    shown = pl.concat([rows.head(gap), rows.tail(gap)]) if gap else rows
     drawn: dict[Any, pl.DataFrame] = {}
     if out.color_system:
-        drawn, legend = _drawn_tokens(reader, trace, shown["message"].to_list(), colour)
+        drawn, legend = _drawn_tokens(reader, trace, rows["message"].to_list(), colour)
         yield legend
     previous = None
-    for place, row in enumerate(shown.to_dicts()):
-        if gap and place == gap:
-            yield Text(f"\n... {rows.height - 2 * gap} messages between these (--messages A:B)", "dim")
+    for row in rows.to_dicts():
         heading = Text(f"\n{row['message']:>3} ", "dim")
         heading.append(one_line(row["role"], 40), f"bold {ROLES.get(row['role'], 'cyan')}")
         after = f", after message {row['parent']}" if row["parent"] not in (None, previous) else ""
@@ -150,10 +141,9 @@ def _drawn_tokens(
 
 def _colour_tokens(rows: pl.DataFrame) -> Text:
     text = Text()
-    for said, shade in rows.head(MAX_TOKENS).select("text", "shade").iter_rows():
+    for said, shade in rows.select("text", "shade").iter_rows():
         text.append(visible(said).replace("\n", "⏎\n"), STYLES.get(shade, ""))
-    left_out = rows.height - MAX_TOKENS
-    return text.append(f"\n... {left_out} more tokens (--json has all)", "dim") if left_out > 0 else text
+    return text
 
 
 def token_list(reader: StoreReader, trace: FoundTrace, numbers: list[int]) -> Iterator[RenderableType]:
@@ -161,12 +151,10 @@ def token_list(reader: StoreReader, trace: FoundTrace, numbers: list[int]) -> It
     rows = tokens(reader, trace, numbers)
     says = [name for name in rows.columns if rows[name].null_count() < rows.height and _is_weighed(rows[name])]
     text = pl.col("text").map_elements(lambda said: one_line(said, 22), return_dtype=pl.String)
-    listed = rows.head(MAX_LISTED).with_columns(text).select(says)
+    listed = rows.with_columns(text).select(says)
     options: dict[str, Any] = {"tbl_rows": -1, "tbl_cols": -1, "tbl_width_chars": 2000, "tbl_formatting": "NOTHING"}
     with pl.Config(tbl_hide_dataframe_shape=True, tbl_hide_column_data_types=True, **options):
         yield str(listed)  # not a rich text, which the width of a terminal would break
-    if rows.height > MAX_LISTED:
-        yield Text(f"... {rows.height - MAX_LISTED} more tokens (--messages A:B, --json)", "dim")
 
 
 def _is_weighed(values: pl.Series) -> bool:

@@ -1,8 +1,9 @@
 """All runs of a store; one run: its curves, its metrics, its time, its ledger, live while it goes on."""
 
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from typing import Any
+
+import polars as pl
 
 from flows.queries.charts import last_value
 from flows.queries.ledger import events, lanes, ledger
@@ -20,69 +21,30 @@ from flows.viewer.pages.curves import curves, stage_number, step_place
 Row = dict[str, Any]
 SORTS = {name: name for name in ("run", "state", "held_out", "seconds")}
 SORTS |= {"steps": "steps_done", "reward": "last_reward", "tokens": "tokens_sampled", "changed": "changed_at"}
-"""By what the list can be sorted; without, the newest come first and forks stand under their parents."""
+"""By what the list can be sorted; without, the newest change comes first."""
 SEARCHED = ("run", "parent", "kind", "state", "message", "model")
+SEARCHED_LISTS = ("algorithms", "environments", "tags", "notes")
 
 
 def runs_page(reader: StoreReader, request: PageRequest) -> Page:
     """Return the list of runs. Asks: `q` (words that must all be there), `sort`, `down`, `state`."""
-    every = runs(reader).to_dicts()
-    states = sorted({row["state"] for row in every})
-    state = request.one_of("state", states)
-    sort = request.one_of("sort", tuple(SORTS))
-    words = request.text("q").casefold().split()
-    wanted = [row for row in every if _matches(row, words) and state in ("", row["state"])]
-    shown = _sort(wanted, sort, request.flag("down")) if sort else tree(wanted)
+    every = runs(reader)
+    states = every["state"].unique().sort().to_list()
+    state, sort = request.one_of("state", states), request.one_of("sort", tuple(SORTS))
+    words, down = request.text("q").lower().split(), request.flag("down")
+    lists = [pl.col(name).list.join(" ") for name in SEARCHED_LISTS]
+    texts = pl.concat_str(*SEARCHED, *lists, separator=" ", ignore_nulls=True)
+    wanted = [texts.str.to_lowercase().str.contains(word, literal=True) for word in words]
+    shown = every.filter(*wanted, (pl.col("state") == state) | (state == ""))
+    shown = shown.sort(SORTS.get(sort, "changed_at"), descending=down or not sort, nulls_last=True, maintain_order=True)
     values = {
         "store": reader.store.root.address,
-        "num_runs": len(every),
+        "num_runs": every.height,
         "states": states,
-        "chosen": {"q": request.text("q"), "state": state, "sort": sort, "down": request.flag("down")},
-        "is_tree": not sort,
-        "runs": shown,
+        "chosen": {"q": request.text("q"), "state": state, "sort": sort, "down": down},
+        "runs": shown.to_dicts(),
     }
-    return Page("runs.html", "Runs", values, live=True, quiet=all(row["look"] != "going" for row in every))
-
-
-def tree(rows: Sequence[Row]) -> list[Row]:
-    """Return runs with each one's forks below it, `depth` how deep; what has the newest change comes first."""
-    names = {row["run"] for row in rows}
-    below: dict[str | None, list[Row]] = {}
-    for row in rows:
-        below.setdefault(row["parent"] if row["parent"] in names else None, []).append(row)
-    placed: set[str] = set()
-    # All once more at the end: two runs that each took rollouts of the other hang below nothing.
-    roots = (*below.get(None, ()), *rows)
-    families = [_family(row, below, placed) for row in roots if row["run"] not in placed]
-    families.sort(key=lambda own: max(row["changed_at"] for row in own), reverse=True)
-    return [row for own in families for row in own]
-
-
-def _family(root: Row, below: Mapping[str | None, Sequence[Row]], placed: set[str]) -> list[Row]:
-    """Return a run with all forks below it, the newest first; adds their names to `placed`."""
-    found, waiting = [], [(root, 0)]
-    while waiting:
-        row, depth = waiting.pop()
-        if row["run"] not in placed:
-            placed.add(row["run"])
-            found.append({**row, "depth": depth})
-            waiting += [(fork, depth + 1) for fork in sorted(below.get(row["run"], ()), key=itemgetter("changed_at"))]
-    return found
-
-
-def _matches(row: Row, words: Sequence[str]) -> bool:
-    texts = (
-        [row[name] or "" for name in SEARCHED] + row["algorithms"] + row["environments"] + row["tags"] + row["notes"]
-    )
-    text = " ".join(texts).casefold()
-    return all(word in text for word in words)
-
-
-def _sort(rows: Sequence[Row], sort: str, down: bool) -> list[Row]:
-    """Return rows by a column; those without a value stand last, whichever way."""
-    name = SORTS[sort]
-    known = sorted((row for row in rows if row[name] is not None), key=itemgetter(name), reverse=down)
-    return [{**row, "depth": 0} for row in (*known, *(row for row in rows if row[name] is None))]
+    return Page("runs.html", "Runs", values, live=True, quiet="going" not in every["look"])
 
 
 SPANS = ("all", "20", "5")

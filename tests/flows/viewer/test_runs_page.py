@@ -14,7 +14,7 @@ from flows.queries.run_state import GONE, deciding_event, is_going, seconds_at_w
 from flows.queries.runs import RUNS, parent_of, runs
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
-from flows.viewer.pages.runs import runs_page, tree
+from flows.viewer.pages.runs import runs_page
 from storage.records import Event
 from storage.store import open_store
 from tests.fixtures.rehearsal import rehearse
@@ -69,19 +69,7 @@ def test_without_a_word_a_parent_is_who_computed_most_and_is_still_there(forked:
     assert parent_of("fork", event("started", parent_run="gone"), steps, {"fork", "base"}) is None
 
 
-def row(name: str, parent: str | None, minutes: int) -> dict[str, Any]:
-    return {"run": name, "parent": parent, "changed_at": T0 + timedelta(minutes=minutes)}
-
-
-def test_a_tree_has_every_run_once() -> None:
-    rows = [row("a", None, 0), row("b", "a", 5), row("c", "b", 9), row("d", "gone", 7), row("e", "a", 6)]
-    told = [(each["run"], each["depth"]) for each in tree(rows)]
-    assert told == [("a", 0), ("e", 1), ("b", 1), ("c", 2), ("d", 0)]
-    ring = [row("x", "y", 1), row("y", "x", 2)]
-    assert sorted(each["run"] for each in tree(ring)) == ["x", "y"], "two that took of each other are shown, once"
-
-
-def test_the_list_is_filtered_and_sorted_and_forks_stand_below_what_they_branched_off(forked: StoreReader) -> None:
+def test_the_list_is_filtered_and_sorted(forked: StoreReader) -> None:
     assert [row["run"] for row in listed(forked, q="RLOO")] == ["fork"]
     assert [row["run"] for row in listed(forked, q="reverse_text grpo")] == ["base"]
     assert listed(forked, q="nothing like it") == []
@@ -91,8 +79,7 @@ def test_the_list_is_filtered_and_sorted_and_forks_stand_below_what_they_branche
     assert [row["run"] for row in listed(forked, sort="reward", down="1")][-1] == "broken"
     with pytest.raises(BadQuestion, match="sort='colour' is not known"):
         listed(forked, sort="colour")
-    shown = listed(forked)
-    assert [(row["run"], row["depth"]) for row in shown] == [("broken", 0), ("base", 0), ("fork", 1)]
+    assert [row["run"] for row in listed(forked)] == ["broken", "fork", "base"], "the newest change first"
 
 
 def test_a_config_that_is_none_of_ours_hides_no_run(tmp_path: Path) -> None:

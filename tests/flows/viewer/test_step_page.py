@@ -36,7 +36,7 @@ def test_the_values_are_those_of_the_frames(forked: StoreReader) -> None:
     assert found["figures"]["num_traces"] == frame.height == found["traces"]["num_chosen"] == 12
     assert [row["trace_id"] for row in found["traces"]["rows"]] == frame["trace_id"].to_list()
     assert [row["advantage"] for row in found["traces"]["rows"]] == frame["advantage"].to_list()
-    assert (found["previous"], found["next"], found["packed"], found["compared"]) == (None, 1, True, None)
+    assert (found["previous"], found["next"], found["packed"]) == (None, 1, True)
     chosen = {"sort": "reward", "order": "desc", "columns": "reward,outcome", "size": "5"}
     assert values(forked, "base", 0, **chosen)["carried"] == chosen, "it goes along to the steps beside"
     assert found["policies"]["after"]["name"] == "base:1" and len(found["updates"]) == 1
@@ -49,7 +49,7 @@ def test_the_values_are_those_of_the_frames(forked: StoreReader) -> None:
 
 def test_a_forks_rows_are_told_as_computed_by_the_other(forked: StoreReader) -> None:
     found = values(forked, "fork", 1)
-    assert found["compared"] == "base" and found["computed_by"] == ["base"]
+    assert found["computed_by"] == ["base"]
     assert found["policies"]["after"] is None and {row["outcome"] for row in found["traces"]["rows"]} == {"pending"}
     same = traces(forked, "base", 1)["trace_id"].to_list()
     assert [row["trace_id"] for row in found["traces"]["rows"]] == same

@@ -142,14 +142,11 @@ def test_texts_of_an_enemy_are_shown_and_do_nothing(made: Path, capsys: pytest.C
     assert acting(ESCAPE.sub("", coloured(made, "h" * 32))) == set()
 
 
-def test_long_texts_and_conversations_are_cut_with_a_count(
+def test_long_texts_are_cut_with_a_count(
     made: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("flows.viewer.terminal.MAX_CHARACTERS", 100)
     assert re.search(r"\.\.\. \d+ more characters \(--json has all\)", printed(made, "h" * 32, capsys=capsys))
-    monkeypatch.setattr("flows.viewer.terminal.MAX_MESSAGES", 2)
-    few = printed(made, FORKED, capsys=capsys)
-    assert "... 3 messages between these" in few and few.index("0 user") < few.index("... 3") < few.index("4 assistant")
 
 
 def test_no_color_and_pipes_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:
