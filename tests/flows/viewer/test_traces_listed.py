@@ -154,7 +154,6 @@ def test_mistakes_are_explained(
     "arguments",
     [
         ("traces", "--step", "1", "--evaluation", "0"),
-        ("trace", "t", "--tokens", "--text"),
         ("trace", "t", "--json", "--save", "x.html"),
     ],
 )
