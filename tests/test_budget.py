@@ -56,17 +56,17 @@ MOST: dict[str, tuple[int, int]] = {
     "flows/orchestration": (11_600, 8_000),
     "flows/queries": (56_700, 32_000),
     "flows/reporting": (14_200, 10_000),
-    "flows/viewer": (19_600, 22_000),
+    "flows/viewer": (19_100, 22_000),
     "flows/cli": (28_300, 22_000),
     "flows/replays, flows/exchange": (21_100, 15_000),  # other trainers came from configs: docs/decisions/configs.md
-    "tests": (660_400, 480_000),
+    "tests": (658_000, 480_000),
     "benchmarks": (20_000, 20_000),
     "examples": (30_500, 32_000),
     "stagecoach.py, requirements, deploy, tasks/*.py": (5_300, 5_500),
     "docs": (2_000, 2_000),
 }
 """The tokens that a folder may have now, and the goal of the redesign."""
-MOST_ASSET_LINES = (2_360, 2_300)
+MOST_ASSET_LINES = (2_353, 2_300)
 """Lines of templates, styles and scripts of the viewer; `vendored` has those of others."""
 
 
