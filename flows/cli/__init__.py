@@ -165,8 +165,7 @@ def parse(argv: Sequence[str]) -> Callable[[], Any]:
     except CycloptsError as error:
         program = " ".join(["stagecoach", *(error.command_chain or ())])
         raise UsageError(f"{_without_far_suggestion(str(error))}\n`{program} --help` lists the options.") from error
-    run_command = partial(command, *bound.args, **bound.kwargs)
-    return partial(_print_help, run_command) if command in (app.help_print, app.version_print) else run_command
+    return partial(command, *bound.args, **bound.kwargs)
 
 
 def _without_far_suggestion(message: str) -> str:
@@ -178,12 +177,3 @@ def _without_far_suggestion(message: str) -> str:
     names = re.findall(r"--([\w-]+)", message)
     near = len(names) != 2 or get_close_matches(names[0], names[1:], 1)
     return message if near or not suggestion else problem
-
-
-def _print_help(write: Callable[[], None]) -> None:
-    """Print help by `print`: rich ends the process by itself if the pipe is closed."""
-    from flows.cli.arguments import app
-
-    with app.console.capture() as captured:
-        write()
-    print(captured.get(), end="")

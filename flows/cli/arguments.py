@@ -6,7 +6,7 @@ functions need inside them.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -63,47 +63,10 @@ def one_of() -> tuple[str, Group]:
 
 
 def option(text: str, metavar: str | None = None, **more: Any) -> Parameter:
-    """Return what is said of an argument in help, and how it is read where its name and type do not tell.
-
-    What a shell offers for it follows from its metavar.
-    """
-    words = re.findall(r"[A-Z]+", metavar or "")
-    if offers := [offer for name, offer in OFFERS.items() if name in words]:
-        more["completer"] = lambda context: [word for offer in offers for word in offer(context)]
+    """Return the help of an argument, and how it is read if its name and type do not tell."""
     return Parameter(help=text, metavar=metavar, **more)
 
 
-def _recorded_runs(context: Any) -> list[str]:
-    """Return the runs of the store that a half-typed command means; nothing of one that lies elsewhere."""
-    # By the directories of the table: opening the store would take longer than anybody waits for a word.
-    with suppress(KeyError, OSError):
-        root = Path(str(context["store"].raw or default_store())) / "tables" / "runs"
-        return sorted(path.name.removeprefix("run=") for path in root.glob("run=*"))
-    return []
-
-
-def _presets(_: Any) -> list[str]:
-    from configs.layers import presets
-
-    return presets()
-
-
-def _keys(_: Any) -> list[str]:
-    from configs.load import known_keys
-    from configs.run import RunConfig
-
-    # Sections of several types share keys.
-    return list(dict.fromkeys(key for key in known_keys(RunConfig) if "*" not in key))
-
-
-OFFERS: Mapping[str, Callable[[Any], list[str]]] = {
-    "RUN": _recorded_runs,
-    "FILES": _presets,
-    "PRESET": _presets,
-    "KEY": _keys,
-    "OVERRIDES": lambda context: [f"{key}=" for key in _keys(context)],
-}
-"""What completion offers for an argument, by the words of its metavar."""
 MAX_NUMBER = 10**9
 """The greatest number that an argument may be; no store has more of anything that is counted or named by one."""
 

@@ -168,14 +168,13 @@ Examples:
     ),
     "status": Command(
         "Look",
-        "runs:status [RUN]",
+        "runs:status",
         """Show what is running: runs, services, waiting gates.
 
 The exit status is 0 if a run is running, else 1.
 
 Examples:
-  stagecoach status
-  stagecoach status demo""",
+  stagecoach status""",
     ),
     "watch": Command(
         "Look",
@@ -185,15 +184,6 @@ Examples:
 Examples:
   stagecoach watch
   stagecoach watch demo""",
-    ),
-    "logs": Command(
-        "Look",
-        "runs:logs [RUN] [SERVICE]",
-        """Print what the services of a run wrote to their logs.
-
-Examples:
-  stagecoach logs demo
-  stagecoach logs demo engine --follow""",
     ),
     "check": Command(
         "Look",

@@ -1,6 +1,7 @@
 """The demo: a small model that is made, warmed up and trained; the weights that `model.path = "demo"` means."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +13,25 @@ from flows.cli.arguments import UsageError
 from flows.cli.launch import watch
 from flows.reporting.formats import describe_scores
 from flows.reporting.messages import result_lines
-from flows.runtime.demo_sources import DEMO, FIRST, SEED, Recipe, WarmUp, demo_presets, demo_weights, warmed_weights
+from flows.runtime.demo_sources import FIRST, SEED, Recipe, demo_presets, demo_weights, warmed_weights
 from flows.runtime.machine_facts import config_versions
 from flows.runtime.resolve_run import nothing_started, resolve_run
 
 
-def warm_up_run(plain: bool, begin: Callable[[str], None] = lambda run: None) -> WarmUp:
-    """Return a function that runs a supervised run with a panel; `begin` is called with its name before."""
-
-    def sft(
-        name: str,
-        presets: Sequence[str],
-        model: str,
-        data: str,
-        seed: int,
-        overrides: Sequence[str],
-        advanced: Mapping[str, str],
-    ) -> Mapping[str, Any]:
-        begin(name)
-        settings = {"name": name, "store": advanced["store"], "seed": seed, "model.path": model, "data.path": data}
-        return watch(resolve_run("sft", presets, overrides, **settings), plain)
-
-    return sft
+def warm_up(
+    plain: bool,
+    *,
+    name: str,
+    presets: Sequence[str],
+    model: str,
+    data: str,
+    seed: int,
+    overrides: Sequence[str],
+    advanced: Mapping[str, str],
+) -> Mapping[str, Any]:
+    """Run a supervised run with a panel; the other parameters are those of the flow `sft`."""
+    settings = {"name": name, "store": advanced["store"], "seed": seed, "model.path": model, "data.path": data}
+    return watch(resolve_run("sft", presets, overrides, **settings), plain)
 
 
 def train_demo(
@@ -53,7 +51,7 @@ def train_demo(
     with nothing_started():
         loaded = load([preset], [f"seed={SEED}", *overrides, "model.path=", f"name={name}", f"store={root}"])
         config_versions(loaded)
-    weights = warmed_weights(root, warm_up_run(plain), preset, f"{name}-warm-up")
+    weights = warmed_weights(root, partial(warm_up, plain), preset, f"{name}-warm-up")
     settings = [f"model.path={weights}", *overrides]
     config = resolve_run("train", [preset], settings, name=name, store=root, seed=loaded.seed)
     return config, watch(config, plain)
@@ -61,15 +59,11 @@ def train_demo(
 
 def demo_model(kind: str, files: Sequence[str], overrides: Sequence[str], store: str, plain: bool) -> list[str]:
     """Return the override that names the demo's weights where a config has the model `demo`; makes missing weights."""
-
-    def announce(run: str) -> None:
-        print(f"The model `{DEMO}` is made and warmed up first, by the run {run}; later runs find it in the store.")
-
     if kind == "sft" or not files:
         return []
     with nothing_started():
         address = [f"store={store}"] if store else []
-        weights = demo_weights(load(files, [*overrides, f"kind={kind}", *address]), warm_up_run(plain, announce))
+        weights = demo_weights(load(files, [*overrides, f"kind={kind}", *address]), partial(warm_up, plain))
         return [f"model.path={weights}"] if weights else []
 
 

@@ -21,15 +21,13 @@ GIB = 1024**3
 GPU_QUERY = "nvidia-smi --query-gpu=name,driver_version,memory.free --format=csv,noheader,nounits"
 MIN_DRIVER = 580
 """The first driver for CUDA 13, with which the packages of the gpu lock are built."""
-TORCH_PROBE = """
+PROBE = """
 import json, torch
-print(json.dumps([torch.__version__, torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"]))
-"""
-PROGRAMS_PROBE = """
 from tasks.inference.engine.host import import_server
 from tasks.learner.tiny import import_qwen3
 from tasks.learner.worker import import_learner
 import_server(), import_qwen3(), import_learner()
+print(json.dumps([torch.__version__, torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"]))
 """
 """Imports what the processes of the demo import: the engine, the maker of its model, the learner."""
 PROBE_SECONDS = 300
@@ -97,18 +95,19 @@ def shared_memory() -> str:
     return _require(shutil.disk_usage("/dev/shm").free, GIB // 8, "/dev/shm")
 
 
-def torch() -> str:
-    """Return the release of torch and its device, which must be the one that the engine is for."""
-    release, device = json.loads(_run_python(TORCH_PROBE))
-    if device == "cpu" and installed_version("vllm"):
-        raise Problem(f"{release} on {device}, but the engine needs a CUDA device")
-    return f"{release} on {device}"
-
-
 def programs() -> str:
-    """Return that the engine, the learner and the maker of the demo's model import what they need."""
-    _run_python(PROGRAMS_PROBE)
-    return "engine and learner load"
+    """Return that the engine, the learner and the maker of the demo's model load, and the device that torch sees."""
+    try:
+        # In a separate process: a torch that does not fit the driver may end it without an exception.
+        argv = [sys.executable, "-P", "-c", PROBE]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=PROBE_SECONDS, check=True)
+    except (subprocess.SubprocessError, OSError) as error:
+        lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines() or [str(error)]
+        raise Problem(lines[-1]) from error
+    release, device = json.loads(done.stdout.splitlines()[-1])
+    if device == "cpu" and installed_version("vllm"):
+        raise Problem(f"torch {release} on {device}, but the engine needs a CUDA device")
+    return f"engine and learner load; torch {release} on {device}"
 
 
 def compiler() -> str:
@@ -159,8 +158,10 @@ CHECKS: Mapping[str, tuple[Callable[[], str], str]] = {
     ),
     "memory": (memory, "the demo takes about 5 GiB: close other programs"),
     "/dev/shm": (shared_memory, "give it at least 1 GiB: docker run --shm-size"),
-    "torch": (torch, f"check the driver with nvidia-smi, or {REINSTALL}; STAGECOACH_LOCK=cpu or gpu selects the lock"),
-    "programs": (programs, REINSTALL),
+    "programs": (
+        programs,
+        f"{REINSTALL}; STAGECOACH_LOCK=cpu or gpu selects the lock; nvidia-smi shows the driver",
+    ),
     "compiler": (compiler, "install gcc and python3-dev, as packages are named"),
     "GPUs": (gpus, "update the driver, or name free GPUs in engine.gpus and learner.gpus"),
     "Prefect": (prefect, "start it, correct PREFECT_API_URL, or unset it to have runs bring their own"),
@@ -181,16 +182,3 @@ def _require(free: int, least: int, what: str) -> str:
     if free < least:
         raise Problem(f"{text}; {least / GIB:g} are needed")
     return text
-
-
-def _run_python(code: str) -> str:
-    """Return the output of a program. Raises Problem with the last line of its error."""
-    try:
-        # In a separate process: a torch that does not fit the driver may end it without an exception.
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", code], capture_output=True, text=True, timeout=PROBE_SECONDS, check=True
-        )
-    except (subprocess.SubprocessError, OSError) as error:
-        lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines() or [str(error)]
-        raise Problem(lines[-1]) from error
-    return done.stdout

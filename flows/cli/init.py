@@ -1,11 +1,8 @@
 """A project to start from: `stagecoach init`."""
 
-import json
-import subprocess
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from flows.cli import project
 from flows.cli.arguments import UsageError, option
@@ -31,9 +28,13 @@ def init(
     """Make a project that trains; existing files are not overwritten."""
     if environment and from_files:
         raise UsageError("--environment and --from are two ways to begin: give one of them")
+    from configs.environments import EnvironmentConfig
+    from tasks.inference.environments.packages import package_version
+
     outcomes: list[str] = []
     if environment:
-        files = project.for_environment(environment, _facts(environment))
+        package_version(EnvironmentConfig(name=environment, taskset={"id": environment}))  # or it is refused
+        files = project.for_environment(environment)
     elif from_files:
         files, outcomes = _from_files(from_files)
     else:
@@ -44,31 +45,9 @@ def init(
     if Path(directory).resolve() != Path.cwd():
         print(f"  cd {directory}")
     print("  stagecoach check config.toml        # what it comes to, and what is missing; starts nothing")
-    print(
-        "  stagecoach run config.toml          # the model `demo` knows the sample alone: name yours for another task"
-    )
+    print("  stagecoach run config.toml          # the model `demo` knows the sample alone: another task needs yours")
     print("  stagecoach view                     # runs, rollouts and rewards in a browser")
     return 0
-
-
-def _facts(name: str) -> Mapping[str, Any]:
-    """Return what can be set of an installed environment. Raises EnvironmentUnavailable where there is none."""
-    from configs.environments import EnvironmentConfig
-    from tasks.inference.environments.packages import EnvironmentUnavailable, package_version
-    from tasks.inference.environments.servers import interface_hint
-    from tasks.runtime.process_variables import inherited_variables, module_command
-
-    package_version(EnvironmentConfig(name=name, taskset={"id": name}))
-    with tempfile.TemporaryDirectory() as place:
-        report = Path(place, "facts.json")
-        argv = module_command("tasks.inference.environments.describe", name, str(report))
-        done = subprocess.run(argv, env=inherited_variables(), capture_output=True, text=True, check=False)
-        if done.returncode:
-            last = done.stderr.strip().splitlines()[-1:] or ["no message"]
-            hint = interface_hint(last[0])
-            raise EnvironmentUnavailable(f"environment {name!r} cannot be loaded: {last[0]}{hint}. Nothing was written")
-        facts: Mapping[str, Any] = json.loads(report.read_text(encoding="utf-8"))
-        return facts
 
 
 def _from_files(sources: Sequence[str]) -> tuple[dict[str, str], list[str]]:

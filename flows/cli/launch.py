@@ -109,7 +109,5 @@ def _call_in_prefect(config: RunConfig) -> dict[str, Any]:
 
 def _parameters(config: RunConfig) -> dict[str, Any]:
     """Return what Prefect shows of a flow run; the session that is open around it has the config itself."""
-    replay, advanced = config.replay, {"store": config.store}
-    if config.kind == "replay":
-        return {"run": replay.run, "from_stage": replay.from_stage, "until": replay.until, "advanced": advanced}
-    return {"seed": config.seed, "advanced": advanced}
+    shown = {"run": config.replay.run} if config.kind == "replay" else {"seed": config.seed}
+    return {**shown, "advanced": {"store": config.store}}

@@ -1,5 +1,6 @@
 """The commands that keep a store small and whole: maintain, gc and repair."""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 from configs.store import default_store
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
 
 Runs = tuple[str, ...]
 TrustLedger = Annotated[bool, option("delete also where runs or files contradict the ledger")]
+REPORT = ("repaired_logs", "damaged_logs", "lost_rows", "rebuilt", "not_rebuilt", "damaged")
+"""The lists that `repair` reports."""
 LEDGER_ADVICE = (
     "put tables/ledger, tables/runs and heads/ back from a copy, or run `stagecoach repair --deep`, which rebuilds "
     "rows of the ledger from the files of the tables"
@@ -116,36 +119,26 @@ def _repair(address: str, deep: bool, forget: bool, trust_ledger: bool, dry_run:
     root = open_root(address)
     if not root.exists(FORMAT):
         raise StoreError("there is no store here", root.address, "nothing was touched", "name the store to repair")
-    left, repaired = inspect_logs(root), []
-    ledger: tuple[list[str], list[str], list[str]] = ([], [], [])
-    damaged: list[Any] = []
+    logs = inspect_logs(root)
+    if logs and dry_run:  # a broken log hides what the ledger names
+        return {key: list[Any]() for key in REPORT} | {"damaged_logs": list(map(vars, logs))}
+    repaired = repair_logs(root, logs)
+    store = open_store(address)
+    if unreadable := damaged_files(store, SYSTEM):
+        problem = "\n".join(["files of system tables are damaged; no other file says what was in them:", *unreadable])
+        safe = "everything else; nothing that these files may name is removed"
+        raise StoreError(problem, root.address, safe, "put each of them back from a copy, then repair again")
+    tables = inspect_tables(store)
     if not dry_run:
-        repaired, left = repair_logs(root, left), []
-    if not left:  # a broken log hides what the ledger names
-        store = open_store(address)
-        if unreadable := damaged_files(store, SYSTEM):
-            problem = "\n".join(
-                ["files of system tables are damaged; no other file says what was in them:", *unreadable]
-            )
-            safe = "everything else; nothing that these files may name is removed"
-            raise StoreError(problem, root.address, safe, "put each of them back from a copy, then repair again")
-        left = inspect_tables(store)
-        if not dry_run:
-            repaired, left = [*repaired, *repair_tables(store, left)], []
-        ledger = _repair_ledger(store, deep and not dry_run)
-        damaged = _damage_rows(store, deep, forget, trust_ledger)
-    lost, rebuilt, not_rebuilt = ledger
+        repaired, tables = [*repaired, *repair_tables(store, tables)], []
+    lost, rebuilt, not_rebuilt = _repair_ledger(store, deep and not dry_run)
     return {
-        "repaired_logs": [
-            vars(log.damage)
-            | {"quarantine": log.quarantine, "restored": log.restored, "removed_again": log.removed_again}
-            for log in repaired
-        ],
-        "damaged_logs": [vars(log) for log in left],
+        "repaired_logs": list(map(asdict, repaired)),
+        "damaged_logs": list(map(vars, tables)),
         "lost_rows": lost,
         "rebuilt": rebuilt,
         "not_rebuilt": not_rebuilt,
-        "damaged": damaged,
+        "damaged": _damage_rows(store, deep, forget, trust_ledger),
     }
 
 

@@ -41,10 +41,7 @@ def resolve_here(config: RunConfig, gpu: str = "") -> tuple[RunConfig, MemoryPla
         raise ConfigError(missing)
     require_gate(config)
     require_package(config.prefect)
-    try:
-        other_gpu = parse_gpu(gpu) if gpu else None
-    except ValueError as error:
-        raise ConfigError([f"--gpu: {error}"]) from error
+    other_gpu = parse_gpu(gpu) if gpu else None
     local = _with_local_model(config)
     teachers = local_teacher_facts(local) if local.model.path else {}
     resolved = resolve(config, config_versions(local, other_gpu) | teachers)

@@ -3,7 +3,6 @@
 import json
 import os
 import random
-import textwrap
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -107,29 +106,20 @@ def own_data() -> dict[str, str]:
     return {CONFIG: TEMPLATE.format(about="on data of your own", environment=OWN_DATA, **sizes), **data_files()}
 
 
-def for_environment(name: str, facts: Mapping[str, Any]) -> dict[str, str]:
-    """Return the config of a project for an installed environment, of which `facts` tells settings and seats."""
-    seats = facts["seats"]
+def for_environment(name: str) -> dict[str, str]:
+    """Return the config of a project for an installed environment."""
     lines = [
         f"name = {toml(name.rsplit('/', 1)[-1].partition('@')[0].replace('-', '_'))}",
-        f"# seats: {', '.join(seats)}; the policy plays them all, but for those with seats.SEAT.model.path",
-        "[environments.taskset]",
+        "",
+        "[environments.taskset]              # `stagecoach check config.toml --load` lists its settings and seats",
         f"id = {toml(name)}",
-        *map(_comment, facts["settings"]),
-        *(["[environments.env]", *map(_comment, facts["env"])] if facts["env"] else []),
         "",
     ]
-    players = len({*seats} - {"judge"})
-    algorithm = '\n[algorithm]\ntype = "rae"                        # a baseline for each seat\n'
-    sizes = {"max_tokens": 256, "max_model_len": 2048, "every": 0, "algorithm": algorithm if players > 1 else ""}
+    algorithm = (
+        '\n# [algorithm]\n# type = "rae"                      # for several trained seats: a baseline for each\n'
+    )
+    sizes = {"max_tokens": 256, "max_model_len": 2048, "every": 0, "algorithm": algorithm}
     return {CONFIG: TEMPLATE.format(about=f"in the environment {name}", environment="\n".join(lines), **sizes)}
-
-
-def _comment(setting: Mapping[str, Any]) -> str:
-    value = setting["default"]
-    written = f"# {setting['name']} = {toml(value) if value is not None else '...'}"
-    text = textwrap.shorten(str(setting["about"] or ""), 100 - max(len(written), 36) + 20, placeholder=" ...")
-    return f"{written:<36}# {text}" if text else written
 
 
 def of_settings(settings: Mapping[str, Any], origins: Mapping[str, str], head: str) -> str:

@@ -155,14 +155,14 @@ def run_replay(request: "ReplayRequest", plain: bool = False, dry_run: bool = Fa
         return 0
     config = prepare_replay(request)
     if dry_run:
-        print_report({"results": planned_results(config)})
+        print_report(planned_results(config))
         return 0
     print("\n".join(summary(watch(config, plain=plain), config)))
     return 0
 
 
-def planned_results(config: "RunConfig") -> list[dict[str, Any]]:
-    """Return how many results of each stage a run would find (`cached`) and how many it would make (`to_compute`)."""
+def planned_results(config: "RunConfig") -> dict[str, Counter[str]]:
+    """Return how many results of each stage a run would find (`cached`), and how many it would make (`to_compute`)."""
     from flows.replays.loop import plan_run
     from flows.runtime.machine_facts import versions
     from flows.runtime.resolve_run import source_of
@@ -170,11 +170,10 @@ def planned_results(config: "RunConfig") -> list[dict[str, Any]]:
     from tasks.runtime.run_context import RunContext
 
     results = plan_run(RunContext(open_store(config.store), config.name, config, versions(config)), source_of(config))
-    computed = Counter(result.stage for result in results if result.computed)
-    return [
-        {"stage": stage, "cached": total - computed[stage], "to_compute": computed[stage]}
-        for stage, total in Counter(result.stage for result in results).items()
-    ]
+    return {
+        "cached": Counter(result.stage for result in results if not result.computed),
+        "to_compute": Counter(result.stage for result in results if result.computed),
+    }
 
 
 def _print_comparisons(outcome: dict[str, Any]) -> None:

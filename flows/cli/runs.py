@@ -1,4 +1,4 @@
-"""Commands about runs of a store: runs (a list), status and watch of live ones, logs and stop."""
+"""Commands about runs of a store: runs (a list), status and watch of live ones, and stop."""
 
 import json
 import os
@@ -8,20 +8,17 @@ import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from configs.errors import did_you_mean
 from flows.cli.arguments import (
-    Count,
     Json,
     Plain,
     RunOrLatest,
     StoreOption,
     UsageError,
     open_reader,
-    option,
     stored_run,
 )
 from flows.cli.output import print_report
@@ -72,22 +69,12 @@ def _cells(row: Row) -> tuple[str | Text, ...]:
     )
 
 
-def status(
-    run: Annotated[str, option("only this run, `latest` for the newest", "RUN")] = "",
-    /,
-    *,
-    store: StoreOption = "",
-    as_json: Json = False,
-) -> int:
-    """Print the live runs of a store, or one of them; return 0 if a run is live, else 1.
-
-    Raises ConfigError for an unknown run, LayoutError without a store; none is made.
-    """
+def status(*, store: StoreOption = "", as_json: Json = False) -> int:
+    """Print the live runs of a store; return 0 if a run is live, else 1. Raises LayoutError without a store."""
     from flows.queries.run_state import deciding_event, is_going
 
-    reader, *names = stored_run(store, run)[:2] if run else (open_reader(store),)
-    names = names or reader.store.runs.names()
-    events = {name: deciding_event(reader.store.runs.events(name)) for name in names}
+    reader = open_reader(store)
+    events = {name: deciding_event(reader.store.runs.events(name)) for name in reader.store.runs.names()}
     live = [describe(reader, name, event) for name, event in events.items() if is_going(event)]
     print_report({"runs": live}, as_json)
     if not (live or as_json):
@@ -101,8 +88,6 @@ def describe(reader: "StoreReader", run: str, event: "Event") -> Row:
     from flows.services.ownership import marked_processes, start_time
 
     history = reader.history(run)
-    works = [work for work in history.own.works.values() if work.finished]
-    newest = max(works, key=lambda work: work.age, default=None)
     owner = f"{event.pid}:{start_time(event.pid)}" if event.host == socket.gethostname() else None
     services = [(service, pid) for pid, parent, service in marked_processes() if parent == owner and service]
     return {
@@ -112,8 +97,6 @@ def describe(reader: "StoreReader", run: str, event: "Event") -> Row:
         "steps_planned": event.config.get("steps") if event.kind != "evaluate" else None,
         "since": event.at.isoformat(timespec="seconds"),
         "process": f"{event.pid} on {event.host}",
-        "last_stage": newest.stage if newest else None,
-        "last_step": newest.step if newest else None,
         "waits_at_gate": _gate_step(event.config.get("gate"), list(history.steps.values())),
         "services": dict(reversed(services)),  # the first of several processes started the others
     }
@@ -152,35 +135,6 @@ def watch(run: RunOrLatest = "latest", /, *, store: StoreOption = "", plain: Pla
     return 0
 
 
-def logs(
-    run: RunOrLatest = "latest",
-    service: Annotated[str, option("only this service: engine, learner, environment-NAME, ...", "SERVICE")] = "",
-    /,
-    *,
-    lines: Annotated[Count, option("number of last lines of each service")] = 40,
-    follow: Annotated[bool, option("print new lines as they come, until Ctrl-C")] = False,
-    store: StoreOption = "",
-) -> int:
-    """Replace this process by `tail` of the logs of a run's services.
-
-    Raises ConfigError for an unknown run, UsageError if the run has no such log on this machine.
-    """
-    from storage.roots import check_links
-
-    reader, name, _ = stored_run(store, run)
-    directory, files = reader.store.root.directory, list[Path]()
-    if directory is not None:
-        check_links(directory, f"logs/{name}")
-        files = sorted((directory / "logs" / name).glob("*.log"))
-    services = [path.stem for path in files]
-    paths = [str(path) for path in files if service in ("", path.stem)]
-    if not paths:
-        near = did_you_mean(service, services)
-        has = f"there is: {', '.join(services) or 'none on this machine'}{near}"
-        raise UsageError(f"run {name!r} has no log of {service or 'a service'}; {has}")
-    os.execvp("tail", ["tail", "-n", str(lines), *(["-F"] if follow else []), "--", *paths])
-
-
 def stop(run: RunOrLatest, /, *, store: StoreOption = "") -> int:
     """Tell every process of a run on this machine to end, wait until all have, and print the run's state; return 0.
 
@@ -213,10 +167,9 @@ def stop(run: RunOrLatest, /, *, store: StoreOption = "") -> int:
 
 
 def _names(processes: "Iterable[Event]") -> str:
+    """Return processes of another machine or another program, or that are still ending, with what to do."""
     named = "; ".join(f"process {process.pid} on {process.host}" for process in processes)
-    return (
-        named and f"{named} (another machine, another program, or still ending): end it there, or cancel it in Prefect"
-    )
+    return named and f"{named}: end it there, or cancel it in Prefect"
 
 
 def _is_program(pid: int) -> bool:

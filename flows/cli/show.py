@@ -104,7 +104,7 @@ def _step_table(steps: Sequence[dict[str, Any]]) -> Grid:
             compact_number(step["reward"]),
             *(f"{counts[outcome].total():,}" for outcome in lost),
             *(compact_number(step[name]) for name in COLUMNS.values()),
-            max(step["tokens"].values(), default=0),
+            step["tokens"],
         )
         for step, counts in zip(steps, losses, strict=True)
     ]

@@ -48,13 +48,15 @@ class Gpu:
 
 
 def parse_gpu(text: str) -> Gpu:
-    """Return the GPU that a text names: one of GPUS, or its memory such as `80GiB`; raises ValueError for another."""
+    """Return the GPU that a text names: one of GPUS, or its memory such as `80GiB`; raises ConfigError for another."""
     by_name = {name.lower(): name for name in GPUS}
     if name := by_name.get(text.lower().replace(" ", "-")):
         return Gpu(name, GPUS[name] * MIB)
     if match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:gib|gb|g)?", text.lower()):
         return Gpu(f"a GPU of {match[1]} GiB", int(float(match[1]) * GIB))
-    raise ValueError(f"{text!r} is no GPU that is known here: give one of {', '.join(GPUS)}, or its memory, as 80GiB")
+    raise ConfigError(
+        f"--gpu: {text!r} is no GPU that is known here: give one of {', '.join(GPUS)}, or its memory, as 80GiB"
+    )
 
 
 def gpus() -> list[Gpu]:

@@ -86,8 +86,9 @@ def test_it_says_what_was_learnt_and_what_to_try(first: str, store: str) -> None
 @pytest.mark.timeout(1800)
 def test_every_rollout_is_there_and_scored_where_it_could_be(first: str, store: str) -> None:
     steps = shown(store)["steps"]
-    assert all(step["rows"]["rollout"]["traces"] >= 128 for step in steps)
-    assert all(set(step["seconds"]) >= {"assignment", "rollout", "filtering", "training"} for step in steps)
+    assert all(step["num_traces"] >= 128 for step in steps)
+    timed = {f"timing/stage/{stage}" for stage in ("assignment", "rollout", "filtering", "training")}
+    assert all(step["metrics"].keys() >= timed for step in steps)
 
 
 @pytest.mark.timeout(1800)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 FLAGS = {"--follow", "--dry-run", "--regrade", "--kept", "--desc", "--plain", "--force", "--help"}
 """Options without a value."""
 MAKES = {"demo", "run", "sft", "eval", "replay"}
-READS = {"show", "logs", "stop", "resume", "replay", "diff", "evals", "lineage", "traces", "export"}
+READS = {"show", "stop", "resume", "replay", "diff", "evals", "lineage", "traces", "export"}
 """Commands whose positional arguments are runs."""
 TABLES = re.compile(r"\b(?:from|join) ([a-z][\w-]*)\.\w")
 PARSED = [step for page in PAGES for step in steps(page) if not step.file and step.words[0] == "stagecoach"]

@@ -89,7 +89,6 @@ def test_runs_are_started_with_files_and_overrides_in_any_order(
         ("track a", "--to"),
         ("track a --to wandb training.learning_rate=1", "tracking alone"),
         ("init x --environment own_data --from rl.toml", "give one of them"),
-        ("view --save / x.html --open", "--save writes one page"),
         ("lora-smoke", "model.path: say which directory"),
     ],
 )
@@ -133,7 +132,7 @@ def test_options_are_read(argv: str, options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("argv", "suggestion"),
-    [("logs --last 3", ""), ("evals a --set x", ""), ("show --lst 3", "--last")],
+    [("runs --lines 3", ""), ("evals a --set x", ""), ("show --lst 3", "--last")],
 )
 def test_an_option_is_suggested_only_where_it_is_near(argv: str, suggestion: str, call: Call) -> None:
     message = call(*argv.split())[1]

@@ -40,17 +40,12 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (("sho",), ["show"]),
         (("show", "--las"), ["--last"]),
-        (("show", "large-a"), ["large-again"]),
-        (("run", "kuhn"), ["kuhn_poker"]),
-        (("run", "training.learning_r"), ["training.learning_rate="]),
-        (("config", "rollout.max_tok"), ["rollout.max_tokens", "rollout.max_tokens="]),
+        (("export", "--format", "pref"), ["preferences"]),
     ],
     ids=" ".join,
 )
-def test_bash_offers_commands_options_runs_presets_and_keys(
-    script: Path, forked: Path, typed: tuple[str, ...], offered: list[str]
-) -> None:
-    variables = environment() | {"STAGECOACH_STORE": str(forked)}
+def test_bash_offers_commands_options_and_choices(script: Path, typed: tuple[str, ...], offered: list[str]) -> None:
+    variables = environment()
     variables["PATH"] = f"{script.parent}:{variables['PATH']}"
     asked = ["bash", "--norc", "-c", OFFERED, "bash", str(script), "stagecoach", *typed]
     done = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=60, env=variables)

@@ -34,7 +34,6 @@ NUMBERS = {
     "maintain --retention-hours": ["nan", "inf", "-inf", "1e12", "-1", "1" * 40, "x"],
     "maintain --retain": ["token_statistics=99999999999d", "token_statistics=-1d", "token_statistics=1.5h"],
     "show old --last": ["0", "-1", "1" * 40],
-    "logs old --lines": ["0", "-1", "1" * 40],
     "traces old --step": ["-1", "1" * 40, "1.5", "nan"],
     "traces old --evaluation": ["-1", "1" * 40],
     "traces old --limit": ["0", "-1", "1" * 40],

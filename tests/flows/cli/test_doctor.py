@@ -41,10 +41,9 @@ BROKEN_TORCH = Mock(side_effect=subprocess.CalledProcessError(1, "python", stder
         (doctor.engine, {}, {}, "no inference engine"),
         (doctor.engine, CPU | GPU, {}, "overwrite each other"),
         (doctor.engine, CPU, {"ENGINE_LIBRARY": "libnone.so.1"}, "libnone"),
-        (doctor.torch, GPU, {"subprocess.run": torch_on("NVIDIA H200")}, ""),
-        (doctor.torch, GPU, {"subprocess.run": torch_on("cpu")}, "needs a CUDA device"),
-        (doctor.torch, CPU, {"subprocess.run": torch_on("cpu")}, ""),
-        (doctor.torch, CPU, {"subprocess.run": BROKEN_TORCH}, "ImportError: libcudart"),
+        (doctor.programs, GPU, {"subprocess.run": torch_on("NVIDIA H200")}, ""),
+        (doctor.programs, GPU, {"subprocess.run": torch_on("cpu")}, "needs a CUDA device"),
+        (doctor.programs, CPU, {"subprocess.run": torch_on("cpu")}, ""),
         (doctor.programs, CPU, {"subprocess.run": BROKEN_TORCH}, "ImportError: libcudart"),
     ],
 )

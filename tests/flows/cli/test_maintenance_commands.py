@@ -141,7 +141,7 @@ def test_repair_puts_back_what_a_table_that_lost_its_newest_commits_lacks(root: 
     assert status == 1 and "it does not hold 1 slices that the ledger names" in said
     status, said = call("repair", "--json")
     (log,) = json.loads(said)["repaired_logs"]
-    assert status == 0 and log["table"] == "messages" and len(log["restored"]) == 1
+    assert status == 0 and log["damage"]["table"] == "messages" and len(log["restored"]) == 1
     assert call(*question)[0] == 0
     assert contents(open_store(root), ["old", "new"]) == before
 

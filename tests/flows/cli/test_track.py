@@ -11,7 +11,7 @@ from flows.queries.tracked_rows import recorded_rows
 from flows.reporting import tracking
 from flows.reporting.tracking import TrackedRow, TrackingError, finite
 from tests.fixtures.rehearsal import rehearse
-from tests.fixtures.tracked import events, scalars, texts, wandb_history, wandb_records
+from tests.fixtures.tracked import events, scalars, texts
 
 
 @pytest.fixture
@@ -47,19 +47,6 @@ def test_success_is_printed_only_after_the_sink_is_closed(
     assert cli.main(["track", "a", "--to", "tensorboard", "--store", str(store)]) == 2
     said = capsys.readouterr()
     assert said.out == "" and "the last rows were not sent" in said.err
-
-
-@pytest.mark.engine
-def test_a_recorded_run_becomes_an_offline_run_of_wandb(store: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    given = ["tracking.samples_every=0", 'tracking.tags=["later"]']
-    assert cli.main(["track", "a", "--to", "wandb", *given, "--store", str(store)]) == 0
-    [file] = (store / "logs/a/wandb").glob("offline-run-*/run-a.wandb")
-    said = capfd.readouterr()
-    assert said.out == f"2 rows of a. W&B files: {file.parent}; `wandb sync {file.parent}` sends them\n"
-    assert said.err == ""
-    assert wandb_history(file) == [{"_step": row.step, **finite(row.figures)[0]} for row in _rows(store)]
-    [run] = [record.run for record in wandb_records(file) if record.HasField("run")]
-    assert (run.run_id, run.job_type, list(run.tags)) == ("a", "train", ["later"])
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def agreed(root: Path, trained: StepLineage) -> None:
     store = library.store
     (shown,) = describe(store, "run", recorded_run(store, "run")[1])["steps"]
     took = {work.stage: work.entry.finished_at - work.entry.started_at for work in (trained.batches, trained.updates)}
-    assert {stage: shown["seconds"][stage] for stage in took} == {
+    assert {stage: shown["metrics"][f"timing/stage/{stage}"] for stage in took} == {
         stage: each.total_seconds() for stage, each in took.items()
     }
     assert {entry.key for entry in step_history(store, "run").steps[0].work.values()} >= {trained.batches.key}

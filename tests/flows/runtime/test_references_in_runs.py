@@ -88,7 +88,7 @@ def test_a_run_scores_before_it_credits_and_finds_both_again(tmp_path: Path, ask
     assert work["reference"].inputs.keys() == {"rollout", "filtering"}, "a frozen teacher knows no policy"
     assert work["advantage"].inputs["reference"] == work["reference"].key
     config = RunConfig.model_validate(SMALL | {"name": "base", "store": str(tmp_path / "store")} | opd(tmp_path))
-    assert all("reference" in step["seconds"] for step in describe(store, "base", config)["steps"])
+    assert all("timing/stage/reference" in step["metrics"] for step in describe(store, "base", config)["steps"])
 
 
 def test_another_teacher_scores_anew_and_the_same_under_another_name_is_found(tmp_path: Path, asked: list[int]) -> None:

@@ -147,7 +147,7 @@ def test_what_services_report_is_private_to_who_started_them(tmp_path: Path) -> 
         assert pids == [handle.pid for handle in handles]
         second.close()
         assert handles[0].read_report() == {"pid": pids[0]} and handles[0].alive
-        assert handles[0].spec.log == handles[1].spec.log, "`stagecoach logs` shows both"
+        assert handles[0].spec.log == handles[1].spec.log, "one file has both"
     assert not list((tmp_path / "reports").iterdir())
 
 
