@@ -143,4 +143,4 @@ def texts(reader: StoreReader, run: str, ids: Sequence[int]) -> list[tuple[str, 
         found = None
     if found is None:
         return [(f"⟨{number}⟩", False) for number in ids]
-    return [(each.shown, each.special) for each in found.of(ids)]
+    return list(found.of(ids))

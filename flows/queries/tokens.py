@@ -16,8 +16,8 @@ TEXTS = {"text": pl.String, "special": pl.Boolean}
 def with_texts(reader: StoreReader, trace: FoundTrace, tokens: pl.DataFrame) -> pl.DataFrame:
     """Return tokens, which have the columns message and token_id, with `text` and `special`.
 
-    The texts are for people: bytes that are no whole character are named, as TokenText.shown has them. Both columns are
-    null where there is no tokenizer.
+    A token that completes no character has its id as text, as TokenText has it. Both columns are null where there is no
+    tokenizer.
     """
     texts, _ = tokenizer(reader, trace)
     if texts is None:
@@ -25,10 +25,10 @@ def with_texts(reader: StoreReader, trace: FoundTrace, tokens: pl.DataFrame) -> 
     pieces = [
         piece
         for (_,), part in tokens.group_by("message", maintain_order=True)
-        for piece in texts.of(part["token_id"].to_list(), begins=False)
+        for piece in texts.of(part["token_id"].to_list())
     ]
     return tokens.with_columns(
-        pl.Series("text", [piece.shown for piece in pieces], pl.String),
+        pl.Series("text", [piece.text for piece in pieces], pl.String),
         pl.Series("special", [piece.special for piece in pieces], pl.Boolean),
     )
 

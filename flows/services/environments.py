@@ -194,7 +194,7 @@ class GraderProcesses(RunService):
 
     def _spec(self, environment: EnvironmentConfig) -> ServiceSpec:
         def command(report: Path) -> Command:
-            argv, variables = regrading.command(environment, report)
+            argv, variables = environment_service.command(environment, report, "--grade")
             return argv, {**variables, regrading.KEY_VARIABLE: self._key}
 
         return self._describe(

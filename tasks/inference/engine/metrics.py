@@ -11,15 +11,12 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from storage.schemas.stage_tables import ENGINE_METRICS
 from tasks.inference.engine.client import ServedModel, authorization
-
-if TYPE_CHECKING:
-    import httpx
 
 INTERVAL_SECONDS = 5.0
 """Between two readings: what an engine counted after the last one before it died is not known."""
@@ -58,51 +55,45 @@ class EngineMeter:
     """Adds up what one engine counts between readings of its page; the first reading is where it begins."""
 
     def __init__(self) -> None:
-        self.totals: dict[str, float] = defaultdict(float)
+        self._last: tuple[dict[Series, float], float | None] | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was counted, and count on from the last reading."""
+        self._totals: dict[str, float] = defaultdict(float)
         """What was counted, by name: counters, and of latencies `_sum`, `_count` and `_le_BOUND`."""
-        self.restarts = 0
+        self._gauges: dict[str, list[float]] = defaultdict(list)
+        self._restarts = 0
         self.failures = 0
         """Readings without an answer."""
-        self._last: dict[Series, float] | None = None
-        self._started: float | None = None
-        self._gauges: dict[str, list[float]] = defaultdict(list)
 
     def add(self, page: str) -> bool:
-        """Take a reading, in the Prometheus text format; tell whether it had any counter of an engine."""
+        """Take a reading, in the Prometheus text format; return whether it had any counter of an engine."""
         counters, gauges, started = parse_page(page)
         if not counters:
             return False
-        before = self._last
-        if before is not None:
+        if self._last is not None:
+            before, before_started = self._last
             # Another process, or a counter that fell: all begin at zero, also those that are larger again already.
-            again = started != self._started or any(counters.get(each, 0.0) < value for each, value in before.items())
-            self.restarts += again
+            has_fallen = any(counters.get(series, 0.0) < value for series, value in before.items())
+            is_restarted = started != before_started or has_fallen
+            self._restarts += is_restarted
             for series, value in counters.items():
-                # One that nobody had counted before is not on the page: it began at zero, too.
-                self.totals[series[0]] += value - (0.0 if again else before.get(series, 0.0))
-        self._last, self._started = counters, started
+                # A counter that is new on the page began at zero, too.
+                self._totals[series[0]] += value - (0.0 if is_restarted else before.get(series, 0.0))
+        self._last = counters, started
         for name, value in gauges.items():
             self._gauges[name].append(value)
         return True
-
-    def begin_again(self) -> None:
-        """Forget what was counted, and count on from the last reading."""
-        self.totals.clear()
-        self._gauges.clear()
-        self.restarts = self.failures = 0
-
-    def fail(self) -> None:
-        """Note a reading that got no answer."""
-        self.failures += 1
 
     def values(self) -> dict[str, float]:
         """Return all that was measured, by name; nothing where no reading had a counter."""
         if self._last is None:
             return {}
-        found = dict(self.totals) | {"restarts": float(self.restarts), "failed_readings": float(self.failures)}
-        for name, values in self._gauges.items():
-            found |= {f"{name}_max": max(values), f"{name}_sum": sum(values)}
-        return found | {"readings": float(max((len(each) for each in self._gauges.values()), default=0))}
+        values = dict(self._totals) | {"restarts": float(self._restarts), "failed_readings": float(self.failures)}
+        for name, readings in self._gauges.items():
+            values |= {f"{name}_max": max(readings), f"{name}_sum": sum(readings)}
+        return values | {"readings": float(max(map(len, self._gauges.values()), default=0))}
 
 
 def parse_page(page: str) -> tuple[dict[Series, float], dict[str, float], float | None]:
@@ -169,7 +160,7 @@ class EngineMetrics:
             self._read_at = time.monotonic()
             for url, page in pages.items():
                 if page is None:
-                    self.meters[url].fail()
+                    self.meters[url].failures += 1
                 elif not self.meters[url].add(page):
                     del self._engines[url]
                     _log.warning("the engine at %s counts nothing under /metrics: steps have no metrics of it", url)
@@ -180,7 +171,7 @@ class EngineMetrics:
             rows = self.table() if self._read_at > self._began else ENGINE_METRICS.arrow.empty_table()
             self._began = self._read_at
             for meter in self.meters.values() if rows.num_rows else ():
-                meter.begin_again()
+                meter.reset()
         return rows
 
     def table(self) -> pa.Table:
@@ -203,31 +194,12 @@ def read_page(engine: ServedModel) -> str | None:
     """Return an engine's page, empty where it has none; None where it does not answer."""
     import httpx
 
-    try:
-        with httpx.Client(**_client_options(engine)) as client:
-            return _page_of(client.get("/metrics"))
-    except httpx.HTTPError:
-        return None
-
-
-async def read_page_async(engine: ServedModel) -> str | None:
-    """Return what `read_page` does, without a thread, so that a cancellation ends it."""
-    import httpx
-
-    try:
-        async with httpx.AsyncClient(**_client_options(engine)) as client:
-            return _page_of(await client.get("/metrics"))
-    except httpx.HTTPError:
-        return None
-
-
-def _client_options(engine: ServedModel) -> dict[str, Any]:
     is_secure = engine.url.startswith("https")  # reading certificates takes longer than most requests
-    options = {"base_url": engine.url, "headers": authorization(engine.api_key), "verify": is_secure}
-    return {**options, "timeout": TIMEOUT_SECONDS, "trust_env": False}
-
-
-def _page_of(answer: "httpx.Response") -> str | None:
+    options: dict[str, Any] = {"timeout": TIMEOUT_SECONDS, "trust_env": False, "verify": is_secure}
+    try:
+        answer = httpx.get(f"{engine.url}/metrics", headers=authorization(engine.api_key), **options)
+    except httpx.HTTPError:
+        return None
     if answer.status_code >= 500:
         return None
     return answer.text if answer.status_code == 200 else ""

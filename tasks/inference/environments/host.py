@@ -1,4 +1,4 @@
-"""The process of one environment: serves its rollouts with its tool servers, or writes its examples.
+"""The process of one environment: serves its rollouts with its tool servers, writes its examples, or grades traces.
 
 Only this process, the workers of its pool and graders import the environment's package and verifiers' environments. So
 verifiers is imported inside functions here, after errors of the import can be reported.
@@ -44,11 +44,12 @@ _log = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve, or write examples; 3 where the environment cannot be loaded."""
+    """Serve, write examples or grade; return 3 where the environment cannot be loaded."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--config", type=Path, required=True, help="file with the environment's section, as JSON")
     parser.add_argument("--report", type=Path, required=True)
-    parser.add_argument("--examples", type=Path)
+    parser.add_argument("--examples", type=Path, help="file to write examples to")
+    parser.add_argument("--grade", action="store_true")
     arguments = parser.parse_args(argv)
     set_up_process()
     environment = json.loads(arguments.config.read_text(encoding="utf-8"))
@@ -57,24 +58,24 @@ def main(argv: Sequence[str]) -> int:
         require_same_code(environment)
         import verifiers.v1  # noqa: F401
 
-        if arguments.examples is None:
+        if arguments.grade:
+            from tasks.inference.grading.host import grade
+
+            grade(environment, arguments.report)
+        elif arguments.examples:
+            write_report(arguments.report, {"facts": asdict(write_examples(environment, arguments.examples))})
+        else:
             return serve(environment, arguments.report)
-        facts = write_examples(environment, arguments.examples)
-        write_report(arguments.report, {"facts": asdict(facts)})
     except Exception as error:
-        return report_load_error(error, environment["name"], arguments.report, environment["taskset"].get("id", ""))
+        from pydantic import ValidationError
+
+        logging.exception("environment %s cannot be loaded", environment["name"])
+        is_config_error = isinstance(error, ValidationError)
+        message = settings_error(error, environment["taskset"]["id"]) if is_config_error else str(error)
+        content = {"error": type(error).__name__, "message": message, "missing": missing_module(error)}
+        write_report(arguments.report, content)
+        return 3
     return 0
-
-
-def report_load_error(error: Exception, name: str, report: Path, taskset: str = "") -> int:
-    """Write why an environment cannot be loaded to the log and to the report, where the parent reads it; return 3."""
-    from pydantic import ValidationError
-
-    logging.exception("environment %s cannot be loaded", name, exc_info=error)
-    message = settings_error(error, taskset) if taskset and isinstance(error, ValidationError) else str(error)
-    content = {"error": type(error).__name__, "message": message, "missing": missing_module(error)}
-    write_report(report, content)
-    return 3
 
 
 def missing_module(error: BaseException) -> str | None:

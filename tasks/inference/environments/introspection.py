@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
+    from pydantic import BaseModel, ValidationError
     from verifiers.v1.env import Env
     from verifiers.v1.task import Task
 
@@ -30,10 +30,6 @@ class FormerInterface(ValueError):
     """A task has hooks of an earlier verifiers, which nothing calls any more: it would run without tools or user."""
 
 
-class LostTaskConfig(ValueError):
-    """A task is made with settings that its server would not have: it makes each task anew, of its data alone."""
-
-
 @dataclass(frozen=True)
 class EnvironmentFacts:
     """What a config cannot say of an environment."""
@@ -42,8 +38,10 @@ class EnvironmentFacts:
     """Every agent by name, and whether the environment lets it be trained."""
     scores: bool
     """Whether anything may give a reward: a reward function, a judge, or code of its own."""
-    settings: tuple[str, ...] = ()
-    """The settings that its taskset takes."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The settings that its taskset takes, with their values; those of its tasks as `task.NAME`."""
+    env: Mapping[str, Any] = field(default_factory=dict)
+    """The settings that the environment itself takes, besides its seats."""
     keys: Mapping[str, str] = field(default_factory=dict)
     """The variables that models of its own, such as judges, read their keys from, and where each is asked."""
     num_repeated: int = 0
@@ -55,17 +53,26 @@ class EnvironmentFacts:
 def facts_of(env: "Env[Any]", task: "Task[Any] | None") -> EnvironmentFacts:
     """Return the facts of a loaded environment, of which `task` is the first; None where it has none.
 
-    Raises FormerInterface, LostTaskConfig, and ValueError where a harness and a runtime do not fit.
+    Raises FormerInterface, and ValueError where a harness and a runtime do not fit.
     """
     classes = [type(env.taskset), type(env.taskset).task_type(), *([type(task)] if task else [])]
     for each in dict.fromkeys(classes):
         _refuse_former_hooks(each)
     _require_pairing(env, task)
-    if task is not None:
-        _refuse_own_config(task, env.config.taskset.task)
-    settings = type(env.config.taskset).model_fields
-    scores = task is None or _scores(env, task)
-    return EnvironmentFacts(_seats(env), scores, tuple(settings), _keys(env.config.taskset))
+    from verifiers.v1 import SingleAgentEnvConfig, TaskConfig, TasksetConfig
+
+    taskset, seats = env.config.taskset, _seats(env)
+    settings = {name: value for name, value in _own_settings(taskset, TasksetConfig).items() if name != "task"}
+    settings |= {f"task.{name}": value for name, value in _own_settings(taskset.task, TaskConfig).items()}
+    own = _own_settings(env.config, SingleAgentEnvConfig)
+    own = {name: value for name, value in own.items() if name not in seats}
+    return EnvironmentFacts(seats, task is None or _scores(env, task), settings, own, _keys(taskset))
+
+
+def _own_settings(section: "BaseModel", base: "type[BaseModel]") -> dict[str, Any]:
+    """Return the settings of a section that not all of its kind have, as JSON values."""
+    values = section.model_dump(mode="json", fallback=str)
+    return {name: value for name, value in values.items() if name not in base.model_fields}
 
 
 def _keys(settings: Any) -> dict[str, str]:
@@ -82,23 +89,19 @@ def _keys(settings: Any) -> dict[str, str]:
 
 
 def settings_error(error: "ValidationError", taskset: str) -> str:
-    """Return what is wrong with an environment's settings; for unknown ones of its taskset what it takes instead."""
-    from verifiers.v1.configs.taskset import TasksetConfig
+    """Return what is wrong with an environment's settings, and for unknown ones of its taskset what it takes."""
     from verifiers.v1.utils.loaders import taskset_config_type
 
-    known = [name for name in taskset_config_type(taskset).model_fields if name not in TasksetConfig.model_fields]
-    lines, is_listed = [], True
-    for each in error.errors():
-        *parents, name = [*map(str, each["loc"])] or [""]
-        where = ".".join([*parents, name])
-        if each["type"] != "extra_forbidden":
-            lines.append(f"{where}: {each['msg']}; it is {reprlib.repr(each['input'])}")
-            continue
-        near = get_close_matches(name, known, 1) if parents == ["taskset"] else []
-        is_listed &= bool(near) or parents != ["taskset"]
-        lines.append(f"{where}: unknown setting" + (f"; did you mean {near[0]}?" if near else ""))
-    takes = "" if is_listed else f". The taskset takes: {', '.join(known) or 'no settings of its own'}"
-    return "; ".join(lines) + takes
+    names, lines = list(taskset_config_type(taskset).model_fields), list[str]()
+    for problem in error.errors():
+        where = ".".join(map(str, problem["loc"]))
+        if problem["type"] != "extra_forbidden":
+            lines.append(f"{where}: {problem['msg']}; it is {reprlib.repr(problem['input'])}")
+        elif near := get_close_matches(where.removeprefix("taskset."), names, 1):
+            lines.append(f"{where}: unknown setting; did you mean {near[0]}?")
+        else:
+            lines.append(f"{where}: unknown setting. The taskset takes: {', '.join(names)}")
+    return "; ".join(lines)
 
 
 def _refuse_former_hooks(kind: type) -> None:
@@ -112,17 +115,6 @@ def _refuse_former_hooks(kind: type) -> None:
         "verifiers: nothing calls it, so that rollouts would silently have no tools and no user. Install a version of "
         "the package for verifiers 0.4, or define `toolsets` (tools) and the environment `user-sim` (user)"
     )
-
-
-def _refuse_own_config(task: "Task[Any]", settings: Any) -> None:
-    own = type(task.config)
-    if not isinstance(settings, own):
-        raise LostTaskConfig(
-            f"{type(task).__name__} is made with a config of its own ({own.__name__}), and a server makes each task "
-            f"anew with the settings taskset.task ({type(settings).__name__}), which lack what it reads. The package "
-            f"has to name {own.__name__} as the third parameter of vf.Task, and to keep in a task's data what differs "
-            "between tasks"
-        )
 
 
 def _require_pairing(env: "Env[Any]", task: "Task[Any] | None") -> None:

@@ -9,16 +9,16 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import PackageNotFoundError, distribution, distributions, packages_distributions, version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from configs.errors import did_you_mean, differing_parts
+from configs.errors import differing_parts
 from tasks.runtime.imports import DISTRIBUTION
 
 if TYPE_CHECKING:
@@ -31,18 +31,11 @@ SHOWN = 16
 LARGE = 1 << 20
 """Bytes of a file from which on it is read once in a process, unless its size, date or inode change."""
 # An import path of a function, in a module or in a file of its own.
-_FUNCTION = re.compile(r"(?P<place>[^:\n]+\.py|[A-Za-z_][\w.]*):(?P<name>[A-Za-z_]\w*)")
+_FUNCTION = re.compile(r"([^:\n]+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
 _DEFINES_TASKSET = re.compile(r"^class \w+\([\w.]*Taskset\b", re.MULTILINE)
 _NEEDS_VERIFIERS = re.compile(r"verifiers\b(?!.*\bextra\b)")
 _NOT_OWN = sys.stdlib_module_names | {"verifiers"}
-_NO_CODE = frozenset({"__pycache__"})
 _COMPILED = frozenset({".pyc", ".pyo"})
-
-
-INSTALL_ADVICE = (
-    "Install an environment of Prime's hub with `prime env install OWNER/NAME`, by the owner and name that the hub "
-    "shows, or one of the folder environments/ of verifiers' repository out of a checkout of it"
-)
 
 
 class EnvironmentUnavailable(ValueError):
@@ -77,123 +70,129 @@ def require_same_code(environment: "EnvironmentConfig | Section") -> None:
     section = environment if isinstance(environment, Mapping) else environment.model_dump()
     here = package_version(section)
     if section["version"] and here != section["version"]:
-        recorded, found = differing_parts(section["version"], here)
+        recorded, present = differing_parts(section["version"], here)
         raise EnvironmentUnavailable(
-            f"environment {section['name']!r} was edited: the run began with {recorded}, here it is {found}. No "
+            f"environment {section['name']!r} was edited: the run began with {recorded}, here it is {present}. No "
             "process was started with it; what was sampled is safe. Bring that code back, or start a new run with this "
             "one"
         )
 
 
-def _code(environment: Section) -> Iterator[str]:
-    """Yield a part for each package: those of plug-ins, of functions by import path, and what these import."""
-    modules, files = _functions(environment)
-    waiting: list[str] = []
-    for kind, plugin, group in _plugins(environment):
-        name, module = _plugin_names(environment, kind, str(plugin.get("id", "")))
-        if _of_verifiers(module, group):
-            yield f"verifiers {version('verifiers')}"
-            continue
-        yield f"{_label(environment, kind, name, module, group)} sha256:{module_digest(module)[:SHOWN]}"
-        waiting.append(module)
-    for file in files:
-        yield f"{file.name} sha256:{_file_digest(file)[:SHOWN]}"
-        modules += _imports_of([(file.name, file)])
-    known = dict.fromkeys(waiting)
-    waiting += modules
-    for module in waiting:  # which grows meanwhile
-        if module not in known:
-            known[module] = None
-            yield f"{_name_of(module)} sha256:{module_digest(module)[:SHOWN]}"
-        waiting += [each for each in _imports_of(_module_files(module)) if each not in waiting]
+class Plugin(NamedTuple):
+    """A part of an environment that a package brings, by the id in its section: a name, or owner/name@version."""
 
+    kind: str
+    """The key of its section."""
+    id: str
+    group: str
+    """The folder of verifiers with plug-ins of this kind."""
 
-def _plugins(environment: Section) -> list[tuple[str, Mapping[str, Any], str]]:
-    """Return kind, settings and group of the plug-ins that an environment consists of."""
-    plugins: list[tuple[str, Mapping[str, Any], str]] = [
-        ("taskset", environment["taskset"], "tasksets"),
-        ("harness", environment["harness"], "harnesses"),
-    ]
-    if environment["env"].get("id"):
-        plugins.append(("env", environment["env"], "envs"))
-    own = {f"seats.{name}.harness": seat["harness"] for name, seat in environment["seats"].items()}
-    own |= {f"env.{name}.harness": _harness_settings(each) for name, each in environment["env"].items()}
-    plugins += [(kind, harness, "harnesses") for kind, harness in own.items() if harness]
-    judges = task.get("judges") if isinstance(task := environment["taskset"].get("task"), Mapping) else None
-    return plugins + [("judge", judge, "judges") for judge in judges or () if isinstance(judge, Mapping)]
+    @classmethod
+    def of(cls, kind: str, section: Section, group: str) -> "Plugin":
+        """Return the plug-in that a section names."""
+        return cls(kind, str(section.get("id", "")), group)
 
+    @property
+    def distribution(self) -> str:
+        """The name of the package."""
+        return self.id.rsplit("/", 1)[-1].partition("@")[0]
 
-def _harness_settings(settings: Any) -> dict[str, Any]:
-    """Return the harness that an environment's own settings name for a seat; empty where they name none."""
-    harness = settings.get("harness") if isinstance(settings, dict) else None
-    return harness if isinstance(harness, dict) and "id" in harness else {}
+    @property
+    def module(self) -> str:
+        """The module that the package brings."""
+        return self.distribution.replace("-", "_").lower()
 
+    def part(self, environment: str) -> str:
+        """Return its part of the environment's version. Raises EnvironmentUnavailable where it is not installed."""
+        if not self.id:
+            text = f"environment {environment!r}: {self.kind}.id is missing; it names a package"
+            raise EnvironmentUnavailable(text)
+        if self.module in _stock(self.group):  # verifiers looks there first
+            return f"verifiers {version('verifiers')}"
+        if _spec(self.module) is None:
+            raise EnvironmentUnavailable(
+                f"environment {environment!r}: {self.kind} {self.distribution!r} is not installed: there is no module "
+                f"{self.module!r}. {self._advice()}"
+            )
+        try:
+            label = f"{self.distribution.replace('_', '-')} {version(self.distribution)}"
+        except PackageNotFoundError:
+            label = _label(self.module)
+        return f"{label} sha256:{module_digest(self.module)[:SHOWN]}"
 
-def _plugin_names(environment: Section, kind: str, plugin: str) -> tuple[str, str]:
-    """Return the names of a plug-in's distribution and of its module, from its id: owner/name@version, or a name."""
-    if not plugin:
-        raise EnvironmentUnavailable(f"environment {environment['name']!r}: {kind}.id is missing; it names a package")
-    name = plugin.rsplit("/", 1)[-1].split("@", 1)[0]
-    return name, name.replace("-", "_").lower()
+    def _advice(self) -> str:
+        if near := get_close_matches(self.module, [*_stock(self.group), *_own_modules()], 1):
+            return f"Did you mean {near[0]!r}, which is installed?"
+        # The id names no package of a registry: there a stranger may have the name.
+        return (
+            f"Installed: {', '.join(installed_tasksets())}. `prime env install OWNER/NAME` installs one of Prime's hub"
+        )
 
 
 def installed_tasksets() -> list[str]:
     """Return the ids of the tasksets that are installed: those of verifiers, and of packages that define one."""
-    return [module for module in _plugin_modules("tasksets") if _defines_taskset(module)]
+    return sorted({*_stock("tasksets"), *filter(_defines_taskset, _own_modules())})
 
 
 def _defines_taskset(module: str) -> bool:
-    if _of_verifiers(module, "tasksets"):
-        return True
-    files = (path for name, path in _module_files(module) if name.endswith(".py")) if _spec(module) else ()
+    files = (path for name, path in _module_files(module) if name.endswith(".py"))
     return any(_DEFINES_TASKSET.search(path.read_text(encoding="utf-8", errors="replace")) for path in files)
 
 
-def _of_verifiers(module: str, group: str) -> bool:
-    """Tell whether a plug-in is one that comes with verifiers, which looks there first."""
-    return any(Path(folder, module).exists() for folder in _verifiers_folders(group))
+def _stock(group: str) -> list[str]:
+    """Return the modules of a group that come with verifiers."""
+    spec = find_spec("verifiers")
+    roots = spec.submodule_search_locations if spec else None
+    return [path.stem for root in roots or () for path in Path(root, "v1", group).glob("[a-z]*")]
 
 
-def _verifiers_folders(group: str) -> list[Path]:
-    verifiers = find_spec("verifiers")
-    return [Path(root, "v1", group) for root in (verifiers.submodule_search_locations or () if verifiers else ())]
+def _own_modules() -> list[str]:
+    """Return the modules of packages that are built on verifiers, and the samples of Stagecoach's wheel."""
+    built = [each for each in distributions() if any(map(_NEEDS_VERIFIERS.match, each.requires or ()))]
+    owners = packages_distributions()
+    samples = [name for name in owners if name.startswith("sample_") and DISTRIBUTION in owners[name]]
+    return [*(each.metadata["Name"].replace("-", "_").lower() for each in built), *samples]
 
 
-def _plugin_modules(group: str) -> list[str]:
-    """Return the modules that a plug-in may be: those of verifiers, and of packages that are built on it."""
-    inside = [module.stem for folder in _verifiers_folders(group) for module in folder.glob("[a-z]*")]
-    own = [
-        each.metadata["Name"].replace("-", "_").lower()
-        for each in distributions()
-        if any(map(_NEEDS_VERIFIERS.match, each.requires or ()))
-    ]
-    # Of our wheel, which brings several packages.
-    ours = [module for module, owners in packages_distributions().items() if DISTRIBUTION in owners]
-    return sorted({*inside, *own, *(each for each in ours if each.startswith("sample_"))})
+def _code(environment: Section) -> Iterator[str]:
+    """Yield a part for each package: those of plug-ins, of functions by import path, and what these import."""
+    modules, files = _functions(environment)
+    seen: dict[str, None] = {}
+    for plugin in _plugins(environment):
+        yield plugin.part(environment["name"])
+        if plugin.module not in _stock(plugin.group):
+            seen[plugin.module] = None
+    yield from map(_file_part, files)
+    queue = [*seen, *modules, *(name for file in files for name in _imports_of([file]))]
+    for module in queue:  # which grows meanwhile
+        if module not in seen:
+            seen[module] = None
+            yield f"{_label(module)} sha256:{module_digest(module)[:SHOWN]}"
+        queue += [name for name in _imports_of(path for _, path in _module_files(module)) if name not in queue]
 
 
-def _label(environment: Section, kind: str, name: str, module: str, group: str) -> str:
-    """Return name and version of a plug-in's distribution. Raises EnvironmentUnavailable where there is no module."""
-    if _spec(module) is None:
-        near = get_close_matches(module, _plugin_modules(group), 1)
-        installed = f"Installed: {', '.join(installed_tasksets())}. " if group == "tasksets" else ""
-        # The id names no package of a registry: there a stranger may have the name.
-        advice = f"Did you mean {near[0]!r}, which is installed?" if near else f"{installed}{INSTALL_ADVICE}"
-        raise EnvironmentUnavailable(
-            f"environment {environment['name']!r}: {kind} {name!r} is not installed: there is no module {module!r}. "
-            f"{advice}"
-        )
-    try:
-        return f"{name.replace('_', '-')} {version(name)}"
-    except PackageNotFoundError:
-        return _name_of(module)
+def _plugins(environment: Section) -> Iterator[Plugin]:
+    """Yield the plug-ins that an environment consists of."""
+    taskset, env, seats = environment["taskset"], environment["env"], environment["seats"]
+    yield Plugin.of("taskset", taskset, "tasksets")
+    yield Plugin.of("harness", environment["harness"], "harnesses")
+    if env.get("id"):
+        yield Plugin.of("env", env, "envs")
+    harnesses = {f"seats.{name}": seat["harness"] for name, seat in seats.items() if seat["harness"]}
+    # An environment's own settings may name the harness of a seat, too.
+    own = {f"env.{name}": seat.get("harness") for name, seat in env.items() if isinstance(seat, dict)}
+    harnesses |= {name: harness for name, harness in own.items() if isinstance(harness, dict) and "id" in harness}
+    yield from (Plugin.of(f"{name}.harness", harness, "harnesses") for name, harness in harnesses.items())
+    task = taskset.get("task")
+    judges = task.get("judges") if isinstance(task, Mapping) else None
+    yield from (Plugin.of("judge", judge, "judges") for judge in judges or () if isinstance(judge, Mapping))
 
 
-def _name_of(module: str) -> str:
+def _label(module: str) -> str:
     """Return name and version of the distribution that has a module, or what says that there is none."""
     name = _distribution_of(module)
     if name == DISTRIBUTION:
-        # Our wheel brings the samples, which are packages of their own in a checkout: in keys both have one name.
+        # Stagecoach's wheel brings the samples, packages of their own in a checkout: in keys both have one name.
         return f"{module.replace('_', '-')} {version(name)}"
     return f"{name} {version(name)}" if name else f"{module} (not a package)"
 
@@ -203,7 +202,7 @@ def _distribution_of(module: str) -> str:
         # The usual case, in no time: to go through everything that is installed takes a fifth of a second.
         return distribution(module.replace("_", "-")).metadata["Name"].replace("_", "-")
     except PackageNotFoundError:
-        dates = tuple(os.stat(each).st_mtime_ns for each in sys.path if os.path.isdir(each))
+        dates = tuple(os.stat(place).st_mtime_ns for place in sys.path if os.path.isdir(place))
         return next(iter(_distributions(dates).get(module, ())), "")
 
 
@@ -216,15 +215,12 @@ def _distributions(dates: tuple[int, ...]) -> Mapping[str, list[str]]:
 def _functions(environment: Section) -> tuple[list[str], list[Path]]:
     """Return the top-level modules, and the files, of functions that settings name by import path.
 
-    Raises EnvironmentUnavailable for a file that is missing, and for a function that the source of its module does not
-    have; a missing module is left to the process that loads it.
+    Raises EnvironmentUnavailable for a file that is missing; a missing module is left to the process that loads it.
     """
-    modules, files = [], []
+    modules, files = list[str](), list[Path]()
     for key, text in _texts(environment):
         match = _FUNCTION.fullmatch(text)
-        place = match["place"] if match else text if key == "fn" else ""
-        if match:
-            _require_function(environment, text, match["place"], match["name"])
+        place = match[1] if match else text if key == "fn" else ""
         if not place.endswith(".py"):
             top = place.partition(".")[0]
             modules += [top] if top and top not in _NOT_OWN and _spec(top) is not None else []
@@ -237,66 +233,36 @@ def _functions(environment: Section) -> tuple[list[str], list[Path]]:
     return modules, files
 
 
-def _require_function(environment: Section, text: str, place: str, name: str) -> None:
-    file = Path(place) if place.endswith(".py") else _source_of(place)
-    names = _defined_names(file.read_bytes()) if file is not None and file.is_file() else None
-    if names is not None and name not in names:
-        raise EnvironmentUnavailable(
-            f"environment {environment['name']!r}: {text!r} names no function: {file} has no "
-            f"{name!r}{did_you_mean(name, names)}"
-        )
-
-
-def _source_of(module: str) -> Path | None:
-    """Return the file of a module with code of its own; None where it is not here, or belongs to no environment."""
-    top, *inner = module.split(".")
-    spec = None if top in _NOT_OWN else _spec(top)
-    if spec is None or not inner:
-        return Path(spec.origin) if spec and spec.origin else None
-    roots = [Path(root, *inner) for root in spec.submodule_search_locations or ()]
-    files = (file for root in roots for file in (root.with_suffix(".py"), root / "__init__.py"))
-    return next((file for file in files if file.is_file()), None)
-
-
-@lru_cache(maxsize=64)
-def _defined_names(code: bytes) -> frozenset[str] | None:
-    """Return all names that code binds, wherever in it; None where it may bind others as it runs, or is no Python."""
-    try:
-        nodes = list(ast.walk(ast.parse(code)))
-    except (SyntaxError, ValueError):
-        return None
-    names = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
-    names |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    names |= {node.asname or node.name.partition(".")[0] for node in nodes if isinstance(node, ast.alias)}
-    return None if {"*", "__getattr__", "globals"} & names else frozenset(names)
-
-
 def _data(environment: Section) -> Iterator[str]:
     """Yield name and digest of each file that a setting names, and of the directory that one called `path` names."""
     for key, text in _texts(environment):
         if key != "path" and not {"/", "."} & {*text}:  # a word, as the name of a split is, and no path
             continue
-        path = os.path.expanduser(text)
+        path = Path(os.path.expanduser(text))
         # By content and not by date: a file that is copied or checked out again is the same input.
         if os.path.isfile(path):
-            yield f"{Path(path).name} sha256:{_file_digest(Path(path))[:SHOWN]}"
+            yield _file_part(path)
         elif key == "path" and text and os.path.isdir(path):
-            yield f"{Path(path).name}/ sha256:{_digest(list(_tree(Path(path))))[:SHOWN]}"
+            yield f"{path.name}/ sha256:{_digest(_tree(path))[:SHOWN]}"
+
+
+def _file_part(file: Path) -> str:
+    return f"{file.name} sha256:{_file_digest(file)[:SHOWN]}"
 
 
 def _texts(environment: Section) -> Iterator[tuple[str, str]]:
     """Yield key and value of every text among the settings of an environment's plug-ins, at any depth."""
-    seats = [each["harness"] for each in environment["seats"].values()]
-    waiting: list[tuple[str, Any]] = [
-        ("", each) for each in (environment["taskset"], environment["harness"], environment["env"], *seats)
+    seats = [seat["harness"] for seat in environment["seats"].values()]
+    queue: list[tuple[str, Any]] = [
+        ("", settings) for settings in (environment["taskset"], environment["harness"], environment["env"], *seats)
     ]
-    for key, value in waiting:  # which grows meanwhile
+    for key, value in queue:  # which grows meanwhile
         if isinstance(value, str):
             yield key, value
         elif isinstance(value, Mapping):
-            waiting += [(str(name), each) for name, each in value.items()]
+            queue += [(str(name), entry) for name, entry in value.items()]
         elif isinstance(value, Sequence):
-            waiting += [(key, each) for each in value]
+            queue += [(key, entry) for entry in value]
 
 
 def module_digest(module: str) -> str:
@@ -304,7 +270,7 @@ def module_digest(module: str) -> str:
     return _digest(_module_files(module))
 
 
-def _digest(files: Sequence[tuple[str, Path]]) -> str:
+def _digest(files: Iterable[tuple[str, Path]]) -> str:
     digest = hashlib.sha256()
     for inside, file in sorted(files):
         digest.update(f"{inside}\0{_file_digest(file)}\0".encode())
@@ -319,11 +285,8 @@ def _module_files(module: str) -> list[tuple[str, Path]]:
     if spec.submodule_search_locations is None:
         file = Path(spec.origin or "")
         return [(file.name, file)] if file.is_file() else []
-    found = []
-    for root in map(Path, spec.submodule_search_locations):
-        listed = _wheel_files(root)
-        found += [each for each in _tree(root) if not listed or each[0] in listed]
-    return found
+    roots = [Path(root) for root in spec.submodule_search_locations]
+    return [entry for root in roots for entry in _tree(root, _wheel_files(root))]
 
 
 def _wheel_files(root: Path) -> set[str]:
@@ -334,17 +297,18 @@ def _wheel_files(root: Path) -> set[str]:
     name = _distribution_of(root.name)
     if not name or Path(str((installed := distribution(name)).locate_file(""))).resolve() != root.parent.resolve():
         return set()
-    files = (each.as_posix().partition("/") for each in installed.files or ())
+    files = (file.as_posix().partition("/") for file in installed.files or ())
     return {inside for top, _, inside in files if top == root.name}
 
 
-def _tree(root: Path) -> Iterator[tuple[str, Path]]:
-    """Yield the files below a directory with their names inside it, but hidden and compiled ones."""
+def _tree(root: Path, listed: Iterable[str] = ()) -> Iterator[tuple[str, Path]]:
+    """Yield the files below a directory with their names inside it, but hidden, compiled and unlisted ones."""
     for directory, names, files in os.walk(root):
-        names[:] = [each for each in names if not each.startswith(".") and each not in _NO_CODE]
-        for file in (Path(directory, each) for each in files if not each.startswith(".")):
-            if file.suffix not in _COMPILED and file.is_file():
-                yield file.relative_to(root).as_posix(), file
+        names[:] = [name for name in names if not name.startswith(".") and name != "__pycache__"]
+        for file in (Path(directory, name) for name in files if not name.startswith(".")):
+            inside = file.relative_to(root).as_posix()
+            if file.suffix not in _COMPILED and file.is_file() and (not listed or inside in listed):
+                yield inside, file
 
 
 def _spec(module: str) -> ModuleSpec | None:
@@ -352,18 +316,18 @@ def _spec(module: str) -> ModuleSpec | None:
     here = os.getcwd()
     # It looks in the current directory last, whether this process does so first, last or not at all.
     named = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    path = [each for each in sys.path if each and (each != here or here in named)]
+    path = [place for place in sys.path if place and (place != here or here in named)]
     for finder in sys.meta_path:
-        found = finder.find_spec(module, [*path, here] if finder is PathFinder else None)
+        spec = finder.find_spec(module, [*path, here] if finder is PathFinder else None)
         # What has no code of its own, as a directory of that name, is no match.
-        if found is not None and (found.origin is not None or finder is not PathFinder):
-            return found
+        if spec is not None and (spec.origin is not None or finder is not PathFinder):
+            return spec
     return None
 
 
-def _imports_of(files: Sequence[tuple[str, Path]]) -> list[str]:
+def _imports_of(files: Iterable[Path]) -> list[str]:
     """Return the top-level modules that files of code import and that count as code of the environment, sorted."""
-    names = {name for _, file in files if file.suffix == ".py" for name in _imports(file.read_bytes())}
+    names = {name for file in files if file.suffix == ".py" for name in _imports(file.read_bytes())}
     return sorted(name for name in names if _is_own_code(name))
 
 
@@ -371,23 +335,19 @@ def _imports_of(files: Sequence[tuple[str, Path]]) -> list[str]:
 def _imports(code: bytes) -> frozenset[str]:
     """Return the names of the top-level modules that code imports, wherever in it; none where it is no Python."""
     try:
-        tree = ast.parse(code)
+        nodes = list(ast.walk(ast.parse(code)))
     except (SyntaxError, ValueError):  # the environment's own process says it better
         return frozenset()
-    found: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {each.name.partition(".")[0] for each in node.names}
-        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
-            found.add(node.module.partition(".")[0])
-    return frozenset(found - _NOT_OWN)
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and not node.level and node.module]
+    return frozenset({name.partition(".")[0] for name in names} - _NOT_OWN)
 
 
 def _is_own_code(module: str) -> bool:
-    """Tell whether a module lies outside of what is installed, or belongs to a package that is built on verifiers."""
+    """Return whether a module lies outside of what is installed, or belongs to a package that is built on verifiers."""
     spec = _spec(module)
     files = [*(spec.submodule_search_locations or ()), spec.origin] if spec else []
-    place = next((Path(each).parent for each in files if each and os.path.exists(each)), None)
+    place = next((Path(file).parent for file in files if file and os.path.exists(file)), None)
     if place is None:  # not there, as something optional may be, or no file
         return False
     if not any(place.glob("*.dist-info")):  # no directory that packages are installed in
@@ -397,10 +357,10 @@ def _is_own_code(module: str) -> bool:
 
 
 def _file_digest(file: Path) -> str:
-    found = file.stat()
-    if found.st_size < LARGE:  # not by its date: what is edited twice in a moment may have the same
+    status = file.stat()
+    if status.st_size < LARGE:  # not by its date: what is edited twice in a moment may have the same
         return hashlib.sha256(file.read_bytes()).hexdigest()
-    return _large_file_digest(file, found.st_size, found.st_mtime_ns, found.st_ino)
+    return _large_file_digest(file, status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 @lru_cache(maxsize=4096)

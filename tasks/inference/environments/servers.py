@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 EXAMPLES_SECONDS = 600.0
 RETRY_SECONDS = 5.0
 """Longest wait for an answer to the second health request."""
-HOST = "tasks.inference.environments.host"
 KEY_VARIABLE = "STAGECOACH_ENVIRONMENT_KEY"
 """The variable by which a server gets the key of its connections."""
 # Matches how verifiers fails on a package written for an interface that it had before.
@@ -54,32 +54,23 @@ def interface_hint(error: str) -> str:
     return f". {OLD_INTERFACE_HINT}" if OLD_INTERFACE.search(error) else ""
 
 
-def command(environment: "EnvironmentConfig", report: str | Path) -> tuple[list[str], dict[str, str]]:
-    """Argument list and environment variables of the process that serves `environment`.
+def command(environment: "EnvironmentConfig", report: str | Path, *options: str) -> tuple[list[str], dict[str, str]]:
+    """Return argument list and environment variables of a process that imports `environment`.
 
-    The process writes `{"address": ...}` to `report` once it takes requests. Raises EnvironmentUnavailable where a
-    package is missing, or was edited since the run began.
+    It is the environment's server; with the option `--grade` its grader, whose key the caller adds to the variables.
+    The process writes `{"address": ...}` to `report` once it takes requests. Its section of the config lies beside the
+    report, for this user alone: others can read a command line. Raises EnvironmentUnavailable where a package is
+    missing, or was edited since the run began.
     """
     require_same_code(environment)
-    return host_arguments(HOST, environment, report), host_variables()
-
-
-def host_arguments(module: str, environment: "EnvironmentConfig", report: str | Path) -> list[str]:
-    """Return the arguments of a process that imports the environment: its server, or its grader.
-
-    Its section of the config lies beside the report, for our eyes only: others can read a command line.
-    """
     config = Path(report).with_suffix(".config.json")
     write_private(config, environment.model_dump_json())
-    return module_command(module, "--config", str(config), "--report", str(report))
-
-
-def host_variables() -> dict[str, str]:
-    """Return the environment variables of such a process."""
+    host = "tasks.inference.environments.host"
+    argv = module_command(host, "--config", str(config), "--report", str(report), *options)
     # One thread: many of these processes share the machine with the engine, which needs the cores.
     variables = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
     # HF_HUB_OFFLINE stays as it is in the shell: most public environments load their data from the hub.
-    return variables | {"PYTHONUNBUFFERED": "1"}
+    return argv, variables | {"PYTHONUNBUFFERED": "1"}
 
 
 def answers(address: str, seconds: float = 2.0) -> bool:
@@ -131,13 +122,8 @@ class LoadedEnvironment:
 
 
 def examples(environment: "EnvironmentConfig") -> pa.Table:
-    """Return the environment's examples, with the schema of the examples table; raises what `load` raises."""
-    return load(environment).examples
-
-
-def load(environment: "EnvironmentConfig") -> LoadedEnvironment:
-    """Return one environment's examples and facts: see `load_all`."""
-    return load_all([environment])[0]
+    """Return the environment's examples, with the schema of the examples table; raises what `load_all` raises."""
+    return load_all([environment])[0].examples
 
 
 def load_all(environments: "Sequence[EnvironmentConfig]") -> list[LoadedEnvironment]:
@@ -152,74 +138,59 @@ def load_all(environments: "Sequence[EnvironmentConfig]") -> list[LoadedEnvironm
     temporary = user_directory(tempfile.gettempdir())
     scratches = ScratchDirectories(temporary, private=temporary)
     directories = [scratches.make("examples") for _ in environments]
-    loader, loaded, problems = _Loader(), list[LoadedEnvironment](), list[EnvironmentUnavailable]()
+    processes: list[subprocess.Popen[bytes]] = []
+    stopped = Event()
+    threads = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="load")
+
+    def load(environment: "EnvironmentConfig", directory: Path) -> LoadedEnvironment | EnvironmentUnavailable:
+        try:
+            return _load(environment, directory, processes, stopped)
+        except EnvironmentUnavailable as problem:
+            return problem
+
     try:
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="load") as threads:
-            try:
-                for future in [
-                    threads.submit(loader.load, *pair) for pair in zip(environments, directories, strict=True)
-                ]:
-                    try:
-                        loaded.append(future.result())
-                    except EnvironmentUnavailable as error:
-                        problems.append(error)
-            except BaseException:  # Ctrl-C: no caller would wait for the processes
-                threads.shutdown(wait=False, cancel_futures=True)
-                loader.stop()
-                raise
+        outcomes = list(threads.map(load, environments, directories))
     finally:
+        stopped.set()
+        for process in processes:
+            if process.poll() is None:  # after Ctrl-C no caller waits for it
+                _kill_session(process)
+        threads.shutdown(cancel_futures=True)
         for directory in directories:
             scratches.discard(directory)
-    if len(problems) > 1:
-        raise EnvironmentUnavailable("\n".join(map(str, problems)))
-    for problem in problems:
-        raise problem
-    return loaded
+    if problems := [outcome for outcome in outcomes if isinstance(outcome, EnvironmentUnavailable)]:
+        raise problems[0] if len(problems) == 1 else EnvironmentUnavailable("\n".join(map(str, problems)))
+    return [outcome for outcome in outcomes if isinstance(outcome, LoadedEnvironment)]
 
 
-class _Loader:
-    """Starts a process for each environment, which writes its examples and facts to files; used by several threads."""
-
-    def __init__(self) -> None:
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._is_stopped = False
-
-    def stop(self) -> None:
-        """Kill the running processes."""
-        self._is_stopped = True
-        for process in self._processes:
-            if process.poll() is None:
-                _kill_session(process)
-
-    def load(self, environment: "EnvironmentConfig", directory: Path) -> LoadedEnvironment:
-        """Return what a process loads; raises EnvironmentUnavailable."""
-        require_same_code(environment)
-        target, report, log = (directory / name for name in ("examples.arrow", "report.json", "log"))
-        argv = [*host_arguments(HOST, environment, report), "--examples", str(target)]
-        variables = {**inherited_variables(needed_by(environment)), **host_variables()}
-        # Output goes to a file and not to a pipe, which stays open as long as any child that inherited it lives.
-        with log.open("wb") as output:
-            process = subprocess.Popen(argv, env=variables, stdout=output, stderr=output, start_new_session=True)
-        self._processes.append(process)
-        try:
-            process.wait(0 if self._is_stopped else EXAMPLES_SECONDS)
-        except subprocess.TimeoutExpired as error:
-            raise EnvironmentUnavailable(
-                f"environment {environment.name!r}: its taskset did not yield {environment.max_examples} "
-                f"examples in {EXAMPLES_SECONDS:.0f} s; lower max_examples"
-            ) from error
-        finally:
-            _kill_session(process)
-        # What is reported is whole, however the process ended after it; and none that ended well may have no report.
-        reported = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-        if "facts" not in reported:
-            text = log.read_text(encoding="utf-8", errors="replace")
-            raise EnvironmentUnavailable(_reason(environment, reported, text))
-        rows = read_rows(target)
-        if not rows.num_rows:
-            raise EnvironmentUnavailable(f"environment {environment.name!r}: its taskset yields no examples")
-        facts = EnvironmentFacts(**{**reported["facts"], "settings": tuple(reported["facts"]["settings"])})
-        return LoadedEnvironment(rows.cast(EXAMPLES.arrow), facts)
+def _load(
+    environment: "EnvironmentConfig", directory: Path, processes: "list[subprocess.Popen[bytes]]", stopped: Event
+) -> LoadedEnvironment:
+    """Return what a process loads and writes to `directory`; `processes` gets the process, `stopped` ends the wait."""
+    target, report, log = (directory / name for name in ("examples.arrow", "report.json", "log"))
+    argv, variables = command(environment, report, "--examples", str(target))
+    variables = inherited_variables(needed_by(environment)) | variables
+    # Output goes to a file and not to a pipe, which stays open as long as any child that inherited it lives.
+    with log.open("wb") as output:
+        process = subprocess.Popen(argv, env=variables, stdout=output, stderr=output, start_new_session=True)
+    processes.append(process)
+    try:
+        process.wait(0 if stopped.is_set() else EXAMPLES_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise EnvironmentUnavailable(
+            f"environment {environment.name!r}: its taskset did not yield {environment.max_examples} "
+            f"examples in {EXAMPLES_SECONDS:.0f} s; lower max_examples"
+        ) from error
+    finally:
+        _kill_session(process)
+    # What is reported is whole, however the process ended after it; and none that ended well may have no report.
+    reported = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+    if "facts" not in reported:
+        raise EnvironmentUnavailable(_reason(environment, reported, log.read_text(encoding="utf-8", errors="replace")))
+    rows = read_rows(target)
+    if not rows.num_rows:
+        raise EnvironmentUnavailable(f"environment {environment.name!r}: its taskset yields no examples")
+    return LoadedEnvironment(rows.cast(EXAMPLES.arrow), EnvironmentFacts(**reported["facts"]))
 
 
 def _kill_session(process: "subprocess.Popen[bytes]") -> None:

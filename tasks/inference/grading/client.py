@@ -1,4 +1,4 @@
-"""Regrading on the pipeline's side: the command of a grader's process, and its client."""
+"""The client of a grader: traces of one environment to their scores."""
 
 import json
 import tempfile
@@ -6,18 +6,12 @@ from collections.abc import Mapping
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
-from tasks.inference.environments.packages import require_same_code
-from tasks.inference.environments.servers import host_arguments, host_variables, read_rows, write_rows
+from tasks.inference.environments.servers import read_rows, write_rows
 
-if TYPE_CHECKING:
-    from configs.environments import EnvironmentConfig
-
-
-HOST = "tasks.inference.grading.host"
 KEY_VARIABLE = "STAGECOACH_GRADER_KEY"
 STALL_SECONDS = 900.0
 """Longest wait for the next scored episode: no time limit can stop a reward function that never awaits."""
@@ -43,16 +37,6 @@ class GraderStalled(ValueError):
 
 class GraderLost(Exception):
     """The grader's process or connection is gone; another grader can answer the same request."""
-
-
-def command(environment: "EnvironmentConfig", report: str | Path) -> tuple[list[str], dict[str, str]]:
-    """Return the argument list and environment of a grader's process for `environment`; the caller adds the key.
-
-    The process writes `{"address": ...}` to `report` once it takes requests. Raises EnvironmentUnavailable where a
-    package is missing, or was edited since the run began.
-    """
-    require_same_code(environment)
-    return host_arguments(HOST, environment, report), host_variables()
 
 
 def answers(address: str, key: str) -> bool:

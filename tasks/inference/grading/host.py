@@ -1,4 +1,4 @@
-"""The process that grades for one environment: `python -m tasks.inference.grading.host --config FILE --report PATH`.
+"""The process that grades for one environment: `tasks/inference/environments/host.py` with `--grade`.
 
 It loads the environment, binds a free loopback port and writes `{"address": ...}` to the report file. A client connects
 with the key of STAGECOACH_GRADER_KEY and names a directory with examples, traces and messages as Arrow files; their
@@ -8,13 +8,11 @@ A trace whose scoring fails gets an error in its row, as in a rollout. Where sco
 judge's model, a runtime, the rollout's state), the whole environment is refused with NotRegradable.
 """
 
-import argparse
 import asyncio
 import inspect
 import json
 import logging
 import os
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,8 +35,6 @@ from verifiers.v1.utils.loaders import load_environment
 
 from tasks.inference.engine.host import write_report
 from tasks.inference.environments.examples import verifiers_config
-from tasks.inference.environments.host import report_load_error, set_up_process
-from tasks.inference.environments.packages import require_same_code
 from tasks.inference.environments.servers import read_rows, write_rows
 from tasks.inference.grading.client import KEY_VARIABLE, SCORES, NotRegradable
 from tasks.inference.patches import forbid_judges
@@ -316,26 +312,14 @@ def _send(connection: Connection, **answer: object) -> None:
     connection.send_bytes(json.dumps(answer).encode())
 
 
-def main(argv: Sequence[str]) -> int:
-    """Grade until SIGTERM; return 3 where the environment cannot be loaded."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--config", type=Path, required=True, help="file with the environment's section, as JSON")
-    parser.add_argument("--report", type=Path, required=True)
-    arguments = parser.parse_args(argv)
-    set_up_process()
-    environment = json.loads(arguments.config.read_text(encoding="utf-8"))
-    try:
-        require_same_code(environment)
-        grader = Grader(environment)
-    except Exception as error:
-        return report_load_error(error, environment["name"], arguments.report)
+def grade(environment: Mapping[str, Any], report: Path) -> None:
+    """Grade for the environment of a section, plain values, until SIGTERM; write the address to `report`.
+
+    Raises what the environment's package raises.
+    """
+    grader = Grader(environment)
     # Removed from the environment variables: programs that reward functions start must not have the key.
     with Listener(("127.0.0.1", 0), authkey=os.environ.pop(KEY_VARIABLE).encode()) as listener:
         host, port = listener.address
-        write_report(arguments.report, {"address": f"{host}:{port}", "pid": os.getpid()})
+        write_report(report, {"address": f"{host}:{port}", "pid": os.getpid()})
         serve(listener, grader)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,14 +1,80 @@
-"""Measures over time how full the engine is, and how long the learner has nothing to train on."""
+"""The load of engines, read once a second, and how long the learner has nothing to train on."""
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tasks.inference.engine.client import ServedModel
-from tasks.inference.sampling.limits import INTERVAL_SECONDS, EngineLoad, read_load, total_load
+from tasks.inference.engine.metrics import GAUGES, parse_page, read_page
+
+INTERVAL_SECONDS = 1.0
+"""Between two readings of the engines' load."""
+
+_log = logging.getLogger("stagecoach")
+
+
+@dataclass(frozen=True)
+class EngineLoad:
+    """The load of one or more engines at one moment."""
+
+    running: float
+    """Requests in their batches."""
+    waiting: float
+    """Requests in their queues."""
+    cache_use: float
+    """Share of the fullest KV cache in use, from 0 to 1."""
+    preemptions: float
+    """Requests that were taken out of a batch again, counted since the engines started."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.running:.0f} requests run, {self.waiting:.0f} wait, {self.cache_use:.0%} of the cache is in use, "
+            f"{self.preemptions:.0f} preemptions"
+        )
+
+
+def load_of_page(page: str) -> EngineLoad | None:
+    """Return the load on a page of metrics in the Prometheus text format; None where a metric is missing."""
+    counters, gauges, _ = parse_page(page)
+    preemptions = [value for (name, _), value in counters.items() if name == "preemptions"]
+    if len(gauges) < len(GAUGES) or not preemptions:
+        return None
+    return EngineLoad(gauges["running"], gauges["waiting"], gauges["cache_use"], sum(preemptions))
+
+
+def total_load(loads: Sequence[EngineLoad]) -> EngineLoad:
+    """Return the load of several engines together; of their caches the fullest counts."""
+    running, waiting = sum(load.running for load in loads), sum(load.waiting for load in loads)
+    return EngineLoad(running, waiting, max(load.cache_use for load in loads), sum(load.preemptions for load in loads))
+
+
+async def follow_loads(
+    engines: Callable[[], Sequence[ServedModel]], report: Callable[[EngineLoad | None], None]
+) -> None:
+    """Report the load of all `engines` together once a second until cancelled.
+
+    A reading to which an engine gave no answer is left out: the total would be that of those that are less busy.
+    Engines without such metrics are left out with a warning; where there is no other, None is reported, and it ends.
+    """
+    unmeasured = set[str]()
+    while measured := [engine for engine in engines() if engine.url not in unmeasured]:
+        loads = list[EngineLoad]()
+        for engine in measured:
+            page = await asyncio.to_thread(read_page, engine)
+            load = None if page is None else load_of_page(page)
+            if load:
+                loads.append(load)
+            elif page is not None:
+                unmeasured.add(engine.url)
+                _log.warning("the engine at %s reports no queue under /metrics: no limit adapts to it", engine.url)
+        if loads and len(loads) == sum(engine.url not in unmeasured for engine in measured):
+            report(total_load(loads))
+        await asyncio.sleep(INTERVAL_SECONDS)
+    report(None)
 
 
 @dataclass(frozen=True)
@@ -68,10 +134,10 @@ class LoadMeter:
         finally:
             self._add(waiting=-1)
 
-    def report(self, load: EngineLoad) -> None:
-        """Add a report of the engine about itself."""
+    def report(self, load: EngineLoad | None) -> None:
+        """Add a reading of the engine's load, if there is one."""
         with self._lock:
-            self._reports.append(load)
+            self._reports += [load] if load else []
 
     def read(self) -> MeasuredLoad:
         """Return what was measured since the last reading, and begin anew."""
@@ -108,24 +174,6 @@ class LoadMeter:
         self._rollout_seconds += seconds * self._in_flight
         self._idle += 0.0 if self._in_flight else seconds
         self._waited += seconds if self._waiting else 0.0
-
-
-async def report_loads(meter: LoadMeter, replicas: Callable[[], Sequence[ServedModel]]) -> None:
-    """Report the load of an engine, of all its `replicas` together, once a second until cancelled.
-
-    Ends where it has no metrics.
-    """
-    while True:
-        loads = list[EngineLoad]()
-        for replica in replicas():
-            with suppress(ConnectionError):  # who watches the services reports a lost engine
-                load = await read_load(replica)
-                if load is None:
-                    return
-                loads.append(load)
-        if loads:
-            meter.report(total_load(loads))
-        await asyncio.sleep(INTERVAL_SECONDS)
 
 
 def _mean(values: Sequence[float]) -> float | None:

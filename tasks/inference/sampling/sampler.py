@@ -25,7 +25,7 @@ from tasks.inference.sampling.background_loop import run_in_background_loop
 from tasks.inference.sampling.crash_isolation import CrashIsolation, InFlightRollout
 from tasks.inference.sampling.episode_rows import Rows
 from tasks.inference.sampling.limits import AdaptiveLimit, GroupQuota, Limiter, StoppedEarly, straggler_failure
-from tasks.inference.sampling.load_meter import LoadMeter, report_loads
+from tasks.inference.sampling.load_meter import LoadMeter, follow_loads
 from tasks.inference.sampling.lost_servers import ServiceLost, ServiceWatch
 from tasks.inference.sampling.rollout_runner import RolloutRunner
 from tasks.inference.sampling.server_pool import CrashesServers, FindServers, ServePolicy, ServerPool
@@ -164,10 +164,10 @@ class BatchSampler:
         sampling = asyncio.create_task(self._sample_groups(assignments, examples))
         monitors = [asyncio.create_task(self.servers.follow_replicas(self.watch.add))]
         if self.config.rollout.adaptive_in_flight:
-            limit = AdaptiveLimit(self.limiter, lambda: [*self._policy_served(), *self._frozen])
-            monitors.append(asyncio.create_task(limit.run()))
+            adjust = AdaptiveLimit(self.limiter).adjust
+            monitors.append(asyncio.create_task(follow_loads(lambda: [*self._policy_served(), *self._frozen], adjust)))
         if self.plan.meter:
-            monitors.append(asyncio.create_task(report_loads(self.plan.meter, self._policy_served)))
+            monitors.append(asyncio.create_task(follow_loads(self._policy_served, self.plan.meter.report)))
         try:
             await asyncio.wait({watching, sampling}, return_when=asyncio.FIRST_COMPLETED)
             if watching.done():

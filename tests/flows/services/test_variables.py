@@ -22,7 +22,6 @@ from flows.services.environments import EnvironmentServers, GraderProcesses
 from flows.services.learner import LearnerProcess
 from flows.services.process import ServiceSpec
 from tasks.inference.environments import servers
-from tasks.inference.environments.servers import host_arguments
 from tasks.runtime.process_variables import inherited_variables, needed_by, withheld
 from tests.fixtures.waiting import PATIENCE
 
@@ -152,11 +151,15 @@ def test_a_process_that_is_started_has_no_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "1", None])
-def test_environments_ask_the_hub_as_the_shell_says(value: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environments_ask_the_hub_as_the_shell_says(
+    value: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     if value:
         monkeypatch.setenv("HF_HUB_OFFLINE", value)
-    assert {**inherited_variables(), **servers.host_variables()}.get("HF_HUB_OFFLINE") == value
+    environment = EnvironmentConfig.model_validate(ENVIRONMENT | {"taskset": {"id": "sample_reverse_text"}})
+    variables = inherited_variables() | servers.command(environment, tmp_path / "report")[1]
+    assert variables.get("HF_HUB_OFFLINE") == value
 
 
 def test_a_section_reaches_its_process_by_a_file_for_one_pair_of_eyes(tmp_path: Path) -> None:
@@ -167,7 +170,7 @@ def test_a_section_reaches_its_process_by_a_file_for_one_pair_of_eyes(tmp_path: 
     precious.write_text("precious")
     (tmp_path / "environment-a.config.json").symlink_to(precious)
     for _ in range(2):  # a service is described again after a restart of the flow
-        argv = host_arguments(servers.HOST, environment, tmp_path / "environment-a.json")
+        argv, _ = servers.command(environment, tmp_path / "environment-a.json")
         file = Path(argv[argv.index("--config") + 1])
         assert "judge_key" not in " ".join(argv) and json.loads(file.read_text())["taskset"]["judge_key"] == "s"
         assert stat.S_IMODE(file.stat().st_mode) == 0o600 and not file.is_symlink()

@@ -9,7 +9,7 @@ import pytest
 
 from configs.environments import EnvironmentConfig
 from configs.services import LearnerConfig
-from tasks.inference.environments.servers import host_arguments
+from tasks.inference.environments import servers
 from tasks.learner import client
 from tasks.runtime import process_variables
 from tasks.runtime.process_variables import inherited_variables
@@ -41,7 +41,7 @@ def test_children_of_ours_are_started_so(tmp_path: Path) -> None:
     started = [
         client.command(LearnerConfig(), "report")[0],
         client.command(LearnerConfig(processes=2), "report")[0],
-        host_arguments("tasks.inference.grading.host", environment, tmp_path / "report"),
+        servers.command(environment, tmp_path / "report", "--grade")[0],
     ]
     for command in started:
         assert command[:3] == [sys.executable, "-P", "-m"]
@@ -52,9 +52,7 @@ def test_children_of_ours_are_started_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize(
-    "module", ["tasks.learner.worker", "tasks.inference.environments.host", "tasks.inference.grading.host"]
-)
+@pytest.mark.parametrize("module", ["tasks.learner.worker", "tasks.inference.environments.host"])
 def test_services_load_from_such_a_directory(module: str, directory: Path) -> None:
     done = said_in(directory, process_variables.module_command(module, "--help"))
     assert done.returncode == 0 and "--report" in done.stdout, done.stderr

@@ -8,7 +8,7 @@ import pytest
 
 from configs.environments import EnvironmentConfig
 from tasks.inference.environments.examples import verifiers_config, write_examples
-from tasks.inference.environments.introspection import EnvironmentFacts, FormerInterface, LostTaskConfig, facts_of
+from tasks.inference.environments.introspection import EnvironmentFacts, FormerInterface, facts_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("plugins")]
 
@@ -35,7 +35,9 @@ def test_a_reward_function_a_judge_or_code_of_its_own_scores() -> None:
 
 
 def test_the_settings_are_those_of_the_taskset() -> None:
-    assert {"num_examples", "min_length"} <= set(facts("sample_reverse_text").settings)
+    settings = facts("sample_reverse_text").settings
+    assert {"num_examples", "min_length"} <= set(settings) and not {"id", "task"} & set(settings)
+    assert facts("sample_kuhn_poker").settings["explain_rules"] is False
 
 
 def test_the_keys_are_those_of_the_judges_in_its_settings() -> None:
@@ -47,11 +49,6 @@ def test_the_keys_are_those_of_the_judges_in_its_settings() -> None:
 def test_hooks_of_an_earlier_interface_are_refused() -> None:
     with pytest.raises(FormerInterface, match="FormerTask has `tools` and `user` of its own"):
         facts("former_tools")
-
-
-def test_settings_of_a_single_task_are_refused_as_no_server_has_them() -> None:
-    with pytest.raises(LostTaskConfig, match=r"OwnTask .*OwnTaskConfig.*taskset\.task \(TaskConfig\)"):
-        facts("own_config")
 
 
 def test_a_harness_that_needs_a_container_is_refused_on_the_subprocess_runtime() -> None:

@@ -14,7 +14,7 @@ from configs.run import RunConfig
 from tasks.assignment.examples import STAGE
 from tasks.inference.environments import packages
 from tasks.inference.environments.packages import EnvironmentUnavailable, package_version, require_same_code
-from tasks.inference.environments.servers import host_arguments
+from tasks.inference.environments.servers import command
 from tasks.runtime.run_context import StageKeys
 from tests.fixtures.waiting import PATIENCE
 
@@ -175,17 +175,6 @@ def test_functions_and_files_that_settings_name(write: Write, tmp_path: Path, mo
         package_version(environment)
 
 
-def test_a_function_that_its_module_does_not_have_is_refused_without_running_the_module(write: Write) -> None:
-    write("own_game.py", "")
-    write("own_scores.py", "raise SystemExit\ndef reward(reply): ...\n")
-    environment = own(task={"scoring": "own_scores:reward2"})
-    with pytest.raises(EnvironmentUnavailable, match=r"names no function: .*'reward2'; did you mean reward\?"):
-        package_version(environment)
-    for code in ("def reward2(): ...", "reward2 = len", "from a import b as reward2", "from a import *"):
-        write("own_scores.py", code)
-        assert "own_scores" in package_version(environment)
-
-
 def test_judges_and_harnesses_are_code_of_the_environment(write: Write) -> None:
     write("own_game.py", "")
     judge, harness = write("own_judge.py", ""), write("own_harness.py", "")
@@ -246,13 +235,14 @@ def test_code_that_cannot_be_read_is_said(write: Write, monkeypatch: pytest.Monk
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("module", ["tasks.inference.environments.host", "tasks.inference.grading.host"])
-def test_a_process_that_is_started_again_refuses_edited_code(module: str, tmp_path: Path) -> None:
-    begun = EnvironmentConfig(
-        name="text", taskset={"id": "sample_reverse_text"}, version="sample-reverse-text 0.1.0 sha256:aa"
-    )
+@pytest.mark.parametrize("options", [[], ["--grade"]])
+def test_a_process_that_is_started_again_refuses_edited_code(options: list[str], tmp_path: Path) -> None:
+    environment = EnvironmentConfig(name="text", taskset={"id": "sample_reverse_text"})
     report = tmp_path / "report.json"
-    ended = subprocess.run(host_arguments(module, begun, report), capture_output=True, timeout=PATIENCE, check=False)
+    argv, _ = command(environment, report, *options)
+    begun = environment.model_copy(update={"version": "sample-reverse-text 0.1.0 sha256:aa"})
+    report.with_suffix(".config.json").write_text(begun.model_dump_json())
+    ended = subprocess.run(argv, capture_output=True, timeout=PATIENCE, check=False)
     assert ended.returncode == 3 and json.loads(report.read_text())["error"] == "EnvironmentUnavailable"
     assert "'text' was edited: the run began with sample-reverse-text 0.1.0 sha256:aa, here" in report.read_text()
 

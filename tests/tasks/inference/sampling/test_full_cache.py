@@ -11,7 +11,9 @@ import httpx
 import pytest
 
 from tasks.inference.engine.client import Engine, ServedModel
-from tasks.inference.sampling.limits import INITIAL_LIMIT, AdaptiveLimit, EngineLoad, Limiter, read_load
+from tasks.inference.engine.metrics import read_page
+from tasks.inference.sampling.limits import INITIAL_LIMIT, AdaptiveLimit, Limiter
+from tasks.inference.sampling.load_meter import EngineLoad, follow_loads, load_of_page
 from tasks.learner.tiny import tiny_qwen3
 from tests.fixtures.faults import happened
 from tests.fixtures.hosts import ENGINE, KEY, engine_of
@@ -29,7 +31,8 @@ class Crowd:
     def __init__(self, engine: Engine) -> None:
         self.served = ServedModel(engine.url, KEY)
         self.limiter = Limiter(MOST)
-        self.steering = AdaptiveLimit(self.limiter, lambda: [self.served])
+        self.adaptive = AdaptiveLimit(self.limiter)
+        self.limits = [self.limiter.limit]
         self.answers: list[dict[str, Any]] = []
 
     async def ask(self, client: httpx.AsyncClient, number: int) -> None:
@@ -41,14 +44,18 @@ class Crowd:
                 answer = await client.post("/inference/v1/generate", json=body)
                 self.answers.append({"prompt": number, **answer.raise_for_status().json()["choices"][0]})
 
+    def adjust(self, load: EngineLoad | None) -> None:
+        self.adaptive.adjust(load)
+        self.limits.append(self.limiter.limit)
+
     async def gather(self) -> EngineLoad | None:
         """Return the engine's load when all are answered."""
-        steering = asyncio.create_task(self.steering.run())
+        steering = asyncio.create_task(follow_loads(lambda: [self.served], self.adjust))
         headers = {"Authorization": f"Bearer {KEY}"}
         async with httpx.AsyncClient(base_url=self.served.url, headers=headers, timeout=PATIENCE) as client:
             await asyncio.gather(*(self.ask(client, 1 + number) for number in range(MOST)))
         steering.cancel()
-        return await read_load(self.served)
+        return load_of_page(read_page(self.served) or "")
 
 
 @pytest.mark.fault(
@@ -62,8 +69,7 @@ def test_the_limit_falls_to_what_fits_and_what_was_preempted_is_exact(tmp_path: 
         load = asyncio.run(crowd.gather())
         assert load and load.preemptions > 0 and load.running == load.waiting == 0
         happened(f"{load.preemptions:.0f} preemptions")
-        limits = crowd.steering.limits
-        assert limits[0] == INITIAL_LIMIT and limits[-1] <= FIT
+        assert crowd.limits[0] == INITIAL_LIMIT and crowd.limits[-1] <= FIT
         assert len(crowd.answers) >= MOST
         for answer in crowd.answers[:INITIAL_LIMIT]:  # those that were under way together
             assert len(answer["token_ids"]) == NUM_TOKENS

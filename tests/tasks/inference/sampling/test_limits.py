@@ -1,31 +1,18 @@
 """The limits on rollouts in flight: the rule, the limiter, the quota of groups; and engines with and without a key."""
 
 import asyncio
-import socket
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any
 
 import pytest
 from aiohttp import web
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tasks.inference.engine.client import ServedModel
-from tasks.inference.engine.metrics import TIMEOUT_SECONDS
+from tasks.inference.engine.metrics import read_page
 from tasks.inference.sampling import lost_servers
-from tasks.inference.sampling.limits import (
-    PATIENCE,
-    EngineLoad,
-    GroupQuota,
-    Limiter,
-    LimitState,
-    StoppedEarly,
-    next_state,
-    parse_metrics,
-    read_load,
-)
+from tasks.inference.sampling.limits import PATIENCE, AdaptiveLimit, GroupQuota, Limiter, StoppedEarly
+from tasks.inference.sampling.load_meter import EngineLoad, load_of_page
 from tasks.inference.sampling.lost_servers import ServiceLost, ServiceWatch
 from tests.fixtures.endpoints import endpoint
 from tests.fixtures.faults import happened
@@ -47,7 +34,6 @@ vllm:num_requests_waiting 2
 vllm:kv_cache_usage_perc 0.5
 vllm:num_preemptions_total 4
 """
-Found = TypeVar("Found")
 
 
 @pytest.mark.parametrize(
@@ -61,51 +47,35 @@ Found = TypeVar("Found")
     ids=["two cores", "no labels", "one metric less", "no page"],
 )
 def test_the_load_on_a_page_of_metrics(page: str, load: EngineLoad | None) -> None:
-    assert parse_metrics(page) == load
+    assert load_of_page(page) == load
+
+
+WAITING, PREEMPTED = replace(CALM, waiting=1), replace(CALM, preemptions=3)
 
 
 @pytest.mark.parametrize(
-    ("state", "reading", "in_use", "limit", "waited"),
+    ("readings", "in_use", "limits"),
     [
-        (LimitState(8, 2), CALM, 8, 12, 0),  # 64 / 16 more
-        (LimitState(8), CALM, 8, 12, 0),  # a first reading has no preemptions that could have risen
-        (LimitState(8, 2), CALM, 7, 8, 0),  # nobody is held back
-        (LimitState(62, 2), CALM, 62, 64, 0),
-        (LimitState(64, 2), CALM, 64, 64, 0),
-        (LimitState(8, 2), replace(CALM, cache_use=0.9), 8, 8, 0),
-        (LimitState(8, 2), replace(CALM, waiting=1), 8, 8, 1),
-        (LimitState(8, 2, PATIENCE - 1), replace(CALM, waiting=1), 8, 4, 0),
-        (LimitState(8, 2, PATIENCE - 1), CALM, 8, 12, 0),  # the queue is empty again
-        (LimitState(9, 2), replace(CALM, preemptions=3), 9, 4, 0),
-        (LimitState(1, 2), replace(CALM, preemptions=3), 1, 1, 0),
-        (LimitState(8, 5), CALM, 8, 12, 0),  # another engine in place of the one that counted
+        ([CALM, CALM], 64, [12, 16]),  # 64 / 16 more, also after a first reading
+        ([CALM], 7, [8]),  # nothing is held back
+        ([CALM] * 15, 64, [*range(12, 64, 4), 64, 64]),
+        ([replace(CALM, cache_use=0.9)], 64, [8]),
+        ([WAITING] * PATIENCE + [WAITING, CALM], 64, [8] * (PATIENCE - 1) + [4, 4, 8]),
+        ([WAITING] * (PATIENCE - 1) + [CALM], 64, [8] * (PATIENCE - 1) + [12]),  # the queue is empty again
+        ([CALM, PREEMPTED, PREEMPTED], 12, [12, 6, 10]),
+        ([CALM, *(replace(CALM, preemptions=3 + n) for n in range(4))], 0, [8, 4, 2, 1, 1]),
+        ([PREEMPTED, CALM], 64, [12, 16]),  # another engine in place of the one that counted
+        ([None], 0, [64]),
     ],
 )
-def test_the_rule_by_hand(state: LimitState, reading: EngineLoad, in_use: int, limit: int, waited: int) -> None:
-    assert next_state(state, reading, in_use, 64) == LimitState(limit, reading.preemptions, waited)
-
-
-READINGS = st.builds(
-    EngineLoad,
-    running=st.integers(0, 99),
-    waiting=st.integers(0, 3),
-    cache_use=st.floats(0, 1),
-    preemptions=st.integers(0, 9),
-)
-
-
-@given(most=st.integers(1, 200), readings=st.lists(st.tuples(READINGS, st.integers(0, 200)), max_size=30))
-def test_the_limit_stays_within_its_bounds_and_moves_by_one_rule(most: int, readings: list) -> None:
-    state = LimitState(min(8, most))
-    for reading, in_use in readings:
-        after = next_state(state, reading, in_use, most)
-        assert 1 <= after.limit <= most
-        assert after.limit in {state.limit, max(1, state.limit // 2), min(most, state.limit + max(1, most // 16))}
-        if after.limit > state.limit:
-            assert reading.waiting == 0 and reading.cache_use < 0.9 and in_use >= state.limit
-        if reading.preemptions > (reading.preemptions if state.preemptions is None else state.preemptions):
-            assert after.limit == max(1, state.limit // 2)
-        state = after
+def test_the_rule_by_hand(readings: list[EngineLoad | None], in_use: int, limits: list[int]) -> None:
+    adaptive = AdaptiveLimit(limiter := Limiter(64))
+    limiter.in_use = in_use
+    found = []
+    for reading in readings:
+        adaptive.adjust(reading)
+        found.append(limiter.limit)
+    assert found == limits
 
 
 class Crowd:
@@ -250,20 +220,15 @@ def test_another_time_limit_and_a_cancellation_are_not_taken_for_it() -> None:
     asyncio.run(scene())
 
 
-def asked(key: str, status: int, question: Callable[[ServedModel], Awaitable[Found]]) -> tuple[Found, list[str | None]]:
-    """Ask a server that answers every path with one status; return what was found, and the keys that it was shown."""
+async def asked(key: str, status: int, question: Callable[[ServedModel], Awaitable[Any]]) -> Any:
+    """Ask a server that answers every path with one status, and wants the key."""
 
-    async def scene() -> tuple[Found, list[str | None]]:
-        shown: list[str | None] = []
+    async def answer(request: web.Request) -> web.Response:
+        assert request.headers.get("Authorization") == (f"Bearer {key}" if key else None)
+        return web.Response(text=PAGE_OF_ONE, status=status)
 
-        async def answer(request: web.Request) -> web.Response:
-            shown.append(request.headers.get("Authorization"))
-            return web.Response(text=PAGE_OF_ONE, status=status)
-
-        async with endpoint(answer, "/{path}") as url:
-            return await question(ServedModel(url, key)), shown
-
-    return asyncio.run(scene())
+    async with endpoint(answer, "/{path}") as url:
+        return await question(ServedModel(url, key))
 
 
 async def lives(served: ServedModel) -> None:
@@ -277,37 +242,20 @@ async def lives(served: ServedModel) -> None:
         task.result()
 
 
-@pytest.mark.parametrize(("key", "header"), [("", None), ("secret", "Bearer secret")])
-def test_how_busy_it_is(key: str, header: str | None) -> None:
-    assert asked(key, 200, read_load) == (EngineLoad(1, 2, 0.5, 4), [header])
-    assert asked(key, 404, read_load) == (None, [header])
-
-
 @pytest.mark.parametrize("key", ["", "secret"])
-def test_a_server_that_falters_has_no_answer_yet(key: str) -> None:
-    with pytest.raises(ConnectionError, match="no metrics from http"):
-        asked(key, 503, read_load)
+def test_a_page_of_metrics_is_read_with_the_key_and_a_server_that_falters_has_none_yet(key: str) -> None:
+    async def read(served: ServedModel) -> str | None:
+        return await asyncio.to_thread(read_page, served)
 
-
-def test_reading_a_silent_engine_ends_when_it_is_cancelled() -> None:
-    async def scene(silent: socket.socket) -> tuple[socket.socket, float]:
-        reading = asyncio.create_task(read_load(ServedModel(f"http://127.0.0.1:{silent.getsockname()[1]}", "")))
-        connection, _ = await asyncio.to_thread(silent.accept)
-        reading.cancel()
-        return connection, time.monotonic()
-
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        silent.settimeout(60)
-        connection, cancelled = asyncio.run(scene(silent))
-        with connection:
-            assert time.monotonic() - cancelled < TIMEOUT_SECONDS / 2, "the end of the event loop waits for no answer"
+    pages = [asyncio.run(asked(key, status, read)) for status in (200, 404, 503)]
+    assert pages == [PAGE_OF_ONE, "", None]
 
 
 @pytest.mark.parametrize("key", ["", "secret"])
 def test_an_engine_that_died_behind_its_server_is_lost(key: str) -> None:
-    assert asked(key, 200, lives)[0] is None
+    asyncio.run(asked(key, 200, lives))
     with pytest.raises(ServiceLost, match="its server answers 503"):
-        asked(key, 503, lives)
+        asyncio.run(asked(key, 503, lives))
 
 
 @pytest.mark.fault("services", "an engine of others answers nothing", "time stands still, and it is lost in the end")

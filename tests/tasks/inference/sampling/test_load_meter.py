@@ -5,8 +5,7 @@ from asyncio import CancelledError
 
 import pytest
 
-from tasks.inference.sampling.limits import EngineLoad
-from tasks.inference.sampling.load_meter import LoadMeter
+from tasks.inference.sampling.load_meter import EngineLoad, LoadMeter
 
 
 class Clock:

@@ -19,6 +19,7 @@ from tasks.inference.engine.client import ServedModel
 from tasks.inference.engine.metrics import EngineMetrics
 from tasks.inference.environments import servers as environments
 from tasks.inference.sampling.limits import INITIAL_LIMIT, AdaptiveLimit, Limiter
+from tasks.inference.sampling.load_meter import EngineLoad, follow_loads
 from tasks.learner.tiny import tiny_qwen3
 from tasks.metrics.engines import engine_metrics
 from tasks.metrics.rollouts import retokenised_turns
@@ -52,23 +53,28 @@ class Sampled:
 
 async def steered(url: str) -> list[int]:
     """The limits that an engine at rest gives a crowd that is held back by each of them."""
-    steering = AdaptiveLimit(limiter := Limiter(MOST), lambda: [ServedModel(url, KEY)])
+    adaptive, limits = AdaptiveLimit(limiter := Limiter(MOST)), [limiter.limit]
+
+    def adjust(load: EngineLoad | None) -> None:
+        adaptive.adjust(load)
+        limits.append(limiter.limit)
+
     crowd = [asyncio.create_task(limiter.__aenter__()) for _ in range(2 * MOST)]
-    moving = asyncio.create_task(steering.run())
+    moving = asyncio.create_task(follow_loads(lambda: [ServedModel(url, KEY)], adjust))
     async with asyncio.timeout(PATIENCE):
-        while len(steering.limits) < 4 and not moving.done():
+        while len(limits) < 4 and not moving.done():
             await asyncio.sleep(0.05)
     for task in (moving, *crowd):
         task.cancel()
     await asyncio.gather(moving, *crowd, return_exceptions=True)
-    return steering.limits
+    return limits
 
 
 async def unsteered(url: str) -> int:
     """The limit that an engine leaves which has no metrics."""
-    steering = AdaptiveLimit(limiter := Limiter(MOST), lambda: [ServedModel(url, KEY)])
+    adaptive = AdaptiveLimit(limiter := Limiter(MOST))
     async with asyncio.timeout(PATIENCE):
-        await steering.run()
+        await follow_loads(lambda: [ServedModel(url, KEY)], adaptive.adjust)
     return limiter.limit
 
 
