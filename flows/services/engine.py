@@ -211,7 +211,7 @@ class InferenceService(RunService):
             row = recorded_policy(self._context, policy.key)
             if not holds:
                 engine.serve(policy.key, weights, below, recompute=recompute)
-            same = check_weights(engine, row, *((below[1], weights) if below else (weights,)))
+            same = check_weights(engine, row, below[1] if below else weights)
             check_serving(engine, row, self._config.engine, same_weights=same)
             self._verified[url] = policy.key
         return served

@@ -12,7 +12,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from tasks.inference.engine import model_info
-from tasks.inference.engine.checksum import WeightsSum, sum_adapter, sum_files
 from tasks.inference.engine.client import Engine
 
 if TYPE_CHECKING:
@@ -43,44 +42,20 @@ def tolerance(config: "EngineConfig") -> float:
     return 1e-3 if exact else HALF_PRECISION_NATS
 
 
-def check_weights(
-    engine: Engine,
-    policy_row: Mapping[str, Any],
-    directory: str | Path,
-    adapter: str | Path | None = None,
-) -> bool:
+def check_weights(engine: Engine, policy_row: Mapping[str, Any], directory: str | Path) -> bool:
     """Compare the checksum of the weights that the engine holds with that of the files in `directory`.
 
-    Where the policy is an adapter, `directory` has its base and `adapter` its own files: both are compared. Returns
-    False where they cannot be compared: the engine cannot say its checksum, or counts other values than the files have.
-    Raises EngineMismatch where they differ, or where the engine holds no adapter.
+    Where the policy is an adapter, `directory` has its base: the adapter is known by its log-probs alone. Returns False
+    where they cannot be compared: the engine cannot say its checksum, or counts other values than the files have.
+    Raises EngineMismatch where they differ.
     """
-    held = engine.weights_sum()
-    if not held:
+    held, files = engine.weights_sum(directory) or (None, None)
+    if not held or not files or held.count != files.count:
         return False
-    whole = sum_files(directory, held["dtype"], own_head=held["own_head"])
-    proven = _compare(engine, policy_row, held, whole, "weights")
-    if not adapter:
-        return proven
-    if not held["adapters"]:
-        raise _mismatch(engine, policy_row, "it holds no adapter")
-    loaded = held["adapters"][-1]  # the one that was loaded last
-    return _compare(engine, policy_row, loaded, loaded and sum_adapter(adapter, loaded["dtype"]), "adapter") and proven
-
-
-def _compare(
-    engine: Engine,
-    policy_row: Mapping[str, Any],
-    held: Mapping[str, Any] | None,
-    expected: WeightsSum | None,
-    what: str,
-) -> bool:
-    if not held or not expected or expected.count != held["count"]:
-        return False
-    if expected == WeightsSum.of(held):
-        return True
-    text = f"the checksum of its {expected.count} values of the {what} is not that of the files; {OTHER_WEIGHTS}"
-    raise _mismatch(engine, policy_row, text)
+    if held != files:
+        text = f"the checksum of its {files.count} values is not that of the files; {OTHER_WEIGHTS}"
+        raise _mismatch(engine, policy_row, text)
+    return True
 
 
 def check_serving(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.inference.engine import model_info
-from tasks.inference.engine.read_back import combine
+from tasks.inference.engine.checksum import WeightsSum, add_sums
 from tasks.inference.engine.weights_view import require_loadable, serving_view
 
 if TYPE_CHECKING:
@@ -225,13 +225,17 @@ class Engine:
         """
         return self._request("POST", "/inference/v1/count_tokens", optional=True, timeout=SERVE_SECONDS).get("requests")
 
-    def weights_sum(self) -> dict[str, Any] | None:
-        """Return the checksum of the weights that the engine holds, as `read_back.ReadBack` describes it.
+    def weights_sum(self, directory: str | Path) -> tuple[WeightsSum, WeightsSum | None] | None:
+        """Return the checksums of the weights that the engine holds and of the files in `directory`.
 
-        Those of its workers are added. None for an external engine that was started without it.
+        The second is None for files that cannot be compared, all for an external engine that was started without it.
         """
-        answer = self._request("POST", "/inference/v1/weights_sum", optional=True, timeout=SERVE_SECONDS)
-        return combine(answer["workers"]) if answer else None
+        options = {"json": {"directory": str(directory)}, "timeout": SERVE_SECONDS}
+        answer = self._request("POST", "/inference/v1/weights_sum", optional=True, **options)
+        if not answer:
+            return None
+        held, (files, *_) = zip(*answer["workers"], strict=True)
+        return add_sums(WeightsSum(*worker) for worker in held), files and WeightsSum(*files)
 
     def _models(self) -> list[dict[str, Any]]:
         return list(self._request("GET", "/v1/models")["data"])

@@ -4,13 +4,11 @@ With tensor parallelism every worker has a part. The sums of the parts add up to
 several workers hold are counted by the first of them alone.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
-from functools import reduce
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tasks.inference.engine.checksum import BITS, WeightsSum, sum_tensor
+from tasks.inference.engine.checksum import PRECISIONS, WeightsSum, add_sums, precision_of, sum_files, sum_tensor
 from tasks.inference.engine.weights_view import HEAD, read_weights
 
 PACKED = "packed_sum"
@@ -23,22 +21,19 @@ class ReadBack:
     model_runner: Any
     reload_weights: Callable[..., None]
 
-    def weights_sum(self) -> dict[str, Any]:
-        """Return the checksum of the weights that this worker computes with, their precision, and what its head is.
+    def weights_sum(self, directory: str) -> list[WeightsSum | None]:
+        """Return the checksum of this worker's weights, and that of the files in `directory` by the first worker.
 
-        `own_head` tells whether the output head is a parameter of its own. `adapters` has the checksum of each adapter
-        that is in memory, the last one loaded at the end, with the precision of its factors; None for one that cannot
-        be compared. An adapter that was unloaded stays in memory until its slot is needed.
+        The second is None by the others, and for files in a precision that is not compared.
         """
+        from vllm.distributed import get_tensor_model_parallel_rank
+
         model = self.model_runner.get_model()
         dtype = str(self.model_runner.model_config.dtype).removeprefix("torch.")
-        manager = getattr(getattr(self.model_runner, "lora_manager", None), "_adapter_manager", None)
-        return {
-            **asdict(sum_model(model, dtype)),
-            "dtype": dtype,
-            "own_head": _has_own_head(model),
-            "adapters": _sum_adapters(manager) if manager else [],
-        }
+        files = None
+        if get_tensor_model_parallel_rank() == 0:
+            files = sum_files(directory, dtype, own_head=_has_own_head(model), device=self.model_runner.device)
+        return [sum_model(model, dtype), files]
 
     def load_directory(self, directory: str) -> None:
         """Load the weights of a directory in place of those that are there, whatever else it holds."""
@@ -52,20 +47,6 @@ class ReadBack:
         return {each: len(state.output_token_ids) for each, state in self.model_runner.requests.items()}
 
 
-def combine(workers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the answer of a whole engine from those of its workers, each of which has a part."""
-    adapters = zip(*(each["adapters"] for each in workers), strict=True)
-    return {**workers[0], **_total(workers), "adapters": [None if None in of else _merge_parts(of) for of in adapters]}
-
-
-def _merge_parts(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return {**parts[0], **_total(parts)}
-
-
-def _total(answers: Iterable[dict[str, Any]]) -> dict[str, int]:
-    return asdict(reduce(WeightsSum.plus, map(WeightsSum.of, answers), WeightsSum()))
-
-
 def sum_model(model: Any, dtype: str) -> WeightsSum:
     """Return the checksum of this worker's part of a model."""
     sums: dict[int, WeightsSum] = {}
@@ -73,18 +54,15 @@ def sum_model(model: Any, dtype: str) -> WeightsSum:
         for name, weight in module.named_parameters(recurse=False):
             packed = vars(module).get(PACKED) if name == "weight" else None
             # One that modules share counts once: as the last of them has it, which is a tied output head.
-            sums[id(weight)] = packed or _sum_all(_own_parts(module, name, weight), dtype)
-    return reduce(WeightsSum.plus, sums.values(), WeightsSum())
-
-
-def _sum_all(tensors: Iterable[Any], dtype: str) -> WeightsSum:
-    return reduce(WeightsSum.plus, (sum_tensor(each, dtype) for each in tensors), WeightsSum())
+            parts = _own_parts(module, name, weight)
+            sums[id(weight)] = packed or add_sums(sum_tensor(part, dtype) for part in parts)
+    return add_sums(sums.values())
 
 
 def sum_packed(layer: Any) -> WeightsSum | None:
     """Return the checksum of the matrix of a layer that is about to be packed; None for a precision without one."""
-    dtype = str(layer.weight.dtype).removeprefix("torch.")
-    return _sum_all(_own_parts(layer, "weight", layer.weight), dtype) if dtype in BITS else None
+    dtype, parts = precision_of(layer.weight), _own_parts(layer, "weight", layer.weight)
+    return add_sums(sum_tensor(part, dtype) for part in parts) if dtype in PRECISIONS else None
 
 
 def _own_parts(module: Any, name: str, weight: Any) -> list[Any]:
@@ -118,51 +96,3 @@ def _has_own_head(model: Any) -> bool:
     """Tell whether the output head has a parameter of its own."""
     names = [name for name, _ in model.named_parameters()]
     return any(name.replace(".base_layer", "").endswith(HEAD) for name in names)
-
-
-def _sum_adapters(manager: Any) -> list[dict[str, Any] | None]:
-    """Return the checksum of each adapter that has a slot, in the order in which they were loaded: numbers count up."""
-    slots = sorted((number, slot) for slot, number in enumerate(manager.lora_index_to_id) if number is not None)
-    return [_sum_adapter(manager, slot, manager.get_adapter(number)) for number, slot in slots]
-
-
-def _sum_adapter(manager: Any, slot: int, adapter: Any) -> dict[str, Any] | None:
-    """Return the checksum of a slot's factors, padding included, with the count of values that were to be loaded.
-
-    None where a module holds factors in a way that files do not: experts, fused factors, or factors split by rank.
-    """
-    result, dtype = WeightsSum(), ""
-    for name, module in manager.modules.items():
-        loaded = adapter.get_lora(name)
-        found = _sum_factors(module, slot, loaded) if loaded else WeightsSum()
-        if found is None:
-            return None
-        result = result.plus(found)
-        if loaded:
-            dtype = str(module.lora_a_stacked[0].dtype).removeprefix("torch.")
-    return {**asdict(result), "dtype": dtype} if dtype in BITS else None
-
-
-def _sum_factors(module: Any, slot: int, loaded: Any) -> WeightsSum | None:
-    from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
-    from vllm.model_executor.layers import linear
-
-    if not isinstance(module, BaseLinearLayerWithLoRA) or module.lora_config.fully_sharded_loras:
-        return None
-    base, factors = module.base_layer, loaded.lora_a if isinstance(loaded.lora_a, list) else [loaded.lora_a]
-    replicas = getattr(base, "num_kv_head_replicas", 1)
-    if len(factors) != module.n_slices or (module.n_slices == 1 and replicas > 1):
-        return None
-    first, result = module.tp_rank == 0, WeightsSum()
-    for index, factor in enumerate(factors):
-        if factor is None:  # of matrices that are fused, this one has no adapter
-            continue
-        a, b = module.lora_a_stacked[index][slot, 0], module.lora_b_stacked[index][slot, 0]
-        owns_heads = index == 0 or module.tp_rank % replicas == 0
-        owns_a = first or isinstance(base, linear.RowParallelLinear)
-        owns_b = first or (isinstance(base, linear.ColumnParallelLinear) and owns_heads)
-        for owns, values, count in ((owns_a, a, len(factor) * a.shape[1]), (owns_b, b, len(b) * len(factor))):
-            if owns:
-                found = sum_tensor(values, str(values.dtype).removeprefix("torch."))
-                result = result.plus(replace(found, count=count))  # padding is zeros, which add nothing else
-    return result

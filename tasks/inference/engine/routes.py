@@ -3,7 +3,8 @@
 `POST /inference/v1/count_tokens` counts the tokens of the requests in flight as sampled with the policy that is served
 (`token_policies`). It answers `{"requests": {ID: COUNT}}`, and 409 where the engine is not paused.
 
-`POST /inference/v1/weights_sum` answers `{"workers": [SUM, ...]}`, where SUM is what `read_back.ReadBack` returns.
+`POST /inference/v1/weights_sum` answers `{"workers": [SUM, ...]}`, where SUM is what `read_back.ReadBack` returns
+for the `directory` of the request.
 """
 
 from http import HTTPStatus
@@ -31,4 +32,6 @@ async def count_tokens(raw_request: Request) -> JSONResponse:
 
 async def weights_sum(raw_request: Request) -> dict[str, Any]:
     """Answer with the checksum of the weights that each worker holds."""
-    return {"workers": await raw_request.app.state.engine_client.collective_rpc("weights_sum")}
+    directory = (await raw_request.json())["directory"]
+    engine = raw_request.app.state.engine_client
+    return {"workers": await engine.collective_rpc("weights_sum", args=(directory,))}

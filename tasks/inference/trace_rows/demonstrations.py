@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.inference.engine import model_info
 from tasks.inference.engine.client import Engine, NotScorable, ServedModel
-from tasks.inference.trace_rows.rows import Row
+from tasks.inference.trace_rows.rows import Row, compact_json, message_text
 from tasks.runtime.torchvision_operators import declare_torchvision_operators
 
 if TYPE_CHECKING:
@@ -30,14 +30,69 @@ class DemonstrationUnusable(ValueError):
 class DemonstrationRenderer:
     """Turns messages, and optional tools, into rows of the messages table: see `demonstration_renderer`."""
 
-    def __init__(self, renderer: Any, prompt_end: list[int]) -> None:
-        self._renderer, self._prompt_end = renderer, prompt_end
+    def __init__(self, renderer: Any, prompt_end: Sequence[int] = ()) -> None:
+        """`prompt_end` are tokens that every prompt ends with, and that are not sampled."""
+        self._renderer, self._prompt_end = renderer, list(prompt_end)
         self.token_types: dict[int, int] = dict(getattr(renderer, "mm_token_type_id_map", None) or {})
         """The type of each token id that stands for something else than text."""
 
     def __call__(self, messages: Sequence[Message], tools: Sequence[Message] | None = None) -> list[Row]:
         """Return the rows of a conversation."""
-        return _render_rows(messages, self._renderer, self._prompt_end, tools)
+        roles = [message["role"] for message in messages]
+        if roles[-1:] != ["assistant"]:
+            text = f"a demonstration ends with an assistant message; this one has the roles {roles}"
+            raise DemonstrationUnusable(text)
+        for number, message in enumerate(messages):
+            _require_inner_media(number, message)
+        rendered = self._renderer.render([dict(message) for message in messages], tools=tools)
+        tokens = list(rendered.token_ids)
+        mask = list(rendered.sampled_mask) or self._mask_by_prompts(messages, tokens, tools)
+        size = len(self._prompt_end)
+        for start in range(len(tokens) - size) if size else ():
+            if tokens[start : start + size] == self._prompt_end:
+                mask[start : start + size] = [False] * size
+        if not any(mask):
+            raise DemonstrationUnusable("the renderer marks no token of this demonstration as the assistant's")
+        # What follows the last sampled token, as a line break of the template, was never sampled and is not trained.
+        end = len(mask) - mask[::-1].index(True)
+        content = list(rendered.is_content[:end])
+        stops = self._renderer.get_stop_token_ids()
+        if tokens[end - 1] not in stops:  # some templates leave the last turn open, and a policy must learn to end it
+            tokens[end:], mask[end:] = [stops[0]], [True]
+            end += 1
+        content += [True] * (end - len(content)) if content else []
+        rows, start, spans = list[Row](), 0, rendered.message_token_spans()
+        for number, message in enumerate(messages):
+            # Tokens between two messages belong to the later one.
+            span = spans[number] if number < len(spans) else None
+            stop = end if number == len(messages) - 1 else max(start, span[1] if span else start)
+            part = slice(start, stop)
+            columns = {"token_ids": tokens[part], "mask": mask[part], "is_content": content[part]}
+            rows.append(_message_columns(number, message) | columns | {"logprobs": [0.0] * (stop - start)})
+            start = stop
+        return rows
+
+    def _mask_by_prompts(
+        self, messages: Sequence[Message], tokens: Sequence[int], tools: Sequence[Message] | None
+    ) -> list[bool]:
+        """Return for each token whether a policy would sample it, for a renderer around an opaque template.
+
+        These are the tokens after a turn's generation prompt, up to one that stops.
+        """
+        mask, stops = [False] * len(tokens), set(self._renderer.get_stop_token_ids())
+        for number, message in enumerate(messages):
+            if message["role"] != "assistant":
+                continue
+            before = [dict(earlier) for earlier in messages[:number]]
+            prompt = self._renderer.render(before, tools=tools, add_generation_prompt=True).token_ids
+            if list(tokens[: len(prompt)]) != list(prompt):
+                raise DemonstrationUnusable(
+                    f"message {number}: the template renders what comes before it differently once it is there, so its "
+                    "tokens cannot be told from the prompt's. Name a renderer of the model's family in model.renderer"
+                )
+            end = next((n for n in range(len(prompt), len(mask)) if tokens[n] in stops), len(mask) - 1)
+            mask[len(prompt) : end + 1] = [True] * (end + 1 - len(prompt))
+        return mask
 
 
 def demonstration_renderer(
@@ -51,9 +106,11 @@ def demonstration_renderer(
     assistant message. `settings` are those of the renderer called `name`; it and the tokenizer are loaded once.
     """
     renderer = load_renderer(str(tokenizer_dir), name, settings or {})
-    # Only settings can make prompts end with more than the role, such as an empty thought, which is not sampled.
-    prompt_end = _prompt_ending(renderer) if settings else []
-    return DemonstrationRenderer(renderer, prompt_end)
+    if not settings:  # only settings can make prompts end with more than the role, such as an empty thought
+        return DemonstrationRenderer(renderer)
+    prompt = renderer.render([{"role": "user", "content": ""}], add_generation_prompt=True)
+    places = zip(prompt.token_ids, prompt.message_indices, strict=True)
+    return DemonstrationRenderer(renderer, [token for token, index in places if index < 0])
 
 
 def load_renderer(tokenizer: str, name: str, settings: Mapping[str, Any]) -> Any:
@@ -65,37 +122,7 @@ def load_renderer(tokenizer: str, name: str, settings: Mapping[str, Any]) -> Any
     return create_renderer(load_tokenizer(tokenizer), model_info.renderer_config(name, tokenizer, settings))
 
 
-def _render_rows(
-    messages: Sequence[Message], renderer: Any, prompt_end: list[int], tools: Sequence[Message] | None = None
-) -> list[Row]:
-    if not messages or messages[-1]["role"] != "assistant":
-        raise DemonstrationUnusable(
-            f"a demonstration ends with an assistant message; this one has the roles "
-            f"{[message['role'] for message in messages]}"
-        )
-    for number, message in enumerate(messages):
-        _require_own_media(number, message)
-    rendered = renderer.render([dict(message) for message in messages], tools=tools)
-    tokens = list(rendered.token_ids)
-    mask = _unmask(prompt_end, tokens, _sampled_mask(messages, renderer, rendered, tools))
-    if not any(mask):
-        raise DemonstrationUnusable("the renderer marks no token of this demonstration as the assistant's")
-    # What follows the last sampled token, as a line break of the template, was never sampled and is not trained.
-    end = max(index for index, sampled in enumerate(mask) if sampled) + 1
-    stops = renderer.get_stop_token_ids()
-    if tokens[end - 1] not in stops:  # some templates leave the last turn open, and a policy must learn to end it
-        tokens[end:], mask[end:] = [stops[0]], [True]
-        end += 1
-    content = rendered.is_content[:end] if rendered.is_content else []
-    content += [True] * (end - len(content)) if content else []
-    starts = _message_spans(rendered, len(messages), end)
-    return [
-        _message_row(number, message, slice(*span), tokens, mask, content)
-        for number, (message, span) in enumerate(zip(messages, starts, strict=True))
-    ]
-
-
-def _require_own_media(number: int, message: Message) -> None:
+def _require_inner_media(number: int, message: Message) -> None:
     """Raise DemonstrationUnusable for an image, or the like, at an address: renderers go there, or open the file."""
     content = message.get("content")
     for part in content if isinstance(content, list) else ():
@@ -108,75 +135,14 @@ def _require_own_media(number: int, message: Message) -> None:
                 )
 
 
-def _sampled_mask(
-    messages: Sequence[Message], renderer: Any, rendered: Any, tools: Sequence[Message] | None
-) -> list[bool]:
-    """Return for each token whether the policy would sample it: from the renderer, or by its generation prompts."""
-    if rendered.sampled_mask:
-        return list(rendered.sampled_mask)
-    # A renderer around an opaque template has no mask. The tokens after a turn's generation prompt are sampled.
-    mask = [False] * len(rendered.token_ids)
-    stops = set(renderer.get_stop_token_ids())
-    for number, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        before = [dict(one) for one in messages[:number]]
-        prompt = renderer.render(before, tools=tools, add_generation_prompt=True).token_ids
-        if rendered.token_ids[: len(prompt)] != prompt:
-            raise DemonstrationUnusable(
-                f"message {number}: the template renders what comes before it differently once it is there, so its "
-                "tokens cannot be told from the prompt's. Name a renderer of the model's family in model.renderer"
-            )
-        for index in range(len(prompt), len(mask)):
-            mask[index] = True
-            if rendered.token_ids[index] in stops:
-                break
-    return mask
-
-
-def _prompt_ending(renderer: Any) -> list[int]:
-    """Return the tokens that every generation prompt ends with: the role, or an empty thought after it."""
-    prompt = renderer.render([{"role": "user", "content": ""}], add_generation_prompt=True)
-    return [token for token, index in zip(prompt.token_ids, prompt.message_indices, strict=True) if index < 0]
-
-
-def _unmask(prompt_end: list[int], tokens: list[int], mask: list[bool]) -> list[bool]:
-    """Return the mask without `prompt_end`, wherever that occurs in the tokens: the prompt contains it."""
-    for start in range(len(tokens) - len(prompt_end) if prompt_end else 0):
-        if tokens[start : start + len(prompt_end)] == prompt_end:
-            mask[start : start + len(prompt_end)] = [False] * len(prompt_end)
-    return mask
-
-
-def _message_spans(rendered: Any, num_messages: int, end: int) -> list[tuple[int, int]]:
-    """Return start and end of each message's tokens; tokens between two messages belong to the later one."""
-    spans, cursor = rendered.message_token_spans(), 0
-    borders = []
-    for number in range(num_messages):
-        span = spans[number] if number < len(spans) else None
-        stop = end if number == num_messages - 1 else max(cursor, span[1] if span else cursor)
-        borders.append((cursor, stop))
-        cursor = stop
-    return borders
-
-
-def _message_row(
-    number: int, message: Message, span: slice, tokens: list[int], mask: list[bool], content: list[bool]
-) -> Row:
-    text = message.get("content")
-    if isinstance(text, list) and any(part.get(each) for part in text for each in MEDIA):
-        text = "\n".join(part["text"] for part in text if part.get("text")) or None
+def _message_columns(number: int, message: Message) -> Row:
     return {
         "message": number,
         "parent": number - 1 if number else None,
         "role": message["role"],
-        "content": text if text is None or isinstance(text, str) else json.dumps(text, ensure_ascii=False),
-        "body": json.dumps(dict(message), ensure_ascii=False, separators=(",", ":")),
+        "content": message_text(message.get("content")),
+        "body": compact_json(dict(message)),
         "sampled": message["role"] == "assistant",
-        "token_ids": tokens[span],
-        "mask": mask[span],
-        "is_content": content[span],
-        "logprobs": [0.0] * (span.stop - span.start),
     }
 
 

@@ -30,8 +30,6 @@ TURNS_FIELD = "kept_turns"
 """Field of a trace's info, as it comes over the wire, with the last answers of a rollout whose turns are kept."""
 POLICIES = "policies"
 """Key of a message's row that is no column: its runs of tokens that one policy sampled."""
-_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
-_STRICT_JSON = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 @dataclass(frozen=True)
@@ -166,8 +164,8 @@ def wire_record(trace: "WireTrace") -> Row:
     record: Row = trace.model_dump(
         mode="json", exclude=EXCLUDE_FIELDS | {"info": True}, context={"float_decimals": None}, serialize_as_any=True
     )
-    # By hand: pydantic's JSON mode refuses bytes that are not UTF-8, and one such note would fail the batch.
-    record["info"] = _json_value(trace.info)
+    # As it is: pydantic's JSON mode refuses bytes that are not UTF-8, and one such note would fail the batch.
+    record["info"] = dict(trace.info)
     # JSON mode turns a reward that is no number into null, which would read as "not scored".
     for name, reward in trace.rewards.items():
         if reward is not None:
@@ -253,7 +251,7 @@ def message_rows(record: Row) -> list[Row]:
             "message": number,
             "parent": node["parent"],
             "role": node["message"]["role"],
-            "content": _text(node["message"].get("content")),
+            "content": message_text(node["message"].get("content")),
             "body": strict_json(node["message"]),
             "sampled": node["sampled"],
             "token_ids": node["token_ids"],
@@ -311,30 +309,7 @@ def rebuild(trace_row: Mapping[str, Any], message_rows: Sequence[Mapping[str, An
     return record
 
 
-def _json_value(value: Any) -> Any:
-    """Return a trace's info as JSON values: NaN stays NaN, bytes become text if they are UTF-8, else base64.
-
-    It came over the wire as msgpack, which has bytes and keys of any plain type. JSON has neither, and one value that
-    cannot be written must not fail the whole batch.
-    """
-    if isinstance(value, dict):
-        return {name if isinstance(name, str) else _json_key(name): _json_value(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_json_value(each) for each in value]
-    if not isinstance(value, bytes):
-        return value
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        return base64.b64encode(value).decode()
-
-
-def _json_key(name: Any) -> str:
-    plain = _json_value(name)
-    return plain if isinstance(plain, str) else json.dumps(plain)
-
-
-def _text(content: Any) -> str | None:
+def message_text(content: Any) -> str | None:
     """Return a message's text: a line for each of its text parts, if it has parts; None without any text."""
     if content is None or isinstance(content, str):
         return content
@@ -343,13 +318,21 @@ def _text(content: Any) -> str | None:
 
 
 def compact_json(value: Any) -> str:
-    """Return JSON without spaces, in which NaN and infinities stay as they are."""
-    return _JSON.encode(value)
+    """Return JSON without spaces, in which NaN and infinities stay as they are, and bytes become text or base64."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_text_of_bytes)
+
+
+def _text_of_bytes(value: Any) -> str:
+    # A trace's info came over the wire as msgpack, which has bytes.
+    try:
+        return str(value, "utf-8")
+    except UnicodeDecodeError:
+        return base64.b64encode(value).decode()
 
 
 def strict_json(value: Any) -> str:
     """Return JSON without spaces. Raises ValueError or TypeError for what JSON has not, NaN among it."""
-    return _STRICT_JSON.encode(value)
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def _timestamp(seconds: float) -> datetime.datetime:

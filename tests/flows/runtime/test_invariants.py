@@ -243,7 +243,7 @@ class LyingEngine:
     def serve(self, policy_key: str, directory: Path, base: object = None, **_: object) -> None:
         LyingEngine.holds = policy_key
 
-    def weights_sum(self) -> None:
+    def weights_sum(self, directory: Path) -> None:
         """What an engine of others answers, which knows no checksum."""
 
     def probes(self, token_ids: list[int], policy_key: str) -> tuple[float, list[float]]:

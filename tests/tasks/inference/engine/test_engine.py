@@ -135,7 +135,7 @@ def test_an_external_engine_gets_the_weights_as_a_directory(
 
     monkeypatch.setattr(small_engine, "_request", without_ours)
     small_engine.serve("external", models["b"])
-    assert small_engine.state().policy_key == "external" and small_engine.weights_sum() is None
+    assert small_engine.state().policy_key == "external" and small_engine.weights_sum(models["b"]) is None
     begin = asked.index("/pause")
     calls = ["/inference/v1/count_tokens", "/update_weight_version", "/collective_rpc"]
     assert asked[begin + 1 : begin + 4] == calls and "/resume" in asked

@@ -12,8 +12,12 @@ from configs.algorithms import OpsdConfig
 from configs.sections import ModelConfig
 from tasks.inference.engine.client import ServedModel
 from tasks.inference.engine.model_info import ModelUnusable
-from tasks.inference.trace_rows import demonstrations
-from tasks.inference.trace_rows.demonstrations import DemonstrationPrompt, DemonstrationUnusable, demonstration_renderer
+from tasks.inference.trace_rows.demonstrations import (
+    DemonstrationPrompt,
+    DemonstrationRenderer,
+    DemonstrationUnusable,
+    demonstration_renderer,
+)
 from tasks.learner.tiny import tiny_qwen3
 
 pytestmark = pytest.mark.engine
@@ -101,11 +105,11 @@ def test_nothing_is_loaded_from_where_a_message_says(address: str, part: Callabl
     renderer = SimpleNamespace(render=lambda messages, **_: asked.append(messages))
     shown = {"role": "user", "content": [{"type": "text", "text": "http://x"}, part(address)]}
     with pytest.raises(DemonstrationUnusable, match=r"message 0: .* Nothing is loaded from elsewhere"):
-        demonstrations._render_rows([shown, ANSWERED], renderer, [])
+        DemonstrationRenderer(renderer)([shown, ANSWERED])
     assert asked == []
     shown["content"] = [{"type": "text", "text": address}, part("data:image/png;base64,AAAA")]
     with pytest.raises(AttributeError, match="token_ids"):  # what was asked for is nothing
-        demonstrations._render_rows([shown, ANSWERED], renderer, [])
+        DemonstrationRenderer(renderer)([shown, ANSWERED])
     assert len(asked) == 1
 
 

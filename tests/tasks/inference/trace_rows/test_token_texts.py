@@ -35,7 +35,7 @@ def byte_level() -> Tokenizer:
         SENTENCES, trainers.BpeTrainer(vocab_size=290, initial_alphabet=alphabet, show_progress=False)
     )
     made.add_special_tokens(["<|im_end|>"])
-    made.add_tokens([AddedToken("<think>", normalized=False), AddedToken("éa", normalized=False)])
+    made.add_tokens([AddedToken("<think>", normalized=False)])
     return made
 
 
@@ -112,8 +112,8 @@ def test_any_ids_have_a_text_each(name: str) -> None:
 
 
 def test_special_and_added_tokens_stand_for_what_they_say() -> None:
-    found = TEXTS["byte_level"].of(ids_of("byte_level", "hello<|im_end|><think>éa"))
-    assert found[-3:] == [("<|im_end|>", True), ("<think>", False), ("éa", False)]
+    found = TEXTS["byte_level"].of(ids_of("byte_level", "hello<|im_end|><think>"))
+    assert found[-2:] == [("<|im_end|>", True), ("<think>", False)]
 
 
 @pytest.fixture(autouse=True)
