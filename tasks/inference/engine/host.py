@@ -157,7 +157,7 @@ def main(argv: Sequence[str]) -> None:
     host, port = listener.getsockname()
     arguments = make_arg_parser(FlexibleArgumentParser()).parse_args([*rest, "--host", host, "--port", str(port)])
     # A policy of a store has optimizer state beside its weights, which the engine would load as weights.
-    with serving_view(arguments.model, untie=False, below=own.report.parent) as weights:
+    with serving_view(arguments.model, own.report.parent) as weights:
         arguments.model = str(weights)
         validate_parsed_serve_args(arguments)
         add_routes()

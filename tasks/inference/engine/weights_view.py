@@ -1,12 +1,10 @@
 """Presents a directory of weights as the engine needs it: weights only, and an untied output head.
 
 This works around two faults. The engine loads every safetensors file of a directory, so optimizer state beside the
-weights would be read as weights. And the CPU build keeps a packed copy of the output head and does not refresh it from
-a tied embedding: after a reload it serves the old head without an error. Served with `tie_word_embeddings` switched off
-and the embedding a second time as `lm_head.weight`, the head is reloaded like any other weight, exactly.
-
-An engine of ours takes a policy's tensors from `read_weights`. One of others, and any that starts, reads a directory
-that `serving_view` makes.
+weights would be read as weights: an engine that starts, and an external one, read a view without it. And the CPU build
+keeps a packed copy of the output head and does not refresh it from a tied embedding: after a reload it serves the old
+head without an error. Stagecoach's engines run with `tie_word_embeddings` switched off there, and take a policy's
+tensors from `read_weights`, with the embedding a second time as `lm_head.weight`.
 """
 
 import json
@@ -48,8 +46,7 @@ def require_weights(directory: Path) -> None:
             "Hugging Face form, with the weights"
         )
     try:
-        for file in weight_files(directory):
-            read_header(file)
+        require_readable(directory)
         index = json.loads((directory / INDEX).read_text(encoding="utf-8")) if (directory / INDEX).is_file() else {}
     except ValueError as error:
         raise model_info.ModelUnusable(f"model.path: {error}. Copy or download the model again") from error
@@ -89,23 +86,10 @@ def has_tied_head(directory: Path) -> bool:
     return not any(HEAD in read_header(path)[0] for path in weight_files(directory))
 
 
-def require_loadable(directory: Path, *, untie: bool) -> tuple[Path, dict[str, Any], int] | None:
-    """Return the embedding that stands for an output head with `untie`, None where there is another or it stays tied.
-
-    It is given as a file, the tensor's entry in its header and the offset of the file's bytes. Raises WeightsUnusable
-    where a file is damaged, or none holds the embedding.
-    """
-    embedding = None
+def require_readable(directory: Path) -> None:
+    """Raise WeightsUnusable where a directory has no weights, or a file of them is damaged."""
     for path in weight_files(directory):
-        tensors, start = read_header(path)
-        for name in EMBEDDINGS:
-            if name in tensors:
-                embedding = path, tensors[name], start
-    if not (untie and has_tied_head(directory)):
-        return None
-    if embedding is None:
-        raise WeightsUnusable(f"{str(directory)!r} ties its head to an embedding that none of its files holds")
-    return embedding
+        read_header(path)
 
 
 def read_weights(directory: Path, *, untie: bool) -> Iterator[tuple[str, Any]]:
@@ -123,39 +107,20 @@ def read_weights(directory: Path, *, untie: bool) -> Iterator[tuple[str, Any]]:
 
 
 @contextmanager
-def serving_view(directory: str | Path, *, untie: bool, below: Path | None = None) -> Iterator[Path]:
-    """Yield the directory to load weights from, checked for completeness: the given one or a temporary view of it.
+def serving_view(directory: str | Path, below: Path | None = None) -> Iterator[Path]:
+    """Yield the directory to load weights from: the given one, or a view of it without optimizer state.
 
-    The view is a directory of links in `below`, or among the system's temporary files.
+    The view is a directory of links in `below`, or among the system's temporary files. Raises WeightsUnusable for
+    damaged files.
     """
     directory = Path(directory)
-    files, head = weight_files(directory), require_loadable(directory, untie=untie)
-    if not head and len(files) == len(list(directory.glob("*.safetensors"))):
+    require_readable(directory)
+    files = weight_files(directory)
+    if len(files) == len(list(directory.glob("*.safetensors"))):
         yield directory
         return
     with tempfile.TemporaryDirectory(prefix="stagecoach-weights-", dir=below) as temporary:
-        view = Path(temporary)
         for path in directory.iterdir():
             if path.is_file() and (path.suffix != ".safetensors" or path in files):
-                (view / path.name).symlink_to(path.resolve())
-        if head:
-            _write_head(view / "tied_head.safetensors", *head)
-            # The index does not list the head, and files that it does not list are not loaded.
-            (view / "model.safetensors.index.json").unlink(missing_ok=True)
-        yield view
-
-
-def _write_head(target: Path, source: Path, entry: dict[str, Any], start: int) -> None:
-    """Copy the embedding's bytes into a safetensors file of their own, under the head's name."""
-    begin, end = entry["data_offsets"]
-    described = {HEAD: {"dtype": entry["dtype"], "shape": entry["shape"], "data_offsets": [0, end - begin]}}
-    text = json.dumps(described).encode()
-    text += b" " * (-len(text) % 8)  # the format wants the tensors at a multiple of 8 bytes
-    with source.open("rb") as reading, target.open("wb") as writing:
-        writing.write(struct.pack("<Q", len(text)) + text)
-        reading.seek(start + begin)
-        remaining = end - begin
-        while remaining:
-            chunk = reading.read(min(remaining, 1 << 24))  # an embedding may be larger than the memory to spare
-            writing.write(chunk)
-            remaining -= len(chunk)
+                Path(temporary, path.name).symlink_to(path.resolve())
+        yield Path(temporary)

@@ -119,14 +119,18 @@ class Grader:
         Task.__init__(task, data, config if isinstance(config, declared.config_type()) else None)
         return task
 
-    def load(self, row: Row, messages: Sequence[Row], dispatched: Row | None) -> tuple[Task[Any], Trace[Any, Any, Any]]:
+    def load(self, row: Row, messages: Sequence[Row]) -> tuple[Task[Any], Trace[Any, Any, Any]]:
         """Return a recorded trace and the task that scores it.
 
-        `dispatched` is the example's data, used where the record does not hold the task. Raises pydantic's
-        ValidationError where the environment's current task class rejects the recorded data.
+        Raises ValueError for a row without a record, pydantic's ValidationError where the environment's current task
+        class rejects the recorded data.
         """
-        record = rebuild(row, messages) or self._minimal(row, messages, dispatched)
-        task_class = self._task_class(record["task"]["type"])
+        record = rebuild(row, messages)
+        if not record:
+            raise ValueError("the row holds no record of its trace, and so no task to score it by")
+        # An environment may make tasks of its own for some agents.
+        classes = {kind.__name__: kind for kind in [*_subclasses(Task), self._declared]}
+        task_class = classes.get(record["task"]["type"], self._declared)
         schema = Trace[task_class.data_type(), state_cls(task_class), WireAgentConfig]
         trace = schema.model_validate(record)
         # Past pydantic, which would refuse it as the state of this class.
@@ -138,26 +142,6 @@ class Grader:
         if data is None:
             raise ValueError("the example of this rollout is not in the examples table")
         return self.task_of(self._declared.data_type().model_validate(data), self._declared)
-
-    def _task_class(self, name: str) -> type[Task[Any]]:
-        """Return the task class of a recorded name: an environment may make tasks of its own for some agents."""
-        if name == self._declared.__name__:
-            return self._declared
-        return next((each for each in _subclasses(Task) if each.__name__ == name), self._declared)
-
-    def _minimal(self, row: Row, messages: Sequence[Row], dispatched: Row | None) -> Row:
-        """Return the record of a trace that came without one: its messages, and the example's task."""
-        if dispatched is None:
-            raise ValueError("neither the trace's record nor the examples table holds the task")
-        record = {
-            "task": {"type": self._declared.__name__, "data": dispatched},
-            "agent": {"config": {}, "name": row["agent"], "trainable": row["trainable"]},
-            "nodes": [{} for _ in messages],
-            "is_completed": True,
-            "ok": True,
-            "stop_condition": row["stop_condition"],
-        }
-        return rebuild({**row, "record": json.dumps(record)}, messages)
 
     def recorded_metrics(self, task: Task[Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
         """Return the recorded metrics that only a rollout can measure: those of the harness and the runtime."""
@@ -214,7 +198,7 @@ class EpisodeScores:
         return None
 
     async def _score_trace(self, row: Row) -> None:
-        task, trace = self.grader.load(row, self.messages[row["trace_id"]], self.task)
+        task, trace = self.grader.load(row, self.messages[row["trace_id"]])
         self.traces[row["trace_id"]] = trace
         trace.rewards, trace.metrics = {}, self.grader.recorded_metrics(task, trace.metrics)
         async with asyncio.timeout(task.data.timeout.scoring or SCORING_SECONDS):
@@ -226,7 +210,7 @@ class EpisodeScores:
             raise EnvError(f"traces of the episode could not be scored: {', '.join(sorted(self.failures))}")
         for row in self.rows:
             if row["error_class"] is not None and row["record"] != "{}":
-                self.traces[row["trace_id"]] = self.grader.load(row, self.messages[row["trace_id"]], self.task)[1]
+                self.traces[row["trace_id"]] = self.grader.load(row, self.messages[row["trace_id"]])[1]
         env, task = self.grader.env, self.grader.dispatched_task(self.task)
         stamp = TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
         episode = Episode(id=self.rows[0]["episode_id"], env=EnvInfo(id=env.config.env_id), task=stamp)
@@ -240,7 +224,7 @@ class EpisodeScores:
     def _score_row(self, row: Row) -> Row:
         trace = self.traces.get(row["trace_id"])
         earned = {} if trace is None else trace.rewards
-        rewards = {name: each and {"score": each.score, "weight": each.weight} for name, each in earned.items()}
+        rewards = {name: reward and {"score": reward.score, "weight": reward.weight} for name, reward in earned.items()}
         failure = self.failures.get(row["trace_id"]) or failure_of_rewards(rewards)
         before = json.loads(row["rewards"])
         # A trace that never had a reward, as of a user or an opponent, is fine without one.
@@ -272,10 +256,10 @@ class StateNotRecorded:
         raise AttributeError(name)
 
 
-def _subclasses(of: type[Task[Any]]) -> Iterator[type[Task[Any]]]:
-    for each in of.__subclasses__():
-        yield each
-        yield from _subclasses(each)
+def _subclasses(kind: type[Task[Any]]) -> Iterator[type[Task[Any]]]:
+    for subclass in kind.__subclasses__():
+        yield subclass
+        yield from _subclasses(subclass)
 
 
 def serve(listener: Listener, grader: Grader) -> None:

@@ -6,7 +6,7 @@ answer. ServerPool decides whether the others can do the work of a lost server.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -62,7 +62,7 @@ class ServiceWatch:
 
     def __init__(
         self,
-        engines: Sequence[ServedModel],
+        engines: Iterable[ServedModel],
         addresses: Mapping[str, Sequence[str]],
         reassign: Callable[[ServiceLost], bool] = lambda lost: False,
         silent_seconds: float = SERVE_SECONDS,
@@ -77,7 +77,7 @@ class ServiceWatch:
         self._lost: ServiceLost | None = None
         self.add(engines)
 
-    def add(self, engines: Sequence[ServedModel]) -> None:
+    def add(self, engines: Iterable[ServedModel]) -> None:
         """Watch further engines: all replicas of each."""
         self.engines |= {url.rstrip("/"): engine.api_key for engine in engines for url in engine.urls}
 

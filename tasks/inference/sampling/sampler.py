@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -94,10 +95,6 @@ class NotBegun(Exception):
     """A group was not begun, because the plan is outdated."""
 
 
-class DroppedGroups(Exception):
-    """Groups in flight are stopped, because the plan is outdated."""
-
-
 class BatchSampler:
     """Makes one rollout for each assignment; calls `on_group(group_id, tables)` when a group's last member has ended.
 
@@ -127,18 +124,18 @@ class BatchSampler:
         self.on_group, self.find, self.config = on_group, find, config
         self.plan = plan = plan or SamplingPlan()
         engines = {name: model for name, model in served.items() if not model.chat}
+        of_policy = engines.get(OF_POLICY)
         self._frozen = [replica for name, model in engines.items() if name != OF_POLICY for replica in model.replicas]
-        urls = engines[OF_POLICY].urls if OF_POLICY in engines else ()
+        urls = of_policy.urls if of_policy else ()
         # Weights that are exchanged under rollouts are so at all replicas that began them: none joins meanwhile.
         num_replicas = max(config.engine.num_replicas, len(urls))
         can_rejoin = num_replicas > 1 and plan.weight_update != "keep"
         pool = addresses, isolation or CrashIsolation(), urls, num_replicas, serve_policy if can_rejoin else None
         self.servers = ServerPool(*pool)
         silent_seconds = max(config.engine.hang_seconds, SERVE_SECONDS)
-        watched = [*engines.values()], self.servers.addresses, self.servers.reassign, silent_seconds
-        self.watch = ServiceWatch(*watched)
+        self.watch = ServiceWatch(engines.values(), self.servers.addresses, self.servers.reassign, silent_seconds)
         # An adapter has its own name at the engine, so no rollout continues with another policy.
-        is_adapter = OF_POLICY in served and served[OF_POLICY].model != MODEL
+        is_adapter = of_policy is not None and of_policy.model != MODEL
         is_mixed = plan.weight_update == "keep" or (plan.versions is not None and not is_adapter)
         versions = (plan.versions or {}) if is_mixed else None
         self.runner = RolloutRunner(served, self.servers, self.watch, policy, step, config, versions, turns)
@@ -146,7 +143,6 @@ class BatchSampler:
         self.begun: set[str] = set()
         self.live: dict[str, asyncio.Task[None]] = {}
         """Groups that are being sampled, or wait for the limit."""
-        self.stopped: set[str] = set()
         self.limiter = Limiter(config.rollout.max_in_flight)
         # The store takes one commit after another; groups that end together must not race for it.
         self.commit_lock = asyncio.Lock()
@@ -195,12 +191,9 @@ class BatchSampler:
                 watching.create_task(self.servers.follow_servers(self.find, self.watch.lose))
 
     async def _sample_groups(self, assignments: pa.Table, examples: pa.Table) -> None:
-        try:
-            async with asyncio.TaskGroup() as running:
-                self._add_groups(running, assignments, examples)
-                await self._follow_plan(running, examples)
-        except* DroppedGroups:
-            pass
+        async with asyncio.TaskGroup() as running:
+            self._add_groups(running, assignments, examples)
+            await self._follow_plan(running, examples)
 
     def _add_groups(self, running: asyncio.TaskGroup, assignments: pa.Table, examples: pa.Table) -> None:
         rows = assignments.to_pylist()
@@ -213,22 +206,17 @@ class BatchSampler:
                 self.live[group_id] = running.create_task(self._sample_or_leave(group_id, members, tasks))
 
     async def _follow_plan(self, running: asyncio.TaskGroup, examples: pa.Table) -> None:
-        """Stop dropped groups, and continue with newer policies, as long as groups are sampled.
-
-        Raises DroppedGroups where a newer policy stops all of them.
-        """
+        """Stop dropped groups, and continue with newer policies, as long as groups are sampled."""
         while self.live and self.plan.weight_update:
             await asyncio.sleep(POLICY_SECONDS)
-            # Each once: a second cancellation would strike what the first one waits for.
-            dropped = set(self.plan.find_dropped([*self.live])) - self.stopped
-            for group_id in dropped:
-                self.live[group_id].cancel()
-            self.stopped |= dropped
-            if not self.plan.is_outdated():
-                continue
-            if self.plan.weight_update == "abort":
-                raise DroppedGroups
-            if self.plan.weight_update == "keep":
+            is_outdated = self.plan.is_outdated()
+            is_aborted = is_outdated and self.plan.weight_update == "abort"
+            for group_id in [*self.live] if is_aborted else self.plan.find_dropped([*self.live]):
+                if not self.live[group_id].cancelling():  # a second one would strike what the first one waits for
+                    self.live[group_id].cancel()
+            if is_aborted:
+                return
+            if is_outdated and self.plan.weight_update == "keep":
                 # Nothing is committed until the engine is known to serve the right weights.
                 async with self.commit_lock:
                     self.runner.begin_exchange()
@@ -254,19 +242,21 @@ class BatchSampler:
             self.servers.finish(group_id)
 
     async def _sample_group(self, group_id: str, members: list[Row], tasks: Mapping[tuple[str, str], str]) -> None:
-        texts = {tasks[row["environment"], row["example_id"]] for row in members}  # nearly always one
-        parsed = {text: json.loads(text) for text in texts}
         async with asyncio.TaskGroup() as running:
             pending = [
-                running.create_task(self._sample_assignment(row, parsed[tasks[row["environment"], row["example_id"]]]))
+                running.create_task(
+                    self._sample_assignment(row, json.loads(tasks[row["environment"], row["example_id"]]))
+                )
                 for row in members
             ]
         results = [task.result() for task in pending]
         # A group with a stopped member does not count: the quota is of groups that ended by themselves.
         if not any(stopped for _, stopped in results):
             self.quota.count_group(members[0]["environment"])
-        rows = [rows for rows, _ in results]
-        tables = trace_tables((t for traces, _ in rows for t in traces), (m for _, messages in rows for m in messages))
+        traces, messages = (
+            list(chain.from_iterable(rows)) for rows in zip(*(rows for rows, _ in results), strict=True)
+        )
+        tables = trace_tables(traces, messages)
         if "images" in tables:
             tables |= await asyncio.to_thread(tensors_of, tables["images"], self.config.model)
         async with self.commit_lock:
@@ -313,9 +303,7 @@ class BatchSampler:
 
 def _root_cause(several: ExceptionGroup) -> Exception:
     """Return the error that stopped everything: many rollouts may notice the same loss of a service together."""
-    errors = list[Exception]()
-    for error in several.exceptions:
-        errors.append(_root_cause(error) if isinstance(error, ExceptionGroup) else error)
+    errors = [_root_cause(error) if isinstance(error, ExceptionGroup) else error for error in several.exceptions]
     return next((error for error in errors if isinstance(error, ServiceLost)), errors[0])
 
 

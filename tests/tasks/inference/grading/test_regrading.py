@@ -147,14 +147,12 @@ def test_a_trace_that_loses_every_reward_is_errored() -> None:
     assert (right["error_class"], right["reward"], right["rewards"]) == (None, None, "{}"), "it never had one"
 
 
-def test_messages_without_a_record_are_scored_as_the_example_s_task() -> None:
+def test_a_row_without_a_record_is_errored() -> None:
     rows = reversals()
     place = rows["traces"].schema.get_field_index("record")
     bare = rows["traces"].set_column(place, rows["traces"].schema.field(place), [["{}"] * len(REPLIES)])
-    example = example_of("reverse", '{"prompt":"Reverse inside <rev>: abc","text":"abc"}')
-    assert [row["reward"] for row in regraded(reverse(), rows | {"traces": bare}, example)] == REWARDS
-    lost = regraded(reverse(), rows | {"traces": bare}, example.slice(0, 0))
-    assert {row["error_class"] for row in lost} == {"environment"} and "examples table" in lost[0]["error_message"]
+    found = regraded(reverse(), rows | {"traces": bare}, example_of("reverse", "{}"))
+    assert {row["error_class"] for row in found} == {"environment"} and "no record" in found[0]["error_message"]
 
 
 @pytest.mark.parametrize(("fault", "why"), [("state", "state .'artifacts'"), ("judge", "judge 'judge' asks a model")])

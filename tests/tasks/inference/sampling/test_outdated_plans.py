@@ -80,7 +80,7 @@ def sample(runner: Any, plan: SamplingPlan, groups: str, most: int = 12, size: i
     handed, sampler = list[str](), object.__new__(BatchSampler)
     pool = ServerPool({"e": ["tcp://127.0.0.1:9"]}, CrashIsolation())
     parts = {"runner": runner, "plan": plan, "quota": GroupQuota({}), "limiter": Limiter(most), "servers": pool} | parts
-    parts |= {"begun": set(), "live": {}, "stopped": set(), "on_group": lambda group_id, _: handed.append(group_id)}
+    parts |= {"begun": set(), "live": {}, "on_group": lambda group_id, _: handed.append(group_id)}
     vars(sampler).update(parts)
     names = sorted({*groups, *getattr(plan, "groups", "")})
     examples = pa.table({"environment": ["e"] * len(names), "example_id": names, "task": ["{}"] * len(names)})
