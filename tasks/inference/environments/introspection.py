@@ -7,14 +7,15 @@ import asyncio
 import inspect
 import re
 import reprlib
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
+    from verifiers.v1.configs.env import EnvConfig
     from verifiers.v1.env import Env
     from verifiers.v1.task import Task
 
@@ -59,20 +60,26 @@ def facts_of(env: "Env[Any]", task: "Task[Any] | None") -> EnvironmentFacts:
     for each in dict.fromkeys(classes):
         _refuse_former_hooks(each)
     _require_pairing(env, task)
+    scores = task is None or _scores(env, task)
+    return replace(describe(env.config), seats=_seats(env), scores=scores, keys=_keys(env.config.taskset))
+
+
+def describe(config: "EnvConfig") -> EnvironmentFacts:
+    """Return what the config of an environment says of it, of which nothing is loaded: seats and settings."""
     from verifiers.v1 import SingleAgentEnvConfig, TaskConfig, TasksetConfig
+    from verifiers.v1.configs.agent import agent_config_fields
 
-    taskset, seats = env.config.taskset, _seats(env)
-    settings = {name: value for name, value in _own_settings(taskset, TasksetConfig).items() if name != "task"}
-    settings |= {f"task.{name}": value for name, value in _own_settings(taskset.task, TaskConfig).items()}
-    own = _own_settings(env.config, SingleAgentEnvConfig)
-    own = {name: value for name, value in own.items() if name not in seats}
-    return EnvironmentFacts(seats, task is None or _scores(env, task), settings, own, _keys(taskset))
+    seats = dict.fromkeys(agent_config_fields(config), True)
+    settings = _own_settings(config.taskset, {*TasksetConfig.model_fields, "task"})
+    tasks = _own_settings(config.taskset.task, TaskConfig.model_fields)
+    settings |= {f"task.{name}": value for name, value in tasks.items()}
+    return EnvironmentFacts(seats, True, settings, _own_settings(config, {*SingleAgentEnvConfig.model_fields, *seats}))
 
 
-def _own_settings(section: "BaseModel", base: "type[BaseModel]") -> dict[str, Any]:
-    """Return the settings of a section that not all of its kind have, as JSON values."""
+def _own_settings(section: "BaseModel", others: Collection[str]) -> dict[str, Any]:
+    """Return the settings of a section as JSON values, but those that all of its kind have."""
     values = section.model_dump(mode="json", fallback=str)
-    return {name: value for name, value in values.items() if name not in base.model_fields}
+    return {name: value for name, value in values.items() if name not in others}
 
 
 def _keys(settings: Any) -> dict[str, str]:

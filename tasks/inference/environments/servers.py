@@ -126,6 +126,15 @@ def examples(environment: "EnvironmentConfig") -> pa.Table:
     return load_all([environment])[0].examples
 
 
+def describe(environment: "EnvironmentConfig") -> EnvironmentFacts:
+    """Return seats and settings of an environment, without examples. Raises EnvironmentUnavailable."""
+    with tempfile.TemporaryDirectory() as directory:
+        report = Path(directory, "report.json")
+        argv, variables = command(environment, report, "--describe")
+        done = subprocess.run(argv, env=inherited_variables() | variables, capture_output=True, text=True, check=False)
+        return _facts(environment, report, done.stderr)
+
+
 def load_all(environments: "Sequence[EnvironmentConfig]") -> list[LoadedEnvironment]:
     """Return the examples and facts of environments, in their order.
 
@@ -183,14 +192,20 @@ def _load(
         ) from error
     finally:
         _kill_session(process)
-    # What is reported is whole, however the process ended after it; and none that ended well may have no report.
-    reported = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
-    if "facts" not in reported:
-        raise EnvironmentUnavailable(_reason(environment, reported, log.read_text(encoding="utf-8", errors="replace")))
+    facts = _facts(environment, report, log.read_text(encoding="utf-8", errors="replace"))
     rows = read_rows(target)
     if not rows.num_rows:
         raise EnvironmentUnavailable(f"environment {environment.name!r}: its taskset yields no examples")
-    return LoadedEnvironment(rows.cast(EXAMPLES.arrow), EnvironmentFacts(**reported["facts"]))
+    return LoadedEnvironment(rows.cast(EXAMPLES.arrow), facts)
+
+
+def _facts(environment: "EnvironmentConfig", report: Path, log: str) -> EnvironmentFacts:
+    """Return the facts that a process has reported; raises EnvironmentUnavailable where it has not."""
+    # What is reported is whole, however the process ended after it; and none that ended well may have no report.
+    reported = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+    if "facts" not in reported:
+        raise EnvironmentUnavailable(_reason(environment, reported, log))
+    return EnvironmentFacts(**reported["facts"])
 
 
 def _kill_session(process: "subprocess.Popen[bytes]") -> None:

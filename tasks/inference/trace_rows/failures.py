@@ -1,6 +1,5 @@
 """Classifies the failures of rollouts: whose fault it was, whether to try again, and what the user can do."""
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -127,19 +126,13 @@ def is_chat_only(trace: Mapping[str, Any]) -> bool:
 
 def failure_of_rewards(rewards: Mapping[str, Any]) -> Failure | None:
     """Return a failure where a reward is missing, not finite or beyond float32: none of these may reach a baseline."""
-    for name, reward in rewards.items():
-        if reward is None:
-            return Failure("incomplete", "NotScored", f"reward {name!r} was not computed")
-        if not math.isfinite(reward["score"] * reward["weight"]):
-            text = f"reward {name!r} is {reward['score']} with weight {reward['weight']}: no finite number"
+    if missing := [name for name, reward in rewards.items() if reward is None]:
+        return Failure("incomplete", "NotScored", f"reward {missing[0]!r} was not computed")
+    values = {f"reward {name!r}": reward["score"] * reward["weight"] for name, reward in rewards.items()}
+    for name, value in [*values.items(), ("the sum of the rewards", sum(values.values()))]:
+        if not abs(value) <= MAX_REWARD:  # false for NaN
+            text = f"{name} is {value:g}, by its weight: it must be finite and at most {MAX_REWARD:g}"
             return Failure("environment", NON_FINITE, text)
-        if abs(reward["score"] * reward["weight"]) > MAX_REWARD:
-            text = f"reward {name!r} is {reward['score']:g} with weight {reward['weight']:g}: beyond {MAX_REWARD:g}"
-            return Failure("environment", NON_FINITE, text)
-    total = sum(reward["score"] * reward["weight"] for reward in rewards.values())
-    if abs(total) > MAX_REWARD:
-        text = f"the sum of the rewards {', '.join(rewards)} is {total:g}: beyond {MAX_REWARD:g}"
-        return Failure("environment", NON_FINITE, text)
     return None
 
 

@@ -89,17 +89,6 @@ def test_another_salt_does_not_read_the_stale_states(small_engine: Engine, model
     assert check_serving(small_engine, policy_row("salt-b", models["b"]), ENGINE) < 1e-4
 
 
-def test_optimizer_state_beside_the_weights_is_not_loaded(
-    small_engine: Engine, models: dict[str, Path], tmp_path: Path
-) -> None:
-    import shutil
-
-    directory = shutil.copytree(models["b"], tmp_path / "with_optimizer")
-    shutil.copy(models["a"] / "model.safetensors", directory / "optimizer.safetensors")
-    small_engine.serve("optimizer", directory)
-    assert check_serving(small_engine, policy_row("optimizer", models["b"]), ENGINE) < 1e-4
-
-
 def test_a_damaged_directory_is_refused_before_the_engine_is_touched(
     small_engine: Engine, models: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -30,11 +30,6 @@ def test_weights_that_are_cut_short_are_named_with_their_own_path(model: Path, m
     assert "again" in str(refused.value)
 
 
-def test_optimizer_state_beside_the_weights_is_not_looked_at(model: Path) -> None:
-    (model / "optimizer.safetensors").write_bytes(b"cut")
-    require_weights(model)
-
-
 @pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json"])
 def test_a_template_of_its_own_is_enough_for_the_default_renderer(model: Path, place: str) -> None:
     with pytest.raises(ModelUnusable, match=r"no chat template.*model\.renderer"):

@@ -252,17 +252,6 @@ def test_a_worker_whose_first_request_fails_is_asked_again(
     assert "cannot tell whether the server at ipc://pool/0 answers" in caplog.text
 
 
-def test_a_poll_that_ends_with_the_server_is_no_error_and_everything_else_is(caplog: pytest.LogCaptureFixture) -> None:
-    async def fail(error: Exception) -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_exception_handler(environment_pool._pass_over_late_polls)
-        loop.call_exception_handler({"message": "a callback failed", "exception": error})
-
-    for error, num_logged in ((asyncio.InvalidStateError(), 0), (ValueError("real"), 1)):
-        asyncio.run(fail(error))
-        assert len(caplog.records) == num_logged
-
-
 @pytest.mark.essential
 def test_servers_that_are_told_to_end_leave_nothing_behind(pools: Pools) -> None:
     directory = re.findall(r"address=ipc://(\S+)/\d", pools.log("growing"))[0]

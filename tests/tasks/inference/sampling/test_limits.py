@@ -139,19 +139,6 @@ def test_who_gives_up_leaves_no_hole() -> None:
     asyncio.run(scene())
 
 
-def test_the_last_one_in_the_queue_gives_up_and_another_comes() -> None:
-    async def scene() -> int:
-        limiter = Limiter(1)
-        async with limiter:
-            waiting = asyncio.create_task(limiter.__aenter__())
-            await asyncio.sleep(0)
-            waiting.cancel()
-        async with asyncio.timeout(60), limiter:
-            return limiter.in_use
-
-    assert asyncio.run(scene()) == 1
-
-
 async def stopped(quota: GroupQuota, environment: str, began: asyncio.Event) -> str:
     try:
         async with quota.stop_when_reached(environment):

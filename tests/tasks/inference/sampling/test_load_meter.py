@@ -1,6 +1,5 @@
 """How full the engine was and how long the learner waited, by a clock that the test moves."""
 
-import threading
 from asyncio import CancelledError
 
 import pytest
@@ -69,20 +68,3 @@ def test_reports_of_the_engine_are_means() -> None:
     load = meter.read()
     assert (load.requests_running, load.requests_waiting, load.cache_use) == (3, 0.5, 0.625)
     assert meter.read().requests_running is None
-
-
-def test_rollouts_of_many_threads_all_end() -> None:
-    meter = LoadMeter()
-
-    def work() -> None:
-        for _ in range(200):
-            with meter.rollout():
-                pass
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    meter.read()
-    assert meter._in_flight == 0

@@ -111,13 +111,6 @@ def test_an_environment_with_a_teacher_is_sampled_by_that_and_by_no_policy() -> 
     assert set(made.watch.engines) == {"http://127.0.0.1:9", "http://127.0.0.1:7"}
 
 
-def test_a_teacher_of_another_environment_changes_nothing() -> None:
-    made = sampling(teachers={"other": ServedModel("http://127.0.0.1:7", "", salt="its weights")})
-    origin = made._origin(ASSIGNMENT)
-    assert (origin.policy_key, made._sampler(origin.assignment["environment"])) == ("the-policy", "")
-    assert made._sampling(origin, 41).model_dump()["cache_salt"] == "the-policy"
-
-
 class Started(Supervisor):
     """Keeps what it is told to start."""
 

@@ -144,21 +144,6 @@ async def test_what_a_lost_server_has_is_played_by_the_others_and_what_ended_is_
 
 
 @in_loop
-async def test_what_went_wrong_on_one_server_is_tried_on_another() -> None:
-    table = Table([A, B])
-    await table.begin("g/0", "g/1", "g/2")
-    assert table.of(A) == ["g/0", "g/2"]
-    await table.end("g/1", wrong=True)
-    assert table.dealt[3:] == [("g/1", A)], "also where the other one has more"
-    assert table.pool.in_flight["g/1"].server == A
-    assert await table.lose(A), "and what it had is played again by the other"
-    await table.end(*table.pool.in_flight, wrong=True)
-    assert Counter(address for _, address in table.dealt[4:]) == {B: 6}, "which is the only one"
-    await table.end_all()
-    assert [await task for task in table.tasks.values()] == [B] * 3
-
-
-@in_loop
 async def test_a_deadly_rollout_plays_alone_after_two_losses_and_fails_after_two_more() -> None:
     table = Table([A, B, C], isolates=True)
     await table.begin("deadly/0", "b/0", "c/0")
@@ -254,11 +239,6 @@ async def test_groups_share_a_replica_and_rollouts_of_a_lost_one_are_played_at_t
     for group in "abcdef":
         table.pool.finish(group)
     assert not table.pool._replica_of
-
-
-def test_without_a_way_back_a_lost_replica_is_the_loss_of_the_engine() -> None:
-    assert not Table([A], [ONE, TWO]).pool.reassign(loss(TWO, OF_POLICY))
-    assert not Table([A], [ONE, TWO], serve_policy=serve_policy).pool.reassign(loss(THREE, OF_POLICY)), "a teacher's"
 
 
 @in_loop

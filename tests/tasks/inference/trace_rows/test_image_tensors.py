@@ -53,10 +53,6 @@ def test_no_model_is_asked_about_a_picture_that_is_elsewhere_broken_or_huge(url:
     assert re.search(said, picture_problem(url))
 
 
-def test_a_whole_picture_is_let_through() -> None:
-    assert picture_problem(picture_url()) == "" and picture_problem(picture_url(form="JPEG")) == ""
-
-
 def test_what_is_transparent_is_white() -> None:
     from PIL import Image
 

@@ -214,15 +214,6 @@ def test_a_policy_with_a_damaged_manifest_is_passed_by(tmp_path: Path, store: St
     assert word(tokenizer_of(store, config(), "a", others=["b"])) == "two"
 
 
-def test_a_file_that_cannot_be_read_is_told_of(tmp_path: Path, store: Store) -> None:
-    store.policies.publish(model(tmp_path / "a", "one"), "a")
-    file = tmp_path / "store/policies/a" / FILE
-    file.unlink()
-    file.mkdir()
-    with pytest.raises(TokenizerUnreadable, match="policies/a"):
-        tokenizer_of(store, config(), "a")
-
-
 @pytest.fixture
 def host(monkeypatch: pytest.MonkeyPatch) -> "Iterator[S3Host]":
     """An object store on loopback, in the environment as a user would name it."""

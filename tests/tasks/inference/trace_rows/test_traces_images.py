@@ -3,19 +3,14 @@
 import base64
 import hashlib
 import json
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from storage.refs import Entry
 from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import IMAGES
-from storage.store import Store, open_store
 from tasks.inference.trace_rows.images import LITERAL, MissingImage, extract_images, parse_image, restore_images
-from tasks.runtime.parts import Parts
 from tests.fixtures.builders import message, table, trace
 
 DATA = b"\x89PNG not really\xff"
@@ -105,23 +100,3 @@ def test_a_lost_image_is_named() -> None:
     made = extract_images(traces, messages)
     with pytest.raises(MissingImage, match=f"trace a, message 0: {REFERENCE} is not in table images"):
         restore_images(made["traces"], made["messages"], None)
-
-
-def test_parts_commit_images_of_those_groups_that_have_any(tmp_path: Path) -> None:
-    store: Store = open_store(tmp_path)
-
-    def entry(part: str, outputs: Any, tokens: int) -> Entry:
-        now = datetime.now(UTC)
-        return Entry("r", 0, "rollout", 1, "k", part, "a", {}, {}, tuple(outputs), now, now, tokens)
-
-    parts = Parts(store, entry, ("traces", "group_id"), lambda: None, lambda *_: None)
-    for name, picture in (("a", "nothing"), ("b", part(URL)), ("c", part(URL))):
-        parts.put(extract_images(*rows({name: [body(picture)]}, {name: f"g{name}"})))
-    pieces = parts.close()
-
-    def read(name: str) -> pa.Table:
-        return store.read([piece for piece in pieces if piece.table == name])
-
-    assert sorted(read("images")["group_id"].to_pylist()) == ["gb", "gc"]
-    whole = restore_images(read("traces"), read("messages"), read("images"))["messages"]
-    assert sorted(whole["body"].to_pylist()) == sorted([body("nothing"), body(part(URL)), body(part(URL))])
