@@ -285,30 +285,16 @@ def _module_files(module: str) -> list[tuple[str, Path]]:
     if spec.submodule_search_locations is None:
         file = Path(spec.origin or "")
         return [(file.name, file)] if file.is_file() else []
-    roots = [Path(root) for root in spec.submodule_search_locations]
-    return [entry for root in roots for entry in _tree(root, _wheel_files(root))]
+    return [entry for root in spec.submodule_search_locations for entry in _tree(Path(root))]
 
 
-def _wheel_files(root: Path) -> set[str]:
-    """Return the names of a package's files that came with its wheel; empty where it was not installed from one.
-
-    What an installed package writes beside them as it runs, data that it fetched say, is no code.
-    """
-    name = _distribution_of(root.name)
-    if not name or Path(str((installed := distribution(name)).locate_file(""))).resolve() != root.parent.resolve():
-        return set()
-    files = (file.as_posix().partition("/") for file in installed.files or ())
-    return {inside for top, _, inside in files if top == root.name}
-
-
-def _tree(root: Path, listed: Iterable[str] = ()) -> Iterator[tuple[str, Path]]:
-    """Yield the files below a directory with their names inside it, but hidden, compiled and unlisted ones."""
+def _tree(root: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the files below a directory with their names inside it, but hidden and compiled ones."""
     for directory, names, files in os.walk(root):
         names[:] = [name for name in names if not name.startswith(".") and name != "__pycache__"]
         for file in (Path(directory, name) for name in files if not name.startswith(".")):
-            inside = file.relative_to(root).as_posix()
-            if file.suffix not in _COMPILED and file.is_file() and (not listed or inside in listed):
-                yield inside, file
+            if file.suffix not in _COMPILED and file.is_file():
+                yield file.relative_to(root).as_posix(), file
 
 
 def _spec(module: str) -> ModuleSpec | None:

@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
+from itertools import starmap
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -52,7 +53,7 @@ _log = logging.getLogger("stagecoach")
 
 
 class ServiceWatch:
-    """Connects to the engines and the environment servers every second, and asks engines for an answer.
+    """Connects to the environment servers every second, and asks the engines for an answer.
 
     A connection costs a busy server nothing: the operating system accepts for it, and refuses once its process is gone.
     `reassign` is called with each lost service, and returns whether others take its rollouts; `addresses` are the
@@ -82,13 +83,11 @@ class ServiceWatch:
         self.engines |= {url.rstrip("/"): engine.api_key for engine in engines for url in engine.urls}
 
     async def run(self) -> None:
-        """Connect to all services every second until cancelled; raises ServiceLost."""
+        """Connect to all environment servers every second until cancelled; raises ServiceLost."""
         while True:
-            services = [("the engine", url, OF_POLICY) for url in self.engines]
-            servers = ((name, of_name) for name, of_name in self._addresses.items() if name != OF_POLICY)
-            services += [(server_name(name), address, name) for name, of_name in servers for address in of_name]
+            servers = [(name, address) for name, of_name in self._addresses.items() if name for address in of_name]
             # In parallel: one of dozens may be slow.
-            ends = await asyncio.gather(*(self._connect(*service) for service in services), return_exceptions=True)
+            ends = await asyncio.gather(*starmap(self._connect, servers), return_exceptions=True)
             for error in filter(None, ends):
                 raise error
             await asyncio.sleep(INTERVAL_SECONDS)
@@ -167,16 +166,15 @@ class ServiceWatch:
         if seconds > self._silent_seconds:
             self.lose(ServiceLost("the engine", url, f"it has not answered for {seconds:.0f} s"))
 
-    async def _connect(self, service: str, address: str, environment: str) -> None:
+    async def _connect(self, environment: str, address: str) -> None:
         parts = urlsplit(address)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                _, writer = await asyncio.open_connection(parts.hostname, port)
+                _, writer = await asyncio.open_connection(parts.hostname, parts.port)
         except TimeoutError:
             return  # a full backlog or a slow network is no loss
         except OSError as error:
-            self.lose(ServiceLost(service, address, error.strerror or str(error), environment))
+            self.lose(ServiceLost(server_name(environment), address, error.strerror or str(error), environment))
             return
         writer.close()
 

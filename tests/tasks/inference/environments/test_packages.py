@@ -69,18 +69,6 @@ def test_two_packages_of_one_name_and_version_share_no_key(tmp_path: Path, monke
     assert keys[0] != keys[1]
 
 
-def test_what_an_installed_package_writes_into_itself_is_no_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    install(tmp_path, "twin_game", "DECK = 3\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    version = package_version(own("twin-game"))
-    (tmp_path / "twin_game" / "fetched.json").write_text("{}")
-    assert package_version(own("twin-game")) == version
-    (tmp_path / "twin_game" / "__init__.py").write_text("DECK = 4\n")
-    assert package_version(own("twin-game")) != version
-
-
 def test_an_edit_is_another_version_and_the_same_code_elsewhere_is_not(write: Write) -> None:
     prompt = write("own_game/__init__.py", "PROMPT = 'Say it.'\n")
     table = write("own_game/data/rows.csv", "1,2\n")
