@@ -50,10 +50,10 @@ def check_weights(engine: Engine, policy_row: Mapping[str, Any], directory: str 
     Raises EngineMismatch where they differ.
     """
     held, files = engine.weights_sum(directory) or (None, None)
-    if not held or not files or held.count != files.count:
+    if not held or not files or held.num_values != files.num_values:
         return False
     if held != files:
-        text = f"the checksum of its {files.count} values is not that of the files; {OTHER_WEIGHTS}"
+        text = f"the checksum of its {files.num_values} values is not that of the files; {OTHER_WEIGHTS}"
         raise _mismatch(engine, policy_row, text)
     return True
 

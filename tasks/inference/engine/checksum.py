@@ -22,8 +22,7 @@ PRECISIONS = ("bfloat16", "float16", "float32")
 class WeightsSum(NamedTuple):
     """The checksum of some weights."""
 
-    count: int = 0
-    """Values."""
+    num_values: int = 0
     total: int = 0
     """The sum of their bit patterns, modulo 2 to the 64."""
     squares: int = 0
@@ -32,7 +31,7 @@ class WeightsSum(NamedTuple):
     def plus(self, other: "WeightsSum") -> "WeightsSum":
         """Return the checksum of both."""
         total, squares = self.total + other.total, self.squares + other.squares
-        return WeightsSum(self.count + other.count, total % MODULUS, squares % MODULUS)
+        return WeightsSum(self.num_values + other.num_values, total % MODULUS, squares % MODULUS)
 
 
 def add_sums(sums: Iterable[WeightsSum]) -> WeightsSum:

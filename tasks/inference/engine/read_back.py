@@ -21,7 +21,7 @@ class ReadBack:
     model_runner: Any
     reload_weights: Callable[..., None]
 
-    def weights_sum(self, directory: str) -> list[WeightsSum | None]:
+    def weights_sum(self, directory: str) -> list[list[int] | None]:
         """Return the checksum of this worker's weights, and that of the files in `directory` by the first worker.
 
         The second is None by the others, and for files in a precision that is not compared.
@@ -33,7 +33,7 @@ class ReadBack:
         files = None
         if get_tensor_model_parallel_rank() == 0:
             files = sum_files(directory, dtype, own_head=_has_own_head(model), device=self.model_runner.device)
-        return [sum_model(model, dtype), files]
+        return [list(sum_model(model, dtype)), files and list(files)]
 
     def load_directory(self, directory: str) -> None:
         """Load the weights of a directory in place of those that are there, whatever else it holds."""

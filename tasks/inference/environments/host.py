@@ -73,8 +73,8 @@ def main(argv: Sequence[str]) -> int:
         from pydantic import ValidationError
 
         logging.exception("environment %s cannot be loaded", environment["name"])
-        is_config_error = isinstance(error, ValidationError)
-        message = settings_error(error, environment["taskset"]["id"]) if is_config_error else str(error)
+        taskset = environment["taskset"]["id"]
+        message = settings_error(error, taskset) if isinstance(error, ValidationError) else str(error)
         content = {"error": type(error).__name__, "message": message, "missing": missing_module(error)}
         write_report(arguments.report, content)
         return 3
