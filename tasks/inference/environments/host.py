@@ -25,7 +25,7 @@ from tasks.inference import patches
 from tasks.inference.engine.host import write_report
 from tasks.inference.environments.agent_runs import play_episode
 from tasks.inference.environments.examples import verifiers_config, write_examples
-from tasks.inference.environments.introspection import describe, settings_error
+from tasks.inference.environments.introspection import settings_error
 from tasks.inference.environments.packages import require_same_code
 from tasks.inference.environments.servers import KEY_VARIABLE
 from tasks.runtime.imports import look_in_working_directory
@@ -49,7 +49,6 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--config", type=Path, required=True, help="file with the environment's section, as JSON")
     parser.add_argument("--report", type=Path, required=True)
     parser.add_argument("--examples", type=Path, help="file to write examples to")
-    parser.add_argument("--describe", action="store_true", help="report seats and settings")
     parser.add_argument("--grade", action="store_true")
     arguments = parser.parse_args(argv)
     set_up_process()
@@ -63,8 +62,6 @@ def main(argv: Sequence[str]) -> int:
             from tasks.inference.grading.host import grade
 
             grade(environment, arguments.report)
-        elif arguments.describe:
-            write_report(arguments.report, {"facts": asdict(describe(verifiers_config(environment)))})
         elif arguments.examples:
             write_report(arguments.report, {"facts": asdict(write_examples(environment, arguments.examples))})
         else:

@@ -7,15 +7,14 @@ import asyncio
 import inspect
 import re
 import reprlib
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel, ValidationError
-    from verifiers.v1.configs.env import EnvConfig
+    from pydantic import ValidationError
     from verifiers.v1.env import Env
     from verifiers.v1.task import Task
 
@@ -39,10 +38,8 @@ class EnvironmentFacts:
     """Every agent by name, and whether the environment lets it be trained."""
     scores: bool
     """Whether anything may give a reward: a reward function, a judge, or code of its own."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """The settings that its taskset takes, with their values; those of its tasks as `task.NAME`."""
-    env: Mapping[str, Any] = field(default_factory=dict)
-    """The settings that the environment itself takes, besides its seats."""
+    settings: tuple[str, ...] = ()
+    """The settings that its taskset takes."""
     keys: Mapping[str, str] = field(default_factory=dict)
     """The variables that models of its own, such as judges, read their keys from, and where each is asked."""
     num_repeated: int = 0
@@ -60,26 +57,8 @@ def facts_of(env: "Env[Any]", task: "Task[Any] | None") -> EnvironmentFacts:
     for each in dict.fromkeys(classes):
         _refuse_former_hooks(each)
     _require_pairing(env, task)
-    scores = task is None or _scores(env, task)
-    return replace(describe(env.config), seats=_seats(env), scores=scores, keys=_keys(env.config.taskset))
-
-
-def describe(config: "EnvConfig") -> EnvironmentFacts:
-    """Return what the config of an environment says of it, of which nothing is loaded: seats and settings."""
-    from verifiers.v1 import SingleAgentEnvConfig, TaskConfig, TasksetConfig
-    from verifiers.v1.configs.agent import agent_config_fields
-
-    seats = dict.fromkeys(agent_config_fields(config), True)
-    settings = _own_settings(config.taskset, {*TasksetConfig.model_fields, "task"})
-    tasks = _own_settings(config.taskset.task, TaskConfig.model_fields)
-    settings |= {f"task.{name}": value for name, value in tasks.items()}
-    return EnvironmentFacts(seats, True, settings, _own_settings(config, {*SingleAgentEnvConfig.model_fields, *seats}))
-
-
-def _own_settings(section: "BaseModel", others: Collection[str]) -> dict[str, Any]:
-    """Return the settings of a section as JSON values, but those that all of its kind have."""
-    values = section.model_dump(mode="json", fallback=str)
-    return {name: value for name, value in values.items() if name not in others}
+    settings = tuple(type(env.config.taskset).model_fields)
+    return EnvironmentFacts(_seats(env), task is None or _scores(env, task), settings, _keys(env.config.taskset))
 
 
 def _keys(settings: Any) -> dict[str, str]:

@@ -49,11 +49,6 @@ OLD_INTERFACE_HINT = (
 )
 
 
-def interface_hint(error: str) -> str:
-    """Return advice to append to an error, `CLASS: MESSAGE`, of a package of the old interface; else nothing."""
-    return f". {OLD_INTERFACE_HINT}" if OLD_INTERFACE.search(error) else ""
-
-
 def command(environment: "EnvironmentConfig", report: str | Path, *options: str) -> tuple[list[str], dict[str, str]]:
     """Return argument list and environment variables of a process that imports `environment`.
 
@@ -126,15 +121,6 @@ def examples(environment: "EnvironmentConfig") -> pa.Table:
     return load_all([environment])[0].examples
 
 
-def describe(environment: "EnvironmentConfig") -> EnvironmentFacts:
-    """Return seats and settings of an environment, without examples. Raises EnvironmentUnavailable."""
-    with tempfile.TemporaryDirectory() as directory:
-        report = Path(directory, "report.json")
-        argv, variables = command(environment, report, "--describe")
-        done = subprocess.run(argv, env=inherited_variables() | variables, capture_output=True, text=True, check=False)
-        return _facts(environment, report, done.stderr)
-
-
 def load_all(environments: "Sequence[EnvironmentConfig]") -> list[LoadedEnvironment]:
     """Return the examples and facts of environments, in their order.
 
@@ -192,20 +178,14 @@ def _load(
         ) from error
     finally:
         _kill_session(process)
-    facts = _facts(environment, report, log.read_text(encoding="utf-8", errors="replace"))
-    rows = read_rows(target)
-    if not rows.num_rows:
-        raise EnvironmentUnavailable(f"environment {environment.name!r}: its taskset yields no examples")
-    return LoadedEnvironment(rows.cast(EXAMPLES.arrow), facts)
-
-
-def _facts(environment: "EnvironmentConfig", report: Path, log: str) -> EnvironmentFacts:
-    """Return the facts that a process has reported; raises EnvironmentUnavailable where it has not."""
     # What is reported is whole, however the process ended after it; and none that ended well may have no report.
     reported = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
     if "facts" not in reported:
-        raise EnvironmentUnavailable(_reason(environment, reported, log))
-    return EnvironmentFacts(**reported["facts"])
+        raise EnvironmentUnavailable(_reason(environment, reported, log.read_text(encoding="utf-8", errors="replace")))
+    rows = read_rows(target)
+    if not rows.num_rows:
+        raise EnvironmentUnavailable(f"environment {environment.name!r}: its taskset yields no examples")
+    return LoadedEnvironment(rows.cast(EXAMPLES.arrow), EnvironmentFacts(**reported["facts"]))
 
 
 def _kill_session(process: "subprocess.Popen[bytes]") -> None:
@@ -227,7 +207,8 @@ def _reason(environment: "EnvironmentConfig", outcome: Mapping[str, Any], log: s
     why = f"{outcome['error']}: {add_advice(outcome['message'])}"
     if missing:
         why = f"module {missing!r} is missing, which this verifiers does not have"
-    hint = f". {OLD_INTERFACE_HINT}" if missing else interface_hint(f"{outcome['error']}: {outcome['message']}")
+    is_old = missing or OLD_INTERFACE.search(f"{outcome['error']}: {outcome['message']}")
+    hint = f". {OLD_INTERFACE_HINT}" if is_old else ""
     return f"{about} cannot be loaded: {why}{hint}"
 
 
