@@ -429,7 +429,7 @@ OVERRIDES are written dotted.key=value, for example seed=3.""",
         """Export rollouts or weights.
 
 Examples:
-  stagecoach export demo --format sft --kept --to good.parquet
+  stagecoach export demo --format sft --where keep --to good.parquet
   stagecoach export demo --format weights --to dir""",
     ),
 }

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from flows.cli.arguments import Count, Name, Number, StoreOption, UsageError, option, split_items
+from flows.cli.arguments import Count, Name, StoreOption, UsageError, option, split_items
 
 
 def import_rollouts(
@@ -33,33 +33,28 @@ def import_rollouts(
 
 
 def export_rollouts(
-    run: Annotated[str, option("the run; --sql may name rollouts of any run", "RUN")] = "",
+    run: Annotated[str, option("the run, with the rewards and verdicts that rollouts have there", "RUN")] = "",
     /,
     *,
     form: Annotated[Literal["verifiers", "sft", "preferences", "weights"], option("what to write", name="--format")],
     target: Annotated[str, option("a file; for weights a directory", "PATH", name="--to")],
-    sql: Annotated[str, option("query whose answer has the column trace_id", "QUERY")] = "",
-    steps: Annotated[str, option("3:10 is 3 to 9, also 3: or :10, or one step", "A:B")] = "",
-    kept: Annotated[bool, option("only rollouts that the run's filters kept")] = False,
-    min_reward: Annotated[Number | None, option("only rollouts with a reward of at least R", "R")] = None,
+    where: Annotated[
+        str, option('condition in SQL over the columns of rollouts: "keep and reward > 0.9"', allow_leading_hyphen=True)
+    ] = "",
     held_out: Annotated[bool, option("also attempts at held-out examples")] = False,
-    quarantined: Annotated[bool, option("also rollouts in quarantine, in datasets too")] = False,
-    pairs: Annotated[Literal["extremes", "all"], option("the best and the worst of a group, or all")] = "extremes",
+    quarantined: Annotated[bool, option("also rollouts in quarantine")] = False,
     policy: Annotated[str, option("the policy; without it, the run's last", "RUN:V")] = "",
     force: Annotated[bool, option("replace the file, or the directory of weights, at PATH")] = False,
     store: StoreOption = "",
 ) -> int | None:
     """Export rollouts or weights."""
     from configs.store import default_store
-    from flows.exchange.export import export
-    from flows.exchange.export_rows import RolloutChoice
-    from flows.replays.request import step_range
+    from flows.exchange.export import RolloutChoice, export
 
-    if not (run or sql or policy):
-        raise UsageError("export needs a RUN, a question (--sql) or, for weights, a policy (--policy)")
-    first, last = step_range(steps)
-    choice = RolloutChoice(run, sql, first, last, kept, min_reward, held_out, quarantined)
-    written = export(form, Path(target).expanduser(), choice, policy, store or default_store(), pairs, force)
+    if not run and not (form == "weights" and policy):
+        raise UsageError("export needs a RUN or, for weights, a policy (--policy)")
+    choice = RolloutChoice(run, where, held_out, quarantined)
+    written = export(form, Path(target).expanduser(), choice, policy, store or default_store(), force)
     noun = {"verifiers": "episodes", "sft": "samples", "preferences": "pairs", "weights": "files"}[form]
     print(f"{Path(target).expanduser()}: {written.number} {noun}")
     if written.num_quarantined:

@@ -52,22 +52,22 @@ def init(
 
 def _from_files(sources: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Return the files of a project made of another trainer's config, and lines that say what became of its keys."""
-    from flows.exchange.foreign_keys import SAMPLE
-    from flows.exchange.trainers import one_line, read_foreign, translate
+    from flows.exchange.trainers import SAMPLE, config_of, one_line, translate
 
-    trainer, keys = read_foreign(sources)
-    translation = translate(keys, trainer)
-    settings, origins = translation.settings, translation.origins
-    head = f"Made of {', '.join(Path(source).name for source in sources)} of {trainer.name}."
-    files = {project.CONFIG: project.of_settings(settings, origins, f"{head} Comments are the keys of a setting.")}
-    taskset = settings["environments"][0]["taskset"]
-    if taskset.get("task") == SAMPLE[0]["taskset"]["task"]:  # its reward function stands beside the config
+    translation = translate(sources)
+    name, environments = translation.table["name"], config_of(translation.settings)["environments"]
+    settings = {key: value for key, value in translation.settings.items() if not key.startswith("environments.")}
+    origins = {key: translation.origin(key) for key in settings}
+    head = (
+        f"Made of {', '.join(Path(source).name for source in sources)} of {name}. Comments are the keys of a setting."
+    )
+    files = {project.CONFIG: project.of_settings(settings | {"environments": environments}, origins, head)}
+    taskset = environments[0]["taskset"]
+    if taskset.get("task") == SAMPLE["taskset"]["task"]:  # its reward function stands beside the config
         files |= {project.REWARD: project.PLAIN_REWARD} if "hub" in taskset else project.data_files()
-    lines = [f"taken over: {len(settings)}"]
-    for key, value in settings.items():
-        lines.append(f"  {origins[key]} -> {key} = {one_line(value)}")
-        lines += [f"      {trainer.notes[key]}"] if key in trainer.notes else []
-    lines.append(f"not taken over: {len(translation.lost)}")
-    for names, why in translation.lost.items():
-        lines += [f"  {names}", f"      {why}"]
-    return files, lines + ([f"off there and here: {', '.join(translation.off)}"] if translation.off else [])
+    lines = [f"taken over: {len(translation.settings)}"]
+    for key, value in translation.settings.items():
+        lines.append(f"  {translation.origin(key)} -> {key} = {one_line(value)}")
+    lost = translation.lost
+    lines.append(f"not translated, see docs/coming-from-{name.lower()}.md: {len(lost)}")
+    return files, [*lines, *(f"  {line}" for line in lost)]

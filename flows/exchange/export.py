@@ -1,4 +1,4 @@
-"""Exports rollouts of the store as files that other programs read, and weights as a Hugging Face directory.
+"""export: rollouts of a run as files that other programs read, and weights as a Hugging Face directory.
 
 A file or directory is written beside its place and put there whole, or not at all.
 """
@@ -6,29 +6,74 @@ A file or directory is written beside its place and put there whole, or not at a
 import json
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import polars as pl
+import pyarrow.compute as pc
 
-from flows.exchange.export_rows import ExportRefused, RolloutChoice, StepRollouts, chosen_rollouts
+from flows.queries.step_history import StepHistory
+from flows.queries.views import relations
 from flows.reporting.output_files import check_output, write_whole
 from flows.runtime.resolve_run import find_policy
 from storage.policies.manifest import adapter_base
-from storage.read.frames import existing_store
+from storage.read.frames import Frames, existing_store
+from storage.read.lineage import Graph, Work
+from storage.read.query_limits import OF_MACHINE
+from storage.read.sql import ask
+from storage.read.views import quote
 from storage.store import Store
-from tasks.exchange.datasets import Pairs, preferences, samples
-from tasks.exchange.episodes import Row, compact
+from tasks.arrays.columns import texts
+from tasks.exchange.datasets import preferences, samples
+from tasks.exchange.episodes import TRAIN, Row, compact
 from tasks.exchange.traces import MARK, source_of
 from tasks.exchange.verifiers_lines import line_of
+from tasks.inference.trace_rows.images import restore_images
 from tasks.runtime.process_variables import inherited_variables, module_command
+from tasks.stages import STREAM_ASSIGNMENT
 
 Format = Literal["verifiers", "sft", "preferences", "weights"]
 LEFT_BEHIND = ("optimizer*", "manifest.json")
 """What of a policy's directory is no part of the model."""
+ASSIGNMENTS = ("assignment", "evaluation_assignment", STREAM_ASSIGNMENT)
+"""How inputs of rollouts begin that are assignments; a step of a stream has groups of several."""
+
+
+class ExportRefused(ValueError):
+    """Something is in the way of what was to be written, or there is nothing to write."""
+
+
+@dataclass(frozen=True)
+class RolloutChoice:
+    """The rollouts of a run that are exported, with the rewards and verdicts that they have there."""
+
+    run: str
+    where: str = ""
+    """Condition in SQL over the columns of the view `rollouts`; empty for all."""
+    held_out: bool = False
+    """Whether attempts at held-out examples are included; training on those would spoil every evaluation."""
+    quarantined: bool = False
+    """Whether rollouts in quarantine are included."""
+
+
+@dataclass(frozen=True)
+class StepRollouts:
+    """The rollouts of one step, and which of them were chosen."""
+
+    run: str
+    step: int
+    traces: tuple[Row, ...]
+    messages: Mapping[str, list[Row]]
+    """By trace, in order of message."""
+    assignments: Mapping[str, Row]
+    examples: Mapping[tuple[str, str], Row]
+    chosen: Set[str]
+    """Ids of the chosen traces."""
+    num_quarantined: int
+    """Traces that would have been chosen, were they not in quarantine."""
 
 
 @dataclass(frozen=True)
@@ -42,19 +87,12 @@ class ExportResult:
 
 
 def export(
-    form: Format,
-    target: Path,
-    choice: RolloutChoice,
-    policy: str = "",
-    store: str = "",
-    pairs: Pairs = "extremes",
-    force: bool = False,
+    form: Format, target: Path, choice: RolloutChoice, policy: str = "", store: str = "", force: bool = False
 ) -> ExportResult:
     """Write rollouts, or a policy's weights, to a file or directory, whole or not at all.
 
-    `policy` is RUN or RUN:VERSION; empty takes the last policy of the choice's run. Datasets and kept rollouts leave
-    those in quarantine out, unless the choice has them. Raises ExportRefused where there is nothing to write,
-    OutputRefused for an existing target, NotText, PolicyUnknown, RunUnknown, and QuestionError.
+    `policy` is RUN or RUN:VERSION; empty takes the last policy of the choice's run. Raises ExportRefused where there is
+    nothing to write, OutputRefused for an existing target, NotText, PolicyUnknown, RunUnknown, and QuestionError.
     """
     check_output(target, force)
     source = existing_store(store)
@@ -64,17 +102,75 @@ def export(
             raise ExportRefused("weights: say whose (--policy RUN or RUN:VERSION). Nothing was written.")
         copy_weights(source, found.key, target, force)
         return ExportResult(sum(path.is_file() for path in target.rglob("*")))
-    whatever = choice.quarantined or (form == "verifiers" and not choice.kept)
-    steps = list(chosen_rollouts(source, replace(choice, quarantined=whatever)))
+    steps = list(chosen_rollouts(source, choice))
     left_out = sum(step.num_quarantined for step in steps)
     # All rows before the file: what cannot be a row is refused before anything is begun.
-    rows = list(episode_lines(steps) if form == "verifiers" else _dataset_rows(steps, form, pairs))
+    rows = list(episode_lines(steps) if form == "verifiers" else _dataset_rows(steps, form))
     if not rows:
-        raise ExportRefused(f"there is nothing to export{_hint(form, choice, left_out)}. Nothing was written.")
+        raise ExportRefused(
+            f"there is nothing to export of run {choice.run!r}: no finished rollout meets the condition (--where), or "
+            f"no group has answers to one prompt whose rewards differ; {left_out} rollouts were left out because they "
+            "are in quarantine (--quarantined keeps them). Nothing was written."
+        )
     if form == "verifiers" and target.suffix == ".parquet":
         raise ExportRefused("verifiers reads JSONL: name a file that ends in .jsonl. Nothing was written.")
     write_whole(target, partial(_write, rows, target.suffix), force)
     return ExportResult(len(rows), left_out)
+
+
+def chosen_rollouts(store: Store, choice: RolloutChoice) -> Iterator[StepRollouts]:
+    """Yield the steps of a run that have chosen rollouts, in order. Raises RunUnknown and QuestionError."""
+    store.runs.events(choice.run)
+    graph = Graph(store.counted_entries())
+    query = f"select trace_id from {quote(choice.run)}.rollouts where (\n{choice.where or 'true'}\n)"
+    requested = {*texts(ask(Frames(store, relations), query, bounds=OF_MACHINE)["trace_id"])}
+    unfit = frozenset() if choice.quarantined else store.quarantines.reasons(store.quarantines.ids()).keys()
+    sources: dict[str, tuple[Work, Work]] = {}
+    # The last to set a key counts: rollouts scored more than once are as they were trained, or scored last.
+    for lineage in sorted(
+        StepHistory(graph, choice.run).lineages, key=lambda one: (one.updates is not None, one.traces.age)
+    ):
+        if choice.held_out or lineage.for_training:
+            sources |= {source.key: (source, lineage.traces) for source in graph.origins(lineage.traces, "messages")}
+    for source, scored in sorted(sources.values(), key=lambda pair: (pair[0].step, pair[0].age)):
+        if not source.finished:
+            continue
+        examples = _rows(store, graph.works[source.inputs["examples"]], "examples")
+        by_id = {(row["environment"], row["example_id"]): row for row in examples}
+        # Scoring again is of all rollouts of a step, which may have been sampled in several batches.
+        sampled = store.read(source.slices_of("traces"), ["trace_id"])["trace_id"]
+        traces = store.read(scored.slices_of("traces"))
+        traces = traces.filter(pc.is_in(traces["trace_id"], value_set=sampled.combine_chunks()))
+        chosen = {
+            row["trace_id"]
+            for row in traces.select(["trace_id", "environment", "example_id"]).to_pylist()
+            if row["trace_id"] in requested
+            and (choice.held_out or by_id[row["environment"], row["example_id"]]["split"] == TRAIN)
+        }
+        if chosen:
+            assigned = [graph.works[key] for name, key in source.inputs.items() if name.startswith(ASSIGNMENTS)]
+            images, messages = source.slices_of("images"), store.read(source.slices_of("messages"))
+            # Other programs read pictures within messages; the store has them once, in a table of their own.
+            tables = restore_images(traces, messages, store.read(images) if images else None)
+            by_trace: dict[str, list[Row]] = {}
+            for row in sorted(tables["messages"].to_pylist(), key=lambda row: row["message"]):
+                by_trace.setdefault(row["trace_id"], []).append(row)
+            yield StepRollouts(
+                run=choice.run,
+                step=source.step,
+                traces=tuple(tables["traces"].to_pylist()),
+                messages=by_trace,
+                assignments={
+                    row["assignment_id"]: row for work in assigned for row in _rows(store, work, "assignments")
+                },
+                examples=by_id,
+                chosen=chosen - unfit,
+                num_quarantined=len(chosen & unfit),
+            )
+
+
+def _rows(store: Store, work: Work, table: str) -> list[Row]:
+    return list(store.read(work.slices_of(table)).to_pylist())
 
 
 def episode_lines(steps: Sequence[StepRollouts]) -> Iterator[Row]:
@@ -111,17 +207,17 @@ def _line_as_read(traces: Sequence[tuple[Row, list[Row]]]) -> Row:
     return found[0] if outer is None else {**outer, "traces": found}
 
 
-def _dataset_rows(steps: Sequence[StepRollouts], form: Format, pairs: Pairs) -> Iterator[Row]:
+def _dataset_rows(steps: Sequence[StepRollouts], form: Format) -> Iterator[Row]:
     """Yield the rows of a dataset; rollouts that ended with an error are in none."""
-    together = "trace_id" if form == "sft" else "group_id"
     for step in steps:
         groups: dict[str, list[tuple[Row, list[Row]]]] = {}
-        for trace, messages in step.chosen_traces:
-            if trace["error_class"] is None:
-                groups.setdefault(trace[together], []).append((trace, messages))
+        for trace in step.traces:
+            if trace["trace_id"] in step.chosen and trace["error_class"] is None:
+                messages = step.messages.get(trace["trace_id"], [])
+                groups.setdefault(trace["group_id"], []).append((trace, messages))
         for group in groups.values():
             sft = (row for trace, messages in group for row in samples(trace, messages))
-            rows = sft if form == "sft" else preferences(group, pairs)
+            rows = sft if form == "sft" else preferences(group)
             yield from ({**row, "run": step.run, "step": step.step} for row in rows)
 
 
@@ -132,17 +228,6 @@ def _write(rows: Sequence[Row], suffix: str, draft: Path) -> None:
     with draft.open("w", encoding="utf-8") as file:
         for row in rows:
             file.write(compact(row) + "\n")
-
-
-def _hint(form: Format, choice: RolloutChoice, num_quarantined: int) -> str:
-    """Return which of the conditions may have left nothing."""
-    if num_quarantined:
-        return f": {num_quarantined} rollouts were left out because they are in quarantine (--quarantined keeps them)"
-    if choice.kept or choice.min_reward is not None or choice.sql:
-        return ": no rollout meets the conditions (--kept, --min-reward, --sql, --steps)"
-    if form == "preferences":
-        return ": no group has two answers to one prompt whose rewards differ"
-    return f": run {choice.run!r} has no finished rollouts in these steps"
 
 
 def copy_weights(store: Store, policy_key: str, target: Path, force: bool) -> None:

@@ -1,115 +1,155 @@
-"""Translates configs of other trainers: each key becomes a setting of RunConfig, or is listed with the reason.
+"""translate: configs of TRL and prime-rl become settings of RunConfig, by one TOML table for each trainer.
 
-A trainer's names are data (trl.toml, prime_rl.toml); values that are more than another name are computed in trl.py and
-prime_rl.py. Files are read as data and never run.
+A table names settings here by the keys there (`keys`), other words for values (`values`), the trainer's defaults
+(`defaults`), and what a setting brings with it (`implied`). Files are data and never run.
 """
 
 import json
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from fractions import Fraction
+from operator import add, mul, truediv
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from configs.errors import ConfigError, did_you_mean
-from configs.layers import Draft
+from configs.errors import ConfigError
 from configs.load import load
-from flows.exchange import prime_rl, trl
-from flows.exchange.foreign_keys import SAMPLE, ForeignKeys, NoCounterpart, matches
 
-OFF: tuple[Any, ...] = (None, False, 0, "", "no", "none", [], {})
-"""Values that ask for nothing, so that nothing is lost where their key has no counterpart."""
-MAX_LISTED_KEYS = 5
-"""Keys of one setting that are listed with their values."""
-COMPONENTS = ("orchestrator", "trainer", "inference")
+SAMPLE: dict[str, Any] = {
+    "name": "my_data",
+    "taskset": {"id": "own_data", "path": "examples.jsonl", "task": {"scoring": "my_reward:reward"}},
+    "max_turns": 1,
+}
+"""The environment of a config that names none: rows of a file, and a reward function."""
 MAX_CHARS = 10_000_000
-NUMBER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
-
-
-@dataclass(frozen=True)
-class ForeignTrainer:
-    """The names of another trainer's settings."""
-
-    name: str
-    keys: Mapping[str, Sequence[str]]
-    """Patterns of its keys by the dotted key here that they become."""
-    always: frozenset[str]
-    """Settings here that are written where no key is given, because the default there is another one."""
-    notes: Mapping[str, str]
-    """How the meaning differs, by the dotted key here."""
-    defaults: Mapping[str, Any]
-    """Its defaults that settings are computed with, by key."""
-    missing: Sequence[tuple[Sequence[str], str, Sequence[Any]]]
-    """Patterns of keys without a counterpart, the reason, and further values that ask for nothing."""
-    computed: Mapping[str, Callable[[ForeignKeys], Any]]
-    """Functions of settings that are more than another name, by the dotted key here; None writes nothing."""
-
-    @classmethod
-    def read(cls, file: str, computed: Mapping[str, Callable[[ForeignKeys], Any]]) -> "ForeignTrainer":
-        """Return the trainer that a TOML file beside this one describes."""
-        table = tomllib.loads((Path(__file__).parent / file).read_text(encoding="utf-8"))
-        missing = [(entry["keys"].split(), entry["why"], entry.get("off", ())) for entry in table["missing"]]
-        keys = {new: old.split() for new, old in table["keys"].items()}
-        always = frozenset(table["always"].split())
-        return cls(table["name"], keys, always, table["notes"], table["defaults"], missing, computed)
-
-    @property
-    def patterns(self) -> list[str]:
-        """Every key of the table."""
-        lists = [*self.keys.values(), *(old for old, _, _ in self.missing)]
-        return [pattern for old in lists for pattern in old]
-
-
-TRL = ForeignTrainer.read("trl.toml", trl.COMPUTED)
-PRIME_RL = ForeignTrainer.read("prime_rl.toml", prime_rl.COMPUTED)
+OPERATORS = {"+": add, "*": mul, "/": truediv}
+TABLES = [tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text("utf-8")) for name in ("trl", "prime_rl")]
 
 
 @dataclass
 class Translation:
-    """The settings that a foreign config becomes, which load, and the keys that became none."""
+    """The settings that a config of another trainer becomes, which load, and the keys that became none."""
 
+    table: Mapping[str, Any]
+    """The trainer's table."""
+    keys: Mapping[str, Any]
+    """The values there by dotted key, without those left to their defaults."""
     settings: dict[str, Any] = field(default_factory=dict)
-    """Values by dotted key."""
-    origins: dict[str, str] = field(default_factory=dict)
-    """Keys there with their values, by the dotted key of the setting."""
-    lost: dict[str, str] = field(default_factory=dict)
-    """Reasons by the keys there, with their values."""
-    off: list[str] = field(default_factory=list)
-    """Keys without a counterpart whose value asks for nothing."""
+    """Values by dotted key; an item of a list has its number."""
+    origins: dict[str, list[str]] = field(default_factory=dict)
+    """Keys there, by the dotted key of the setting; none of a default."""
+    problems: list[str] = field(default_factory=list)
+    """Settings that do not load, each with its reason."""
+
+    def origin(self, setting: str) -> str:
+        """Return the keys that a setting came from, with their values."""
+        names = [f"{name} = {one_line(self.keys[name])}" for name in self.origins.get(setting, ())]
+        return ", ".join(names) or f"the default of {self.table['name']}"
+
+    @property
+    def lost(self) -> list[str]:
+        """The keys that no setting came from, and the settings that do not load."""
+        used = {name for names in self.origins.values() for name in names}
+        unused = [f"{name} = {one_line(value)}" for name, value in self.keys.items() if name not in used]
+        return self.problems + unused
 
 
-def translate(tree: Mapping[str, Any], trainer: ForeignTrainer) -> Translation:
-    """Return the settings of a foreign config; what is unknown or invalid here is listed in `lost`."""
-    keys = ForeignKeys(tree, trainer.defaults)
-    result = Translation()
-    for new, patterns in trainer.keys.items():
-        used = [key for pattern in patterns for key in keys if matches(key, pattern)]
-        if not used and new not in trainer.always:
-            continue
-        origin = _list_keys(keys, used) or f"{patterns[0]} (the default of {trainer.name})"
-        try:
-            value = trainer.computed[new](keys) if new in trainer.computed else keys.first(*(used or patterns))
-        except NoCounterpart as problem:
-            result.lost[origin] = str(problem)
-        except (TypeError, ValueError, KeyError, AttributeError, ArithmeticError) as error:  # of a type it cannot have
-            result.lost[origin] = f"not understood: {error}"
-        else:
-            if value is not None:
-                result.settings[new], result.origins[new] = deepcopy(value), origin
-    result.settings.setdefault("environments", SAMPLE)  # a config without any does not load
-    result.origins.setdefault("environments", "none could be read")
+def translate(files: Sequence[str]) -> Translation:
+    """Return the settings of the files of one trainer, later files over earlier ones.
+
+    Raises ConfigError for a file that cannot be read, or is of no trainer with a table, or of another than the others.
+    """
+    parts = [_recognise(Path(file)) for file in files]
+    table, given = parts[0][0], {key: value for _, keys in parts for key, value in keys.items()}
+    if any(other is not table for other, _ in parts):
+        raise ConfigError([f"--from: {', '.join(files)} are of different trainers; give the files of one"])
+    if not any(key.startswith(table["needs"]) for key in given):
+        raise ConfigError([f"{', '.join(files)}: trains or serves alone; give the file of the orchestrator as well"])
+    result, keys = Translation(table, given), table["defaults"] | given
+    patterns = {key: _pattern(table, key) for key in keys}
+    for pattern, targets in table["keys"].items():
+        for key in (key for key in keys if patterns[key] == pattern):
+            for target in targets.split(", "):
+                _set(result, keys, key, pattern, target)
+    for name, brought in table["implied"].items():
+        setting, _, value = name.partition("=")
+        if setting in result.settings and value in ("", str(result.settings[setting])):
+            for new, made in brought.items():
+                if str(made).startswith("="):
+                    made = _evaluate(made[1:], keys | result.settings)
+                if made is not None:
+                    result.settings.setdefault(new, made)
     _drop_invalid(result)
-    _list_others(result, keys, trainer)
     return result
 
 
-def tree_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by dotted key as the nested tables of a config."""
+def _set(result: Translation, keys: Mapping[str, Any], key: str, pattern: str, target: str) -> None:
+    """Set what a key is for, unless its value has no counterpart."""
+    new, _, expression = target.partition(" = ")
+    value = _evaluate(expression, keys) if expression else keys[key]
+    value = result.table["values"].get(pattern, {}).get(str(value).lower(), value)
+    if isinstance(value, str):
+        value = value.removesuffix(result.table["strip"].get(pattern, ""))
+    if value not in (None, ""):
+        new = new.replace("**", "*").replace("*", "{}").format(*_match(pattern, key) or ())
+        names = dict.fromkeys([key, *expression.split()])
+        result.settings[new], result.origins[new] = value, [name for name in names if name in result.keys]
+
+
+def _evaluate(expression: str, keys: Mapping[str, Any]) -> float | None:
+    """Return what keys and numbers come to, from left to right; None where a key is missing or no number."""
+    value, operator = Fraction(0), add
+    with suppress(ValueError, ZeroDivisionError):
+        for word in expression.split():
+            if word in OPERATORS:
+                operator = OPERATORS[word]
+            else:
+                value = operator(value, Fraction(str(keys.get(word, word))))
+        return int(value) if value.denominator == 1 else float(value)
+    return None
+
+
+def _match(pattern: str, key: str) -> tuple[str, ...] | None:
+    """Return the parts of a key in place of `*`, which is one part, and of `**`, which is any number."""
+    match = re.fullmatch(re.escape(pattern).replace(r"\*\*", "(.+)").replace(r"\*", "([^.]+)"), key)
+    return match and match.groups()
+
+
+def _pattern(table: Mapping[str, Any], key: str) -> str:
+    """Return the first pattern of a table that fits a key; empty without one."""
+    return next((old for old in table["keys"] if _match(old, key) is not None), "")
+
+
+def _drop_invalid(result: Translation) -> None:
+    """Move settings that do not load to `problems`, one problem of the config after the other."""
+    settings = result.settings
+    while problem := _first_problem(settings):
+        location, _, reason = problem.partition(": ")
+        near = [key for key in settings if f"{key}.".startswith(f"{location}.") or location.startswith(f"{key}.")]
+        if not near:  # it names a key that is not set: the setting without which another problem is first, or none
+            rest = {key: {other: settings[other] for other in settings if other != key} for key in settings}
+            near = [next((key for key in rest if _first_problem(rest[key]) != problem), [*settings][-1])]
+        for key in near:
+            result.problems.append(f"{result.origin(key)} -> {key}: {reason}")
+            del settings[key]
+
+
+def _first_problem(settings: Mapping[str, Any]) -> str:
+    try:
+        load(base=config_of(settings))
+    except ConfigError as error:
+        return error.problems[0]
+    return ""
+
+
+def config_of(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings by dotted key as nested tables, with an environment."""
     tree: dict[str, Any] = {}
     for key, value in settings.items():
         *sections, name = key.split(".")
@@ -117,202 +157,76 @@ def tree_of(settings: Mapping[str, Any]) -> dict[str, Any]:
         for section in sections:
             node = node.setdefault(section, {})
         node[name] = value
-    return tree
+    return tree | {"environments": [*tree.get("environments", {"0": SAMPLE}).values()]}
 
 
 def one_line(value: Any) -> str:
-    """Return a value as JSON, in at most 80 characters; of environments the names."""
-    if isinstance(value, list) and value and all(isinstance(item, Mapping) and "name" in item for item in value):
-        value = [item["name"] for item in value]
+    """Return a value as JSON, in at most 80 characters."""
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _list_keys(keys: ForeignKeys, names: Sequence[str]) -> str:
-    """Return keys with their values; of a whole section, which has too many, the first and a count."""
-    if len(names) > MAX_LISTED_KEYS:
-        return f"{names[0]} and {len(names) - 1} more"
-    return ", ".join(f"{name} = {one_line(keys[name])}" for name in names)
+def _recognise(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the table of the trainer whose keys a file has, and the keys; a component's have its section before them.
 
-
-def _drop_invalid(result: Translation) -> None:
-    """Move settings that do not load to `lost`, one problem of the config after the other."""
-    settings = result.settings
-    while problem := _first_problem(settings):
-        location, _, why = problem.partition(": ")
-        key = next((key for key in settings if matches(location, key) or matches(key, location)), "")
-        if not key or (key == "environments" and settings[key] == SAMPLE):
-            # The problem names a key that is not set: the setting without which another problem is first.
-            others = [key for key in settings if key != "environments"]
-            rest = {key: {name: settings[name] for name in settings if name != key} for key in others}
-            key = next((key for key in others if _first_problem(rest[key]) != problem), others[-1])
-        result.lost[f"{result.origins[key]} -> {location}"] = why.replace(" (recorded config)", "")
-        _delete(settings, key, location.removeprefix(key).split(".")[1:] if matches(location, key) else ())
-        settings["environments"] = settings.get("environments") or SAMPLE
-
-
-def _delete(parent: Any, name: Any, path: Sequence[str]) -> None:
-    """Delete the value at `path` below `parent[name]`, or the last one on the way that exists."""
-    for part in path:
-        inner = parent[name]
-        try:
-            step = int(part) if isinstance(inner, list) else part
-            inner[step]
-        except (KeyError, IndexError, TypeError, ValueError):
-            break
-        parent, name = inner, step
-    del parent[name]
-
-
-def _first_problem(settings: Mapping[str, Any]) -> str:
-    try:
-        load(base=tree_of(settings))
-    except ConfigError as error:
-        return error.problems[0]
-    return ""
-
-
-def _list_others(result: Translation, keys: ForeignKeys, trainer: ForeignTrainer) -> None:
-    """List the keys that no setting came from, those of one reason together."""
-    by_reason: dict[str, list[str]] = {}
-    for key, value in keys.items():
-        pattern = max((old for old in trainer.patterns if matches(key, old)), key=len, default="")
-        if any(pattern in patterns for patterns in trainer.keys.values()):
-            continue
-        unknown = f"no key of {trainer.name} that is known here{did_you_mean(key, trainer.patterns)}"
-        why, off = next(((why, off) for patterns, why, off in trainer.missing if pattern in patterns), (unknown, ()))
-        if pattern and _asks_for_nothing(value, off):
-            result.off.append(key)
-        else:
-            by_reason.setdefault(why, []).append(key)
-    for why, names in by_reason.items():
-        many = len(names) > MAX_LISTED_KEYS
-        result.lost[", ".join(names) if many else _list_keys(keys, names)] = why
-
-
-def _asks_for_nothing(value: Any, off: Sequence[Any]) -> bool:
-    return any(value == nothing and isinstance(value, bool) == isinstance(nothing, bool) for nothing in (*OFF, *off))
-
-
-def read_foreign(files: Sequence[str]) -> tuple[ForeignTrainer, dict[str, Any]]:
-    """Return the trainer of the files and their keys as nested tables, later files over earlier ones.
-
-    Raises ConfigError for a file that cannot be read, is of no known trainer, or of another trainer than the others.
+    Raises ConfigError.
     """
-    merged, trainers = Draft({}), []
-    for file in files:
-        trainer, tree = _read(Path(file))
-        merged.merge(tree, file)
-        trainers.append(trainer)
-    if any(trainer is not trainers[0] for trainer in trainers):
-        origins = ", ".join(f"{file} of {trainer.name}" for file, trainer in zip(files, trainers, strict=True))
-        raise ConfigError([f"--from: the files are of different trainers: {origins}; give those of one"])
-    if set(merged.tree) == {"inference"}:
-        raise ConfigError(
-            [f"{', '.join(files)}: serves a model and trains none; give the file of the orchestrator as well"]
-        )
-    return trainers[0], merged.tree
-
-
-def _read(path: Path) -> tuple[ForeignTrainer, dict[str, Any]]:
     try:
         with path.expanduser().open(encoding="utf-8") as file:
-            text = file.read(MAX_CHARS + 1)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError([f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}"]) from error
-    if len(text) > MAX_CHARS:
-        raise ConfigError([f"{path}: is longer than {MAX_CHARS:,} characters, so it is no config; nothing was written"])
-    tree = _parse(path, text)
-    _refuse_other_programs(path, tree)
-    # A file of prime-rl for one component has the keys of that section in the file for all.
-    sections = [{name: tree} for name in COMPONENTS]
-    candidates = [(TRL, tree), *((PRIME_RL, tables) for tables in (tree, *sections))]
-    trainer, tables = max(candidates, key=lambda candidate: _num_keys(*candidate))
-    if not _num_keys(trainer, tables):
+            text = file.read(MAX_CHARS)
+        keys = dict(_flatten({".toml": tomllib.loads, ".sh": _arguments}.get(path.suffix, yaml.safe_load)(text)))
+    except (OSError, ValueError, RecursionError, AttributeError, yaml.YAMLError) as error:
         raise ConfigError(
             [
-                f"{path}: its keys are neither prime-rl's ([orchestrator], [trainer], [inference]) nor arguments of "
-                f"TRL's GRPOConfig; they are {', '.join(list(tree)[:8]) or 'none'}"
+                f"{path}: not read as TOML, as YAML or as the command of a .sh: {error}. Nothing was written; of a "
+                "Python script give the arguments of GRPOConfig as YAML"
             ]
-        )
-    return trainer, tables
-
-
-def _num_keys(trainer: ForeignTrainer, tree: Mapping[str, Any]) -> int:
-    """Return how many keys are the trainer's."""
-    patterns = [pattern for pattern in trainer.patterns if pattern not in COMPONENTS]
-    keys = ForeignKeys(tree, {})
-    return sum(any(matches(key, pattern) for pattern in patterns) for key in keys)
-
-
-def _parse(path: Path, text: str) -> dict[str, Any]:
-    parsers: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": json.loads, ".sh": _arguments}
-    parsers |= {".yaml": _yaml, ".yml": _yaml}
-    if path.suffix not in parsers:
+        ) from error
+    candidates = [
+        (sum(bool(_pattern(table, prefix + key)) for key in keys), index, prefix)
+        for index, table in enumerate(TABLES)
+        for prefix in table["components"]
+    ]
+    number, index, prefix = max(candidates, key=lambda candidate: candidate[0])
+    if not number or any(key.startswith("data.") for key in keys):
         raise ConfigError(
             [
-                f"{path}: want a file that ends in .toml, .yaml, .json or .sh; of a script give the arguments of its "
-                "GRPOConfig as YAML, or the command that starts it as .sh"
+                f"{path}: no config of prime-rl or TRL for reinforcement learning; its keys: {', '.join(keys)[:99]}. "
+                "Nothing was written; for supervised training write one after the preset sft_demo"
             ]
         )
-    try:
-        tree = parsers[path.suffix](text)
-    except Exception as error:  # whatever a parser raises, RecursionError among it
-        raise ConfigError([f"{path}: not {path.suffix[1:].upper()}: {error}"]) from error
-    if not isinstance(tree, dict) or not all(isinstance(key, str) for key in tree):
-        raise ConfigError([f"{path}: names with values are wanted, this is {type(tree).__name__}"])
-    return tree
+    return TABLES[index], {prefix + key: value for key, value in keys.items()}
 
 
-def _refuse_other_programs(path: Path, tree: Mapping[str, Any]) -> None:
-    """Refuse configs of prime-rl's programs that do no reinforcement learning. Raises ConfigError."""
-    data = tree.get("data")
-    if any(isinstance(tree.get(name), dict) for name in ("orchestrator", "trainer")):
-        return
-    if isinstance(data, dict) and "fake" not in data:
-        program, advice = "supervised training", "write one for `stagecoach sft` by hand, after the preset sft_demo"
-    elif isinstance(tree.get("eval"), dict) and not {*tree} & {"train", "env", "max_steps", "batch_size"}:
-        program, advice = "evaluations", "name its environments in a config of your own for `stagecoach eval`"
-    else:
-        return
-    raise ConfigError(
-        [f"{path}: a config of prime-rl for {program}. `--from` reads those of reinforcement learning: {advice}"]
-    )
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested tables by dotted key; environments, a list of tables, are numbered."""
+    for name, value in tree.items():
+        if name == "source" and isinstance(value, list):
+            value = {str(index): item for index, item in enumerate(value)}
+        if isinstance(value, Mapping) and value:
+            yield from _flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", _literal(value)
 
 
-def _yaml(text: str) -> Any:
-    tree = yaml.safe_load(text)
-    return {key: _number(value) for key, value in tree.items()} if isinstance(tree, dict) else tree
-
-
-def _number(value: Any) -> Any:
-    """Return a text such as 1e-6 as the number that it is: YAML takes one without a dot for text."""
-    return float(value) if isinstance(value, str) and NUMBER.fullmatch(value) else value
-
-
-def _literal(word: str) -> Any:
-    try:
-        return _number(yaml.safe_load(word))
-    except yaml.YAMLError:  # an operator of the shell, or a text
-        return word
+def _literal(word: Any) -> Any:
+    """Return a text such as 1e-6 or True as the value that it is: YAML, like a shell, takes it for text."""
+    with suppress(ValueError, AttributeError):
+        value = json.loads(word.lower())
+        return value if isinstance(value, (int, float)) else word
+    return word
 
 
 def _arguments(text: str) -> dict[str, Any]:
     """Return the arguments of the one command in a file that starts a script, or TRL's own."""
     words = shlex.split(text.replace("\\\n", " "), comments=True)
     # Words before the script are of the program that starts it.
-    starts = [at for at, word in enumerate(words) if word.endswith(".py") or words[at - 1 : at + 1] == ["trl", "grpo"]]
-    if len(starts) != 1:
-        raise ValueError(f"want one command that runs a script, or `trl grpo`; this has {len(starts)}")
-    values: dict[str, list[str]] = {}
-    for word in words[starts[0] + 1 :]:
+    start = next((at for at, word in enumerate(words) if word.endswith(".py") or word == "grpo"), len(words))
+    values: dict[str, list[Any]] = {}
+    for word in words[start + 1 :]:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            values[name := name.replace("-", "_")] = [value] if equals else []
+            values[name := name.replace("-", "_")] = [_literal(value)] if equals else []
         elif values:
-            values[name].append(word.rstrip(","))
-    keys = {name: list(map(_literal, words)) or True for name, words in values.items()}
-    keys = {name: value[0] if isinstance(value, list) and len(value) == 1 else value for name, value in keys.items()}
-    if any(key.startswith("lora_") for key in keys):
-        keys.setdefault("use_peft", False)  # without it TRL's own scripts take no notice of them
-    return keys
+            values[name].append(_literal(word.rstrip(",")))
+    return {name: words[0] if len(words) == 1 else words or True for name, words in values.items()}

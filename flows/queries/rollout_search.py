@@ -154,12 +154,11 @@ def commands(run: str, condition: Condition, store: str) -> dict[str, str]:
     """Return what is typed in a terminal to work with the same rollouts, by command."""
     table = '"' + run.replace('"', '""') + '".rollouts'
     reason = f"found by search: {condition.text}"
-    chosen = f"select trace_id from {table} where ({condition.sql})"
     listed = f"select step, trace_id, reward, reply from {table} where ({condition.sql}) order by step"
     typed = {
         "quarantine": ["quarantine", "--run", run, "--where", condition.text, "--reason", reason],
         "traces": ["traces", run, "--where", condition.text],
         "sql": ["sql", listed],
-        "export": ["export", run, "--sql", chosen, "--format", "verifiers", "--to", "rollouts.jsonl"],
+        "export": ["export", run, "--where", condition.sql, "--format", "verifiers", "--to", "rollouts.jsonl"],
     }
     return {name: shlex.join(["stagecoach", *words, "--store", store]) for name, words in typed.items()}

@@ -3,13 +3,11 @@
 import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations
-from typing import Any, Literal
+from typing import Any
 
 from tasks.exchange.episodes import Row, compact, paths
 from tasks.exchange.traces import openai_message
 
-Pairs = Literal["extremes", "all"]
 FIELDS = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
 """What a message of a dataset may hold."""
 
@@ -29,11 +27,10 @@ def samples(trace: Row, messages: Sequence[Row]) -> Iterator[Row]:
             yield {"messages": [_message(one) for one in spoken], **_about(trace), "branch": branch, **_tools(trace)}
 
 
-def preferences(group: Sequence[tuple[Row, Sequence[Row]]], pairs: Pairs) -> Iterator[Row]:
-    """Yield pairs of traces of one group, with their messages, that answer the same prompt and earned differently.
+def preferences(group: Sequence[tuple[Row, Sequence[Row]]]) -> Iterator[Row]:
+    """Yield the best and the worst answer to each prompt of a group, the first of each, where their rewards differ.
 
-    `extremes` pairs the best with the worst, the first of each; `all` pairs every two whose rewards differ. Of a trace
-    with several branches the last one counts, as in verifiers. Raises NotText.
+    Of a trace with several branches the last one counts, as in verifiers. Raises NotText.
     """
     answers: dict[tuple[str, str], list[tuple[float, Row, list[Row]]]] = defaultdict(list)
     for trace, messages in group:
@@ -48,30 +45,19 @@ def preferences(group: Sequence[tuple[Row, Sequence[Row]]], pairs: Pairs) -> Ite
         key = (trace["agent"], compact([said[:start], _tools(trace)]))
         answers[key].append((trace["reward"], trace, said))
     for (_, prompt), found in answers.items():
-        yield from _pairs(json.loads(prompt)[0], found, pairs)
-
-
-def _pairs(prompt: list[Row], answers: list[tuple[float, Row, list[Row]]], pairs: Pairs) -> Iterator[Row]:
-    chosen = list(combinations(answers, 2))
-    if pairs == "extremes":
-        best, worst = max(answers, key=lambda one: one[0]), min(answers, key=lambda one: one[0])
-        chosen = [(best, worst)]
-    for one, other in chosen:
-        if one[0] == other[0]:
-            continue
-        better, worse = (one, other) if one[0] > other[0] else (other, one)
-        about = _about(better[1])
-        yield {
-            "prompt": prompt,
-            "chosen": better[2][len(prompt) :],
-            "rejected": worse[2][len(prompt) :],
-            "chosen_reward": better[0],
-            "rejected_reward": worse[0],
-            **{name: about[name] for name in ("environment", "example_id")},
-            "group_id": better[1]["group_id"],
-            "chosen_trace_id": better[1]["trace_id"],
-            "rejected_trace_id": worse[1]["trace_id"],
-        }
+        best, worst = max(found, key=lambda one: one[0]), min(found, key=lambda one: one[0])
+        if best[0] != worst[0]:
+            start = len(json.loads(prompt)[0])
+            yield {
+                "prompt": best[2][:start],
+                "chosen": best[2][start:],
+                "rejected": worst[2][start:],
+                "chosen_reward": best[0],
+                "rejected_reward": worst[0],
+                **{name: best[1][name] for name in ("environment", "example_id", "group_id")},
+                "chosen_trace_id": best[1]["trace_id"],
+                "rejected_trace_id": worst[1]["trace_id"],
+            }
 
 
 def _about(trace: Row) -> Row:
@@ -101,6 +87,6 @@ def _field(name: str, value: Any, row: Mapping[str, Any]) -> Any:
     if any(part.get("type") != "text" for part in value):
         raise NotText(
             f"trace {row['trace_id']}, message {row['message']}: its content has parts that are no text, which a "
-            "dataset of text cannot hold. Nothing was written. Leave such traces out (--sql), or use verifiers' form."
+            "dataset of text cannot hold. Nothing was written. Leave such traces out (--where), or use verifiers' form."
         )
     return "\n".join(part["text"] for part in value)

@@ -12,7 +12,7 @@ from flows import cli
 from tests.fixtures.documents import PAGES, Step, steps
 
 ROOT = Path(__file__).parents[2]
-FLAGS = {"--follow", "--dry-run", "--regrade", "--kept", "--desc", "--plain", "--force", "--help"}
+FLAGS = {"--follow", "--dry-run", "--regrade", "--desc", "--plain", "--force", "--help"}
 """Options without a value."""
 MAKES = {"demo", "run", "sft", "eval", "replay"}
 READS = {"show", "stop", "resume", "replay", "diff", "evals", "lineage", "traces", "export"}

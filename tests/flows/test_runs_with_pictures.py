@@ -8,8 +8,7 @@ import pyarrow as pa
 import pytest
 
 from flows.cli.lineage_tree import trace_lineage
-from flows.exchange.export import export
-from flows.exchange.export_rows import RolloutChoice
+from flows.exchange.export import RolloutChoice, export
 from flows.exchange.imports import ImportRequest, import_files
 from flows.queries.step_history import step_history
 from storage.read.frames import Frames
@@ -95,7 +94,7 @@ def test_files_for_others_have_the_pictures_and_come_back_with_their_tensors(
 ) -> None:
     """Exported traces hold the pictures themselves; imported with the model's name they are packed as those sampled."""
     file, target = tmp_path / "traces.jsonl", str(tmp_path / "others")
-    export("verifiers", file, RolloutChoice("base", last_step=1), store=store.root.address, force=False)
+    export("verifiers", file, RolloutChoice("base", "step < 1"), store=store.root.address, force=False)
     assert file.read_text().count("data:image/png;base64,") == 12 and "stagecoach-image:" not in file.read_text()
     model = {"model": str(seeing_model), "overrides": ["model.renderer=qwen3-vl"]}
     import_files(ImportRequest([file], name="theirs", store=target, **model))

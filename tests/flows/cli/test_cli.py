@@ -120,7 +120,7 @@ def test_arguments_that_are_refused(
             "replay a --set x=[1,2] y=2 --no-quarantine --set z=3 --dry-run",
             {"overrides": ("x=[1,2]", "y=2", "z=3"), "no_quarantine": True, "dry_run": True},
         ),
-        ("export a --format sft --to x --min-reward -1.5", {"form": "sft", "target": "x", "min_reward": -1.5}),
+        ("export a --format sft --to x --where -reward<1", {"form": "sft", "target": "x", "where": "-reward<1"}),
         ("traces --grep -x --trained yes", {"grep": "-x", "trained": "yes"}),
         ("quarantine --list --where=-reward>1", {"listing": True, "where": "-reward>1"}),
     ],

@@ -42,8 +42,6 @@ NUMBERS = {
     "diff old new --step": ["-1", "1" * 40],
     "view --port": ["-1", "65536", "1" * 40],
     "replay old --steps": ["3:1", "-1", "1" * 40, "1" * 5000, "nan"],
-    "export old --format sft --to x.jsonl --steps": ["9:3", "1" * 40],
-    "export old --format sft --to x.jsonl --min-reward": ["nan", "inf", "-inf", "x"],
     "eval --retry-errors": ["-1", "1" * 40],
     "import x.jsonl --groups-per-step": ["0", "-1", "1" * 40],
     "deploy --slots": ["0", "-1"],

@@ -8,8 +8,7 @@ import polars as pl
 import pytest
 
 from flows import cli
-from flows.exchange.export import copy_weights, export
-from flows.exchange.export_rows import ExportRefused, RolloutChoice
+from flows.exchange.export import ExportRefused, RolloutChoice, copy_weights, export
 from flows.exchange.imports import ImportRequest, import_files
 from flows.queries.step_history import step_history
 from flows.reporting.output_files import OutputRefused, write_whole
@@ -63,15 +62,14 @@ def test_episodes_of_several_traces_or_none_come_back_as_they_were(tmp_path: Pat
     assert (outcome.figures["traces"], outcome.figures["errored"]) == (4, 1)
     assert out(store, "verifiers", tmp_path / "out.jsonl", run="run") == 3
     assert lines(tmp_path / "out.jsonl") == given
-    one = f"select trace_id from traces where trace_id = '{judge['id']}'"
-    out(store, "verifiers", tmp_path / "one.jsonl", run="run", sql=one)
+    out(store, "verifiers", tmp_path / "one.jsonl", run="run", where=f"trace_id = '{judge['id']}'")
     assert lines(tmp_path / "one.jsonl") == [given[1]], "an episode is exported whole"
 
 
 def test_supervised_samples_feed_the_supervised_trainer(root: str, tmp_path: Path) -> None:
     num_good = sum(row["traces"][0]["rewards"]["similarity"]["score"] >= 0.5 for row in lines(TOKENS))
     assert 0 < num_good < 10
-    assert out(root, "sft", tmp_path / "s.parquet", min_reward=0.5) == num_good
+    assert out(root, "sft", tmp_path / "s.parquet", where="reward >= 0.5") == num_good
     examples = read_demonstrations(tmp_path / "s.parquet")
     assert examples.num_rows == num_good
     messages = json.loads(examples["task"][0].as_py())["messages"]
@@ -89,30 +87,18 @@ def test_preference_pairs_of_every_group(root: str, tmp_path: Path) -> None:
     assert pl.read_parquet(tmp_path / "p.parquet")["prompt"].to_list() == [pair["prompt"] for pair in pairs]
 
 
-def test_a_question_chooses_rollouts(root: str, tmp_path: Path) -> None:
-    best = "select trace_id from traces where reward = 1.0"
-    assert out(root, "sft", tmp_path / "a.jsonl", run="", sql=best) == 1
-    assert out(root, "verifiers", tmp_path / "b.jsonl", sql=best) == 1
+def test_a_condition_chooses_rollouts(root: str, tmp_path: Path) -> None:
+    assert out(root, "sft", tmp_path / "a.jsonl", where="keep") == 10
+    assert out(root, "verifiers", tmp_path / "b.jsonl", where="reward = 1.0 -- the best") == 1
     assert lines(tmp_path / "b.jsonl")[0] in lines(TOKENS)
-    with pytest.raises(ExportRefused, match="it needs `trace_id`"):
-        out(root, "sft", tmp_path / "c.jsonl", sql="select reward from traces")
-    with pytest.raises(QuestionError):
-        out(root, "sft", tmp_path / "c.jsonl", sql="drop table traces")
-    assert not (tmp_path / "c.jsonl").exists()
-
-
-def test_only_what_was_kept(root: str, tmp_path: Path) -> None:
-    assert out(root, "sft", tmp_path / "a.jsonl", kept=True) == 10
+    for condition in ("true); drop table traces; --", "rewrd > 0"):
+        with pytest.raises(QuestionError):
+            out(root, "sft", tmp_path / "c.jsonl", where=condition)
     import_files(ImportRequest([TOKENS], name="unfiltered", store=root))
-    with pytest.raises(ExportRefused, match="has not filtered"):
-        out(root, "sft", tmp_path / "b.jsonl", run="unfiltered", kept=True)
-
-
-@pytest.mark.parametrize("choice", [{"first_step": 5}, {"min_reward": 2.0}, {"sql": "select '' as trace_id"}])
-def test_nothing_to_export_is_refused(choice: dict[str, Any], root: str, tmp_path: Path) -> None:
-    with pytest.raises(ExportRefused, match="nothing to export"):
-        out(root, "sft", tmp_path / "a.jsonl", **choice)
-    assert list(tmp_path.iterdir()) == []
+    for run, condition in (("unfiltered", "keep"), ("theirs", "step = 5")):
+        with pytest.raises(ExportRefused, match="nothing to export"):
+            out(root, "sft", tmp_path / "c.jsonl", run=run, where=condition)
+    assert not (tmp_path / "c.jsonl").exists()
 
 
 def test_nothing_is_replaced_unless_asked(root: str, tmp_path: Path) -> None:
@@ -167,6 +153,3 @@ def test_the_command(root: str, tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "is there already" in capsys.readouterr().err
     assert cli.main(["export", "--format", "sft", "--to", str(tmp_path / "x"), "--store", root]) == 2
     assert "export needs a RUN" in capsys.readouterr().err
-    for steps in ("5:2", "x"):
-        assert cli.main([*argv, "--steps", steps]) == 2
-        assert "--steps" in capsys.readouterr().err

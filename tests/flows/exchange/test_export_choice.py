@@ -1,4 +1,4 @@
-"""What is exported where runs differ about the same rollouts, and of those in quarantine."""
+"""What is exported of rollouts that runs share, and of those in quarantine."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,8 +9,7 @@ import pytest
 
 from configs.run import RunConfig
 from flows import cli
-from flows.exchange.export import ExportResult, export
-from flows.exchange.export_rows import ExportRefused, RolloutChoice
+from flows.exchange.export import ExportRefused, ExportResult, RolloutChoice, export
 from flows.exchange.imports import ImportRequest, import_files
 from flows.queries.step_history import step_history
 from storage.store import Store, open_store
@@ -72,7 +71,7 @@ def scoring(reward: float) -> Stage:
     return stage_of("regrade", score, ("traces",), ("traces",))
 
 
-def out(store: Store, target: Path, run: str = "", form: Any = "sft", **choice: Any) -> ExportResult:
+def out(store: Store, target: Path, run: str, form: Any = "sft", **choice: Any) -> ExportResult:
     return export(form, target, RolloutChoice(run, **choice), store=str(store.root.directory), force=True)
 
 
@@ -83,9 +82,6 @@ def rewards(path: Path) -> list[float]:
 def traces_of(store: Store) -> list[str]:
     found: list[str] = rows(store.root.address, "base", "traces")["trace_id"].to_pylist()
     return found
-
-
-BEST = "select trace_id from base.traces where reward = 1.0"
 
 
 def test_batches_that_were_scored_together_are_exported_once(store: Store, tmp_path: Path) -> None:
@@ -102,39 +98,20 @@ def test_batches_that_were_scored_together_are_exported_once(store: Store, tmp_p
     assert len({line["trace_id"] for line in lines(tmp_path / "a.jsonl")}) == 12
 
 
-@pytest.mark.parametrize("name", ["aa", "zz"])
-def test_rewards_of_two_runs_are_not_chosen_by_the_alphabet(name: str, store: Store, tmp_path: Path) -> None:
-    assert out(store, tmp_path / "a.jsonl", sql=BEST).number == 1
-    shared(store, name, reward=0.125)
-    with pytest.raises(ExportRefused, match=r"step 0 have other rewards in each of the runs .*Name the run"):
-        out(store, tmp_path / "b.jsonl", sql=BEST)
-    assert not (tmp_path / "b.jsonl").exists()
-    for run, reward in (("base", 1.0), (name, 0.125)):
-        assert out(store, tmp_path / "c.jsonl", run, sql=BEST).number == 1
-        assert rewards(tmp_path / "c.jsonl") == [reward]
-        named = BEST.replace("trace_id", f"'{run}' as run, trace_id")
-        assert out(store, tmp_path / "d.jsonl", sql=named).number == 1
-        assert rewards(tmp_path / "d.jsonl") == [reward]
-
-
-def test_verdicts_of_two_runs_are_not_chosen_by_the_alphabet_either(store: Store, tmp_path: Path) -> None:
-    shared(store, "aa", quarantined=dict.fromkeys(traces_of(store)[:3], "why"))
-    every = "select trace_id from base.traces"
-    assert out(store, tmp_path / "a.jsonl", sql=every).number == 10, "the rewards are the same"
-    with pytest.raises(ExportRefused, match="other rewards or verdicts"):
-        out(store, tmp_path / "a.jsonl", sql=every, kept=True)
-    assert out(store, tmp_path / "a.jsonl", "base", sql=every, kept=True).number == 10
-    assert out(store, tmp_path / "a.jsonl", "aa", sql=every, kept=True).number == 7
+def test_rewards_and_verdicts_are_those_of_the_run(store: Store, tmp_path: Path) -> None:
+    shared(store, "again", reward=0.125, quarantined=dict.fromkeys(traces_of(store)[:3], "why"))
+    assert out(store, tmp_path / "a.jsonl", "base", where="keep").number == 10
+    assert out(store, tmp_path / "b.jsonl", "again", where="keep").number == 7
+    assert 1.0 in rewards(tmp_path / "a.jsonl") and rewards(tmp_path / "b.jsonl") == [0.125] * 7
 
 
 def test_datasets_leave_rollouts_in_quarantine_out_and_say_so(
     store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store.quarantines.record(traces_of(store)[:3], where="true", reason="fooled", run="base")
-    assert out(store, tmp_path / "a.jsonl", "base", kept=True) == ExportResult(7, 3)
+    assert out(store, tmp_path / "a.jsonl", "base", where="keep") == ExportResult(7, 3)
     assert out(store, tmp_path / "a.jsonl", "base", quarantined=True) == ExportResult(10, 0)
-    assert out(store, tmp_path / "a.jsonl", "base", "verifiers") == ExportResult(10, 0), "a copy of the run is whole"
-    assert out(store, tmp_path / "a.jsonl", "base", "verifiers", kept=True) == ExportResult(7, 3)
+    assert out(store, tmp_path / "a.jsonl", "base", "verifiers") == ExportResult(7, 3)
     argv = ["export", "base", "--format", "sft", "--to", str(tmp_path / "b.jsonl")]
     argv += ["--store", str(store.root.directory)]
     assert cli.main(argv) == 0

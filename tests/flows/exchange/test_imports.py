@@ -10,8 +10,7 @@ from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows import cli
 from flows.cli.unfit_rollouts import search
-from flows.exchange.export import export
-from flows.exchange.export_rows import RolloutChoice
+from flows.exchange.export import RolloutChoice, export
 from flows.exchange.imports import ImportOutcome, ImportRequest, import_files
 from flows.queries.step_history import step_history
 from flows.runtime.resolve_run import resolve_run

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from flows.exchange.export import copy_weights, export
-from flows.exchange.export_rows import RolloutChoice
+from flows.exchange.export import RolloutChoice, copy_weights, export
 from flows.exchange.imports import ImportRequest, import_files
 from flows.queries.step_history import step_history
 from storage.store import open_store

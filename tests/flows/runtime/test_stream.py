@@ -12,7 +12,7 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
-from flows.exchange.export_rows import RolloutChoice, chosen_rollouts
+from flows.exchange.export import RolloutChoice, chosen_rollouts
 from flows.orchestration.states import GateRefused, RunCancelled
 from flows.runtime import loop
 from flows.runtime.records import FinishedStep
@@ -286,7 +286,7 @@ def test_a_recorded_step_is_replayed_and_exported_whole(tmp_path: Path, monkeypa
     again, steps = walk(ask(root, from_stage="filtering", overrides=[RLOO]))
     assert len(steps) == STEPS
     assert intakes(store, again.context.run) == intakes(store)
-    exported = list(chosen_rollouts(store, RolloutChoice(run="base", kept=True)))
+    exported = list(chosen_rollouts(store, RolloutChoice("base", "keep")))
     assert [len(each.chosen) for each in exported] == [GROUPS * 4] * STEPS
     for each in exported:
         assert {trace["assignment_id"] for trace in each.traces} <= each.assignments.keys()

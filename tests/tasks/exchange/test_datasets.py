@@ -4,8 +4,6 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tasks.exchange.datasets import NotText, preferences, samples
 from tasks.exchange.episodes import Row
@@ -67,7 +65,7 @@ def group(*rewards: float | None, asked: str = "2 + 2") -> list[tuple[Row, list[
 
 
 def test_the_best_is_paired_with_the_worst() -> None:
-    (pair,) = preferences(group(0.5, 1.0, None, 0.0), "extremes")
+    (pair,) = preferences(group(0.5, 1.0, None, 0.0))
     assert pair["prompt"] == [{"role": "user", "content": "2 + 2"}]
     assert pair["chosen"] == [{"role": "assistant", "content": "answer 1"}]
     assert pair["rejected"] == [{"role": "assistant", "content": "answer 3"}]
@@ -75,18 +73,12 @@ def test_the_best_is_paired_with_the_worst() -> None:
     assert (pair["chosen_trace_id"], pair["rejected_trace_id"]) == ("t1", "t3")
 
 
-@settings(max_examples=25)
-@given(st.lists(st.none() | st.sampled_from([0.0, 0.5, 1.0]), max_size=6))
-def test_all_pairs_differ_in_reward(rewards: list[float | None]) -> None:
-    pairs = list(preferences(group(*rewards), "all"))
-    scored = [reward for reward in rewards if reward is not None]
-    assert len(pairs) == sum(a != b for i, a in enumerate(scored) for b in scored[i + 1 :])
-    assert all(pair["chosen_reward"] > pair["rejected_reward"] for pair in pairs)
-    assert len(list(preferences(group(*rewards), "extremes"))) == (len(set(scored)) > 1)
+def test_equal_rewards_make_no_pair() -> None:
+    assert list(preferences(group(0.5, None, 0.5))) == list(preferences(group(None))) == list(preferences([])) == []
 
 
 def test_prompts_must_be_the_same() -> None:
-    assert list(preferences([*group(1.0), *group(0.0, asked="3 + 3")], "all")) == []
+    assert list(preferences([*group(1.0), *group(0.0, asked="3 + 3")])) == []
     judge = (trace("j", reward=0.0, agent="judge"), exchange("j", "no"))
-    assert list(preferences([*group(1.0), judge], "all")) == []
-    assert len(list(preferences(group(1.0, 0.0), "all"))) == 1
+    assert list(preferences([*group(1.0), judge])) == []
+    assert len(list(preferences(group(1.0, 0.0)))) == 1
