@@ -101,38 +101,14 @@ def mapping(value: Any) -> Mapping[str, Any]:
 
 
 LARGEST_STEP = 10**6
-LARGEST_REWARD = 1e9
-"""What is larger drowns all other rewards; its square, and sums of it, stay far from infinite in single precision."""
-LARGEST = 1e30
 
 
-def checked_number(value: Any, name: str, least: float = -LARGEST, most: float = LARGEST) -> float:
+def checked_number(value: Any, name: str, least: float, most: float) -> float:
     """Return a number of a line; raise Unfit where it is none, or is not between `least` and `most`, as NaN is not."""
-    said = f"{name}: {str(value)[:40]}"
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise Unfit("what should be a number is none", said)
-    if not least <= value <= most:
-        raise Unfit("a number is out of range", f"{said} is not between {least:g} and {most:g}")
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not least <= value <= most:
+        raise Unfit("a number is out of range", f"{name}: {str(value)[:40]} is not between {least:g} and {most:g}")
     return float(value)
-
-
-def check_measures(rewards: Any, metrics: Any, scored: bool) -> None:
-    """Raise Unfit for a reward or metric by which nothing can ask, for want of a name, or that nothing can add up.
-
-    Of a rollout that was not `scored`, because it failed, rewards count for nothing and may be anything. A metric may
-    be NaN or infinite: the environment could not measure it.
-    """
-    for kind, names in (("reward", rewards), ("metric", metrics)):
-        if not isinstance(names, dict):
-            raise Unfit(f"{kind}s are no object with names")
-        if any(not name.strip() for name in names):
-            raise Unfit(f"a {kind} has no name")
-    for name, value in metrics.items():
-        if isinstance(value, int) and not isinstance(value, bool):
-            checked_number(value, f"metric {name}")
-    for name, reward in rewards.items():
-        for part in ("score", "weight") if scored and reward is not None else ():
-            checked_number(reward[part], f"{part} of reward {name}", -LARGEST_REWARD, LARGEST_REWARD)
 
 
 def paths(parents: Sequence[int | None]) -> list[list[int]]:

@@ -9,9 +9,10 @@ What no policy sampled gets the tokens that the file has, or else those of the r
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any, Literal, Self
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from tasks.exchange.episodes import (
     GIVEN,
@@ -23,7 +24,6 @@ from tasks.exchange.episodes import (
     Render,
     Row,
     Unfit,
-    check_measures,
     checked_number,
     compact,
     mapping,
@@ -32,72 +32,89 @@ from tasks.exchange.episodes import (
 from tasks.inference.trace_rows.failures import LIMITS, Failure, failure_of_trace
 from tasks.inference.trace_rows.rows import NODE_COLUMNS, TRACE_COLUMNS, error_columns, message_rows, rebuild
 
-ROLES = ("system", "developer", "user", "assistant", "tool")
-LARGEST_ID = 2**31
+LARGEST_REWARD = 1e9
+"""What is larger drowns all other rewards; its square, and sums of it, stay far from infinite in single precision."""
+LARGEST_METRIC = 10**30
 LARGEST_TEMPERATURE = 1e3
 LARGEST_SECONDS = 1e9
+Name = Annotated[str, StringConstraints(pattern=r"\S")]
+Part = Annotated[float, Field(ge=-LARGEST_REWARD, le=LARGEST_REWARD, allow_inf_nan=False)]
+Logprob = Annotated[float, Field(ge=float(np.finfo(np.float32).min), le=0)]
 
 
-def check_nodes(nodes: Any, vocab_size: int) -> list[dict[str, Any]]:
-    """Return the nodes of a message graph with their defaults filled in; raise Unfit where one cannot be a row."""
-    if not isinstance(nodes, list):
-        raise Unfit("nodes are no list")
-    return [_node(number, node, vocab_size) for number, node in enumerate(nodes)]
+class Strict(BaseModel):
+    model_config = ConfigDict(strict=True)
 
 
-def check_message(message: Any, where: str) -> None:
-    """Raise Unfit unless `message` is an object with a role and a content that is text, parts or null."""
-    if not isinstance(message, Mapping) or message.get("role") not in ROLES:
-        role = message.get("role") if isinstance(message, Mapping) else message
-        raise Unfit("a message has no known role", f"{where}: {role!r}")
-    content = message.get("content")
-    parts = isinstance(content, list) and all(isinstance(part, Mapping) for part in content)
-    if not (content is None or isinstance(content, str) or parts):
-        raise Unfit("a message's content is neither text nor parts", where)
+class MessageShape(Strict):
+    """What a message must be; other fields may be anything."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[dict[str, Any]] | None = None
 
 
-def _node(number: int, node: Any, vocab_size: int) -> dict[str, Any]:
-    where = f"node {number}"
-    if not isinstance(node, dict):
-        raise Unfit("a node is no object", where)
-    lists = {name: node.get(name) or [] for name in ("token_ids", "mask", "is_content", "logprobs")}
-    whole = {"parent": None, "sampled": False, **node, **lists}
-    parent = whole["parent"]
-    if parent is not None and not (type(parent) is int and 0 <= parent < number):
-        raise Unfit("a node's parent does not precede it", f"{where}: parent {parent!r}")
-    check_message(whole.get("message"), where)
-    if not isinstance(whole["sampled"], bool):
-        raise Unfit("sampled is neither true nor false", where)
-    _check_tokens(whole, where, vocab_size)
-    return whole
+class NodeShape(Strict):
+    """What a node must be, its lists filled in."""
+
+    parent: int | None = Field(ge=0)
+    message: MessageShape
+    sampled: bool
+    token_ids: list[Annotated[int, Field(ge=0, lt=2**31)]]
+    mask: list[bool]
+    is_content: list[bool]
+    logprobs: list[Logprob]
+
+    @model_validator(mode="after")
+    def _lists_fit(self) -> Self:
+        sizes = f"{len(self.token_ids)} token ids, {len(self.mask)} in mask, {len(self.is_content)} in is_content"
+        if len(self.mask) != len(self.token_ids) or len(self.is_content) not in (0, len(self.token_ids)):
+            raise ValueError(f"per-token lists differ in length: {sizes}")
+        if any(self.mask) and not self.sampled:
+            raise ValueError("a mask is set on a message that was not sampled")
+        if len(self.logprobs) not in (0, sum(self.mask)):
+            raise ValueError("log-probs and sampled tokens differ in number")
+        return self
 
 
-def _check_tokens(node: Mapping[str, Any], where: str, vocab_size: int) -> None:
-    tokens, mask, content = node["token_ids"], node["mask"], node["is_content"]
-    # type() and not isinstance(): true and false are whole numbers to Python.
-    limit = vocab_size or LARGEST_ID
-    if not all(type(token) is int and 0 <= token < limit for token in tokens):
-        raise Unfit("a token id is out of range", f"{where}: ids are whole numbers from 0 to {limit - 1}")
-    if not all(isinstance(flag, bool) for flags in (mask, content) for flag in flags):
-        raise Unfit("a mask holds something else than true and false", where)
-    if len(mask) != len(tokens) or len(content) not in (0, len(tokens)):
-        lengths = f"{len(tokens)} token ids, {len(mask)} in mask, {len(content)} in is_content"
-        raise Unfit("per-token lists differ in length", f"{where}: {lengths}")
-    if any(mask) and not node["sampled"]:
-        raise Unfit("a mask is set on a message that was not sampled", where)
-    _check_logprobs(node["logprobs"], sum(mask), where)
+class RewardShape(Strict):
+    """What a reward must be."""
+
+    score: Part
+    weight: Part
 
 
-def _check_logprobs(logprobs: Sequence[Any], num_sampled: int, where: str) -> None:
-    if not all(isinstance(value, (int, float)) and not isinstance(value, bool) for value in logprobs):
-        raise Unfit("a log-prob is no number", where)
-    if logprobs and len(logprobs) != num_sampled:
-        raise Unfit("log-probs and sampled tokens differ in number", f"{where}: {len(logprobs)} for {num_sampled}")
-    # As the table will hold them: a finite double may be infinite in single precision.
-    with np.errstate(over="ignore"):
-        values = np.asarray(logprobs, np.float64).astype(np.float32)
-    if not (np.isfinite(values) & (values <= 0)).all():
-        raise Unfit("a log-prob is not finite or above zero", where)
+class TraceShape(Strict):
+    """What a trace must be, so that its numbers can be asked for by name and added up."""
+
+    id: Annotated[str, StringConstraints(min_length=1)]
+    nodes: list[NodeShape]
+    rewards: dict[Name, RewardShape | None]
+    metrics: dict[Name, Any]
+
+    @model_validator(mode="after")
+    def _sums_are_finite(self) -> Self:
+        # A metric may be NaN or infinite: the environment could not measure it.
+        if any(type(value) is int and abs(value) > LARGEST_METRIC for value in self.metrics.values()):
+            raise ValueError("a metric is out of range")
+        if any(node.parent is not None and node.parent >= number for number, node in enumerate(self.nodes)):
+            raise ValueError("a node's parent does not precede it")
+        return self
+
+
+def check_trace(trace: Mapping[str, Any], nodes: Any, vocab_size: int) -> None:
+    """Raise Unfit unless a trace with these nodes can be rows; token ids are below `vocab_size`, if it is known."""
+    # Rewards of a rollout that failed count for nothing and may be anything.
+    scored = trace.get("ok", not trace.get("errors")) or not isinstance(trace.get("rewards", {}), dict)
+    shape = {"metrics": {}, **trace, "nodes": nodes, "rewards": trace.get("rewards", {}) if scored else {}}
+    try:
+        checked = TraceShape.model_validate(shape)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        field = ".".join(part for part in problem["loc"] if isinstance(part, str))
+        where = ".".join(map(str, problem["loc"]))
+        raise Unfit(f"{field}: {problem['msg']}", f"{where} is {str(problem['input'])[:40]}") from error
+    if vocab_size and any(token >= vocab_size for node in checked.nodes for token in node.token_ids):
+        raise Unfit("a token id is out of range", f"ids are whole numbers from 0 to {vocab_size - 1}")
 
 
 TOOL_FIELDS = ("name", "description", "parameters")
@@ -173,11 +190,11 @@ def trace_rows(trace: Mapping[str, Any], context: ImportContext, place: Mapping[
 
     `place` says where it was read; it is kept in the record. Raises Unfit where the trace cannot be rows.
     """
-    nodes = check_nodes(trace.get("nodes"), context.vocab_size)
-    if not isinstance(trace.get("id"), str) or not trace["id"]:
-        raise Unfit("a trace has no id")
-    scored = trace.get("ok", not trace.get("errors"))
-    check_measures(trace.get("rewards", {}), trace.get("metrics", {}), scored)
+    nodes = trace.get("nodes")
+    if isinstance(nodes, list):
+        nodes = [_whole_node(node) if isinstance(node, dict) else node for node in nodes]
+    check_trace(trace, nodes, context.vocab_size)
+    assert nodes is not None
     temperature = sampling_temperature(trace)
     tokens = origin_of(nodes, temperature)
     if tokens == RENDERED:
@@ -190,6 +207,11 @@ def trace_rows(trace: Mapping[str, Any], context: ImportContext, place: Mapping[
     row = _row(whole, tokens, 1.0 if temperature is None else temperature)
     mark = {"tokens": tokens, "temperature": "unknown"} if temperature is None else {"tokens": tokens}
     return _with_record(row, messages, trace, {**mark, **place}), messages
+
+
+def _whole_node(node: Row) -> Row:
+    lists = {name: node.get(name) or [] for name in ("token_ids", "mask", "is_content", "logprobs")}
+    return {"parent": None, "sampled": False, **node, **lists}
 
 
 def source_of(row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> Row:
