@@ -1,7 +1,6 @@
 """Replay: recorded steps again from a stage on, with other settings, or with none to see the same come out."""
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import partial
 from typing import Any, Literal
 
@@ -10,12 +9,9 @@ from pydantic import Field
 from configs.replay import StageName
 from flows.orchestration.run_flow import run_flow
 from flows.replays.config import prepare_replay
-from flows.replays.loop import loop_replay, plan_run, publish_diff
-from flows.replays.request import ReplayRequest, finished_message, finished_without_source
+from flows.replays.loop import loop_replay, plan_run
+from flows.replays.request import ReplayRequest
 from flows.runtime.entry import StoreParameters, session_of
-from flows.runtime.run import LogWatcher
-from flows.runtime.session import current_session
-from flows.runtime.step_report import Outcome
 
 NAME_CHARACTERS = 80
 """Of the name of a flow run, which stands in lists."""
@@ -61,11 +57,5 @@ def replay(
     rare = ReplayParameters.of(advanced)
     others = rare.store, rare.policies, rare.regrade, rare.quarantine
     asked = ReplayRequest(run, from_stage, until, steps, overrides or (), name, *others)
-    if current_session() is None and (done := finished_without_source(asked)):
-        LogWatcher()("note", {"text": finished_message(done)})
-        return asdict(Outcome(done.name, done.steps))
     with session_of(partial(prepare_replay, asked), plan_run) as session:
-        outcome = loop_replay(session)
-        if session.config.prefect.artifacts:
-            publish_diff(session.context.store, session.config.replay.run, session.config.name)
-        return outcome
+        return loop_replay(session)

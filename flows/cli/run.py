@@ -148,11 +148,7 @@ def run_replay(request: "ReplayRequest", plain: bool = False, dry_run: bool = Fa
     from flows.cli.launch import watch
     from flows.replays.config import prepare_replay
     from flows.replays.loop import summary
-    from flows.replays.request import finished_message, finished_without_source
 
-    if ended := finished_without_source(request):
-        print(finished_message(ended))
-        return 0
     config = prepare_replay(request)
     if dry_run:
         print_report(planned_results(config))

@@ -10,9 +10,6 @@ from configs.environments import SeatRule
 from configs.errors import ConfigError
 from configs.replay import ORDER, StageName, needs_weights, replayed_stages
 from configs.run import RunConfig, View, needs_reference_scores
-from configs.store import default_store
-from flows.queries.store_reader import recorded_config
-from storage.read.frames import existing_store
 from storage.store import Store
 from tasks.stage_tasks import services_of, stage_of
 from tasks.stages import REPLAYABLE
@@ -175,14 +172,9 @@ def _place(stage: str) -> int:
     return list(ORDER).index(stage) if stage in ORDER else -1
 
 
-def was_removed(store: Store, run: str) -> bool:
-    """Tell whether a run of the store was removed from it."""
-    return store.runs.events(run)[-1].event == "removed"
-
-
 def refuse_removed(store: Store, source: str, begun: RunConfig | None) -> None:
     """Raise ConfigError where the run to be replayed was removed; `begun` is the replay to be continued, if any."""
-    if not was_removed(store, source):
+    if store.runs.events(source)[-1].event != "removed":
         return
     line = f"run {source!r} was removed from the store (stagecoach gc): its steps are gone"
     if begun is None:
@@ -191,29 +183,4 @@ def refuse_removed(store: Store, source: str, begun: RunConfig | None) -> None:
     raise ConfigError(
         f"{line}. This replay cannot go on. Look at what it finished with stagecoach show {at}; its whole steps can be "
         f"gone through in turn: stagecoach replay {at}; for the others record a new run (stagecoach run), and replay it"
-    )
-
-
-def finished_without_source(asked: ReplayRequest) -> RunConfig | None:
-    """Return the config of a replay that was asked to go on as it began, is finished, and whose source was removed.
-
-    None of any other: that is looked at as ever.
-    """
-    store = existing_store(asked.store or default_store())
-    begun = recorded_config(store, asked.name)
-    # Anything that was asked for beside the name needs the source: only the same again is nothing.
-    if begun is None or begun.kind != "replay" or asked.overrides or not was_removed(store, begun.replay.run):
-        return None
-    as_it_began = as_begun(ReplayRequest(run="", name=asked.name, store=asked.store), begun)
-    if as_begun(replace(asked, overrides=()), begun) != as_it_began:
-        return None
-    return begun if store.runs.events(asked.name)[-1].event == "finished" else None
-
-
-def finished_message(config: RunConfig) -> str:
-    """Return what is said where nothing is left to do of a finished replay, though its source is gone."""
-    return (
-        f"replay {config.name!r} is finished: nothing is left to do, and its rows are safe, though run "
-        f"{config.replay.run!r}, which it went through, was removed since (stagecoach gc). Look at it with: "
-        f"stagecoach show {config.name} --store {config.store}"
     )

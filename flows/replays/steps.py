@@ -150,13 +150,6 @@ class ReplayedStep:
         self._again = replayed_stages(self._config.replay)
 
     @property
-    def sampled_by(self) -> str | None:
-        """Key of the policy that sampled the rollouts; None where that is not known."""
-        if "rollout" in self._again:
-            return self.sampler.key if self.sampler else None
-        return self.past.work["rollout"].inputs.get("policy") if "rollout" in self.past.work else None
-
-    @property
     def traces(self) -> tuple[Ref, ...]:
         """The regraded rollouts, then all rollouts."""
         return (*self.of("regrade"), *self.of("rollout"))

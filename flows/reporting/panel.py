@@ -108,8 +108,7 @@ class Panel:
             case "stage":
                 self.stage(facts["step"], facts["stage"])
             case "starting":
-                last = facts["last_seconds"]
-                self.stage(None, f"starting {facts['service']}" + (f", last time {duration(last)}" if last else ""))
+                self.stage(None, f"starting {facts['service']}")
             case "rollouts":
                 self.stage(facts["step"], f"rollout {facts['done']}/{facts['wanted']}")
             case "step":

@@ -183,7 +183,7 @@ class Session:
     def note_service(self, news: ServiceNews) -> None:
         """Let the watchers see the news of a service; a loss is an event of the run as well."""
         if isinstance(news, Starting):
-            self.notify("starting", service=news.service, last_seconds=news.last_seconds)
+            self.notify("starting", service=news.service)
             return
         if isinstance(news, LogLines):
             self.notify("service_lines", service=news.service, lines=news.lines)

@@ -31,7 +31,6 @@ GPUS = {
 }
 """Memory of GPUs in MiB, as nvidia-smi says it."""
 QUERY = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
-TENSOR_PARALLEL = ("--tensor-parallel-size", "-tp")
 MAX_SEQUENCES = 1024
 """Sequences of one forward pass at most, as vLLM takes it on large GPUs."""
 MIN_SEQUENCES = 4
@@ -123,17 +122,15 @@ class MemoryPlan:
     def lines(self) -> Iterator[str]:
         """Yield the plan as people read it."""
         asleep = "the engine sleeps while the learner trains" if self.sleeps else "engine and learner both stay"
+        recompute = "; activations are computed again" if self.recompute else ""
         residency = asleep if self.shared else "engine and learner do not share one"
-        yield f"memory of {self.gpu.name}, {_gib(self.gpu.total)} ({residency})"
+        yield f"memory of {self.gpu.name}, {_gib(self.gpu.total)} ({residency}{recompute})"
         for name, use in (("learner", self.learner), ("engine", self.engine)):
             if use is not None:
                 parts = ", ".join(f"{part} {_gib(size)}" for part, size in use.parts.items())
                 yield f"  {name:<8} {_gib(use.total):>9}: {parts}"
         for phase, taken in self.phases.items():
-            left = self.gpu.total - taken
-            yield f"  {phase}: {_gib(taken)}, " + (f"{_gib(left)} are left" if left >= 0 else f"{_gib(-left)} TOO MUCH")
-        if self.learner:
-            yield f"  activations are {'computed again in the backward pass' if self.recompute else 'kept'}"
+            yield f"  {phase}: {_gib(taken)}, {_gib(self.gpu.total - taken)} are left"
         if self.engine:
             whole = self.kv_tokens // self.max_model_len
             yield f"  KV cache for {self.kv_tokens:,} tokens: {whole} sequences of {self.max_model_len:,} at a time"
@@ -213,26 +210,17 @@ def _learner(config: RunConfig, shape: ModelShape, recompute: bool) -> MemoryUse
 
 def tensor_parallel(arguments: tuple[str, ...]) -> int:
     """Return on how many GPUs an engine with these arguments computes."""
-    for index, argument in enumerate(arguments):
-        name, _, value = argument.partition("=")
-        if name in TENSOR_PARALLEL:
-            value = value or "".join(arguments[index + 1 : index + 2])
-            return int(value) if value.isdigit() and int(value) else 1
-    return 1
+    sizes = re.findall(r"(?<!\S)(?:--tensor-parallel-size|-tp)[ =]([1-9]\d*)(?!\S)", " ".join(arguments))
+    return int(sizes[0]) if sizes else 1
 
 
 def _advice(plan: MemoryPlan) -> str:
     phase, taken = max(plan.phases.items(), key=lambda item: item[1])
-    missing = f"{phase} lacks {_gib(taken - plan.gpu.total)}"
-    state = sum(plan.learner.parts[part] for part in ("weights", "gradients", "optimizer")) if plan.learner else 0
-    if state > 0.8 * plan.gpu.total:
-        return (
-            f"{missing}, and the learner's state alone takes most of the GPU. Train adapters (training.lora.rank=16), "
-            "take more GPUs (learner.processes), or a smaller model"
-        )
     return (
-        f"{missing}. Lower packing.tokens_per_row or engine.max_model_len, set training.gradient_checkpointing=true or "
-        "engine.sleep=true, or give engine and learner GPUs of their own (engine.gpus, learner.gpus)"
+        f"{phase} lacks {_gib(taken - plan.gpu.total)}. Lower packing.tokens_per_row or engine.max_model_len, set "
+        "training.gradient_checkpointing=true or engine.sleep=true, train adapters (training.lora.rank=16), take more "
+        "GPUs (learner.processes), give engine and learner GPUs of their own (engine.gpus, learner.gpus), or take a "
+        "smaller model"
     )
 
 

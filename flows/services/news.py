@@ -22,43 +22,21 @@ class ServiceLoss:
 
 
 @dataclass(frozen=True)
-class SlowStart:
-    """A service that somebody waits for and that is not ready yet."""
-
-    service: str
-    seconds: float
-    log: Path
-
-    def __str__(self) -> str:
-        return f"{self.service}: still starting, {self.seconds:.0f} s; log: {self.log}"
-
-
-@dataclass(frozen=True)
 class Starting:
     """A service that somebody begins to wait for."""
 
     service: str
-    last_seconds: float | None
-    """How long its last start took on this machine, in this run or another of its store; None where nobody knows."""
-
-    def __str__(self) -> str:
-        return f"{self.service}: starting"
 
 
 @dataclass(frozen=True)
-class NoAnswer:
-    """A service that was ready and answers nothing: what needs it waits."""
+class ServiceNote:
+    """A service that keeps the run waiting: it still starts, or was ready and does not answer."""
 
     service: str
-    seconds: float
-    hang_seconds: float
-    log: Path
+    text: str
 
     def __str__(self) -> str:
-        return (
-            f"{self.service}: no answer for {self.seconds:.0f} s; the run waits for it, and starts it again after "
-            f"{self.hang_seconds:g} s without one; log: {self.log}"
-        )
+        return f"{self.service}: {self.text}"
 
 
 @dataclass(frozen=True)
@@ -69,4 +47,4 @@ class LogLines:
     lines: Sequence[str]
 
 
-ServiceNews = ServiceLoss | SlowStart | Starting | NoAnswer | LogLines
+ServiceNews = ServiceLoss | Starting | ServiceNote | LogLines

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import psutil
 
 from flows.services import guardian
 from flows.services.logs import HEADING, LOG_BYTES, first_error, last_lines, last_words, secrets
-from flows.services.news import NoAnswer, ServiceLoss, ServiceNews, SlowStart, Starting
+from flows.services.news import ServiceLoss, ServiceNews, ServiceNote, Starting
 from flows.services.ownership import OWNER, SERVICE, identity, kill_owned
 from tasks.runtime.process_variables import inherited_variables, withheld
 
@@ -31,8 +31,6 @@ ASK_SECONDS = 5.0
 """Between two questions whether a service hangs."""
 SLOW_SECONDS = 30.0
 """A start that takes so long is reported, and again after every so many seconds."""
-SECONDS = ".seconds"
-"""Ending of the file beside a service's log that says how long its last start took."""
 _numbers = itertools.count(1)
 _open_lifelines: weakref.WeakSet["Lifeline"] = weakref.WeakSet()
 
@@ -139,13 +137,11 @@ class Handle:
                 raise ServiceFailed(failure or f"service {self.spec.name!r} was stopped")
             report, refusal = self._ready(generation)
             if report is not None:
-                if waited:  # else it was ready before, since an unknown time
-                    self._keep_seconds()
                 return report
             if time.monotonic() >= deadline:
                 raise ServiceFailed(self._too_late(seconds, refusal)) from refusal
             if not waited and not self.spec.external:
-                self.tell(Starting(self.spec.name, last_start(self.spec.log)))
+                self.tell(Starting(self.spec.name))
             waited = True
             self._tell_if_slow()
             self._await_change(generation, pause)
@@ -239,12 +235,8 @@ class Handle:
             if self.spec.external or now - max(self._launched_at, self._warned_at) < SLOW_SECONDS:
                 return
             self._warned_at = now
-        self.tell(SlowStart(self.spec.name, now - self._launched_at, self.spec.log))
-
-    def _keep_seconds(self) -> None:
-        """Write beside the log how long the start took; what cannot be written is not known next time."""
-        with suppress(OSError):
-            self.spec.log.with_suffix(SECONDS).write_text(f"{time.monotonic() - self._launched_at:.1f}")
+        text = f"still starting, {now - self._launched_at:.0f} s; log: {self.spec.log}"
+        self.tell(ServiceNote(self.spec.name, text))
 
     def _await_change(self, generation: int, seconds: float) -> None:
         """Sleep for a while, or until the watcher changes something about this generation."""
@@ -349,7 +341,9 @@ class Handle:
 
     def _tell_no_answer(self) -> None:
         if not self._stopped.is_set():
-            self.tell(NoAnswer(self.spec.name, SLOW_SECONDS, self.spec.hang_seconds, self.spec.log))
+            text = f"no answer for {SLOW_SECONDS:.0f} s; the run waits for it, and starts it again after "
+            text += f"{self.spec.hang_seconds:g} s without one; log: {self.spec.log}"
+            self.tell(ServiceNote(self.spec.name, text))
 
     def _too_late(self, seconds: float, refusal: Exception | None) -> str:
         said = f"; it last said: {type(refusal).__name__}: {refusal}" if refusal else ""
@@ -370,15 +364,6 @@ class Handle:
         shown = not error or any(error in line for line in lines)
         cause = "" if shown else f"whose first error is\n  | {error}\nand "
         return f"{what}. What is in the store is safe: {advice}. Log: {self.spec.log}, {cause}which ends with{tail}"
-
-
-def last_start(log: Path) -> float | None:
-    """Return how long the last start of the service with such a log took, in seconds; logs of runs are neighbours."""
-    with suppress(OSError, ValueError):
-        kept = log.parent.parent.glob(f"*/{log.with_suffix(SECONDS).name}")
-        newest = max(kept, key=lambda path: path.stat().st_mtime, default=None)
-        return float(newest.read_text()) if newest else None
-    return None
 
 
 def _how(status: int) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from configs.algorithms import TeacherConfig, teacher_of
 from configs.errors import ConfigError
-from configs.replay import needs_weights, replayed_stages
+from configs.replay import replayed_stages
 from configs.resolve import with_versions
 from configs.run import RunConfig
 from flows.services.base import Command, RunService, Supervisor
@@ -24,13 +24,7 @@ from tasks.inference.engine.checks import tokenizer_difference
 from tasks.inference.engine.client import MODEL, Engine, EngineError, EngineLost, ServedModel
 from tasks.inference.engine.command import command as engine_command
 from tasks.inference.engine.hanging import hangs
-from tasks.inference.engine.model_info import (
-    directory_digest,
-    file_digest,
-    files_of,
-    model_directory,
-    tokenizer_digest,
-)
+from tasks.inference.engine.model_info import directory_digest, model_directory, tokenizer_digest
 from tasks.inference.engine.weights_view import require_weights
 from tasks.runtime.services import retry_lost
 
@@ -168,7 +162,7 @@ def reopened_teachers(config: RunConfig) -> RunConfig:
 
 def require_teachers(config: RunConfig) -> None:
     """Raise ConfigError, with every reason, where a teacher that the run asks is not there, or cannot teach its model:
-    weights other than recorded, another tokenizer, a smaller vocabulary, or the very weights of the policy."""
+    weights other than recorded, another tokenizer or a smaller vocabulary."""
     _versions(config, list(asked_teachers(config)))
 
 
@@ -237,8 +231,6 @@ def _by_path(config: RunConfig, where: str, teacher: TeacherConfig) -> tuple[str
         lines.append(
             f"path: {teacher.path} has {info.vocab_size} tokens in its vocabulary, the model {config.model.vocab_size}"
         )
-    if _weights(directory) == _policy_weights(config):
-        lines.append(f"path: {teacher.path} holds the very weights that the policy starts from: nothing to be taught")
     return directory_digest(directory), lines
 
 
@@ -267,14 +259,3 @@ def _own_tokenizer(config: RunConfig) -> str:
 
 def _own_vocabulary(config: RunConfig) -> int:
     return model_info.read(model_directory(config.model.path)).vocab_size if config.model.path else 1
-
-
-def _policy_weights(config: RunConfig) -> str:
-    """Return the digest of the weights that a run starts from; empty where it starts from none."""
-    if not config.model.path or (config.kind == "replay" and not needs_weights(config.replay)):
-        return ""
-    return _weights(model_directory(config.model.path))
-
-
-def _weights(directory: Path) -> str:
-    return content_key({file.name: file_digest(file) for file in files_of(directory, ("*.safetensors",))})

@@ -176,8 +176,6 @@ def test_counterfactual_steps_each_start_from_the_recorded_policy(source: Driven
     assert [entry.inputs["policy"] for entry in made] == [entry.inputs["policy"] for entry in recorded]
     assert along[0].key == made[0].key, "the first step is the same counterfactual"
     assert [entry.inputs["policy"] for entry in along] == [recorded[0].inputs["policy"], along[0].key]
-    assert [step["updates_apart"] for step in source.outcome[0]["steps"]] == [0, 0]
-    assert [step["updates_apart"] for step in source.outcome[1]["steps"]] == [0, 1]
     assert len(what_if) == 2, "the policies that the steps started from are not work of this run"
     assert source.outcome[0]["steps"][0]["update"]["weights_sha256"] == last_weights(store, "along")[0]
 

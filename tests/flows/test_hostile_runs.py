@@ -10,10 +10,6 @@ import pytest
 
 from flows import cli
 from flows.orchestration.gate_answers import summary
-from flows.queries.compare import compare
-from flows.queries.compare_rows import step_detail
-from flows.queries.store_reader import StoreReader
-from flows.replays.loop import diff_markdown, diff_rows
 from tests.fixtures.faults import happened
 from tests.fixtures.hostile import (
     ALL,
@@ -159,17 +155,6 @@ def test_questions_hold_no_marks(hostile: Hostile) -> None:
         page = summary("base", each)
         assert not kinds(page) & (ACTIVE | {"fence"})
         assert not acting(page)
-
-
-@pytest.mark.parametrize("other", ["replayed", "refused"])
-def test_differences_hold_no_marks(hostile: Hostile, other: str) -> None:
-    library = StoreReader(hostile.store)
-    found = {**compare(library, hostile.run, other), "detail": step_detail(library, hostile.run, other, 0)}
-    page = diff_markdown(found)
-    assert "evaluation.sets" in page or "algorithm.type" in page
-    assert not kinds(page) & (ACTIVE | {"fence"})
-    assert not acting(page)
-    assert not any(acting(cell) for row in diff_rows(found) for cell in row.values())
 
 
 @pytest.mark.parametrize("command", ["curves base refused", "algorithms base --plain"])

@@ -1,11 +1,9 @@
-"""Programs with an embedded Prefect: differences as artifacts, stages called again, a scheduled maintenance."""
+"""Programs with an embedded Prefect: stages called again, a scheduled maintenance."""
 
-import json
 from pathlib import Path
 
 import pytest
 
-from flows.replays.loop import diff_markdown, diff_rows
 from storage.store import open_store
 from tests.fixtures.histories import contents, train
 from tests.fixtures.programs import said_by
@@ -13,15 +11,6 @@ from tests.fixtures.rehearsal import rehearse
 from tests.fixtures.replays import ask, walk
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
-
-
-@pytest.mark.nightly
-def test_a_flow_shows_the_differences_as_a_page_and_a_table(tmp_path: Path) -> None:
-    said = said_by("-m", "tests.fixtures.programs.compared", str(tmp_path))
-    assert said["shown"].keys() == {"diff-base-spread", "diff-steps-base-spread"}
-    assert said["shown"]["diff-base-spread"] == diff_markdown(said["found"])
-    assert json.loads(said["shown"]["diff-steps-base-spread"]) == diff_rows(said["found"])
-    assert "They differ from step 0, stage advantage on" in said["shown"]["diff-base-spread"]
 
 
 def test_a_stage_is_called_again_only_where_that_can_help_and_leaves_its_rows_once(tmp_path: Path) -> None:

@@ -202,11 +202,9 @@ def test_values_are_stretched_over_the_width_or_taken_together() -> None:
     assert over_width([], 4, 8) == []
 
 
-def test_a_service_that_starts_is_named_with_what_its_last_start_took() -> None:
+def test_a_service_that_starts_is_named() -> None:
     panel = Panel("demo", 12, stream=io.StringIO())
-    panel("starting", {"service": "engine", "last_seconds": 74.0})
-    assert "starting engine, last time 1:14" in drawn(panel)
-    panel("starting", {"service": "learner", "last_seconds": None})
-    assert "starting learner " in drawn(panel) and "last time" not in drawn(panel)
+    panel("starting", {"service": "learner"})
+    assert "starting learner" in drawn(panel)
     panel("stage", {"stage": "rollout", "step": 0, "evaluating": False})
     assert "starting" not in drawn(panel) and "step 1/12  rollout" in drawn(panel)

@@ -16,7 +16,7 @@ from flows.orchestration.server import lost_terminations_repeated, termination_r
 from flows.runtime.resolve_run import Source
 from flows.runtime.session import Session, record_run
 from flows.services.base import Supervisor
-from flows.services.news import ServiceLoss, SlowStart
+from flows.services.news import ServiceLoss, ServiceNote
 from flows.services.pools import TOKEN
 from storage.errors import StoreUnavailable
 from storage.store import open_store
@@ -185,17 +185,17 @@ def test_a_lost_service_is_shown_and_an_event_that_says_nothing_of_the_state_of_
     with record_run(session):
         assert [(loss.event, loss.message) for loss in runs.lost_services("a")] == [("lost", str(LOSS))]
         session.notify("stage", stage="rollout", step=3, evaluating=False)
-        session.note_service(SlowStart("engine", 30.0, Path("engine.log")))
+        session.note_service(SLOW)
         session.note_service(LOSS)
         assert [loss.step for loss in runs.lost_services("a")] == [0, 3]
         assert runs.last_event("a") == "started" and runs.config("a")["name"] == "a"
     assert [event for event, _ in events(session)] == ["started", "finished"]
     told = "engine: was killed by signal 9; restart 1 of 3; log: engine.log"
-    assert [facts["text"] for event, facts in seen if event == "note"] == [told, str(SlowStart(*SLOW)), told]
+    assert [facts["text"] for event, facts in seen if event == "note"] == [told, str(SLOW), told]
     assert [facts["service"] for event, facts in seen if event == "lost"] == ["engine", "engine"]
 
 
-SLOW = "engine", 30.0, Path("engine.log")
+SLOW = ServiceNote("engine", "still starting, 30 s; log: engine.log")
 
 
 def test_a_store_that_refuses_a_loss_stops_nobody(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,5 @@
 """The supervisor with real processes: side by side, watched, restarted, hanging, gone at the end."""
 
-import itertools
 import os
 import re
 import signal
@@ -25,9 +24,9 @@ from flows.services.base import (
     ready_reports,
     temporary_directory,
 )
-from flows.services.news import LogLines, NoAnswer, ServiceLoss, ServiceNews, SlowStart, Starting
+from flows.services.news import LogLines, ServiceLoss, ServiceNews, ServiceNote, Starting
 from flows.services.ownership import identity, owned_processes, start_time
-from flows.services.process import Handle, ServiceFailed, ServiceSpec, last_start
+from flows.services.process import Handle, ServiceFailed, ServiceSpec
 from tests.fixtures.faults import happened
 from tests.fixtures.programs import SERVICE
 from tests.fixtures.waiting import PATIENCE, until
@@ -224,23 +223,6 @@ def test_who_waits_for_a_slow_service_is_told_of_it_once_in_a_while(
     handle.wait()
     assert len(told) == 2
     assert all(re.fullmatch(rf"engine: still starting, \d+ s; log: {tmp_path}/engine.log", news) for news in told)
-    assert str(SlowStart("learner", 61.2, Path("l.log"))) == "learner: still starting, 61 s; log: l.log"
-
-
-def test_who_begins_to_wait_hears_how_long_the_last_start_took_in_any_run(
-    supervisor: Supervisor, tmp_path: Path
-) -> None:
-    heard: list[ServiceNews] = []
-    with supervisor.subscribe(heard.append):
-        for run in ("first", "second"):
-            (tmp_path / run).mkdir()
-            looks = itertools.count()
-            named = replace(spec(tmp_path / run, ready=lambda _, looks=looks: next(looks) > 1), name=run)
-            supervisor.start(named).wait()
-    assert [type(news) for news in heard] == [Starting, Starting]
-    first, second = (news.last_seconds for news in heard if isinstance(news, Starting))
-    assert first is None and second is not None and 0 < second < 60
-    assert last_start(tmp_path / "third/engine.log") is not None and last_start(tmp_path / "third/learner.log") is None
 
 
 def test_what_nobody_heard_is_told_to_the_first_who_listens(supervisor: Supervisor, tmp_path: Path) -> None:
@@ -440,9 +422,9 @@ def test_who_waits_for_a_service_without_an_answer_is_told(
     with watchful.subscribe(heard.append):
         hang = spec(tmp_path, "server", hangs=lambda _: not may_answer.wait(PATIENCE), hang_seconds=120.0)
         watchful.start(hang).wait()
-        until(lambda: any(isinstance(news, NoAnswer) for news in heard), lambda: f"{heard}")
+        until(lambda: any(isinstance(news, ServiceNote) for news in heard), lambda: f"{heard}")
         may_answer.set()
-    (told,) = {str(news) for news in heard if isinstance(news, NoAnswer)}
+    (told,) = {str(news) for news in heard if isinstance(news, ServiceNote)}
     again = "the run waits for it, and starts it again after 120 s without one"
     assert told == f"server: no answer for 0 s; {again}; log: {tmp_path / 'server.log'}"
 

@@ -42,7 +42,6 @@ def test_the_version_is_the_digest_of_the_weights_and_is_filled_in(tmp_path: Pat
     [
         ({"tokenizer": "other words"}, "algorithm.teacher.path: the tokenizer of"),
         ({"vocab_size": 511}, "has 511 tokens in its vocabulary, the model 512"),
-        ({"weights": b"policy"}, "holds the very weights that the policy starts from"),
     ],
 )
 def test_who_cannot_teach_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
@@ -96,11 +95,6 @@ def test_a_replay_asks_the_teachers_of_what_it_does_again(
     assert bool(list(asked_teachers(replaying(config(tmp_path, kind), begin, until)))) == asked
 
 
-def test_a_replay_that_needs_no_weights_may_be_taught_by_those_that_the_run_began_with(tmp_path: Path) -> None:
-    model(tmp_path / "teacher", b"policy")
-    assert teacher_facts(replaying(config(tmp_path), "advantage"))["teachers"]
-
-
 def seated(root: Path, kind: str = "train", **player: Any) -> RunConfig:
     """Return a run in which a frozen model plays the seat `rival`."""
     seats = {"rival": {"model": {"path": str(root / "player")} | player}, "other": {"max_turns": 2}}
@@ -121,9 +115,8 @@ def test_a_frozen_seat_s_version_is_filled_in_and_is_in_keys(tmp_path: Path, kin
     assert reopened is not None and reopened.version == ""
 
 
-@pytest.mark.parametrize("weights", [b"policy", b"other"])
-def test_a_player_may_have_the_policy_s_first_weights_and_a_smaller_vocabulary(tmp_path: Path, weights: bytes) -> None:
-    model(tmp_path / "player", weights, vocab_size=500)
+def test_a_player_may_have_a_smaller_vocabulary(tmp_path: Path) -> None:
+    model(tmp_path / "player", b"other", vocab_size=500)
     require_teachers(seated(tmp_path))
 
 

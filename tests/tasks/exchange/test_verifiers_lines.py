@@ -140,23 +140,23 @@ def two_temperatures(trace: dict[str, Any]) -> None:
 
 
 BAD = [
-    (node(1, parent=1), "a node's parent does not precede it"),
-    (node(1, parent=True), "a node's parent does not precede it"),
-    (node(1, mask=[True]), "per-token lists differ in length"),
-    (node(0, is_content=[True]), "per-token lists differ in length"),
-    (node(1, sampled=False), "a mask is set on a message that was not sampled"),
-    (node(1, logprobs=[-1.0]), "log-probs and sampled tokens differ in number"),
-    (node(0, token_ids=[-1], mask=[False], is_content=[]), "a token id is out of range"),
-    (node(0, token_ids=["1"], mask=[False], is_content=[]), "a token id is out of range"),
-    (node(0, message={"role": "oracle", "content": ""}), "a message has no known role"),
-    (node(0, message={"role": "user", "content": 3}), "a message's content is neither text nor parts"),
-    (positive, "a log-prob is not finite or above zero"),
-    (infinite, "a log-prob is not finite or above zero"),
+    (node(1, parent=1), ": Value error, a node's parent does not precede it"),
+    (node(1, parent=True), "nodes.parent: Input should be a valid integer"),
+    (node(1, mask=[True]), "nodes: Value error, per-token lists differ in length"),
+    (node(0, is_content=[True]), "nodes: Value error, per-token lists differ in length"),
+    (node(1, sampled=False), "nodes: Value error, a mask is set on a message that was not sampled"),
+    (node(1, logprobs=[-1.0]), "nodes: Value error, log-probs and sampled tokens differ in number"),
+    (node(0, token_ids=[-1], mask=[False], is_content=[]), "nodes.token_ids: Input should be greater than"),
+    (node(0, token_ids=["1"], mask=[False], is_content=[]), "nodes.token_ids: Input should be a valid integer"),
+    (node(0, message={"role": "oracle", "content": ""}), "nodes.message.role: Input should be 'system'"),
+    (node(0, message={"role": "user", "content": 3}), "nodes.message.content.str: Input should be a valid string"),
+    (positive, "nodes.logprobs: Input should be less than or equal to 0"),
+    (infinite, "nodes.logprobs: Input should be greater than or equal to -3"),
     (two_temperatures, "calls of one trace differ in temperature"),
-    (lambda trace: trace.pop("id"), "a trace has no id"),
-    (lambda trace: trace.update(nodes={}), "nodes are no list"),
-    (lambda trace: trace.update(rewards={"r": 1.0}), "the line is malformed"),
-    (lambda trace: trace.update(rewards={"r": {"score": True, "weight": 1}}), "what should be a number is none"),
+    (lambda trace: trace.pop("id"), "id: Field required"),
+    (lambda trace: trace.update(nodes={}), "nodes: Input should be a valid list"),
+    (lambda trace: trace.update(rewards={"r": 1.0}), "rewards.r: Input should be a valid dictionary"),
+    (lambda trace: trace.update(rewards={"r": {"score": True, "weight": 1}}), "rewards.r.score: Input should be"),
 ]
 
 
@@ -165,7 +165,7 @@ TEXTS = [
     ("[1]", "the line is no JSON object"),
     ('{"text": "hello"}', "the line is neither an episode nor a trace"),
     ('{"prompt": "x", "completion": "y", "reward": 1}', "the line is neither an episode nor a trace"),
-    ('{"nodes": []}', "a trace has no id"),
+    ('{"nodes": []}', "id: Field required"),
     ('{"nodes": [], "id": "\\ud83d"}', "the line is not UTF-8"),
 ]
 
@@ -174,7 +174,8 @@ TEXTS = [
 def test_a_bad_line_is_named(bad: Any, reason: str, tmp_path: Path) -> None:
     episodes, problems = read(tmp_path / "t.jsonl", ["", one(), bad])
     assert [episode.origin.line for episode in episodes] == [2], "the good line is good"
-    assert [(problem.line, problem.reason) for problem in problems] == [(3, reason)]
+    (problem,) = problems
+    assert problem.line == 3 and problem.reason.startswith(reason), problem
 
 
 def test_no_reward_is_not_a_reward_of_zero(tmp_path: Path) -> None:
