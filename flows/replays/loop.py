@@ -72,9 +72,8 @@ class ReplayReport:
         again = (*self._again, "metrics")
         described["seconds"] = {name: value for name, value in described["seconds"].items() if name in again}
         described["recorded"] = recorded = self._recorded_update(step.past)
-        update = described["update"]
-        both = update and recorded
-        described["same_weights"] = update["weights_sha256"] == recorded["weights_sha256"] if both else None
+        digests = [values and values["weights_sha256"] for values in (described["update"], recorded)]
+        described["same_weights"] = digests[0] == digests[1] if all(digests) else None
         notify_step(self._session, described, refs)
         return described
 
