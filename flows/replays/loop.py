@@ -23,7 +23,7 @@ from tasks.runtime.stage import Policy, Ref
 
 QUICK_SECONDS = 5.0
 """How long quick stages of a replay wait for others that share their commit, which takes longer than they do."""
-MEASURES = ("loss", "grad_norm", "mismatch_kl", "mismatch_kl_max", "masked_fraction", "weights_sha256")
+MEASURES = ["loss", "grad_norm", "mismatch_kl", "mismatch_kl_max", "masked_fraction", "weights_sha256"]
 
 
 def loop_replay(session: Session) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class ReplayReport:
         training = past.work.get("training") if "training" in self._again else None
         if training is None:
             return None
-        updates = self._context.store.read(training.slices_of("updates"), list(MEASURES))
+        updates = self._context.store.read(training.slices_of("updates"), MEASURES)
         return {"key": training.key, **updates.to_pylist()[-1]}
 
 
