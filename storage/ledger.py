@@ -120,7 +120,7 @@ class Ledger(CachedTable):
                 # One id for all rows: of two writers that saw the same version only one can commit, whatever the keys.
                 number = self.table.transaction_version(APPLICATION) + 1
                 try:
-                    file = self.table.append(rows.drop_columns(["run"]), new[0].run, (APPLICATION, number))
+                    file = self.table.append(rows.drop_columns(["run"]), new[0].run, {APPLICATION: number})
                 except CommitConflict:
                     continue
                 self._remember(file.path, [Entry.from_row(row) for row in rows.to_pylist()])  # as every reader has them

@@ -14,7 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage.delta.log import head_path
 from storage.delta.table import StoredTable
 from storage.errors import NoteUnknown, QuarantineUnknown, RunUnknown, SliceExpired
 from storage.keys import canonical_json, content_key
@@ -37,7 +36,7 @@ class CachedTable:
 
     @cached_property
     def table(self) -> StoredTable:
-        """The stored table, made when it is first asked for: most stores never need every system table."""
+        """The stored table, opened when it is first read: most processes never need every system table."""
         return StoredTable(self._root, self.contract.name, self.contract.arrow, has_head=True)
 
     def refresh(self) -> int:
@@ -54,11 +53,6 @@ class CachedTable:
 
     def _refresh(self) -> None:
         """Read the files added since the last refresh; rows that were merged into another file may come once more."""
-        # A cached property stands among the instance's variables as soon as it was asked for.
-        name = self.contract.name
-        # A head without a table is damage, which opening the table says.
-        if "table" not in vars(self) and not any(map(self._root.exists, (f"tables/{name}", head_path(name)))):
-            return  # no table is made only to be read
         paths, version = self.table.new_files(self._version)
         for path in self._unread(paths):
             self._add_file(path, path.split("/")[0].removeprefix("run="))
@@ -122,7 +116,6 @@ class Runs(CachedTable):
 
     def __init__(self, root: Root) -> None:
         super().__init__(root)
-        self.table = StoredTable(root, RUNS.name, RUNS.arrow, has_head=True)  # every store has it from the first
         self._events: dict[str, list[Event]] = {}
         self._lost: dict[str, list[Event]] = {}
 
@@ -148,12 +141,14 @@ class Runs(CachedTable):
         """
         check_run_name(run)
         before = self._events_of(run)
+        # Just after the newest event of the store: the order of events is that of their commits.
+        newest = [events[-1].at for each in (self._events, self._lost) for events in list(each.values())]
         if (kind is None or config is None) and not before:
             raise RunUnknown(f"run {run!r} has no earlier event to take kind and config from", do="give both")
         recorded = Event(
             run=run,
             event=event,
-            at=self.next_moment(),
+            at=max([datetime.now(UTC), *(at + timedelta(microseconds=1) for at in newest)]),
             kind=before[-1].kind if kind is None else kind,
             config=before[-1].config if config is None else config,
             parent_run=before[-1].parent_run if parent_run is None and before else parent_run,
@@ -167,13 +162,6 @@ class Runs(CachedTable):
         assert not (process and message), "the column of the message holds one of them"
         self.add_records([recorded])
         return recorded
-
-    def next_moment(self) -> datetime:
-        """Now, or just after the newest event of the store: the order of events is that of their commits."""
-        with self._lock:
-            self._refresh()
-            newest = [events[-1].at for each in (self._events, self._lost) for events in each.values()]
-        return max([datetime.now(UTC), *(at + timedelta(microseconds=1) for at in newest)])
 
     def lost_services(self, run: str) -> list[Event]:
         """The services that a run lost, in order of time; `events` has none of them."""

@@ -73,14 +73,6 @@ def identity(key: str, slices: Iterable[Slice]) -> tuple[str, ...]:
     return (key, *dict.fromkeys(piece.attempt for piece in slices))
 
 
-def attempts_by_run(slices: Iterable[Slice]) -> dict[str, list[str]]:
-    """Return the attempts of some slices by run."""
-    attempts: dict[str, list[str]] = {}
-    for piece in slices:
-        attempts.setdefault(piece.run, []).append(piece.attempt)
-    return attempts
-
-
 @dataclass(frozen=True)
 class Entry:
     """One ledger row: a finished piece of work as a run uses it, or (with `part`) a finished part of one.

@@ -14,9 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property
 from html import unescape
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
@@ -41,7 +39,6 @@ SECONDS_TO_CONNECT = 5
 SECONDS_TO_ANSWER = 60
 SECONDS_TO_KEEP = 60
 """How long a connection stays open without a request."""
-CLIENT_LOCK = Lock()
 ATTEMPTS = 4
 FIRST_PAUSE = 0.2
 """Seconds before the second attempt at a request; doubled before each one after."""
@@ -49,6 +46,19 @@ DONE = (200, 204, 206, 412, 416)
 """Answers that say what was asked: 412 that a condition does not hold, 416 that an object is shorter than a range."""
 AGAIN = (409, 429, 500, 502, 503, 504)
 """Answers that may be others a moment later; 409 is a conditional put that met another one under way."""
+
+
+def _new_client() -> "httpx.Client":
+    """The connections of all threads to a bucket; proxies of the environment are not for them."""
+    import httpx
+
+    # Where no server listens shows at once; an answer may take its time.
+    timeout = httpx.Timeout(SECONDS_TO_ANSWER, connect=SECONDS_TO_CONNECT)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=SECONDS_TO_KEEP)
+    plain = {"accept-encoding": "identity"}  # the bytes of an object are those that were put
+    return httpx.Client(
+        headers=plain, timeout=timeout, limits=limits, trust_env=False, verify=ssl.create_default_context()
+    )
 
 
 @dataclass(frozen=True)
@@ -62,6 +72,7 @@ class Bucket:
     access_key: str
     secret_key: str = field(repr=False)
     session_token: str = field(default="", repr=False)
+    client: "httpx.Client" = field(default_factory=_new_client, repr=False, compare=False)
 
     @property
     def address(self) -> str:
@@ -135,7 +146,7 @@ class Bucket:
         for attempt in range(1, ATTEMPTS + 1):
             try:
                 signed = self._sign(method, url, data, headers or {})
-                response = self._client.request(method, url, content=data, headers=signed)
+                response = self.client.request(method, url, content=data, headers=signed)
             except httpx.RequestError as error:
                 # A server that was silent for a minute is not asked again: the user would wait for several.
                 if attempt == ATTEMPTS or isinstance(error, httpx.TimeoutException):
@@ -149,24 +160,6 @@ class Bucket:
             time.sleep(pause)
             pause *= 2
         raise AssertionError("the last attempt returns or raises")
-
-    @property
-    def _client(self) -> "httpx.Client":
-        """The connections of all threads; proxies of the environment are not for them."""
-        with CLIENT_LOCK:  # from Python 3.12 on, threads that come at once may each compute a cached property
-            return self._made_client
-
-    @cached_property
-    def _made_client(self) -> "httpx.Client":
-        import httpx
-
-        # Where nobody listens shows at once; an answer may take its time.
-        timeout = httpx.Timeout(SECONDS_TO_ANSWER, connect=SECONDS_TO_CONNECT)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=SECONDS_TO_KEEP)
-        plain = {"accept-encoding": "identity"}  # the bytes of an object are those that were put
-        return httpx.Client(
-            headers=plain, timeout=timeout, limits=limits, trust_env=False, verify=ssl.create_default_context()
-        )
 
     def _sign(self, method: str, url: str, data: bytes, headers: Mapping[str, str]) -> dict[str, str]:
         # A tenth of a second to import, for stores in buckets alone.

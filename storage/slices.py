@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
@@ -156,7 +156,11 @@ class Slices:
         compaction has moved a slice, its rows are found by attempt and checked by the content digest. Raises
         DamagedSlice, SliceExpired, InvariantBreach, StoreUnavailable.
         """
-        name = common_table(slices)
+        names = sorted({piece.table for piece in slices})
+        if len(names) != 1:
+            what = f"slices of one table are needed, not of {names or 'none'}"
+            raise SchemaError(what, "", SAFE, "read each by itself")
+        (name,) = names
         arrow = TABLES[name].arrow
         schema = arrow if columns is None else pa.schema([arrow.field(column) for column in columns])
         # The files that the ledger lists come first: to read them the table's log is not needed.
@@ -297,32 +301,24 @@ def file_place(piece: Slice, file: File) -> str:
     return f"tables/{piece.table}/{file.path}"
 
 
-def common_table(slices: Sequence[Slice]) -> str:
-    """The name of the one table that all slices are of. Raises SchemaError where they are of several, or of none."""
-    names = sorted({piece.table for piece in slices})
-    if len(names) != 1:
-        raise SchemaError(f"slices of one table are needed, not of {names or 'none'}", "", SAFE, "read each by itself")
-    return names[0]
-
-
-def damage_error(piece: Slice, what: str, key: str = "") -> DamagedSlice:
+def damage_error(piece: Slice, what: str) -> DamagedSlice:
     """The error for a slice whose bytes are not those that were written."""
-    where = f"table {piece.table!r}, run {piece.run!r}, attempt {piece.attempt!r}{f', key {key!r}' if key else ''}"
+    where = f"table {piece.table!r}, run {piece.run!r}, attempt {piece.attempt!r}"
     safe = "every other slice; nothing was computed from this one"
     do = "put the file back from a copy; or change the stage's section, which computes it anew under another key"
     return DamagedSlice(what, where, safe, do)
 
 
-def check_count(piece: Slice, num_rows: int, key: str = "") -> None:
+def check_count(piece: Slice, num_rows: int) -> None:
     """Raise DamagedSlice unless a slice has as many rows as were found of it."""
     if num_rows != piece.rows:
-        raise damage_error(piece, f"{num_rows} rows were found instead of {piece.rows}", key)
+        raise damage_error(piece, f"{num_rows} rows were found instead of {piece.rows}")
 
 
-def check_digest(piece: Slice, found: str, written: str, key: str = "") -> None:
+def check_digest(piece: Slice, digest: str, written: str) -> None:
     """Raise DamagedSlice unless the digest of rows of a slice is that of the rows that were written."""
-    if found != written:
-        raise damage_error(piece, "the rows are not those that were written: their digest differs", key)
+    if digest != written:
+        raise damage_error(piece, "the rows are not those that were written: their digest differs")
 
 
 def _add_slice_columns(rows: pa.Table, schema: pa.Schema, step: int, key: str, attempt: str) -> pa.Table:
@@ -338,13 +334,11 @@ def _add_slice_columns(rows: pa.Table, schema: pa.Schema, step: int, key: str, a
 
 def _verify(stored: pa.Table, piece: Slice) -> pa.Table:
     """The slice's rows as they are stored, in order, or DamagedSlice if they are not the rows written."""
-    rows, place = _in_order(stored), RowPlace(piece.table, piece.run)
-    if stored.num_rows:
-        place = replace(place, step=stored["step"][0].as_py(), key=stored["key"][0].as_py())
+    rows = _in_order(stored)
     values = rows.select(TABLES[piece.table].arrow.names)
-    check_count(piece, rows.num_rows, place.key)
-    check_digest(piece, content_digest(values), piece.digest, place.key)
-    check_rows(values, TABLES[piece.table], place)
+    check_count(piece, rows.num_rows)
+    check_digest(piece, content_digest(values), piece.digest)
+    check_rows(values, TABLES[piece.table], RowPlace(piece.table, piece.run))
     return rows
 
 

@@ -14,7 +14,7 @@ from storage.errors import DamagedSlice, LayoutError, StoreError, StoreUnavailab
 from storage.ledger import Ledger
 from storage.policies.store import Policies
 from storage.records import CachedTable, Notes, Quarantines, Runs
-from storage.refs import Entry, Slice, attempts_by_run
+from storage.refs import Entry, Slice
 from storage.roots import Root, open_root
 from storage.schemas.stage_tables import GROUPS
 from storage.schemas.system_tables import EXPIRED_SLICES, LEDGER, NOTES_TABLE, QUARANTINES, RUNS, SYSTEM_TABLES
@@ -52,7 +52,7 @@ class Store:
         return self.slices.read(slices, columns)
 
     def table(self, name: str) -> StoredTable:
-        """The open table of a name, a stage's or a system table, made if missing; SchemaError for other names."""
+        """The open table of a name, a stage's or a system table; SchemaError for other names."""
         system_tables: dict[str, Ledger | CachedTable] = {
             LEDGER.name: self.ledger,
             RUNS.name: self.runs,
@@ -120,14 +120,14 @@ class Store:
             self._units[column, slices] = frozenset(map(str, names))
         return self._units.get((column, slices), frozenset())
 
-    def held_attempts(self, table: str, pieces: Iterable[Slice], is_there: bool = True) -> dict[str, list[str]]:
-        """The attempts of some slices of a table by run, for a scan of it; not `is_there` is one that has no log.
+    def held_attempts(self, table: str, pieces: Iterable[Slice]) -> dict[str, list[str]]:
+        """The attempts of some slices of a table by run, for a scan of it.
 
         Raises DamagedSlice where the table does not hold one of them though the ledger names it: a scan would be silent
         about its rows.
         """
         wanted = list(dict.fromkeys(pieces))
-        lost = self.slices.not_held(table, wanted) if is_there else [piece for piece in wanted if piece.files]
+        lost = self.slices.not_held(table, wanted)
         if lost:  # or gc has removed it since these slices were looked up
             named = {piece for entry in self.ledger.entries() for piece in entry.slices(table)}
             lost = self.slices.expired_slices.exclude(piece for piece in lost if piece in named)
@@ -138,7 +138,10 @@ class Store:
                 "the ledger and the files of those slices; nothing was changed",
                 "put the log back from a copy, or run `stagecoach repair`",
             )
-        return attempts_by_run(wanted)
+        attempts: dict[str, list[str]] = {}
+        for piece in wanted:
+            attempts.setdefault(piece.run, []).append(piece.attempt)
+        return attempts
 
 
 def open_store(root: str | Path, options: Mapping[str, str] | None = None, read_only: bool = False) -> Store:

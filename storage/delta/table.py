@@ -7,10 +7,11 @@ memory and is moved forward, so that a commit costs the same after a year as on 
 import random
 import time
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from operator import attrgetter
 from threading import RLock
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -39,13 +40,13 @@ from storage.schemas.contract import RowPlace, check_schema
 
 if TYPE_CHECKING:
     import polars as pl
+    import pyarrow.dataset as ds
 
 # Often enough for a short log, seldom enough that listing it costs nothing beside the commits.
 PRUNE_INTERVAL = 50
 """Versions from one pruning of the log to the next."""
 ATTEMPTS_TO_COMMIT = 50
-MAX_APPENDED = 64
-"""Files whose rows stay in memory after they were appended: merging need not read them."""
+NO_NUMBERS: Mapping[str, int] = MappingProxyType({})
 
 
 class CommitConflict(Exception):
@@ -64,7 +65,6 @@ class StoredTable:
         self._root = root
         self.lock = RLock()
         self._stats = [name for name in ("step", "attempt") if name in schema.names]
-        self._appended: dict[str, pa.Table] = {}
         self._attempts: dict[str, frozenset[str]] = {}
         """What files of several attempts hold, by their paths, as far as somebody has asked."""
         self._log = Log(root, self.place, has_head)
@@ -73,60 +73,55 @@ class StoredTable:
 
     @property
     def version(self) -> int:
-        """The version at the last refresh; -1 of a table that is only read and not there yet."""
+        """The version at the last refresh; -1 of a table that is not there yet."""
         return -1 if self._snapshot is None else self._snapshot.version
 
-    def append(self, rows: pa.Table, run: str, transaction: tuple[str, int] | None = None) -> File:
+    def append(self, rows: pa.Table, run: str, numbers: Mapping[str, int] = NO_NUMBERS) -> File:
         """Add rows of one run, at least one row, as one durable file, then one durable commit.
 
-        With a `transaction` (application id, number) the commit fails with CommitConflict if any other commit
-        under that id came since the last refresh. An error after which the commit turns out to be there is no error.
+        With `numbers` by application id the commit fails with CommitConflict if any other commit with one of these ids
+        came since the last refresh. An error after which the commit turns out to be there is no error.
         """
         file = self.write([rows], run)
-        try:
-            self.commit_files([(file, rows)], run, transaction)
-        except CommitConflict:
-            self._root.delete(f"{self.place}/{file.path}")
-            raise
-        self._appended[file.path] = rows
-        for old in list(self._appended)[:-MAX_APPENDED]:
-            del self._appended[old]
+        self._commit([self._addition(file, rows, run, new=True)], numbers, file)
         return file
 
     def write(self, groups: Sequence[pa.Table], run: str) -> File:
-        """Write rows of one run, at least one row, as one durable file that the table does not hold yet."""
+        """Write rows of one run, at least one row, as one durable file that the table does not hold yet.
+
+        The first write makes the table: data without a log is damage.
+        """
         check_schema(groups[0].schema, self.data_schema, RowPlace(self.name, run))
+        if self._snapshot is None:  # and stays so: what others commit from here on came since the last refresh
+            with self.lock, self._border("making"), suppress(VersionTaken):  # another process was first
+                if self._log.check() is None:
+                    self._log.create(0, creation_actions(self.schema))
         path = f"{PARTITION}={run}/{uuid4().hex}.parquet"
         written = self._root.write(f"{self.place}/{path}", encode(groups))
         return File(path, written.size, written.sha256)
 
-    def commit_files(
-        self, files: Sequence[tuple[File, pa.Table]], run: str, transaction: tuple[str, int] | None = None
-    ) -> None:
+    def commit_files(self, files: Sequence[tuple[File, pa.Table]], run: str) -> None:
         """Add files that `write` made, each with its rows, in one durable commit; see `append`."""
-        additions = [self._addition(file, rows, run, new=True) for file, rows in files]
-        self._commit(additions, files[0][0].path, dict([transaction] if transaction else []))
+        self._commit([self._addition(file, rows, run, new=True) for file, rows in files])
 
     def replace(
-        self, old: Sequence[ActiveFile], groups: Sequence[pa.Table], run: str, marks: Mapping[str, int] | None = None
+        self,
+        old: Sequence[ActiveFile],
+        groups: Sequence[pa.Table],
+        run: str,
+        numbers: Mapping[str, int] = NO_NUMBERS,
     ) -> None:
         """Swap files for one that holds the same rows, a row group for each of `groups`, in one commit.
 
-        Where rows are removed, `groups` are those that stay, perhaps none, and `marks` (numbers by application id,
-        committed with the swap) let every other reader notice. Raises CommitConflict, with nothing changed, where
-        another swap, or another commit with one of the marks, came since the last refresh.
+        Where rows are removed, `groups` are those that stay, perhaps none, and `numbers` (by application id, committed
+        with the swap) let every other reader notice. Raises CommitConflict, with nothing changed, where another swap,
+        or another commit with one of the ids, came since the last refresh.
         """
-        file = self.write(groups, run) if groups else None
         swap = [removal(file, {PARTITION: run}) for file in old]
+        file = self.write(groups, run) if groups else None
         if file is not None:
             swap.append(self._addition(file, pa.concat_tables(groups), run, new=False))
-        numbers = {"compaction": self.transaction_version("compaction") + 1, **(marks or {})}
-        try:
-            self._commit(swap, file.path if file else uuid4().hex, numbers)
-        except CommitConflict:
-            if file is not None:
-                self._root.delete(f"{self.place}/{file.path}")
-            raise
+        self._commit(swap, {"compaction": self.transaction_version("compaction") + 1, **numbers}, file)
 
     def merge_files(self, run: str, min_files: int, small: bool = False) -> int:
         """Merge all files of a run into one if there are so many; return how many were merged.
@@ -141,9 +136,8 @@ class StoredTable:
             files = _smallest(files) if small else files
             if len(files) < min_files:
                 return 0
-            rows = [rows if (rows := self._appended.pop(file.path, None)) else self.read(file.path) for file in files]
             try:
-                self.replace(files, [pa.concat_tables(rows)], run)
+                self.replace(files, [pa.concat_tables([self.read(file.path) for file in files])], run)
             except CommitConflict:
                 return 0
             return len(files)
@@ -208,15 +202,28 @@ class StoredTable:
             parts.append(rows.with_columns(pl.lit(run).alias(PARTITION)).select(self.schema.names))
         return pl.concat(parts[1:] or parts)
 
+    def dataset(self, files: Iterable[ActiveFile]) -> "ds.Dataset":
+        """All rows of some files as an Arrow dataset, with the run of each file as a column."""
+        import pyarrow.dataset as ds
+
+        form = ds.ParquetFileFormat()
+        # The files have no column for the run: the dataset gets the run of each by an expression.
+        fragments = [
+            form.make_fragment(
+                f"{self.place}/{file.path}", self._root.files, partition_expression=ds.field(PARTITION) == file.run
+            )
+            for file in files
+        ]
+        return ds.FileSystemDataset(fragments, self.schema, form, self._root.files)
+
     def file_address(self, path: str) -> str:
         """The address of a file that the table holds."""
         return self._root.child(f"{self.place}/{path}")
 
     def load(self, path: str) -> bytes:
         """The bytes of a file that the table holds."""
-        inside = f"{self.place}/{path}"
-        with border("reading a file", self._root.child(inside)):
-            return self._root.read(inside)
+        with border("reading a file", self.file_address(path)):
+            return self._root.read(f"{self.place}/{path}")
 
     def read(self, path: str, attempts: Collection[str] | None = None) -> pa.Table:
         """Rows of a file that the table holds, by page checksums but without digest; without the run column."""
@@ -239,9 +246,8 @@ class StoredTable:
 
     @contextmanager
     def _open_file(self, path: str) -> "Iterator[pa.NativeFile]":
-        inside = f"{self.place}/{path}"
-        reading = border("reading a file", self._root.child(inside))
-        with reading, self._root.files.open_input_file(inside) as source:
+        reading = border("reading a file", self.file_address(path))
+        with reading, self._root.files.open_input_file(f"{self.place}/{path}") as source:
             yield source
 
     def _catch_up(self) -> None:
@@ -249,14 +255,10 @@ class StoredTable:
             self._snapshot = self._open()
 
     def _open(self) -> Snapshot | None:
-        """Open the table, made where it is not there; a store that is only read has then none."""
+        """Read the log; None where there is no table yet."""
         checkpoint = self._log.check()
         if checkpoint is None:
-            if self._root.read_only:
-                return None
-            with suppress(VersionTaken):  # another process was first; what it made is checked like any other
-                self._log.create(0, creation_actions(self.schema))
-            checkpoint = -1
+            return None
         try:
             snapshot = Snapshot(self._log, checkpoint)
         except FileNotFoundError:  # the log was pruned while it was read
@@ -268,17 +270,22 @@ class StoredTable:
     def _addition(self, file: File, rows: pa.Table, run: str, new: bool) -> Action:
         return addition(file, rows, {PARTITION: run}, self._stats, new)
 
-    def _commit(self, actions: Sequence[Action], witness: str, numbers: Mapping[str, int]) -> None:
-        """Commit; after any error, look in the log whether the commit is there: `witness` is a name that only it has.
+    def _commit(
+        self, actions: Sequence[Action], numbers: Mapping[str, int] = NO_NUMBERS, file: File | None = None
+    ) -> None:
+        """Commit; after any error, look in the log whether the commit is there, by a name that only it has.
 
         `numbers` by application id are committed as well; where there are any, a commit of another writer with one of
-        them since the last refresh wins, and this one raises CommitConflict.
+        them since the last refresh wins: this one deletes `file`, whose rows it adds, and raises CommitConflict.
         """
+        witness = uuid4().hex
         whole = commit_actions(actions, numbers, witness)
         with self.lock, self._border("committing to"):
             for attempt in range(ATTEMPTS_TO_COMMIT):
                 before = self.version
                 try:
+                    if before < 0:  # that of the table's making: to be looked at before anything is committed
+                        raise VersionTaken(0)
                     self._write_commit(before + 1, whole)
                 # A lost answer, or an interrupt, may come after the commit was done: only the log can tell.
                 except BaseException as error:
@@ -288,6 +295,8 @@ class StoredTable:
                         raise
                     if self._conflicts(before, numbers):
                         # The numbers were chosen for the version seen before: whoever chose them has to look again.
+                        if file is not None:
+                            self._root.delete(f"{self.place}/{file.path}")
                         raise CommitConflict(self.name) from error
                     if attempt:
                         # A random pause, so that writers who met once do not meet again at the next attempt.

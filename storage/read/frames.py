@@ -4,21 +4,21 @@ Stage tables have the rows that the ledger names, system tables all of theirs. D
 through `storage.slices`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage.delta.log import PARTITION, ActiveFile
-from storage.delta.table import StoredTable
+from storage.delta.log import PARTITION
 from storage.errors import LayoutError, SchemaError, border
 from storage.read.lineage import Graph, Work
 from storage.read.views import Relations, SqlView, all_views, quote, select
 from storage.records import ALL_RUNS
-from storage.roots import Root, open_root
+from storage.roots import open_root
 from storage.schemas.contract import read_tables
 from storage.schemas.stage_tables import TABLES
 from storage.schemas.system_tables import QUARANTINES, SYSTEM_TABLES
@@ -149,12 +149,8 @@ class Frames:
 
     def rows(self, works: Iterable[Work], table: str) -> "pl.LazyFrame":
         """The rows of a table that some work made."""
-        import polars as pl
-
-        stored = self._stored_table(table)
-        named = (each for work in works for each in work.slices_of(table))
-        attempts = self.store.held_attempts(table, named, stored is not None)
-        return pl.DataFrame(TABLES[table].stored.empty_table()).lazy() if stored is None else stored.scan(attempts)
+        named = (piece for work in works for piece in work.slices_of(table))
+        return self.store.table(table).scan(self.store.held_attempts(table, named))
 
     def dataset(self, name: str) -> "ds.Dataset":
         """A table that is stored, or `uses`, as an Arrow dataset; SchemaError if there is none of that name."""
@@ -165,47 +161,20 @@ class Frames:
         if name not in TABLES:
             known = ", ".join(self.names)
             raise SchemaError(f"there is no table {name!r}", self.store.root.address, "", f"the tables are: {known}")
-        stored = self._stored_table(name)
+        stored = self.store.table(name)
         if TABLES[name] in SYSTEM_TABLES:
-            return ds.dataset(TABLES[name].arrow.empty_table()) if stored is None else self._system_rows(stored)
-        named = (each for work in self.graph.works.values() for each in work.slices_of(name))
-        wanted = self.store.held_attempts(name, named, stored is not None)
-        return ds.dataset(TABLES[name].stored.empty_table()) if stored is None else self._stage_rows(stored, wanted)
-
-    def _stage_rows(self, stored: StoredTable, wanted: Mapping[str, Sequence[str]]) -> "ds.Dataset":
-        files = stored.files_of(wanted)
-        rows = files_dataset(self.store.root, stored, files)
+            stored.refresh()
+            rows = stored.dataset(stored.active_files())
+            # A finding for which the rollouts of all runs were searched concerns each of them.
+            runs = [self.only, ALL_RUNS] if name == QUARANTINES.name else [self.only]
+            return rows.filter(pc.field(PARTITION).isin(runs)) if self.only else rows
+        named = (piece for work in self.graph.works.values() for piece in work.slices_of(name))
+        attempts = self.store.held_attempts(name, named)
+        files = stored.files_of(attempts)
+        rows = stored.dataset(files)
         if all(file.attempt for file in files):
             return rows
-        return rows.filter(pc.field("attempt").isin(sorted({each for of_run in wanted.values() for each in of_run})))
-
-    def _system_rows(self, stored: StoredTable) -> "ds.Dataset":
-        stored.refresh()
-        rows = files_dataset(self.store.root, stored, stored.active_files())
-        # A finding for which the rollouts of all runs were searched concerns each of them.
-        own = [self.only, ALL_RUNS] if stored.name == QUARANTINES.name else [self.only]
-        return rows.filter(pc.field(PARTITION).isin(own)) if self.only else rows
-
-    def _stored_table(self, name: str) -> StoredTable | None:
-        """The stored table; None where nothing has been written to it, for reading makes no tables."""
-        if not self.store.root.exists(f"tables/{name}/_delta_log"):
-            return None
-        return self.store.table(name)
-
-
-def files_dataset(root: Root, stored: StoredTable, files: Iterable[ActiveFile]) -> "ds.Dataset":
-    """All rows of some files, with the run of each file as a column."""
-    import pyarrow.dataset as ds
-
-    form = ds.ParquetFileFormat()
-    # The files have no column for the run: the dataset gets the run of each by an expression.
-    fragments = [
-        form.make_fragment(
-            f"{stored.place}/{file.path}", root.files, partition_expression=pc.field(PARTITION) == file.run
-        )
-        for file in files
-    ]
-    return ds.FileSystemDataset(fragments, stored.schema, form, root.files)
+        return rows.filter(pc.field("attempt").isin(sorted({*chain.from_iterable(attempts.values())})))
 
 
 def _uses(graph: Graph, only: str | None) -> pa.Table:

@@ -183,9 +183,6 @@ def _schemas(frames: Frames, sql: str) -> list[tuple[str, Frames]]:
         for run in frames.run_names
         if re.search(schema.format(re.escape(run)), sql, re.IGNORECASE) and run.lower() not in OWN_SCHEMAS
     ]
-    if len({run.lower() for run in named}) < len(named):
-        what = f"runs whose names differ by case alone cannot stand in one question: {', '.join(named)}"
-        raise QuestionError(what, sql, _SAFE, "ask about one of them with --run")
     return [(run, frames.run(run)) for run in named]
 
 

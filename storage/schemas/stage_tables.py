@@ -31,32 +31,34 @@ STAGE_TABLES = read_tables(
 )
 TABLES = {table.name: table for table in (*STAGE_TABLES, *SYSTEM_TABLES)}
 
-EXAMPLES = TABLES["examples"]
-ASSIGNMENTS = TABLES["assignments"]
-TRACES = TABLES["traces"]
-MESSAGES = TABLES["messages"]
-TOKEN_POLICIES = TABLES["token_policies"]
-IMAGES = TABLES["images"]
-IMAGE_TENSORS = TABLES["image_tensors"]
-ENGINE_METRICS = TABLES["engine_metrics"]
-INTAKES = TABLES["intakes"]
-STALE_GROUPS = TABLES["stale_groups"]
-INTAKE_LOADS = TABLES["intake_loads"]
-VERDICTS = TABLES["verdicts"]
-SAMPLES = TABLES["samples"]
-BATCHES = TABLES["batches"]
-BATCH_IMAGES = TABLES["batch_images"]
-UPDATES = TABLES["updates"]
-TOKEN_STATISTICS = TABLES["token_statistics"]
-TOKEN_MASKS = TABLES["token_masks"]
-TURNS = TABLES["turns"]
-POLICIES = TABLES["policies"]
-REGRADES = TABLES["regrades"]
-DECISIONS = TABLES["decisions"]
-REFERENCES = TABLES["references"]
-ESTIMATOR_STATES = TABLES["estimator_states"]
-DIFFICULTIES = TABLES["difficulties"]
-METRICS = TABLES["metrics"]
+(
+    EXAMPLES,
+    ASSIGNMENTS,
+    TRACES,
+    MESSAGES,
+    TOKEN_POLICIES,
+    TURNS,
+    IMAGES,
+    IMAGE_TENSORS,
+    ENGINE_METRICS,
+    INTAKES,
+    STALE_GROUPS,
+    INTAKE_LOADS,
+    VERDICTS,
+    SAMPLES,
+    BATCHES,
+    BATCH_IMAGES,
+    UPDATES,
+    TOKEN_STATISTICS,
+    TOKEN_MASKS,
+    POLICIES,
+    REGRADES,
+    DECISIONS,
+    REFERENCES,
+    ESTIMATOR_STATES,
+    DIFFICULTIES,
+    METRICS,
+) = STAGE_TABLES
 
 GROUPS = (TRACES.name, "group_id")
 """The table and the column that name the groups of a part of rollouts."""

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -11,19 +11,13 @@ import pyarrow.compute as pc
 from storage.commits import GroupCommitter
 from storage.refs import Entry, Slice
 from storage.store import Store
-from tasks.runtime.run_context import RECENT
+from tasks.runtime.run_context import keep_recent
 
 LINGER_SECONDS = 0.1
 """How long a first finished group waits for others that then share its commit: those of a batch end close together."""
 PAUSE_RATIO = 3.0
 """Pause after a commit, in durations of that commit: committing takes at most a quarter of the time."""
 _log = logging.getLogger("stagecoach")
-
-
-class MakeEntry(Protocol):
-    """Makes the ledger row of a part, or of the whole, out of its slices."""
-
-    def __call__(self, part: str, outputs: Sequence[Slice], tokens: int) -> Entry: ...
 
 
 class Parts(GroupCommitter[Mapping[str, pa.Table]]):
@@ -36,13 +30,14 @@ class Parts(GroupCommitter[Mapping[str, pa.Table]]):
     def __init__(
         self,
         store: Store,
-        make_entry: MakeEntry,
+        make_entry: Callable[[str, Sequence[Slice], int], Entry],
         unit: tuple[str, str],
         commit_earlier: Callable[[], None],
         tell: Callable[[Collection[str], int], None],
     ) -> None:
         """Open the parts of a key. `unit` is the table and the column that name a unit: that of a group's id, say.
 
+        `make_entry` makes the ledger row of a part, or of the whole, of its name, slices and number of tokens.
         `commit_earlier` waits for the commit of the inputs: nothing is committed before that. After each commit `tell`
         is called with the units that it made safe and the number of all units handed over.
         """
@@ -96,7 +91,7 @@ class Parts(GroupCommitter[Mapping[str, pa.Table]]):
         self._commit_earlier()
         slices = [self._store.append(name, rows, **self._identity) for name, rows in tables.items()]
         for piece in slices:
-            RECENT.put((piece.table, piece.digest), tables[piece.table])
+            keep_recent(piece, tables[piece.table])
         self._committed.append(self._store.ledger.commit(self._make_entry(uuid4().hex, slices, count_tokens(tables))))
         try:
             self._tell(self._unit_names(tables), len(self._units))

@@ -3,15 +3,15 @@
 import math
 import shutil
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 import pyarrow as pa
+from cachetools import LRUCache
 
 from configs.run import RunConfig, View
 from storage.keys import work_key
@@ -33,39 +33,15 @@ LEDGER_SECONDS = 0.1
 """How old what is known of the ledger may be when it is decided what is still to be computed."""
 
 
-class RecentTables:
-    """A cache of tables up to a number of bytes; the least recently used go first. Threads may share one."""
-
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._tables = OrderedDict[Hashable, tuple[pa.Table, int]]()
-        self._bytes = 0
-        """Of all that is cached: a run that goes on for long has thousands of small tables."""
-        self._lock = threading.Lock()
-
-    def get(self, name: Hashable, read: Callable[[], pa.Table]) -> pa.Table:
-        """Return the table cached under `name`, or `read` it; a name stands for one content for ever."""
-        with self._lock:
-            if name in self._tables:
-                self._tables.move_to_end(name)
-                return self._tables[name][0]
-        # Outside the lock: two threads may read the same table, which costs less than waiting for each other.
-        table = read()
-        self.put(name, table)
-        return table
-
-    def put(self, name: Hashable, table: pa.Table) -> None:
-        """Keep a table that was just made under its name, which saves reading it."""
-        num_bytes = table.nbytes  # asking for the size takes as long as a small read
-        with self._lock:
-            self._bytes += num_bytes - self._tables.pop(name, (None, 0))[1]
-            self._tables[name] = table, num_bytes
-            while self._bytes > self._max_bytes:
-                self._bytes -= self._tables.popitem(last=False)[1][1]
+_RECENT = LRUCache[tuple[str, str], pa.Table](MAX_BYTES, getsizeof=lambda rows: rows.nbytes)
+"""Rows of slices by table and digest, of all runs of this process: one replay after another reads the same ones."""
+_RECENT_LOCK = threading.Lock()
 
 
-RECENT = RecentTables()
-"""Shared by all runs of this process: one replay after another reads the same recorded tables."""
+def keep_recent(piece: Slice, rows: pa.Table) -> None:
+    """Keep rows of a slice for who reads them next; the least recently used go first."""
+    with _RECENT_LOCK, suppress(ValueError):  # rows larger than the whole cache
+        _RECENT[piece.table, piece.digest] = rows
 
 
 class KeyedStage(Protocol):
@@ -165,7 +141,7 @@ class RunContext:
         """Add rows to a table as one slice of this run, kept for those who ask for them next; see Store.append."""
         owner = self._queue if self._queue and not commits_immediately else self.store
         piece = owner.append(table, rows, run=self.run, step=step, key=key, attempt=attempt)
-        RECENT.put((table, piece.digest), rows)
+        keep_recent(piece, rows)
         return piece
 
     def commit(self, entry: Entry, commits_immediately: bool = False) -> Entry:
@@ -193,8 +169,11 @@ class RunContext:
         if piece.bytes > SMALL_BYTES:
             return self.store.read([piece], columns)
         # By digest: rows that were removed and sampled again under the same key are other rows.
-        whole = RECENT.get((piece.table, piece.digest), partial(self.store.read, [piece]))
-        return whole if columns is None else whole.select(list(columns))
+        with _RECENT_LOCK:
+            rows = _RECENT.get((piece.table, piece.digest))
+        if rows is None:  # read without the lock: two threads may read the same slice
+            keep_recent(piece, rows := self.store.read([piece]))
+        return rows if columns is None else rows.select(list(columns))
 
     def table(self, name: str, refs: Sequence[Ref], columns: Sequence[str] | None = None) -> pa.Table:
         """Read table `name` from the first of the finished works `refs` that made it, and others of the same stage."""

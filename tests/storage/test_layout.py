@@ -59,6 +59,7 @@ def test_a_root_left_by_a_process_that_died_at_its_founding_is_used(tmp_path: Pa
 
 def test_a_table_with_other_columns_is_refused(root: Path) -> None:
     store = open_store(root)
+    store.runs.record(run="r", event="started", kind="train", config={})
     runs = store.runs.table
     with pytest.raises(SchemaError, match="missing: more"):
         StoredTable(store.root, "runs", runs.schema.append(runs.schema.field("run").with_name("more")))

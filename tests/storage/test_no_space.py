@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from deltalake.exceptions import DeltaError
@@ -114,7 +115,7 @@ def test_a_real_disk_that_fills_up_loses_nothing(small_disk: Path) -> None:
 
     def step(number: int) -> None:
         made = store.append(
-            "messages", messages(20, 200), run="run", step=number, key=f"k{number}", attempt=f"a{number}"
+            "messages", messages(20, 200), run="run", step=number, key=f"k{number}", attempt=uuid4().hex
         )
         store.ledger.commit(entry(f"k{number}", outputs=(made,), step=number))
 

@@ -3,12 +3,9 @@
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from storage.errors import QuarantineUnknown, RunUnknown, SchemaError
+from storage.errors import QuarantineUnknown, RunUnknown
 from storage.maintenance.compact import maintain
 from storage.records import ALL_RUNS, Quarantines
 from storage.store import Store, open_store
@@ -78,17 +75,6 @@ def test_events_stay_in_the_order_of_their_commits_though_the_clock_is_set_back(
         assert runs.events("a")[0].at < runs.lost_services("a")[0].at < runs.events("a")[1].at
 
 
-def test_names_that_are_nearly_right_are_named_before_the_last_ones(store: Store) -> None:
-    for name in ("demo", "demo-by-rloo", *(f"other{number}" for number in range(6))):
-        store.runs.record(run=name, event="started", kind="train", config={})
-    with pytest.raises(RunUnknown) as near:
-        store.runs.events("dmo")
-    assert near.value.where.endswith("; the nearest runs are: demo")
-    with pytest.raises(RunUnknown) as far:
-        store.runs.events("xyz")
-    assert far.value.where.endswith("; the last runs are: other1, other2, other3, other4, other5")
-
-
 def test_a_finding_is_one_row_that_every_reader_sees(store: Store, root: Path) -> None:
     assert store.quarantines.all() == []
     assert "quarantines" not in store.root.names("tables"), "looking makes no table"
@@ -131,22 +117,3 @@ def test_maintenance_merges_findings_and_loses_none(store: Store, root: Path) ->
     assert maintain(store, retention_hours=0).merged == 9
     assert len(open_store(root).quarantines.table.active_files()) == 1
     assert open_store(root).quarantines.all() == noted
-
-
-def test_a_book_is_no_stage_table(store: Store) -> None:
-    with pytest.raises(SchemaError, match="'quarantines'"):
-        store.append("quarantines", pa.table({"x": [1]}), run="r", step=0, key="k", attempt="a")
-
-
-@settings(max_examples=5, deadline=None)
-@given(findings=st.lists(st.tuples(st.sets(st.sampled_from("abcdef"), min_size=1), st.sampled_from("xy")), max_size=4))
-def test_the_earliest_finding_gives_the_reason(
-    tmp_path_factory: pytest.TempPathFactory, findings: list[tuple[set[str], str]]
-) -> None:
-    quarantines = open_store(tmp_path_factory.mktemp("store")).quarantines
-    for traces, reason in findings:
-        quarantines.record(traces, where="w", reason=reason)
-    expected: dict[str, str] = {}
-    for traces, reason in findings:
-        expected = dict.fromkeys(traces, reason) | expected
-    assert quarantines.reasons(quarantines.ids()) == expected

@@ -113,14 +113,6 @@ def test_one_attempt_may_append_more_than_once(store: Store) -> None:
     assert [store.read([piece]).num_rows for piece in pieces] == [1, 2, 3]
 
 
-def test_chunks_and_offsets_of_what_is_written_do_not_matter(store: Store) -> None:
-    rows = pa.concat_tables([messages(6).slice(0, 2), messages(6).slice(2, 3), messages(6).slice(5)])
-    chunked = store.append("messages", rows, run="run", step=0, key="k", attempt="a")
-    whole = append(store, 6, attempt="b")
-    assert chunked.digest == whole.digest
-    assert store.read([chunked]).equals(messages(6))
-
-
 def test_scan_sees_what_the_ledger_names_and_nothing_else(store: Store) -> None:
     assert store.scan("messages").collect().height == 0
     named = append(store, 3, step=7, attempt="named")
@@ -184,13 +176,6 @@ def test_a_truncated_file_is_found(root: Path, piece: Slice, file: Path, keep: i
     file.write_bytes(file.read_bytes()[:keep])
     with pytest.raises(DamagedSlice, match="bytes instead of"):
         open_store(root).read([piece])
-
-
-def test_a_missing_file_is_found(root: Path, piece: Slice, file: Path) -> None:
-    file.unlink()
-    with pytest.raises(DamagedSlice) as caught:
-        open_store(root).read([piece])
-    assert "run 'run'" in caught.value.where
 
 
 def test_a_file_of_other_rows_under_the_same_name_is_found(root: Path, store: Store, piece: Slice, file: Path) -> None:

@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from storage.delta import log as logs
 from storage.delta import snapshot
 from storage.delta.log import Log
 from storage.delta.parquet import encode
@@ -101,14 +100,6 @@ def test_without_a_pointer_the_next_checkpoint_is_written_all_the_same(
     check_same(store.ledger.table, root)
 
 
-def test_more_files_make_checkpoints_seldom(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "CHECKPOINT_SHARE", 1)
-    monkeypatch.setattr(logs, "CACHED_VERSIONS", 4)
-    fill(store, range(85))
-    names = sorted((root / "tables/messages/_delta_log").glob("*.checkpoint.parquet"))
-    assert [int(path.name[:20]) for path in names] == [9, 29, 69]
-
-
 def test_a_handle_left_behind_loses_no_commit(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     behind = open_store(root).slices.table("messages")
     behind.refresh()
@@ -125,7 +116,7 @@ def test_a_handle_left_behind_loses_no_commit(store: Store, root: Path, monkeypa
     with pytest.raises(CommitConflict):  # what it saw when the number was chosen is no longer known
         stale = open_store(root).slices.table("messages")
         stale._snapshot.version = 3  # type: ignore[union-attr]
-        stale.append(rows, "late", ("ledger", 1))
+        stale.append(rows, "late", {"ledger": 1})
     check_same(behind, root)
 
 
@@ -136,11 +127,11 @@ def test_others_in_between_do_not_matter_unless_they_have_the_same_number(store:
     for table in (one, other):
         table.refresh()
     one.append(rows, "plain")
-    other.append(rows, "numbered", ("a", 1))
-    one.append(rows, "another", ("b", 1))
+    other.append(rows, "numbered", {"a": 1})
+    one.append(rows, "another", {"b": 1})
     with pytest.raises(CommitConflict):
         one._snapshot.version -= 2  # type: ignore[union-attr]
-        one.append(rows, "same", ("a", 1))
+        one.append(rows, "same", {"a": 1})
     check_same(one, root)
     assert sorted(each.run for each in one.active_files()) == ["another", "numbered", "plain", "run"]
 
@@ -190,45 +181,6 @@ def test_pruning_leaves_no_gap(store: Store, root: Path, monkeypatch: pytest.Mon
     assert prune_log(store.root, "tables/messages") == 5
     assert [int(Path(path).name[:20]) for path in deleted] == [0, 1, 2, 3, 4]
     assert store.slices.table("messages").refresh() == 35
-
-
-def test_opening_reads_each_version_once(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logs, "CACHED_VERSIONS", 2)
-    fill(store, range(8))
-    versions: list[str] = []
-    original = Root.read
-    monkeypatch.setattr(Root, "read", lambda self, path: (versions.append(Path(path).stem), original(self, path))[1])
-    assert StoredTable(store.root, "messages", MESSAGES.stored).version == 8
-    assert [version for version in versions if version.isdecimal()] == [f"{number:020d}" for number in range(10)]
-
-
-def test_a_version_that_is_cut_off_is_said(store: Store, root: Path) -> None:
-    fill(store, range(3))
-    other = open_store(root)
-    fill(store, range(3, 4))
-    newest = max((root / "tables/ledger/_delta_log").glob("*.json"))
-    newest.write_bytes(newest.read_bytes()[:-5])
-    with pytest.raises(ValueError, match="is cut off"):
-        other.ledger.refresh()
-
-
-def test_the_ledger_s_files_stay_few_and_rows_are_copied_seldom(
-    store: Store, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("storage.ledger.MERGE_FILES", 4)
-    copied: list[int] = []
-    original = StoredTable.replace
-
-    def replace(self: StoredTable, old: Any, groups: Any, *others: Any) -> None:
-        copied.append(sum(group.num_rows for group in groups))
-        original(self, old, groups, *others)
-
-    monkeypatch.setattr(StoredTable, "replace", replace)
-    for number in range(160):
-        store.ledger.commit(entry(f"key-{number}", versions={"incompressible": os.urandom(1000).hex()}))
-    assert sum(copied) < 160 * 8, "merging all each time would copy a row twenty times on average"
-    assert len(store.ledger.table.active_files()) < 12
-    assert len(open_store(root).ledger.entries()) == 160
 
 
 def test_entries_are_decoded_when_they_are_asked_for(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,12 +181,6 @@ def test_old_checkpoints_and_half_made_things_are_swept(root: Path, store: Store
     assert len(open_store(root).ledger.entries()) == 18
 
 
-def test_a_quiet_store_is_left_alone(store: Store) -> None:
-    fill(store, 2)
-    done = maintain(store)
-    assert (done.merged, done.deleted, done.only_copies) == (0, 0, ())
-
-
 @pytest.mark.engine
 def test_a_process_that_was_long_idle_goes_on_after_pruning(root: Path, store: Store) -> None:
     idle = open_store(root)

@@ -15,12 +15,6 @@ from tests.fixtures.rows import entry
 from tests.fixtures.s3_host import S3Host
 
 
-def test_only_rows_that_the_ledger_names(store: Store, root: Path) -> None:
-    add(store, "1", count=3)
-    add(store, "2", count=2, commit=False)
-    assert counts(storage.open(root).messages) == {"1": 3}
-
-
 def test_a_run_has_the_rows_that_it_shares(store: Store, root: Path) -> None:
     add(store, "1", "a", count=3)
     share(store, "1", "b")

@@ -46,12 +46,6 @@ def test_ancestors_are_what_the_inputs_reach_and_descendants_are_the_same_backwa
         assert len(graph.ancestors(key)) == len(above[key])
 
 
-def test_the_nearest_come_first() -> None:
-    graph = Graph([work("a"), work("b", "a"), work("c", "b", "a"), work("d", "c")])
-    assert [each.key for each in graph.ancestors("d")] == ["c", "a", "b"]
-    assert [each.key for each in graph.parents("c")] == ["a", "b"]
-
-
 def test_shared_work_is_one_node_of_several_runs() -> None:
     mine = work("k", run="mine", tables=("traces",), finished_at=MOMENT + timedelta(seconds=1))
     theirs = work("k", run="theirs", tables=("traces",))

@@ -236,7 +236,7 @@ def test_errors_are_the_databases_with_what_to_do(frames: Frames, sql: str, word
 def test_runs_that_differ_by_case_alone_are_not_mixed_up(store: Store) -> None:
     add(store, "1", "a", count=3)
     add(store, "9", "A", count=1)
-    with pytest.raises(QuestionError, match="differ by case alone"):
+    with pytest.raises(QuestionError, match="already exists"):
         ask(Frames(store), "select count(*) from a.messages")
     assert rows(Frames(store).run("A"), "select count(*) as num from messages") == [{"num": 1}]
 

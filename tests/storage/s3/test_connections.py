@@ -9,7 +9,6 @@ from typing import ClassVar
 import pytest
 
 from storage import s3
-from storage.errors import StoreUnavailable
 from storage.s3 import Bucket
 
 NUM_THREADS = 24
@@ -57,11 +56,3 @@ def test_every_thread_keeps_its_connection(bucket: Bucket, monkeypatch: pytest.M
         for _ in range(2):
             assert {*pool.map(bucket.get, ["key"] * NUM_THREADS)} == {b"identity"}
     assert len(Handler.connections) == NUM_THREADS
-
-
-def test_an_answer_that_cannot_be_decoded_is_an_error_of_the_store(
-    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Handler, "encoding", "gzip")
-    with pytest.raises(StoreUnavailable, match="does not answer: DecodingError"):
-        bucket.get("key")

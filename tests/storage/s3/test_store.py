@@ -11,11 +11,10 @@ import pytest
 from flows.cli import doctor
 from storage.errors import LayoutError, StoreError, StoreUnavailable
 from storage.ledger import Ledger
-from storage.maintenance.compact import maintain
 from storage.read.groups import open_groups
 from storage.store import LAYOUT, Store, open_store
 from tests.fixtures.packed import batches, sample
-from tests.fixtures.rows import append, entry, messages
+from tests.fixtures.rows import append, entry
 from tests.fixtures.s3_host import S3Host
 from tests.fixtures.writer import race_writers
 
@@ -46,44 +45,6 @@ def test_packed_rows_are_read_row_by_row_with_the_credentials_of_the_environment
     reader = open_groups(root)
     found = [group for piece in pieces for group, _ in reader.verify(piece)]
     assert pa.concat_tables([reader.read(group) for group in found]).equals(rows)
-
-
-def test_rows_come_back_in_every_way(root: str, store: Store) -> None:
-    fill(store, range(3))
-    store.runs.record(run="run", event="started", kind="train", config={"seed": 7})
-    elsewhere = open_store(root)
-    slices = [piece for found in elsewhere.ledger.entries() for piece in found.outputs]
-    rows = elsewhere.read(slices)
-    assert rows.num_rows == 6
-    assert rows.slice(4).equals(messages(2))
-    scanned = elsewhere.scan("messages").filter(step=1).select("trace_id", "token_ids").collect()
-    assert scanned["token_ids"].to_list() == [[0, 1, 2], [100, 101, 102]]
-    assert elsewhere.runs.names() == ["run"]
-    assert elsewhere.runs.events("run")[-1].config == {"seed": 7}
-    assert elsewhere.scan("verdicts").collect().height == 0
-
-
-def test_maintenance_merges_and_deletes_and_every_slice_is_still_read(root: str, store: Store) -> None:
-    fill(store, range(12))
-    slices = [piece for found in store.ledger.entries() for piece in found.outputs]
-    before = store.read(slices)
-    done = maintain(store, retention_hours=0)
-    assert done.merged >= 24, "twelve files of messages and twelve of the ledger"
-    assert done.only_copies == ()
-    for each in (store, open_store(root)):
-        assert len(each.slices.table("messages").active_files()) == 1
-        assert each.read(slices).equals(before)
-        assert [found.step for found in each.ledger.entries()] == list(range(12))
-
-
-def test_a_place_that_is_no_store_is_left_alone(s3: S3Host, root: str) -> None:
-    s3.put(f"{root}/notes.txt", b"mine")
-    with pytest.raises(LayoutError, match=r"this is not a store.*notes\.txt"):
-        open_store(root)
-    s3.put(f"{root}/format.json", json.dumps({"layout": 99}).encode())
-    with pytest.raises(LayoutError, match="layout 99"):
-        open_store(root)
-    assert s3.get(f"{root}/format.json") == b'{"layout": 99}'
 
 
 def test_the_first_to_make_a_store_decides(s3: S3Host, root: str, store: Store) -> None:
