@@ -13,11 +13,11 @@ from storage.delta.table import StoredTable
 from storage.errors import DamagedSlice, LayoutError, StoreError, StoreUnavailable, border
 from storage.ledger import Ledger
 from storage.policies.store import Policies
-from storage.records import CachedTable, Notes, Quarantines, Runs
+from storage.records import Notes, Quarantines, Runs
 from storage.refs import Entry, Slice
 from storage.roots import Root, open_root
 from storage.schemas.stage_tables import GROUPS
-from storage.schemas.system_tables import EXPIRED_SLICES, LEDGER, NOTES_TABLE, QUARANTINES, RUNS, SYSTEM_TABLES
+from storage.schemas.system_tables import SYSTEM_TABLES
 from storage.slices import Slices
 
 if TYPE_CHECKING:
@@ -53,14 +53,9 @@ class Store:
 
     def table(self, name: str) -> StoredTable:
         """The open table of a name, a stage's or a system table; SchemaError for other names."""
-        system_tables: dict[str, Ledger | CachedTable] = {
-            LEDGER.name: self.ledger,
-            RUNS.name: self.runs,
-            QUARANTINES.name: self.quarantines,
-            NOTES_TABLE.name: self.notes,
-            EXPIRED_SLICES.name: self.slices.expired_slices,
-        }
-        return system_tables[name].table if name in system_tables else self.slices.table(name)
+        kept = (self.ledger, self.runs, self.quarantines, self.notes, self.slices.expired_slices)
+        system = {records.contract.name: records for records in kept}
+        return system[name].table if name in system else self.slices.table(name)
 
     def table_names(self, system: bool) -> list[str]:
         """The names of the tables that are there, those that stages write or the `system` tables."""

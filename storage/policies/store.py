@@ -225,13 +225,12 @@ class Policies:
         directory, _ = self._held.pop(policy_key)
         self.discard(directory)
 
-    def publish(self, directory: str | Path, policy_key: str, weights_sha256: str | None = None) -> PolicyManifest:
+    def publish(self, directory: str | Path, policy_key: str) -> PolicyManifest:
         """Make a directory of weights a policy, complete or not at all, and return what it consists of.
 
         A directory out of `scratch` is moved; any other is copied. Publishing a key again with equal weights returns
         the policy that is there, with files added that it lacks (an optimizer's); with other weights it raises
-        PolicyConflict. `weights_sha256` defaults to the digest of the safetensors files but the optimizer's.
-        Also raises NoSpace and StoreUnavailable.
+        PolicyConflict. Also raises NoSpace and StoreUnavailable.
         """
         _check_key(policy_key)
         source = Path(directory)
@@ -239,7 +238,7 @@ class Policies:
             files = tuple(digest_files(source))
             if not files:
                 raise StoreError(f"{source} holds no files", "", "nothing was written", "write the weights first")
-            weights = weights_sha256 or weights_digest(files)
+            weights = weights_digest(files)
             self._check_made_again(policy_key, weights)
             standing = self._find_published(policy_key) or self._place(source, policy_key, weights, files)
             if standing.weights_sha256 != weights:

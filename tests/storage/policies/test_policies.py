@@ -75,13 +75,6 @@ def test_equal_weights_again_are_fine_and_others_are_not(policies: Policies) -> 
     assert read(policies.directory("k", verify=True)) == FILES
 
 
-def test_a_given_digest_decides(policies: Policies) -> None:
-    policies.publish(write(policies.scratch("k")), "k", weights_sha256="one")
-    policies.publish(write(policies.scratch("k"), {"model.safetensors": "same numbers"}), "k", weights_sha256="one")
-    with pytest.raises(PolicyConflict):
-        policies.publish(write(policies.scratch("k")), "k", weights_sha256="two")
-
-
 def test_optimizer_state_that_was_missing_is_added(policies: Policies, place: Root, tmp_path: Path) -> None:
     policies.publish(write(policies.scratch("k")), "k")
     more = {**FILES, "optimizer.safetensors": "moments"}
