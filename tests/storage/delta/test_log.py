@@ -18,7 +18,6 @@ from storage.delta.parquet import encode
 from storage.delta.snapshot import prune_log
 from storage.delta.table import PRUNE_INTERVAL, CommitConflict, StoredTable
 from storage.maintenance.compact import compact, remove_temporary
-from storage.refs import Entry
 from storage.roots import Root
 from storage.schemas.stage_tables import BATCHES, MESSAGES, TRACES
 from storage.store import Store, open_store
@@ -181,20 +180,6 @@ def test_pruning_leaves_no_gap(store: Store, root: Path, monkeypatch: pytest.Mon
     assert prune_log(store.root, "tables/messages") == 5
     assert [int(Path(path).name[:20]) for path in deleted] == [0, 1, 2, 3, 4]
     assert store.slices.table("messages").refresh() == 35
-
-
-def test_entries_are_decoded_when_they_are_asked_for(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(store, range(20))
-    decoded: list[int] = []
-    original = Entry.from_row
-    monkeypatch.setattr(Entry, "from_row", lambda row: (decoded.append(1), original(row))[1])
-    ledger = open_store(root).ledger
-    ledger.refresh()
-    before = sum(decoded)
-    assert ledger.find("key-7") == entry("key-7", outputs=ledger.find("key-7").outputs, step=7)  # type: ignore[union-attr]
-    assert sum(decoded) - before == 1
-    assert [each.step for each in ledger.entries(stage="rollout")] == list(range(20))
-    assert ledger.entries(stage="packing") == [] == ledger.entries(run="nobody")
 
 
 @pytest.mark.parametrize("table", [MESSAGES, TRACES, BATCHES], ids=lambda table: table.name)

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage.delta.parquet import decode, encode
+from storage.delta.parquet import encode
 from storage.delta.snapshot import prune_log
 from storage.errors import DamagedSlice, StoreError
 from storage.maintenance.compact import compact, maintain, remove_temporary, vacuum
@@ -36,19 +36,6 @@ def test_compaction_then_deletion_leaves_every_slice_readable(root: Path, store:
         assert reader.read([pieces[3]], ["message"])["message"].to_pylist() == [0, 1, 2]
         assert reader.scan("messages").sort("run", "step", "attempt", "seq").collect().equals(scanned)
         assert reader.ledger.entries() == ledger
-
-
-def test_rows_of_one_key_share_a_row_group(root: Path, store: Store) -> None:
-    fill(store, 6)
-    table = store.slices.table("messages")
-    compact(store, table)
-    (active,) = table.active_files()
-    with pa.OSFile(str(root / table.place / active.path)) as file:
-        groups = pq.ParquetFile(file).metadata
-        assert [groups.row_group(n).num_rows for n in range(groups.num_row_groups)] == [5] * 6
-        file.seek(0)
-        rows = decode(file, table.data_schema, {"run-2-1"})
-    assert rows["attempt"].to_pylist() == ["run-2-1"] * 3
 
 
 def test_rows_that_the_ledger_does_not_name_are_left_where_they_are(root: Path, store: Store) -> None:
@@ -179,27 +166,6 @@ def test_old_checkpoints_and_half_made_things_are_swept(root: Path, store: Store
     assert remove_temporary(store.root) == 2
     assert not draft.exists() and not scratch.exists() and young.exists()
     assert len(open_store(root).ledger.entries()) == 18
-
-
-@pytest.mark.engine
-def test_a_process_that_was_long_idle_goes_on_after_pruning(root: Path, store: Store) -> None:
-    idle = open_store(root)
-    pieces = fill(store, 2)
-    assert idle.read(pieces).num_rows == 10
-    assert len(idle.ledger.entries()) == 2
-    idle.runs.record(run="run", event="started", kind="train", config={})
-    pieces += fill(store, 24, "later")
-    for number in range(24):
-        store.runs.record(run="run", event=f"event-{number}")
-    age(root, 1)
-    assert sum(prune_log(store.root, f"tables/{name}") for name in ("messages", "ledger", "runs")) >= 60
-    compact(store, store.runs.table)
-    made = append(idle, 7, step=9, key="idle", attempt="idle")
-    idle.ledger.commit(entry("idle", outputs=(made,)))
-    for reader in (idle, store, open_store(root)):
-        assert len(reader.ledger.entries()) == 27
-        assert [e.event for e in reader.runs.events("run")] == ["started", *(f"event-{n}" for n in range(24))]
-        assert reader.scan("messages").collect().height == 26 * 5 + 7
 
 
 @pytest.mark.engine

@@ -49,13 +49,6 @@ def test_a_run_goes_and_what_another_shares_with_it_stays(root: Path, store: Sto
     assert not list((root / "removals").iterdir())
 
 
-def test_a_plan_changes_nothing(root: Path, store: Store) -> None:
-    train(store, "a", "xx")
-    before = sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*"))
-    assert plan_removal(store, [], retention=PolicyRetention()).removed == ("a",)
-    assert sorted((path, path.stat().st_mtime_ns) for path in root.rglob("*")) == before
-
-
 def test_a_copy_of_the_directory_is_cut_down_to_one_run(root: Path, store: Store, tmp_path: Path) -> None:
     train(store, "a", "xxxx")
     train(store, "b", "xxyy")

@@ -1,6 +1,5 @@
 """A policy is a complete directory or absent, on a local disk and in an object store."""
 
-import hashlib
 import importlib
 import os
 import tempfile
@@ -151,24 +150,6 @@ def test_a_flipped_bit_of_a_local_copy_is_mended_by_a_download(s3_root: str, tmp
     flip(policies.directory("k") / "model.safetensors")
     happened("one bit of model.safetensors")
     assert read(policies.directory("k")) == FILES
-
-
-def test_a_file_is_hashed_once_as_long_as_it_stays_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed: list[str] = []
-    digest = hashlib.file_digest
-    monkeypatch.setattr(
-        "hashlib.file_digest", lambda stream, name: hashed.append(Path(stream.name).name) or digest(stream, name)
-    )
-    policies = Policies(open_root(str(tmp_path)))
-    policies.publish(write(policies.scratch("k")), "k")
-    assert sorted(hashed) == sorted(Path(name).name for name in FILES)
-    for _ in range(3):
-        policies.directory("k")
-    assert len(hashed) == len(FILES)
-    file = policies.directory("k") / "model.safetensors"
-    file.write_bytes(file.read_bytes())
-    policies.directory("k")
-    assert hashed[len(FILES) :] == ["model.safetensors"]
 
 
 @pytest.mark.fault("weights", "weights are short, then gone", "refused with the size, then as missing")
