@@ -55,6 +55,7 @@ def test_the_first_to_make_a_store_decides(s3: S3Host, root: str, store: Store) 
     assert store.root.read("once") == b"one"
     store.root.delete("once")
     assert not store.root.exists("once")
+    fill(store, range(1))
     assert store.root.exists("tables/ledger"), "a directory, too"
 
 
