@@ -4,23 +4,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from prefect.states import Completed
-from pydantic import Field
 
 from configs.store import default_store
 from flows.orchestration.run_flow import run_flow, run_name
 from flows.queries.store_reader import recorded_config
-from flows.runtime.entry import FileParameters, instead, session_for
+from flows.runtime.entry import FileParameters, session_for
 from flows.runtime.loop import loop_evaluate
 from flows.runtime.resolve_run import LATEST, newest_policy
 from storage.store import open_store
-
-
-class EvaluationParameters(FileParameters):
-    """Rare parameters of an evaluation."""
-
-    url: str = Field("", description="address of a chat API (https://host/v1), evaluated in place of a policy")
-    url_model: str = Field("", description="name of the model at that address")
-    retry_errors: int = Field(0, description="times that rollouts with an error are made again; the first are kept")
 
 
 @run_flow("evaluate")
@@ -28,11 +19,10 @@ def evaluate(
     name: str = "",
     policy: str = "",
     presets: Sequence[str] = (),
-    environment: str = "",
     model: str = "",
     seed: int | None = None,
     overrides: Sequence[str] = (),
-    advanced: EvaluationParameters | None = None,
+    advanced: FileParameters | None = None,
 ) -> Any:
     """Score a policy on held-out examples with avg@k and pass@k; what is already sampled is not sampled again.
 
@@ -40,13 +30,12 @@ def evaluate(
         name: name of the run in the store; a run of that name goes on where it stopped. Empty makes one.
         policy: a run's name for its last policy, run:version for an earlier one, `latest` for the newest of the store.
         presets: presets such as demo or qwen3_gpu, later ones over earlier ones.
-        environment: id of an installed taskset, in place of the environments of presets and files.
         model: weights to score where no policy is named: a directory or hub id.
         seed: seed of the sampling: the same seed samples nothing twice; None draws one.
-        overrides: dotted settings such as evaluation.num_examples=200.
-        advanced: what is rarely set: a model of someone else, errors made again, files of settings, another store.
+        overrides: dotted settings such as evaluation.num_examples=200, or evaluation.external.url for another model.
+        advanced: what is rarely set: files of settings, and another store.
     """
-    rare = EvaluationParameters.of(advanced)
+    rare = FileParameters.of(advanced)
     if policy == LATEST:
         store = open_store(rare.store or default_store())
         # A retry scores the policy that its first attempt began with, not one that was made since.
@@ -56,8 +45,5 @@ def evaluate(
             # No failure: a schedule may well come before the first policy.
             return Completed(message="nothing to evaluate: no run of the store has made a policy yet", data={})
     given = {"name": name, "store": rare.store, "seed": seed, "evaluation.policy": policy, "model.path": model}
-    given |= {"evaluation.external.url": rare.url, "evaluation.external.model": rare.url_model}
-    given |= {"evaluation.retry_errors": rare.retry_errors or None}
-    overrides = [*instead(environment), *overrides]
     with session_for("evaluate", [*presets, *rare.files], overrides, **given) as session:
         return loop_evaluate(session)

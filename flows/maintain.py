@@ -1,18 +1,13 @@
 """Maintains a store as a Prefect flow, for a schedule; `stagecoach maintain` and `gc` do the same without."""
 
-from collections.abc import Mapping
 from typing import Any
 
-from prefect import flow
-from prefect.artifacts import create_table_artifact
 from pydantic import Field
 
 from configs.store import default_store
-from flows.orchestration.run_flow import flow_run_name, reports_its_end
-from flows.orchestration.states import OF_A_RESULT
+from flows.orchestration.run_flow import run_flow
 from flows.runtime import maintenance
 from flows.runtime.entry import StoreParameters
-from storage.maintenance.compact import MaintenanceReport
 from storage.maintenance.sweep import RemovalReport
 from storage.store import open_store
 
@@ -30,17 +25,7 @@ class MaintenanceParameters(StoreParameters):
     trust_ledger: bool = Field(False, description="delete also where runs or files contradict the ledger")
 
 
-def describe_maintenance(parameters: Mapping[str, Any]) -> str:
-    """Return the name of a flow run that maintains a store: which store, and what is removed."""
-    rare = MaintenanceParameters.of(parameters.get("advanced"))
-    store = (rare.store or default_store()).rstrip("/").rpartition("/")[2]
-    keep = [f"keep-{each}" for each in parameters.get("keep") or ()]
-    last = [f"keep-last-{parameters['keep_last']}"] if parameters.get("keep_last") else []
-    return "-".join(["maintain", store, *keep, *last, *(["dry-run"] if parameters.get("dry_run") else [])])
-
-
-@flow(name="maintain", flow_run_name=flow_run_name("maintain", describe_maintenance), **OF_A_RESULT)
-@reports_its_end
+@run_flow("maintain")
 def maintain(
     keep: list[str] | None = None,
     keep_last: int = 0,
@@ -62,13 +47,7 @@ def maintain(
     expired, done = maintenance.maintain_tables(
         root, rare.retention_hours, rare.retain, False, dry_run, rare.trust_ledger
     )
-    _show(done)
     return {
         "gc": maintenance.describe_removal(going, removed),
         **maintenance.describe_maintenance(expired, done, dry_run),
     }
-
-
-def _show(done: MaintenanceReport) -> None:
-    rows = [{k: v for k, v in vars(each).items() if k != "only_copies"} for each in done.tables]
-    create_table_artifact(key="maintain", table=rows, description="What maintenance did to each table")

@@ -1,6 +1,5 @@
 """Replay: recorded steps again from a stage on, with other settings, or with none to see the same come out."""
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -13,9 +12,6 @@ from flows.replays.loop import loop_replay, plan_run
 from flows.replays.request import ReplayRequest
 from flows.runtime.entry import StoreParameters, session_of
 
-NAME_CHARACTERS = 80
-"""Of the name of a flow run, which stands in lists."""
-
 
 class ReplayParameters(StoreParameters):
     """Rare parameters of a replay."""
@@ -27,13 +23,7 @@ class ReplayParameters(StoreParameters):
     quarantine: bool = Field(True, description="leave out rollouts that were marked as unfit")
 
 
-def describe_replay(parameters: Mapping[str, Any]) -> str:
-    """Return the name of a flow run that replays a run: which, from where, what steps and under which settings."""
-    wanted = [parameters.get(name) or "" for name in ("run", "from_stage", "until", "steps")]
-    return "-".join(["replay", *filter(None, map(str, wanted)), *(parameters.get("overrides") or ())])[:NAME_CHARACTERS]
-
-
-@run_flow("replay", describe_replay)
+@run_flow("replay")
 def replay(
     run: str,
     from_stage: Literal["", StageName] = "",

@@ -5,7 +5,7 @@ from typing import Any
 
 from flows.orchestration.run_flow import run_flow
 from flows.runtime.demo_sources import demo_weights
-from flows.runtime.entry import FileParameters, instead, planned_steps, session_for
+from flows.runtime.entry import FileParameters, planned_steps, session_for
 from flows.runtime.loop import loop_train
 from flows.runtime.resolve_run import nothing_started, requested_config
 from flows.sft import sft
@@ -15,7 +15,6 @@ from flows.sft import sft
 def train(
     name: str = "",
     presets: Sequence[str] = (),
-    environment: str = "",
     model: str = "",
     steps: int | None = None,
     seed: int | None = None,
@@ -28,7 +27,6 @@ def train(
     Args:
         name: name of the run in the store; a run of that name goes on where it stopped. Empty makes one.
         presets: presets such as demo or qwen3_gpu, later ones over earlier ones.
-        environment: id of an installed taskset, in place of the environments of presets and files.
         model: weights to start from: a directory or hub id; `demo` makes a small model and warms it up first.
         steps: steps to make; None leaves it to the presets. With continue_run, the number of further steps.
         seed: seed of the run: the same config and seed compute nothing twice; None draws one.
@@ -37,9 +35,9 @@ def train(
         advanced: what is rarely set: files of settings, and another store.
     """
     rare = FileParameters.of(advanced)
-    layers, overrides = [*presets, *rare.files], [*instead(environment), *overrides]
+    layers = [*presets, *rare.files]
     if continue_run:
-        further = {"name": name, "presets": layers, "environment": environment, "model": model, "seed": seed}
+        further = {"name": name, "presets": layers, "model": model, "seed": seed}
         name, steps = planned_steps("train", continue_run, steps, rare.store, further)
     given = {"name": name, "store": rare.store, "seed": seed, "steps": steps, "model.path": model}
     if layers or model:

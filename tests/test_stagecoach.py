@@ -91,19 +91,10 @@ def test_importing_it_is_light(tmp_path: Path) -> None:
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        ("from flows.train import train; train(presets=['demo'])", "NoPrefectServer.*stagecoach.run"),
-        ("import prefect, stagecoach; stagecoach.run('demo', store='s')", "ConfigError.*Prefect was imported before"),
-    ],
-    ids=["a flow", "Prefect first"],
-)
-def test_without_a_prefect_server_the_way_is_named_at_once(code: str, said: str, tmp_path: Path) -> None:
-    done = said_by(code, tmp_path)
+def test_without_a_prefect_server_the_way_is_named_at_once(tmp_path: Path) -> None:
+    done = said_by("import prefect, stagecoach; stagecoach.run('demo', store='s')", tmp_path)
     assert done.returncode == 1
-    last = " ".join(done.stderr.split())
-    assert __import__("re").search(said, last), last[-2000:]
+    assert "ConfigError" in done.stderr and "Prefect was imported before" in done.stderr
     assert not (tmp_path / "s").exists() and "Starting temporary server" not in done.stderr
 
 

@@ -12,13 +12,6 @@ def deploy(
     file: Annotated[
         str, option("another file of deployments than the one of the program, flows/orchestration/prefect.yaml")
     ] = "",
-    notify: Annotated[
-        str,
-        option(
-            "notification block, such as slack-webhook/ops, that gets messages: evaluations, "
-            "gates that wait, rewards that fall, ends of runs"
-        ),
-    ] = "",
     store: StoreOption = "",
 ) -> int:
     """Put deployments, work pool and automations on the Prefect server. Raises DeployRefused, PrefectUnreachable."""
@@ -28,4 +21,4 @@ def deploy(
     required_url("nothing was deployed")
     from flows.orchestration.deployments import main
 
-    return main(pool=pool, store=store, slots=slots, file=file, notify=notify)
+    return main(pool=pool, store=store, slots=slots, file=file)

@@ -12,7 +12,7 @@ from flows.reporting.formats import size
 from flows.runtime import pipeline
 from flows.runtime.executor import Executor
 from flows.runtime.loop import evaluation_configs, train_steps
-from flows.runtime.machine_facts import config_versions, doubtful_settings
+from flows.runtime.machine_facts import config_versions
 from flows.runtime.policy_retention import file_bytes
 from flows.runtime.preflight import require_fit, require_gate
 from flows.runtime.resolve_run import Source
@@ -93,7 +93,6 @@ def lines(config: RunConfig, resolved: RunConfig, memory: MemoryPlan | None) -> 
     yield from memory.lines() if memory else ()
     if not config.model.path and not config.external and not config.evaluation.policy:
         yield "warning: model.path is empty: `stagecoach run` needs it; `stagecoach demo` makes a small model"
-    yield from (f"warning: {line}" for line in doubtful_settings(resolved))
 
 
 def planned_stages(config: RunConfig, source: Source) -> list[tuple[StageTask, Ref]]:

@@ -1,60 +1,136 @@
-"""Registers the deployments of `prefect.yaml` on a Prefect server, with work pool, limit, automation.
+"""Reads a file of deployments and registers them on a Prefect server, with work pool, limits, automation.
 
-Imports Prefect, which reads its settings then: for the command `deploy` alone.
+The file has the keys of Prefect's own. A key that this program does not take is refused by its name: a deployment
+without it would not be the one described. Imports Prefect, which reads its settings then: for `deploy` alone.
 """
 
-from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from prefect.blocks.core import Block
+import yaml
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.events.actions import ChangeFlowRunState, SendNotification
+from prefect.client.schemas.objects import ConcurrencyLimitConfig
+from prefect.events import DeploymentTriggerTypes
+from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
-from prefect.exceptions import ObjectAlreadyExists, ObjectNotFound
+from prefect.exceptions import ObjectAlreadyExists
+from prefect.schedules import Schedule
 from prefect.types.entrypoint import EntrypointType
 from prefect.variables import Variable
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from configs.layers import presets
 from configs.store import default_store
 from flows.orchestration import server as prefect_api
-from flows.orchestration.deployment_file import DeploymentEntry, read
-from flows.orchestration.events import EVENTS, POLICY
 from flows.orchestration.gpu_slots import VARIABLE, variable_name
-from flows.orchestration.server import one_line
 from flows.orchestration.settings import POOL, DeployRefused, required_url
 from flows.orchestration.states import mark_crashed
 from storage.store import FORMAT, open_store
-from tasks.inference.environments.packages import installed_tasksets
 
 FILE = Path(__file__).with_name("prefect.yaml")
 
 
-def main(pool: str = POOL, store: str = "", slots: int = 1, file: str = "", notify: str = "") -> int:
+@dataclass(frozen=True)
+class ScheduleEntry(Schedule):
+    """One schedule, of one of three kinds: cron, interval in seconds, rrule."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    def __post_init__(self) -> None:
+        """Check what Prefect checks, and that the schedule has a kind."""
+        super().__post_init__()
+        if self.cron is self.interval is self.rrule is None:
+            raise ValueError("a schedule has exactly one of cron, interval and rrule")
+
+
+class WorkPoolEntry(BaseModel):
+    """Where a deployment runs."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str = POOL
+    work_queue_name: str | None = None
+    job_variables: dict[str, Any] = {}
+
+
+class DeploymentEntry(BaseModel):
+    """One deployment."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str
+    entrypoint: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
+    description: str | None = None
+    version: str | None = None
+    tags: list[str] = []
+    parameters: dict[str, Any] = {}
+    schedule: ScheduleEntry | None = None
+    schedules: list[ScheduleEntry] = []
+    paused: bool | None = None
+    concurrency_limit: int | ConcurrencyLimitConfig | None = None
+    enforce_parameter_schema: bool = True
+    triggers: list[DeploymentTriggerTypes] = []
+    work_pool: WorkPoolEntry = WorkPoolEntry()
+
+    @property
+    def all_schedules(self) -> list[Schedule]:
+        """The schedules of both keys."""
+        return [*([self.schedule] if self.schedule else []), *self.schedules]
+
+    def pool(self, of_runs: str) -> str:
+        """Return the work pool: `of_runs` for runs, the file's for services of runs."""
+        return of_runs if self.work_pool.name == POOL else self.work_pool.name
+
+
+class DeploymentFile(BaseModel):
+    """A file of deployments; keys beside `deployments` are for `prefect deploy` alone."""
+
+    deployments: list[DeploymentEntry]
+
+
+def read(file: Path) -> list[DeploymentEntry]:
+    """Return the deployments that a file describes. Raises DeployRefused where it cannot be read or deployed."""
+    try:
+        return DeploymentFile.model_validate(yaml.safe_load(file.read_text(encoding="utf-8"))).deployments
+    except ValidationError as error:
+        unknown = "`stagecoach deploy` does not take this key; `prefect deploy` may"
+        problem = "\n".join(
+            f"  {'.'.join(map(str, item['loc']))}: {unknown if item['msg'].startswith(UNKNOWN) else item['msg']}"
+            for item in error.errors()
+        )
+    except (OSError, yaml.YAMLError) as error:
+        problem = f"  {type(error).__name__}: {error}"
+    raise DeployRefused(
+        f"{file} cannot be deployed:\n{problem}\nNothing was deployed. Correct the file, or leave --file out for the "
+        "one that comes with the program"
+    )
+
+
+UNKNOWN = ("Extra inputs", "Unexpected keyword")
+"""Beginnings of what pydantic says of a key that a model, or a dataclass, does not have."""
+
+
+def main(pool: str = POOL, store: str = "", slots: int = 1, file: str = "") -> int:
     """Deploy to the configured server and print what was done; return the exit status.
 
     `store` is the root that every deployment gets as its default, `slots` how many runs may have an engine or a learner
-    at a time, `notify` a notification block of Prefect as type/name. Raises DeployRefused where no server is configured
-    or the block is not there, PrefectUnreachable where the server does not answer.
+    at a time. Raises DeployRefused where no server is configured, PrefectUnreachable where the server does not answer.
     """
     url = required_url("nothing was deployed")
     prefect_api.probe(url)
     entries = read(Path(file) if file else FILE)
-    limit = f"{pool}-gpu"
+    limit, root = f"{pool}-gpu", absolute(store or default_store())
     print(f"Prefect server {url}")
     for name in prefect_api.crash_stale_runs(embedded=False):
         print(f"  flow run {name}: its process is gone, its state says how it ended")
-    # Pool and limit before the deployments that name them: a schedule may fire at once.
+    # Pool and limit before the deployments that name them: a schedule may fire immediately.
     for name in sorted({pool, *(entry.pool(pool) for entry in entries)}):
-        print(f"  work pool {name}: {ensure_pool(name)}")
-    print(f"  GPU slots {variable_name(limit)}: {ensure_slots(limit, slots)}")
-    print(f"  automation {AUTOMATION!r}: {ensure_automation(lost_runs_automation())}")
-    for wanted in notifications(notify) if notify else ():
-        print(f"  automation {wanted.name!r}: {ensure_automation(wanted)}")
-    root = absolute(store or stored_default() or default_store())
+        print(f"  work pool {name}: {'made' if ensure_pool(name) else 'was there'}")
+    Variable.set(variable_name(limit), {"slots": slots}, overwrite=True)
+    print(f"  GPU slots {variable_name(limit)}: {slots}")
+    ensure_automation(lost_runs_automation())
+    print(f"  automation {AUTOMATION!r}")
     for entry in entries:
         print(f"  deployment {register(entry, pool, root, limit, slots)}")
     for name in lost_runs(root):
@@ -70,8 +146,8 @@ def absolute(store: str) -> str:
 
 def lost_runs(root: str) -> list[str]:
     """Mark runs of a store on this machine as crashed whose process is gone; return their names. Makes no store."""
-    there = "://" not in root and Path(root, FORMAT).is_file()
-    return mark_crashed(open_store(root)) if there else []
+    exists = "://" not in root and Path(root, FORMAT).is_file()
+    return mark_crashed(open_store(root)) if exists else []
 
 
 def register(entry: DeploymentEntry, pool: str, store: str, limit: str, slots: int) -> str:
@@ -87,11 +163,9 @@ def register(entry: DeploymentEntry, pool: str, store: str, limit: str, slots: i
         queue = entry.name if entry.name == flow.name else f"{flow.name}-{entry.name}"
         at_a_time = f", {slots} at a time"
         ensure_queue(entry.pool(pool), queue, slots)
-    deployment = flow.to_deployment(
-        entry.name,
-        **entry.model_dump(
-            include={"description", "version", "tags", "parameters", "paused", "enforce_parameter_schema"}
-        ),
+    flow.to_deployment(
+        **entry.model_dump(include={"name", "description", "version", "tags", "parameters", "paused"}),
+        enforce_parameter_schema=entry.enforce_parameter_schema,
         schedules=entry.all_schedules,
         concurrency_limit=entry.concurrency_limit,
         triggers=entry.triggers,
@@ -100,42 +174,23 @@ def register(entry: DeploymentEntry, pool: str, store: str, limit: str, slots: i
         job_variables=variables,
         # By module: workers import what is installed, and need no checkout.
         entrypoint_type=EntrypointType.MODULE_PATH,
-    )
-    _offer_choices(deployment._parameter_openapi_schema.properties, flow.name)
-    deployment.apply()
+    ).apply()
     return f"{flow.name}/{entry.name}{at_a_time}"
 
 
-def _offer_choices(properties: dict[str, Any], flow: str) -> None:
-    """Let the form offer what there is here: presets of the flow's kind, and installed tasksets.
-
-    The server refuses any other value, before there is a run. It is read where one deploys: the workers' machines are
-    to have the same packages.
-    """
-    if "presets" in properties:
-        properties["presets"]["items"]["enum"] = presets("sft" if flow == "sft" else "train")
-    if "environment" in properties:
-        properties["environment"]["enum"] = ["", *installed_tasksets()]
-
-
-NOTIFIED_EVENTS = tuple(event for event in EVENTS if event != POLICY)
-"""The events that are sent to a notification block."""
-STORE_VARIABLE = "stagecoach_store"
-"""Variable of Prefect that names the store of all deployments, where the command line names none."""
 AUTOMATION = "stagecoach: mark lost runs as crashed"
 SILENCE = timedelta(minutes=10)
 """A run without a heartbeat for so long is lost. Runs of a command line send one every three minutes."""
-MADE, THERE, UPDATED = "made", "was there", "updated"
 
 
-def ensure_pool(name: str) -> str:
-    """Make a work pool of processes unless one of that name, of any type, is there."""
+def ensure_pool(name: str) -> bool:
+    """Make a work pool of processes unless one of that name, of any type, exists; return whether it was made."""
     with get_client(sync_client=True) as client:
         try:
             client.create_work_pool(WorkPoolCreate(name=name, type="process", description="Runs of Stagecoach"))
         except ObjectAlreadyExists:
-            return THERE
-    return MADE
+            return False
+    return True
 
 
 def ensure_queue(pool: str, name: str, limit: int) -> None:
@@ -150,21 +205,6 @@ def ensure_queue(pool: str, name: str, limit: int) -> None:
         except ObjectAlreadyExists:
             queue = client.read_work_queue_by_name(name, work_pool_name=pool)
             client.update_work_queue(queue.id, concurrency_limit=limit)
-
-
-def ensure_slots(limit: str, slots: int) -> str:
-    """Record how many runs may hold a GPU slot at a time; remove the limit of Prefect that earlier versions made."""
-    name = variable_name(limit)
-    before = Variable.get(name, default=None)
-    Variable.set(name, {"slots": slots}, overwrite=True)
-    with get_client(sync_client=True) as client, suppress(ObjectNotFound):
-        client.delete_global_concurrency_limit_by_name(limit)
-    return f"{MADE if before is None else THERE}, {slots}"
-
-
-def stored_default() -> str:
-    """Return the store that the server's variable `stagecoach_store` names; empty where there is no such variable."""
-    return str(Variable.get(STORE_VARIABLE, default="") or "")
 
 
 def lost_runs_automation() -> Any:
@@ -193,39 +233,10 @@ def lost_runs_automation() -> Any:
     )
 
 
-def notifications(block: str) -> list[Any]:
-    """Return the automations that send the messages of our events to a notification block, `type/name`.
-
-    Raises DeployRefused where the server has no such block. Events of policies are left out: each step has one.
-    """
-    try:
-        found: Any = Block.load(block, _sync=True)  # type: ignore[call-arg]
-    except ValueError as problem:
-        raise DeployRefused(
-            f"--notify {block}: {one_line(problem)}. Nothing was deployed. Make the block on the page Blocks of "
-            "Prefect, and name it as type/name, for example slack-webhook/ops"
-        ) from problem
-    # Templates of the server's: filled in with the event there.
-    send = SendNotification(
-        block_document_id=found._block_document_id, subject="{{ event.event }}", body="{{ event.payload.message }}"
-    )
-    return [
-        AutomationCore(
-            name=f"stagecoach: notify of {event}",
-            description=f"Sends the message of each event {event} to the block {block}.",
-            trigger=EventTrigger(expect={event}, posture=Posture.Reactive, threshold=1, within=timedelta(0)),
-            actions=[send],
-        )
-        for event in NOTIFIED_EVENTS
-    ]
-
-
-def ensure_automation(wanted: Any) -> str:
+def ensure_automation(automation: AutomationCore) -> None:
     """Make an automation, or bring the one of its name up to date."""
     with get_client(sync_client=True) as client:
-        there = client.read_automations_by_name(wanted.name)
-        if there:
-            client.update_automation(there[0].id, wanted)
-            return UPDATED
-        client.create_automation(wanted)
-    return MADE
+        if stored := client.read_automations_by_name(automation.name):
+            client.update_automation(stored[0].id, automation)
+        else:
+            client.create_automation(automation)

@@ -1,4 +1,4 @@
-"""Events of a run for automations in Prefect: a policy, an evaluation, a gate that waits, a reward that drops, the end.
+"""Events of a run for automations in Prefect: a policy, an evaluation, a gate that waits, the end.
 
 Prefect's own thread sends them. A run without a Prefect server has none, and an event that cannot be sent is a line in
 the log: nothing waits for one.
@@ -10,46 +10,17 @@ from typing import Any
 
 from flows.orchestration.server import current_flow_run, one_line
 from flows.reporting.formats import describe_scores
-from flows.reporting.messages import step_message
 from tasks.runtime.prefect_task import describe_ref
 
 POLICY = "stagecoach.policy.published"
 EVALUATION = "stagecoach.evaluation.finished"
 GATE = "stagecoach.gate.waiting"
-REWARD = "stagecoach.reward.dropped"
 FINISHED = "stagecoach.run.finished"
 CACHED = "stagecoach.run.cached"
-EVENTS = (POLICY, EVALUATION, GATE, REWARD, FINISHED, CACHED)
-"""Names of all events. Each has a `message` in its payload, and run and store."""
+"""The last of the names of events. Each event has a `message` in its payload, and run and store."""
 MAKERS = ("policy_import", "training")
 """The stages whose work is a policy."""
-WINDOW = 3
-"""Steps whose mean is compared: one step alone is as much luck as learning."""
-LOST_SHARE = 0.5
-"""Share of what the reward has won since its lowest mean; so much lost again is reported."""
 _log = logging.getLogger("stagecoach")
-
-
-class RewardDrop:
-    """Notices when the reward of the last steps has lost half of what it had won since its lowest."""
-
-    def __init__(self) -> None:
-        self._rewards: list[float] = []
-        self._reported = False
-
-    def __call__(self, reward: float | None) -> tuple[float, float] | None:
-        """Take a step's reward; return best and present mean where it has dropped, once until it is up again."""
-        if reward is None:
-            return None
-        self._rewards.append(reward)
-        if len(self._rewards) < 2 * WINDOW:
-            return None
-        sums = [sum(self._rewards[first : first + WINDOW]) for first in range(len(self._rewards) - WINDOW + 1)]
-        best, now = max(sums) / WINDOW, sums[-1] / WINDOW
-        lowest = min(sums[: sums.index(max(sums)) + 1]) / WINDOW
-        dropped = best > lowest and best - now >= LOST_SHARE * (best - lowest)
-        reported, self._reported = self._reported, dropped
-        return (best, now) if dropped and not reported else None
 
 
 class EventWatcher:
@@ -57,20 +28,16 @@ class EventWatcher:
 
     def __init__(self, run: str, store: str) -> None:
         self._run, self._store = run, store
-        self._drop = RewardDrop()
         self._senders: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
             "done": self._send_policy,
             "evaluation": self._send_scores,
-            "gate": self._send_question,
-            "step": self._send_drop,
+            "gate": lambda facts: self._send(GATE, facts["text"], {"step": facts["step"]}),
             "end": self._send_end,
         }
 
     def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
         """Send the event that something makes, if it makes one."""
-        if current_flow_run() is None:
-            return
-        if event in self._senders:
+        if current_flow_run() is not None and event in self._senders:
             self._senders[event](facts)
 
     def _send_policy(self, facts: Mapping[str, Any]) -> None:
@@ -86,16 +53,6 @@ class EventWatcher:
             scores = "; ".join(f"{each['environment']}: {describe_scores(each)}" for each in facts["scores"])
             about = {name: facts[name] for name in ("version", "set", "scores")}
             self._send(EVALUATION, f"policy {self._run}:{facts['version']} on held-out examples: {scores}", about)
-
-    def _send_question(self, facts: Mapping[str, Any]) -> None:
-        self._send(GATE, facts["text"], {"step": facts["step"]})
-
-    def _send_drop(self, facts: Mapping[str, Any]) -> None:
-        dropped = self._drop(facts.get("reward"))
-        if dropped and facts["computed"]:
-            best, now = dropped
-            text = f"the reward of the last {WINDOW} steps is {now:.3f}, it was {best:.3f} ({step_message(facts)})"
-            self._send(REWARD, text, {"step": facts["step"], "best": best, "now": now})
 
     def _send_end(self, facts: Mapping[str, Any]) -> None:
         self._send(FINISHED, facts["text"], {"ending": facts["ending"]})

@@ -74,16 +74,12 @@ def _wait_for_slot(limit: str, run: str, tell: Callable[[str], None]) -> str:
             renewals.clear()  # while the server is away no holder can renew
             _log.warning("Prefect does not say who holds %s: %s", limit, one_line(problem))
         if slot or holders == []:
-            if said:
-                _show("")
             return slot
         if is_cancelled(current_flow_run()):
             raise RunCancelled("cancelled while it waited for a GPU slot; nothing was started")
         waiting = f"waiting for a slot of {limit}, held by {', '.join(holders or ())}"
         if holders and waiting != said:
             tell(waiting)
-            if not said:  # Prefect counts each such state as one more run of the flow run
-                _show(waiting)
             said = waiting
         time.sleep(LOOK_SECONDS)
 
@@ -150,14 +146,3 @@ def _delete(slot: str) -> None:
     except httpx.HTTPStatusError as problem:
         if problem.response.status_code != HTTPStatus.NOT_FOUND:
             raise
-
-
-def _show(waiting: str) -> None:
-    """Show in Prefect that the run waits, or that it has done so; a refusal (a cancelled run, say) stands."""
-    if flow_run := current_flow_run():
-        from prefect.client.orchestration import get_client
-        from prefect.states import Running
-
-        named: dict[str, Any] = {"name": "WaitingForGpu", "message": waiting} if waiting else {}
-        with bookkeeping_only("the wait for a slot"), get_client(sync_client=True) as client:
-            client.set_flow_run_state(flow_run, Running(**named))

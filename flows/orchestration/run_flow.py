@@ -5,7 +5,7 @@ Imports Prefect, so for the modules that define flows alone; called in the threa
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import UTC
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -17,7 +17,6 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
 from prefect.runtime import deployment, flow_run
-from prefect.settings import get_current_settings
 from prefect.states import Cancelled, Completed, Failed
 
 from flows import PACKAGES
@@ -115,37 +114,12 @@ def _log_error(error: Exception) -> None:
     logging.getLogger("prefect.flow_runs").addFilter(is_new)
 
 
-Describe = Callable[[Mapping[str, Any]], str]
-"""Names a flow run out of its parameters."""
-
-
-class NoPrefectServer(ValueError):
-    """A flow was called in a process that has no Prefect server to report to."""
-
-
-class RunFlow(Flow[..., Any]):
-    """A flow whose call raises NoPrefectServer immediately where no Prefect server is configured.
-
-    Prefect would start one by itself, wait for it most of a minute, and give up.
-    """
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Call the flow as Prefect does."""
-        if not get_current_settings().api.url:
-            raise NoPrefectServer(
-                f"the flow {self.name!r} was called, and no Prefect server is configured; nothing was started. Call "
-                "it by `import stagecoach` (stagecoach.run and others), which brings a server for the run, or start "
-                "one (prefect server start) and say where it is: PREFECT_API_URL=http://127.0.0.1:4200/api"
-            )
-        return super().__call__(*arguments, **named)
-
-
-def run_flow(kind: str, describe: Describe = lambda parameters: "") -> Callable[[Callable[..., Any]], RunFlow]:
-    """Return a decorator that makes a function the flow of a kind of run; `describe` as in `flow_run_name`."""
-    return lambda function: RunFlow(
+def run_flow(kind: str) -> Callable[[Callable[..., Any]], Flow[..., Any]]:
+    """Return a decorator that makes a function the flow of a kind of run."""
+    return lambda function: Flow(
         reports_its_end(function),
         name=kind,
-        flow_run_name=flow_run_name(kind, describe),
+        flow_run_name=flow_run_name(kind),
         validate_parameters=False,  # the config checks them, and says in its own words what is wrong
         on_crashed=[note_end],
         on_cancellation=[note_end],
@@ -168,18 +142,17 @@ def run_name(kind: str) -> str:
     return "-".join(dict.fromkeys((kind, deployed_as, minute, digest)))
 
 
-def flow_run_name(kind: str, describe: Describe = lambda parameters: "") -> Callable[[], str]:
+def flow_run_name(kind: str) -> Callable[[], str]:
     """Return the function that names the flow runs of a kind after their run in the store.
 
-    `describe` names those that were given no name for their run, out of their parameters. A person may have typed the
-    name of a flow run of a deployment that no schedule has made: such a name stays, and the run's name follows it.
+    A person may have typed the name of a flow run of a deployment that no schedule has made: such a name stays, and the
+    run's name follows it.
     """
 
     def name() -> str:
         parameters = flow_run.parameters or {}
-        requested = str(parameters.get("name") or parameters.get("continue_run") or "")
-        of_request = requested if not requested or requested.startswith(f"{kind}-") else f"{kind}-{requested}"
-        run = of_request or describe(parameters) or run_name(kind)
+        run = str(parameters.get("name") or parameters.get("continue_run") or run_name(kind))
+        run = run if run.startswith(f"{kind}-") else f"{kind}-{run}"
         record = _flow_run_record()
         if record is None or not record.deployment_id or record.auto_scheduled:
             return run

@@ -11,18 +11,12 @@ would wait for it for most of a minute.
 import atexit
 import logging
 import os
-import signal
 import socket
-import ssl
 import sys
-import threading
 import time
-import urllib.error
 import urllib.request
-from _thread import start_new_thread
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -35,12 +29,9 @@ from flows.services.process import Handle, ServiceSpec
 from storage.errors import StoreError, write_problem
 from storage.read.frames import existing_store
 
-AGAIN_SECONDS = 0.1
-"""Until a lost signal is sent again: the callback that it was lost in is over then; if not, it is lost once more."""
 PROBE_SECONDS = 5.0
 RETRY_SECONDS = 1.0
 BIND_SECONDS = 30.0
-TERMINATED = 128 + signal.SIGTERM
 HANG_SECONDS = 60.0
 """An embedded server that answers nothing for so long is ended and started again: a run sends its last state at its
 end, and would wait for it."""
@@ -56,7 +47,7 @@ class PrefectFailed(ValueError):
 
 
 class PrefectApi:
-    """The API of this process: its address, whether it is ours, and how to wait for it."""
+    """The API of this process: its address, whether it is embedded, and how to wait for it."""
 
     def __init__(self, url: str, handle: Handle | None = None, supervisor: Supervisor | None = None) -> None:
         self.url = url
@@ -83,6 +74,10 @@ class PrefectApi:
         with bookkeeping_only("the end of dead processes"):  # they are judged again at the next start
             crash_stale_runs(embedded=self.embedded)
         return self
+
+
+_embedded: PrefectApi | None = None
+"""The server that this process has started: it lives as long as the process, so there is one."""
 
 
 def begin(directory: Path, startup_seconds: float = 180.0) -> PrefectApi:
@@ -112,103 +107,13 @@ def begin(directory: Path, startup_seconds: float = 180.0) -> PrefectApi:
 
 
 def can_begin() -> bool:
-    """Tell whether `begin` can give this process an API: one is there, or Prefect has not read its settings yet."""
+    """Return whether `begin` can give this process an API: one exists, or Prefect has not read its settings yet."""
     return _embedded is not None or bool(configured_url()) or "prefect" not in sys.modules
 
 
-_hung_up = False
-_embedded: PrefectApi | None = None
-"""The server that this process has started: it lives as long as the process, so there is one."""
-
-
-@contextmanager
-def termination_reported() -> Iterator[None]:
-    """Within the block, SIGTERM ends the process in order, with status 143; a flow called here is reported as crashed.
-
-    SIGHUP, of a terminal that is closed, does the same, unless the process ignores it as below `nohup`.
-
-    Prefect hands the signal on to the handler that was there before, before it reports the crash: with the default
-    handler the process would be dead by then. Does nothing outside the main thread.
-    """
-    # Python sets signal handlers in the main thread alone.
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before, before_hangup = signal.signal(signal.SIGTERM, _terminate), signal.getsignal(signal.SIGHUP)
-    if before_hangup is signal.SIG_DFL:
-        signal.signal(signal.SIGHUP, partial(_hang_up, [each for each in (1, 2) if os.isatty(each)]))
-    try:
-        yield
-    except BaseException as ended:
-        if is_termination(ended):
-            raise SystemExit(TERMINATED) from ended
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
-        signal.signal(signal.SIGHUP, before_hangup)
-
-
-def _hang_up(terminals: Sequence[int], *_: object) -> None:
-    """End as at SIGTERM; what is still printed to a terminal that is gone must not fail."""
-    global _hung_up
-    _hung_up = True
-    with open(os.devnull, "wb") as nowhere:
-        for descriptor in terminals:
-            if not os.isatty(descriptor):
-                os.dup2(nowhere.fileno(), descriptor)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-def ending_signal() -> str:
-    """Return the name of the signal that ends this process, where one does: SIGTERM, or SIGHUP passed on as such."""
-    return "SIGHUP, which a closed terminal sends" if _hung_up else "SIGTERM"
-
-
-def _terminate(*_: object) -> None:
-    """End the process in order, unless this is Prefect that hands the signal on while it sees to the flow's end."""
-    if not is_termination(sys.exc_info()[1]):
-        raise SystemExit(TERMINATED)
-
-
-def is_termination(problem: BaseException | None) -> bool:
-    """Tell whether this is what Prefect raises in a flow at SIGTERM; by name, for it may not be imported."""
-    return type(problem).__name__ == "TerminationSignal"
-
-
-@contextmanager
-def lost_terminations_repeated() -> Iterator[None]:
-    """Within the block, send this process SIGTERM again whenever what its handler raised was printed and lost.
-
-    Prefect's own handler stays where it is: Prefect's worker cancels a run in order only while it is that one.
-    """
-    before = sys.unraisablehook
-    within = True
-
-    def look(lost: "sys.UnraisableHookArgs") -> None:
-        before(lost)
-        if within and is_end(lost.exc_value):
-            start_new_thread(_send_again, ())  # not by `threading`: one of its locks may be held by who is interrupted
-
-    sys.unraisablehook = look
-    try:
-        yield
-    finally:
-        within = False
-        if sys.unraisablehook is look:  # not the one of another run of this process, which began later
-            sys.unraisablehook = before
-
-
-def is_end(lost: BaseException | None) -> bool:
-    """Tell whether this is what SIGTERM raises, in a flow or outside of one."""
-    return is_termination(lost) or (isinstance(lost, SystemExit) and lost.code == TERMINATED)
-
-
-def _send_again() -> None:
-    time.sleep(AGAIN_SECONDS)
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+def is_shared() -> bool:
+    """Return whether this process reports to a server that others use too, not to an embedded one or to none."""
+    return _embedded is None and bool(configured_url())
 
 
 def route_prefect_logs(log: Path) -> None:
@@ -224,26 +129,16 @@ def route_prefect_logs(log: Path) -> None:
     setup_logging()
     log.parent.mkdir(parents=True, exist_ok=True)
     file = logging.FileHandler(log, encoding="utf-8", delay=True)
-    file.setFormatter(logging.Formatter(FORMAT))
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger("stagecoach").setLevel(logging.INFO)  # how sampling went, say; the root keeps to warnings
     # What a task run's state says already; of every stage it would be a line, and a request to the API.
-    logging.getLogger("prefect.task_runs").addFilter(_is_news)
-    loggers = [logging.getLogger(name) for name in logging.root.manager.loggerDict]
-    for logger in [logging.root, *loggers]:
+    logging.getLogger("prefect.task_runs").addFilter(lambda line: not line.getMessage().startswith("Finished in state"))
+    for logger in [logging.root, *map(logging.getLogger, logging.root.manager.loggerDict)]:
         consoles = [handler for handler in logger.handlers if isinstance(handler, PrefectConsoleHandler)]
         for handler in consoles:
             logger.removeHandler(handler)
         if consoles:
             logger.addHandler(file)
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(("Finished in state Completed", "Finished in state Cached"))
-
-
-def is_shared() -> bool:
-    """Tell whether this process reports to a server that others use too, not to an embedded one or to none."""
-    return _embedded is None and bool(configured_url())
 
 
 @contextmanager
@@ -264,7 +159,7 @@ def needed_heartbeats() -> Iterator[None]:
 def current_flow_run() -> str | None:
     """Return the id of the flow run that this is called in; None outside of one.
 
-    Does not import Prefect: nobody runs a flow who has not, and importing it settles its API.
+    Does not import Prefect: without it no flow runs, and importing it settles its API.
     """
     if "prefect" not in sys.modules:
         return None
@@ -274,34 +169,42 @@ def current_flow_run() -> str | None:
     return str(flow_run.id) if flow_run.id else None
 
 
-def is_deployed() -> bool:
-    """Tell whether the flow run around came from a deployment: such a run has the button Retry in Prefect's pages."""
-    if current_flow_run() is None:
-        return False
-    from prefect.runtime import deployment
-
-    return bool(deployment.id)
-
-
 def run_tags(run_name: str, store: str = "") -> list[str]:
     """Return the tags of a flow run of this process: its run, its store, and what `crash_stale_runs` reads back."""
-    process, started = identity().split(":")
     # With the boot: after it, process ids begin anew and the same one may be alive again.
-    mine = f"process:{socket.gethostname()}/{_boot()}/{process}/{started}"
-    return ["stagecoach", f"run:{run_name}", *([f"store:{store}"] if store else []), mine]
+    process = f"process:{socket.gethostname()}/{_boot()}/{identity().replace(':', '/')}"
+    return ["stagecoach", f"run:{run_name}", *([f"store:{store}"] if store else []), process]
+
+
+def tag_value(tags: Iterable[str], name: str) -> str:
+    """Return what a tag `name:value` says; empty without one."""
+    return next((tag.partition(":")[2] for tag in tags if tag.startswith(f"{name}:")), "")
 
 
 def process_of(tags: Iterable[str]) -> tuple[str, str, str] | None:
     """Return host, boot and identity (`<pid>:<start time>`) of a tagged run's process; None where no tag says."""
-    for tag in tags:
-        if tag.startswith("process:") and tag.count("/") == 3:
-            host, boot, process, started = tag.removeprefix("process:").split("/")
-            return host, boot, f"{process}:{started}"
-    return None
+    parts = tag_value(tags, "process").split("/")
+    return (parts[0], parts[1], ":".join(parts[2:])) if len(parts) == 4 else None
+
+
+def is_gone(tags: Iterable[str], embedded: bool) -> bool:
+    """Return whether a run's process is certainly gone, by its tags.
+
+    After a reboot of this host it is. But a shared API may know two machines of one name, so that only an embedded
+    server's runs are judged by the boot.
+    """
+    host, boot, process = process_of(tags) or ("", "", "")
+    if host != socket.gethostname():
+        return False
+    return embedded if boot != _boot() else not is_alive(process)
+
+
+def _boot() -> str:
+    return boot_id()[:13]
 
 
 def is_cancelled(flow_run_id: Any, attempts: int = 1) -> bool | None:
-    """Tell whether someone asked, in the UI or on the command line, that a flow run be cancelled.
+    """Return whether someone asked, in the UI or on the command line, that a flow run be cancelled.
 
     Prefect does not end runs that no worker started: ask between stages. None where the API does not answer in any of
     the attempts; having no flow run says no.
@@ -331,7 +234,7 @@ def crash_stale_runs(embedded: bool) -> list[str]:
     from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter
 
-    # Of ours only: a shared server has runs of others.
+    # Of Stagecoach only: a shared server has runs of other programs.
     stale = {"tags": {"all_": ["stagecoach"]}, "state": {"type": {"any_": list(STALE_STATES)}}}
     names = []
     with get_client(sync_client=True) as client:
@@ -357,24 +260,6 @@ def missed_state(tags: Sequence[str], flow_run: str) -> Any:
     return ends[last.event](message=last.message or None)
 
 
-def tag_value(tags: Iterable[str], name: str) -> str:
-    """Return what a tag `name:value` says; empty without one."""
-    return next((tag.partition(":")[2] for tag in tags if tag.startswith(f"{name}:")), "")
-
-
-def is_gone(tags: Iterable[str], embedded: bool) -> bool:
-    """Tell from a run's tags whether its process is certainly gone.
-
-    After a reboot of this host it is. But a shared API may know two machines of one name, so that only an embedded
-    server's runs are judged by the boot.
-    """
-    found = process_of(tags)
-    if found is None or found[0] != socket.gethostname():
-        return False
-    _, boot, process = found
-    return embedded if boot != _boot() else not is_alive(process)
-
-
 def one_line(problem: BaseException) -> str:
     """Return what an error says, on one line: those of Prefect's client add a request, a response and an address."""
     return f"{type(problem).__name__}: {str(problem).partition(chr(10))[0]}"
@@ -394,38 +279,34 @@ def bookkeeping_only(what: str) -> Iterator[None]:
 def failure(problem: BaseException) -> PrefectFailed:
     """Return the error for a request that the API could not answer, with the reason where the disk is one."""
     url = _embedded.url if _embedded is not None else configured_url()
-    directory = os.environ.get("PREFECT_HOME", "") if _embedded is not None else ""
-    unwritable = write_problem(Path(directory)) if directory else ""
-    reason = f"; {unwritable}" if unwritable else ""
+    unwritable = write_problem(Path(os.environ.get("PREFECT_HOME", "."))) if _embedded is not None else ""
     return PrefectFailed(
-        f"the Prefect API at {url} failed: {one_line(problem)}{reason}. Nothing was started, and what is in the store "
-        "is safe: see to that and run the same again"
+        f"the Prefect API at {url} failed: {one_line(problem)}{unwritable and f'; {unwritable}'}. Nothing was started, "
+        "and what is in the store is safe: see to that and run the same again"
     )
 
 
 def probe(url: str) -> None:
-    """Ask a configured API for its health, with the user's credentials; raise PrefectUnreachable if it has none."""
+    """Ask the configured API for its health, with the user's credentials; raise PrefectUnreachable if it has none."""
     import httpx
-    from prefect.settings import get_current_settings
+    from prefect import settings
+    from prefect.client.orchestration import SyncPrefectClient
 
-    api = get_current_settings().api
-    headers = {"Authorization": f"Bearer {api.key.get_secret_value()}"} if api.key else {}
-    login = api.auth_string.get_secret_value().partition(":") if api.auth_string else None
-    # Asked as Prefect itself would: a login or a private certificate is no failure.
-    verify = False if api.tls_insecure_skip_verify else ssl.create_default_context(cafile=api.ssl_cert_file or None)
-    advice = (
-        "Nothing was started and nothing is lost: start that server or correct the URL (it ends in /api), "
-        "or unset PREFECT_API_URL to have one started for the run"
-    )
+    login = {"auth_string": settings.PREFECT_API_AUTH_STRING.value(), "api_key": settings.PREFECT_API_KEY.value()}
     try:
-        auth = (login[0], login[2]) if login else None
-        answer = httpx.get(
-            f"{url.rstrip('/')}/health", timeout=PROBE_SECONDS, headers=headers, auth=auth, verify=verify
-        )
-    except (httpx.HTTPError, httpx.InvalidURL, OSError) as problem:
-        raise PrefectUnreachable(f"the Prefect API at {url} does not answer: {problem}. {advice}") from problem
-    if not answer.is_success:
-        raise PrefectUnreachable(f"what answers at {url} is no Prefect API: status {answer.status_code}. {advice}")
+        # Asked once: with the client's retries a silent server would take a minute.
+        with (
+            settings.temporary_settings({settings.PREFECT_CLIENT_MAX_RETRIES: 0}),
+            SyncPrefectClient(url, **login, httpx_settings={"timeout": PROBE_SECONDS}) as client,
+        ):
+            problem = client.api_healthcheck()
+    except (httpx.InvalidURL, OSError, ValueError) as error:
+        problem = error
+    if problem is not None:
+        raise PrefectUnreachable(
+            f"no Prefect API answers at {url}: {one_line(problem)}. Nothing was started and nothing is lost: start "
+            "that server or correct the URL (it ends in /api), or unset PREFECT_API_URL to have one started for the run"
+        ) from problem
 
 
 def _end(supervisor: Supervisor, directory: Path) -> None:
@@ -436,19 +317,19 @@ def _end(supervisor: Supervisor, directory: Path) -> None:
 
 def _server(directory: Path, startup_seconds: float) -> ServiceSpec:
     """Describe the embedded server of this process; several processes may share the directory."""
-    mine = f"server-{os.getpid()}"
+    name = f"server-{os.getpid()}"
     # Of processes that were killed; the names of the files say whose they are.
     for left in directory.glob("server-*.*"):
         if not Path("/proc", left.stem.removeprefix("server-")).exists():
             _remove(left)
-    report, port = directory / f"{mine}.json", directory / f"{mine}.port"
+    report, port = directory / f"{name}.json", directory / f"{name}.port"
     _remove(port)
     return ServiceSpec(
         name="prefect",
         argv=[sys.executable, "-P", prefect_server.__file__, str(report), str(port)],
         env=server_settings(),
         report=report,
-        log=directory / f"{mine}.log",
+        log=directory / f"{name}.log",
         ready=_answers,
         hangs=_hangs,
         hang_seconds=HANG_SECONDS,
@@ -472,7 +353,7 @@ def _answers(report: dict[str, Any]) -> bool:
 
 
 def _hangs(report: dict[str, Any]) -> bool:
-    """Tell whether the embedded server answers nothing for HANG_SECONDS."""
+    """Return whether the embedded server answers nothing for HANG_SECONDS."""
     deadline = time.monotonic() + HANG_SECONDS
     while time.monotonic() < deadline:
         try:
@@ -490,7 +371,3 @@ def _bound_url(handle: Handle) -> str:
             return str(handle.wait()["url"])  # says what went wrong
         time.sleep(0.01)
     return str(report["url"])
-
-
-def _boot() -> str:
-    return boot_id()[:13]

@@ -1,12 +1,11 @@
-"""A whole Prefect server with its UI in one process, started as `python -P prefect_server.py REPORT PORT_FILE`.
+"""A whole Prefect server with its UI in one process, started as `python -P server_process.py REPORT PORT_FILE`.
 
 It binds its port before it imports Prefect, so that its address is known in milliseconds, no other program can take
 the port, and the UI gets the right one (`prefect server start --port` gives it 4200). The port is kept in PORT_FILE:
 a server started again answers where the flow expects it.
 
 Prefect fills a new database by some hundred migrations, seven processor seconds. `make install` keeps the result, by
-this file without arguments, or else the first server of an installation does, without its rows. Later servers of the
-same version begin with a copy.
+this file without arguments; new databases of the same version begin as a copy.
 """
 
 import asyncio
@@ -20,7 +19,6 @@ import tempfile
 from contextlib import closing, suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 
 def bind(port_file: Path) -> socket.socket:
@@ -33,35 +31,17 @@ def bind(port_file: Path) -> socket.socket:
     return bound
 
 
-def report(path: Path, port: int) -> None:
-    """Write the server's address, all at once."""
-    draft = path.with_name(f".{path.name}.draft")
-    draft.write_text(json.dumps({"url": f"http://127.0.0.1:{port}"}))
-    # Whoever polls for the file must never see half of it.
-    draft.replace(path)
-
-
 def serve(bound: socket.socket) -> None:
     """Serve the Prefect API and UI on a bound socket until SIGTERM."""
     port = bound.getsockname()[1]
     os.environ |= {"PREFECT_SERVER_API_PORT": str(port), "PREFECT_API_URL": f"http://127.0.0.1:{port}/api"}
-    database = Path(os.environ["PREFECT_HOME"]) / "prefect.db"
-    template = template_of_installation()
-    is_new = not database.exists()
-    if is_new and template.exists():
-        begin_database(database, template)
+    begin_database(Path(os.environ["PREFECT_HOME"]) / "prefect.db", template_of_installation())
     import uvicorn
     from prefect.server.api.server import create_app
 
-    class PrefectServer(uvicorn.Server):
-        async def startup(self, *arguments: Any, **named: Any) -> None:
-            await super().startup(*arguments, **named)
-            if is_new and not template.exists():
-                keep_template(database, template)
-
-    # open event streams of browsers and flows would otherwise hold the end up
+    # Open event streams of browsers and flows would otherwise hold the end up.
     config = uvicorn.Config(create_app(final=True), log_level="warning", timeout_graceful_shutdown=2)
-    PrefectServer(config).run(sockets=[bound])
+    uvicorn.Server(config).run(sockets=[bound])
 
 
 def template_of_installation() -> Path:
@@ -73,8 +53,9 @@ def prepare(template: Path) -> None:
     """Migrate a new database and keep it as the template, unless there is one; no server is started."""
     if template.exists():
         return
-    with tempfile.TemporaryDirectory(prefix="stagecoach-prefect-") as home:
-        database = Path(home, "prefect.db")
+    template.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".prefect-", dir=template.parent) as home:
+        database, whole = Path(home, "prefect.db"), Path(home, "whole.db")
         # Read when Prefect is imported; a profile of the user may name a database that is in use.
         os.environ |= {
             "PREFECT_HOME": home,
@@ -85,11 +66,15 @@ def prepare(template: Path) -> None:
         from prefect.server.database import provide_database_interface
 
         asyncio.run(provide_database_interface().create_db())
-        keep_template(database, template)
+        with closing(sqlite3.connect(database)) as migrated:
+            migrated.execute("VACUUM INTO ?", (str(whole),))  # with what its write-ahead log holds
+        whole.replace(template)
 
 
 def begin_database(database: Path, template: Path) -> None:
-    """Copy the template to a database that is not there yet; one that another process begins meanwhile stands."""
+    """Copy the template, if any, to a database that does not exist; one that another process began stands."""
+    if database.exists() or not template.exists():
+        return
     draft = database.with_name(f".{database.name}.{os.getpid()}")
     shutil.copyfile(template, draft)
     with suppress(FileExistsError):
@@ -97,30 +82,13 @@ def begin_database(database: Path, template: Path) -> None:
     draft.unlink()
 
 
-def keep_template(database: Path, template: Path) -> None:
-    """Keep the tables of a migrated database, and of its rows the migration alone; does nothing where it may not."""
-    if not database.exists():  # the server has another, as its user configured
-        return
-    draft = template.with_name(f".{template.name}.{os.getpid()}")
-    with suppress(OSError, sqlite3.Error):  # an installation that is read-only, or a database of another kind
-        template.parent.mkdir(parents=True, exist_ok=True)
-        with closing(sqlite3.connect(database)) as source, closing(sqlite3.connect(draft)) as copy:
-            source.backup(copy)
-            names = [name for (name,) in copy.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-            for name in names:
-                if name != "alembic_version" and not name.startswith("sqlite_"):
-                    copy.execute(f'DELETE FROM "{name}"')
-            copy.commit()
-            copy.execute("VACUUM")
-        draft.replace(template)
-    with suppress(OSError):
-        draft.unlink()  # of one that failed
-
-
 if __name__ == "__main__":
     if len(sys.argv) == 1:
         prepare(template_of_installation())
         sys.exit()
     ready = bind(Path(sys.argv[2]))
-    report(Path(sys.argv[1]), ready.getsockname()[1])
+    report = Path(sys.argv[1])
+    draft = report.with_name(f".{report.name}.draft")
+    draft.write_text(json.dumps({"url": f"http://127.0.0.1:{ready.getsockname()[1]}"}))
+    draft.replace(report)  # never half of it is seen
     serve(ready)

@@ -11,15 +11,8 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
-from flows.orchestration.server import (
-    bookkeeping_only,
-    current_flow_run,
-    ending_signal,
-    is_cancelled,
-    is_end,
-    is_termination,
-    tag_value,
-)
+from flows.orchestration.server import current_flow_run, is_cancelled, tag_value
+from flows.orchestration.signals import is_end, is_termination
 from flows.reporting.bookkeeping import Bookkeeper
 from flows.services.ownership import live_processes, writer_alive
 from storage.errors import StoreError
@@ -28,8 +21,6 @@ from storage.store import Store, open_store
 from tasks.runtime.prefect_task import error_text
 
 ASK_SECONDS = 2.0
-TELL_SECONDS, TELL_ATTEMPTS = 0.5, 60
-"""How often a worker looks whether it has written the state of a run that it cancelled, and how many times."""
 
 
 class EmptyBatch(ValueError):
@@ -42,6 +33,9 @@ class GateRefused(ValueError):
 
 class RunCancelled(ValueError):
     """Someone asked Prefect to cancel the run."""
+
+
+EVENTS_OF = {EmptyBatch: "evicted", GateRefused: "refused", RunCancelled: "cancelled"}
 
 
 class Cancellation:
@@ -84,22 +78,17 @@ _log = logging.getLogger("stagecoach")
 
 def event_of(error: BaseException, where: str = "") -> tuple[str, str]:
     """Return the event that an error makes of a run, and its message; `where` is the work under way, if any."""
-    if isinstance(error, EmptyBatch):
-        return "evicted", str(error)
-    if isinstance(error, GateRefused):
-        return "refused", str(error)
-    if isinstance(error, RunCancelled):
-        return "cancelled", str(error)
+    for kind, event in EVENTS_OF.items():
+        if isinstance(error, kind):
+            return event, str(error)
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", f"interrupted from the keyboard{SAFE}"
     # Prefect's worker cancels by SIGTERM; without that request somebody else sent it. A busy server may not answer
     # once, and the run would be called interrupted for good.
     if is_termination(error) and is_cancelled(current_flow_run(), attempts=5):
-        return "cancelled", f"cancelled in Prefect: safe, Retry goes on at {where}" if where else (
-            f"cancelled in Prefect{SAFE}"
-        )
+        return "cancelled", f"cancelled in Prefect{f': safe, Retry goes on at {where}' if where else SAFE}"
     if is_end(error):
-        return "interrupted", f"ended by {ending_signal()}{SAFE}"
+        return "interrupted", f"ended by SIGTERM, or by SIGHUP of a closed terminal{SAFE}"
     return "failed", error_text(error)
 
 
@@ -130,7 +119,6 @@ def note_end(flow: Any, flow_run: Any, state: Any) -> None:
     another flow run has taken up since, stays as it is. Prefect passes the arguments by these names.
     """
     from prefect.client.orchestration import get_client
-    from prefect.states import Cancelled
 
     with get_client(sync_client=True) as client:
         tags = client.read_flow_run(flow_run.id).tags  # as they are now: the run's own process has set them
@@ -139,32 +127,12 @@ def note_end(flow: Any, flow_run: Any, state: Any) -> None:
         return  # it ended before it had a run
     try:
         runs = open_store(store).runs
-        last = runs.events(run)[-1] if run in runs.names() else None
+        last = runs.last(run)
         if last is not None and last.event in STARTS and last.flow_run == str(flow_run.id):
             event = "cancelled" if state.is_cancelled() or state.is_cancelling() else "crashed"
             _record_end(runs, run, last, event, (state.message or "its process is gone").rstrip("."))
-        last = runs.events(run)[-1] if run in runs.names() else None
-        if last is not None and last.event == "cancelled" and last.flow_run == str(flow_run.id):
-            arguments: tuple[Any, ...] = get_client, flow_run.id, Cancelled(message=last.message or "")
-            threading.Thread(target=_tell_cancelled, args=arguments, name="cancelled", daemon=True).start()
     except StoreError as error:
         _log.warning("the end of run %s could not be written into its store: %s", run, error)
-
-
-def _tell_cancelled(get_client: Callable[..., Any], flow_run: Any, cancelled: Any) -> None:
-    """Put a run's own words into its state once the worker has written that it cancelled it, in Prefect's words.
-
-    The worker does so after its hooks, whatever state there is. A run that goes on by then is left alone.
-    """
-    for _ in range(TELL_ATTEMPTS):
-        time.sleep(TELL_SECONDS)
-        with bookkeeping_only("how it was cancelled"), get_client(sync_client=True) as client:
-            state = client.read_flow_run(flow_run).state
-            if state is None or not (state.is_cancelled() or state.is_cancelling()):
-                return
-            if state.is_cancelled() and state.message != cancelled.message:
-                client.set_flow_run_state(flow_run, cancelled, force=True)
-                return
 
 
 def mark_crashed(store: Store) -> list[str]:
@@ -172,8 +140,8 @@ def mark_crashed(store: Store) -> list[str]:
     marked = []
     for run in store.runs.names():
         # Only the last event tells: a run that was resumed has another process than before.
-        last = store.runs.events(run)[-1]
-        if last.event in STARTS and last.host == socket.gethostname() and not writer_alive(last):
+        last = store.runs.last(run)
+        if last and last.event in STARTS and last.host == socket.gethostname() and not writer_alive(last):
             _record_end(store.runs, run, last, "crashed", f"process {last.pid} is gone")
             marked.append(run)
     return marked
@@ -181,14 +149,14 @@ def mark_crashed(store: Store) -> list[str]:
 
 def other_writers(store: Store, run: str) -> list[str]:
     """Return a text about each other process that is at work on a run, as far as can be seen from here."""
-    here = socket.gethostname()
     events = store.runs.events(run) if store.runs.last(run) else []
-    others = [each for each in live_processes(events) if (each.host, each.pid) != (here, os.getpid())]
+    here = socket.gethostname(), os.getpid()
+    others = [writer for writer in live_processes(events) if (writer.host, writer.pid) != here]
     return [
-        f"run {run} is at work in another process too: {each.pid} on {each.host}"
-        f"{'' if each.host == here else ', as far as can be seen from here'}, since {each.at:%Y-%m-%d %H:%M:%S} UTC. "
-        "Nothing is lost and nothing counts twice, but both may do the same work: end one of them"
-        for each in others
+        f"run {run} is at work in another process too, as far as can be seen from here: {writer.pid} on {writer.host}, "
+        f"since {writer.at:%Y-%m-%d %H:%M:%S} UTC. Nothing is lost and nothing counts twice, but both may do the same "
+        "work: end one of them"
+        for writer in others
     ]
 
 

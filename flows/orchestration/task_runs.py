@@ -6,11 +6,11 @@ steps in place of stages, and work that was found is one task run where it is mu
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Literal
 
-from flows.orchestration.server import current_flow_run, is_shared
+from flows.orchestration.server import current_flow_run
 from flows.reporting.formats import describe_scores
 from flows.reporting.messages import plural, step_message
 from tasks.runtime.prefect_task import StageTask, call_with_retries, report_task_run
@@ -30,7 +30,6 @@ class TaskRuns:
         self._run, self._wanted = run, wanted
         self._planned: Sequence[Ref] = ()
         self._summed_up = False
-        self._limits: frozenset[str] | None = None
         self._begun: dict[int, datetime] = {}
         """When the first stage of each step under way was begun."""
 
@@ -51,8 +50,7 @@ class TaskRuns:
             self._begun.setdefault(step, datetime.now(UTC))
         if self.shown != "stages":
             return call_with_retries
-        tags, limited = self._tags(label), self._tags_with_limit(label)
-        return lambda work: task(step, work, label, tags, limited)
+        return partial(task, step, label=label, tags=self._tags(label))
 
     def show_found(self, task: StageTask, step: int, label: str, ref: Ref) -> None:
         """Show a piece of work that the ledger had, or all of them at the first one where they are many."""
@@ -64,7 +62,7 @@ class TaskRuns:
                 self._summed_up = True
                 report_task_run("cached", found_message(found), cached=True, tags=[f"run:{self._run}"])
         elif self.shown == "stages":
-            task(step, lambda: ref, label, self._tags(label))
+            task(step, lambda: ref, label=label, tags=self._tags(label))
 
     def finish_step(self, step: Mapping[str, Any]) -> None:
         """Show a finished step where steps are shown."""
@@ -82,23 +80,6 @@ class TaskRuns:
 
     def _tags(self, label: str) -> list[str]:
         return [f"stage:{label}", f"run:{self._run}"]
-
-    def _tags_with_limit(self, label: str) -> list[str]:
-        """Return the tags of a task run that Prefect has a limit on: the server is asked once, and each is a call."""
-        if self._limits is None:
-            self._limits = limited_tags() if is_shared() else frozenset()
-        return [tag for tag in self._tags(label) if tag in self._limits]
-
-
-def limited_tags() -> frozenset[str]:
-    """Return the tags with a concurrency limit, as far as the server says."""
-    import httpx
-    from prefect.client.orchestration import get_client
-
-    with suppress(httpx.HTTPError), get_client(sync_client=True) as client:
-        limits = client.read_global_concurrency_limits(limit=200, offset=0)
-        return frozenset(each.name.removeprefix("tag:") for each in limits if each.name.startswith("tag:"))
-    return frozenset()
 
 
 def found_message(found: Sequence[Ref]) -> str:

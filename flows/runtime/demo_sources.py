@@ -18,7 +18,7 @@ from configs.load import load
 from configs.run import RunConfig
 from flows.runtime.machine_facts import config_versions
 from storage.roots import check_links
-from storage.store import Store, open_store
+from storage.store import open_store
 from tasks.runtime.imports import load_function
 from tasks.runtime.process_variables import inherited_variables, module_command
 
@@ -69,6 +69,11 @@ def _table(preset: str) -> dict[str, Any]:
 class SourceFailed(ValueError):
     """The model or the demonstrations of a demo could not be made."""
 
+    def __init__(self, maker: str, reason: str) -> None:
+        super().__init__(
+            f"{maker} failed: {reason}\nNothing was stored. `stagecoach doctor` says what this machine lacks"
+        )
+
 
 class Sources:
     """The directory with a demo's random model and its demonstrations."""
@@ -87,31 +92,35 @@ def sources_directory(root: str, preset: str = FIRST) -> Path:
     directory = (Path(".stagecoach") if "://" in root else Path(root).expanduser()).resolve()
     for name in ("", "/demonstrations.jsonl", "/words.json"):
         check_links(directory, f"sources{name}")
-    top = directory / "sources"
-    return top if preset == FIRST else top / preset
+    return directory / "sources" if preset == FIRST else directory / "sources" / preset
 
 
 def build(sources: Sources, recipe: Recipe) -> None:
     """Make the model and the demonstrations, unless they exist; each is complete or absent. Raises SourceFailed."""
     sources.model.parent.mkdir(parents=True, exist_ok=True)
-    if not (sources.model.is_dir() and sources.demonstrations.is_file()):
-        _demonstrate(sources, recipe)
+    if sources.model.is_dir() and sources.demonstrations.is_file():
+        return
+    _demonstrate(sources, recipe)
     if not sources.model.is_dir():
         draft = _draft(sources.model)
         words = json.loads(sources.words.read_text(encoding="utf-8"))
         try:
             load_function(recipe.maker)(draft, **recipe.model, words=list(dict.fromkeys(words)))
         except Exception as error:
-            raise _failure(recipe.maker, f"{type(error).__name__}: {error}") from error
+            raise SourceFailed(recipe.maker, f"{type(error).__name__}: {error}") from error
         draft.rename(sources.model)  # atomic: a model that exists is complete
 
 
 def _demonstrate(sources: Sources, recipe: Recipe) -> None:
     """Write the demonstrations of all environments into one file, and their words into another."""
     rows, words = _draft(sources.demonstrations), []
-    for package, *arguments in map(str.split, recipe.demonstrations):
-        part, word_file = _draft(rows.with_name(f"{package}.jsonl")), _draft(rows.with_name(f"{package}.json"))
-        _run(f"{package}.demonstrations", str(part), "--words", str(word_file), *arguments)
+    for module, *arguments in map(str.split, recipe.demonstrations):
+        part, word_file = _draft(rows.with_name(f"{module}.jsonl")), _draft(rows.with_name(f"{module}.json"))
+        # In a process of its own: the flow's process loads no environment.
+        argv = module_command(f"{module}.demonstrations", str(part), "--words", str(word_file), *arguments)
+        done = subprocess.run(argv, env=inherited_variables(), capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SourceFailed(f"{module}.demonstrations", done.stderr.strip()[-2000:])
         with rows.open("ab") as file:
             file.write(part.read_bytes())
         words += json.loads(word_file.read_text(encoding="utf-8"))
@@ -127,20 +136,6 @@ def _draft(path: Path) -> Path:
     shutil.rmtree(draft, ignore_errors=True)
     draft.unlink(missing_ok=True)
     return draft
-
-
-def _run(module: str, *arguments: str) -> None:
-    """Run a module in a process of its own: the flow's process loads no environment."""
-    argv = module_command(module, *arguments)
-    done = subprocess.run(argv, env=inherited_variables(), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise _failure(module, done.stderr.strip()[-2000:])
-
-
-def _failure(module: str, reason: str) -> SourceFailed:
-    return SourceFailed(
-        f"{module} failed: {reason}\nNothing was stored. `stagecoach doctor` says what this machine lacks"
-    )
 
 
 def warm_weights(root: str, key: str) -> Path:
@@ -164,8 +159,10 @@ def warmed_weights(root: str, sft: WarmUp, preset: str = FIRST, run: str = WARM_
     recipe, sources = demo_recipe(preset), Sources(sources_directory(root, preset))
     build(sources, recipe)
     paths = {"model": str(sources.model), "data": str(sources.demonstrations)}
-    made = sft(name=run, presets=["sft_demo"], **paths, seed=SEED, overrides=recipe.warm_up, advanced={"store": root})
-    return str(warm_weights(root, made["policy"]["key"]))
+    outcome = sft(
+        name=run, presets=["sft_demo"], **paths, seed=SEED, overrides=recipe.warm_up, advanced={"store": root}
+    )
+    return str(warm_weights(root, outcome["policy"]["key"]))
 
 
 def demo_weights(config: RunConfig, sft: WarmUp) -> str:
@@ -176,11 +173,9 @@ def demo_weights(config: RunConfig, sft: WarmUp) -> str:
     if config.model.path != DEMO or config.evaluation.policy or config.external:
         return ""
     config_versions(config.model_copy(update={"model": config.model.model_copy(update={"path": ""})}))
-    key = _last_policy(open_store(config.store))
-    return str(warm_weights(config.store, key)) if key else warmed_weights(config.store, sft)
-
-
-def _last_policy(store: Store) -> str:
-    """Return the key of the warm-up's last policy; empty where the warm-up is not finished."""
-    trained = {entry.step: entry.key for entry in store.ledger.entries(run=WARM_UP, stage="training")}
-    return trained.get(load(["sft_demo"], demo_recipe().warm_up).steps - 1, "")
+    # The last policy of a warm-up that is finished, also by other versions of its packages.
+    last = load(["sft_demo"], demo_recipe().warm_up).steps - 1
+    for entry in open_store(config.store).ledger.entries(run=WARM_UP, stage="training"):
+        if entry.step == last:
+            return str(warm_weights(config.store, entry.key))
+    return warmed_weights(config.store, sft)

@@ -5,7 +5,6 @@ it. Then the run gets a name that a retry finds again, and the two are linked: t
 store and its process, and the run's events name the flow run. Imports Prefect: for the modules of flows alone.
 """
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
@@ -87,12 +86,6 @@ def planned_steps(
     if given := [name for name, value in further.items() if value]:
         raise ConfigError([f"{name}: run {continue_run!r} keeps its recorded config; leave this out" for name in given])
     return continued_run(open_store(store or default_store()), kind, continue_run, steps, current_flow_run())
-
-
-def instead(environment: str) -> list[str]:
-    """Return the override that puts one installed taskset, with its defaults, in place of all environments."""
-    name = json.dumps(environment)
-    return [f"environments=[{{name={name}, taskset={{id={name}}}}}]"] if environment else []
 
 
 @contextmanager

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from configs.run import RunConfig
-from flows.runtime.empty_batch import explain_empty_batches, missing_groups
 from flows.runtime.records import StepBatch
 from storage.refs import Entry
-from tasks.assignment.stage import errored_assignments
 from tasks.metrics import stage as metrics
 from tasks.metrics.accounting import COLUMNS as TRACE_COLUMNS
 from tasks.metrics.accounting import AccountBreach, account, taken_assignments
@@ -22,8 +20,6 @@ from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext, StageKeys
 from tasks.runtime.stage import Policy, Ref, inputs_of, ref_of
 from tasks.stages import shown_stage
-
-ERROR_COLUMNS = ("assignment_id", "error_class")
 
 if TYPE_CHECKING:
     from flows.runtime.session import Session
@@ -71,27 +67,33 @@ class Executor:
         `parameters` is the record that the stage's inputs take; its key has it by `extra_inputs`: digests of inputs
         that are no tables. `when_computed` is called when a missing result is computed and not yet committed.
         """
+        stage, session, context = task.stage, self._session, self._context
         inputs = inputs_of(refs, policy) | dict(extra_inputs or {})
-        key = self._keys(task.stage, step, inputs)
+        key = self._keys(stage, step, inputs)
         # The label distinguishes what scores a policy from what is trained on, and one set from the other.
-        label = "-".join(filter(None, (shown_stage(task.stage.name, inputs), self._label)))
+        label = "-".join(filter(None, (shown_stage(stage.name, inputs), self._label)))
         entry = self._find(key)
         if entry is not None:
             ref = self.share(entry, step)
-            if self._session:
-                self._session.count(computed=False)
-                self._session.task_runs.show_found(task, step, label, ref)
-        elif self._session is None:
+            if session:
+                session.count(computed=False)
+                session.task_runs.show_found(task, step, label, ref)
+        elif session is None or context is None:
             # One row a table: enough for whoever asks whether there are any.
-            rows = tuple((table, 1) for table in task.stage.writes)
-            ref = Ref(task.stage.name, step, key, rows, 0, 0.0, computed=True)
+            rows = tuple((table, 1) for table in stage.writes)
+            ref = Ref(stage.name, step, key, rows, 0, 0.0, computed=True)
         else:
-            assert self._context is not None
+            if task is not metrics.task:  # takes no time, and a step that was trained is not left without its numbers
+                session.stop_if_cancelled(step, stage.name)
+            session.notify("stage", stage=stage.name, step=step, evaluating=context is not session.context)
+            if stage.may_block:
+                context.flush_soon()
             # Only the services that the stage asks: they travel with the work to a task runner's workers.
-            services = self._session.services.only(task.stage.services)
+            services = session.services.only(stage.services)
             arguments = tuple(refs), policy, services, parameters, extra_inputs, when_computed
-            work = partial(perform, task.stage, self._context, step, *arguments)
-            ref = self._compute(self._session, self._context, task, step, label, work)
+            ref = session.task_runs.caller(task, step, label)(partial(perform, stage, context, step, *arguments))
+            session.count(computed=True)
+            session.notify("done", ref=ref)
         self.results.append((task, ref))
         return ref
 
@@ -110,43 +112,28 @@ class Executor:
         if self._session:
             self._session.close()
 
-    def decision(self, ref: Ref) -> Mapping[str, Any] | None:
-        """Return the row of a decision at a gate; None where it is still to be made, which is taken to let pass."""
-        if (context := self._context_of(ref)) is None:
-            return None
-        row: Mapping[str, Any] = context.table("decisions", (ref,)).to_pylist()[0]
-        return row
+    @property
+    def computes(self) -> bool:
+        """Whether missing results are computed: not in a dry run."""
+        return self._session is not None
 
-    def groups_to_refill(self, assigned: Sequence[Ref], sampled: Sequence[Ref], credits: Ref) -> Mapping[str, int]:
-        """Return how many groups of the first of some assignments have no replacement yet, by environment.
-
-        Credits that are still to be given are taken to be enough.
-        """
-        context = self._context_of(credits)
-        return missing_groups(context, assigned, sampled, credits) if context else {}
-
-    def num_errored(self, ref: Ref) -> int:
-        """Return how many assignments of rollouts ended with an error; none where they are still to be made."""
-        context = self._context_of(ref)
-        return len(errored_assignments(context.table("traces", (ref,), ERROR_COLUMNS))) if context else 0
+    def context_of(self, ref: Ref) -> RunContext | None:
+        """Return where the rows of a result can be read; None in a dry run where it is still to come."""
+        return None if self._session is None and ref.computed else self._context
 
     def rows(self, table: str, ref: Ref) -> pa.Table:
         """Return the rows of a table that a result made, in a run that computes or where they are recorded."""
-        context = self._context_of(ref)
+        context = self.context_of(ref)
         assert context is not None, f"{ref.stage} {ref.key} is still to come, and so are its rows"
         return context.table(table, (ref,))
 
     def num_rows(self, table: str, ref: Ref) -> int:
         """Return how many rows of a table a result made; none where it is still to come."""
-        return dict(ref.rows).get(table, 0) if self._context_of(ref) else 0
-
-    def explain_empty(self, step: int, sampled: Sequence[Ref], filtered: Sequence[Ref]) -> str:
-        """Return why a step's batches hold nothing to train on, and what to do, in lines; nothing in a dry run."""
-        return explain_empty_batches(self._session.context, step, sampled, filtered) if self._session else ""
+        return dict(ref.rows).get(table, 0) if self.context_of(ref) else 0
 
     def is_own_result(self, task: StageTask, step: int, refs: Sequence[Ref], policy: Policy) -> bool:
-        """Tell whether the run itself has finished a stage before, or has taken it over from another run."""
-        # Found is not enough: another run may have trained on the same batch without asking.
+        """Return whether the run itself has finished a stage before, or has taken it over from another run."""
+        # A cached result is not enough: another run may have trained on the same batch without asking.
         entry = self._find(self._keys(task.stage, step, inputs_of(refs, policy)))
         return entry is not None and entry.run == self.config.name
 
@@ -155,27 +142,9 @@ class Executor:
 
     def share(self, entry: Entry, step: int) -> Ref:
         """Make a finished result part of this run, in a dry run of none; return the reference to it."""
-        if self._session:
-            assert self._context is not None
+        if self._session and self._context:
             entry = self._context.adopt(entry, step)
         return ref_of(entry, computed=False)
-
-    def _compute(
-        self, session: "Session", context: RunContext, task: StageTask, step: int, label: str, work: Callable[[], Ref]
-    ) -> Ref:
-        if task is not metrics.task:  # takes no time, and a step that was trained is not left without its numbers
-            session.stop_if_cancelled(step, task.stage.name)
-        session.notify("stage", stage=task.stage.name, step=step, evaluating=context is not session.context)
-        if task.stage.may_block:
-            context.flush_soon()
-        ref = session.task_runs.caller(task, step, label)(work)
-        session.count(computed=True)
-        session.notify("done", ref=ref)
-        return ref
-
-    def _context_of(self, ref: Ref) -> RunContext | None:
-        """Return where the rows of a result can be read; None in a dry run where it is still to come."""
-        return None if self._session is None and ref.computed else self._context
 
 
 def check_account(context: RunContext, batch: StepBatch) -> None:

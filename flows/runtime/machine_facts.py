@@ -2,7 +2,6 @@
 
 import os
 import platform
-import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -22,14 +21,9 @@ from tasks.inference.engine.weights_view import require_weights
 from tasks.inference.environments.packages import package_version
 from tasks.runtime.imports import DISTRIBUTION, NotImportable, code_version
 
-CONTAINERS = {"docker": ("info",), "podman": ("info",), "apptainer": ("version",)}
-"""Programs of container runtimes on this machine, with what each is asked."""
-INSPECTED = frozenset({"docker", "podman"})
-"""Those of them that say who an image's programs run as."""
-ROOT_NAMES = frozenset({"", "root", "0"})
+CONTAINERS = {"docker": "info", "podman": "info", "apptainer": "version"}
+"""Programs of container runtimes, with the command that each answers where it works."""
 ANSWER_SECONDS = 4.0
-HOT = 2.0
-"""The temperature above which a config is doubted."""
 PACKAGES = ("torch", "transformers", "verifiers", "renderers", "prefect", "deltalake", "pyarrow")
 
 
@@ -45,20 +39,19 @@ def config_versions(config: RunConfig, gpu: Gpu | None = None) -> dict[str, Any]
     if problems := [*devices, *_container_problems(config, needs_environments)]:
         raise ConfigError(problems)
     precision = "bfloat16" if has_cuda() else "float32"
-    found: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     if samples:
-        found["engine"] = {"version": model_info.engine_version(), "dtype": precision}
+        facts["engine"] = {"version": model_info.engine_version(), "dtype": precision}
     if trains:
-        found["training"] = training_facts(precision, config.training)
-        found["training"]["gradient_checkpointing"] = _recomputes(config, gpu)
+        recomputes = {"gradient_checkpointing": _recomputes(config, gpu)}
+        facts["training"] = training_facts(precision, config.training) | recomputes
     if needs_environments:  # of supervised training, the rows of a file stand in for an environment
-        versions = {each.name: {"version": package_version(each)} for each in config.environments}
-        found["environments"] = versions
+        facts["environments"] = {entry.name: {"version": package_version(entry)} for entry in config.environments}
     if loads and config.model.path:
-        found["model"] = model_facts(config)
+        facts["model"] = model_facts(config)
     if functions := function_facts(config):
-        found["functions"] = functions
-    return found
+        facts["functions"] = functions
+    return facts
 
 
 def _recomputes(config: RunConfig, gpu: Gpu | None) -> bool:
@@ -71,34 +64,21 @@ def _recomputes(config: RunConfig, gpu: Gpu | None) -> bool:
 
 
 def _device_problems(config: RunConfig, trains: bool) -> Iterator[str]:
-    if trains and config.kind != "evaluate" and config.training.device == "cuda" and not has_cuda():
+    device = config.training.device
+    if not trains or device == "cpu" or config.kind == "evaluate":
+        return
+    if device == "cuda" and not has_cuda():
         yield (
             "training.device: 'cuda', and this machine has no NVIDIA device that processes may see. Train where there "
             "is one, or on the processor: training.device=cpu training.dtype=float32 (other weights come out of that). "
             "What it would take of a GPU: stagecoach check with the same settings and --gpu H200"
         )
-    on_gpus = trains and config.training.device != "cpu" and has_cuda() and config.placement.services == "local"
-    if on_gpus and config.learner.processes > (here := len(gpus())):
+    on_gpus = has_cuda() and config.placement.services == "local"
+    if on_gpus and config.learner.processes > (num_gpus := len(gpus())):
         yield (
-            f"learner.processes: {config.learner.processes}, and this machine has {here} GPU(s), of which each process "
-            "needs one; lower it, or train on several machines with learner.nodes"
+            f"learner.processes: {config.learner.processes}, and this machine has {num_gpus} GPU(s), of which each "
+            "process needs one; lower it, or train on several machines with learner.nodes"
         )
-
-
-def doubtful_settings(config: RunConfig) -> Iterator[str]:
-    """Yield a line for each setting of a resolved config that works here and is seldom meant."""
-    cores = len(os.sched_getaffinity(0))
-    trains = config.kind in ("train", "sft")
-    if trains and config.training.device == "cpu" and config.learner.processes > cores:
-        yield (
-            f"learner.processes: {config.learner.processes} processes share {cores} cores and each holds the whole "
-            "model in memory; on the processor one is usual"
-        )
-    temperatures: dict[str, float | None] = {"rollout.temperature": config.rollout.temperature}
-    temperatures |= {f"environments.{n}.temperature": each.temperature for n, each in enumerate(config.environments)}
-    for key, temperature in temperatures.items():
-        if config.kind == "train" and temperature is not None and temperature > HOT:
-            yield f"{key}: {temperature:g}; above {HOT:g} tokens are close to random, and 1 is usual"
 
 
 def _container_problems(config: RunConfig, needs_environments: bool) -> Iterator[str]:
@@ -106,60 +86,36 @@ def _container_problems(config: RunConfig, needs_environments: bool) -> Iterator
     for where, runtime in _runtimes(config) if needs_environments else ():
         program = str(runtime.get("type"))
         if program in CONTAINERS and (problem := _container_problem(program)):
-            yield f"{where}: {program!r}, and {problem}; or take the runtime 'subprocess'"
-
-
-def container_notes(config: RunConfig) -> Iterator[str]:
-    """Yield a line for each image of a sandbox on this machine in which an agent would be root."""
-    for where, runtime in _runtimes(config):
-        program, image = str(runtime.get("type")), runtime.get("image")
-        if program in INSPECTED and image and _user_of_image(program, str(image)) in ROOT_NAMES:
             yield (
-                f"{where}: image {image} names no user but root, so what an agent runs there can change whatever the "
-                "image brings, files that its work is compared with among it. See docs/environment-servers.md"
+                f"{where}: {program!r} starts no containers on this machine: {problem}. Install it, start its service "
+                "and let this user use it, or take the runtime 'subprocess'"
             )
 
 
 def _runtimes(config: RunConfig) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the runtimes of the environments that are served here, each with the place of its setting."""
-    for index, each in enumerate(config.environments):
-        if each.address:  # its server, and what that needs, are someone else's
+    for index, environment in enumerate(config.environments):
+        if environment.address:  # another machine serves it, with what it needs
             continue
-        own = {f"seats.{name}.runtime": seat.runtime for name, seat in each.seats.items()}
-        own |= {f"env.{name}.runtime": seat["runtime"] for name, seat in each.env.items() if _has_runtime(seat)}
-        for where, runtime in {"runtime": each.runtime, **own}.items():
-            yield f"environments.{index}.{where}", runtime
-
-
-def _user_of_image(program: str, image: str) -> str | None:
-    """Return the user that an image names; None where it is not on this machine, or nobody can say."""
-    asked = [program, "image", "inspect", "--format", "{{.Config.User}}", image]
-    try:
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=ANSWER_SECONDS)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return None if done.returncode else done.stdout.strip().partition(":")[0]
-
-
-def _has_runtime(seat: Any) -> bool:
-    return isinstance(seat, dict) and isinstance(seat.get("runtime"), dict)
+        yield f"environments.{index}.runtime", environment.runtime
+        for name, seat in environment.seats.items():
+            yield f"environments.{index}.seats.{name}.runtime", seat.runtime
+        for name, seat in environment.env.items():
+            if isinstance(seat, dict) and isinstance(seat.get("runtime"), dict):
+                yield f"environments.{index}.env.{name}.runtime", seat["runtime"]
 
 
 @cache
 def _container_problem(program: str) -> str:
     """Return why containers cannot be started here; empty where they can."""
-    if shutil.which(program) is None:
-        return f"there is no program {program!r} on this machine. Install it"
     try:
-        asked = subprocess.run([program, *CONTAINERS[program]], capture_output=True, text=True, timeout=ANSWER_SECONDS)
+        done = subprocess.run(
+            [program, CONTAINERS[program]], capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"it does not answer: {error}. Start its service"
-    said = (asked.stderr.strip().splitlines() or [f"status {asked.returncode}"])[-1]
-    return (
-        f"it cannot be used: {said.rstrip('.?')}. Start its service, or let this user use it"
-        if asked.returncode
-        else ""
-    )
+        return str(error)
+    lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+    return lines[-1].rstrip(".?") if done.returncode else ""
 
 
 def _parts(config: RunConfig) -> tuple[bool, bool, bool, bool]:
@@ -167,10 +123,10 @@ def _parts(config: RunConfig) -> tuple[bool, bool, bool, bool]:
     # A new run may do everything; of a replay it depends on where it begins and ends.
     if config.kind != "replay":
         return True, True, config.kind != "sft", True
-    again = replayed_stages(config.replay)
-    fresh = bool(config.replay.weights)
-    samples = "rollout" in again or needs_reference_scores(config)  # a reference is scored by an engine too
-    return samples, "training" in again, "rollout" in again or config.replay.regrade, fresh
+    stages = replayed_stages(config.replay)
+    samples = "rollout" in stages or needs_reference_scores(config)  # an engine scores a reference too
+    needs_environments = "rollout" in stages or config.replay.regrade
+    return samples, "training" in stages, needs_environments, bool(config.replay.weights)
 
 
 def function_facts(config: RunConfig) -> dict[str, str]:
@@ -180,16 +136,16 @@ def function_facts(config: RunConfig) -> dict[str, str]:
     """
     kinds = {"train": ("filtering", "advantage", "training"), "sft": ("filtering", "training"), "evaluate": ()}
     stages = kinds[config.kind] if config.kind != "replay" else replayed_stages(config.replay)
-    found, problems = {}, []
-    for each in imported_functions(config):
-        if each.stage in stages:
+    versions, problems = {}, []
+    for function in imported_functions(config):
+        if function.stage in stages:
             try:
-                found[each.key] = code_version(each.path)
+                versions[function.key] = code_version(function.path)
             except NotImportable as error:
-                problems.append(f"{each.key}: {error}")
+                problems.append(f"{function.key}: {error}")
     if problems:
         raise ConfigError(problems)
-    return found
+    return versions
 
 
 def training_facts(precision: str, training: TrainingConfig) -> dict[str, Any]:
@@ -236,7 +192,8 @@ def installed_version(package: str) -> str:
 
 def versions(config: RunConfig) -> Mapping[str, str]:
     """Return the versions of everything that computes rows, for the ledger."""
-    found = {"stagecoach": installed_version(DISTRIBUTION)} | {name: installed_version(name) for name in PACKAGES}
-    environments = {f"environment {each.name}": each.version for each in config.environments}
-    functions = {f"function {each.path}": each.version for each in imported_functions(config)}
-    return {**found, **environments, **functions, "engine": config.engine.version, "python": platform.python_version()}
+    packages = {"stagecoach": installed_version(DISTRIBUTION)} | {name: installed_version(name) for name in PACKAGES}
+    environments = {f"environment {entry.name}": entry.version for entry in config.environments}
+    functions = {f"function {function.path}": function.version for function in imported_functions(config)}
+    others = {"engine": config.engine.version, "python": platform.python_version()}
+    return packages | environments | functions | others

@@ -18,16 +18,8 @@ from storage.store import Store
 from tasks.stage_tasks import TASKS
 from tasks.stages import EVALUATION
 
-OTHERS = {
-    "updates": ("diff",),
-    "metrics": ("show", "curves", "diff", "the viewer"),
-    "policies": ("whoever goes on from a policy",),
-    "decisions": ("the account of a gate",),
-    "regrades": ("why",),
-    "intakes": ("a run that goes on",),
-    "turns": ("a run that goes on",),
-}
-"""What reads a table and is no stage."""
+OTHERS = frozenset({"updates", "metrics", "policies", "decisions", "regrades", "intakes", "turns"})
+"""Tables that commands, pages or a run that resumes read, besides the stages."""
 NO_READERS = ("gate", "metrics", "import", EVALUATION)
 """A gate looks at a batch before training, which would miss it too, and metrics are written with their step; an import
 reads only what came in with it."""
@@ -64,11 +56,9 @@ def describe_maintenance(expired: Sequence[ExpiryReport], done: MaintenanceRepor
 
 
 def _check(store: Store, retention: Retention, force: bool) -> None:
-    needed = readers(retention.table)
-    if not needed:
+    if not is_read_again(retention.table):
         return
-    safe = "nothing was dropped"
-    what = f"rows of {retention.table!r} are read again by: {', '.join(needed)}"
+    safe, what = "nothing was dropped", f"rows of {retention.table!r} are read again by later stages or commands"
     if not force:
         do = "a replay from there would end with SliceExpired; say --force if nobody will want one"
         raise StoreError(what, store.root.address, safe, do)
@@ -91,25 +81,25 @@ def choose_removal(
     Raises StoreError where runs to keep and runs to remove are named at once, or one to remove is protected, and,
     unless `trust_ledger`, where runs or files contradict the ledger.
     """
+    place, safe = store.root.address, "nothing was removed"
     if remove and (keep or keep_last):
-        raise StoreError("runs to keep and runs to remove at once", "", "nothing was removed", "name one kind")
+        raise StoreError("runs to keep and runs to remove at once", place, safe, "name one kind")
     if keep_last < 0:
-        raise StoreError(f"{keep_last} runs cannot be kept", "", "nothing was removed", "say how many, from 1 on")
+        raise StoreError(f"{keep_last} runs cannot be kept", place, safe, "say how many, from 1 on")
     if not trust_ledger:
         require_consistency(store)
     runs = present_runs(store)
     # `runs` is in order of their beginning; -0 would mean all of them.
     kept = {*keep, *(runs[-keep_last:] if keep_last else ())}
     if not (keep or keep_last):
-        unknown = sorted({*remove} - {*runs})
-        if unknown:
-            raise StoreError(f"there is no run {', '.join(unknown)}", store.root.address, "nothing was removed", "")
+        if unknown := sorted({*remove} - {*runs}):
+            raise StoreError(f"there is no run {', '.join(unknown)}", place, safe, "")
         kept = {*runs} - {*remove} - {*force}
     forced = [run for run in force if run not in kept]
     going = plan_removal(store, kept, forced, PolicyRetention.parse(policies), needs_of(store))
     if refused := [f"{run} ({why})" for run, why in going.protected if run in remove]:
         advice = "wait until they have ended, or name them with --force"
-        raise StoreError(f"not removed: {', '.join(refused)}", store.root.address, "nothing was removed", advice)
+        raise StoreError(f"not removed: {', '.join(refused)}", place, safe, advice)
     return going
 
 
@@ -120,18 +110,16 @@ def needs_of(store: Store) -> dict[str, Needs]:
     through again, and for steps that it did not train the policies from which they would be trained, with the work of
     that run by which they are found.
     """
-    graph = Graph(store.counted_entries())
-    known = store.runs.names()
-    found = {}
-    for run in known:
+    graph, runs, needs = Graph(store.counted_entries()), store.runs.names(), {}
+    for run in runs:
         config = store.runs.config(run)
         source, keys = "", _named_policies(graph, config)
         if config.get("kind") == "replay":
             source = config["replay"]["run"]
-            behind = step_history(store, source, graph) if source in known else None
-            keys |= _would_start_from(step_history(store, run, graph), behind)
-        found[run] = Needs(source, frozenset(keys))
-    return found
+            source_history = step_history(store, source, graph) if source in runs else None
+            keys |= _would_start_from(step_history(store, run, graph), source_history)
+        needs[run] = Needs(source, frozenset(keys))
+    return needs
 
 
 def _named_policies(graph: Graph, config: Mapping[str, Any]) -> set[str]:
@@ -140,12 +128,12 @@ def _named_policies(graph: Graph, config: Mapping[str, Any]) -> set[str]:
 
 
 def _would_start_from(history: StepHistory, source: StepHistory | None) -> set[str]:
-    behind = source.steps if source else {}
+    source_steps = source.steps if source else {}
     keys: set[str] = set()
     for step, past in history.steps.items():
         if past.policy is not None and "training" not in past.work:
-            work = behind[step].work if step in behind else {}
-            keys |= {past.policy.key, *[each.key for name, each in work.items() if name != "training"][-1:]}
+            work = source_steps[step].work if step in source_steps else {}
+            keys |= {past.policy.key, *[entry.key for name, entry in work.items() if name != "training"][-1:]}
     return keys
 
 
@@ -179,9 +167,8 @@ def describe_removal(going: Plan, swept: RemovalReport) -> dict[str, Any]:
     }
 
 
-def readers(table: str) -> list[str]:
-    """Return the names of all that read `table`; none where nobody misses its rows."""
-    optional = () if table in WRITTEN else (table,)
-    declared = [task.stage for name, tasks in TASKS.items() if name not in NO_READERS for task in tasks]
-    stages = [stage.name for stage in declared if table in stage.reads or {*optional} & {*stage.optional}]
-    return list(dict.fromkeys([*stages, *OTHERS.get(table, ())]))
+def is_read_again(table: str) -> bool:
+    """Return whether a later stage, a command or a page misses the rows of `table` once they are dropped."""
+    optional = set() if table in WRITTEN else {table}
+    stages = [task.stage for name, tasks in TASKS.items() if name not in NO_READERS for task in tasks]
+    return table in OTHERS or any(table in stage.reads or optional & {*stage.optional} for stage in stages)

@@ -7,15 +7,15 @@ replays, `stagecoach check`.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from itertools import count
 from threading import Event
-from typing import Any
 
 from configs.run import RunConfig, only_teachers_sample, policy_scores
 from flows.orchestration.states import EmptyBatch, GateRefused
+from flows.runtime.empty_batch import explain_empty_batches, missing_groups
 from flows.runtime.executor import Executor
 from flows.runtime.records import FinishedStep, StepBatch
 from flows.runtime.resolve_run import Source
@@ -24,6 +24,7 @@ from tasks.advantage import reference
 from tasks.advantage import stage as advantage
 from tasks.assignment import examples as example_list
 from tasks.assignment import stage as assignment
+from tasks.assignment.stage import errored_assignments
 from tasks.filtering import stage as filtering
 from tasks.gate import stage as gate
 from tasks.metrics import stage as metrics
@@ -34,6 +35,7 @@ from tasks.runtime.stage import Policy, Ref
 from tasks.training import policy as policy_import
 from tasks.training import stage as training
 
+ERROR_COLUMNS = ("assignment_id", "error_class")
 FilterAndCredit = Callable[[tuple[Ref, ...]], tuple[Ref, Ref]]
 """Filters and credits rollouts; returns both results."""
 CreditedGroups = tuple[tuple[Ref, ...], tuple[Ref, ...], tuple[Ref, Ref]]
@@ -135,7 +137,8 @@ def build_batch(
     write_metrics(execute, step, empty[-1].refs)
     count = sum(len(batch.assignments) for batch in empty)
     traces = [ref for batch in empty for ref in batch.traces]
-    why = execute.explain_empty(step, traces, [batch.filtering for batch in empty])
+    context, filtered = execute.context_of(empty[-1].packing), [batch.filtering for batch in empty]
+    why = explain_empty_batches(context, step, traces, filtered) if context and execute.computes else ""
     raise EmptyBatch(f"step {step}: {count} batches in a row hold nothing to train on. {why}")
 
 
@@ -176,8 +179,9 @@ def sample_groups(
     sampled: tuple[Ref, ...] = (sample(assigned[0]),)
     credited = credit_traces(sampled)
     for batch in range(1, execute.config.filtering.max_batch_attempts if execute.config.assignment.refill else 1):
-        groups = execute.groups_to_refill(assigned, sampled, credited[1])
-        if not groups:
+        # Credits that are still to be given are taken to be enough.
+        context = execute.context_of(credited[1])
+        if not context or not (groups := missing_groups(context, assigned, sampled, credited[1])):
             break
         assigned = (*assigned, rollouts.assign(step, batch, assigned, groups))
         sampled = (*sampled, sample(assigned[-1]))
@@ -245,31 +249,26 @@ def check_gate(execute: Executor, step: int, batch: StepBatch, policy: Policy) -
         return
     refs = (batch.packing, batch.advantage, batch.filtering, *batch.traces)
     # A rule's decision may be shared between runs; a person's holds for the run that was asked about.
-    own = {"run": config.name} if config.gate.type == "pause" else {}
+    digests = {"run": config.name} if config.gate.type == "pause" else {}
     # Each refusal makes the next question another one, with a key of its own; answers stay in the ledger.
     for question in count():
-        asked = execute(gate.task, step, refs, extra_inputs=own | ({"question": str(question)} if question else {}))
-        decision = execute.decision(asked)
-        if decision is None or decision["approved"]:
+        ref = execute(gate.task, step, refs, extra_inputs=digests | ({"question": str(question)} if question else {}))
+        context = execute.context_of(ref)
+        # A decision that is still to come is taken to let pass.
+        decision = context.table("decisions", (ref,)).to_pylist()[0] if context else {"approved": True}
+        if decision["approved"]:
             return
         # A refusal of a person that was only found, not computed now, is an earlier one: ask the next question.
-        if asked.computed or decision["gate"] == "rule":
-            write_metrics(execute, step, (*batch.refs, asked))
-            raise GateRefused(_refusal(step, decision, config))
-
-
-def _refusal(step: int, decision: Mapping[str, Any], config: RunConfig) -> str:
-    resume = f"stagecoach resume {config.name} --store {config.store}"
-    again = (
-        f"with another rule: {resume} gate.rule=..." if decision["gate"] == "rule" else f"to be asked again: {resume}"
-    )
-    lines = (
-        f"step {step}: the batch was refused by {decision['decided_by']}: {decision['reason'] or 'no reason given'}",
-        f"Figures: {in_words(json.loads(decision['figures']))}",
-        "Safe: nothing was trained on it; the batch and all before it are in the store, and so is the decision",
-        f"To do: go on {again}; or without a gate: {resume} gate.type=none",
-    )
-    return "\n  ".join(lines)
+        if ref.computed or decision["gate"] == "rule":
+            write_metrics(execute, step, (*batch.refs, ref))
+            resume = f"stagecoach resume {config.name} --store {config.store}"
+            raise GateRefused(
+                f"step {step}: the batch was refused by {decision['decided_by']}: "
+                f"{decision['reason'] or 'no reason given'}\n  Figures: {in_words(json.loads(decision['figures']))}\n  "
+                "Safe: nothing was trained on it; the batch and all before it are in the store, and so is the decision"
+                f"\n  To do: {resume} decides again, by another rule with gate.rule=..., without a gate with "
+                "gate.type=none"
+            )
 
 
 def choose_held_out(execute: Executor) -> tuple[Ref, Ref]:
@@ -287,8 +286,13 @@ def evaluate(execute: Executor, policy: Policy | None, retries: int = 0) -> tupl
     # Rollouts of an evaluation are ordered by the policy's version: they belong to no step.
     version = policy.version if policy else 0
     tried = [execute(rollout.task, version, (assigned, examples), policy)]
-    while len(tried) <= retries and execute.num_errored(tried[-1]):
+    while len(tried) <= retries and _any_errored(execute, tried[-1]):
         # Only what ended with an error, with other seeds; the first rollouts stay where they are.
         assigned = execute(assignment.evaluation_task, 0, (examples, assigned, tried[-1]))
         tried.append(execute(rollout.task, version, (assigned, examples), policy))
     return tuple(tried)
+
+
+def _any_errored(execute: Executor, ref: Ref) -> bool:
+    context = execute.context_of(ref)
+    return context is not None and bool(errored_assignments(context.table("traces", (ref,), ERROR_COLUMNS)))

@@ -14,8 +14,8 @@ from tasks.inference.engine.weights_view import read_header, weight_files
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy
 
-LEAST_FREE = 16 << 20
-"""Bytes for tables, which are small beside weights."""
+MIN_FREE_BYTES = 16 << 20
+"""For tables, which are small beside weights."""
 BYTES = {"float32": (4, 8), "bfloat16": (2, 12)}
 """By `training.policy_dtype`, bytes a parameter of a policy's weights, and of what is saved beside them: the two
 moments of Adam and, where policies are rounded, the float32 weights."""
@@ -31,24 +31,23 @@ class WeightRetention:
     def __init__(self, context: RunContext) -> None:
         self._context = context
         self._present: dict[int, str] = {}
-        """Keys of policies by version, the first one left out, whose weights may be there."""
+        """Keys of policies by version, but for the first one, whose weights may be there."""
 
     def note(self, policy: Policy, needed: Collection[str] = ()) -> list[str]:
-        """Take up the newest policy; return the keys of those whose weights were removed, which leaves out `needed`."""
+        """Add the newest policy; return the keys of those whose weights were removed, none of them in `needed`."""
         config, store = self._context.config, self._context.store
         self._present[policy.version] = policy.key
-        kept = kept_versions(config, self._present)
-        going = [self._present[version] for version in sorted(self._present.keys() - kept)]
-        if going:
-            entries = store.ledger.entries()
-            used = {entry.inputs.get("policy") for entry in entries if entry.run != self._context.run}
-            going = [key for key in going if key not in {*needed, *used}]
-            # What a resumed run would go on from must be in the ledger before anything older goes.
-            self._context.flush()
-            for key in going:
-                store.policies.remove(key, f"`training.keep_weights = {config.training.keep_weights!r}` of its run")
-        self._present = {version: key for version, key in self._present.items() if key not in going}
-        return going
+        unneeded = self._present.keys() - kept_versions(config, self._present)
+        if not unneeded:
+            return []
+        others = {entry.inputs.get("policy") for entry in store.ledger.entries() if entry.run != self._context.run}
+        removed = {version for version in unneeded if self._present[version] not in {*needed, *others}}
+        # What a resumed run would go on from must be in the ledger before anything older goes.
+        self._context.flush()
+        keys = [self._present.pop(version) for version in sorted(removed)]
+        for key in keys:
+            store.policies.remove(key, f"`training.keep_weights = {config.training.keep_weights!r}` of its run")
+        return keys
 
 
 def kept_versions(config: RunConfig, versions: Iterable[int]) -> set[int]:
@@ -57,7 +56,7 @@ def kept_versions(config: RunConfig, versions: Iterable[int]) -> set[int]:
     # The policy that samples may be older than the newest by as many steps as the run is off-policy.
     newest = order[-max(retention.last, config.rollout.max_off_policy_steps + 1) :]
     with_state = [version for version in order if version % config.training.save_optimizer_every == 0][-1:]
-    return {*newest, *with_state, *(version for version in order if retention.keeps(version))}
+    return {*newest, *with_state, *filter(retention.keeps, order)}
 
 
 def most_bytes(config: RunConfig, num_parameters: int) -> int:
@@ -67,16 +66,12 @@ def most_bytes(config: RunConfig, num_parameters: int) -> int:
     Every policy is taken for whole weights, with two moments where optimizer state is saved.
     """
     weights, state = BYTES[config.training.policy_dtype]
-
-    def bytes_of(version: int) -> int:
-        saves = version % config.training.save_optimizer_every == 0
-        return num_parameters * (weights + (state if saves else 0))
-
     most, kept = 0, set[int]()
     for version in range(1, config.steps + 1):
-        there = {*kept, version}
-        most = max(most, sum(map(bytes_of, there)))
-        kept = kept_versions(config, there)
+        kept.add(version)
+        num_states = sum(saved % config.training.save_optimizer_every == 0 for saved in kept)
+        most = max(most, num_parameters * (weights * len(kept) + state * num_states))
+        kept = kept_versions(config, kept)
     return most
 
 
@@ -88,16 +83,12 @@ def require_space(store: Store, config: RunConfig, weights: Path | None) -> None
     """
     if store.root.directory is None:
         return
-    free = shutil.disk_usage(store.root.directory).free
-    needed, what = LEAST_FREE, "the next step"
-    if weights is not None:
-        needed += file_bytes(weights)
-        known = bool(store.ledger.entries(run=config.name))
-        if config.training.lora is None and not known:
-            needed, what = needed + most_bytes(config, num_parameters(weights)), f"{config.steps} steps"
-    if free < needed:
+    needed = MIN_FREE_BYTES + (file_bytes(weights) if weights else 0)
+    if weights and config.training.lora is None and not store.ledger.entries(run=config.name):
+        needed += most_bytes(config, num_parameters(weights))
+    if (free := shutil.disk_usage(store.root.directory).free) < needed:
         raise NoSpace(
-            f"the disk has no room for the weights of this run: {size(free)} are free, {what} will need up to "
+            f"the disk has no room for the weights of this run: {size(free)} are free, it will need up to "
             f"{size(needed)} (training.keep_weights is {config.training.keep_weights!r}, optimizer state is saved "
             f"every {config.training.save_optimizer_every} steps)",
             store.root.address,

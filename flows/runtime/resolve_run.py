@@ -33,18 +33,6 @@ from tasks.stages import REPLAYABLE
 DEFAULT_FILES = {"train": ["demo"], "sft": ["sft_demo"], "evaluate": ["demo"]}
 
 
-def resolve_run(kind: str, files: Sequence[str], overrides: Sequence[str], **settings: Any) -> RunConfig:
-    """Return the resolved config of a new run, or of the run of that name in the store, to go on with it.
-
-    `settings` are name, store, seed and steps where they were given; they come after the overrides. A recorded run is
-    resumed with its recorded config: other steps and operational settings are taken over, anything else is refused,
-    because the run's rows would be of two kinds. Raises ConfigError, and what says that a model, an environment or a
-    file of demonstrations cannot be used.
-    """
-    with nothing_started():
-        return _resolve_run(kind, files, overrides, settings)
-
-
 @contextmanager
 def nothing_started() -> Iterator[None]:
     """Within the block, errors meant for people say that nothing was started, unless they say so themselves."""
@@ -75,7 +63,15 @@ def _later_layers(kind: str, overrides: Sequence[str], settings: Mapping[str, An
     return [*overrides, *assignments(given)]
 
 
-def _resolve_run(kind: str, files: Sequence[str], overrides: Sequence[str], settings: Mapping[str, Any]) -> RunConfig:
+@nothing_started()
+def resolve_run(kind: str, files: Sequence[str], overrides: Sequence[str], **settings: Any) -> RunConfig:
+    """Return the resolved config of a new run, or of the run of that name in the store, to go on with it.
+
+    `settings` are name, store, seed and steps where they were given; they come after the overrides. A recorded run is
+    resumed with its recorded config: other steps and operational settings are taken over, anything else is refused,
+    because the run's rows would be of two kinds. Raises ConfigError, and what says that a model, an environment or a
+    file of demonstrations cannot be used.
+    """
     later = _later_layers(kind, overrides, settings)
     requested = requested_config(kind, files, overrides, settings)
     store = open_store(requested.store)
@@ -83,8 +79,13 @@ def _resolve_run(kind: str, files: Sequence[str], overrides: Sequence[str], sett
         # As the policy was trained: its environments, its renderer, its own held-out examples.
         requested = load((), [*assignments(OF_NO_OTHER_RUN), *later], base=maker.model_dump(mode="json"))
     recorded = recorded_config(store, requested.name)
-    if kind != "replay":
-        _require_own_rollouts(store, requested.name)
+    if kind != "replay" and requested.name and store.ledger.entries(run=requested.name, stage="import"):
+        raise ConfigError(
+            [
+                f"run {requested.name!r} was imported and has no rollouts of its own to go on with; nothing changed. "
+                f"Train on it with: stagecoach replay {requested.name} --from filtering --set model.path=DIR"
+            ]
+        )
     # Presets of today may differ from those it began with: without files the record is the base.
     if recorded is not None and not files:
         requested = load((), later, base=recorded.model_dump(mode="json"))
@@ -105,8 +106,8 @@ def _resolve_run(kind: str, files: Sequence[str], overrides: Sequence[str], sett
         # Last: what differs by request has a better message than another version of a package.
         # The weights of `config`: the directory that is recorded may be gone.
         model = {"path": config.model.path, "tokenizer": config.model.tokenizer}
-        here = recorded.model_copy(update={"model": recorded.model.model_copy(update=model)})
-        require_agreement(recorded, config_versions(here))
+        with_weights_here = recorded.model_copy(update={"model": recorded.model.model_copy(update=model)})
+        require_agreement(recorded, config_versions(with_weights_here))
     return config
 
 
@@ -138,55 +139,40 @@ def _require_same_maker(recorded: RunConfig, requested: RunConfig) -> None:
         )
 
 
-def _require_own_rollouts(store: Store, name: str) -> None:
-    """Refuse to go on with an imported run: it would mix rollouts of its own with those of the files."""
-    if name and store.ledger.entries(run=name, stage="import"):
-        raise ConfigError(
-            [
-                f"run {name!r} was imported and has no rollouts of its own to go on with; nothing changed. Train on it "
-                f"with: stagecoach replay {name} --from filtering --set model.path=DIR"
-            ]
-        )
-
-
 def _with_stored_weights(store: Store, requested: RunConfig) -> RunConfig:
     """Take the weights out of the store: those of the policy to evaluate, or the run's own first ones if need be.
 
     Those were copied when they were brought in, so that a run can go on when the directory they came from is gone.
     """
+    policy = find_policy(store, requested.evaluation.policy) if requested.kind == "evaluate" else None
     path = requested.model.path
-    if requested.kind == "evaluate" and requested.evaluation.policy:
-        policy = find_policy(store, requested.evaluation.policy)
-    elif (
-        path
-        and not Path(path).expanduser().is_dir()
-        and store.ledger.entries(run=requested.name, stage="policy_import")
-    ):
-        policy = find_policy(store, f"{requested.name}:0")
-    else:
-        return requested
-    assert policy is not None, "a policy that has a name is found or refused"
-    return with_weights(store, requested, policy.key)
+    if policy is None and path and not Path(path).expanduser().is_dir():
+        imported = bool(store.ledger.entries(run=requested.name, stage="policy_import"))
+        policy = find_policy(store, f"{requested.name}:0") if imported else None
+    return with_weights(store, requested, policy.key) if policy else requested
 
 
 def require_same(recorded: RunConfig, config: RunConfig) -> None:
     """Raise ConfigError, with every difference, where a run of this name was begun with another config."""
     old, new = dict(flat(_identity(recorded))), dict(flat(_identity(config)))
     differing = [key for key in dict.fromkeys((*old, *new)) if old.get(key) != new.get(key)]
-    if differing:
-        # Of code that was edited meanwhile nobody asked for another setting.
-        edited = edited_environments(recorded, {each.name: each.version for each in config.environments})
-        if edited and all(re.fullmatch(r"environments\.\d+\.version", key) for key in differing):
-            raise ConfigError(edited)
-        changes = [
-            f"{key}: {_brief(old.get(key))} is recorded, {_brief(new.get(key))} is asked for" for key in differing
+    if not differing:
+        return
+    # Of code that was edited meanwhile nobody asked for another setting.
+    edited = edited_environments(recorded, {entry.name: entry.version for entry in config.environments})
+    if edited and all(re.fullmatch(r"environments\.\d+\.version", key) for key in differing):
+        raise ConfigError(edited)
+    error = ConfigError(
+        [
+            f"{key}: {canonical_json(old.get(key)):.160} is recorded, {canonical_json(new.get(key)):.160} is asked for"
+            for key in differing
         ]
-        error = ConfigError(changes)
-        error.add_note(
-            f"Run {recorded.name!r} keeps its config and nothing was changed: give the branch a name of its own "
-            f"(--name); it shares all work that the change does not reach."
-        )
-        raise error
+    )
+    error.add_note(
+        f"Run {recorded.name!r} keeps its config and nothing was changed: give the branch a name of its own (--name); "
+        "it shares all work that the change does not reach."
+    )
+    raise error
 
 
 def _identity(config: RunConfig) -> dict[str, Any]:
@@ -208,16 +194,17 @@ def _require_same_sources(store: Store, config: RunConfig) -> None:
         for entry in store.ledger.entries(run=config.name, stage=stage)
         for name, key in entry.inputs.items()
     }
-    found = {"weights": directory_digest(model_directory(config.model.path))} if "weights" in begun else {}
-    if "file" in begun:
-        found["file"] = file_digest(Path(config.data.path).expanduser())
     paths = {"weights": ("model.path", config.model.path), "file": ("data.path", config.data.path)}
-    lines = [
-        f"{paths[name][0]}: run {config.name!r} began with other content than {paths[name][1]} has; nothing changed. "
-        f"Give back what it began with, or give a run on this content a name of its own (--name)"
-        for name, digest in found.items()
-        if begun[name] != digest
-    ]
+    lines = []
+    for name, (key, path) in paths.items():
+        if name not in begun:
+            continue
+        digest = directory_digest(model_directory(path)) if name == "weights" else file_digest(Path(path).expanduser())
+        if begun[name] != digest:
+            lines.append(
+                f"{key}: run {config.name!r} began with other content than {path} has; nothing changed. Give back what "
+                "it began with, or give a run on this content a name of its own (--name)"
+            )
     if lines:
         raise ConfigError(lines)
 
@@ -238,14 +225,7 @@ def source_of(config: RunConfig) -> Source:
         return Source("", "")
     weights = model_directory(config.model.path)
     data = Path(config.data.path).expanduser() if config.kind == "sft" else None
-    return Source(
-        str(weights), directory_digest(weights), str(data or ""), file_digest(data) if data is not None else ""
-    )
-
-
-def _brief(value: Any) -> str:
-    text = canonical_json(value)
-    return text if len(text) <= 160 else f"{text[:157]}..."
+    return Source(str(weights), directory_digest(weights), str(data or ""), file_digest(data) if data else "")
 
 
 class PolicyUnknown(ValueError):
@@ -259,19 +239,19 @@ def find_policy(store: Store, name: str) -> Policy | None:
     """
     if not name:
         return None
-    run, _, wanted = name.partition(":")
+    run, _, version = name.partition(":")
     imported = [entry.key for entry in store.ledger.entries(run=run, stage="policy_import")]
     # The last one: the same weights may have been brought in again from another directory.
-    made = dict(enumerate(imported[-1:]))
-    made |= {entry.step + 1: entry.key for entry in store.ledger.entries(run=run, stage="training")}
-    number = int(wanted) if wanted.isdecimal() else max(made, default=0)
-    if number not in made or (wanted and not wanted.isdecimal()):
-        has = f"has the versions {', '.join(map(str, sorted(made)))}" if made else "has made no policy"
-        runs = f"; the last runs in {store.root.address} are: {', '.join(store.runs.names()[-5:]) or 'none'}"
+    keys = dict(enumerate(imported[-1:]))
+    keys |= {entry.step + 1: entry.key for entry in store.ledger.entries(run=run, stage="training")}
+    number = int(version) if version.isdecimal() else max(keys, default=0)
+    if number not in keys or (version and not version.isdecimal()):
+        has = f"has the versions {', '.join(map(str, sorted(keys)))}" if keys else "has made no policy"
         raise PolicyUnknown(
-            f"there is no policy {name!r}: run {run!r} {has}{'' if made else runs}. Name one as RUN or RUN:VERSION"
+            f"there is no policy {name!r}: run {run!r} {has}. Name one as RUN or RUN:VERSION; the last runs in "
+            f"{store.root.address} are: {', '.join(store.runs.names()[-5:]) or 'none'}"
         )
-    return Policy(made[number], number)
+    return Policy(keys[number], number)
 
 
 def whole_weights(store: Store, policy_key: str) -> Path:

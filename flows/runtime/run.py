@@ -15,6 +15,7 @@ from configs.services import TrackingSection
 from flows.orchestration import server as prefect_api
 from flows.orchestration.events import EventWatcher
 from flows.orchestration.server import current_flow_run
+from flows.orchestration.signals import termination_reported
 from flows.orchestration.table_workers import table_workers
 from flows.reporting.artifacts import RunArtifacts
 from flows.reporting.messages import step_message
@@ -62,7 +63,7 @@ def _start_beside_prefect(session: Session, started: ExitStack) -> None:
     session.begin(session.missing)
     if api.supervisor:
         started.enter_context(api.supervisor.subscribe(session.note_service))
-    started.enter_context(prefect_api.termination_reported())
+    started.enter_context(termination_reported())
     session.notify("prefect", url=api.wait().ui_url)
     prefect_api.route_prefect_logs(log_directory(session.config) / "prefect.log")
 

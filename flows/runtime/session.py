@@ -20,7 +20,8 @@ from configs.run import RunConfig, only_teachers_sample, policy_scores
 from configs.store_paths import relative_paths
 from flows.orchestration.gate_answers import approval
 from flows.orchestration.gpu_slots import gpu_slot
-from flows.orchestration.server import current_flow_run, is_deployed, is_end, lost_terminations_repeated
+from flows.orchestration.server import current_flow_run
+from flows.orchestration.signals import is_end, lost_terminations_repeated
 from flows.orchestration.states import Cancellation, RunCancelled, event_of, mark_crashed, other_writers
 from flows.orchestration.task_runs import TaskRuns
 from flows.runtime.machine_facts import versions
@@ -46,7 +47,7 @@ _current: ContextVar["Session | None"] = ContextVar("session", default=None)
 
 
 class Session:
-    """One run at work: its place in a store, where it starts from, its services, and whoever watches."""
+    """One run at work: its place in a store, where it starts from, its services, and its watchers."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class Session:
         watchers: tuple[Watcher, ...] = (),
         policy: Policy | None = None,
     ) -> None:
-        self.context = context
+        self.context, self.config = context, context.config
         context.note_units = self._note_groups
         self.source = source
         self.policy = policy
@@ -65,38 +66,30 @@ class Session:
         self.missing: Sequence[Ref] = ()
         """Results of the run that were still to be computed when it was opened."""
         self.engine = InferenceService(supervisor, context, Path(source.weights))
-        self.teachers = TeacherEngines(supervisor, context.config)
-        self.environments = EnvironmentServers(supervisor, context.config, self.engine.key)
+        self.teachers = TeacherEngines(supervisor, self.config)
+        self.environments = EnvironmentServers(supervisor, self.config, self.engine.key)
         self.learner = LearnerProcess(supervisor, context, self.engine.asleep)
-        self.graders = GraderProcesses(supervisor, context.config)
-        self.num_computed = 0
-        """Pieces of work that were computed in this session."""
-        self.num_found = 0
-        """Pieces of work that the ledger had."""
-        self.task_runs = TaskRuns(context.run, context.config.prefect.task_runs)
+        self.graders = GraderProcesses(supervisor, self.config)
+        self.num_computed = self.num_found = 0
+        """Results that were computed in this session, and that the ledger had."""
+        self.task_runs = TaskRuns(context.run, self.config.prefect.task_runs)
         """What of the work is a task run in Prefect."""
         self.slot = ExitStack()
-        """Holds a GPU slot from the first service of this machine on; closed by whoever opened the session, after the
-        last one."""
-        self._supervisor = supervisor
-        self._cancellation = Cancellation(tell=lambda text: self.notify("note", text=text))
-        self._lock = threading.Lock()
+        """Holds a GPU slot from the first service of this machine on; `open_session` closes it after the last one."""
         self.position = ""
         """The work that was begun last, in words."""
+        self._supervisor = supervisor
+        self._cancellation = Cancellation(tell=self._note)
+        self._lock = threading.Lock()
         self._other_writers: set[str] = set()
         """The other processes on this run that the watchers know of, as texts."""
         self._step = 0
         """The step that a stage was last begun for."""
         self._losses: list[ServiceLoss] = []
         """Services that were lost before the run's first event; a run without one is not known."""
-        self._known = False
+        self._recorded = False
         # Re-entrant: a watcher that is notified may notify in turn.
         self._telling = threading.RLock()
-
-    @property
-    def config(self) -> RunConfig:
-        """The run's resolved config."""
-        return self.context.config
 
     @cached_property
     def services(self) -> Services:
@@ -119,7 +112,7 @@ class Session:
         return demonstration_renderer(model.tokenizer or self.source.weights, model.renderer, model.renderer_settings)
 
     def count(self, computed: bool) -> None:
-        """Count a piece of work; threads of the run may do so at the same time."""
+        """Count a result; threads of the run may do so at the same time."""
         with self._lock:
             self.num_computed += computed
             self.num_found += not computed
@@ -130,29 +123,29 @@ class Session:
         self._supervisor.close()
 
     def begin(self, missing: Sequence[Ref]) -> None:
-        """Start the services that the missing work needs, side by side; returns at once."""
+        """Start the services that the missing work needs, in parallel; does not wait for them."""
         services = self.needed_services(missing)
-        local = self.config.placement.services == "local"
+        is_local = self.config.placement.services == "local"
         # What is on pools has GPUs of their workers, which bound by themselves how many they serve at a time.
-        if any(local or not each.deployment for each in services):
-            self.slot.enter_context(gpu_slot(self.context.run, lambda text: self.notify("note", text=text)))
-        # All at once, then nobody waits here: an engine takes minutes, and others start meanwhile.
+        if any(is_local or not service.deployment for service in services):
+            self.slot.enter_context(gpu_slot(self.context.run, self._note))
+        # All in one go: an engine takes minutes, and others start meanwhile.
         for service in services:
             service.begin()
 
     def needed_services(self, missing: Sequence[Ref]) -> list[RunService]:
         """Return the services that the missing work needs, in the order of the work."""
-        every = (self.engine, self.teachers, self.environments, self.learner, self.graders)
-        of_keyword: dict[str, RunService] = {service.keyword: service for service in every}
-        return [of_keyword[name] for name in needs(missing, self.config)]
+        services: tuple[RunService, ...]
+        services = self.engine, self.teachers, self.environments, self.learner, self.graders
+        by_keyword = {service.keyword: service for service in services}
+        return [by_keyword[name] for name in needs(missing, self.config)]
 
     def stop_if_cancelled(self, step: int, stage: str) -> None:
         """Raise RunCancelled where someone has asked Prefect to cancel the run; meant to be called between stages."""
         if self._cancellation.asked_for(current_flow_run()):
-            again = f"safe, Retry goes on at {stage} of step {step}. " if is_deployed() else ""
             raise RunCancelled(
-                f"cancelled before stage {stage} of step {step}, as Prefect was asked to. {again}Everything done so "
-                f"far is safe in {self.config.store}; go on with: {resume_command(self.config)}"
+                f"cancelled before stage {stage} of step {step}, as Prefect was asked to. Everything done so far is "
+                f"safe in {self.config.store}; Retry in Prefect goes on there, or: {resume_command(self.config)}"
             )
 
     def notify(self, event: str, **facts: Any) -> None:
@@ -166,34 +159,35 @@ class Session:
             for watch in self.watchers:
                 watch(event, facts)
 
+    def _note(self, text: str) -> None:
+        self.notify("note", text=text)
+
     def note_other_writers(self) -> None:
         """Let the watchers see each other process that has gone to work on this run."""
         for text in other_writers(self.context.store, self.context.run):
             if text not in self._other_writers:
                 self._other_writers.add(text)
-                self.notify("note", text=text)
+                self._note(text)
 
     def _note_groups(self, stage: str, step: int, num_groups: int) -> None:
         """Let the watchers see how many rollouts of a step are there, while others are still sampled."""
         if stage == "rollout":
-            assignment = self.config.assignment
-            wanted = assignment.groups_per_step * assignment.group_size
-            self.notify("rollouts", step=step, done=num_groups * assignment.group_size, wanted=wanted)
+            size, groups = self.config.assignment.group_size, self.config.assignment.groups_per_step
+            self.notify("rollouts", step=step, done=num_groups * size, wanted=groups * size)
 
     def note_service(self, news: ServiceNews) -> None:
         """Let the watchers see the news of a service; a loss is an event of the run as well."""
         if isinstance(news, Starting):
             self.notify("starting", service=news.service)
-            return
-        if isinstance(news, LogLines):
+        elif isinstance(news, LogLines):
             self.notify("service_lines", service=news.service, lines=news.lines)
-            return
-        self.notify("note", text=str(news))
+        else:
+            self._note(str(news))
         if isinstance(news, ServiceLoss):
             self.notify("lost", service=news.service)
             with self._lock:
                 self._losses.append(news)
-            if self._known:
+            if self._recorded:
                 self._record_losses()
 
     def _record_losses(self) -> None:
@@ -203,7 +197,7 @@ class Session:
             try:
                 self.record(LOST, self._step, str(loss))
             except StoreError as problem:  # the thread that watches the service must go on, and so must the run
-                self.notify("note", text=f"the loss of {loss.service} is not among the run's events: {problem}")
+                self._note(f"the loss of {loss.service} is not among the run's events: {problem}")
 
     def record(self, event: str, step: int = 0, message: str = "") -> None:
         """Write an event in the life of the run; a start or resumption says which process it is."""
@@ -220,8 +214,8 @@ class Session:
             pid=os.getpid(),
             process=recorded_identity() if event in STARTS else "",
         )
-        if not self._known:
-            self._known = True
+        if not self._recorded:
+            self._recorded = True
             self._record_losses()
 
 
@@ -297,20 +291,13 @@ def log_directory(config: RunConfig) -> Path:
 
 def needs(missing: Sequence[Ref], config: RunConfig) -> list[str]:
     """Return the services that the missing work needs, by their keywords, in the order of the work."""
+    stages = dict.fromkeys(ref.stage for ref in missing)
     # Stages name the services they may ask; the config says that some will not be asked.
-    unneeded = set[str]()
-    if not any(True for _ in asked_teachers(config)):
-        unneeded.add("teachers")
-    if not _asks_policy(config, {piece.stage for piece in missing}):
-        unneeded.add("engine")
-    asked = dict.fromkeys(need for piece in missing for need in services_of(piece.stage))
-    return [need for need in asked if need not in unneeded]
-
-
-def _asks_policy(config: RunConfig, stages: set[str]) -> bool:
-    """Tell whether a policy samples or scores anything: not where teachers do, unless it is evaluated too."""
-    if config.external:
-        return False
+    unneeded = set() if any(True for _ in asked_teachers(config)) else {"teachers"}
+    # A policy samples unless teachers do, and scores where an algorithm wants that.
     evaluated = config.kind == "evaluate" or (config.kind == "train" and config.evaluation.evaluates_training)
     samples = "rollout" in stages and (evaluated or not only_teachers_sample(config))
-    return samples or ("reference" in stages and policy_scores(config))
+    if config.external or not (samples or ("reference" in stages and policy_scores(config))):
+        unneeded.add("engine")
+    keywords = dict.fromkeys(keyword for stage in stages for keyword in services_of(stage))
+    return [keyword for keyword in keywords if keyword not in unneeded]

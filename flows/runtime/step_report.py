@@ -1,6 +1,5 @@
 """Reports each finished step, and a whole run, as plain data for panels, artifacts, monitors and programs."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -9,8 +8,7 @@ from typing import Any
 from flows.queries.metrics import Span, by_stage, ledger_metrics
 from flows.queries.tracked_rows import OF_TABLES, sample_rollouts
 from flows.reporting.messages import measured_step
-from flows.runtime.empty_batch import short_of_groups
-from flows.runtime.records import FinishedStep, StepBatch
+from flows.runtime.records import FinishedStep
 from flows.runtime.session import Session
 from tasks.metrics.accounting import ERRORED, TRAINED
 from tasks.metrics.figures import Values, metric_values
@@ -48,10 +46,8 @@ def finish_step(session: Session, finished: FinishedStep) -> dict[str, Any]:
     """Describe a finished step and tell the watchers."""
     described = describe(session.context, finished.step, finished.refs)
     notify_step(session, described, finished.refs)
-    warnings = [quarantine_warning(session, finished.batch)]
-    if described["computed"]:  # the warnings of a cached step were read when it was computed
-        warnings = [low_signal(described), short_of_groups(finished.step, described.get("groups", {})), *warnings]
-    for warning in filter(None, warnings):
+    # The warning of a cached step was read when it was computed.
+    if described["computed"] and (warning := low_signal(described)):
         session.notify("note", text=warning)
     return described
 
@@ -82,31 +78,6 @@ def _makes(refs: Sequence[Ref], table: str) -> bool:
     return any(table in dict(ref.rows) for ref in refs)
 
 
-def quarantine_warning(session: Session, batch: StepBatch) -> str:
-    """Return a warning where the rollouts of a step were in the store already and kept in spite of a quarantine.
-
-    A run with the seed and settings of another shares its rollouts, and one that is resumed finds its own; both key
-    their work by what was sampled, not by what was found out later. Empty where there is nothing to say.
-    """
-    if all(ref.computed for ref in batch.traces):
-        return ""  # what is new cannot have been found unfit
-    context = session.context
-    findings = context.store.quarantines.all()
-    if not findings:
-        return ""
-    verdicts = context.table("verdicts", [batch.filtering], ["trace_id", "keep"]).to_pylist()
-    kept = {row["trace_id"] for row in verdicts if row["keep"]}
-    touching = {each.quarantine: kept.intersection(each.trace_ids) for each in findings}
-    unfit = frozenset().union(*touching.values())
-    if not unfit:
-        return ""
-    return (
-        f"step {batch.packing.step}: {len(unfit)} of {len(kept)} rollouts that are trained on are in quarantine "
-        f"({', '.join(name for name, traces in touching.items() if traces)}). They were found in the store. Leave them "
-        f"out with: stagecoach replay {context.run} --from filtering --store {shlex.quote(context.config.store)}"
-    )
-
-
 def low_signal(described: Mapping[str, Any]) -> str:
     """Return a warning where hardly anything of a step could be trained on; empty where that is not so."""
     trained = sum(share["num_traces"] for share in described["outcomes"] if share["outcome"] == TRAINED)
@@ -128,7 +99,6 @@ def describe(context: RunContext, step: int, refs: Sequence[Ref]) -> dict[str, A
     update = context.table("updates", refs).to_pylist()[-1] if _makes(refs, "updates") else None
     spans = by_stage([Span(ref.stage, ref.seconds, ref.tokens) for ref in refs])
     measured = measured_step(step, values)
-    groups = {name.partition("/")[2]: int(n) for (_, name), n in values.items() if name.startswith("groups/")}
     return {
         **measured,
         "computed": any(ref.computed for ref in refs),
@@ -139,5 +109,4 @@ def describe(context: RunContext, step: int, refs: Sequence[Ref]) -> dict[str, A
         "rows": rows_of(refs),
         "stage_tokens": {stage: span.tokens for stage, span in spans.items()},
         "update": update,
-        **({"groups": groups} if groups else {}),
     }

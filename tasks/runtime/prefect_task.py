@@ -46,10 +46,9 @@ def describe_ref(ref: Ref) -> str:
 
 
 def tag_current(tags: Sequence[str]) -> None:
-    """Give the task run around these tags, to be filtered by; those of concurrency limits are given before it begins.
+    """Give the task run around these tags, to be filtered by.
 
-    Prefect asks its API for a limit on each tag that a task run begins with, and these come too late for that: they
-    travel with its next state.
+    Prefect asks its API for a limit on each tag that a task run begins with. These come later, with its next state.
     """
     from prefect.context import TaskRunContext
 
@@ -125,25 +124,18 @@ class StageTask:
 
         return run
 
-    def __call__(
-        self,
-        step: int,
-        work: Callable[[], Ref],
-        label: str = "",
-        tags: Sequence[str] = (),
-        limited: Sequence[str] = (),
-    ) -> Ref:
+    def __call__(self, step: int, work: Callable[[], Ref], label: str = "", tags: Sequence[str] = ()) -> Ref:
         """Do the stage's `work` at `step` as a task of the current flow; raises what it raises.
 
         `work` is a partial call of `perform`: Prefect walks every collection that it is given in search of futures, and
         a partial is none, but travels to the workers of a task runner. `label` is what the task run is called before
-        its step, the stage's name by default; `tags` are for filters, `limited` those that Prefect has a limit on.
+        its step, the stage's name by default; `tags` are for filters.
         """
         from prefect.context import TagsContext
 
         arguments = {"step": step, "label": label or self.stage.name, "work": work, "tags": tuple(tags)}
         # A task run would take over the flow run's tags and ask the API for a limit on each before it starts.
-        with TagsContext(current_tags=set(limited)):
+        with TagsContext(current_tags=set()):
             state = self._submit(arguments) if self._runs_on_workers() else self._local_task()(**arguments)
         done = state.result(raise_on_failure=False)  # `data` is Prefect's record of it
         if isinstance(done, BaseException):

@@ -112,10 +112,10 @@ def test_rare_fields_are_shown_to_who_asks_for_them(page: Any, served: Serving) 
     page.goto(f"{served.url}/deployments/deployment/{deployment['id']}/run")
     rare = field(page, "advanced")
     rare.wait_for()
-    assert page.get_by_text("root of the store").count() == 0 and page.get_by_text("address of a chat API").count() == 0
+    assert page.get_by_text("root of the store").count() == 0 and page.get_by_text("TOML files on").count() == 0
     rare.get_by_role("button", name="Advanced").click()
     page.get_by_text("root of the store").wait_for()
-    assert page.get_by_text("address of a chat API").count() == 1
+    assert page.get_by_text("TOML files on").count() == 1
     picture(page, "form-advanced")
 
 
@@ -170,7 +170,6 @@ def test_cancel_and_retry_in_the_pages(page: Any, served: Serving) -> None:
     assert served.ended(flow_run, "CANCELLED")[0] == "CANCELLED"
     done = len(store.ledger.entries(run="long", stage="training"))
     served.settled(flow_run)
-    assert served.state(flow_run)[1].startswith("cancelled in Prefect: safe, Retry goes on at ")
     page.goto(f"{served.url}/runs/flow-run/{flow_run}")
     page.get_by_text("Cancelled", exact=True).first.wait_for()
     picture(page, "cancelled")

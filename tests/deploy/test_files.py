@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 import yaml
+from prefect.client.schemas.objects import ConcurrencyLimitConfig
 
 from configs.errors import ConfigError
 from configs.load import load
 from flows.cli.launch import _parameters
-from flows.evaluate import EvaluationParameters, evaluate
-from flows.orchestration.deployment_file import read
-from flows.orchestration.deployments import FILE, _offer_choices
+from flows.evaluate import evaluate
+from flows.orchestration.deployments import FILE, read
 from flows.orchestration.settings import DeployRefused
 from flows.replay import ReplayParameters, replay
-from flows.runtime.entry import FileParameters, StoreParameters, instead
+from flows.runtime.entry import FileParameters, StoreParameters
 from flows.runtime.resolve_run import DEFAULT_FILES
 from flows.serve import serve
 from flows.services.engine import InferenceService
@@ -114,8 +114,8 @@ def test_a_file_has_every_kind_of_schedule_and_key_of_prefect_s_own(tmp_path: Pa
         (None, None, False),
     ]
     assert (first.all_schedules[0].active, first.all_schedules[1].parameters) == (False, {"steps": 1})
-    assert first.concurrency_limit is not None and first.concurrency_limit.limit == 1 and first.description is None
-    assert second.concurrency_limit is not None and second.concurrency_limit.collision_strategy.value == "CANCEL_NEW"
+    assert first.concurrency_limit == 1 and first.description is None
+    assert second.concurrency_limit == ConcurrencyLimitConfig.model_validate(limit)
     assert len(second.all_schedules) == 1 and second.pool("mine") == "mine"
 
 
@@ -154,13 +154,7 @@ def test_rare_parameters_are_taken_as_such_or_as_json_and_checked() -> None:
         ("train", train, FileParameters, []),
         ("sft", sft, FileParameters, []),
         ("replay", replay, ReplayParameters, []),
-        ("evaluate", evaluate, EvaluationParameters, []),
-        (
-            "evaluate",
-            evaluate,
-            EvaluationParameters,
-            ["kind=evaluate", "evaluation.external.url=https://host/v1", "evaluation.external.model=m"],
-        ),
+        ("evaluate", evaluate, FileParameters, []),
     ],
 )
 def test_what_the_command_line_shows_of_a_run_is_what_its_flow_takes(
@@ -170,25 +164,6 @@ def test_what_the_command_line_shows_of_a_run_is_what_its_flow_takes(
     shown = _parameters(config)
     assert shown.keys() <= inspect.signature(flow.fn).parameters.keys()
     assert rare.of(shown["advanced"]).store == "/data/runs"
-
-
-def test_the_form_offers_presets_of_the_flows_kind_and_installed_tasksets() -> None:
-    offered = {}
-    for flow in (train, sft, evaluate):
-        properties = flow.parameters.model_copy(deep=True).properties
-        _offer_choices(properties, flow.name)
-        offered[flow.name] = properties
-    assert "demo" in (of_train := offered["train"]["presets"]["items"]["enum"]) and "sft_demo" not in of_train
-    assert offered["sft"]["presets"]["items"]["enum"] == ["sft_demo"] and "environment" not in offered["sft"]
-    tasksets = offered["evaluate"]["environment"]["enum"]
-    assert {"", "sample_reverse_text", "textarena"} <= set(tasksets)
-    assert not {"chat_loop", "sample_arena", "stagecoach"} & set(tasksets)
-
-
-def test_a_taskset_of_the_form_stands_in_for_the_presets_environments() -> None:
-    (environment,) = load(["two_environments"], instead("sample_lookup")).environments
-    assert (environment.name, environment.taskset) == ("sample_lookup", {"id": "sample_lookup"})
-    assert instead("") == []
 
 
 def test_nights_are_for_evaluation_and_maintenance_and_training_is_ready() -> None:

@@ -16,7 +16,7 @@ import pytest
 from configs.environments import EnvironmentConfig
 from configs.layers import presets
 from configs.load import load
-from flows.orchestration.deployment_file import read
+from flows.orchestration.deployments import read
 from tasks.inference.environments.packages import package_version
 from tests.fixtures.installed import ROOT, Installed, build_wheel, hostile_directory, install_wheel
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli.maintenance import maintain
-from flows.runtime.maintenance import readers
+from flows.runtime.maintenance import is_read_again
 from storage.errors import SliceExpired
 from storage.maintenance.compact import RETENTION_HOURS
 from storage.schemas.stage_tables import STAGE_TABLES
@@ -79,7 +79,7 @@ def test_gc_removes_nothing_without_yes(root: Path, call: Call) -> None:
         (["gc", "--keep", "new", "--remove", "old"], "to keep and runs to remove at once"),
         (["gc", "--remove", "open"], "not removed: open (its last event is 'started')"),
         (["gc", "--policies", "some"], "say all, last:N, every:N"),
-        (["maintain", "--retain", "messages=1h"], "read again by: regrade, filtering, reference, advantage, packing"),
+        (["maintain", "--retain", "messages=1h"], "read again by later stages or commands"),
         (["maintain", "--retain", "messages"], "is no retention"),
         (["maintain", "--retention-hours", "1"], "open may be at work"),
         (["maintain", "--retain", "messages=1h", "--force"], "open may be at work"),
@@ -163,11 +163,9 @@ def test_keep_last_keeps_the_newest(root: Path, call: Call) -> None:
 
 
 def test_only_measurements_may_go_without_being_missed() -> None:
-    assert [table.name for table in STAGE_TABLES if not readers(table.name)] == [
+    assert [table.name for table in STAGE_TABLES if not is_read_again(table.name)] == [
         "token_policies",
         "intake_loads",
         "token_statistics",
         "token_masks",
     ]
-    assert readers("batches") == ["training"]
-    assert readers("intakes") == ["a run that goes on"]

@@ -1,36 +1,12 @@
-"""Events for automations: when a reward has dropped, and that none of them can fail a run."""
+"""Events for automations: when they are sent, and that none of them can fail a run."""
 
 from typing import Any
 
 import pytest
 
 from flows.orchestration import events
-from flows.orchestration.events import EventWatcher, RewardDrop
+from flows.orchestration.events import EventWatcher
 from tasks.runtime.stage import Ref
-
-RISING = [0.1, 0.1, 0.1, 0.5, 0.8, 0.8, 0.8]
-
-
-def told(*rewards: float | None) -> list[int]:
-    """The steps after which a drop is told."""
-    drop = RewardDrop()
-    return [step for step, reward in enumerate(rewards) if drop(reward) is not None]
-
-
-@pytest.mark.parametrize(
-    ("rewards", "steps"),
-    [
-        (RISING, []),
-        ([*RISING, 0.7, 0.7, 0.6], []),
-        ([*RISING, 0.1, 0.1, 0.1, 0.1], [8]),
-        ([*RISING, 0.1, 0.1, 0.1, 0.8, 0.8, 0.8, 0.1, 0.1, 0.1], [8, 14]),
-        ([*RISING, None, 0.1, None, 0.1], [10]),
-        ([0.5, 0.5, 0.5, 0.5, 0.5, 0.5], []),
-        ([-1.0, -1.0, -1.0, 0.0, 0.0, 0.0, -0.9, -0.9, -0.9], [7]),
-    ],
-)
-def test_a_drop_is_told_once_when_half_of_what_was_won_is_lost(rewards: list[float | None], steps: list[int]) -> None:
-    assert told(*rewards) == steps
 
 
 def test_outside_of_a_flow_run_nothing_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

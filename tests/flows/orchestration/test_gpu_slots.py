@@ -50,7 +50,7 @@ def test_a_lease_begins_anew_when_the_server_answers_again(monkeypatch: pytest.M
         looks.append(renewals["slot"].look("unchanged"))
         return ("", ["holder"]) if looks[-1] else ("mine", [])
 
-    for name, value in {"_try_slots": try_slots, "_show": Mock(), "current_flow_run": Mock(), "time": Mock()}.items():
+    for name, value in {"_try_slots": try_slots, "current_flow_run": Mock(), "time": Mock()}.items():
         monkeypatch.setattr(gpu_slots, name, value)
     monkeypatch.setattr(gpu_slots, "is_cancelled", Mock(return_value=False))
     assert gpu_slots._wait_for_slot("limit", "waiter", Mock()) == "mine"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from flows.orchestration import server as prefect_api
-from flows.orchestration import server_process
+from flows.orchestration import server_process, signals
 from flows.orchestration.settings import configured_url, embedded_settings
 from flows.services.ownership import identity
 from tests.fixtures.waiting import PATIENCE
@@ -86,7 +86,7 @@ def test_a_configured_api_that_does_not_answer_is_one_clear_error(place: Path, m
     before = dict(os.environ)
     api = prefect_api.begin(place / "state")
     assert (api.url, api.embedded, api.ui_url) == (URL, False, "http://127.0.0.1:1")
-    with pytest.raises(prefect_api.PrefectUnreachable, match=r"127.0.0.1:1/api does not answer: .*Nothing was started"):
+    with pytest.raises(prefect_api.PrefectUnreachable, match=r"127.0.0.1:1/api: .*Nothing was started"):
         api.wait()
     assert dict(os.environ) == before
     assert not (place / "state").exists()
@@ -114,7 +114,7 @@ def server() -> Iterator[str]:
 
 def test_probe_tells_an_api_from_something_else(server: str) -> None:
     prefect_api.probe(f"{server}/api")
-    with pytest.raises(prefect_api.PrefectUnreachable, match="is no Prefect API: status 404"):
+    with pytest.raises(prefect_api.PrefectUnreachable, match="404"):
         prefect_api.probe(server)
 
 
@@ -152,7 +152,7 @@ def test_sigterm_ends_the_process_in_order(where: str) -> None:
             f"    except TerminationSignal:\n        {send}; time.sleep(0.05); print('reported')\n        raise"
         )
     program = (
-        "import os, signal, time\nfrom flows.orchestration.server import termination_reported\n"
+        "import os, signal, time\nfrom flows.orchestration.signals import termination_reported\n"
         "from tests.fixtures.waiting import until_told\n"
         f"class TerminationSignal(BaseException): pass\nwith termination_reported():\n{body}\n"
     )
@@ -164,33 +164,10 @@ def test_sigterm_ends_the_process_in_order(where: str) -> None:
 
 def test_the_handler_before_is_put_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyError), prefect_api.termination_reported():
-        assert signal.getsignal(signal.SIGTERM) is prefect_api._terminate
+    with pytest.raises(KeyError), signals.termination_reported():
+        assert signal.getsignal(signal.SIGTERM) is signals._terminate
         raise KeyError
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_a_new_database_begins_as_the_first_one_was_migrated_and_without_its_rows(tmp_path: Path) -> None:
-    first, template, second = (tmp_path / name for name in ("first.db", "kept/template.db", "second.db"))
-    with closing(sqlite3.connect(first)) as database:
-        database.executescript(
-            "PRAGMA journal_mode = WAL;"
-            "CREATE TABLE alembic_version (head TEXT); INSERT INTO alembic_version VALUES ('abc');"
-            "CREATE TABLE flow (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT); CREATE INDEX ix ON flow (name);"
-            "INSERT INTO flow (name) VALUES ('secret');"
-        )
-        server_process.keep_template(first, template)  # while the server has it open
-    server_process.begin_database(second, template)
-    with closing(sqlite3.connect(second)) as database:
-        assert database.execute("SELECT head FROM alembic_version").fetchall() == [("abc",)]
-        assert database.execute("SELECT count(*) FROM flow").fetchone() == (0,)
-        assert database.execute("SELECT name FROM sqlite_master WHERE type = 'index'").fetchall() == [("ix",)]
-    assert b"secret" not in template.read_bytes() and b"secret" not in second.read_bytes()
-    server_process.begin_database(first, template)
-    with closing(sqlite3.connect(first)) as database:
-        assert database.execute("SELECT name FROM flow").fetchall() == [("secret",)], "a database is never overwritten"
-    assert {each.name for each in tmp_path.iterdir() if each.is_file()} >= {"first.db", "second.db"}
-    assert not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.engine
@@ -205,12 +182,16 @@ def test_an_installation_is_prepared_with_prefects_tables_and_no_rows(tmp_path: 
     with closing(sqlite3.connect(database)) as opened:
         assert opened.execute("SELECT count(*) FROM alembic_version").fetchone() == (1,)
         assert opened.execute("SELECT count(*) FROM flow_run").fetchone() == (0,)
-    assert not (tmp_path / "mine").exists()
-    template.write_bytes(b"kept")
-    server_process.prepare(template)
-    assert template.read_bytes() == b"kept", "a template that is there stays"
+    assert not (tmp_path / "mine").exists() and [path.name for path in template.parent.iterdir()] == ["template.db"]
 
 
-def test_no_template_is_kept_of_a_database_that_prefect_does_not_use(tmp_path: Path) -> None:
-    server_process.keep_template(tmp_path / "absent.db", tmp_path / "kept/template.db")
-    assert not list(tmp_path.iterdir())
+def test_a_new_database_is_a_copy_of_the_template_and_neither_is_overwritten(tmp_path: Path) -> None:
+    template, database = tmp_path / "template.db", tmp_path / "new.db"
+    server_process.begin_database(database, template)
+    assert not database.exists(), "without a template the server migrates its database itself"
+    for content in (b"kept", b"another"):
+        template.write_bytes(content)
+        server_process.prepare(template)
+        server_process.begin_database(database, template)
+        assert (template.read_bytes(), database.read_bytes()) == (content, b"kept")
+    assert {path.name for path in tmp_path.iterdir()} == {"template.db", "new.db"}

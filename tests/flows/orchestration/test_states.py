@@ -24,7 +24,7 @@ from prefect.states import Cancelling
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.cli import launch
-from flows.orchestration import gpu_slots, run_flow, server, states
+from flows.orchestration import run_flow, server, states
 from flows.orchestration.run_flow import reports_its_end
 from flows.orchestration.states import (
     ASK_SECONDS,
@@ -92,7 +92,7 @@ def test_what_a_flow_returns_is_its_own() -> None:
         (GateRefused("no"), ("refused", "no")),
         (noted(ValueError("broken"), "All is safe."), ("failed", "ValueError: broken\nAll is safe.")),
         (KeyboardInterrupt(), ("interrupted", f"interrupted from the keyboard{states.SAFE}")),
-        (SystemExit(143), ("interrupted", f"ended by SIGTERM{states.SAFE}")),
+        (SystemExit(143), ("interrupted", f"ended by SIGTERM, or by SIGHUP of a closed terminal{states.SAFE}")),
         (SystemExit(2), ("failed", "SystemExit: 2")),
     ],
 )
@@ -237,16 +237,13 @@ def test_what_prefect_is_only_told_of_costs_a_line_where_it_answers_with_an_erro
     client = nullcontext(SimpleNamespace(read_flow_run=fail, set_flow_run_state=fail, read_flow_runs=fail))
     monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: client)
     monkeypatch.setattr(entry, "get_client", lambda sync_client: client)
-    monkeypatch.setattr(gpu_slots, "current_flow_run", lambda: "its id")
     monkeypatch.setattr(entry, "current_flow_run", lambda: str(uuid4()))
     monkeypatch.setattr(server, "probe", lambda url: None)
     entry.link(config_of(tmp_path))
-    gpu_slots._show("waiting")
     server.PrefectApi("http://x/api").wait()
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     assert [line.partition(":")[0] for line in told] == [
         "Prefect did not get its run and store",
-        "Prefect did not get the wait for a slot",
         "Prefect did not get the end of dead processes",
     ]
     assert all("500" in line and "\n" not in line for line in told)
@@ -368,7 +365,7 @@ def test_each_writer_is_told_of_the_others(store: Store) -> None:
     assert f"{os.getppid()} on {socket.gethostname()}, since {since:%Y-%m-%d %H:%M:%S} UTC" in told
     happened(told)
     begin(store, "b", 7, host="elsewhere")
-    assert "7 on elsewhere, as far as can be seen from here, since" in other_writers(store, "b")[0]
+    assert "7 on elsewhere, since" in other_writers(store, "b")[0]
     begin(store, "a", os.getpid(), event="resumed")
     assert len(other_writers(store, "a")) == 1, "the first one works on; that this process does too is no news to it"
     store.runs.record(run="a", event="finished", pid=os.getppid())
@@ -382,7 +379,7 @@ def test_whoever_opens_a_run_that_is_at_work_sees_so(store: Store) -> None:
     notes: list[str] = []
     with open_session(config_of(Path(store.root.address)), (lambda event, facts: notes.append(facts["text"]),)):
         pass
-    assert len(notes) == 1 and notes[0].startswith(f"run a is at work in another process too: {os.getppid()} on ")
+    assert len(notes) == 1 and f": {os.getppid()} on " in notes[0]
 
 
 @pytest.mark.parametrize(("before", "warns"), [(None, False), ("Completed", False), ("Cached", True)])

@@ -2,9 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,10 +41,10 @@ class Recorded(StageTask):
 
     def __init__(self) -> None:
         super().__init__(filtering.STAGE)
-        self.calls: list[tuple[int, str, Any, Any]] = []
+        self.calls: list[tuple[int, str, Any]] = []
 
-    def __call__(self, step: int, work: Callable[[], Ref], label: str = "", tags: Any = (), limited: Any = ()) -> Ref:
-        self.calls.append((step, label, tags, limited))
+    def __call__(self, step: int, work: Callable[[], Ref], label: str = "", tags: Any = ()) -> Ref:
+        self.calls.append((step, label, tags))
         return work()
 
 
@@ -79,7 +77,7 @@ def shows(wanted: Any, num_computed: int, num_found: int, reports: list[Any]) ->
 def test_each_stage_and_what_was_found_is_a_task_run(reports: list[Any]) -> None:
     _, task = shows("auto", 2, 3, reports)
     assert [call[:2] for call in task.calls] == [(number, "rollout") for number in range(5)]
-    assert all(call[2:] in ((TAGS, []), (TAGS, ())) for call in task.calls)
+    assert all(call[2] == TAGS for call in task.calls)
     assert reports == []
 
 
@@ -105,25 +103,6 @@ def test_nothing_is_a_task_run_where_none_is_asked_for(reports: list[Any]) -> No
     shown, task = shows("none", 2, MOST_FOUND + 1, reports)
     shown.finish_step({"step": 1, "computed": True})
     assert task.calls == [] and reports == []
-
-
-def test_a_tag_that_prefect_has_a_limit_on_is_there_before_the_task_run_begins(
-    reports: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    limits = [SimpleNamespace(name="tag:stage:rollout"), SimpleNamespace(name="stagecoach-gpu")]
-    asked: list[int] = []
-
-    def read(limit: int, offset: int) -> list[SimpleNamespace]:
-        asked.append(limit)
-        return limits
-
-    client = nullcontext(SimpleNamespace(read_global_concurrency_limits=read))
-    monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: client)
-    monkeypatch.setattr(task_runs, "is_shared", lambda: True)
-    shown, task = shows("stages", 2, 0, reports)
-    shown.caller(task, 2, "filtering")(ref)
-    assert [list(call[3]) for call in task.calls] == [["stage:rollout"], ["stage:rollout"], []]
-    assert len(asked) == 1, "the server is asked once for a run"
 
 
 def test_work_without_a_task_run_is_tried_again_where_that_can_help(monkeypatch: pytest.MonkeyPatch) -> None:

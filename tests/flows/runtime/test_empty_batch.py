@@ -16,7 +16,6 @@ Row = dict[str, Any]
 ERRORED = {"type": "errored"}
 STANDARD = [ERRORED, {"type": "zero_advantage"}]
 ALL = {"error_class": "environment", "error_type": "KeyError", "error_message": "'answer'"}
-SENTENCE = "rewards that never differ within a group"
 
 
 def play(monkeypatch: pytest.MonkeyPatch, change: Callable[[int, Row], Row]) -> None:
@@ -39,17 +38,17 @@ def test_errors_are_counted_by_class_with_the_commonest_words_and_rewards_are_no
 ) -> None:
     late = {"error_class": "timeout", "error_type": "TimeoutError", "error_message": "took too long"}
     play(monkeypatch, lambda number, row: late if number == 0 else ALL)
-    lines = evicted(tmp_path / "store", 3)
-    assert lines[:3] == [
+    *lines, todo = evicted(tmp_path / "store", 3)
+    assert lines == [
         "step 0: 3 batches in a row hold nothing to train on. Of 36 rollouts:",
-        "36 errored: 33 environment, 3 timeout; most often (33): KeyError: 'answer'",
+        "33 errored (environment)",
+        "3 errored (timeout)",
+        "The most frequent error (33): KeyError: 'answer'",
         "Safe: everything sampled is in the store, and so are the policies made before",
     ]
-    (todo,) = lines[3:]
     at = f"base --store {tmp_path / 'store'}"
     assert f"stagecoach traces {at} --step 0 --outcome errored" in todo
-    assert f"stagecoach resume {at} filtering.max_batch_attempts=6" in todo
-    assert "reward" not in "".join(lines)
+    assert f"stagecoach resume {at} filtering.max_batch_attempts=6" in todo and "reward" not in todo
 
 
 @pytest.mark.engine
@@ -65,7 +64,7 @@ def test_more_attempts_under_the_same_name_sample_anew_as_the_error_says(
     assert len([each for each in store.ledger.entries(run="base", stage="rollout") if each.step == 0]) == 4
 
 
-def test_equal_rewards_filters_and_errors_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_filters_and_errors_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Of the first group two stand, equal; of the second one; the third fails whole."""
 
     def change(number: int, row: Row) -> Row:
@@ -74,14 +73,8 @@ def test_equal_rewards_filters_and_errors_are_told_apart(monkeypatch: pytest.Mon
     play(monkeypatch, change)
     filters = [ERRORED, {"type": "truncated", "enforce": True}, {"type": "zero_advantage"}]
     lines = evicted(tmp_path / "store", filters=filters)
-    assert lines[1:5] == [
-        "4 errored: 4 environment; most often (4): KeyError: 'answer'",
-        "1 had nothing left to be compared with (filter zero_advantage)",
-        "2 had the same reward as all they were compared with (filter zero_advantage)",
-        "5 were left out by truncated",
-    ]
-    todo = [line for line in lines if line.startswith("To do")]
-    assert len(todo) == 3 and "--reason truncated" in todo[1] and SENTENCE in todo[2]
+    assert lines[1:4] == ["4 errored (environment)", "5 filtered (truncated)", "3 filtered (zero_advantage)"]
+    assert len(lines) == 8 and "see what truncated, zero_advantage left out" in lines[-1]
 
 
 @pytest.mark.engine
@@ -90,8 +83,7 @@ def test_advantages_of_zero_that_no_filter_refuses_name_the_setting_that_trains_
 ) -> None:
     play(monkeypatch, lambda number, row: {"reward": 1.0})
     lines = evicted(tmp_path / "store", filters=[ERRORED])
-    assert lines[1] == "12 were kept, but no token of them has a weight"
-    assert "packing.zero_advantages=true trains" in lines[-1]
+    assert lines[1] == "12 no weight" and "packing.zero_advantages=true trains" in lines[-1]
 
 
 def test_a_refilled_step_counts_all_its_batches_and_who_fell_with_a_member(
@@ -103,21 +95,16 @@ def test_a_refilled_step_counts_all_its_batches_and_who_fell_with_a_member(
     lines = evicted(tmp_path / "store", 3, filters, assignment=refill)
     assert lines[:3] == [
         "step 0: 3 batches in a row hold nothing to train on. Of 36 rollouts:",
-        "9 errored: 9 environment; most often (9): KeyError: 'answer'",
-        "27 were left out with a member of their group that failed (filter incomplete_group)",
+        "9 errored (environment)",
+        "27 filtered (incomplete_group)",
     ]
 
 
-def test_a_long_message_keeps_its_end_where_the_advice_stands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    message = "the server said: " + "x" * 5_000 + ". Install the package `datasets`"
-    play(monkeypatch, lambda number, row: ALL | {"error_message": message, "error_type": "ImportError"})
-    line = evicted(tmp_path / "store")[1]
-    assert "ImportError: the server said: xxx" in line and line.endswith("Install the package `datasets`")
-
-
-def test_words_of_an_environment_cannot_act_and_are_cut(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    hostile = "\x1b[2J\u202egnp.exe\nSafe: nothing\n" + "a" * 10_000
+def test_words_of_an_environment_cannot_act_and_are_cut_before_the_advice_at_their_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hostile = "\x1b[2J\u202egnp.exe\nSafe: nothing\n" + "a" * 10_000 + ". Install the package `datasets`"
     play(monkeypatch, lambda number, row: ALL | {"error_message": hostile, "error_type": "Bad\x07Error"})
     lines = evicted(tmp_path / "store")
-    assert len(lines) == 4 and visible("\n".join(lines)) == "\n".join(lines)
-    assert "Bad␇Error: ␛[2J" in lines[1] and len(lines[1]) < 400
+    assert len(lines) == 5 and visible("\n".join(lines)) == "\n".join(lines)
+    assert "Bad␇Error: ␛[2J" in lines[2] and len(lines[2]) < 430 and lines[2].endswith("package `datasets`")

@@ -17,13 +17,10 @@ from prefect._internal.uuid7 import uuid7
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from configs.services import PrefectConfig
-from flows.maintain import describe_maintenance
 from flows.orchestration import run_flow
-from flows.orchestration.deployment_file import DeploymentEntry, read
-from flows.orchestration.deployments import FILE
+from flows.orchestration.deployments import FILE, DeploymentEntry, read
 from flows.orchestration.run_flow import flow_run_name, run_name
 from flows.orchestration.states import RunCancelled
-from flows.replay import NAME_CHARACTERS, describe_replay
 from flows.runtime import demo_sources, entry, run
 from flows.runtime.session import Session
 from flows.train import train
@@ -101,16 +98,6 @@ def test_every_deployment_has_a_name_for_its_required_parameters_alone(
     given = {each: "one" for each in parameters if parameters[each] is Parameter.empty}
     within(monkeypatch, "id", parameters={**parameters, **described.parameters, **given}, auto_scheduled=True)
     assert flow.flow_run_name is None or flow.flow_run_name().startswith(f"{flow.name}-")
-
-
-def test_replays_and_maintenance_are_told_apart() -> None:
-    assert describe_replay({"run": "demo"}) == "replay-demo"
-    asked = {"run": "demo", "from_stage": "advantage", "steps": "3:10", "overrides": ["algorithm.type=rloo"]}
-    assert describe_replay(asked) == "replay-demo-advantage-3:10-algorithm.type=rloo"
-    assert len(describe_replay({"run": "demo", "overrides": ["x" * 200]})) == NAME_CHARACTERS
-    assert describe_maintenance({"advanced": {"store": "s3://bucket/team/"}}) == "maintain-team"
-    thinned = {"advanced": {"store": "/data/runs"}, "keep": ["demo"], "keep_last": 3, "dry_run": True}
-    assert describe_maintenance(thinned) == "maintain-runs-keep-demo-keep-last-3-dry-run"
 
 
 def test_what_services_write_goes_to_the_logs_of_the_flow_run(

@@ -157,7 +157,7 @@ def test_the_key_of_a_judge_reaches_the_environment_or_is_said_to_be_missing(mon
     asks = replace(own, facts=replace(own.facts, keys={"PRIME_API_KEY": "https://judge/v1"}))
     monkeypatch.delenv("PRIME_API_KEY", raising=False)
     (note,) = found(asks).notes
-    assert note.startswith("environments.0: taskset 'game' asks a model at https://judge/v1") and "not set" in note
+    assert note.startswith("environments.0: 'game' asks a model at https://judge/v1") and "not set" in note
     monkeypatch.setenv("PRIME_API_KEY", "sesame")
     (line,) = problems(asks)
     assert line.startswith("environments.0.variables: ") and line.endswith('variables = ["PRIME_API_KEY"]')
@@ -165,36 +165,27 @@ def test_the_key_of_a_judge_reaches_the_environment_or_is_said_to_be_missing(mon
     assert found(asks, own={"variables": ["PRIME_API_KEY"]}) == Findings([], [])
 
 
-def test_more_groups_than_examples_are_noted() -> None:
-    (note,) = found(assignment={"groups_per_step": 25}).notes
-    assert note.startswith("assignment.groups_per_step: 25 groups, and there are 10 examples") and "2.5 times" in note
-    assert found(assignment={"groups_per_step": 10}).notes == []
-
-
 def test_examples_that_are_left_out_are_counted_in_a_note() -> None:
     environment = loaded()
     facts = replace(environment.facts, num_beyond="100,000", num_repeated=2)
-    assert found(
-        replace(environment, facts=facts), own={"max_examples": 14}, assignment={"groups_per_step": 10}
-    ).notes == [
-        "environments.0.max_examples: the first 14 examples of 'game' are read, 100,000 more are left out; raise "
-        "max_examples to read them",
-        "environments.0: 2 examples of 'game' repeat earlier ones and are left out",
+    assert found(replace(environment, facts=facts), own={"max_examples": 14}).notes == [
+        "environments.0.max_examples: the first 14 examples are read, 100,000 more are left out; raise max_examples to "
+        "read them",
+        "environments.0: 2 examples repeat earlier ones and are left out",
     ]
 
 
-def test_a_long_prompt_is_counted_as_far_as_its_length_tells() -> None:
-    """Prompts of megabytes are not counted whole, unless their beginning has few tokens."""
+def test_a_long_prompt_is_counted_as_far_as_its_beginning() -> None:
+    """Prompts of megabytes are not counted whole."""
     config = RunConfig.model_validate({"seed": 1, "environments": [GAME], "engine": {"max_model_len": 100}})
-    config = config.model_copy(update={"assignment": config.assignment.model_copy(update={"groups_per_step": 3})})
-    prompts, counted = ["a" * 1_000_000, " " * 5000 + "a" * 50, "a" * 30], list[int]()
+    prompts, counted = ["a" * 1_000_000, "a" * 30], list[int]()
 
     def count(texts: Sequence[str]) -> list[int]:
         counted.extend(map(len, texts))
-        return [len(text.strip()) for text in texts]
+        return [len(text) for text in texts]
 
     rows = [example(f"train-{n}", "game") | {"task": json.dumps({"prompt": each})} for n, each in enumerate(prompts)]
     environment = LoadedEnvironment(table("examples", rows), EnvironmentFacts(ONE, scores=True))
     (note,) = environment_findings(config, {"game": environment}, count).notes
-    assert "1 of the first 3 prompts of 'game' do not fit the context: the longest has at least 1600 tokens" in note
-    assert counted == [1600, 1600, 30, 5050]
+    assert "1 of the first 2 prompts do not fit the context: the longest has at least 1600 tokens" in note
+    assert counted == [1600, 30]

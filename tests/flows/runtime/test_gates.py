@@ -58,7 +58,7 @@ def test_a_refused_batch_stops_the_run_and_another_rule_lets_it_go_on(tmp_path: 
     assert str(caught.value).startswith(
         "step 1: the batch was refused by rule: reward_mean > 0.45 does not hold: reward_"
     )
-    assert f"stagecoach resume run --store {tmp_path / 'store'} gate.type=none" in str(caught.value)
+    assert f"stagecoach resume run --store {tmp_path / 'store'} decides again" in str(caught.value)
     last = store.runs.events("run")[-1]
     assert (last.event, last.message) == ("refused", str(caught.value))
     assert decided(store, "run") == [(0, True), (1, False)] and [step for step, _ in keys(store, "run")] == [0]

@@ -101,21 +101,14 @@ def test_the_walk_of_later_steps_does_not_move(origin: Path, tmp_path: Path) -> 
     assert tried[0] == tried[1]
 
 
-def test_what_is_there_after_the_last_batch_is_trained_on_with_a_warning(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_what_is_there_after_the_last_batch_is_trained_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     play_equal(monkeypatch, {"0-0", "0-2", "0.1-0", "0.1-1", "0.2-0", "0.2-1"})
-    told: list[tuple[str, Any]] = []
-    (described,) = reported(
-        tmp_path / "store", "base", lambda event, facts: told.append((event, dict(facts))), **REFILL | {"steps": 1}
-    )
-    assert described["groups"] == {"wanted": 3, "drawn": 7, "admitted": 1, "batches": 3}
-    assert described["metrics"]["groups/admitted"] == 1.0
+    (described,) = reported(tmp_path / "store", "base", lambda event, facts: None, **REFILL | {"steps": 1})
+    counts = {name: described["metrics"][f"groups/{name}"] for name in ("wanted", "drawn", "admitted", "batches")}
+    assert counts == {"wanted": 3, "drawn": 7, "admitted": 1, "batches": 3}
     assert described["num_traces"] == 7 * SIZE and described["rows"]["rollout"]["traces"] == 7 * SIZE
     outcomes = {share["outcome"]: share["num_traces"] for share in described["outcomes"]}
     assert outcomes == {"trained": SIZE, "filtered": 6 * SIZE}
-    (note,) = [facts["text"] for event, facts in told if event == "note"]
-    assert note.startswith("step 0: 1 of 3 groups teach something, after 7 groups in 3 batch(es)")
 
 
 def test_nothing_at_all_after_the_last_batch_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -187,7 +180,7 @@ def test_refills_that_were_not_judged_yet_are_of_one_batch_nevertheless(origin: 
 def test_a_refused_group_is_replaced_too_and_has_no_weight(tmp_path: Path) -> None:
     changes = {"filtering": {"filters": [{"type": "errored"}]}, "admission": {}}
     (described,) = reported(tmp_path / "store", "base", **REFILL | changes | {"steps": 1})
-    assert described["groups"] == {"wanted": 3, "drawn": 6, "admitted": 3, "batches": 3}
+    assert described["metrics"]["groups/admitted"] == 3.0 and described["metrics"]["groups/drawn"] == 6.0
     outcomes = {share["outcome"]: share["num_traces"] for share in described["outcomes"]}
     assert outcomes == {"trained": 3 * SIZE, "no weight": 3 * SIZE}
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.engine
 PROGRAM = """
 import sys
 from pathlib import Path
-from flows.orchestration.server import termination_reported
+from flows.orchestration.signals import termination_reported
 from flows.runtime.session import record_run
 from tests.fixtures.rehearsal import session_for
 from tests.fixtures.waiting import until_told

@@ -55,19 +55,13 @@ class Recorder:
     def do_nothing(self, *_: Any) -> None:
         """A dry run has no rows, engine or services."""
 
-    check_account = preload = abort = do_nothing
+    check_account = preload = abort = context_of = do_nothing
 
     def num_rows(self, table: str, ref: Ref) -> int:
         return 0
 
-    def groups_to_refill(self, *_: Any) -> dict[str, int]:
-        return {}
-
     def rows(self, table: str, ref: Ref) -> pa.Table:
         raise AssertionError(f"nothing is sampled, so nobody reads {table}")
-
-    def explain_empty(self, step: int, sampled: Sequence[Ref], filtered: Sequence[Ref]) -> str:
-        return f"{len(filtered)} were empty"
 
     @property
     def stages(self) -> list[tuple[str, int]]:
@@ -215,7 +209,7 @@ def test_an_empty_batch_is_drawn_again(empty: int, batches: int) -> None:
 
 def test_three_empty_batches_end_the_run_before_training() -> None:
     do = Recorder(3, steps=1)
-    with pytest.raises(EmptyBatch, match=r"step 0: 3 batches in a row hold nothing to train on\. 3 were empty"):
+    with pytest.raises(EmptyBatch, match=r"step 0: 3 batches in a row hold nothing to train on"):
         list(loop.train_steps(do, SOURCE))
     assert ("training", 0) not in do.stages
     assert do.asked[-1] == ("metrics", 0, MEASURED[:-1], None), "what there is of the last batch"

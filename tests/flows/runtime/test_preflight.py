@@ -1,25 +1,22 @@
-"""What is looked for before a run starts: environments are asked once, and only where nobody asked them alike."""
+"""What is looked for before a run starts: environments of new runs are asked, those of recorded runs are not."""
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from configs.errors import ConfigError
 from flows.runtime.plan import plan_work
-from flows.runtime.preflight import edits_since, preflight
+from flows.runtime.preflight import preflight
 from flows.runtime.session import Session
 from flows.services import engine as engine_service
 from flows.services.process import ServiceFailed
-from storage.store import open_store
 from tasks.inference.environments.introspection import EnvironmentFacts
 from tasks.inference.environments.servers import LoadedEnvironment
-from tasks.runtime.run_context import RunContext
-from tests.fixtures import builders, fixed, replays
+from tests.fixtures import builders, fixed
 from tests.fixtures.builders import example, table
-from tests.fixtures.rehearsal import SMALL, SOURCE, notes_of, rehearse, session_for
+from tests.fixtures.rehearsal import SOURCE, notes_of, rehearse, session_for
 
 ONE = {"agent": True}
 
@@ -48,21 +45,10 @@ def test_an_environment_whose_seats_do_not_fit_is_refused_before_anything_starts
     assert "nothing was started" in str(refused.value)
 
 
-@pytest.mark.parametrize(
-    ("changes", "count"),
-    [
-        ({"steps": 3}, 0),
-        ({"seed": 8}, 0),
-        ({"algorithm": {"type": "rloo"}}, 1),
-        ({"evaluation": {"every": 1, "num_examples": 1}}, 1),
-    ],
-)
-def test_what_a_run_of_the_store_was_asked_is_not_asked_again(
-    tmp_path: Path, changes: dict[str, Any], count: int
-) -> None:
+def test_a_recorded_run_is_not_checked_again_and_a_new_one_is(tmp_path: Path) -> None:
     root = tmp_path / "store"
     rehearse(root, "before", steps=1)
-    assert checked(session_for(root, "again", **changes))[0] == count
+    assert [checked(session_for(root, name, steps=2))[0] for name in ("before", "again")] == [0, 1]
 
 
 def test_a_machine_without_an_engine_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,41 +56,3 @@ def test_a_machine_without_an_engine_says_so(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(ServiceFailed, match="no inference engine is installed") as refused:
         checked(session_for(tmp_path / "store", "run"), needs_nothing=False)
     assert "Nothing was started" in str(refused.value)
-
-
-def with_version(version: str, **changes: Any) -> dict[str, Any]:
-    environments = ({**SMALL["environments"][0], "version": version},)
-    return {"environments": environments, **changes}
-
-
-def told(root: Path, name: str, version: str, **changes: Any) -> list[str]:
-    """Return the notes of a run's preflight."""
-    return checked(session_for(root, name, **with_version(version, **changes)))[1]
-
-
-def test_a_new_run_says_what_is_computed_anew_and_how_to_keep_rollouts(tmp_path: Path) -> None:
-    root = tmp_path / "store"
-    rehearse(root, "before", steps=1, **with_version("game 1 sha256:aa, verifiers 0.4.0"))
-    (line,) = told(root, "after", "game 1 sha256:bb, verifiers 0.4.0")
-    assert "other code than in run 'before': there game 1 sha256:aa, here game 1 sha256:bb." in line
-    assert "Computed again with it: examples, assignment, rollout" in line
-    assert line.endswith("stagecoach replay before --regrade")
-    assert told(root, "same", "game 1 sha256:aa, verifiers 0.4.0", seed=8) == []
-    rehearse(root, "newer", steps=1, **with_version("game 1 sha256:bb, verifiers 0.4.0"))
-    assert told(root, "brought-back", "game 1 sha256:aa, verifiers 0.4.0") == []
-    assert told(root, "before", "game 1 sha256:cc, verifiers 0.4.0") == [], "a run that goes on is refused elsewhere"
-    (line,) = told(root, "third", "game 1 sha256:cc, verifiers 0.4.0")
-    assert "run 'newer'" in line
-    (line,) = told(root, "scored", "game 1 sha256:cc, verifiers 0.4.0", kind="evaluate", evaluation={"num_examples": 1})
-    assert "run 'newer'" in line and "--regrade" not in line
-
-
-def test_a_replay_is_compared_with_the_run_that_it_goes_through(tmp_path: Path) -> None:
-    root = tmp_path / "store"
-    rehearse(root, "base", steps=1, **with_version("game 1 sha256:aa"))
-    config = replays.ask(root, overrides=[replays.RLOO])
-    environments = (config.environments[0].model_copy(update={"version": "game 1 sha256:bb"}),)
-    context = RunContext(open_store(root), "again", config.model_copy(update={"environments": environments}), {})
-    assert edits_since(context, {"filtering", "advantage"}) == [], "the environment's code has no part in these"
-    (line,) = edits_since(context, {"regrade", "advantage"})
-    assert "run 'base'" in line and line.endswith("Computed again with it: regrade")

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from configs.run import RunConfig
-from flows.orchestration import server as lost_signals
-from flows.orchestration.server import lost_terminations_repeated, termination_reported
+from flows.orchestration import signals
+from flows.orchestration.signals import lost_terminations_repeated, termination_reported
 from flows.runtime.resolve_run import Source
 from flows.runtime.session import Session, record_run
 from flows.services.base import Supervisor
@@ -150,7 +150,7 @@ def test_runs_that_end_in_another_order_than_they_began_leave_no_hook_that_sends
     try:
         first, second = lost_terminations_repeated(), lost_terminations_repeated()
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(lost_signals, "start_new_thread", lambda *_: sent.append("again"))
+            patched.setattr(signals, "start_new_thread", lambda *_: sent.append("again"))
             first.__enter__()
             second.__enter__()
             first.__exit__(None, None, None)
