@@ -42,7 +42,7 @@ class ScheduleEntry(Schedule):
     def __post_init__(self) -> None:
         """Check what Prefect checks, and that the schedule has a kind."""
         super().__post_init__()
-        if self.cron is self.interval is self.rrule is None:
+        if not (self.cron or self.interval or self.rrule):
             raise ValueError("a schedule has exactly one of cron, interval and rrule")
 
 

@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from itertools import count
 from threading import Event
+from typing import Any
 
 from configs.run import RunConfig, only_teachers_sample, policy_scores
 from flows.orchestration.states import EmptyBatch, GateRefused
@@ -255,7 +256,8 @@ def check_gate(execute: Executor, step: int, batch: StepBatch, policy: Policy) -
         ref = execute(gate.task, step, refs, extra_inputs=digests | ({"question": str(question)} if question else {}))
         context = execute.context_of(ref)
         # A decision that is still to come is taken to let pass.
-        decision = context.table("decisions", (ref,)).to_pylist()[0] if context else {"approved": True}
+        rows: list[dict[str, Any]] = context.table("decisions", (ref,)).to_pylist() if context else [{"approved": True}]
+        (decision,) = rows
         if decision["approved"]:
             return
         # A refusal of a person that was only found, not computed now, is an earlier one: ask the next question.
