@@ -301,11 +301,11 @@ With another --host, visitors need a token: the printed address contains it, or 
     "traces": Command(
         "Look",
         "traces:traces [RUN]",
-        """List the rollouts of a step: filter, sort and search.
+        """List the rollouts of a step, or those of a run that meet a condition.
 
 Examples:
   stagecoach traces demo --step 3 --sort reward --desc
-  stagecoach traces demo --outcome errored --limit 5
+  stagecoach traces demo --step 3 --where "outcome = 'errored'" --limit 5
   stagecoach traces demo --where "reply ~ 'a'"
 
 The list has the columns of the viewer's step page: outcome, reward, advantage, num_turns and others.
@@ -333,15 +333,6 @@ Sampled messages are printed as tokens, coloured by --color; a pipe, or NO_COLOR
 Examples:
   stagecoach diff demo slower
   stagecoach diff demo slower --step 3""",
-    ),
-    "curves": Command(
-        "Compare",
-        "comparisons:curves RUNS",
-        """Show the rewards of several runs by step, side by side.
-
-Examples:
-  stagecoach curves demo slower
-  stagecoach curves demo slower --output curves.md""",
     ),
     "evals": Command(
         "Compare",

@@ -1,8 +1,8 @@
 """Figures of evaluations as rows, each with its difference to the first evaluation of the same set."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
@@ -33,103 +33,80 @@ SCHEMA = pa.schema(_FIELDS)
 """
 
 
-@dataclass(frozen=True)
-class EvaluationPart:
-    """The rollouts of one evaluation in one environment, of one bucket of its examples."""
+def evaluation_rows(store: Store, runs: Iterable[tuple[str, RunConfig]], by: str = "") -> Iterator[Row]:
+    """Yield the figures of the evaluations of some runs, columns as in SCHEMA.
 
-    run: str
-    recorded: RecordedEvaluation
-    environment: str
-    bucket: str | None
-    evaluated: EvaluationScores
-    traces: pa.Table
-
-    @property
-    def like(self) -> tuple[str, str, str | None]:
-        """What is compared with each other."""
-        return self.recorded.set_name, self.environment, self.bucket
-
-
-def parts_of(store: Store, run: str, config: RunConfig, by: str = "") -> Iterator[EvaluationPart]:
-    """Yield the evaluations of a run by environment and, with `by`, by the values of that field of the examples."""
-    for recorded in recorded_evaluations(store, run, config):
-        evaluated = recorded.scores_in(store, config)
-        for environment in sorted(set(texts(evaluated.traces["environment"]))):
-            own = evaluated.traces.filter(pc.field("environment") == environment)
-            for bucket, examples in _buckets(store, recorded, environment, by).items():
-                chosen = own if examples is None else own.filter(pc.is_in(own["example_id"], value_set=examples))
-                if chosen.num_rows:
-                    yield EvaluationPart(run, recorded, environment, bucket, evaluated, chosen)
+    With `by`, each value of that field of the examples has figures. Raises ConfigError, FieldMissing.
+    """
+    # Only attempts at the same set, environment and bucket are compared example by example.
+    first: dict[tuple[str, str, str | None], pa.Table] = {}
+    for run, config in runs:
+        for recorded in recorded_evaluations(store, run, config):
+            scores = recorded.scores_in(store, config)
+            about = {"run": run, "version": recorded.version, "policy_key": recorded.policy_key}
+            for environment in sorted(set(texts(scores.traces["environment"]))):
+                traces = scores.traces.filter(pc.field("environment") == environment)
+                for bucket, examples in _buckets(store, recorded, environment, by).items():
+                    rows = traces if examples is None else traces.filter(pc.field("example_id").isin(examples))
+                    if rows.num_rows:
+                        like = {"set": recorded.set_name, "environment": environment, "bucket": bucket}
+                        base = first.setdefault((recorded.set_name, environment, bucket), rows)
+                        yield from (about | like | figures for figures in _figures(scores, rows, base))
 
 
-def rows_of(parts: Sequence[EvaluationPart]) -> Iterator[Row]:
-    """Yield the figures of evaluations, each with its difference to the first evaluation of the same set."""
-    first: dict[tuple[str, str, str | None], EvaluationPart] = {}
-    for part in parts:
-        # Only attempts at the same set, environment and bucket are compared example by example.
-        base = first.setdefault(part.like, part)
-        passing = part.evaluated.pass_at, part.evaluated.pass_reward
-        changes = paired_differences(base.traces, part.traces, *passing) if base is not part else []
-        paired = {change.figure: asdict(change) for change in changes}
-        (score,) = part.evaluated.of(part.traces)
-        average: dict[str, Any] = {
-            "estimate": score["average"],
-            "floor": score["average_floor"],
-            "interval": score["interval"],
+def _figures(scores: EvaluationScores, traces: pa.Table, base: pa.Table) -> Iterator[Row]:
+    """Yield the mean reward and pass@k of rollouts in one environment, each with its difference to those of `base`."""
+    changes = [] if base is traces else paired_differences(base, traces, scores.pass_at, scores.pass_reward)
+    paired: dict[str, Row] = {change.figure: asdict(change) for change in changes}
+    (score,) = scores.of(traces)
+    means = next(map(example_means, rewards_of(traces).values()), {})
+    average = {"estimate": score["average"], "floor": score["average_floor"], "interval": score["interval"]}
+    figures = {"avg": average | {"num_examples": len(means)}}
+    for figure, values in (figures | {f"pass@{passed['k']}": passed for passed in score["pass_at"]}).items():
+        change = paired.get(figure, {})
+        yield {
+            **{"figure": figure, "value": values["estimate"], "floor": values["floor"]},
+            **{"num_examples": values["num_examples"], "num_attempts": score["num_attempts"]},
+            **{"num_errors": sum(score["errors"].values())},
+            **{"difference": change.get("difference"), "num_paired": change.get("num_examples")},
+            **{end: (values["interval"] or {}).get(end) for end in ("low", "high")},
+            **{f"difference_{end}": (change.get("interval") or {}).get(end) for end in ("low", "high")},
         }
-        average["num_examples"] = len(example_means(rewards_of(part.traces)[part.environment]))
-        for figure, values in {
-            "avg": average,
-            **{f"pass@{passed['k']}": passed for passed in score["pass_at"]},
-        }.items():
-            change = paired.get(figure, {})
-            yield {
-                "run": part.run,
-                "version": part.recorded.version,
-                "policy_key": part.recorded.policy_key,
-                "set": part.recorded.set_name,
-                **{"environment": part.environment, "bucket": part.bucket, "figure": figure},
-                **{"value": values["estimate"], "floor": values["floor"], "num_examples": values["num_examples"]},
-                **{end: (values["interval"] or {}).get(end) for end in ("low", "high")},
-                **{"num_attempts": score["num_attempts"], "num_errors": sum(score["errors"].values())},
-                **{"difference": change.get("difference"), "num_paired": change.get("num_examples")},
-                **{f"difference_{end}": (change.get("interval") or {}).get(end) for end in ("low", "high")},
-            }
 
 
 def _buckets(store: Store, recorded: RecordedEvaluation, environment: str, by: str) -> dict[str | None, Any]:
     """Return the examples of an environment by the JSON of a field of theirs; None for all without a field."""
     if not by:
         return {None: None}
-    found = store.ledger.find(recorded.assigned.inputs["examples"]) if recorded.assigned else None
-    if found is None or recorded.assigned is None:
+    listed = store.ledger.find(recorded.assigned.inputs["examples"]) if recorded.assigned else None
+    if listed is None or recorded.assigned is None:
         raise ConfigError([f"the examples of policy {recorded.version} are not in the store; leave --by out"])
     # The table of examples has all of the environment: only those that were assigned are counted.
-    tried = store.read(recorded.assigned.slices("assignments"), ["environment", "example_id"])
-    chosen = tried.filter(pc.field("environment") == environment)["example_id"]
-    rows = store.read(found.slices("examples"))
-    rows = rows.filter((pc.field("environment") == environment) & pc.field("example_id").isin(chosen.combine_chunks()))
-    names: dict[str, list[str]] = {}
+    assigned = store.read(recorded.assigned.slices("assignments"), ["environment", "example_id"])
+    ids = assigned.filter(pc.field("environment") == environment)["example_id"].combine_chunks()
+    rows = store.read(listed.slices("examples"))
+    rows = rows.filter((pc.field("environment") == environment) & pc.field("example_id").isin(ids))
+    names: dict[str | None, list[str]] = {}
     for name, value in zip(texts(rows["example_id"]), values_of(rows, environment, by), strict=True):
         # JSON keeps apart what prints alike, such as 1 and "1".
         names.setdefault(json.dumps(value, sort_keys=True), []).append(name)
-    return {bucket: pa.array(names[bucket], pa.string()) for bucket in sorted(names)}
+    return dict(sorted(names.items()))
 
 
 def cells(row: Row, buckets: bool) -> list[str]:
+    """Return a row as texts for people; the bucket only where there are `buckets`."""
     interval, change = (
         None if row[f"{name}low"] is None else {end: row[f"{name}{end}"] for end in ("low", "high")}
         for name in ("", "difference_")
     )
-    errors = f"{row['num_errors']} of {row['num_attempts']}" if row["num_errors"] else "0"
     # A difference is over the examples that both have: where those are fewer, it is said.
     fewer = f" (of {row['num_paired']})" if row["num_paired"] != row["num_examples"] else ""
     return [
-        row["run"],
-        str(row["version"]) if row["policy_key"] else "external",
+        *(row["run"], str(row["version"]) if row["policy_key"] else "external"),
         environment_title(row["set"], row["environment"]),
         *([row["bucket"]] if buckets else []),
-        *(row["figure"], with_interval(row["value"], {"interval": interval}), str(row["num_examples"]), errors),
+        *(row["figure"], with_interval(row["value"], {"interval": interval}), str(row["num_examples"])),
+        f"{row['num_errors']} of {row['num_attempts']}" if row["num_errors"] else "0",
         "-" if row["difference"] is None else f"{row['difference']:+.3f}{fewer}",
         interval_text(change, "+"),
     ]

@@ -1,10 +1,8 @@
 """The command quarantine: marks rollouts that turned out to be unfit for training, or lists the marks."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict
-from itertools import groupby
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from configs.store import default_store
 from flows.cli.arguments import Json, StoreOption, UsageError, option
@@ -12,7 +10,9 @@ from flows.reporting.formats import console, grid, say
 
 if TYPE_CHECKING:
     from flows.cli.unfit_rollouts import BatchUse
-    from storage.records import Quarantine
+
+USE = ("run", "step", "batch", "rows", "samples", "tokens", "policy made", "later ones")
+MARK = ("quarantine", "at", "run", "rollouts", "where", "reason")
 
 
 def quarantine(
@@ -39,78 +39,54 @@ def quarantine(
         raise UsageError("say which rollouts (--where) and why (--reason); --list shows what was marked before")
     root = open_store(store or default_store())
     if listing:
-        _print_all(root.quarantines.all(), as_json)
+        _print_marks([asdict(mark) for mark in root.quarantines.all()], as_json)
         return 0
-    trace_ids, looked_at = search(root, where, run)
+    trace_ids, num_read = search(root, where, run)
     of_run = run or ALL_RUNS
     recorded = None if dry_run else root.quarantines.record(trace_ids, where=where, reason=reason, run=of_run)
     used = uses(root, trace_ids)
     if as_json:
         described = {
-            "quarantine": recorded.quarantine if recorded else None,
-            "run": of_run,
-            "where": where,
-            "reason": recorded.reason if recorded else reason,
-            "num_rollouts": len(trace_ids),
-            "num_looked_at": looked_at,
-            "uses": [asdict(use) for use in used],
-            "trace_ids": trace_ids,
+            **{"quarantine": recorded and recorded.quarantine, "run": of_run, "where": where},
+            **{"reason": recorded.reason if recorded else reason, "num_rollouts": len(trace_ids)},
+            **{"num_looked_at": num_read, "uses": [asdict(use) for use in used], "trace_ids": trace_ids},
         }
         print(json.dumps(described))
         return 0
-    count = f"{len(trace_ids)} of {looked_at} rollouts"
+    count = f"{len(trace_ids)} of {num_read} rollouts"
     if recorded:
         say(f"quarantine {recorded.quarantine}: {count}: {recorded.reason}")
     else:
         say(f"{count} fit; nothing was recorded (--dry-run)")
-    _print_uses(used)
-    if used and recorded:
-        # The run that was asked about knows its own rewards.
-        replayed = used[0].run if of_run == ALL_RUNS else of_run
+    if not used:
+        say("No batch holds a sample of them.")
+        return 0
+    console().print(grid(USE, map(_use_row, used), left=(0, 1, 2)))
+    if recorded:
+        # The run that the condition was about knows its own rewards.
         say("Leave them out, for example:")
-        say(f"  stagecoach replay {replayed} --from filtering --store {root.root.address}")
+        say(f"  stagecoach replay {run or used[0].run} --from filtering --store {root.root.address}")
     return 0
 
 
-def _print_uses(used: "Sequence[BatchUse]") -> None:
-    if not used:
-        say("No batch holds a sample of them.")
+def _use_row(use: "BatchUse") -> tuple[object, ...]:
+    return (
+        *(use.run, use.step, use.batch[:8]),
+        *("?" if count is None else count for count in (use.num_rows, use.num_samples, use.num_tokens)),
+        "none" if use.version is None else f"{use.version} ({(use.policy or '')[:8]})",
+        use.num_later,
+    )
+
+
+def _print_marks(marks: list[dict[str, Any]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(marks, default=str))
         return
     rows = [
         (
-            *(use.run, use.step, use.batch[:8]),
-            *("?" if count is None else count for count in (use.num_rows, use.num_samples, use.num_tokens)),
-            "none" if use.version is None else f"{use.version} ({(use.policy or '')[:8]})",
-            use.num_later,
+            *(mark["quarantine"], f"{mark['at']:%Y-%m-%d %H:%M}", mark["run"]),
+            *(len(mark["trace_ids"]), mark["where"], mark["reason"]),
         )
-        for use in used
+        for mark in marks
     ]
-    headings = ("run", "step", "batch", "rows", "samples", "tokens", "policy made", "later ones")
-    console().print(grid(headings, rows, left=(0, 1, 2)))
-    for _, of_run in groupby(used, key=lambda use: use.run):
-        say(_summary(list(of_run)))
-
-
-def _summary(used: "Sequence[BatchUse]") -> str:
-    """Return in a line what one run made of the rollouts."""
-    made = [use.version for use in used if use.version is not None]
-    samples, tokens = sum(use.num_samples or 0 for use in used), sum(use.num_tokens or 0 for use in used)
-    text = f"run {used[0].run}: {samples} samples, {tokens} tokens in {len(used)} batches"
-    if expired := sum(use.num_samples is None for use in used):
-        text += f" ({expired} of them kept no longer: what they held is not known)"
-    if not made:
-        return f"{text}; no policy was trained on them"
-    last = max((use.version or 0) + use.num_later for use in used)
-    return f"{text}; policies {min(made)} to {last} were trained on them or come from one that was"
-
-
-def _print_all(quarantines: "Sequence[Quarantine]", as_json: bool) -> None:
-    if as_json:
-        print(json.dumps([{**asdict(one), "at": one.at.isoformat()} for one in quarantines]))
-        return
-    rows = [
-        (one.quarantine, f"{one.at:%Y-%m-%d %H:%M}", one.run, len(one.trace_ids), one.where, one.reason)
-        for one in quarantines
-    ]
-    headings = ("quarantine", "at", "run", "rollouts", "where", "reason")
-    console().print(grid(headings, rows, left=(0, 1, 2, 4, 5)) if quarantines else "no quarantines")
+    console().print(grid(MARK, rows, left=(0, 1, 2, 4, 5)) if rows else "no quarantines")

@@ -9,7 +9,7 @@ from flows.cli.arguments import Force, StoreOption, one_of, open_reader, option
 FORM = one_of()
 COLOURS = """\
 the measure that colours tokens: advantage, rl_weight, ce_weight, ref_kl_weight, trained_rl_weight, engine, learner, \
-ratio, mismatch, entropy, reference, signal, outside, policy, mask, trained"""
+ratio, mismatch, entropy, reference, signal, outside, policy, mask, content, trained"""
 
 
 def trace(

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from flows.queries.conditions import BadCondition, condition_of, matching_rows
-from flows.queries.views import ROLLOUT_COLUMNS, relations
+from flows.queries.conditions import HELP, BadCondition, Condition, matching_rows
+from flows.queries.views import relations
 from storage.read.frames import Frames
 from storage.read.lineage import Graph, Work
 from storage.read.views import select
@@ -26,20 +26,19 @@ def search(store: Store, where: str, run: str = "") -> tuple[list[str], int]:
     """
     frames = Frames(store, relations)
     frames = frames.run(run) if run else frames
+    condition = Condition(where)
+    rows = frames["rollouts"].select("trace_id", *sorted(condition.columns - {"trace_id"})).collect()
     try:
-        condition = condition_of(where)
-        rows = frames["rollouts"].select("trace_id", *sorted(condition.columns - {"trace_id"})).collect()
-        found = matching_rows(rows, condition)["trace_id"].unique().sort().to_list()
+        trace_ids = matching_rows(rows, condition)["trace_id"].unique().sort().to_list()
     except BadCondition as error:
-        raise NoSuchRollouts(f"--where {error}\nNothing was recorded.") from error
-    looked_at = rows["trace_id"].n_unique()
-    if not found:
+        raise NoSuchRollouts(f"--where: {error}\nNothing was recorded.") from error
+    num_read = rows["trace_id"].n_unique()
+    if not trace_ids:
         place = f"run {run!r}" if run else "any run"
-        what = f"no rollout of {place} fits: {where!r} holds for none of {looked_at}."
         raise NoSuchRollouts(
-            f"{what}\nNothing was recorded. The columns of rollouts are: {', '.join(ROLLOUT_COLUMNS)}."
+            f"no rollout of {place} fits: {where!r} holds for none of {num_read}.\nNothing was recorded. {HELP}"
         )
-    return found, looked_at
+    return trace_ids, num_read
 
 
 @dataclass(frozen=True)

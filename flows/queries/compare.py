@@ -2,7 +2,7 @@
 
 Results are compared along the ledger: two runs that share a key share its rows bit by bit. Figures are those that
 finished steps wrote to table `metrics`; `compare_rows` compares the rows of one step. A `StoreReader` keeps each
-comparison until one of the runs has more work.
+comparison until the store has more work.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,14 +15,12 @@ from configs.run import RunConfig, content
 from flows.queries.metrics import read_metrics
 from flows.queries.scores import compare_scores, recorded_evaluations, scored_evaluations
 from flows.queries.store_reader import StoreReader, flat
-from storage.keys import canonical_json
 from storage.read.lineage import Work
+from storage.read.views import select
 from tasks.metrics.figures import MEANINGS
 from tasks.stages import COMPARED, EVALUATION
 
 SAME, DIFFERENT, ONLY_A, ONLY_B = "same key", "different key", "only in a", "only in b"
-OF_RUN = ("examples", "policy_import", EVALUATION)
-"""Stages whose results belong to the run or to a policy and not to one step."""
 MEASURES = (
     *("loss", "rl_loss", "ce_loss", "ref_kl_loss", "grad_norm", "entropy", "mismatch_kl", "masked_fraction"),
     *("learning_rate",),
@@ -33,36 +31,56 @@ FIGURES = tuple(METRICS)
 """The figures of a step, by the names that `stagecoach diff` uses; METRICS has their names in table `metrics`."""
 Works = Mapping[int, Mapping[str, Work]]
 """The finished work of a run by step and stage; an evaluation is at the version of its policy."""
+PIECES = {"step": pl.Int64, "stage": pl.String, "state": pl.String, "a": pl.String, "b": pl.String}
+_COUNTING = """
+-- A decision at a gate makes no rows. An import of weights in one run alone is no difference: a replay continues from
+-- the weights of its source.
+with counting as (
+    select *, stage in ('examples', 'policy_import', 'evaluation') as of_run
+    from (select *, row_number() over () as place from pieces)
+    where stage <> 'gate' and not (stage = 'policy_import' and state in ('only in a', 'only in b'))
+)
+"""
+_STEPS = f"""{_COUNTING}
+select step, first(stage order by place) filter (where state <> 'same key') as first_difference,
+    case when bool_and(state = 'only in a') filter (where not of_run) then 'only in a'
+        when bool_and(state = 'only in b') filter (where not of_run) then 'only in b' end as only
+from counting
+where stage <> 'evaluation'
+group by step
+having not bool_and(of_run)
+order by step
+"""
+_PARTING = f"""{_COUNTING}
+select step, stage, state
+from counting
+where state <> 'same key'
+    and step in (select step from pieces where a is not null and b is not null and stage <> 'examples')
+order by place
+limit 1
+"""
+_SAME_WORK = f"{_COUNTING} select count(*) > 0 and bool_and(state = 'same key') from counting"
 
 
 def compare(reader: StoreReader, a: str, b: str) -> Mapping[str, Any]:
     """Return how run `b` differs from run `a`: the values of `stagecoach diff --json`. Raises NotThere."""
-    state = _state(reader, a), _state(reader, b)
-    return reader.cache.while_same(("compared", a, b), state, lambda: _compare(reader, a, b))
-
-
-def _state(reader: StoreReader, run: str) -> tuple[Any, ...]:
-    works = reader.frames(run).graph.works.values()
-    last = reader.store.runs.events(run)[-1]
-    return run, last.event, canonical_json(last.config), frozenset(work.identity for work in works if work.finished)
+    return reader.cache.while_same(("compared", a, b), reader.mark, lambda: _compare(reader, a, b))
 
 
 def _compare(reader: StoreReader, a: str, b: str) -> Mapping[str, Any]:
     configs, works = [reader.config(run) for run in (a, b)], [work_of(reader, run) for run in (a, b)]
     figures = [step_figures(reader, work) for work in works]
     pieces = compared_keys(*works)
-    steps = [
-        {"step": step, "first_difference": row["first_difference"], "only": row["only"]}
-        | _figures_of_both(*(of_run.get(step, {}) for of_run in figures))
-        for step, row in by_step(pieces).items()
-    ]
+    frame = pl.DataFrame(pieces, PIECES)
+    rows, parting, same = (select({"pieces": lambda: frame}, query) for query in (_STEPS, _PARTING, _SAME_WORK))
+    steps = [row | _figures_of_both(*(of_run.get(row["step"], {}) for of_run in figures)) for row in rows.to_dicts()]
     both = [row for row in steps if row["only"] is None]
     return {
         "runs": [_describe_run(reader, *side) for side in zip((a, b), configs, works, strict=True)],
         "config": compared_configs(*configs),
         "pieces": pieces,
-        "same_work": not pieces or {piece["state"] for piece in counting(pieces)} == {SAME},
-        "parting": parting(pieces),
+        "same_work": not pieces or same.item(),
+        "parting": next(parting.iter_rows(named=True), None),
         "steps": steps,
         "together": {
             "steps": [row["step"] for row in both],
@@ -74,8 +92,8 @@ def _compare(reader: StoreReader, a: str, b: str) -> Mapping[str, Any]:
 
 
 def _describe_run(reader: StoreReader, run: str, config: RunConfig, works: Works) -> dict[str, Any]:
-    state = reader.store.runs.events(run)[-1].event
-    num_steps = sum(not stages.keys() <= {*OF_RUN} for stages in works.values())
+    state, of_run = reader.store.runs.events(run)[-1].event, {"examples", "policy_import", EVALUATION}
+    num_steps = sum(not stages.keys() <= of_run for stages in works.values())
     return {"run": run, "kind": config.kind, "state": state, "num_steps": num_steps}
 
 
@@ -118,76 +136,27 @@ def compared_keys(a: Works, b: Works) -> list[dict[str, Any]]:
     pieces = []
     for step in sorted({*a, *b}):
         for stage in COMPARED:
-            one, other = (work.get(step, {}).get(stage) for work in (a, b))
-            keys = [work and work.key for work in (one, other)]
-            state = ONLY_B if one is None else ONLY_A if other is None else SAME if keys[0] == keys[1] else DIFFERENT
+            one, other = (work[step][stage].key if stage in work.get(step, {}) else None for work in (a, b))
+            state = ONLY_B if one is None else ONLY_A if other is None else SAME if one == other else DIFFERENT
             if one or other:
-                pieces.append({"step": step, "stage": stage, "state": state, "a": keys[0], "b": keys[1]})
+                pieces.append({"step": step, "stage": stage, "state": state, "a": one, "b": other})
     return pieces
-
-
-def counting(pieces: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the results that can tell two runs apart.
-
-    A decision at a gate makes no rows. An import of weights in one run alone is no difference: a replay continues from
-    the weights of its source.
-    """
-    lone_import = [("policy_import", ONLY_A), ("policy_import", ONLY_B)]
-    return [
-        piece for piece in pieces if piece["stage"] != "gate" and (piece["stage"], piece["state"]) not in lone_import
-    ]
-
-
-def parting(pieces: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the step, stage and state of the first difference within steps of both runs; None without one."""
-    both = {piece["step"] for piece in pieces if piece["a"] and piece["b"] and piece["stage"] != "examples"}
-    for piece in counting(pieces):
-        if piece["state"] != SAME and piece["step"] in both:
-            return {name: piece[name] for name in ("step", "stage", "state")}
-    return None
-
-
-def by_step(pieces: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-    """Return by step its `pieces`, `only` (the side that alone has it) and `first_difference`, a stage.
-
-    A step that has nothing but results of the run (OF_RUN) is no step.
-    """
-    results: dict[int, list[Mapping[str, Any]]] = {}
-    for piece in pieces:
-        if piece["stage"] != EVALUATION:
-            results.setdefault(piece["step"], []).append(piece)
-    steps = {}
-    for step, row in results.items():
-        states = {piece["state"] for piece in counting(row) if piece["stage"] not in OF_RUN}
-        differing = [piece["stage"] for piece in counting(row) if piece["state"] != SAME]
-        only = next((state for state in (ONLY_A, ONLY_B) if states == {state}), None)
-        if states:
-            steps[step] = {"pieces": row, "only": only, "first_difference": differing[0] if differing else None}
-    return steps
 
 
 def step_figures(reader: StoreReader, works: Works) -> dict[int, dict[str, Any]]:
     """Return by finished step its FIGURES, None where one was not measured, and `weights`, the digest of the policy."""
     finished = {step: stages["metrics"] for step, stages in works.items() if "metrics" in stages}
+    trained = {step: stages["training"] for step, stages in works.items() if "training" in stages}
     written = read_metrics(reader.frames(), finished.values(), pl.col("name").is_in(METRICS.values()))
-    weights = _weights(reader, works)
+    rows = reader.frames().rows(trained.values(), "updates").select("key", "version", "update", "weights_sha256")
+    # The last update of a step makes its policy.
+    digests = dict(rows.collect().sort("version", "update").select("key", "weights_sha256").iter_rows())
     figures: dict[int, dict[str, Any]] = {}
     for step, work in finished.items():
-        values = written.get(work.key, {})
-        figures[step] = {figure: values.get(("", name)) for figure, name in METRICS.items()}
-        counts = {
-            name: int(value) for name, value in figures[step].items() if name.startswith("num_") and value is not None
-        }
-        figures[step] |= counts | {"weights": weights.get(step)}
+        values = {figure: written.get(work.key, {}).get(("", name)) for figure, name in METRICS.items()}
+        counts = {name: int(value) for name, value in values.items() if name.startswith("num_") and value is not None}
+        figures[step] = values | counts | {"weights": digests.get(trained[step].key) if step in trained else None}
     return figures
-
-
-def _weights(reader: StoreReader, works: Works) -> dict[int, str]:
-    """Return by trained step the digest of the weights that its last update made."""
-    trained = {step: stages["training"] for step, stages in works.items() if "training" in stages}
-    rows = reader.frames().rows(trained.values(), "updates").select("key", "version", "update", "weights_sha256")
-    last = dict(rows.collect().sort("version", "update").select("key", "weights_sha256").iter_rows())
-    return {step: last[work.key] for step, work in trained.items() if work.key in last}
 
 
 def _figures_of_both(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
@@ -220,20 +189,16 @@ def figures_of(both: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def compared_steps(reader: StoreReader, a: str, b: str) -> pl.DataFrame:
-    """Return one row for each step of either run.
+    """Return one row for each figure of each step of either run. Raises NotThere.
 
-    Columns: `step`; `first_difference` (the first stage whose key differs, null without one); `only` (the side that
-    alone has the step); `weights_equal`; for each of FIGURES `NAME_a`, `NAME_b` and `NAME_difference` (b - a). Null is
-    a figure that was not measured. Raises NotThere.
+    Columns: step; first_difference (the first stage whose key differs, null without one); `only` (the side that alone
+    has the step); weights_equal; figure; a, b and difference (b - a), null where it was not measured.
     """
-    sides = ("a", "b", "difference")
-    schema: dict[str, Any] = {"step": pl.Int64, "first_difference": pl.String, "only": pl.String}
-    schema |= {"weights_equal": pl.Boolean} | {f"{name}_{side}": pl.Float64 for name in FIGURES for side in sides}
-    rows = [
-        step | {f"{row['figure']}_{side}": row[side] for row in figures_of(step) for side in sides}
-        for step in compare(reader, a, b)["steps"]
-    ]
-    return pl.DataFrame([{name: row.get(name) for name in schema} for row in rows], schema, strict=False)
+    about = {"step": pl.Int64, "first_difference": pl.String, "only": pl.String, "weights_equal": pl.Boolean}
+    schema = {**about, "figure": pl.String, "a": pl.Float64, "b": pl.Float64, "difference": pl.Float64}
+    steps = compare(reader, a, b)["steps"]
+    rows = [{name: step[name] for name in about} | figure for step in steps for figure in figures_of(step)]
+    return pl.DataFrame(rows, schema, strict=False)
 
 
 EVALUATIONS = {
@@ -248,22 +213,19 @@ interval `low` to `high`. Null where no examples can be paired."""
 def compared_evaluations(reader: StoreReader, a: str, b: str) -> pl.DataFrame:
     """Return how the policies of two runs differ on held-out examples; columns as in EVALUATIONS. Raises NotThere.
 
-    Policies of the same version are paired, and the last ones of a set where their versions differ.
+    Policies of the same version are paired, and the last ones of a set.
     """
     evaluations = [scored_evaluations(reader, run) for run in (a, b)]
     sides = [{(one.set_name, one.version): (one, scores) for one, scores in of_run} for of_run in evaluations]
-    pairs = [(name, name) for name in sides[0] if name in sides[1]]
-    for set_name in dict.fromkeys(name for name, _ in sides[0]):
-        last = [max((name for name in side if name[0] == set_name), default=None) for side in sides]
-        if last[0] and last[1] and last[0] != last[1]:
-            pairs.append((last[0], last[1]))
+    last = [dict(sorted(side)) for side in sides]  # of each set the greatest version
+    pairs: Iterable[Any] = [(name, version, version) for name, version in sides[0] if (name, version) in sides[1]]
+    pairs = dict.fromkeys((*pairs, *((name, last[0][name], last[1][name]) for name in last[0] if name in last[1])))
     rows: list[dict[str, Any]] = []
-    for name_a, name_b in pairs:
-        (recorded_a, scores_a), (recorded_b, scores_b) = sides[0][name_a], sides[1][name_b]
-        same = [entry.key for entry in recorded_a.rounds] == [entry.key for entry in recorded_b.rounds]
-        shared = {"set": name_a[0], "version_a": name_a[1], "version_b": name_b[1], "same_work": same}
-        for figure in compare_scores(scores_a, scores_b):
-            values = {name: figure[name] for name in ("environment", "figure", "difference", "num_examples")}
-            interval = figure["interval"] or {"low": None, "high": None}
-            rows.append({**shared, **values, "a": figure["before"], "b": figure["after"], **interval})
-    return pl.DataFrame(rows, schema=EVALUATIONS, orient="row")
+    for set_name, *versions in pairs:
+        pair = [side[set_name, version] for side, version in zip(sides, versions, strict=True)]
+        keys = [[entry.key for entry in recorded.rounds] for recorded, _ in pair]
+        about = {"set": set_name, "version_a": versions[0], "version_b": versions[1], "same_work": keys[0] == keys[1]}
+        for figure in compare_scores(*(scores for _, scores in pair)):
+            values = {"a": figure["before"], "b": figure["after"], **(figure["interval"] or {})}
+            rows.append({name: (about | figure | values).get(name) for name in EVALUATIONS})
+    return pl.DataFrame(rows, EVALUATIONS)

@@ -56,15 +56,6 @@ left join (select trace_id, max(abs(difference)) as moved from samples group by 
 group by environment, example_id, agent
 order by min(place)
 """
-_MOVED_GROUPS = """
-select group_a as group_id, reward_a as reward_mean_a, kept_a as num_kept_a,
-    reward_b as reward_mean_b, kept_b as num_kept_b, max_advantage_difference
-from groups
-where num_shared > 0 and (max_advantage_difference > 0 or difference <> 0 or kept_a <> kept_b)
-order by coalesce(max_advantage_difference, 0) desc, coalesce(abs(difference), 0) desc,
-    coalesce(abs(kept_b - kept_a), 0) desc, group_a
-limit $most
-"""
 
 
 def _lineages(reader: StoreReader, a: str, b: str, step: int) -> list[Sequence[StepLineage]]:
@@ -111,14 +102,13 @@ def compared_groups(reader: StoreReader, a: str, b: str, step: int) -> pl.DataFr
 
 
 def step_detail(reader: StoreReader, a: str, b: str, step: int, most: int = 10) -> dict[str, Any]:
-    """Return the shared traces with another verdict, and the samples and groups that differ most; `most` of each."""
-    traces, groups = compared_traces(reader, a, b, step), compared_groups(reader, a, b, step)
+    """Return the shared traces with another verdict, and the samples that differ most; `most` of each."""
+    traces = compared_traces(reader, a, b, step)
     verdicts = traces.filter(pl.col("outcome_a") != pl.col("outcome_b")).sort("trace_id")
     samples = compared_samples(reader, a, b, step).filter(pl.col("difference") != 0)
     return {
         "verdicts": verdicts.select("trace_id", a="outcome_a", b="outcome_b").head(most).to_dicts(),
         "samples": samples.drop("trace_id").head(most).to_dicts(),
-        "groups": select_from_frames({"groups": lambda: groups}, _MOVED_GROUPS, most=most).to_dicts(),
     }
 
 

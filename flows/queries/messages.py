@@ -82,10 +82,6 @@ def rejected_messages(found: FoundTrace, rows: pl.DataFrame) -> list[int]:
 
 WINDOW = 100
 """Messages that a page shows."""
-MOST_HITS = 50
-"""Places that a search tells."""
-AROUND = 60
-"""Characters beside what was searched for."""
 
 
 @dataclass(frozen=True)
@@ -133,27 +129,6 @@ def _lines(paths: Sequence[tuple[int, Path]]) -> list[Line]:
     return found
 
 
-def hits(rows: pl.DataFrame, wanted: str) -> list[dict[str, Any]]:
-    """Return the messages that hold a text, in any case: message, and what stands around it first; at most MOST_HITS.
-
-    Texts are looked for as they were said, in content and in the whole message (calls and thoughts too).
-    """
-    if not wanted:
-        return []
-    found: list[dict[str, Any]] = []
-    low = wanted.casefold()
-    for row in rows.select("message", "content", "body").iter_rows(named=True):
-        for text in (row["content"] or "", row["body"]):
-            at = text.casefold().find(low)
-            if at >= 0:
-                around = text[max(0, at - AROUND) : at + len(wanted) + AROUND]
-                found.append({"message": row["message"], "around": around, "before": at > AROUND})
-                break
-        if len(found) == MOST_HITS:
-            break
-    return found
-
-
 MAGIC = {
     "image/png": (b"\x89PNG\r\n\x1a\n",),
     "image/jpeg": (b"\xff\xd8\xff",),
@@ -186,23 +161,21 @@ class Images:
         if not isinstance(url, str):
             return None
         row = self._rows.get(url)
+        values: dict[str, Any] = dict.fromkeys(("digest", "media_type", "size", "url", "address"))
         if row is None:
             gone = url.startswith(REFERENCE)
-            said = "its bytes are not in the store" if gone else "images of other addresses are not loaded"
-            return {"digest": None, "media_type": None, "size": None, "url": None, "address": url[:200], "why": said}
-        return self._image_values(row)
-
-    def _image_values(self, row: Mapping[str, Any]) -> dict[str, Any]:
+            why = "its bytes are not in the store" if gone else "images of other addresses are not loaded"
+            return {**values, "address": url[:200], "why": why}
         kind, data = row["media_type"].partition(";")[0].strip().lower(), row["data"]
-        facts = {"digest": row["digest"], "media_type": row["media_type"], "size": len(data), "address": None}
-        why = refusal(kind, data)
-        if why is None and len(data) > self._left:
-            why = "the page shows enough images already"
-        if why is not None:
-            return facts | {"url": None, "why": why}
-        # Images stand in the page itself, as data: bytes are what has to be bounded.
-        self._left -= len(data)
-        return facts | {"url": f"data:{kind};base64,{base64.b64encode(data).decode()}", "why": None}
+        values |= {"digest": row["digest"], "media_type": row["media_type"], "size": len(data)}
+        refused = refusal(kind, data)
+        if refused is None and len(data) > self._left:
+            refused = "the page shows enough images already"
+        if refused is None:
+            # Images stand in the page itself, as data: bytes are what has to be bounded.
+            self._left -= len(data)
+            values["url"] = f"data:{kind};base64,{base64.b64encode(data).decode()}"
+        return {**values, "why": refused}
 
 
 def refusal(media_type: str, data: bytes) -> str | None:
@@ -261,7 +234,7 @@ def long_text(text: str) -> Values:
 
 
 def read_message(row: Mapping[str, Any], images: Images) -> Values:
-    """Return a message's role, name, thoughts, parts, tool calls and the call that it answers.
+    """Return a message's role, name, thoughts, parts and tool calls, and the id of the call that it answers.
 
     `row` is one of `messages`. Parts are of kind text, image or other; see `part`.
     """
@@ -297,25 +270,6 @@ def part(piece: Any, images: Images) -> Values | None:
     return {"kind": "other", "text": long_text(_as_text(piece))}
 
 
-def link_calls(messages: Sequence[Values]) -> None:
-    """Add to calls their `result`, the message that answers them, and to messages `asked`, the call that they answer.
-
-    `messages` are read messages along one way or several. Ids of calls may come again: the nearest call above counts.
-    `asked` has the message and the name of the call; None in a message that answers none.
-    """
-    above = {message["message"]: message for message in messages}
-    for message in messages:
-        message["asked"] = None
-        at = above.get(message["parent"]) if message["answers"] is not None else None
-        while at is not None and message["asked"] is None:
-            for call in at["calls"]:
-                if call["id"] == message["answers"]:
-                    call["result"] = message["message"]
-                    message["asked"] = {"message": at["message"], "name": call["name"]}
-            # Several results of one turn follow each other: only those stand between.
-            at = above.get(at["parent"]) if at["answers"] is not None else None
-
-
 def _call(call: Any) -> Values:
     given = call if isinstance(call, Mapping) else {"arguments": call}
     inner = given.get("function")
@@ -325,7 +279,6 @@ def _call(call: Any) -> Values:
         "id": given.get("id") if isinstance(given.get("id"), str) else None,
         "name": name if isinstance(name, str) else None,
         "arguments": long_text(_arguments(arguments)),
-        "result": None,
     }
 
 

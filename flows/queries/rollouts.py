@@ -4,22 +4,20 @@ The mismatch of engine and learner is of such a frame too, one value for each of
 """
 
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import polars as pl
 
-from configs.evaluation import passes
 from flows.queries.notes import ROLLOUT_NOTES
 from flows.queries.request import NotThere
 from flows.queries.row_lineage import nearest
 from flows.queries.scores import first_round, set_name
 from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader
-from flows.queries.trace import FoundTrace, index
+from flows.queries.trace import FoundTrace
 from flows.queries.views import select
 from storage.read.lineage import Work, row_identities
 from storage.read.views import all_views, quote
-from storage.read.views import select as select_from_frames
 from tasks.stages import EVALUATION_ASSIGNMENT
 
 
@@ -161,23 +159,44 @@ def largest_advantage(reader: StoreReader, trace: FoundTrace) -> float | None:
     return None if size is None else float(str(size))
 
 
-def history(reader: StoreReader, trace: FoundTrace) -> pl.DataFrame:
-    """Return all attempts of the same agent at the same example over the run, by step; itself too.
+@dataclass(frozen=True)
+class TraceNeighbours:
+    """The traces around one in its batch of rollouts; each is a trace's id and the key of the work that made it."""
 
-    Columns: those of `INDEX`, and `for_training`: false where the attempt scored a policy.
-    """
-    environment, example_id = trace.row["environment"], trace.row["example_id"]
-    return index_of_example(reader, trace.run, environment, example_id).filter(agent=trace.row["agent"])
+    place: int
+    """Its own number; 0-based."""
+    num_traces: int
+    previous: tuple[str, str] | None
+    next: tuple[str, str] | None
+
+
+def neighbours_of_trace(reader: StoreReader, trace: FoundTrace) -> TraceNeighbours:
+    """Return where a trace stands in its batch of rollouts."""
+    ids = list(traces_of(reader, trace.run, [trace.lineage]).select("trace_id", "key").iter_rows())
+    place = [trace_id for trace_id, _ in ids].index(trace.trace_id)
+    around = [None, *ids, None]
+    return TraceNeighbours(place, len(ids), around[place], around[place + 2])
+
+
+INDEX = (
+    *("key", "trace_id", "step", "environment", "example_id", "agent", "group_id", "reward", "error_class"),
+    *("policy_version",),
+)
 
 
 def index_of_example(reader: StoreReader, run: str, environment: str, example_id: str) -> pl.DataFrame:
-    """Return all attempts of a run at an example, by step; columns as in `history`. Raises NotThere."""
+    """Return all attempts of a run at an example, by step. Raises NotThere.
+
+    Columns: those of INDEX, and `for_training`: false where the attempt scored a policy.
+    """
     lineages = reader.history(run).lineages
-    rows = index(reader, [lineage.traces for lineage in lineages])
     training = [lineage.traces.key for lineage in lineages if lineage.for_training]
-    rows = rows.filter(environment=environment, example_id=example_id)
-    return rows.with_columns(for_training=pl.col("key").is_in(training)).sort(
-        "step", "for_training", maintain_order=True
+    rows = reader.frames(run).rows([lineage.traces for lineage in lineages], "traces")
+    rows = rows.filter(environment=environment, example_id=example_id).sort("step", "key", "seq").select(INDEX)
+    return (
+        rows.with_columns(for_training=pl.col("key").is_in(training))
+        .sort("step", "for_training", maintain_order=True)
+        .collect()
     )
 
 
@@ -201,80 +220,8 @@ def with_mismatch(
     return frame.with_columns(rollout_columns(reader, run, lineages, {MISMATCH}).to_series())
 
 
-ATTEMPT = (
-    *("step", "for_training", "set", "trace_id", "key", "environment", "example_id", "agent", "trainable"),
-    *("reward", "rewards", "metrics", "passed", "advantage", "outcome", "detail"),
-    *("error_class", "error_type", "error_message"),
-    *("stop_condition", "is_truncated", "num_turns", "num_input_tokens", "num_output_tokens"),
-    *("policy_version", "staleness", "group_id", "assignment_id", "started_at", "seconds"),
-)
-"""Columns of an attempt; of an evaluation, `step` is the version of the policy that was scored.
-
-`passed` goes by `evaluation.pass_reward` of the run, or of the set; null where the attempt was not scored."""
-
-
-def example(reader: StoreReader, run: str, environment: str, example_id: str) -> dict[str, Any] | None:
-    """Return the example as the run's environment gave it: `split` and `task`, JSON; None where it was not listed.
-
-    Raises NotThere for an unknown run.
-    """
-    rows = reader.frames(run)["examples"]
-    found = (
-        rows.filter(environment=environment, example_id=example_id)
-        .select("step", "split", "task")
-        .sort("step")
-        .collect()
-    )
-    return found.drop("step").row(-1, named=True) if len(found) else None
-
-
-def attempts(reader: StoreReader, run: str, environment: str, example_id: str) -> pl.DataFrame:
-    """Return all attempts at an example that a run uses, by step, those of evaluations after those of training.
-
-    Columns as in `ATTEMPT`; `set` is null in training. Raises NotThere, with the nearest examples, where there is none.
-    """
-    own = index_of_example(reader, run, environment, example_id)
-    if own.is_empty() and example(reader, run, environment, example_id) is None:
-        near = nearest_examples(reader, (run,), environment, example_id)
-        hint = f"; the nearest that it tried are {', '.join(near)}" if near else ""
-        raise NotThere(f"run {run!r} has no example {example_id!r} of {environment!r}{hint}")
-    keys, evaluation = set(own["key"]), reader.config(run).evaluation
-    lineages = [lineage for lineage in reader.history(run).lineages if lineage.traces.key in keys]
-    rows = traces_of(reader, run, lineages).filter(environment=environment, example_id=example_id)
-    sets = rounds_of(reader, run, [lineage.traces for lineage in lineages if not lineage.for_training])
-    rows = rows.join(sets.select("key", "set"), on="key", how="left", maintain_order="left")
-    of_sets = {name: own.pass_reward for name, own in evaluation.of_sets().items()}
-    threshold = pl.col("set").replace_strict(of_sets, default=evaluation.pass_reward, return_dtype=pl.Float64)
-    rows = rows.with_columns(passed=passes(pl.col("reward"), threshold))
-    return rows.sort("step", ~pl.col("for_training"), maintain_order=True).select(ATTEMPT)
-
-
 def nearest_examples(reader: StoreReader, runs: Iterable[str], environment: str, example_id: str) -> list[str]:
     """Return the examples that some runs tried, as ENVIRONMENT/EXAMPLE, whose names are most like that of one."""
     works = [lineage.traces for run in runs for lineage in reader.history(run).lineages]
-    names = index(reader, works).select(pl.concat_str("environment", "example_id", separator="/"))
-    return nearest(f"{environment}/{example_id}", names.to_series())
-
-
-_BY_STEP = """
-select step, for_training, "set", agent,
-    count(*) as num_attempts,
-    count(reward) as num_scored,
-    avg(reward order by place) as reward,
-    min(reward) as lowest,
-    max(reward) filter (where not isnan(reward)) as highest,
-    count(*) filter (where passed) as num_passed,
-    num_passed / nullif(num_scored, 0) as pass_rate
-from attempts
-group by step, for_training, "set", agent
-order by min(place)
-"""
-
-
-def by_step(rows: pl.DataFrame) -> pl.DataFrame:
-    """Return how attempts went, for each step or evaluation and agent.
-
-    Columns: step, for_training, set, agent, num_attempts, num_scored, reward (mean), lowest, highest, num_passed and
-    pass_rate, the share of the scored that passed; null where none was scored.
-    """
-    return select_from_frames({"attempts": lambda: rows.with_row_index("place")}, _BY_STEP)
+    names = reader.frames().rows(works, "traces").select(pl.concat_str("environment", "example_id", separator="/"))
+    return nearest(f"{environment}/{example_id}", names.unique().collect().to_series())

@@ -19,33 +19,31 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product, takewhile
 from operator import eq
-from typing import Any
+from typing import Any, NamedTuple
 
 import polars as pl
 
+from flows.queries.request import NotThere
 from flows.queries.step_history import StepHistory
 from storage.read.frames import Frames
 from storage.read.lineage import Graph, Work
 
 
-@dataclass(frozen=True)
-class RowKind:
+class RowKind(NamedTuple):
     """Rows that can be asked about: where they live, what names them, and which columns are shown of them."""
 
-    name: str
     table: str
-    row_id: tuple[str, ...]
-    columns: tuple[str, ...] = ()
+    row_id: list[str]
+    columns: list[str]
 
 
-@dataclass(frozen=True)
-class Edge:
+class Edge(NamedTuple):
     """A lower row names the upper row that it came from: `lower[on[0]] == upper[on[1]]` for every pair."""
 
     upper: str
     lower: str
-    on: tuple[tuple[str, str], ...]
-    same_work: bool = False
+    on: list[list[str]]
+    same_work: bool
     """Whether both were made by one piece of work."""
 
 
@@ -103,37 +101,16 @@ def _cells(table: str) -> Iterator[list[str]]:
         yield [cell.strip() for cell in line.split("|")]
 
 
-def _names(cell: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in cell.split(",") if name.strip())
-
-
-KINDS = {name: RowKind(name, table, _names(ids), _names(columns)) for name, table, ids, columns in _cells(_KINDS)}
-EDGES = tuple(
-    Edge(upper, lower, tuple((pair.split()[0], pair.split()[2]) for pair in _names(pairs)), same_work=bool(same_work))
-    for upper, lower, pairs, *same_work in _cells(_EDGES)
-)
+KINDS = {
+    name: RowKind(table, row_id.split(", "), columns.split(", ")) for name, table, row_id, columns in _cells(_KINDS)
+}
+EDGES = [
+    Edge(upper, lower, [pair.split(" = ") for pair in on.split(", ") if pair], bool(same_work))
+    for upper, lower, on, *same_work in _cells(_EDGES)
+]
 """From top to bottom. A trace that several policies sampled came from each of them through its tokens, and itself names
 the oldest. A trace that was scored again came from the one that was sampled. A policy is at both ends: the
 way goes on from one that was asked about, and ends at one that it comes to."""
-
-
-def together(trees: Iterable[RowTree]) -> RowTree:
-    """Return several trees as one."""
-    whole = RowTree([])
-    for tree in trees:
-        whole.roots.extend(tree.roots)
-        whole.facts.update(tree.facts)
-        whole.next.update(tree.next)
-    return whole
-
-
-def find_rows(frames: Frames, kind: str, values: Mapping[str, Any], works: Iterable[Work]) -> RowTree:
-    """Return the rows of a kind with these values in some work, as a tree without edges."""
-    found = RowTree([])
-    for node, facts in _rows(frames, kind, works, [(column, [value]) for column, value in values.items()]):
-        found.roots.append(node)
-        found.facts[node] = facts
-    return found
 
 
 def traverse(frames: Frames, start: RowTree, up: bool) -> RowTree:
@@ -147,11 +124,11 @@ def traverse(frames: Frames, start: RowTree, up: bool) -> RowTree:
         nodes = [node for node in tree.facts if node.kind == near]
         # An edge may lead to rows of the same kind, a trace that was scored again: until nothing new comes.
         while nodes:
-            known = set(tree.facts)
+            seen = set(tree.facts)
             for node, reached, facts in _step(frames, edge, far, nodes, tree, up):
                 tree.facts.setdefault(reached, facts)
                 tree.next.setdefault(node, []).append(reached)
-            nodes = [node for node in tree.facts if node.kind == near and node not in known]
+            nodes = [node for node in tree.facts if node.kind == near and node not in seen]
     return tree
 
 
@@ -160,14 +137,15 @@ def _step(
 ) -> Iterable[tuple[RowNode, RowNode, dict[str, Any]]]:
     """Yield every pair of a row and one that it is joined to by the edge."""
     ways = {key: _works(frames.graph, edge, frames.graph.works[key], up) for key in {node.key for node in nodes}}
-    works = {work.key: work for found in ways.values() for work in found}
-    here, there = zip(*edge.on, strict=True) if edge.on else ((), ())
-    if not up:
-        here, there = there, here
-    values = [sorted({v for n in nodes for v in _values(tree.facts[n], column)}) for column in here]
+    works = {work.key: work for reached in ways.values() for work in reached}
+    here, there = ([pair[side] for pair in edge.on] for side in ((0, 1) if up else (1, 0)))
+    where = [
+        _holds(frames, far, column, {value for node in nodes for value in _values(tree.facts[node], own)})
+        for own, column in zip(here, there, strict=True)
+    ]
     # One read for all rows of a kind, joined in memory: a read for each row would open the files again and again.
     index: dict[tuple[Any, ...], list[tuple[RowNode, dict[str, Any]]]] = {}
-    for node, facts in _rows(frames, far, works.values(), zip(there, values, strict=True)) if works else ():
+    for node, facts in _rows(frames, far, works.values(), *where):
         for joined in product(*(_values(facts, column) for column in there)):
             index.setdefault((node.key, *joined), []).append((node, facts))
     for node in nodes:
@@ -183,24 +161,19 @@ def _works(graph: Graph, edge: Edge, work: Work, up: bool) -> list[Work]:
     return graph.sources(work, upper) if up else graph.users(work, upper, made=lower)
 
 
-def _rows(
-    frames: Frames, kind: str, works: Iterable[Work], wanted: Iterable[tuple[str, Sequence[Any]]]
-) -> list[tuple[RowNode, dict[str, Any]]]:
-    """Return the rows of a kind in some work whose columns hold any of the values wanted."""
-    described = KINDS[kind]
-    rows = frames.rows(works, described.table)
-    rows = rows.select("key", "seq", *dict.fromkeys((*described.row_id, *described.columns)))
-    for column, values in wanted:
-        if rows.collect_schema()[column] == pl.List(pl.String):
-            rows = rows.filter(pl.col(column).list.eval(pl.element().is_in(values)).list.any())
-        else:
-            rows = rows.filter(pl.col(column).is_in(values))
-    found = rows.sort("key", "seq").drop("seq").collect().to_dicts()
-    return [(_node(described, row), row) for row in found]
+def _holds(frames: Frames, kind: str, column: str, values: Iterable[Any]) -> pl.Expr:
+    """Return whether a column, or an element of it, is among some values."""
+    is_list = frames[KINDS[kind].table].collect_schema()[column] == pl.List(pl.String)
+    listed = sorted(values)
+    return pl.col(column).list.eval(pl.element().is_in(listed)).list.any() if is_list else pl.col(column).is_in(listed)
 
 
-def _node(kind: RowKind, row: Mapping[str, Any]) -> RowNode:
-    return RowNode(kind.name, "/".join(str(row[column]) for column in kind.row_id), row["key"])
+def _rows(frames: Frames, kind: str, works: Iterable[Work], *where: pl.Expr) -> list[tuple[RowNode, dict[str, Any]]]:
+    """Return the rows of a kind that some work made and that meet conditions."""
+    table, row_id, columns = KINDS[kind]
+    rows = frames.rows(works, table).select("key", "seq", *dict.fromkeys((*row_id, *columns))).filter(*where)
+    listed = rows.sort("key", "seq").drop("seq").collect().to_dicts()
+    return [(RowNode(kind, "/".join(str(row[name]) for name in row_id), row["key"]), row) for row in listed]
 
 
 def _values(facts: Mapping[str, Any], column: str) -> list[Any]:
@@ -208,20 +181,21 @@ def _values(facts: Mapping[str, Any], column: str) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
+def find_rows(frames: Frames, kind: str, works: Iterable[Work], *where: pl.Expr) -> RowTree:
+    """Return the rows of a kind that some work made and that meet conditions, as a tree without edges."""
+    rows = dict(_rows(frames, kind, works, *where))
+    return RowTree([*rows], rows)
+
+
 SHORTEST_PREFIX = 8
 NEAREST = 5
 WORK = "work"
 NAMED = (*(kind for kind in KINDS if kind not in ("tokens", "verdict", "update")), WORK)
 """What an id may be said to be."""
+_IN_BATCH = re.compile(r"(.+):([0-9]{1,9}):([0-9]{1,9})|([0-9a-f]+)/([0-9]{1,9})", re.DOTALL)
 
 
-SLASHED = ("assignment_id", "sample_id")
-"""Columns of ids that are made with a slash, GROUP/MEMBER and TRACE/BRANCH: any other text is in no row of theirs."""
-NUMBER = re.compile("[0-9]{1,9}")
-"""The number of a step or of a row; of a longer one there is none, and a table could not be asked for it."""
-
-
-class UnknownId(ValueError):
+class UnknownId(NotThere):
     """An id names nothing in the store, or several different things."""
 
 
@@ -233,20 +207,20 @@ def identify(frames: Frames, text: str, kind: str = "") -> RowTree:
     if kind and kind not in NAMED:
         raise UnknownId(f"{kind!r} is no kind of thing that an id can name; there are {', '.join(NAMED)}")
     # Every reading is tried, not the first that fits: an id that names two things is refused rather than guessed.
-    found = {name: tree for name in ([kind] if kind else NAMED) if (tree := _find(frames, name, text)).roots}
-    if not found:
-        near = nearest(text, _pool(frames))
+    trees = {name: tree for name in ([kind] if kind else NAMED) if (tree := _find(frames, name, text)).roots}
+    if not trees:
         where = f"run {frames.only!r} of store" if frames.only else "store"
+        near = ", ".join(nearest(text, _ids(frames)))
         raise UnknownId(
             f"{where} {frames.store.root.address}: {text!r} names {f'no {kind}' if kind else 'nothing'}"
-            f"{'; the nearest ids are ' + ', '.join(near) if near else ''}. The store was only read"
+            f"{f'; the nearest ids are {near}' if near else ''}. The store was only read"
         )
-    if len(found) > 1:
-        raise UnknownId(f"{text!r} names {' and '.join(f'a {name}' for name in found)}: say which one with --kind")
-    ((kind, tree),) = found.items()
-    several = sorted({node.key if kind == WORK else node.id for node in tree.roots})
-    if len(several) > 1:
-        raise UnknownId(f"{text!r} is the beginning of several ids, {', '.join(several[:NEAREST])}: give more of it")
+    if len(trees) > 1:
+        raise UnknownId(f"{text!r} names {' and '.join(f'a {name}' for name in trees)}: say which one with --kind")
+    ((kind, tree),) = trees.items()
+    ids = sorted({node.key if kind == WORK else node.id for node in tree.roots})
+    if len(ids) > 1:
+        raise UnknownId(f"{text!r} is the beginning of several ids, {', '.join(ids[:NEAREST])}: give more of it")
     return tree
 
 
@@ -261,22 +235,26 @@ def nearest(text: str, pool: Iterable[str]) -> list[str]:
 
 
 def _find(frames: Frames, kind: str, text: str) -> RowTree:
+    graph = frames.graph
     if kind == WORK:
-        works = [work for work in _by_key(frames, text) if "policies" not in work.tables]
+        works = [work for work in _by_key(graph, text) if "policies" not in work.tables]
         return RowTree([RowNode(WORK, work.stage, work.key) for work in works])
     if kind == "policy":
-        return find_rows(frames, kind, {}, [work for work in _policies(frames, text) if work.finished])
+        named = [work for work in graph.makers("policies") if text in policy_names(work)]
+        # The graph lists makers by step: the last one made the policy of the last step.
+        last = graph.of_run(text).makers("policies")[-1:] if text in frames.run_names else []
+        by_key = [work for work in _by_key(graph, text) if "policies" in work.tables]
+        return find_rows(frames, kind, {work.key: work for work in (*named, *last, *by_key) if work.finished}.values())
     if kind == "row":
-        return _batch_rows(frames, text)
+        match = _IN_BATCH.fullmatch(text)
+        if match is None:
+            return RowTree([])
+        # The packing that the run trained last at the step, or the last one where it has trained none.
+        of_step = StepHistory(graph, match[1]).batch(int(match[2])) if match[1] else None
+        works = [*(of_step or ())][:1] if match[1] else _by_key(graph, match[4])
+        works = [work for work in works if "batches" in work.tables]
+        return find_rows(frames, kind, works, pl.col("row").is_in([int(match[3] or match[5])]))
     return _by_id(frames, kind, text)
-
-
-def _policies(frames: Frames, text: str) -> list[Work]:
-    named = [work for work in frames.graph.makers("policies") if text in policy_names(work)]
-    # The graph lists makers by step: the last one made the policy of the last step.
-    last = frames.graph.of_run(text).makers("policies")[-1:] if text in frames.run_names else []
-    by_key = [work for work in _by_key(frames, text) if "policies" in work.tables]
-    return list({work.key: work for work in (*named, *last, *by_key)}.values())
 
 
 def policy_version(work: Work) -> int:
@@ -289,58 +267,32 @@ def policy_names(work: Work) -> list[str]:
     return [f"{run}:{policy_version(work)}" for run in work.runs]
 
 
-def _batch_rows(frames: Frames, text: str) -> RowTree:
-    head, _, row = text.rpartition(":" if ":" in text else "/")
-    if not NUMBER.fullmatch(row):
-        return RowTree([])
-    run, _, step = head.rpartition(":")
-    works = _batches(frames, run, int(step)) if run and NUMBER.fullmatch(step) else _by_key(frames, head)
-    return find_rows(frames, "row", {"row": int(row)}, [work for work in works if "batches" in work.tables])
-
-
-def _batches(frames: Frames, run: str, step: int) -> list[Work]:
-    """Return the packing that a run trained last at a step, or the last one where it has trained none."""
-    found = StepHistory(frames.graph, run).batch(step)
-    return [found[0]] if found else []
-
-
-def _by_key(frames: Frames, prefix: str) -> list[Work]:
+def _by_key(graph: Graph, prefix: str) -> list[Work]:
     if not re.fullmatch(f"[0-9a-f]{{{SHORTEST_PREFIX},}}", prefix):
         return []
-    return [work for key, work in frames.graph.works.items() if key.startswith(prefix)]
+    return [work for key, work in graph.works.items() if key.startswith(prefix)]
 
 
 def _by_id(frames: Frames, kind: str, text: str) -> RowTree:
-    described = KINDS[kind]
-    several_columns = len(described.row_id) > 1
-    if "/" not in text and (several_columns or described.row_id[0] in SLASHED):
+    table, row_id, _ = KINDS[kind]
+    if kind != "trace" and "/" not in text:  # GROUP/MEMBER, TRACE/BRANCH, ENVIRONMENT/EXAMPLE
         return RowTree([])
     # A column as it is stored: files whose statistics rule the id out are not read.
-    name = pl.concat_str(described.row_id, separator="/") if several_columns else pl.col(*described.row_id)
-    rows = frames.rows(frames.graph.makers(described.table), described.table).select(*described.row_id, "key")
-    found = rows.filter(name == text).collect()
+    name = pl.concat_str(row_id, separator="/") if len(row_id) > 1 else pl.col(*row_id)
+    works = frames.graph.makers(table)
+    tree = find_rows(frames, kind, works, name == text)
     # A whole id goes first: it may itself be the beginning of another one.
-    if not len(found) and kind == "trace" and len(text) >= SHORTEST_PREFIX:
-        found = rows.filter(name.str.starts_with(text)).collect()
-    made: dict[tuple[str, ...], list[Work]] = {}
-    for *row_id, key in found.unique().sort(*described.row_id).iter_rows():
-        made.setdefault(tuple(row_id), []).append(frames.graph.works[key])
-    several = list(made.items())[: NEAREST + 1]  # more than one is an error that names some
-    return together(
-        find_rows(frames, kind, dict(zip(described.row_id, row_id, strict=True)), works) for row_id, works in several
-    )
+    if not tree.roots and kind == "trace" and len(text) >= SHORTEST_PREFIX:
+        return find_rows(frames, kind, works, name.str.starts_with(text))
+    return tree
 
 
-def _pool(frames: Frames) -> Iterable[str]:
+def _ids(frames: Frames) -> Iterable[str]:
+    """Yield the ids of a store that a person may have meant."""
     yield from frames.run_names
     for work in frames.graph.makers("policies"):
         yield from policy_names(work)
     for kind in ("trace", "assignment", "example"):
-        described = KINDS[kind]
-        yield from (
-            frames[described.table]
-            .select(pl.concat_str(described.row_id, separator="/"))
-            .unique()
-            .collect()[described.row_id[0]]
-        )
+        table, row_id, _ = KINDS[kind]
+        yield from frames[table].select(pl.concat_str(row_id, separator="/")).unique().collect().to_series()
     yield from frames.graph.works

@@ -1,6 +1,5 @@
 """A person reads what was said: by keys, side by side, pointing at rollouts, and on the screen of a phone."""
 
-import re
 import shlex
 from pathlib import Path
 
@@ -21,7 +20,7 @@ INSIDE = """(part) => {
 }"""
 
 
-def test_replies_are_read_by_keys_and_put_side_by_side(demo: str, opened: Opened) -> None:
+def test_replies_are_read_by_keys(demo: str, opened: Opened) -> None:
     window = opened(demo)
     page = window.open(f"{STEP}?k=4")
     press = page.keyboard.press
@@ -32,24 +31,10 @@ def test_replies_are_read_by_keys_and_put_side_by_side(demo: str, opened: Opened
         assert page.evaluate(FOCUSED) == links[place]
     press("k")
     assert page.evaluate(FOCUSED) == links[1]
-    press("b")
-    page.wait_for_url("**beside=*")
-    assert page.locator(".columns").count() == 0, "one alone stands beside nothing"
-    first = said(window, f"{STEP}?k=4")["read"]["replies"]
-    for _ in range(3):
-        press("j")
-    press("b")
-    page.wait_for_url(re.compile("beside=[^&]*%2C"))
-    assert question(window)["beside"] == ",".join(each["trace_id"] for each in first[1:3])
-    assert page.locator(".columns article").count() == 2
-    picture(page, "beside")
     press("n")
     page.wait_for_url("**read=2*")
-    assert question(window)["beside"], "what stands side by side stays"
     press("p")
     page.wait_for_url("**read=1*")
-    press("?")
-    assert "side by side" in page.locator("dialog#keys").inner_text()
 
 
 def test_the_lowest_of_a_figure_are_asked_for_without_an_address(demo: str, opened: Opened) -> None:

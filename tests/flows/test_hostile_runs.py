@@ -1,7 +1,6 @@
 """Runs of an enemy through what people and programs look at them with: nothing acts, breaks or is lost."""
 
 import csv
-import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -130,14 +129,18 @@ def test_what_is_asked_for_may_be_hostile_too(said: Said, text: str) -> None:
     assert said("sql", f"select {text} from", status=2).startswith("stagecoach: ")
 
 
-def test_a_program_is_given_every_character(hostile: Hostile, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_program_is_given_every_character(
+    hostile: Hostile, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     root = hostile.store.root.address
     query = "select stop_condition from base.traces where group_id not like 'eval-%'"
-    for form, read in (("json", json.loads), ("csv", lambda text: list(csv.DictReader(io.StringIO(text, newline=""))))):
-        capsys.readouterr()
-        assert cli.main(["sql", query, "--format", form, "--store", root]) == 0
-        found = read(capsys.readouterr().out)
-        assert [row["stop_condition"] for row in found] == [ALL] * len(hostile.traces)
+    capsys.readouterr()
+    assert cli.main(["sql", query, "--json", "--store", root]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert cli.main(["sql", query, "--output", str(tmp_path / "rows.csv"), "--store", root]) == 0
+    with (tmp_path / "rows.csv").open(newline="") as file:
+        for rows in (printed, list(csv.DictReader(file))):
+            assert [row["stop_condition"] for row in rows] == [ALL] * len(hostile.traces)
 
 
 def test_an_export_is_json_with_every_character(hostile: Hostile, said: Said, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from flows.queries.compare import DIFFERENT, ONLY_A, ONLY_B, SAME, by_step, compare, figures_of
+from flows.queries.compare import DIFFERENT, ONLY_A, ONLY_B, SAME, compare, figures_of
 from flows.queries.compare_rows import compared_attempts, compared_groups, compared_traces, step_detail
 from flows.queries.compare_summary import sentences
 from flows.queries.messages import messages
@@ -79,12 +79,12 @@ def _step(reader: StoreReader, comparison: Mapping[str, Any], a: str, b: str, st
     return {
         "step": step,
         "pieces": [{**piece, "class": CLASSES[piece["state"]]} for piece in pieces],
-        "only": by_step(pieces).get(step, {}).get("only"),
+        "only": row.get("only"),
         "figures": figures_of(row),
         "num_rollouts": {side: int((traces["side"] == side).sum()) for side in ("both", "a", "b")},
         "groups": groups.head(MAX_GROUPS).to_dicts(),
         "num_groups": groups.height,
-        **{name: rows for name, rows in step_detail(reader, a, b, step).items() if name != "groups"},
+        **step_detail(reader, a, b, step),
     }
 
 

@@ -5,10 +5,9 @@ from typing import Any
 
 import polars as pl
 
-from flows.queries.reader import read_rollouts, reply_heads
+from flows.queries.reader import read_rollouts
 from flows.queries.request import BadQuestion, PageRequest
-from flows.queries.rollout_list import choice_of, choose, list_page, list_parameter, read_names
-from flows.queries.rollout_search import search_mask
+from flows.queries.rollout_list import choice_of, choose, list_page, read_names
 from flows.queries.rollouts import (
     evaluation_lineages,
     evaluation_traces,
@@ -55,18 +54,13 @@ def list_values(
 ) -> dict[str, Any]:
     """Return what the traces of a step, or of an evaluation, come to: figures, rewards, groups and the list."""
     choice = choice_of(request)
-    chosen = choose(frame, choice, search_mask(reader, run, frame, choice.search))
-    groups = group_page(frame, request)
-    cells = [cell["trace_id"] for row in groups["rows"] for cell in row["cells"]]
-    hovered = frame.filter(pl.col("trace_id").is_in([*cells, *chosen.page["trace_id"]]))
+    chosen = choose(frame, choice)
     return {
         "figures": figures(frame, metrics),
         "histogram": histogram(frame),
-        "groups": groups,
+        "groups": group_page(frame, request),
         "traces": list_page(frame, chosen, choice),
-        "read": read_rollouts(reader, run, chosen.rows, request, frame),
-        "heads": reply_heads(reader, hovered),
-        "list_asked": list_parameter(request),
+        "read": read_rollouts(reader, run, chosen.rows, request),
     }
 
 

@@ -7,12 +7,9 @@ import polars as pl
 
 from flows.queries import batch
 from flows.queries.messages import (
-    MOST_HITS,
     WINDOW,
     Line,
-    hits,
     images,
-    link_calls,
     long_text,
     message_works,
     messages,
@@ -22,8 +19,7 @@ from flows.queries.messages import (
 )
 from flows.queries.reader import read_json, reward_parts
 from flows.queries.request import BadQuestion, PageRequest
-from flows.queries.rollout_list import neighbours_of_trace
-from flows.queries.rollouts import episode, mates
+from flows.queries.rollouts import episode, mates, neighbours_of_trace
 from flows.queries.row_lineage import policy_version
 from flows.queries.run_state import any_going
 from flows.queries.sentences import flat, sentence
@@ -37,7 +33,7 @@ from flows.queries.trace import (
     outcome_of,
     packed_weights,
     samples,
-    uses,
+    trace_use,
 )
 from flows.queries.views import EXPIRED
 from flows.viewer import addresses
@@ -62,12 +58,11 @@ def trace_page(reader: StoreReader, request: PageRequest) -> Page:
     """Return a trace as a run uses it.
 
     The request may have: `key` (the work that made it), `branch`, `from` (the first message of the window), `to`
-    (first, last or trained, instead), `message` (that one alone, `at` its first token), `view`, `color`, `q`, and
-    `list` (the choice of the list that it was opened from; see `flows.queries.rollout_list`).
+    (first, last or trained, instead), `message` (that one alone, `at` its first token), `view` and `color`.
     """
     trace = find_trace(reader, request.path["run"], request.path["trace"], request.text("key"))
     run, row, for_training = trace.run, trace.row, trace.lineage.for_training
-    beside = neighbours_of_trace(reader, trace, request.text("list"))
+    beside = neighbours_of_trace(reader, trace)
     previous, following = (pair or (None, None) for pair in (beside.previous, beside.next))
     values = {
         **{"run": run, "trace_id": trace.trace_id, "key": trace.key, "step": trace.step, "for_training": for_training},
@@ -83,13 +78,12 @@ def trace_page(reader: StoreReader, request: PageRequest) -> Page:
         "other_runs": other_runs(trace),
         "mates": _with_links(trace, mates(reader, trace)),
         "episode": _with_links(trace, episode(reader, trace)),
-        **{"place": beside.place, "num_traces": beside.num_traces, "walking": beside.chosen},
+        **{"place": beside.place, "num_traces": beside.num_traces},
         **dict(zip(("previous", "previous_key", "next", "next_key"), (*previous, *following), strict=True)),
         **_Conversation(reader, trace, request).values(),
     }
-    # The way up leads to the list that it was opened from, as that was.
     where, title = (addresses.step, "step") if for_training else (addresses.evaluation, "evaluation of policy")
-    crumbs = ((run, addresses.run(run)), (f"{title} {trace.step}", where(run, trace.step, **beside.chosen)))
+    crumbs = ((run, addresses.run(run)), (f"{title} {trace.step}", where(run, trace.step)))
     # What is pending may be decided while somebody looks; nothing else of a trace ever changes.
     live = values["outcome"]["outcome"] == PENDING and any_going(reader, run)
     return Page("trace.html", f"Trace {trace.trace_id[:8]}", values, crumbs, live)
@@ -100,7 +94,7 @@ def any_trace_page(reader: StoreReader, request: PageRequest) -> Page:
 
     Raises NotThere, with the nearest ids, where no run uses it.
     """
-    trace = uses(reader, request.path["trace"])[0]
+    trace = trace_use(reader, request.path["trace"])
     address = addresses.trace(trace.run, trace.trace_id)
     path, query = {"run": trace.run, "trace": trace.trace_id}, {**request.query, "key": trace.key}
     return trace_page(reader, PageRequest(address, path, query))
@@ -197,7 +191,6 @@ class _Conversation:
         reader, trace, request = self.reader, self.trace, self.request
         numbers = [line.message for line in self.window]
         drawn, measured = shown_tokens(reader, trace, numbers, request.number("at", 0) if self.alone else 0)
-        found = [hit for hit in hits(self.rows, request.text("q")) if hit["message"] in self.places]
         return {
             "branches": [
                 {"branch": branch, "num_messages": len(path), "leaf": path[-1]}
@@ -216,9 +209,6 @@ class _Conversation:
             "view": request.one_of("view", VIEWS, "both"),
             "color": request.one_of("color", NAMES, default_colouring(measured)),
             "colourings": colourings(reader, trace, measured),
-            "q": request.text("q"),
-            "hits": [hit | {"from": self.places[hit["message"]] // WINDOW * WINDOW} for hit in found],
-            "most_hits": MOST_HITS,
         }
 
     def _window(self) -> tuple[int, Sequence[Line]]:
@@ -247,15 +237,11 @@ class _Conversation:
         pictures = images(self.reader, self.trace, [row["body"] for row in rows.values()])
         rejected = set(rejected_messages(self.trace, self.rows))
         read = [read_message(rows[number], pictures) for number in numbers]
-        link_calls(read)
-        text = self.request.text("q").casefold()
         for line, message in zip(self.window, read, strict=True):
-            row = rows[line.message]
             message |= {
                 "branch": line.branch,
                 "goes_on_from": line.goes_on_from,
                 "rejected": line.message in rejected,
-                "hit": bool(text) and (text in (row["content"] or "").casefold() or text in row["body"].casefold()),
                 "tokens": drawn.get(line.message),
             }
         return read

@@ -86,7 +86,6 @@
     u: () => [...document.querySelectorAll(".brand, .crumbs a")].pop()?.click(),
     n: () => follow("#read [rel=next]"),
     p: () => follow("#read [rel=prev]"),
-    b: () => here()?.querySelector("[data-beside]")?.click(),
     m: () => here()?.querySelectorAll("details").forEach((each) => { each.open = !each.open; }),
     "?": () => document.getElementById("keys")?.showModal(),
   };

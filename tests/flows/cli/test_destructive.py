@@ -89,9 +89,8 @@ def test_the_flow_refuses_to_keep_a_negative_number_of_runs(root: Path) -> None:
 
 
 OUTPUTS = [
-    ["sql", "select 1 as one", "--format", "json", "--output"],
+    ["sql", "select 1 as one", "--output"],
     ["view", "--save", "/"],
-    ["curves", "old", "--output"],
     ["export", "old", "--format", "weights", "--to"],
     ["export", "old", "--format", "sft", "--to"],
 ]
@@ -114,7 +113,7 @@ def test_nothing_is_written_into_a_store(root: Path, call: Call, argv: list[str]
 
 
 @pytest.mark.fault("paths", "a command is to replace a file", "only with --force, and whole")
-@pytest.mark.parametrize("argv", OUTPUTS[:3], ids=" ".join)
+@pytest.mark.parametrize("argv", OUTPUTS[:2], ids=" ".join)
 def test_a_file_is_replaced_only_when_asked_and_whole(root: Path, tmp_path: Path, call: Call, argv: list[str]) -> None:
     target = tmp_path / "there.json"
     target.write_text("precious")
@@ -126,10 +125,10 @@ def test_a_file_is_replaced_only_when_asked_and_whole(root: Path, tmp_path: Path
 
 
 def test_a_stream_is_written_to(root: Path, tmp_path: Path) -> None:
-    os.mkfifo(pipe := tmp_path / "pipe")
+    os.mkfifo(pipe := tmp_path / "pipe.json")
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     given = ["--output", str(pipe), "--store", str(root)]
-    assert cli.main(["sql", "select 1 as one", "--format", "json", *given]) == 0
+    assert cli.main(["sql", "select 1 as one", *given]) == 0
     assert os.read(reader, 100) == b'[{"one": 1}]\n'
     os.close(reader)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli.note import note
-from flows.queries.conditions import condition_of
+from flows.queries.conditions import Condition
 from flows.queries.notes import notes_of
 from flows.queries.request import PageRequest
 from flows.queries.rollout_search import search_run
@@ -44,7 +44,7 @@ def test_a_note_on_a_run_is_listed_shown_and_taken_back(store: Path, call: Call)
 
 def test_a_note_on_a_rollout_is_on_its_page_and_is_found_by_a_condition(store: Path) -> None:
     library, trace = StoreReader.at(store), first_trace(store)
-    condition = condition_of("tags ~ 'hack' and note ~ 'empty'")
+    condition = Condition("tags ~ 'hack' and note ~ 'empty'")
     assert search_run(library, "base", condition).rows.is_empty()
     note("base", f"empty tag {HOSTILE}", trace=trace[:12], tag=("hack",), store=str(store))
     assert search_run(library, "base", condition).rows["trace_id"].to_list() == [trace]

@@ -186,4 +186,3 @@ def test_people_get_a_tree(root: Path, capsys: pytest.CaptureFixture[str]) -> No
     printed = capsys.readouterr().out
     assert "└─ assignment 0-0/0: seed" in printed and "verdict: left out by quarantined" in printed
     assert "Policies that go back to it, of base: 1 to 2 (2)" in printed
-    assert 'algorithm.type="rloo"' in printed and 'algorithm.type="grpo"' in printed

@@ -95,9 +95,8 @@ def test_a_hit_is_told_with_its_sentence(library: StoreReader) -> None:
     ("text", "regex", "around"),
     [
         ("a. B cold x. D", "(?i)COLD", ("a. B ", "cold", " x. D")),
-        (f"a. {'b' * 40} cold {'c' * 40}. D", "cold", ("b" * 40 + " ", "cold", f" {'c' * 40}.")),
         ("ÄÖ ü colds", "co(l)d", ("ÄÖ ü ", "cold", "s")),
-        ("x" * 500 + "cold" + "y" * 500, "cold", ("…" + "x" * AROUND, "cold", "y" * AROUND + "…")),
+        ("x" * 500 + "cold" + "y" * 500, "cold", ("x" * AROUND, "cold", "y" * AROUND)),
         ("none", "cold", ("none", "", "")),
         ("none", r"\C", ("none", "", "")),
     ],

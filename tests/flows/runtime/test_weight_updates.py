@@ -196,7 +196,7 @@ def test_lineage_leads_from_a_gradient_to_every_policy_that_sampled_a_part(
     frames = Frames(store)
     several = 0
     for work in frames.graph.makers("batches"):
-        found = find_rows(frames, "row", {"key": work.key}, [work])
+        found = find_rows(frames, "row", [work])
         above = traverse(frames, found, up=True).facts.items()
         reached = {facts["policy_key"] for node, facts in above if node.kind == "policy"}
         (sampled,) = frames.graph.sources(work, "traces")

@@ -24,8 +24,8 @@ SUMMARIES = {
     ("base", "credited"): "They differ from step 0, stage advantage on: another key. Shared results: 7.",
     ("base", "longer"): "The same work as far as both go: 14 results have the same keys.",
     ("base", "broken"): "They differ from step 0, stage training on: another key. Shared results: 8.",
-    ("first", "later"): "No step is in both. Results with the same keys: 1.",
-    ("base", "base"): "This is the same run on both sides.",
+    ("first", "later"): "The same work as far as both go: 1 results have the same keys.",
+    ("base", "base"): "The same work: all 14 results have the same keys, so their rows are equal.",
 }
 
 
@@ -38,10 +38,10 @@ def test_the_page_says_where_the_runs_part(ten_runs: StoreReader, pair: tuple[st
 
 def test_steps_of_runs_of_unlike_lengths_and_of_one_that_failed(ten_runs: StoreReader) -> None:
     assert sentences(compare(ten_runs, "base", "longer"))[1] == "Only in b: step 2."
-    rows = compared_steps(ten_runs, "base", "longer").select("only", "first_difference", "loss_a", "loss_b")
+    rows = compared_steps(ten_runs, "base", "longer").filter(figure="loss").select("only", "first_difference", "a", "b")
     assert rows.rows() == [(None, None, 0.0, 0.0), (None, None, 0.1, 0.1), ("only in b", "assignment", None, 0.2)]
-    failed = compared_steps(ten_runs, "base", "broken")
-    assert failed["loss_b"].to_list() == [0.0, None] and failed["weights_equal"].to_list() == [False, None]
+    failed = compared_steps(ten_runs, "base", "broken").filter(figure="loss")
+    assert failed["b"].to_list() == [0.0, None] and failed["weights_equal"].to_list() == [False, None]
     html = answer(ten_runs, addresses.compare("base", "later"))[1]
     assert 'b=later&amp;step=1">Look at step 1</a>' in html, "step 0 is there for its examples alone"
 

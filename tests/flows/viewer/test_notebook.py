@@ -73,7 +73,7 @@ def test_a_trace_comes_with_its_messages_tokens_and_outcome(viewer: Viewer) -> N
     assert len(weighted) == trace.messages["num_sampled"].sum() > 0 and "text" in trace.tokens.columns
     assert weighted["advantage"].to_list() == pytest.approx([sample["advantage"]] * len(weighted))
     assert f"rollout {sample['trace_id']} of run demo" in repr(trace) and "[assistant]" in repr(trace)
-    with pytest.raises(NotThere, match="has a trace 'nothing"):
+    with pytest.raises(NotThere, match="names no trace"):
         viewer.trace("nothing-like-it")
 
 

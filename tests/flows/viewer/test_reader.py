@@ -1,4 +1,4 @@
-"""What rollouts said, as values and on pages: prompts once, folded turns, what was expected, replies side by side."""
+"""What rollouts said, as values and on pages: prompts once, folded turns, what was expected."""
 
 import json
 from pathlib import Path
@@ -6,14 +6,12 @@ from typing import Any
 
 import pytest
 
-from flows.queries.reader import CHARACTERS, LINES, MOST_MESSAGES, reply_heads
-from flows.queries.rollout_list import written_names
-from flows.queries.rollouts import traces
+from flows.queries.reader import CHARACTERS, LINES, MOST_MESSAGES
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from tests.fixtures.builders import message, trace
 from tests.flows.viewer.hand_made import RUN, HandMade, batch, credit, update
-from tests.flows.viewer.looking import Elements, answer, values
+from tests.flows.viewer.looking import values
 
 ENVIRONMENT = "reverse"
 LONG = "\n".join(f"line {number}" for number in range(LINES + 5))
@@ -138,36 +136,4 @@ def test_the_lowest_and_highest_of_any_column_are_read(library: StoreReader) -> 
     assert names(read(library, sort="reward:form", order="desc", k="1")) == ["first"]
     assert names(read(library, k="2", read="3")) == [ODD] == names(read(library, k="2", read="9"))
     assert names(read(library, group="g1")) == ["other", ODD]
-    assert {"reward", "reward:form"} <= {each["name"] for each in lowest["figures"]}
-
-
-def test_replies_stand_side_by_side(library: StoreReader) -> None:
-    beside = read(library, beside="talk,first", group="g1")["beside"]
-    texts = ["(call) look null\n\nseven", "The answer is seven."]
-    assert [(each["trace_id"], each["reward"], each["text"]) for each in beside] == [
-        ("talk", 0.25, texts[0]),
-        ("first", 0.5, texts[1]),
-    ]
-    assert read(library, beside="first")["beside"] == []
-    _, html = answer(library, STEP, beside="talk,first")
-    assert all(text in html.partition('class="columns"')[2].partition("</div>\n{%")[0] for text in texts)
-
-
-def test_beside_adds_a_trace_and_takes_it_out(library: StoreReader) -> None:
-    ways = {each["trace_id"]: each["beside"] for each in read(library, beside="first")["replies"]}
-    assert ways["second"] == "first,second" and ways["first"] == "" and ways[ODD] == written_names(["first", ODD])
-    assert [each["trace_id"] for each in read(library, beside=ways[ODD])["chosen"]] == ["first", ODD]
-    four = "first,second,talk,other"
-    ways = {each["trace_id"]: each["beside"] for each in read(library, beside=four)["replies"]}
-    assert ways[ODD] == written_names(["second", "talk", "other", ODD]), "the first gives way"
-    assert answer(library, STEP, beside=f"{four},{written_names([ODD])}")[0] == 400
-
-
-def test_a_hover_shows_the_reply(library: StoreReader) -> None:
-    found = reply_heads(library, traces(library, RUN, 0))
-    assert found == {
-        **{"first": "The answer is seven.", "second": "The result is seven.", "talk": "seven"},
-        "other": LONG,
-    }
-    shown = [value for _, name, value in Elements(answer(library, STEP)[1]).values if name == "data-tip"]
-    assert any("reward" in each and "The answer is seven." in each for each in shown)
+    assert "reward" in {each["name"] for each in lowest["figures"]}

@@ -126,19 +126,19 @@ def test_every_printed_command_selects_the_hits(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     library = StoreReader.at(cheated.root.address)
-    told = values(library, addresses.search("base", f'reward > 0.8 and length < 20 and reply ~ "{HACK}"'))
+    told = values(library, addresses.search("base", f"reward > 0.8 and length < 20 and reply ~ '{HACK}'"))
     assert told["num_hits"] == 27 and [each["num_hits"] for each in told["counts"]] == [0] * LEARNT + [9, 9, 9]
     ids = {hit["trace_id"] for hit in told["hits"]}
     commands = {name: shlex.split(command)[1:] for name, command in told["commands"].items()}
     assert cli.main([*commands["quarantine"], "--dry-run", "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)["trace_ids"]) == ids
-    assert cli.main([*commands["sql"], "--format", "json"]) == 0
+    assert cli.main([*commands["sql"], "--json"]) == 0
     assert {row["trace_id"] for row in json.loads(capsys.readouterr().out)} == ids
     assert cli.main([*commands["traces"], "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)["traces"]
     assert {row["trace_id"] for row in listed["rows"]} == ids and listed["columns"][1]["name"] == "step"
     assert cli.main(commands["export"]) == 0
-    lines = Path("rollouts.jsonl").read_text().splitlines()
+    lines = Path("hits.jsonl").read_text().splitlines()
     assert len(lines) == 27 and all(HACK in line for line in lines)
 
 
@@ -159,7 +159,7 @@ def test_what_changed_between_two_policies(cheated: Store) -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("rewrd > 0.8", "the nearest are reward"), ("reward >", "syntax error"), ("reply ~ '('", "missing")],
+    [("rewrd > 0.8", "nearest columns are reward"), ("reward >", "syntax error"), ("reply ~ '('", "missing")],
 )
 def test_a_wrong_condition_is_explained_beside_the_field(tmp_path: Path, text: str, said: str) -> None:
     library = stepped(tmp_path / "store")

@@ -96,5 +96,3 @@ def test_the_page_of_a_step_sorts_by_it_and_shows_it(library: StoreReader) -> No
     assert [row["trace_id"] for row in traces[""]["rows"]] == [FORKED, "near", "outside", "unused"]
     assert [column["name"] for column in traces[""]["columns"]][:2] == ["trace_id", MISMATCH]
     assert [column["name"] for column in traces["reward"]["columns"]] == ["trace_id", "reward"], "a choice stays"
-    plain = values(library, addresses.step(RUN, 0))["traces"]
-    assert MISMATCH in {column["name"] for column in plain["offered"]} - {column["name"] for column in plain["columns"]}

@@ -1,4 +1,4 @@
-"""The page of a trace: what it says and where it leads, also from a list that was filtered, searched, sorted."""
+"""The page of a trace: what it says and where it leads."""
 
 import base64
 import hashlib
@@ -6,7 +6,6 @@ import json
 import re
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
@@ -17,7 +16,6 @@ from tests.fixtures import builders
 from tests.flows.viewer import looking
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
 from tests.flows.viewer.looking import Elements
-from tests.flows.viewer.stepped import HOSTILE as ODD
 from tests.flows.viewer.stepped import SAID, stepped
 
 TOOLS = "e" * 32
@@ -146,16 +144,10 @@ def test_a_window_a_jump_and_a_message_alone(library: StoreReader, monkeypatch: 
     assert values(library, **{"from": "99"})["from"] == 4
 
 
-def test_search_finds_a_text_and_where_its_window_begins(library: StoreReader) -> None:
-    found = values(library, TOOLS, q="lOOk")
-    assert [hit["message"] for hit in found["hits"]] == [0, 1, 2, 3, 4] and all(m["hit"] for m in found["messages"])
-    assert values(library, TOOLS, q="no such words")["hits"] == []
-
-
-def test_a_call_knows_its_result_and_a_result_its_call(library: StoreReader) -> None:
+def test_calls_and_the_messages_that_answer_them(library: StoreReader) -> None:
     messages = values(library, TOOLS)["messages"]
-    assert [(call["id"], call["result"]) for call in messages[1]["calls"]] == [("1", 2), ("2", 3)]
-    assert [message["asked"] and message["asked"]["message"] for message in messages] == [None, None, 1, 1, None]
+    assert [call["id"] for call in messages[1]["calls"]] == ["1", "2"]
+    assert [message["answers"] for message in messages] == [None, None, "1", "2", None]
     assert [call["arguments"]["text"] for call in messages[1]["calls"]] == ["no JSON", '{\n  "x": 1\n}']
     assert messages[1]["thoughts"]["text"] == "hm"
 
@@ -179,7 +171,7 @@ def test_a_line_of_ten_megabytes_is_cut_and_whole_in_the_json(tmp_path: Path) ->
     line = "x" * 10_000_000 + "y"
     HandMade(tmp_path / "store").step([builders.trace(TOOLS)], [builders.message(TOOLS, content=line, body="[]")])
     own = StoreReader.at(tmp_path / "store")
-    text = html(own, TOOLS, q="xy")
+    text = html(own, TOOLS)
     assert len(text) < 100_000
     assert re.search("x{20000}", text) and not re.search("x{20001}", text)
     (part,) = values(own, TOOLS)["messages"][0]["parts"]
@@ -191,7 +183,7 @@ def test_tokens_carry_all_values_and_a_shade_for_every_colouring(library: StoreR
     assert tokens["columns"]["token_id"] == [4, 5, 6] and tokens["columns"]["advantage"] == [None, 0.5, 0.5]
     assert tokens["columns"]["learner_logprob"] == [None, -1.5, -2]
     shades = tokens["shades"]
-    assert shades["advantage"] == "-hh" and shades["trained"] == "nyy" and shades["mask"] == "tss"
+    assert shades["advantage"] == "-hh" and shades["trained"] == "nyy" and shades["mask"] == "uss"
     assert {len(letters) for letters in shades.values()} == {3}
 
 
@@ -212,13 +204,9 @@ def test_tokens_beyond_what_a_page_draws_are_told(library: StoreReader, monkeypa
 def test_a_trace_is_found_without_its_run_and_an_unknown_one_refused_with_the_nearest(library: StoreReader) -> None:
     found = looking.values(library, addresses.any_trace(FORKED[:8]))
     assert found["trace_id"] == FORKED and found["run"] == RUN
-    assert "has a trace" in refused(library, addresses.any_trace("mote"))
+    assert "names no trace" in refused(library, addresses.any_trace("mote"))
     assert "the nearest ids are mate" in refused(library, addresses.trace(RUN, "mat"))
     assert values(library, FORKED, key="f" * 32)["trace_id"] == FORKED, "a hint that is wrong is no error"
-
-
-GREEK = addresses.trace(RUN, "greek")
-LISTED = "sort=reward&order=desc"
 
 
 @pytest.fixture(scope="module")
@@ -227,39 +215,13 @@ def listed(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     return stepped(tmp_path_factory.mktemp("walk") / "store")
 
 
-def links(listed: StoreReader, address: str, **query: str) -> list[str]:
-    _, text = looking.answer(listed, address, **query)
-    return [value for _, name, value in Elements(text).values if name == "href"]
-
-
-def test_a_list_leads_through_its_traces_in_its_order_and_ends(listed: StoreReader) -> None:
-    by_reward = list(SAID)[::-1]
-    walked, here = [], by_reward[0]
+def test_a_batch_of_rollouts_is_walked_from_its_first_trace_to_its_last(listed: StoreReader) -> None:
+    walked: list[str] = []
+    here = next(iter(SAID))
     while here:
         walked.append(here)
-        found = values(listed, here, list=LISTED)
+        found = values(listed, here)
         assert (found["place"], found["num_traces"]) == (len(walked) - 1, len(SAID))
         assert found["previous"] == (walked[-2] if len(walked) > 1 else None)
         here = found["next"]
-    assert walked == by_reward
-    assert values(listed, by_reward[0])["previous"] == by_reward[1], "without a list they are as they came"
-
-
-def test_the_list_goes_along_and_is_the_way_up(listed: StoreReader) -> None:
-    up = addresses.step(RUN, 0, sort="reward", order="desc")
-    assert up in links(listed, GREEK, list=LISTED)
-    (onward,) = [each for each in links(listed, GREEK, list=LISTED) if "/percent?" in each and "list=" in each]
-    assert dict(parse_qsl(urlsplit(onward).query))["list"] == LISTED
-    assert addresses.step(RUN, 0) in links(listed, GREEK)
-
-
-@pytest.mark.parametrize("stale", ["outcome=errored", "nonsense", "page=9", "sort=reward&group=g2", ODD])
-def test_a_list_without_the_trace_counts_as_none(listed: StoreReader, stale: str) -> None:
-    found = values(listed, "plain", list=stale)
-    assert (found["place"], found["num_traces"], found["walking"]) == (0, len(SAID), {})
-    onward = links(listed, addresses.trace(RUN, "plain"), list=stale)
-    assert not [each for each in onward if "list=" in each and "/traces/percent" in each]
-
-
-def test_a_list_of_what_is_not_known_is_refused(listed: StoreReader) -> None:
-    assert "rewrd" in refused(listed, addresses.trace(RUN, "plain"), list="sort=rewrd")
+    assert walked == list(SAID)

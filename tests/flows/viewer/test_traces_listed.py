@@ -10,7 +10,6 @@ import pytest
 from flows import cli
 from flows.cli.trace import COLOURS
 from flows.cli.trace_list import _ending
-from flows.queries.rollout_list import OUTCOMES
 from flows.queries.store_reader import StoreReader
 from flows.reporting.formats import DASH
 from flows.viewer.terminal import MEASURES
@@ -71,10 +70,10 @@ def test_a_line_is_a_trace_with_all_its_columns(capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
-        (("--grep", "QUICK"), ["plain"]),
-        (("--outcome", "pending", "--group", "g1"), ["street", "hostile", "lines"]),
+        (("--where", "prompt ~* 'QUICK'"), ["plain"]),
+        (("--where", "outcome = 'pending' and group_id = 'g1'"), ["street", "hostile", "lines"]),
         (("--sort", "reward", "--limit", "2", "--page", "2"), ["greek", "street"]),
-        (("--agent", "agent", "--trained", "no", "--sort", "trace", "--limit", "1"), ["greek"]),
+        (("--sort", "trace", "--limit", "1"), ["greek"]),
     ],
 )
 def test_the_list_is_chosen_as_on_the_page(
@@ -84,10 +83,10 @@ def test_the_list_is_chosen_as_on_the_page(
 
 
 def test_counts_are_told(capsys: pytest.CaptureFixture[str], root: Path) -> None:
-    printed = lines(capsys, root, "--step", "0", "--grep", "G1", "--outcome", "pending", "--limit", "2")
-    assert printed[-1].startswith("3 of 7 traces; 3 hold the text; page 1 of 2 (--page, --limit).")
-    none = lines(capsys, root, "--step", "0", "--outcome", "refused")
-    assert none[1:] == ["0 of 7 traces. One of them: stagecoach trace ID"]
+    printed = lines(capsys, root, "--step", "0", "--where", "group_id = 'g1'", "--limit", "2")
+    assert printed[-1].startswith("3 of 3 traces; page 1 of 2 (--page, --limit).")
+    none = lines(capsys, root, "--step", "0", "--where", "outcome = 'refused'")
+    assert none[1:] == ["0 of 0 traces. One of them: stagecoach trace ID"]
 
 
 def test_json_is_that_of_the_page(capsys: pytest.CaptureFixture[str], root: Path) -> None:
@@ -100,7 +99,7 @@ def test_nothing_acts_on_the_terminal(capsys: pytest.CaptureFixture[str], root: 
     for arguments in (
         (),
         ("--columns", "error_message,error_type,example_id"),
-        ("--grep", HOSTILE.replace("\x00", "")),
+        ("--where", "prompt ~ 'bold red'"),
     ):
         text = "\n".join(lines(capsys, root, "--step", "0", *arguments))
         assert not {"\x1b", "\u202e", "\x00"} & set(text)
@@ -119,9 +118,7 @@ def test_a_terminal_gets_the_columns_that_it_has_room_for(
         monkeypatch.setenv("COLUMNS", str(width))
         printed = [re.sub("\x1b\\[[0-9;]*m", "", line) for line in lines(capsys, root, "--step", "0")]
         assert max(map(len, printed)) <= width and sum(line.startswith("plain") for line in printed) == 1
-        assert any(line.startswith("Not shown for want of room") for line in printed)
-        assert any(line.startswith("The same in all: ") for line in printed)
-        assert width == 40 or any(line.startswith("trace ") and line.endswith(" reply") for line in printed)
+        assert any(line.startswith("trace ") and line.rstrip().endswith("reply") for line in printed)
 
 
 def test_long_ids_are_set_apart_on_a_terminal(
@@ -137,7 +134,7 @@ def test_long_ids_are_set_apart_on_a_terminal(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--outcome", "lost"), "outcome='lost' is not known here; there are trained, filtered"),
+        (("--where", "outcom = 'lost'"), "the condition \"outcom = 'lost'\" fails"),
         (("--sort", "beauty"), "there is no column 'beauty'; there are trace_id, reward"),
         (("--page", "3"), "page=3: there are 1 of 40 traces each"),
         (("--evaluation", "3"), "run 'hand' has no evaluation of policy 3; it has none at all"),
@@ -162,14 +159,8 @@ def test_what_excludes_each_other_is_refused(capsys: pytest.CaptureFixture[str],
     assert "exclusive" in capsys.readouterr().err
 
 
-def test_the_help_names_every_outcome_and_measure(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "1000")  # nothing is wrapped
+def test_the_help_names_every_measure() -> None:
     assert COLOURS.partition(": ")[2].split(", ") == [*MEASURES]
-    assert cli.main(["traces", "--help"]) == 0
-    said = " ".join(capsys.readouterr().out.replace("│", " ").split())  # cells may be wrapped
-    assert [name for name in OUTCOMES if not re.search(rf"(?<![\w-]){name}(?![\w-])", said)] == []
 
 
 @pytest.mark.parametrize("more", [("--run", RUN), ("--open",), ("--port", "0")], ids=str)
@@ -198,7 +189,7 @@ def test_a_run_that_has_just_begun(capsys: pytest.CaptureFixture[str], tmp_path:
 
 
 def test_a_command_that_is_offered_runs_nothing_of_a_rollout() -> None:
-    found = {"num_chosen": 1, "num_all": 1, "num_found": None, "num_pages": 1, "id_length": 12}
+    found = {"num_chosen": 1, "num_all": 1, "num_pages": 1, "id_length": 12}
     assert _ending({**found, "rows": [{"trace_id": "$(reboot);x y z"}]}).endswith("stagecoach trace '$(reboot);x '")
 
 

@@ -103,7 +103,6 @@ def test_every_address_answers_in_every_form(library: StoreReader, client: TestC
         ("/runs/base/steps/0?group_order=up", 400),
         ("/runs/base/steps/0?group_page=2", 400),
         ("/runs/base/steps/0?k=51", 400),
-        ("/runs/base/steps/0?beside=nobody", 400),
         ("/runs/base/steps/9/batch", 404),
         ("/runs/base/steps/0/batch?colour=taste", 400),
         ("/runs/base/steps/0/batch?page=7", 400),

@@ -12,10 +12,8 @@ from urllib.parse import urlencode
 import pytest
 
 from flows.queries.request import plain
-from flows.queries.rollout_list import written_names
-from flows.queries.rollouts import traces as rollouts
 from flows.queries.store_reader import StoreReader
-from flows.viewer import addresses, rendering
+from flows.viewer import rendering
 from flows.viewer.addresses import Page
 from flows.viewer.routes import parsed_address, read_page
 from tests.fixtures.hostile import ALL, Hostile, acting, hostile_store
@@ -39,16 +37,13 @@ def library(hostile: Hostile) -> StoreReader:
 
 @pytest.fixture(scope="module")
 def pages(library: StoreReader) -> dict[str, Page]:
-    """Every kind of page twice at least, by address; traces in colours and searched, and read side by side, as well."""
+    """Every kind of page twice at least, by address; traces in colours and searched as well."""
     found = {}
     known = everything(library)
     searched = [f"{each}?{urlencode({'color': 'mask', 'q': ALL})}" for each in known if "/traces/" in each]
-    (step,) = [each for each in known if each == addresses.step("base", 0)]
-    beside = urlencode({"beside": written_names(list(rollouts(library, "base", 0)["trace_id"])[:3]), "k": 50})
-    for address in (*known, *searched, f"{step}?{beside}"):
+    for address in (*known, *searched):
         name, question = parsed_address(address)
         found[address] = read_page(name, library, question)
-    assert len(found[f"{step}?{beside}"].values["read"]["beside"]) == 3
     return found
 
 
