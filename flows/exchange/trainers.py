@@ -117,7 +117,9 @@ def _evaluate(expression: str, keys: Mapping[str, Any]) -> float | None:
 
 def _match(pattern: str, key: str) -> tuple[str, ...] | None:
     """Return the parts of a key in place of `*`, which is one part, and of `**`, which is any number."""
-    match = re.fullmatch(re.escape(pattern).replace(r"\*\*", "(.+)").replace(r"\*", "([^.]+)"), key)
+    # Bare keys of TOML alone: a config is written with them.
+    wild = re.escape(pattern).replace(r"\*\*", "([A-Za-z0-9_.-]+)").replace(r"\*", "([A-Za-z0-9_-]+)")
+    match = re.fullmatch(wild, key)
     return match and match.groups()
 
 

@@ -174,13 +174,8 @@ class RecordedRows:
             slices = [self._slice(place) for place in order]
             absent = {*stage.writes} - {*stage.optional} - {place.table for place in places}
             if absent <= self._tables:
-                empty = [self._empty(name, *maker) for name in stage.writes if name in absent]
-                attempts.append([*slices, *empty])
+                attempts.append([*slices, *(self._empty(name, *maker) for name in stage.writes if name in absent)])
         return attempts
-
-    def finished_at(self, key: str) -> datetime:
-        """Return when the last file with rows of a key was added to its table."""
-        return datetime.fromtimestamp(max(place.file.added_at for place in self.places[key]) / 1000, UTC)
 
     def _slice(self, place: AttemptRows) -> tuple[Slice, pa.Table]:
         table = self._store.slices.table(place.table)
@@ -256,11 +251,11 @@ class Rebuilder(Executor):
     def _entry(
         self, stage: Stage[Any], step: int, key: str, inputs: Mapping[str, str], part: str, attempt: AttemptSlices
     ) -> Entry:
-        tokens = {piece.table: 0 for piece, _ in attempt}
+        tokens = Counter[str]()
         for piece, rows in attempt:
             tokens[piece.table] += count_tokens({piece.table: rows})
         counted = next((name for name in ("updates", "batches", "traces") if name in tokens), "")
-        moment = self._recorded.finished_at(key)
+        moment = datetime.fromtimestamp(max(place.file.added_at for place in self._recorded.places[key]) / 1000, UTC)
         return Entry(
             run=self._run.run,
             step=step,
@@ -274,7 +269,7 @@ class Rebuilder(Executor):
             outputs=tuple(piece for piece, _ in attempt),
             started_at=moment,
             finished_at=moment,
-            tokens=tokens.get(counted, 0),
+            tokens=tokens[counted],
             versions=self._run.versions,
         )
 

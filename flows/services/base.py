@@ -175,11 +175,10 @@ class RunService(ABC):
     def begin(self) -> None:
         """Start the processes in parallel, or adopt external ones; returns at once."""
 
-    @abstractmethod
-    def check_available(self) -> None:
+    def check_available(self) -> None:  # noqa: B027
         """Check, before a run begins, what is provided from outside: external services, packages, weights.
 
-        Starts nothing. Raises what names the missing part.
+        Starts nothing. Raises what names the missing part. Without an own method nothing is provided from outside.
         """
 
     @property

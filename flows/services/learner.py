@@ -66,9 +66,6 @@ class LearnerProcess(RunService):
         """Start the learner; returns at once."""
         self._process("learner", self._spec)
 
-    def check_available(self) -> None:
-        """Do nothing: no learner is external."""
-
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Within the block the learner may take what memory its GPU has; afterwards it keeps its state alone."""
@@ -170,9 +167,6 @@ class LearnerNode(RunService):
         self._process("learner", self._own)
         for node in range(1, self._config.learner.nodes) if self._node == 0 else ():
             self._process(f"learner {node + 1}", partial(self._other, node))
-
-    def check_available(self) -> None:
-        """Do nothing: this is the machine that others reach."""
 
     def _own(self) -> ServiceSpec:
         learner = self._config.learner.model_copy(update={"rendezvous": self._meeting})

@@ -31,7 +31,6 @@ MORE = {
     "images": "color_codeword.toml",
     "evals": "refused_evals.toml",
     "serving": "refused_inference.toml",
-    "script": "lora_without_regret.py",
 }
 """Further ones."""
 

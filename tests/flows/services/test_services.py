@@ -124,9 +124,6 @@ class OneProcess(RunService):
     def begin(self) -> None:
         self._process("engine", self._spec)
 
-    def check_available(self) -> None:
-        raise NotImplementedError
-
     def _spec(self) -> ServiceSpec:
         def command(report: Path) -> Command:
             return [sys.executable, SERVICE, "polite", str(report)], {}
