@@ -143,14 +143,12 @@ def _read(request: ImportRequest, config: RunConfig) -> tuple[ImportedRollouts, 
 
 
 def _figures(episodes: Sequence[Episode]) -> dict[str, int]:
-    """Return the number of traces, and how many of them have tokens of which origin, an error, no reward."""
+    """Return the number of traces, and how many of them have tokens of which origin or no temperature."""
     counts: Counter[str] = Counter()
     for row in (row for episode in episodes for row in episode.traces):
         mark = json.loads(row["record"]).get(MARK, {})
         counts["traces"] += 1
         counts[f"with {mark.get('tokens') or ('sampled' if row['policy_key'] else 'rendered')} tokens"] += 1
-        counts["errored"] += row["error_class"] is not None
-        counts["without a reward"] += row["reward"] is None
         counts["of unknown temperature"] += "temperature" in mark and mark["tokens"] == SAMPLED
     return {name: number for name, number in counts.items() if number}
 

@@ -44,7 +44,8 @@ class ImportedRollouts:
 
     def assignments(self, step: int) -> pa.Table:
         """Return the assignments of a step, in the ASSIGNMENTS schema, groups and members in their order."""
-        rows = sorted((episode.assignment for episode in self.steps[step] if episode.assignment), key=_by_number)
+        rows = [episode.assignment for episode in self.steps[step] if episode.assignment]
+        rows.sort(key=lambda row: (int(row["group_id"].rpartition("-")[2]), row["member"]))
         return pa.Table.from_pylist(rows, schema=ASSIGNMENTS.arrow)
 
     def traces(self, step: int) -> pa.Table:
@@ -68,12 +69,6 @@ class ImportedRollouts:
             rewards.setdefault(group, set()).update(reward for reward in found if reward is not None)
         several, differ = (size > 1 for size in sizes.values()), (len(found) > 1 for found in rewards.values())
         return {"groups": len(sizes), "of more than one rollout": sum(several), "with differing rewards": sum(differ)}
-
-
-def _by_number(assignment: Row) -> list[tuple[int, str]]:
-    """Order ids with numbers in them as one would count: 0-2 comes before 0-10."""
-    parts = re.split(r"(\d+)", assignment["assignment_id"])
-    return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Reads and writes lines of verifiers files: episodes as its command line writes them, traces as prime-rl does.
 
-Three layouts are known. An episode holds its `traces`, and what ran it in `env`, `group` and `run`. A trace by itself
-names environment, group, episode and policy in its `info`, or (older) at its own top level.
+Two layouts are known. An episode holds its `traces`, and what ran it in `env`, `group` and `run`. A trace by itself
+names environment, group, episode and policy in its `info`.
 """
 
 import json
@@ -84,9 +84,9 @@ def _episode(
     run, info = mapping(line.get("run")), {} if "traces" in line else mapping(line.get("info"))
     work, environment = mapping(run.get("work")), mapping(line.get("env"))
     said = first(work.get("step"), run.get("step") if "traces" not in line else None, step)
-    version = first(mapping(work.get("policy")).get("start"), info.get("policy_version"), line.get("policy_version"))
-    named = (environment.get("name"), environment.get("id"), info.get("env_name"), line.get("env_name"))
-    group = first(mapping(line.get("group")).get("id"), info.get("group_id"), line.get("group_id"))
+    version = first(mapping(work.get("policy")).get("start"), info.get("policy_version"))
+    named = (environment.get("name"), environment.get("id"), info.get("env_name"))
+    group = first(mapping(line.get("group")).get("id"), info.get("group_id"))
     example_id, task = _example(line.get("task"))
     return Episode(
         origin=origin,

@@ -13,14 +13,6 @@ from flows.services.logs import first_error, keep_newest, last_lines
 SECRET = "sk-very-secret-0123"
 
 
-def test_a_log_within_its_bound_is_left_alone(tmp_path: Path) -> None:
-    log = tmp_path / "engine.log"
-    assert not keep_newest(log, 4)  # not there yet
-    log.write_bytes(b"1234")
-    assert not keep_newest(log, 4)
-    assert log.read_bytes() == b"1234" and os.listdir(tmp_path) == ["engine.log"]
-
-
 def test_a_larger_one_keeps_its_newest_bytes_beside_it(tmp_path: Path) -> None:
     log, aside = tmp_path / "engine.log", tmp_path / "engine.log.1"
     with log.open("ab", buffering=0) as service:
@@ -64,13 +56,6 @@ def test_a_disk_that_is_full_costs_what_the_log_held(tmp_path: Path, monkeypatch
     )
 
 
-def test_a_flood_is_copied_no_further_than_twice_its_bound(tmp_path: Path) -> None:
-    log, aside = tmp_path / "a.log", tmp_path / "a.log.1"
-    log.write_bytes(b"x" * (logs.BLOCK_BYTES * 3))
-    logs._copy(log, aside, 0, logs.BLOCK_BYTES)
-    assert aside.stat().st_size == logs.BLOCK_BYTES
-
-
 def test_a_writer_that_does_not_append_leaves_a_hole_that_counts_for_nothing(tmp_path: Path) -> None:
     log, aside, most = tmp_path / "a.log", tmp_path / "a.log.1", 40_000
     with log.open("wb", buffering=0) as program:
@@ -83,14 +68,6 @@ def test_a_writer_that_does_not_append_leaves_a_hole_that_counts_for_nothing(tmp
         program.write(b"last!\n" * 7_000)
         assert keep_newest(log, most)
     assert aside.read_bytes() == (b"last!\n" * 7_000)[-most:]
-
-
-def test_a_hole_alone_is_no_log(tmp_path: Path) -> None:
-    log = tmp_path / "a.log"
-    log.touch()
-    os.truncate(log, 2**20)
-    assert not keep_newest(log, 1000)
-    assert log.stat().st_size == 2**20
 
 
 def test_last_lines_of_a_log(tmp_path: Path) -> None:

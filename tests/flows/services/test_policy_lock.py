@@ -17,18 +17,6 @@ from tests.fixtures.waiting import PATIENCE, until
 SECONDS = PATIENCE
 
 
-def test_the_same_policy_is_shared() -> None:
-    lock, both = PolicyLock(), threading.Barrier(2)
-
-    def hold() -> None:
-        with lock.hold("a"):
-            both.wait(SECONDS)  # broken, if one had to wait for the other's end
-
-    with ThreadPoolExecutor(2) as threads:
-        for done in [threads.submit(hold), threads.submit(hold)]:
-            done.result()
-
-
 def test_another_policy_waits_until_nobody_holds_the_first() -> None:
     lock, told, left = PolicyLock(), threading.Event(), []
 
@@ -88,14 +76,6 @@ def test_only_who_holds_a_policy_alone_exchanges_it_and_not_before_others_who_wa
         late = threads.submit(share, "a")
     late.result(SECONDS)
     assert not lock._holders
-
-
-def test_who_fails_lets_go() -> None:
-    lock = PolicyLock()
-    with pytest.raises(ValueError, match="lost"), lock.hold("a"):
-        raise ValueError("lost")
-    with lock.hold("b"):
-        pass
 
 
 def test_draws_ahead_and_evaluations_never_see_two_policies_and_all_end() -> None:

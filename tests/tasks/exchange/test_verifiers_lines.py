@@ -220,12 +220,7 @@ def prime_trace(line: dict[str, Any]) -> dict[str, Any]:
     return {**line["traces"][0], "info": info, "run": {"type": "train", "id": "r", "step": 4}}
 
 
-def old_prime_trace(line: dict[str, Any]) -> dict[str, Any]:
-    """Lay a line out as prime-rl wrote traces before, with what ran them beside the trace's own fields."""
-    return {**line["traces"][0], "kind": "train", "env_name": "rev", "group_id": "g", "policy_version": 2}
-
-
-@pytest.mark.parametrize("layout", [prime_episode, prime_trace, old_prime_trace])
+@pytest.mark.parametrize("layout", [prime_episode, prime_trace])
 def test_layouts_of_prime_rl(layout: Callable[[dict[str, Any]], dict[str, Any]], tmp_path: Path) -> None:
     lines = [layout(line) for line in verifiers_lines("tokens")[:2]]
     path = tmp_path / "rollouts/step_4/train/effective/traces.jsonl"
