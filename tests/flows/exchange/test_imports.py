@@ -9,7 +9,6 @@ import pytest
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows import cli
-from flows.cli.unfit_rollouts import search
 from flows.exchange.export import RolloutChoice, export
 from flows.exchange.imports import ImportOutcome, ImportRequest, import_files
 from flows.queries.step_history import step_history
@@ -115,13 +114,6 @@ def test_an_import_that_was_interrupted_goes_on(root: Path, monkeypatch: pytest.
     assert bring(root, TOKENS).num_computed == 2, "examples and assignments were safe"
 
 
-def test_groups_are_dealt_to_steps_when_asked(root: Path) -> None:
-    assert bring(root, TOKENS, groups_per_step=1).num_steps == 2
-    steps = step_history(open_store(root), "theirs").steps
-    rows = [open_store(root).read(past.work["assignment"].slices_of("assignments")) for past in steps.values()]
-    assert [table["group_id"].to_pylist() for table in rows] == [["0-0"] * 5, ["1-0"] * 5]
-
-
 @pytest.mark.fault("input", "a line of a file to import is cut", "the line is named, nothing written")
 def test_one_bad_line_refuses_the_whole_file_unless_it_may_be_left_out(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -158,11 +150,6 @@ def test_the_name_of_an_import_is_no_other_s(root: Path) -> None:
         resolve_run("train", (), (), name="theirs", store=str(root))
 
 
-def test_text_is_refused_where_no_model_was_named(root: Path) -> None:
-    with pytest.raises(ImportRefused, match="line 1: there are no token ids"):
-        bring(root, RELAYED)
-
-
 @pytest.mark.engine
 def test_text_is_rendered_refused_for_rl_and_trained_on_as_demonstrations(root: Path, model: str) -> None:
     assert text(root, model).figures == {"traces": 4, "with rendered tokens": 4}
@@ -180,17 +167,6 @@ def test_text_is_rendered_refused_for_rl_and_trained_on_as_demonstrations(root: 
     assert trace["rewards"]["similarity"]["score"] == row["reward"]
     with pytest.raises(ImportRefused, match="in another way"):  # another tokenizer is other work
         bring(root, RELAYED, name="text", model=model, overrides=["model.renderer=default"])
-
-
-def test_two_files_that_number_their_traces_share_none(root: Path, tmp_path: Path) -> None:
-    for name in ("one", "other"):
-        rows = [sampled_trace(str(number), f"{name} {number}", 1.0) for number in range(2)]
-        bring(root, write_lines(tmp_path / f"{name}.jsonl", rows), name=name)
-    store = open_store(root)
-    one, other = (step_history(store, run).steps[0].work["rollout"].slices_of("traces") for run in ("one", "other"))
-    ids = [set(store.read(slices)["trace_id"].to_pylist()) for slices in (one, other)]
-    assert [len(each) for each in ids] == [2, 2] and ids[0].isdisjoint(ids[1])
-    assert search(store, f"trace_id = '{min(ids[0])}'")[0] == [min(ids[0])]
 
 
 def test_the_groups_are_told(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

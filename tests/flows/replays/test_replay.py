@@ -9,9 +9,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.replay import replayed_stages
 from flows import cli
-from flows.queries.compare import compare
 from flows.queries.step_history import step_history
-from flows.queries.store_reader import StoreReader
 from flows.runtime.resolve_run import require_same
 from storage.store import open_store
 from tasks.stages import LINEAGE
@@ -160,15 +158,6 @@ def test_a_step_drawn_twice_is_replayed_from_the_batch_that_was_trained(
     assert work["assignment"].inputs["batch"] == "1"
     assert work["packing"].key == work["training"].inputs["packing"]
     assert set(work) == {*LINEAGE} - {"regrade", "reference"}
-
-
-def test_a_replay_of_some_steps_is_compared_over_those(tmp_path: Path) -> None:
-    rehearse(tmp_path / "store", "base", steps=3)
-    walk(ask(tmp_path / "store", overrides=[RLOO], steps="1:", name="late"))
-    found = compare(StoreReader(open_store(tmp_path / "store")), "base", "late")
-    assert found["parting"] == {"step": 1, "stage": "advantage", "state": "different key"}
-    states = {(piece["step"], piece["stage"]): piece["state"] for piece in found["pieces"]}
-    assert states[0, "rollout"] == "only in a" and states[1, "rollout"] == states[2, "filtering"] == "same key"
 
 
 def test_quarantined_rollouts_are_left_out_and_untouched_steps_are_found(tmp_path: Path) -> None:
