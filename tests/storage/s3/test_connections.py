@@ -15,11 +15,10 @@ NUM_THREADS = 24
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers as many requests at a time as there are threads, all with the encodings that a request accepts."""
+    """Answers as many requests at a time as there are threads, with the encodings that a request accepts."""
 
     protocol_version = "HTTP/1.1"
     connections: ClassVar[list[object]] = []
-    encoding = ""
     together = Barrier(1)
 
     def setup(self) -> None:
@@ -31,8 +30,6 @@ class Handler(BaseHTTPRequestHandler):
         body = self.headers["accept-encoding"].encode()
         self.send_response(200)
         self.send_header("content-length", str(len(body)))
-        if self.encoding:
-            self.send_header("content-encoding", self.encoding)
         self.end_headers()
         self.wfile.write(body)
 
