@@ -9,6 +9,7 @@ import logging
 import math
 import netrc
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -185,7 +186,8 @@ class TensorboardSink:
         from tensorboardX import SummaryWriter
 
         # What was written of a step that is sent again must not be a second point of the same curve.
-        writer = SummaryWriter(str(self._directory), purge_step=step)
+        # The library names files by the second: a second one of the same second would overwrite the first.
+        writer = SummaryWriter(str(self._directory), purge_step=step, filename_suffix=f".{time.time_ns()}")
         settings = json.dumps(self._config.model_dump(mode="json"), indent=2)
         writer.add_text("config", "\n".join(f"    {line}" for line in settings.splitlines()), step)
         return writer

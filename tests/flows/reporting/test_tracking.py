@@ -165,8 +165,10 @@ def test_steps_that_are_sent_again_replace_those_of_earlier_files(tmp_path: Path
         with open_sink(_config(type="tensorboard"), tmp_path) as sink:
             assert sink is not None
             track([TrackedRow(step, {"loss/mean": float(first)}) for step in (first, 2)], sink)
-    started = [event.step for event in events(tmp_path / "tensorboard") if event.HasField("session_log")]
-    assert started == [1], "the second file says from which step on it counts"
+    written = events(tmp_path / "tensorboard")
+    started = [event.step for event in written if event.HasField("session_log")]
+    assert started == [0, 1], "each file says from which step on it counts, and none overwrites another"
+    assert scalars(written) == {0: {"loss/mean": 0.0}, 1: {"loss/mean": 1.0}, 2: {"loss/mean": 1.0}}
 
 
 @pytest.mark.engine
