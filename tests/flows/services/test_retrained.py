@@ -61,7 +61,7 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunContext:
         scratch = store.policies.scratch(key)
         save_file(WEIGHTS if version else moved(0.1), scratch / "model.safetensors")
         digest = weights_sha256(scratch)
-        store.policies.publish(scratch, key, digest)
+        store.policies.publish(scratch, key)
         rows = policy_row(key, version, "first" if version else None, has_optimizer=False)
         rows = pa.Table.from_pylist([rows.to_pylist()[0] | {"weights_sha256": digest}], schema=rows.schema)
         piece = store.append("policies", rows, run="a", step=0, key=key, attempt=key)
