@@ -1,6 +1,5 @@
 """Reference: log-probs of the policy's tokens under a frozen teacher, or under the policy shown a demonstration."""
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -120,7 +119,7 @@ def reference(inputs: ReferenceInputs, config: View) -> Outputs:
     """Return, for every message with sampled tokens of a kept trace that has a scorer, the reference's log-probs.
 
     A message is scored once, on the first branch that comes through it, given all tokens before it on the way. Messages
-    are read a part after the other; all are looked at before the first is scored, so that a refusal wastes no work.
+    are read and scored a part after the other.
 
     The reverse KL is between the distributions that were sampled from, and an engine applies no temperature to the
     log-probs of a prompt: the traces must have been sampled at temperature 1. Raises NotScorable for those that were
@@ -134,15 +133,9 @@ def reference(inputs: ReferenceInputs, config: View) -> Outputs:
 
 
 def _scored_parts(traces: pa.Table, messages: StoredRows, scorers: "Scorers") -> Iterator[pa.Table]:
-    def plans() -> Iterator[ScoringPlan]:
-        return (_plan(*part, scorers) for part in group_parts(traces, messages))
-
     with scorers.pinned():
-        held = list(plans()) if messages.num_parts <= 1 else None
-        if held is None:
-            deque(plans(), maxlen=0)
-        for plan in plans() if held is None else held:
-            yield plan.score()
+        for part in group_parts(traces, messages):
+            yield _score_part(*part, scorers)
 
 
 class Scorers:
@@ -179,44 +172,29 @@ class Scorer:
     """What it is shown before each sequence."""
 
 
-@dataclass(frozen=True)
-class ScoringPlan:
-    """What is to be scored of some traces."""
-
-    scores: Scores
-    asked: list[tuple[Scorer, list[ScoredPath], list[list[int]]]]
-    """For each environment its scorer, its paths, and the sequence that ends with the tokens of each."""
-
-    def score(self) -> pa.Table:
-        """Return the rows of references."""
-        for scorer, paths, sequences in self.asked:
-            for path, found in zip(paths, _score(sequences, scorer.at, scorer.most), strict=True):
-                self.scores.lay(path, found[len(found) - len(self.scores.tokens(path)) :])
-        return self.scores.rows()
-
-
-def _plan(traces: pa.Table, messages: pa.Table, scorers: Scorers) -> ScoringPlan:
-    """Return what is to be scored of some traces; raise NotScorable where something cannot be."""
-    own = _of(messages, traces["trace_id"])
-    _refuse_images(own)
-    scores = Scores(own)
-    paths = list(scores.paths(owners(own, traces, "messages")))
+def _score_part(traces: pa.Table, messages: pa.Table, scorers: Scorers) -> pa.Table:
+    """Return the rows of references of some traces; raise NotScorable before any is scored where one cannot be."""
+    messages = _of(messages, traces["trace_id"])
+    _refuse_images(messages)
+    scores = Scores(messages)
+    paths = list(scores.paths(owners(messages, traces, "messages")))
     environments, rows = texts(traces["environment"]), traces.to_pylist()
-    asked = []
+    plans = list[tuple[Scorer, list[ScoredPath], list[list[int]]]]()
     for name in dict.fromkeys(environments):
-        chosen, scorer = [path for path in paths if environments[path.trace] == name], scorers.of(name)
-        tokens = [scores.tokens(path) for path in chosen]
-        whole = tokens
-        if (shown := scorer.shown) is not None:
-            pairs = zip(chosen, tokens, strict=True)
-            whole = [shown.prepend(rows[path.trace], each) for path, each in pairs]
-        for path, sequence, each in zip(chosen, whole, tokens, strict=True):
-            # What is shown goes before the first token, so that one that was sampled has something to be predicted
-            # from.
-            unpreceded = len(sequence) == len(each) and scores.begins_sampled(path)
-            _refuse(rows[path.trace], sequence, scorers.config.engine.max_model_len, unpreceded)
-        asked.append((scorer, chosen, whole))
-    return ScoringPlan(scores, asked)
+        scorer, sequences = scorers.of(name), list[list[int]]()
+        chosen = [path for path in paths if environments[path.trace] == name]
+        for path in chosen:
+            tokens, trace = scores.tokens(path), rows[path.trace]
+            sequence = scorer.shown.prepend(trace, tokens) if scorer.shown else tokens
+            # What is shown goes before the first token, so that a sampled one has something to be predicted from.
+            unpreceded = len(sequence) == len(tokens) and scores.begins_sampled(path)
+            _refuse(trace, sequence, scorers.config.engine.max_model_len, unpreceded)
+            sequences.append(sequence)
+        plans.append((scorer, chosen, sequences))
+    for scorer, chosen, sequences in plans:
+        for path, logprobs in zip(chosen, _score(sequences, scorer.at, scorer.most), strict=True):
+            scores.lay(path, logprobs[len(logprobs) - len(scores.tokens(path)) :])
+    return scores.rows()
 
 
 def _score(sequences: Sequence[Sequence[int]], at: Callable[[], ServedModel], most: int) -> list[list[float]]:

@@ -6,7 +6,6 @@ Reads assignments and examples; writes traces and messages, and images with thei
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any, Self
 
 import pyarrow as pa
@@ -14,13 +13,14 @@ import pyarrow as pa
 from configs.run import View
 from storage.schemas.stage_tables import MESSAGES, TRACES
 from tasks.arrays.images import TYPES
+from tasks.inference.trace_rows.failures import Failure
 from tasks.inference.trace_rows.image_tensors import tensors_of
 from tasks.inference.trace_rows.images import extract_images
+from tasks.inference.trace_rows.rows import RolloutOrigin, row_without_trace
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.services import Renderer, require
 from tasks.runtime.stage import Attempt, Stage, Tables
 
-EPOCH = datetime.fromtimestamp(0, UTC)  # nothing was measured, and equal inputs shall give equal rows
 ID_LENGTH = 16
 """Hex characters of the work's key in a trace's id."""
 
@@ -71,32 +71,18 @@ def _trace(
 ) -> dict[str, Any]:
     step, key = work
     trace_id = f"{key[:ID_LENGTH]}-{row['assignment_id']}"
+    text = f"{num_tokens} tokens, data.max_length is {limit}"
+    failure = Failure("environment", "TooLong", text) if limit else None
     num_output = sum(sum(node["mask"]) for node in nodes)
-    error = f"{num_tokens} tokens, data.max_length is {limit}" if limit else None
-    return {
+    # Nothing was measured, and equal inputs shall give equal rows.
+    return row_without_trace(failure, RolloutOrigin(row, "", step, step, 1.0), started_at=0.0, seconds=0.0) | {
         "trace_id": trace_id,
         "episode_id": trace_id,
-        **{name: row[name] for name in ("assignment_id", "group_id", "environment", "example_id")},
         "agent": "demonstrator",
-        "trainable": True,
-        "policy_key": "",
-        "policy_version": step,
-        "staleness": 0,
-        "temperature": 1.0,
-        "rewards": "{}",
-        "metrics": "{}",
-        "info": "{}",
-        "is_truncated": False,
         "num_turns": sum(1 for node in nodes if node["sampled"]),
         "num_branches": 1,
         "num_input_tokens": num_tokens - num_output,
         "num_output_tokens": num_output,
-        "error_class": "environment" if error else None,
-        "error_type": "TooLong" if error else None,
-        "error_message": error,
-        "started_at": EPOCH,
-        **dict.fromkeys(("setup_seconds", "generation_seconds", "model_seconds", "scoring_seconds"), 0.0),
-        "record": "{}",
     }
 
 

@@ -12,7 +12,7 @@ from configs.run import View
 from storage.schemas.stage_tables import INTAKE_LOADS, INTAKES, STALE_GROUPS, TRACES
 from tasks.arrays.columns import texts
 from tasks.inference.trace_rows.failures import STALE, Failure
-from tasks.inference.trace_rows.rows import RolloutOrigin, error_columns, row_of_failure, trace_tables
+from tasks.inference.trace_rows.rows import RolloutOrigin, error_columns, row_without_trace, trace_tables
 from tasks.rollout.queue import FinishedGroup, GroupTables, StaleGroup, step_of
 from tasks.runtime.stage import Policy
 
@@ -58,7 +58,7 @@ def stale_rows(group: StaleGroup, step: int, oldest: Policy, config: View) -> Gr
             RolloutOrigin(row, policy.key, policy.version, step, config.rollout.temperature if given is None else given)
             for row, given in zip(members, temperatures, strict=True)
         ]
-        made = trace_tables([row_of_failure(failure, each, started, now - started) for each in origins], [])
+        made = trace_tables([row_without_trace(failure, each, started, now - started) for each in origins], [])
     row: dict[str, Any] = {
         "group_id": group.group_id,
         "assigned_step": step_of(group.group_id),

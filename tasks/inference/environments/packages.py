@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from configs.errors import differing_parts
+from configs.errors import did_you_mean, differing_parts
 from tasks.runtime.imports import DISTRIBUTION
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ SHOWN = 16
 LARGE = 1 << 20
 """Bytes of a file from which on it is read once in a process, unless its size, date or inode change."""
 # An import path of a function, in a module or in a file of its own.
-_FUNCTION = re.compile(r"([^:\n]+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*")
+_FUNCTION = re.compile(r"([^:\n]+\.py|[A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 _DEFINES_TASKSET = re.compile(r"^class \w+\([\w.]*Taskset\b", re.MULTILINE)
 _NEEDS_VERIFIERS = re.compile(r"verifiers\b(?!.*\bextra\b)")
 _NOT_OWN = sys.stdlib_module_names | {"verifiers"}
@@ -215,12 +215,15 @@ def _distributions(dates: tuple[int, ...]) -> Mapping[str, list[str]]:
 def _functions(environment: Section) -> tuple[list[str], list[Path]]:
     """Return the top-level modules, and the files, of functions that settings name by import path.
 
-    Raises EnvironmentUnavailable for a file that is missing; a missing module is left to the process that loads it.
+    Raises EnvironmentUnavailable for a file that is missing, and for a function that the code of its module does not
+    mention; a missing module is left to the process that loads it.
     """
     modules, files = list[str](), list[Path]()
     for key, text in _texts(environment):
         match = _FUNCTION.fullmatch(text)
         place = match[1] if match else text if key == "fn" else ""
+        if match:
+            _require_function(environment, *match.group(0, 1, 2))
         if not place.endswith(".py"):
             top = place.partition(".")[0]
             modules += [top] if top and top not in _NOT_OWN and _spec(top) is not None else []
@@ -231,6 +234,25 @@ def _functions(environment: Section) -> tuple[list[str], list[Path]]:
                 f"environment {environment['name']!r}: a function is plugged in from {place!r}, which is no file here"
             )
     return modules, files
+
+
+def _require_function(environment: Section, text: str, place: str, name: str) -> None:
+    code = _source(place)
+    if code and not re.search(rf"\b({name}|globals|__getattr__)\b|import \*", code):
+        near = did_you_mean(name, re.findall(r"^ *(?:async )?def (\w+)", code, re.MULTILINE))
+        raise EnvironmentUnavailable(
+            f"environment {environment['name']!r}: {text!r} names no function: {place} has no {name!r}{near}"
+        )
+
+
+def _source(place: str) -> str:
+    """Return the code of a file or a module; empty where it is not here, or belongs to no environment."""
+    file, (top, *inner) = Path(place), place.split(".")
+    if not place.endswith(".py"):
+        names = {"/".join([*inner, "__init__.py"]), f"{'/'.join(inner) or top}.py"}
+        files = _module_files(top) if top not in _NOT_OWN and _is_own_code(top) else []
+        file = next((path for name, path in files if name in names), file)
+    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
 
 
 def _data(environment: Section) -> Iterator[str]:

@@ -41,8 +41,8 @@ class GraderLost(Exception):
 
 def answers(address: str, key: str) -> bool:
     """Tell whether a grader at `address` answers."""
-    with _connect(address, key) as grader:
-        return "ready" in _ask(grader, {"ready": True}, 5.0)
+    _connect(address, key).close()
+    return True
 
 
 def scores(address: str, key: str, tables: Mapping[str, pa.Table]) -> pa.Table:

@@ -275,9 +275,6 @@ def serve(listener: Listener, grader: Grader) -> None:
 def _answer_requests(connection: Connection, grader: Grader) -> None:
     while True:
         request = json.loads(connection.recv_bytes())
-        if "directory" not in request:
-            _send(connection, ready=True)
-            continue
         try:
             num_traces = _score_directory(Path(request["directory"]), connection, grader)
             _send(connection, scored=num_traces)

@@ -3,7 +3,7 @@
 RolloutRunner makes them; they travel with each request for a rollout.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tasks.inference.engine import model_info
 from tasks.inference.engine.client import Engine, authorization
@@ -60,11 +60,8 @@ def chat_sampling_config(
 
     `seed` is that of the attempt, of which `agent_runs.call_seed` makes those of its calls; None sends none.
     """
-    from verifiers.v1.types import SamplingConfig
-
-    defaults = {"temperature": temperature, "top_p": config.rollout.top_p, "max_tokens": config.rollout.max_tokens}
     small_seed = None if seed is None else seed % CHAT_API_SEEDS
-    return SamplingConfig.model_validate({**defaults, "seed": small_seed, **external.settings})
+    return _sampling_config(config, temperature, small_seed, **external.settings)
 
 
 def sampling_config(config: "View", temperature: float, seed: int | None, salt: str) -> "SamplingConfig":
@@ -73,15 +70,12 @@ def sampling_config(config: "View", temperature: float, seed: int | None, salt: 
     `seed` is that of the attempt, of which `agent_runs.call_seed` makes those of its calls; None sends none. The cache
     is salted: states computed with other weights are never reused.
     """
+    # The environment server reads the tokens itself.
+    return _sampling_config(config, temperature, seed, cache_salt=salt, detokenize=False)
+
+
+def _sampling_config(config: "View", temperature: float, seed: int | None, **others: Any) -> "SamplingConfig":
     from verifiers.v1.types import SamplingConfig
 
-    return SamplingConfig.model_validate(
-        {
-            "temperature": temperature,
-            "top_p": config.rollout.top_p,
-            "max_tokens": config.rollout.max_tokens,
-            "seed": seed,
-            "cache_salt": salt,
-            "detokenize": False,  # the environment server reads the tokens itself
-        }
-    )
+    limits = {"top_p": config.rollout.top_p, "max_tokens": config.rollout.max_tokens}
+    return SamplingConfig.model_validate({"temperature": temperature, "seed": seed, **limits, **others})

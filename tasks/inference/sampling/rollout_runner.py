@@ -32,7 +32,7 @@ from tasks.inference.trace_rows.rows import (
     RolloutOrigin,
     Row,
     UnattributedTokens,
-    row_of_failure,
+    row_without_trace,
 )
 from tasks.runtime.refs import Policy
 
@@ -138,7 +138,7 @@ class RolloutRunner:
 
     def rows_without_trace(self, assignment: Row, failure: Failure, started: float, seconds: float) -> Rows:
         """Return the rows of an assignment that left nothing but a failure."""
-        return [row_of_failure(failure, self._origin(assignment), started, seconds)], []
+        return [row_without_trace(failure, self._origin(assignment), started, seconds)], []
 
     def _origin(self, assignment: Row) -> RolloutOrigin:
         own = self.environments[assignment["environment"]].temperature
@@ -173,7 +173,7 @@ class RolloutRunner:
             await asyncio.sleep(RETRY_SECONDS * 2 ** (attempt - 1))
         if rows is None:
             assert failure is not None, "an attempt without rows has failed"
-            return [row_of_failure(failure, origin, started, time.monotonic() - clock)], []
+            return [row_without_trace(failure, origin, started, time.monotonic() - clock)], []
         return rows
 
     async def _attempt(

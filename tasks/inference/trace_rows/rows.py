@@ -273,7 +273,7 @@ def spread_logprobs(logprobs: Sequence[float], mask: Sequence[bool]) -> list[flo
     return [next(values) if sampled else 0.0 for sampled in mask]
 
 
-def row_of_failure(failure: Failure, origin: RolloutOrigin, started_at: float, seconds: float) -> Row:
+def row_without_trace(failure: Failure | None, origin: RolloutOrigin, started_at: float, seconds: float) -> Row:
     """Return the row of a rollout that left no trace, with a new trace id."""
     return {
         **origin.columns,

@@ -163,6 +163,17 @@ def test_functions_and_files_that_settings_name(write: Write, tmp_path: Path, mo
         package_version(environment)
 
 
+def test_a_function_that_its_module_does_not_have_is_refused_without_running_the_module(write: Write) -> None:
+    write("own_game.py", "")
+    write("own_scores.py", "raise SystemExit\ndef reward(reply): ...\n")
+    environment = own(task={"scoring": "own_scores:reward2"})
+    with pytest.raises(EnvironmentUnavailable, match=r"names no function: .*'reward2'; did you mean reward\?"):
+        package_version(environment)
+    for code in ("def reward2(): ...", "reward2 = len", "from a import b as reward2", "from a import *"):
+        write("own_scores.py", code)
+        assert "own_scores" in package_version(environment)
+
+
 def test_judges_and_harnesses_are_code_of_the_environment(write: Write) -> None:
     write("own_game.py", "")
     judge, harness = write("own_judge.py", ""), write("own_harness.py", "")

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from storage.schemas.stage_tables import MESSAGES, TRACES
 from tasks.inference.trace_rows.failures import Failure, add_advice, failure_of_trace, is_chat_only, kind_of
-from tasks.inference.trace_rows.rows import RolloutOrigin, rebuild, row_of_failure, spread_logprobs, trace_tables
+from tasks.inference.trace_rows.rows import RolloutOrigin, rebuild, row_without_trace, spread_logprobs, trace_tables
 
 ASSIGNMENT = {"assignment_id": "g/0", "group_id": "g", "environment": "e", "example_id": "x", "member": 0, "seed": 1}
 
@@ -103,7 +103,7 @@ def test_a_log_prob_too_few_is_refused() -> None:
 
 def test_a_rollout_that_left_no_trace_is_a_row() -> None:
     attempted = RolloutOrigin(ASSIGNMENT, "policy", 3, 5, 0.7)
-    row = row_of_failure(Failure("timeout", "TimeoutError", "too long"), attempted, 1.5, 2.0)
+    row = row_without_trace(Failure("timeout", "TimeoutError", "too long"), attempted, 1.5, 2.0)
     made = trace_tables([row], [])
     assert made["traces"].schema.equals(TRACES.arrow) and made["messages"].schema.equals(MESSAGES.arrow)
     (stored,) = made["traces"].to_pylist()
