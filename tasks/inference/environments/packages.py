@@ -32,10 +32,9 @@ LARGE = 1 << 20
 """Bytes of a file from which on it is read once in a process, unless its size, date or inode change."""
 # An import path of a function, in a module or in a file of its own.
 _FUNCTION = re.compile(r"([^:\n]+\.py|[A-Za-z_][\w.]*):([A-Za-z_]\w*)")
-_DEFINES_TASKSET = re.compile(r"^class \w+\([\w.]*Taskset\b", re.MULTILINE)
 _NEEDS_VERIFIERS = re.compile(r"verifiers\b(?!.*\bextra\b)")
 _NOT_OWN = sys.stdlib_module_names | {"verifiers"}
-_COMPILED = frozenset({".pyc", ".pyo"})
+_COMPILED = (".pyc", ".pyo")
 
 
 class EnvironmentUnavailable(ValueError):
@@ -121,22 +120,11 @@ class Plugin(NamedTuple):
         return f"{label} sha256:{module_digest(self.module)[:SHOWN]}"
 
     def _advice(self) -> str:
-        if near := get_close_matches(self.module, [*_stock(self.group), *_own_modules()], 1):
+        installed = sorted({*_stock(self.group), *_own_modules()})
+        if near := get_close_matches(self.module, installed, 1):
             return f"Did you mean {near[0]!r}, which is installed?"
         # The id names no package of a registry: there a stranger may have the name.
-        return (
-            f"Installed: {', '.join(installed_tasksets())}. `prime env install OWNER/NAME` installs one of Prime's hub"
-        )
-
-
-def installed_tasksets() -> list[str]:
-    """Return the ids of the tasksets that are installed: those of verifiers, and of packages that define one."""
-    return sorted({*_stock("tasksets"), *filter(_defines_taskset, _own_modules())})
-
-
-def _defines_taskset(module: str) -> bool:
-    files = (path for name, path in _module_files(module) if name.endswith(".py"))
-    return any(_DEFINES_TASKSET.search(path.read_text(encoding="utf-8", errors="replace")) for path in files)
+        return f"Installed: {', '.join(installed)}. `prime env install OWNER/NAME` installs one of Prime's hub"
 
 
 def _stock(group: str) -> list[str]:
