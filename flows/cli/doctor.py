@@ -69,7 +69,7 @@ def engine() -> str:
 
 def memory() -> str:
     """Return memory that is free for an engine and a learner."""
-    return _require(psutil.virtual_memory().available, 3 * GIB, "memory")
+    return _require(psutil.virtual_memory().available, 3 * GIB)
 
 
 def disk(store: str) -> str:
@@ -77,7 +77,7 @@ def disk(store: str) -> str:
     if "://" not in store:
         path = Path(store).absolute()
         place = next(parent for parent in (path, *path.parents) if parent.exists())
-        return _require(shutil.disk_usage(place).free, GIB, str(place))
+        return _require(shutil.disk_usage(place).free, GIB, f" in {place}")
     from storage.errors import StoreError  # as late as can be: what is not installed is reported first
     from storage.roots import open_root
     from storage.store import FORMAT
@@ -92,7 +92,7 @@ def disk(store: str) -> str:
 
 def shared_memory() -> str:
     """Return the space of /dev/shm, through which processes of the engine share memory."""
-    return _require(shutil.disk_usage("/dev/shm").free, GIB // 8, "/dev/shm")
+    return _require(shutil.disk_usage("/dev/shm").free, GIB // 8)
 
 
 def programs() -> str:
@@ -133,7 +133,7 @@ def gpus() -> str:
         name, driver, free = line.split(", ")
         if int(driver.partition(".")[0]) < MIN_DRIVER:
             raise Problem(f"{name}: driver {driver}; CUDA 13 needs {MIN_DRIVER} or newer")
-        _require(int(free) * 1024**2, 4 * GIB, name)
+        _require(int(free) * 1024**2, 4 * GIB, f" on {name}")
     return done.stdout.strip().replace("\n", " MiB free; ") + " MiB free"
 
 
@@ -177,8 +177,8 @@ def installed_version(name: str) -> str:
         return ""
 
 
-def _require(free: int, least: int, what: str) -> str:
-    text = f"{free / GIB:.1f} GiB free: {what}"
+def _require(free: int, least: int, where: str = "") -> str:
+    text = f"{free / GIB:.1f} GiB free{where}"
     if free < least:
         raise Problem(f"{text}; {least / GIB:g} are needed")
     return text

@@ -9,7 +9,7 @@ from flows.reporting.formats import console, grid, say, size
 
 
 def print_report(report: Mapping[str, Any], as_json: bool = False) -> None:
-    """Print a report: as one line of JSON, or without what is empty, by the names of its values.
+    """Print a report: as one line of JSON, or by the names of its values, without those that are empty or zero.
 
     A list of records is a table, a list of texts has a line for each. Names that contain `bytes` are sizes in bytes.
     """
@@ -21,12 +21,13 @@ def print_report(report: Mapping[str, Any], as_json: bool = False) -> None:
         if isinstance(value, Mapping) and value:
             print_report({f"{title}: {key}": entry for key, entry in value.items()})
         elif not isinstance(value, list | tuple):
-            if value not in (None, "", {}):
+            if value:
                 say(f"{title}: {_cell(name, value)}")
         elif value and isinstance(value[0], Mapping):
             say(f"{title}:")
             cells = ([_cell(key, entry) for key, entry in record.items()] for record in value)
-            console().print(grid((key.replace("_", " ") for key in value[0]), cells))
+            texts = [index for index, entry in enumerate(value[0].values()) if not isinstance(entry, int)]
+            console().print(grid((key.replace("_", " ") for key in value[0]), cells, left=texts))
         else:
             for text in value:
                 say(f"{title}: {text}")

@@ -61,7 +61,7 @@ def test_packages_and_programs(
     assert problem in found and bool(problem) == bool(found)
 
 
-@pytest.mark.parametrize(("free", "problem"), [(4 * GIB, ""), (2 * GIB, "2.0 GiB free: memory; 3 are needed")])
+@pytest.mark.parametrize(("free", "problem"), [(4 * GIB, ""), (2 * GIB, "2.0 GiB free; 3 are needed")])
 def test_memory(free: int, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
     assert problem_of(doctor.memory) == problem
@@ -70,7 +70,7 @@ def test_memory(free: int, problem: str, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_disk_of_a_store_that_does_not_exist_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Path(__file__).parent
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=GIB * (path == place)))
-    assert doctor.disk(str(place / "not" / "yet")) == f"1.0 GiB free: {place}"
+    assert doctor.disk(str(place / "not" / "yet")) == f"1.0 GiB free in {place}"
     assert problem_of(doctor.shared_memory)
 
 
@@ -97,8 +97,8 @@ def test_the_exit_status_is_that_of_the_worst(
     [
         ("NVIDIA H200, 580.65.06, 143767", ""),
         ("NVIDIA H200, 570.12, 143767", "CUDA 13 needs 580"),
-        ("NVIDIA H200, 580.65.06, 2771", "2.7 GiB free: NVIDIA H200"),
-        ("A, 590.1, 81919\nB, 590.1, 1000", "GiB free: B"),
+        ("NVIDIA H200, 580.65.06, 2771", "2.7 GiB free on NVIDIA H200"),
+        ("A, 590.1, 81919\nB, 590.1, 1000", "GiB free on B"),
         ("", "nvidia-smi does not answer"),
     ],
 )
