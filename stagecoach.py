@@ -75,27 +75,10 @@ class Result:
     outcome: dict[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
-        return "\n".join(self._lines())
+        from flows.reporting.messages import outcome_message
 
-    def _lines(self) -> Iterator[str]:
-        """Yield what was done, what was learnt, and where to look."""
-        from flows.reporting.formats import compact_number, describe_difference, describe_scores
-
-        computed, found = self.outcome["num_computed"], self.outcome["num_found"]
-        steps = self.outcome["steps"]
-        yield f"{self.kind} {self.run}: {len(steps)} steps; {computed} results computed, {found} found in the store"
-        rewards = [step["reward"] for step in steps if step.get("reward") is not None]
-        losses = [step["update"]["loss"] for step in steps if step.get("update")]
-        for name, values in (("mean reward", rewards), ("loss", losses)):
-            if values:
-                yield f"{name}: {compact_number(values[0])} in the first step, {compact_number(values[-1])} in the last"
-        for each in self.outcome.get("evaluations") or ():
-            scores = "; ".join(describe_scores(score) for score in each["scores"])
-            yield f"held out, policy {each['version']}: {scores}"
-        for row in self.outcome.get("comparisons") or ():
-            if row["figure"] == "avg":
-                yield describe_difference(row)
-        yield f"its rollouts: stagecoach.open({self.store!r}).rollouts({self.run!r})"
+        rollouts = f"its rollouts: stagecoach.open({self.store!r}).rollouts({self.run!r})"
+        return f"{self.kind} {self.run}: {outcome_message(self.outcome)}\n{rollouts}"
 
 
 def run(*items: Item, name: str = "", store: Item = "", plain: bool = False, **settings: Any) -> Result:

@@ -118,8 +118,14 @@ def test_a_store_a_run_and_a_rollout_say_what_a_person_wants_first(store: Path) 
 
 
 def test_a_result_prints_what_was_learnt() -> None:
-    steps = [{"reward": 0.25, "update": {"loss": 0.5}}, {"reward": 0.75, "update": {"loss": 0.25}}]
+    steps = [
+        {"step": 0, "reward": 0.25, "update": {"loss": 0.5}},
+        {"step": 1, "reward": 0.75, "update": {"loss": 0.25}},
+    ]
     outcome = {"num_computed": 9, "num_found": 3, "steps": steps, "evaluations": [], "comparisons": []}
     printed = repr(stagecoach.Result("first", "train", "s", outcome))
-    assert "train first: 2 steps" in printed and "0.25 in the first step, 0.75 in the last" in printed
+    assert "train first: 2 steps, reward 0.25 to 0.75; 9 computed, 3 cached" in printed
     assert "stagecoach.open('s').rollouts('first')" in printed
+    score = {"average": 0.5, "interval": None, "pass_at": [], "errors": {}}
+    scored = repr(stagecoach.Result("e", "evaluate", "s", {"scores": [score], "num_computed": 3, "num_found": 0}))
+    assert "evaluate e: avg 0.500; 3 computed, 0 cached" in scored

@@ -11,8 +11,7 @@ from configs.run import RunConfig
 from configs.store import default_store
 from flows.cli.arguments import UsageError
 from flows.cli.launch import watch
-from flows.reporting.formats import describe_scores
-from flows.reporting.messages import result_lines
+from flows.reporting.messages import outcome_message
 from flows.runtime.demo_sources import FIRST, SEED, Recipe, demo_presets, demo_weights, warmed_weights
 from flows.runtime.machine_facts import config_versions
 from flows.runtime.resolve_run import nothing_started, resolve_run
@@ -69,16 +68,12 @@ def demo_model(kind: str, files: Sequence[str], overrides: Sequence[str], store:
 
 def demo_summary(outcome: dict[str, Any], config: RunConfig, recipe: Recipe, seconds: float) -> list[str]:
     """Return the lines that end the demo: what was learnt, where the tables are, what to try next."""
-    lines = ["", *(f"{recipe.about}: {line}." for line in result_lines(outcome["steps"]))]
-    for evaluation in outcome["evaluations"]:
-        scores = "; ".join(describe_scores(score) for score in evaluation["scores"])
-        lines.append(f"Held-out examples, policy {evaluation['version']}: {scores}")
     store = "" if config.store == default_store() else f" --store {config.store}"
     # A person looks for a directory, wherever the command was given.
     place = config.store if "://" in config.store else Path(config.store).resolve()
     return [
-        *lines,
-        f"{outcome['num_computed']} pieces of work computed, {outcome['num_found']} cached; {seconds:.0f} s.",
+        "",
+        f"{recipe.about}: {outcome_message(outcome)}; {seconds:.0f} s.",
         f"Every rollout, verdict, advantage, batch and weight is in {place}.",
         "Try next:",
         f"  stagecoach view --run {config.name}{store}",

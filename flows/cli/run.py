@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from flows.cli.arguments import (
     DryRun,
@@ -18,7 +18,6 @@ from flows.cli.arguments import (
     split_items,
 )
 from flows.cli.output import print_report
-from flows.reporting.formats import before_after, console
 
 if TYPE_CHECKING:
     from configs.run import RunConfig
@@ -80,12 +79,13 @@ def resume(*items: RunItems, store: StoreOption = "", plain: Plain = False) -> i
     """Resume a run or a replay. Raises ConfigError for an unknown run, and what ends the run."""
     from flows.cli.launch import run_to_resume, watch
     from flows.replays.request import ReplayRequest
+    from flows.reporting.messages import outcome_message
 
     runs, overrides = split_items(items)
     request = run_to_resume(one_run(runs), overrides, store)
     if isinstance(request, ReplayRequest):
         return run_replay(request, plain)
-    _print_comparisons(watch(request, plain=plain))
+    print(outcome_message(watch(request, plain=plain)))
     return 0
 
 
@@ -129,15 +129,12 @@ def start(
     """Resolve a config, run the flow of `kind`, and print its results; return the exit status."""
     from flows.cli.demo import demo_model
     from flows.cli.launch import watch
-    from flows.reporting.messages import result_lines
+    from flows.reporting.messages import outcome_message
     from flows.runtime.resolve_run import resolve_run
 
     overrides = [*overrides, *demo_model(kind, files, overrides, store, plain)]
     config = resolve_run(kind, files, overrides, name=name, store=store)
-    outcome = watch(config, plain=plain)
-    for line in result_lines(outcome.get("steps", ())):
-        print(line)
-    _print_comparisons(outcome)
+    print(outcome_message(watch(config, plain=plain)))
     where = f"{config.name} --store {config.store}"
     print(f"run {config.name} is in {config.store}: stagecoach view --run {where}, or stagecoach show {where}")
     return 0
@@ -170,8 +167,3 @@ def planned_results(config: "RunConfig") -> dict[str, Counter[str]]:
         "cached": Counter(result.stage for result in results if not result.computed),
         "to_compute": Counter(result.stage for result in results if result.computed),
     }
-
-
-def _print_comparisons(outcome: dict[str, Any]) -> None:
-    if outcome.get("comparisons"):
-        console().print(before_after(outcome["comparisons"]))

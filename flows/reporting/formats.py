@@ -334,17 +334,6 @@ def interval_text(interval: Mapping[str, float] | None, sign: str = "") -> str:
     return "-" if interval is None else f"[{interval['low']:{sign}.3f}, {interval['high']:{sign}.3f}]"
 
 
-def describe_difference(row: Mapping[str, Any]) -> str:
-    """Return in a line how a figure of two policies differs."""
-    first, last = row["versions"]
-    begin = f"Held-out {environment_title(row['set'], row['environment'])}, policy {first} to {last}: {row['figure']}"
-    if row["difference"] is None:
-        return f"{begin} of no example in common"
-    interval = f" {interval_text(row['interval'], '+')}" if row["interval"] else ""
-    figures = f"{row['before']:.3f} to {row['after']:.3f}, {row['difference']:+.3f}{interval}"
-    return f"{begin} {figures} over the same {row['num_examples']} examples"
-
-
 def before_after(rows: Sequence[Mapping[str, Any]]) -> Grid:
     """Return how the figures of first and last policies differ as a table."""
     return grid(EVALUATION_HEADINGS, [evaluation_cells(row) for row in rows], left=(0, 2))

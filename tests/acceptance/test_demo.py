@@ -74,8 +74,7 @@ def test_the_model_learns(first: str, store: str) -> None:
 @pytest.mark.timeout(1800)
 def test_it_says_what_was_learnt_and_what_to_try(first: str, store: str) -> None:
     assert "The model was trained to reverse text" in first and store in first
-    evaluations = [line for line in first.splitlines() if line.startswith("Held-out examples")]
-    assert len(evaluations) == 2
+    assert "20 steps, reward " in first and "held-out +" in first
     commands = [line.split() for line in first.split("Try next:")[1].splitlines() if line.strip()]
     assert [command[:2] for command in commands] == [
         ["stagecoach", name] for name in ("view", "show", "replay", "resume")
@@ -95,7 +94,7 @@ def test_every_rollout_is_there_and_scored_where_it_could_be(first: str, store: 
 def test_the_second_time_nothing_is_computed(first: str, store: str) -> None:
     again = stagecoach("demo", "--store", store)
     assert again.count("nothing to compute") == 2
-    assert "0 pieces of work computed" in again
+    assert "0 computed" in again
 
 
 @pytest.mark.timeout(1800)

@@ -1,10 +1,9 @@
-"""How evaluations are told: figures with intervals, differences in words and cells, and what there is none of."""
+"""How evaluations are told: figures with intervals, differences in cells, and what there is none of."""
 
 from typing import Any
 
 from flows.reporting.formats import (
     EVALUATION_HEADINGS,
-    describe_difference,
     describe_scores,
     evaluation_cells,
     with_interval,
@@ -15,14 +14,6 @@ ROW: dict[str, Any] = {
     **{"before": 0.25, "after": 0.5, "difference": 0.25, "interval": {"low": -0.125, "high": 0.625}},
 }
 NONE = {"before": None, "after": None, "difference": None, "interval": None, "num_examples": 0}
-
-
-def test_a_difference_in_words() -> None:
-    assert describe_difference(ROW) == (
-        "Held-out hard/sums, policy 0 to 4: avg 0.250 to 0.500, +0.250 [-0.125, +0.625] over the same 6 examples"
-    )
-    assert describe_difference(ROW | NONE).endswith("policy 0 to 4: avg of no example in common")
-    assert describe_difference(ROW | {"interval": None, "set": ""}).startswith("Held-out sums, policy 0 to 4")
 
 
 def test_a_difference_in_cells() -> None:
