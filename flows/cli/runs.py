@@ -50,7 +50,7 @@ def runs(
         print(json.dumps(rows, default=datetime.isoformat))
         return 0
     headings = ("run", "kind", "state", "steps", "reward", "held out", "age", "took", "size")
-    console().print(grid(headings, map(_cells, rows), left=(0, 1, 2), num_spare=2) if rows else "no runs")
+    console().print(grid(headings, map(_cells, rows), left=(0, 1, 2)) if rows else "no runs")
     return 0
 
 

@@ -1,6 +1,5 @@
 """The packed batch of a step: its rows, their samples and tokens, what was measured, who decided."""
 
-from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +10,6 @@ from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader
 from flows.queries.views import select, select_rows
 from storage.read.lineage import Work, row_identities
-from tasks.inference.trace_rows.token_texts import TokenizerUnreadable, tokenizer_of
 
 
 @dataclass(frozen=True)
@@ -63,39 +61,25 @@ def packed_step(reader: StoreReader, run: str, step: int) -> PackedStep:
     graph = reader.frames(run).graph
     found = reader.history(run).batch(step)
     if found is None:
-        there = steps(reader, run)
-        known = f"it has batches of the steps {_spans(there)}" if there else "none of its steps has one"
+        packed = steps(reader, run)
+        known = f"it has {len(packed)}, of steps {packed[0]} to {packed[-1]}" if packed else "it has none"
         raise NotThere(f"run {run!r} has no packed batch of step {step}; {known}")
     last, updates = found
-    sources = {table: graph.sources(last, table) for table in ("samples", "traces")}
-    return PackedStep(run, step, last, sources["samples"], sources["traces"], updates)
-
-
-def _spans(numbers: Iterable[int]) -> str:
-    """Return sorted numbers as spans: 0-3, 5."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
-        else:
-            spans.append([number, number])
-    return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in spans)
+    return PackedStep(run, step, last, graph.sources(last, "samples"), graph.sources(last, "traces"), updates)
 
 
 def rows(reader: StoreReader, of: PackedStep) -> pl.DataFrame:
     """Return the rows of a batch in order, as view `batch_rows` has them."""
-    return _cached_view(
-        reader, of, ("batch rows", *of.batches.identity), 'select * exclude key from batch_rows order by "row"'
-    )
+    return _cached_view(reader, of, 'select * exclude key from batch_rows order by "row"')
 
 
 def samples(reader: StoreReader, of: PackedStep) -> pl.DataFrame:
     """Return the samples of a batch, by row and place in it, as view `batch_samples` has them."""
-    return _cached_view(reader, of, ("batch samples", *of.identity), "select * exclude batch_key from batch_samples")
+    return _cached_view(reader, of, "select * exclude batch_key from batch_samples")
 
 
-def _cached_view(reader: StoreReader, of: PackedStep, name: Hashable, query: str) -> pl.DataFrame:
-    return reader.cache.once(name, lambda: select(reader.frames(of.run), of.lineages, query))
+def _cached_view(reader: StoreReader, of: PackedStep, query: str) -> pl.DataFrame:
+    return reader.cache.once((query, *of.identity), lambda: select(reader.frames(of.run), of.lineages, query))
 
 
 def updates(reader: StoreReader, of: PackedStep) -> pl.DataFrame:
@@ -112,35 +96,8 @@ def decisions(reader: StoreReader, of: PackedStep) -> list[dict[str, Any]]:
     return found.sort("decided_at").to_dicts()
 
 
-def tokens(reader: StoreReader, of: PackedStep, row: int) -> pl.DataFrame:
-    """Return the tokens of a row in order, as view `batch_tokens` has them.
-
-    Raises NotThere for a row that the batch does not have.
-    """
-    if row not in rows(reader, of)["row"]:
-        raise NotThere(f"the batch of step {of.step} of run {of.run!r} has {len(rows(reader, of))} rows, no row {row}")
-    query = 'select * exclude (key, "row", token) from batch_tokens where "row" = $row'
-    return select_rows(reader.frames(of.run), of.lineages, [row], query, row=row)
-
-
 def row_samples(reader: StoreReader, of: PackedStep, row: int) -> pl.DataFrame:
     """Return the samples of a row in order: columns of `samples`, and what their tokens weigh, as `sample_weights`."""
     query = 'select * exclude (key, "row") from sample_weights where "row" = $row'
     weights = select_rows(reader.frames(of.run), of.lineages, [row], query, row=row)
     return samples(reader, of).filter(row=row).join(weights, on="place", how="left", maintain_order="left")
-
-
-def texts(reader: StoreReader, run: str, ids: Sequence[int]) -> list[tuple[str, bool]]:
-    """Return what each token adds to the text of a sample, and whether it is a special one.
-
-    Where the tokenizer is gone or damaged, the ids stand for the texts.
-    """
-    # The last policy first: its tokenizer is that of all of them, and older weights may have been removed.
-    policies = [work.key for work in reader.frames(run).graph.makers("policies")]
-    try:
-        found = tokenizer_of(reader.store, reader.config(run), policies[-1], policies[::-1]) if policies else None
-    except TokenizerUnreadable:
-        found = None
-    if found is None:
-        return [(f"⟨{number}⟩", False) for number in ids]
-    return list(found.of(ids))

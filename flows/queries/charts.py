@@ -1,197 +1,147 @@
 """charts: the charts of a run's page, the rows of `flows/reporting/figures.toml` with what was measured."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
+import polars as pl
+
 from flows.queries.metrics import Columns, StepNumbers
-from flows.queries.views import EXPIRED
 from flows.reporting.figures import chart_rows
-from tasks.arrays.finding import QUARANTINED
-from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STALE, STOPPED, TRAINED
 from tasks.metrics.figures import ALL
 from tasks.stages import STEP_STAGES
 
-OUTCOMES = {
-    **{TRAINED: 2, FILTERED: 4, ERRORED: 6, STOPPED: 7, STALE: 7, NO_WEIGHT: 0},
-    **{QUARANTINED: 3, PENDING: 5, REFUSED: 1, EXPIRED: 7},
-}
-"""The outcomes of rollouts, from the foot of the bars up, each with the number of its colour."""
-OF_UPDATES = "mean, lowest and highest of a step's updates"
-Values = list[float | None]
+AXES = ("step", "tokens", "time")
+"""What curves may be drawn over: steps, tokens sampled so far, or minutes of work so far."""
+CHART_KEYS = {"zero", "unit", "note"}
+"""What a row of the file says of its charts, beside titles and series."""
 Series = dict[str, Any]
 Chart = dict[str, Any]
 
 
 def charts(steps: Sequence[StepNumbers], evaluations: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return sections of charts; a chart without any value is left out. `evaluations` are those of `held_out`."""
-    made = _Charts(steps)
-    special = {
-        "held_out": lambda: _held_out(steps, evaluations),
-        "gaps": lambda: _gaps(steps, evaluations),
-        "outcomes": made.outcomes,
-    }
+    columns = Columns(steps)
     sections: dict[str, list[Chart]] = {}
     for row in chart_rows():
-        drawn = special[row["special"]]() if "special" in row else made.charts(row)
-        enough = (chart for chart in drawn if len(chart["series"]) >= row.get("least", 1))
-        sections.setdefault(row["section"], []).extend(enough)
+        drawn = [_held_out(steps, evaluations)] if row.get("special") else _charts(columns, row)
+        sections.setdefault(row["section"], []).extend(chart for chart in drawn if chart["series"])
     return [{"title": title, "charts": own} for title, own in sections.items()]
 
 
-class _Charts:
-    """The numbers of a run's steps, and the charts that rows of the file make of them."""
-
-    def __init__(self, steps: Sequence[StepNumbers]) -> None:
-        self._columns = Columns(steps)
-        self._measures = sorted({measure for _, measure in self._columns.values})
-        self._scopes = sorted({scope for scope, _ in self._columns.values} - {"", ALL})
-        self._several_updates = any((count or 1) > 1 for count in self._columns.series("", "updates"))
-
-    def charts(self, row: Mapping[str, Any]) -> Iterator[Chart]:
-        """Yield the charts of a row."""
-        if "over" in row:
-            yield from self._against_reward(row)
-            return
-        by_scope = row.get("each") == "environment"
-        names = [(scope, scope) for scope in self._scopes] if by_scope else self._matches(row.get("each", ""))
-        for name, text in names:
-            lines = [
-                line
-                for one in row["series"]
-                for line in self._lines({**one, "measure": one["measure"].replace("{each}", name)}, name * by_scope)
-            ]
-            if row.get("nonzero"):
-                lines = [line for line in lines if any(line["values"])] or lines[:1]
-            of_updates = OF_UPDATES if self._several_updates and "low_high" in row["series"][0] else ""
-            note = "; ".join(filter(None, (row.get("note"), of_updates)))
-            yield _chart(row["title"].format(each=text), lines, row.get("zero", False), row.get("unit", ""), note)
-
-    def _lines(self, one: Mapping[str, Any], scope: str = "") -> list[Series]:
-        """Return the lines of a measure, of one scope or of those that the row names."""
-        named = one.get("scope", "")
-        environments = self._scopes if named in ("environment", "every") and len(self._scopes) > 1 else []
-        scopes = [ALL] if named == "every" else [] if named == "environment" else [scope or named]
-        lines = []
-        for measure, text in self._matches(one["measure"], one.get("without")):
-            for place, shown in enumerate((*scopes, *environments), 1 - len(scopes)):
-                name = text.replace("_", " ") if one.get("words") else text
-                line = {"name": one.get("name") or name or shown, "measure": measure}
-                line |= {"values": self._columns.series(shown, measure)} | self._ends(one, shown, measure)
-                # An environment has one colour in all charts, the first being that of all rollouts.
-                line |= {"place": place} if shown in environments else {}
-                lines.append(line | ({"kind": one["kind"]} if "kind" in one else {}))
-        return _with_values(lines)
-
-    def _ends(self, one: Mapping[str, Any], scope: str, measure: str) -> dict[str, Values]:
-        """Return `low` and `high` of a line that has a band."""
-        if "deviation" in one:
-            pairs = [*zip(*(self._columns.series(scope, name) for name in (measure, one["deviation"])), strict=True)]
-            return {
-                end: [None if mean is None or std is None else mean + sign * std for mean, std in pairs]
-                for end, sign in (("low", -1.0), ("high", 1.0))
-            }
-        if "low_high" not in one or not self._several_updates:
-            return {}
-        begin = measure.removesuffix("mean")
-        return {end: self._columns.series(scope, begin + name) for end, name in (("low", "min"), ("high", "max"))}
-
-    def _matches(self, pattern: str, without: str | None = None) -> list[tuple[str, str]]:
-        """Return the measures that a pattern is for, stages in their order, each with what its `*` stands for."""
-        begin, star, end = pattern.partition("*")
-        if not star:
-            return [(pattern, "")]
-        texts = [
-            name[len(begin) : len(name) - len(end)]
-            for name in self._measures
-            if name.startswith(begin) and name.endswith(end) and len(name) > len(begin) + len(end)
-        ]
-        texts.sort(key=lambda text: STEP_STAGES.index(text) if text in STEP_STAGES else len(STEP_STAGES))
-        return [(begin + text + end, text) for text in texts if text != without]
-
-    def _against_reward(self, row: Mapping[str, Any]) -> Iterator[Chart]:
-        mean = {"name": "reward", "measure": "reward/mean", "values": self._columns.series(ALL, "reward/mean")}
-        for line in self._lines(row["over"]):
-            if sum(None not in pair for pair in zip(line["values"], mean["values"], strict=True)) > 1:
-                note = "a point for each step, the first ones light"
-                yield _chart(row["title"].format(each=line["name"]), [mean], note=note) | {
-                    "over": line["values"],
-                    "across": row["across"],
-                }
-
-    def outcomes(self) -> list[Chart]:
-        """Return how many rollouts met each outcome, whatever filter or error it was."""
-        bars = []
-        for outcome, place in OUTCOMES.items():
-            names = [name for name in self._measures if f"{name}/".startswith(f"accounting/{outcome}/")]
-            columns = [self._columns.series("", name) for name in names]
-            values = [None if None in counts else sum(counts) for counts in zip(*columns, strict=True)]
-            measure = names[0] if len(names) == 1 else None
-            bars.append({"name": outcome, "measure": measure, "values": values, "kind": "bars", "place": place})
-        return [_chart("Outcomes", bars, zero=True, unit="rollouts", note="rollouts by outcome")]
+def _charts(columns: Columns, row: Mapping[str, Any]) -> Iterator[Chart]:
+    """Yield the charts of a row of the file."""
+    pattern = row.get("each", "")
+    by_scope = pattern == "environment"
+    names = [(scope, scope) for scope in columns.scopes] if by_scope else _matches(columns, pattern)
+    for name, text in names:
+        measures = [{**line, "measure": line["measure"].replace("{each}", name)} for line in row["series"]]
+        lines = [series for line in measures for series in _lines(columns, line, name * by_scope)]
+        yield _chart(row["title"].format(each=text), lines, **{key: row[key] for key in row.keys() & CHART_KEYS})
 
 
-def _held_out(steps: Sequence[StepNumbers], evaluations: Sequence[dict[str, Any]]) -> list[Chart]:
-    """Return the averages of evaluations as points with their intervals, over the versions of policies."""
-    named: dict[str, dict[int, dict[str, Any]]] = {}
-    for evaluation in evaluations:
-        for score in evaluation["scores"]:
-            name = f"{evaluation['set']}/{score['environment']}" if evaluation["set"] else score["environment"]
-            named.setdefault(name, {})[evaluation["version"]] = score
-    versions = sorted({version for own in named.values() for version in own})
-    if not versions:
-        return []
-    series = []
-    for name, own in sorted(named.items()):
-        scores = [own.get(version) for version in versions]
-        intervals = [(score or {}).get("interval") or {} for score in scores]
-        values = [score["average"] if score else None for score in scores]
-        ends = {end: [interval.get(end) for interval in intervals] for end in ("low", "high")}
-        series.append({"name": name, "values": values, **ends, "kind": "points"})
-    # As wide as the steps, so that a curve of few evaluations can be held against the others.
-    last = max([*versions, *(each.step + 1 for each in steps)])
-    chart = _chart("Held-out average", series, note="95% intervals, by policy")
-    return [chart | {"versions": versions, "last": last, "across": "policy"}]
+def _lines(columns: Columns, line: Mapping[str, Any], scope: str) -> Iterator[Series]:
+    """Yield the series of a measure, of one scope or of those that the row names."""
+    named = line.get("scope", "")
+    environments = columns.scopes if named in ("environment", "every") and len(columns.scopes) > 1 else []
+    scopes = [ALL] if named == "every" else [] if named == "environment" else [scope or named]
+    for measure, text in _matches(columns, line["measure"], line.get("without")):
+        for place, shown in enumerate((*scopes, *environments), 1 - len(scopes)):
+            series = {"name": line.get("name") or text or shown, "measure": measure}
+            # An environment has one colour in all charts, the first being that of all rollouts.
+            series |= {"place": place} if shown in environments else {}
+            series |= {"kind": line["kind"]} if "kind" in line else {}
+            yield series | {"values": columns.series(shown, measure)} | _ends(columns, line, shown, measure)
 
 
-def _gaps(steps: Sequence[StepNumbers], evaluations: Sequence[dict[str, Any]]) -> Iterator[Chart]:
-    """Yield the reward in training beside that on held-out examples, by environment, over the versions of policies.
-
-    Step N is sampled with policy N, or one just before it; the last policy is held against the last step.
-    """
-    training = {each.step: each for each in steps} if evaluations else {}
-    for name in sorted({score["environment"] for each in evaluations for score in each["scores"]}):
-        scores = {
-            each["version"]: score["average"]
-            for each in evaluations
-            for score in each["scores"]
-            if score["environment"] == name
+def _ends(columns: Columns, line: Mapping[str, Any], scope: str, measure: str) -> Series:
+    """Return `low` and `high` of a line that has a band."""
+    if "deviation" in line:
+        pairs = [*zip(columns.series(scope, measure), columns.series(scope, line["deviation"]), strict=True)]
+        return {
+            end: [None if mean is None or std is None else mean + sign * std for mean, std in pairs]
+            for end, sign in (("low", -1.0), ("high", 1.0))
         }
-        versions = sorted({*training, *scores})
-        rewards = [training[v].value("reward/mean", name) if v in training else None for v in versions]
-        held = [scores.get(v) for v in versions]
-        last = last_value(rewards)
-        beside = [last if v > max(training, default=0) else own for v, own in zip(versions, rewards, strict=True)]
-        gap = [a - b if a is not None and b is not None else None for a, b in zip(beside, held, strict=True)]
-        series = [
-            {"name": "training", "measure": "reward/mean", "values": rewards},
-            {"name": "held-out", "values": held, "kind": "points"},
-            {"name": "gap", "values": gap, "kind": "points"},
-        ]
-        if last_value(gap) is not None:
-            note = "the gap is training minus held-out"
-            chart = _chart(f"Training and held-out: {name}", series, zero=True, note=note)
-            yield chart | {"versions": versions, "across": "policy", "of_steps": True}
+    ends = (("low", "min"), ("high", "max")) if "low_high" in line else ()
+    return {end: columns.series(scope, measure.removesuffix("mean") + name) for end, name in ends}
+
+
+def _matches(columns: Columns, pattern: str, without: str | None = None) -> list[tuple[str, str]]:
+    """Return the measures that a pattern is for, stages in their order, each with what its `*` stands for."""
+    begin, star, end = pattern.partition("*")
+    if not star:
+        return [(pattern, "")]
+    texts = [
+        name[len(begin) : len(name) - len(end)]
+        for name in sorted({measure for _, measure in columns.values})
+        if name.startswith(begin) and name.endswith(end) and len(name) > len(begin) + len(end)
+    ]
+    texts.sort(key=lambda text: STEP_STAGES.index(text) if text in STEP_STAGES else len(STEP_STAGES))
+    return [(begin + text + end, text) for text in texts if text != without]
+
+
+def _held_out(steps: Sequence[StepNumbers], evaluations: Sequence[dict[str, Any]]) -> Chart:
+    """Return the averages of evaluations as points with their intervals, over the versions of policies."""
+    scores = {
+        (f"{entry['set']}/{score['environment']}" if entry["set"] else score["environment"], entry["version"]): score
+        for entry in evaluations
+        for score in entry["scores"]
+    }
+    versions = sorted({version for _, version in scores})
+    series = []
+    for name in sorted({name for name, _ in scores}):
+        line = [scores.get((name, version)) or {"average": None} for version in versions]
+        ends = {end: [(score.get("interval") or {}).get(end) for score in line] for end in ("low", "high")}
+        series.append({"name": name, "values": [score["average"] for score in line], **ends, "kind": "points"})
+    # As wide as the steps, so that a curve of few evaluations can be held against the others.
+    last = max([0, *versions, *(entry.step + 1 for entry in steps if versions)])
+    chart = _chart("Held-out average", series, note="95% intervals, by policy")
+    return chart | {"versions": versions, "last": last, "across": "policy"}
 
 
 def _chart(title: str, series: Iterable[Series], zero: bool = False, unit: str = "", note: str = "") -> Chart:
-    return {"title": title, "note": note, "zero": zero, "unit": unit, "series": _with_values(series)}
-
-
-def _with_values(series: Iterable[Series]) -> list[Series]:
-    """Return the series that have a value."""
-    return [each for each in series if any(value is not None for value in each["values"])]
+    known = [one for one in series if last_value(one["values"]) is not None]
+    return {"title": title, "note": note, "zero": zero, "unit": unit, "series": known}
 
 
 def last_value(values: Sequence[float | None]) -> float | None:
     """Return the last value that is known; None where none is."""
     return next((value for value in reversed(values) if value is not None), None)
+
+
+def smooth(values: Sequence[float | None], steps: int) -> list[float | None]:
+    """Return the mean of each value and those known among the `steps` - 1 before it; what is unknown stays so."""
+    value = pl.Series("value", values, pl.Float64)
+    finite = pl.when(pl.col("value").is_finite()).then("value")
+    mean = finite.rolling_mean(steps, min_samples=1)
+    return value.to_frame().select(pl.when(finite.is_null()).then("value").otherwise(mean))["value"].to_list()
+
+
+def positions(steps: Sequence[StepNumbers], axis: str) -> list[float]:
+    """Return where the end of each step lies on an axis; of work that was taken over, its time in the other run."""
+    if axis == "step":
+        return [float(entry.step) for entry in steps]
+    if axis == "tokens":
+        return [*accumulate(entry.value("rollout/output_tokens", ALL) or 0.0 for entry in steps)]
+    stages = [[value for (_, name), value in e.values.items() if name.startswith("timing/stage/")] for e in steps]
+    return [seconds / 60 for seconds in accumulate(map(sum, stages))]
+
+
+def together(sections_of_runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """Return sections whose charts show one figure of several runs each: a line for each run that has it.
+
+    Each series has the `steps` of its run, and the first run's come first: what it has not is `by_step` of nobody. A
+    heat map is left out.
+    """
+    sections: dict[str, dict[str, Chart]] = {}
+    for place, (run, own) in enumerate(sections_of_runs.items()):
+        drawn = [(part["title"], chart) for part in own for chart in part["charts"] if not chart.get("cells")]
+        for title, chart in drawn:
+            first = {**chart, "series": [], "exit": None, "by_step": not place and chart.get("by_step")}
+            for series in chart["series"]:
+                name = f"{chart['title']}: {series['name']}" if len(chart["series"]) > 1 else chart["title"]
+                kind = None if series.get("kind") == "bars" else series.get("kind")
+                line = {**series, "name": run, "kind": kind, "place": place, "steps": chart["steps"]}
+                charts = sections.setdefault(title, {})
+                charts.setdefault(name, {**first, "title": name, "series": []})["series"].append(line)
+    return [{"title": title, "charts": list(charts.values())} for title, charts in sections.items()]

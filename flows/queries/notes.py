@@ -24,28 +24,19 @@ def notes_of(store: Store, run: str = "", trace_id: str | None = None) -> list[d
     ]
 
 
-def search_notes(store: Store, run: str, text: str) -> list[dict[str, Any]]:
-    """Return the notes on a run itself whose text or tags hold a text, in any case; see `notes_of`."""
-    said = text.strip("\"'").lower()
-    return [each for each in notes_of(store, run, "") if said in " ".join([each["text"], *each["tags"]]).lower()]
-
-
 ROLLOUT_NOTES: dict[str, Any] = dict.fromkeys(("trace_id", "note", "tags"), pl.String)
 
 
 def notes_of_rollouts(store: Store) -> pl.DataFrame:
     """Return one row for each rollout with a note: trace_id, note (its texts) and tags, a space between them."""
-    found: dict[str, tuple[list[str], list[str]]] = {}
-    for each in store.notes.all():
-        if each.trace_id:
-            texts, tags = found.setdefault(each.trace_id, ([], []))
-            texts += [each.text] if each.text else []
-            tags += [tag for tag in each.tags if tag not in tags]
-    rows = [(name, "\n".join(texts), " ".join(tags)) for name, (texts, tags) in found.items()]
-    return pl.DataFrame(rows, ROLLOUT_NOTES, orient="row")
+    notes = [(note.trace_id, note.text or None, note.tags) for note in store.notes.all() if note.trace_id]
+    rows = pl.DataFrame(notes, ROLLOUT_NOTES | {"tags": pl.List(pl.String)}, orient="row")
+    tags = pl.col("tags").explode().unique(maintain_order=True).drop_nulls()
+    texts = {"note": pl.col("note").str.join("\n"), "tags": tags.str.join(" ")}
+    return rows.group_by("trace_id", maintain_order=True).agg(**texts)
 
 
-def note_line(each: dict[str, Any]) -> str:
+def note_line(note: dict[str, Any]) -> str:
     """Return a note as one line of a terminal."""
-    tags = "".join(f" #{tag}" for tag in each["tags"])
-    return f"note {each['note']}, {str(each['at'])[:16].replace('T', ' ')}: {each['text']}{tags}"
+    tags = "".join(f" #{tag}" for tag in note["tags"])
+    return f"note {note['note']}, {str(note['at'])[:16].replace('T', ' ')}: {note['text']}{tags}"

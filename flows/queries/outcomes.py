@@ -75,11 +75,6 @@ def use_of(frames: Frames, lineage: StepLineage, trace: Mapping[str, Any]) -> di
         "decision": decision and {**decision, "figures": json.loads(decision["figures"])},
         "regrade": _row(frames, lineage.traces if regraded else None, "regrades", trace_id),
         "policy": f"{lineage.run}:{policy_version(lineage.updates)}" if lineage.updates else None,
-        "earlier": [
-            {"samples": samples, "keys": _keys(earlier)}
-            for earlier in lineage.earlier
-            if (samples := [one for one in _samples(frames, earlier, trace_id) if one["row"] is not None])
-        ],
         "scored": _policy(frames, trace["policy_key"]) if outcome == EVALUATED else None,
         "keys": _keys(lineage),
     }

@@ -1,4 +1,4 @@
-"""What a page or a program asks of a store, and the errors that report mistakes in it."""
+"""PageRequest: what a page or a program asks of a store, and the errors that report mistakes in it."""
 
 import json
 import math
@@ -40,41 +40,41 @@ class PageRequest:
 
     def flag(self, name: str) -> bool:
         """Whether a yes is given: `name=1`; an empty value or 0 is no."""
-        return self.query.get(name, "") not in ("", "0")
+        return self.text(name) not in ("", "0")
 
     def number(self, name: str, default: int, least: int = 0, most: int = 2**31) -> int:
         """A whole number of the question, within its bounds. Raises BadQuestion where it is none."""
-        return _whole(self.query.get(name, ""), name, default, least, most)
+        text = self.text(name)
+        number = _digits(text) if text else default
+        if number is None or (text and not least <= number <= most):
+            raise BadQuestion(f"{name}={text[:MOST]!r} is no whole number from {least} to {most}")
+        return number
 
     def required_number(self, name: str) -> int:
         """A whole number of the path: a step, a row. Raises NotThere where it is none."""
-        given = self.path[name]
-        # Bounded before it is read: digits of other scripts are decimal too, and int() is slow over very many.
-        if not (given.isascii() and given.isdecimal() and len(given) < 10):
-            raise NotThere(f"{name} {given[:MOST]!r} is no number: write it in digits")
-        return int(given)
+        number = _digits(self.path[name])
+        if number is None:
+            raise NotThere(f"{name} {self.path[name][:MOST]!r} is no number: write it in digits")
+        return number
 
     def one_of(self, name: str, known: Sequence[str], default: str = "") -> str:
         """A value out of those known. Raises BadQuestion, which names them, where it is another."""
-        given = self.query.get(name, "") or default
-        if given not in known and given != default:
-            raise BadQuestion(f"{name}={given[:MOST]!r} is not known; there are {', '.join(known)}")
-        return given
+        value = self.text(name) or default
+        if value not in known and value != default:
+            raise BadQuestion(f"{name}={value[:MOST]!r} is not known; there are {', '.join(known)}")
+        return value
 
     def but(self, **changes: str | int | None) -> str:
         """The same address with some values of its question changed; None takes one out."""
-        values = {**self.query, **{name: value for name, value in changes.items()}}
         # A link leads to a page, also out of the JSON of one.
-        kept = {name: value for name, value in values.items() if value not in (None, "") and name != "format"}
+        values = {**self.query, **changes, "format": None}
+        kept = {name: value for name, value in values.items() if value not in (None, "")}
         return self.address + (f"?{urlencode(kept)}" if kept else "")
 
 
-def _whole(given: str, name: str, default: int, least: int, most: int) -> int:
-    if not given:
-        return default
-    if not (given.isascii() and given.isdecimal() and len(given) < 12) or not least <= int(given) <= most:
-        raise BadQuestion(f"{name}={given[:MOST]!r} is no whole number from {least} to {most}")
-    return int(given)
+def _digits(text: str) -> int | None:
+    # Bounded before it is read: digits of other scripts are decimal too, and int() is slow over very many.
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else None
 
 
 def plain(value: Any) -> Any:
@@ -91,7 +91,7 @@ def plain(value: Any) -> Any:
 def parse_object(text: str | None) -> dict[str, Any]:
     """Return what is said by name in JSON, nothing where it is no such thing: others wrote it."""
     try:
-        found = json.loads(text or "{}")
+        read = json.loads(text or "{}")
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return read if isinstance(read, dict) else {}

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
-import polars as pl
 import pyarrow as pa
 
 from configs.environments import EnvironmentConfig
@@ -14,7 +13,6 @@ from flows.queries.store_reader import StoreReader
 from storage.keys import canonical_json
 from storage.read.lineage import row_identities
 from storage.refs import Entry
-from storage.schemas.stage_tables import TRACES
 from storage.store import Store
 from tasks.arrays.seats import COLUMNS as OF_SEATS
 from tasks.arrays.seats import evaluated_seats
@@ -80,16 +78,11 @@ def comparisons(found: Sequence[EvaluationScores]) -> list[dict[str, Any]]:
     return [row for own in by_set.values() if len(own) > 1 for row in compare_scores(own[0], own[-1])]
 
 
-def evaluated_runs(store: Store, run: str) -> list[str]:
-    """Return the names of the runs whose policies an evaluation has scored, sorted; empty for a run that trains."""
-    configs = [event.config for event in store.runs.events(run) if event.kind == "evaluate"]
-    policies = [config.get("evaluation", {}).get("policy", "") for config in configs]
-    return sorted({policy.partition(":")[0] for policy in policies if policy})
-
-
 def mixed_policies(store: Store, run: str) -> str:
     """Return a line that names the runs whose policies an evaluation scored; empty where they are of one run."""
-    makers = evaluated_runs(store, run)
+    configs = [event.config for event in store.runs.events(run) if event.kind == "evaluate"]
+    policies = [config.get("evaluation", {}).get("policy", "") for config in configs]
+    makers = sorted({policy.partition(":")[0] for policy in policies if policy})
     if len(makers) < 2:
         return ""
     return f"{run} scored policies of {len(makers)} runs ({', '.join(makers)}): differences are between runs"
@@ -111,13 +104,7 @@ class RecordedEvaluation:
 
     def scores_in(self, store: Store, config: RunConfig) -> EvaluationScores:
         """Return what its rollouts say."""
-        return self.scored_rounds(
-            {each.key: store.read(each.slices("traces"), list(READ)) for each in self.rounds}, config
-        )
-
-    def scored_rounds(self, tables: Mapping[str, pa.Table], config: RunConfig) -> EvaluationScores:
-        """Return what its rollouts say, given by the key of the round that made them."""
-        rounds = [tables[each.key] for each in self.rounds]
+        rounds = [store.read(entry.slices("traces"), list(READ)) for entry in self.rounds]
         return score_rollouts(self.set_name, self.version, rounds, config.environments, self.pass_at, self.pass_reward)
 
 
@@ -160,53 +147,25 @@ def set_name(config: RunConfig, assigned: Entry | None) -> str:
     return next((name for name, own in sets if canonical_json(content(own)) == canonical_json(said)), "")
 
 
-_SCHEMA = pa.schema([TRACES.arrow.field(name) for name in READ])
-
-
 def scored_evaluations(
     reader: StoreReader, run: str, version: int | None = None
 ) -> list[tuple[RecordedEvaluation, EvaluationScores]]:
     """Return the evaluations of a run, or of its policy of a version, with what they say. Raises NotThere.
 
-    Their rollouts are read together, and once: only the columns that scores need.
+    Each is read once: only the columns that scores need.
     """
     config, works = reader.config(run), reader.graph.works
-    recorded = [each for each in recorded_evaluations(reader.store, run, config) if version in (None, each.version)]
-    # The ledger may have more than the moment that is looked at: the store moves on.
-    known = [each for each in recorded if all(entry.key in works for entry in each.rounds)]
+    recorded = [entry for entry in recorded_evaluations(reader.store, run, config) if version in (None, entry.version)]
     # Scores come of the rollouts, and of what the config, another one after a resume, says of seats and passes.
     seats = tuple(environment.model_dump_json() for environment in config.environments)
-    names = [
-        (each.set_name, each.version, row_identities(each.rounds), each.pass_at, each.pass_reward, seats)
-        for each in known
-    ]
-    by_name: dict[tuple[object, ...], RecordedEvaluation] = dict(zip(names, known, strict=True))
 
-    def read(missing: list[tuple[object, ...]]) -> dict[tuple[object, ...], EvaluationScores]:
-        tables = _traces(reader, [entry for name in missing for entry in by_name[name].rounds])
-        return {name: by_name[name].scored_rounds(tables, config) for name in missing}
+    def scored(entry: RecordedEvaluation) -> EvaluationScores:
+        rows = row_identities(entry.rounds)
+        name = ("evaluation", entry.set_name, entry.version, rows, entry.pass_at, entry.pass_reward, seats)
+        return reader.cache.once(name, lambda: entry.scores_in(reader.store, config))
 
-    scored = reader.cache.each_once("evaluations", list(by_name), read)
-    return [(by_name[name], scored[name]) for name in by_name]
-
-
-def _traces(reader: StoreReader, rounds: Sequence[Entry]) -> dict[str, pa.Table]:
-    """Return the rollouts of rounds by key, slice after slice in the order in which they were handed over."""
-    works = [reader.graph.works[entry.key] for entry in rounds]
-    rows = reader.frames().rows(works, TRACES.name).select("attempt", "seq", *READ).collect().sort("seq")
-    parts = rows.drop("seq").partition_by("attempt", as_dict=True, include_key=False)
-    # The slices stay chunks of their own, as stages read them: sums are then the same to the last bit.
-    return {
-        entry.key: pa.concat_tables(
-            [_SCHEMA.empty_table()]
-            + [
-                parts[piece.attempt,].to_arrow().cast(_SCHEMA)
-                for piece in entry.slices(TRACES.name)
-                if (piece.attempt,) in parts
-            ]
-        )
-        for entry in rounds
-    }
+    # The ledger may have more than the moment that is looked at: the store moves on.
+    return [(entry, scored(entry)) for entry in recorded if all(one.key in works for one in entry.rounds)]
 
 
 def held_out(reader: StoreReader, run: str) -> list[dict[str, Any]]:
@@ -217,31 +176,3 @@ def held_out(reader: StoreReader, run: str) -> list[dict[str, Any]]:
     name = ("held-out", run, len(reader.store.runs.events(run)), done)  # each event may bring another config
     # Held apart from the rollouts, which weigh much: these may leave the memory while a list of runs is looked at.
     return reader.cache.once(name, lambda: [scores.described for _, scores in scored_evaluations(reader, run)])
-
-
-SCORES = {
-    "run": pl.String,
-    "version": pl.Int64,
-    "set": pl.String,
-    "environment": pl.String,
-    "average": pl.Float64,
-    "low": pl.Float64,
-    "high": pl.Float64,
-    "num_examples": pl.Int64,
-    "num_attempts": pl.Int64,
-}
-
-
-def scores(reader: StoreReader, run: str) -> pl.DataFrame:
-    """Return one row for each policy, set and environment that was evaluated, as in SCORES. Raises NotThere.
-
-    `low` and `high` are the ends of the 95% interval of the average; null where there is none.
-    """
-    rows = [
-        {"run": run, "version": each["version"], "set": each["set"]}
-        | {name: score[name] for name in ("environment", "average", "num_examples", "num_attempts")}
-        | {end: (score["interval"] or {}).get(end) for end in ("low", "high")}
-        for each in held_out(reader, run)
-        for score in each["scores"]
-    ]
-    return pl.DataFrame(rows, schema=SCORES)

@@ -1,18 +1,24 @@
 """Rows and rollouts in words: one line for a row of a lineage, sentences for the outcome of a rollout and why."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flows.queries.row_lineage import WORK, RowNode, policy_names
+from flows.queries.store_reader import flat
 from flows.queries.views import EXPIRED
 from flows.reporting.formats import compact_number, error_words, one_line
 from storage.read.lineage import Graph, Work
 from tasks.arrays.finding import NO_TURNS, QUARANTINED, UNTRAINABLE
-from tasks.inference.trace_rows.failures import GIVEN_UP, STALE
-from tasks.metrics.accounting import ERRORED, EVALUATED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STOPPED, TRAINED
+from tasks.inference.trace_rows.failures import GIVEN_UP
+from tasks.metrics.accounting import ERRORED, EVALUATED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STALE, STOPPED, TRAINED
 
 KEY = 8
 """Characters of a key that are shown; as many name it in a command."""
+MAX_VALUE_CHARS = 1000
+"""Characters of an error, a reason or a value of evidence in a sentence; of a name a tenth."""
+PENDING_STAGES = ("rollout", "demonstration", "regrade", "filtering", "reference", "advantage", "packing", "gate")
+SEATS = ("judge", "other_seat", UNTRAINABLE)
+"""Reasons to leave a rollout out that its seat gives."""
 Facts = Mapping[str, Any]
 
 
@@ -25,34 +31,18 @@ def row_line(node: RowNode, facts: Facts, graph: Graph) -> str:
 
 
 def title_of(node: RowNode, graph: Graph) -> str:
-    """Return what a row is and how it is called."""
-    if node.kind == WORK:
-        return f"{node.id} {node.key[:KEY]}"
-    return node.kind if node.kind == "verdict" else f"{node.kind} {name_of(node, graph)}"
+    """Return what a row is and how commands call it."""
+    key, kind = node.key[:KEY], node.kind
+    names = {"verdict": "", "row": f"{key}/{node.id}", WORK: key}
+    names["policy"] = " = ".join((*policy_names(graph.works[node.key]), key)) if kind == "policy" else ""
+    return f"{node.id if kind == WORK else kind} {names.get(kind, node.id)}".rstrip()
 
 
 def work_line(work: Work) -> str:
     """Return a piece of work in a few words."""
+    computed = f"; computed by {work.computed_by}" if set(work.runs) != {work.computed_by} else ""
     unfinished = "" if work.finished else ", not finished"
-    return f"{work.stage} {work.key[:KEY]}, step {work.step} of {', '.join(work.runs)}{_computed_by(work)}{unfinished}"
-
-
-def _computed_by(work: Work) -> str:
-    """Say who computed a work that several runs use."""
-    return f"; computed by {work.computed_by}" if set(work.runs) != {work.computed_by} else ""
-
-
-def name_of(node: RowNode, graph: Graph) -> str:
-    """Return how a row is called in commands."""
-    work = graph.works[node.key]
-    if node.kind == "row":
-        return f"{node.key[:KEY]}/{node.id}"
-    return " = ".join((*policy_names(work), node.key[:KEY])) if node.kind == "policy" else node.id
-
-
-def policy(key: str, graph: Graph) -> str:
-    """Return how a policy is called, by its key."""
-    return f"policy {policy_names(graph.works[key])[0]}" if key in graph.works else f"policy {key[:KEY]}"
+    return f"{work.stage} {work.key[:KEY]}, step {work.step} of {', '.join(work.runs)}{computed}{unfinished}"
 
 
 def number(value: float | None) -> str:
@@ -60,56 +50,45 @@ def number(value: float | None) -> str:
     return compact_number(value, ".4g", "none")
 
 
-def flat(value: Any, path: str = "") -> Iterable[tuple[str, Any]]:
-    """Yield the leaves of a config section with their dotted names."""
-    if isinstance(value, Mapping) and value:
-        for name, item in value.items():
-            yield from flat(item, f"{path}.{name}" if path else name)
-    elif isinstance(value, Sequence) and value and not isinstance(value, str):
-        for index, item in enumerate(value):
-            yield from flat(item, f"{path}.{index}")
-    else:
-        yield path, value
+def _policy(key: str, graph: Graph) -> str:
+    return f"policy {policy_names(graph.works[key])[0] if key in graph.works else key[:KEY]}"
 
 
 def _trace(facts: Facts, graph: Graph) -> str:
     kind = facts["error_class"]
-    failed = ("stale" if kind == STALE else "stopped") if kind in GIVEN_UP else f"failed, {kind}"
-    ended = failed if facts["error_class"] else f"reward {number(facts['reward'])}"
-    sampled = f", by {policy(facts['policy_key'], graph)}" if facts["policy_key"] else ""  # else it was demonstrated
-    stale = f", {facts['staleness']} steps stale" if facts["staleness"] else ""
-    return f"{ended}{sampled}{stale}"
+    failed = f"failed, {kind}" if kind not in GIVEN_UP else STALE if kind == STALE else STOPPED
+    ended = failed if kind else f"reward {number(facts['reward'])}"
+    sampled = f", by {_policy(facts['policy_key'], graph)}" if facts["policy_key"] else ""  # else it was demonstrated
+    return ended + sampled + (f", {facts['staleness']} steps stale" if facts["staleness"] else "")
 
 
 def _verdict(facts: Facts, graph: Graph) -> str:
-    noted = [name for name in facts["detected"] if name != facts["reason"]]
-    noted_too = f" (noted: {', '.join(noted)})" if noted else ""
-    return ("kept" if facts["keep"] else f"left out by {facts['reason']}") + noted_too
+    noted = ", ".join(name for name in facts["detected"] if name != facts["reason"])
+    return ("kept" if facts["keep"] else f"left out by {facts['reason']}") + (f" (noted: {noted})" if noted else "")
 
 
-def _update(facts: Facts, graph: Graph) -> str:
-    numbers = ", ".join(f"{name.replace('_', ' ')} {number(facts[name])}" for name in ("loss", "grad_norm"))
-    return f"{numbers}, from {policy(facts['policy_key_in'], graph)}"
+def _worth(sample: Facts) -> str:
+    numbers = ", ".join(f"{name} {number(sample[name])}" for name in ("advantage", "reward", "baseline"))
+    return f"{numbers}, {sample['num_tokens']} tokens"
 
 
 _ROW_LINES: dict[str, Callable[[Facts, Graph], str]] = {
-    "example": lambda facts, graph: f"split {facts['split']}",
-    "assignment": lambda facts, graph: f"seed {facts['seed']}",
+    "example": lambda facts, _: f"split {facts['split']}",
+    "assignment": lambda facts, _: f"seed {facts['seed']}",
     "trace": _trace,
-    "tokens": lambda facts, graph: f"{facts['num_tokens']} tokens, by {policy(facts['policy_key'], graph)}",
+    "tokens": lambda facts, graph: f"{facts['num_tokens']} tokens, by {_policy(facts['policy_key'], graph)}",
     "verdict": _verdict,
-    "sample": lambda facts, graph: _worth(facts),
-    "row": lambda facts, graph: f"{len(facts['sample_ids'])} samples, for update {facts['update']}",
-    "update": _update,
-    "policy": lambda facts, graph: f"weights {facts['weights_sha256'][:16]}",
+    "sample": lambda facts, _: _worth(facts),
+    "row": lambda facts, _: f"{len(facts['sample_ids'])} samples, for update {facts['update']}",
+    "update": lambda facts, graph: (
+        f"loss {number(facts['loss'])}, grad norm {number(facts['grad_norm'])}, "
+        f"from {_policy(facts['policy_key_in'], graph)}"
+    ),
+    "policy": lambda facts, _: f"weights {facts['weights_sha256'][:16]}",
 }
-Found = Mapping[str, Any]
-LONGEST_VALUE = 1000
-"""Characters of a value that a sentence has room for, of its name a tenth: of an error, a reason, of evidence."""
-PENDING_STAGES = ("rollout", "demonstration", "regrade", "filtering", "reference", "advantage", "packing", "gate")
 
 
-def head(found: Found) -> str:
+def head(found: Facts) -> str:
     """Return what the rollout is."""
     trace = found["trace"]
     tokens = trace["num_input_tokens"] + trace["num_output_tokens"]
@@ -122,169 +101,120 @@ def head(found: Found) -> str:
     )
 
 
-def sentence(found: Found, use: Found) -> str:
+def sentence(found: Facts, use: Facts) -> str:
     """Return what one run made of the rollout."""
-    sentences = [SENTENCES[use["outcome"]](found, use), *_before(use), *_again(use), *_note_sentences(use)]
-    if use["outcome"] != EVALUATED:
-        sentences.append(_group(use))
-    return " ".join(sentences)
+    outcome = use["outcome"]
+    begin = "" if outcome in SAID_WHOLE else f"Run {use['run']} did not train on it at step {use['step']}: "
+    sentences = [f"{begin}{SENTENCES[outcome](found['trace'], use)}."]
+    if use["regrade"]:
+        before, now = (number(use["regrade"][name]) for name in ("reward_before", "reward"))
+        sentences.append(f"It was scored again: its reward was {before} and is {now}.")
+    detected = (use["verdict"] or {}).get("detected", [])
+    # The filter that decided is named already, and a quarantine has a sentence of its own.
+    if noted := [f"{name}{_evidence(use, name)}" for name in detected if name not in (use["detail"], QUARANTINED)]:
+        sentences.append(f"Noted, without keeping it out: {'; '.join(noted)}.")
+    return " ".join(sentences if outcome == EVALUATED else [*sentences, _group(use["group"])])
 
 
-def in_quarantine(each: Found) -> str:
+def in_quarantine(quarantine: Facts) -> str:
     """Return which quarantine a rollout is in, and why."""
-    return f"It is in quarantine {each['quarantine']}: {_brief(each['reason'])} (where {_brief(each['where'])})."
+    reason, where = _brief(quarantine["reason"]), _brief(quarantine["where"])
+    return f"It is in quarantine {quarantine['quarantine']}: {reason} (where {where})."
 
 
-def _trained_sentence(found: Found, use: Found) -> str:
+def _trained(trace: Facts, use: Facts) -> str:
+    batch = use["keys"]["packing"][:KEY]
     samples = "; ".join(
-        f"sample {each['sample_id']} ({_worth(each)}) in row {each['row']} of batch "
-        f"{use['keys']['packing'][:KEY]}, update {each['update']}"
-        for each in use["samples"]
-        if each["row"] is not None
+        f"sample {sample['sample_id']} ({_worth(sample)}) in row {sample['row']} of batch {batch}, "
+        f"update {sample['update']}"
+        for sample in use["samples"]
+        if sample["row"] is not None
     )
-    return f"Run {use['run']} trained on it at step {use['step']}: {samples}. That made policy {use['policy']}."
+    return f"Run {use['run']} trained on it at step {use['step']}: {samples}. That made policy {use['policy']}"
 
 
-ENDED = {"errored": "failed", "stopped": "stopped"}
-"""Words for rollouts of a group that earned nothing, by what they are counted under."""
-SEATS = {
-    NO_TURNS: "the policy was never asked in its seat, so that there is no token to train on; its reward counts",
-    UNTRAINABLE: "its seat is not trained: another model plays it, or the environment or its config says so",
-    "judge": "the judge's seat is not trained (drop_judge), for its reward is zero by construction",
-    "other_seat": "another seat learned in its episode (learner_seat)",
-}
-"""Why a rollout is left out for the seat that it was made in."""
+def _filtered(trace: Facts, use: Facts) -> str:
+    reason = use["detail"]
+    if reason == NO_TURNS or (reason == UNTRAINABLE and NO_TURNS in use["verdict"]["detected"]):
+        return "the policy was never asked in its seat, so that there is no token to train on; its reward counts"
+    if reason in SEATS:
+        return f"its seat is not trained ({reason})"
+    return f"filter {reason} left it out{_evidence(use, reason)}"
 
 
-def _filtered_sentence(found: Found, use: Found) -> str:
-    silent = use["detail"] == UNTRAINABLE and NO_TURNS in use["verdict"]["detected"]
-    if said := SEATS.get(NO_TURNS if silent else use["detail"]):
-        return f"{_not(use)}: {said}."
-    return f"{_not(use)}: filter {use['detail']} left it out{_evidence(use, use['detail'])}."
+def _errored(trace: Facts, use: Facts) -> str:
+    words = error_words(": ".join(filter(None, (trace["error_type"], trace["error_message"]))), MAX_VALUE_CHARS)
+    error = f" of class {use['detail']}{f' ({words})' if words else ''}"
+    return f"the rollout failed with an error{error}. Failed rollouts are in no baseline and in no batch"
 
 
-def _errored_sentence(found: Found, use: Found) -> str:
-    trace = found["trace"]
-    what = error_words(": ".join(filter(None, (trace["error_type"], trace["error_message"]))), LONGEST_VALUE)
-    return (
-        f"{_not(use)}: the rollout failed with an error of class {use['detail']}{f' ({what})' if what else ''}. "
-        f"Failed rollouts are in no baseline and in no batch."
-    )
-
-
-def _stopped_sentence(found: Found, use: Found) -> str:
-    return f"{_not(use)}: it was {_brief(found['trace']['error_message'] or 'stopped')}."
-
-
-def _quarantined_sentence(found: Found, use: Found) -> str:
-    return f"{_not(use)}: it is in quarantine: {_brief(use['verdict']['evidence'][QUARANTINED]['reason'])}."
-
-
-def _refused_sentence(found: Found, use: Found) -> str:
+def _refused(trace: Facts, use: Facts) -> str:
     decision = use["decision"]
     figures = ", ".join(f"{name} {_value(value)}" for name, value in decision["figures"].items())
     return (
-        f"{_not(use)}: the {decision['gate']} gate held back the whole batch. "
-        f"Decided by {_brief(decision['decided_by'])}: {_brief(decision['reason'])}. The figures were: {figures}."
+        f"the {decision['gate']} gate held back the whole batch. Decided by {_brief(decision['decided_by'])}: "
+        f"{_brief(decision['reason'])}. The figures were: {figures}"
     )
 
 
-def _no_weight(found: Found, use: Found) -> str:
-    worth = "; ".join(f"{each['sample_id']}: {_worth(each)}" for each in use["samples"])
-    return f"{_not(use)}: it was kept, but none of its tokens has a weight in the loss ({worth or 'no samples'})."
+def _no_weight(trace: Facts, use: Facts) -> str:
+    worth = "; ".join(f"{sample['sample_id']}: {_worth(sample)}" for sample in use["samples"])
+    return f"it was kept, but none of its tokens has a weight in the loss ({worth or 'no samples'})"
 
 
-def _pending(found: Found, use: Found) -> str:
+def _pending(trace: Facts, use: Facts) -> str:
     # From the end: the furthest stage that is done.
     last = next((stage for stage in reversed(PENDING_STAGES) if stage in use["keys"]), "the rollouts")
     return (
         f"Run {use['run']} has not trained on it: of step {use['step']} nothing is done after {last}. "
-        f"The run's last event is: {use['state']}."
+        f"The run's last event is: {use['state']}"
     )
 
 
-def _evaluated_sentence(found: Found, use: Found) -> str:
-    failed = f" It failed with an error of class {use['detail']}." if use["detail"] else ""
-    return f"Run {use['run']} sampled it to score policy {use['scored']}, not to train on.{failed}"
+def _evaluated(trace: Facts, use: Facts) -> str:
+    failed = f". It failed with an error of class {use['detail']}" if use["detail"] else ""
+    return f"Run {use['run']} sampled it to score policy {use['scored']}, not to train on{failed}"
 
 
-def _expired_sentence(found: Found, use: Found) -> str:
-    did = f"that step made policy {use['policy']}" if use["policy"] else "that step made no policy"
+def _expired(trace: Facts, use: Facts) -> str:
+    made = f"policy {use['policy']}" if use["policy"] else "no policy"
     return (
         f"Whether run {use['run']} trained on it at step {use['step']} is not known any more: rows that say it were "
-        f"dropped for their age (`stagecoach maintain --retain`); {did}."
+        f"dropped for their age (`stagecoach maintain --retain`); that step made {made}"
     )
 
 
-SENTENCES: dict[str, Callable[[Found, Found], str]] = {
-    TRAINED: _trained_sentence,
-    FILTERED: _filtered_sentence,
-    ERRORED: _errored_sentence,
-    STOPPED: _stopped_sentence,
-    STALE: _stopped_sentence,
-    QUARANTINED: _quarantined_sentence,
-    REFUSED: _refused_sentence,
-    NO_WEIGHT: _no_weight,
-    PENDING: _pending,
-    EVALUATED: _evaluated_sentence,
-    EXPIRED: _expired_sentence,
+def _stopped(trace: Facts, use: Facts) -> str:
+    return f"it was {_brief(trace['error_message'] or 'stopped')}"
+
+
+SENTENCES: dict[str, Callable[[Facts, Facts], str]] = {
+    **{TRAINED: _trained, FILTERED: _filtered, ERRORED: _errored, STOPPED: _stopped, STALE: _stopped},
+    **{REFUSED: _refused, NO_WEIGHT: _no_weight, PENDING: _pending, EVALUATED: _evaluated, EXPIRED: _expired},
+    QUARANTINED: lambda _, use: f"it is in quarantine: {_brief(use['verdict']['evidence'][QUARANTINED]['reason'])}",
 }
+"""Of a trace and its use in a run: why the run did not train on it, or of SAID_WHOLE a whole sentence."""
+SAID_WHOLE = (TRAINED, PENDING, EVALUATED, EXPIRED)
 
 
-def _not(use: Found) -> str:
-    return f"Run {use['run']} did not train on it at step {use['step']}"
+def _evidence(use: Facts, name: str) -> str:
+    evidence = (use["verdict"] or {}).get("evidence", {}).get(name) or {}
+    names = [(_brief(path.replace("_", " "), MAX_VALUE_CHARS // 10), value) for path, value in flat(evidence)]
+    text = ", ".join(f"{name} {_value(value)}" for name, value in names)
+    return f" ({text})" if text else ""
 
 
-def _worth(sample: Found) -> str:
-    numbers = ", ".join(f"{name} {number(sample[name])}" for name in ("advantage", "reward", "baseline"))
-    return f"{numbers}, {sample['num_tokens']} tokens"
-
-
-def _evidence(use: Found, name: str) -> str:
-    found = (use["verdict"] or {}).get("evidence", {}).get(name) or {}
-    description = ", ".join(
-        f"{_brief(path.replace('_', ' '), LONGEST_VALUE // 10)} {_value(value)}" for path, value in flat(found)
-    )
-    return f" ({description})" if description else ""
-
-
-def _before(use: Found) -> list[str]:
-    return [
-        f"Before that step was done again, the run trained on it in {places} of batch {each['keys']['packing'][:KEY]}: "
-        f"training {each['keys']['training'][:KEY]}."
-        for each in use["earlier"]
-        if (places := ", ".join(f"row {sample['row']}" for sample in each["samples"]))
-    ]
-
-
-def _again(use: Found) -> list[str]:
-    if use["regrade"] is None:
-        return []
-    before, now = (number(use["regrade"][name]) for name in ("reward_before", "reward"))
-    return [f"It was scored again: its reward was {before} and is {now}."]
-
-
-def _note_sentences(use: Found) -> list[str]:
-    detected = (use["verdict"] or {}).get("detected", [])
-    # The filter that decided is named already, and a quarantine has a sentence of its own.
-    noted = [f"{name}{_evidence(use, name)}" for name in detected if name not in (use["detail"], QUARANTINED)]
-    return [f"Noted, without keeping it out: {'; '.join(noted)}."] if noted else []
-
-
-def _group(use: Found) -> str:
-    group = use["group"]
-    scored = (
-        f"rewards from {number(group['lowest'])} to {number(group['highest'])}, mean {number(group['mean'])}"
-        if group["num_rewarded"]
-        else "no rewards"
-    )
-    ended = "".join(f", {group[f'num_{name}']} {word}" for name, word in ENDED.items() if group[f"num_{name}"])
-    return f"Its group {group['group_id']} has {group['num_rollouts']} rollouts{ended}: {scored}."
+def _group(group: Facts) -> str:
+    ends = f"{number(group['lowest'])} to {number(group['highest'])}, mean {number(group['mean'])}"
+    scored = f"rewards from {ends}" if group["num_rewarded"] else "no rewards"
+    counts = {"failed": group["num_errored"], "stopped": group["num_stopped"]}
+    lost = "".join(f", {count} {word}" for word, count in counts.items() if count)
+    return f"Its group {group['group_id']} has {group['num_rollouts']} rollouts{lost}: {scored}."
 
 
 def _value(value: Any) -> str:
-    return number(value) if isinstance(value, float) else "none" if value is None else _brief(str(value))
+    return number(value) if value is None or isinstance(value, float) else _brief(str(value))
 
 
-def _brief(text: str, most: int = LONGEST_VALUE) -> str:
+def _brief(text: str, most: int = MAX_VALUE_CHARS) -> str:
     return one_line(text, most)

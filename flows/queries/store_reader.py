@@ -1,23 +1,20 @@
-"""Opens one store to be read by many at once, and keeps what was read of it that can never change.
+"""StoreReader: one store opened to be read by many threads at once, with what was read of finished work held.
 
-The cache holds what was derived of finished work, within a bound. All of it is safe to share between threads.
+Pages, commands and notebooks own one each. It never writes; all of it is safe to share between threads.
 """
 
-import functools
-import sys
+import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
-from functools import partial
-from itertools import islice
+from functools import cache
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 from threading import Lock, RLock
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import numpy as np
 import polars as pl
-import pyarrow as pa
 
 from flows.queries.request import NotThere
 from flows.queries.step_history import StepHistory
@@ -62,9 +59,11 @@ def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 
 # A viewer often runs on the machine that trains: what it holds stays small beside a model.
-MOST_BYTES = 512 * 2**20
-SMALL = 1024
-"""Bytes that anything which is kept counts for in addition: its name and its place."""
+MAX_BYTES = 512 * 2**20
+SMALL, PER_PICKLED_BYTE = 1024, 6
+"""Bytes that each value counts for in addition, and that Python's objects take for a byte of their pickle."""
+MAX_WEIGHED = 32
+"""Values that are read together of which so many are weighed; the others are taken to be like them."""
 Name = TypeVar("Name", bound=Hashable)
 Value = TypeVar("Value")
 
@@ -72,40 +71,28 @@ Value = TypeVar("Value")
 class Cache:
     """Values by name; the one that was not requested for longest goes first when there is no room.
 
-    Without `most_bytes` all of them stay, and nothing is weighed: for a process that answers one query and ends.
+    Names hold what names the rows that values are derived from (`storage.read.lineage.row_identities`). Without
+    `most_bytes` all values stay, and nothing is weighed: for a process that answers one query and ends.
     """
 
-    def __init__(self, most_bytes: int | None = MOST_BYTES) -> None:
+    def __init__(self, most_bytes: int | None = MAX_BYTES) -> None:
         self._most_bytes = most_bytes
         self._lock = Lock()
         self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
         self.num_bytes = 0
         """The weight of all values, each as it was when it came: values are not changed while they are held."""
 
-    def once(self, name: Hashable, make: Callable[[], Value]) -> Value:
-        """Return what `make` returns, made once while there is room; two threads at the same time may both make it.
-
-        `name` holds what names the rows that it is derived from (`storage.read.lineage.row_identities`).
-        """
-        held = self._entry(name)
-        # Outside the lock: what takes long would hold up every other thread. At worst two of them make the same.
-        value: Value = held[0] if held else self.put(name, make())
-        return value
-
     def peek(self, name: Hashable) -> Any | None:
         """Return what is held under a name; None where there is nothing."""
-        held = self._entry(name)
-        return held[0] if held else None
-
-    def _entry(self, name: Hashable) -> tuple[Any, int] | None:
         with self._lock:
             if name in self._values:
                 self._values.move_to_end(name)
-            return self._values.get(name)
+            return self._values.get(name, (None, 0))[0]
 
     def put(self, name: Hashable, value: Value, num_bytes: int | None = None) -> Value:
         """Hold a value under a name, in place of what is held there, and return it; it is weighed without a weight."""
-        weight = self._weigh(value) if num_bytes is None else num_bytes  # outside the lock: it may take a while
+        # Outside the lock: it may take a while.
+        weight = 0 if self._most_bytes is None else size_in_bytes(value) if num_bytes is None else num_bytes
         with self._lock:
             self.num_bytes += weight - self._values.pop(name, (None, 0))[1]
             self._values[name] = value, weight
@@ -114,25 +101,10 @@ class Cache:
                 self.num_bytes -= self._values.popitem(last=False)[1][1]
         return value
 
-    def _weigh(self, value: Any) -> int:
-        return 0 if self._most_bytes is None else size_in_bytes(value)
-
-    def each_once(
-        self, purpose: Hashable, names: Sequence[Name], read: Callable[[list[Name]], Mapping[Name, Value]]
-    ) -> dict[Name, Value]:
-        """Return what belongs to each name; `read` is called once, for all names at once of which nothing is held.
-
-        Names hold what names the rows that the values are derived from (`storage.read.lineage.row_identities`). A name
-        that `read` leaves out has no entry.
-        """
-        held = {name: self.peek((purpose, name)) for name in names}
-        missing = [name for name, value in held.items() if value is None]
-        values = read(missing) if missing else {}
-        weighed = list(values.values())[:: -(-len(values) // MOST_ITEMS) or 1]
-        weight = sum(map(self._weigh, weighed)) // len(weighed) if weighed else 0
-        for name, value in values.items():
-            held[name] = self.put((purpose, name), value, weight)
-        return {name: value for name, value in held.items() if value is not None}
+    def once(self, name: Hashable, make: Callable[[], Value]) -> Value:
+        """Return what `make` returns, made once while there is room; two threads at the same time may both make it."""
+        held: Value | None = self.peek(name)
+        return self.put(name, make()) if held is None else held
 
     def while_same(self, name: Hashable, state: Hashable, make: Callable[[], Value]) -> Value:
         """Return what `make` returns, made again when `state` is another; what was made before is let go.
@@ -144,55 +116,34 @@ class Cache:
             held = self.put(name, (state, make()))
         return held[1]
 
+    def each_once(
+        self, purpose: Hashable, names: Sequence[Name], read: Callable[[list[Name]], Mapping[Name, Value]]
+    ) -> dict[Name, Value]:
+        """Return what belongs to each name; `read` is called once, for all names at once of which nothing is held.
 
-MOST_ITEMS = 32
-"""Items of a long list or dictionary that are looked at, evenly spread; the others are taken to be like them."""
-_TABLES = (pa.Table, pa.RecordBatch, pa.Array, pa.ChunkedArray, np.ndarray)
-_ATOMS = (str, bytes, bytearray, int, float, complex, type)
+        A name that `read` leaves out has no entry.
+        """
+        held = {name: self.peek((purpose, name)) for name in names}
+        missing = [name for name, value in held.items() if value is None]
+        values = read(missing) if missing else {}
+        weighed = [*values.values()][:: -(-len(values) // MAX_WEIGHED) or 1] if self._most_bytes else []
+        weight = sum(map(size_in_bytes, weighed)) // max(1, len(weighed))
+        held |= {name: self.put((purpose, name), value, weight) for name, value in values.items()}
+        return {name: value for name, value in held.items() if value is not None}
 
 
 def size_in_bytes(value: Any) -> int:
-    """Return about how many bytes something takes: tables as they say, all else with what it holds, however deep.
-
-    What is held twice in it counts once. Of long lists and dictionaries some items alone are weighed.
-    """
-    # By identity, for equal things may be apart; a list of what waits, for values may lie deeper than Python's stack.
-    seen: set[int] = set()
-    total, waiting = 0.0, [(value, 1.0)]
-    while waiting:
-        each, times = waiting.pop()
-        if each is None or isinstance(each, bool) or id(each) in seen:
-            continue
-        seen.add(id(each))
-        total += times * _own_bytes(each)
-        waiting += [(item, times * like) for item, like in _items(each)]
-    return SMALL + round(total)
-
-
-def _own_bytes(value: Any) -> int:
+    """Return about how many bytes something takes: tables as they say, other objects by their pickle."""
+    if isinstance(value, tuple):
+        return sum(map(size_in_bytes, value))
     if isinstance(value, (pl.DataFrame, pl.Series)):
-        return int(value.estimated_size())
-    return int(value.nbytes) if isinstance(value, _TABLES) else sys.getsizeof(value)
+        return SMALL + int(value.estimated_size())
+    buffers: list[int] = []
+    pickled = pickle.dumps(value, 5, buffer_callback=lambda buffer: buffers.append(buffer.raw().nbytes))
+    return SMALL + PER_PICKLED_BYTE * len(pickled) + sum(buffers)
 
 
-def _items(value: Any) -> Iterator[tuple[Any, float]]:
-    """Yield what a value holds, and for how many items like it each stands."""
-    if isinstance(value, (pl.DataFrame, pl.Series, *_TABLES, *_ATOMS)):
-        return
-    if isinstance(value, (Mapping, Sequence, set, frozenset)):
-        apart = -(-len(value) // MOST_ITEMS) or 1
-        like = len(value) / -(-len(value) // apart) if value else 1.0
-        for items in (value.keys(), value.values()) if isinstance(value, Mapping) else (value,):
-            yield from ((item, like) for item in islice(items, 0, None, apart))
-        return
-    # Each class that an object comes of may have added slots of its own.
-    slots = (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()))
-    yield getattr(value, "__dict__", None), 1.0
-    yield from ((getattr(value, name, None), 1.0) for name in slots)
-
-
-@dataclass(frozen=True)
-class Moment:
+class Moment(NamedTuple):
     """A store as it was at one look."""
 
     mark: str
@@ -209,49 +160,46 @@ class StoreReader:
         self.store = store
         self._lock = RLock()
         self._moment: Moment | None = None
-        self._still: Moment | None = None
+        self._is_still = False
         self.cache = cache or Cache()
         """What was derived of finished rows; shared by all that `still` returns."""
 
     @classmethod
-    def at(cls, root: str | Path, most_bytes: int | None = MOST_BYTES) -> "StoreReader":
+    def at(cls, root: str | Path, most_bytes: int | None = MAX_BYTES) -> "StoreReader":
         """Open the store at a root, a directory or a URL. Raises LayoutError where there is none; none is made."""
         return cls(existing_store(root, read_only=True), Cache(most_bytes))
 
     def still(self) -> "StoreReader":
-        """The same library at this moment: all that one page reads is then of one look, whoever commits meanwhile."""
-        found = copy(self)  # what is kept and the lock are shared
-        found._still = self.moment()
-        return found
+        """The same store at this moment: all that one page reads is then of one look, whoever commits meanwhile."""
+        self.moment()
+        reader = copy(self)  # the cache is shared
+        reader._is_still = True
+        return reader
 
     @property
     def mark(self) -> str:
         """A text that is another as soon as anything was committed."""
-        if self._still is not None:
-            return self._still.mark
+        if self._is_still and self._moment:
+            return self._moment.mark
         tables = (self.store.ledger, self.store.runs, self.store.quarantines, self.store.notes)
         return "-".join(str(table.refresh()) for table in tables)
 
     def moment(self) -> Moment:
         """The store as it is now; the same object until somebody commits."""
-        if self._still is not None:
-            return self._still
         with self._lock:
             mark = self.mark  # before the reading: what is committed meanwhile is then seen as new
             if self._moment is None or self._moment.mark != mark:
                 graph = Graph(self.store.counted_entries())
                 frames = Frames(self.store, relations, graph)
-                self._moment = Moment(
-                    mark, frames, functools.cache(frames.run), functools.cache(partial(StepHistory, graph))
-                )
+                histories = cache(lambda run: StepHistory(graph, run))
+                self._moment = Moment(mark, frames, cache(frames.run), histories)
             return self._moment
 
     def latest(self) -> str:
         """The run with the newest event. Raises NotThere in a store without runs."""
-        found = self.store.runs.latest()
-        if found is None:
+        if (run := self.store.runs.latest()) is None:
             raise NotThere(f"there is no run in {self.store.root.address} yet: `stagecoach run` makes one")
-        return found
+        return run
 
     @property
     def graph(self) -> Graph:
@@ -282,13 +230,13 @@ def expired_rows(reader: StoreReader, works: Iterable[Work | None]) -> list[dict
 
     Numbers that come from those tables are of the rows that are left.
     """
-    pieces = {piece for work in works if work is not None for piece in work.slices}
-    summaries: dict[str, dict[str, Any]] = {}
+    pieces = list({piece for work in works if work is not None for piece in work.slices})
     # A slice may lose rows several times: in order of time, the last one says when and by which retention.
-    for loss in sorted(reader.store.slices.expired_slices.find([*pieces]), key=lambda loss: (loss.table, loss.at)):
-        num_rows = summaries.get(loss.table, {"num_rows": 0})["num_rows"] + loss.rows
-        summaries[loss.table] = {"table": loss.table, "num_rows": num_rows, "at": loss.at, "hours": loss.hours}
-    return list(summaries.values())
+    losses = sorted(reader.store.slices.expired_slices.find(pieces), key=attrgetter("table", "at"))
+    return [
+        {"table": table, "num_rows": sum(loss.rows for loss in own), "at": own[-1].at, "hours": own[-1].hours}
+        for table, own in ((table, [*own]) for table, own in groupby(losses, attrgetter("table")))
+    ]
 
 
 def expired_rows_of_runs(reader: StoreReader, *runs: str) -> list[dict[str, Any]]:
@@ -297,6 +245,5 @@ def expired_rows_of_runs(reader: StoreReader, *runs: str) -> list[dict[str, Any]
 
 
 def has_lost_rows(reader: StoreReader, works: Iterable[Work], table: str) -> bool:
-    """Say whether any rows that some work made of a table were dropped."""
-    pieces = [piece for work in works for piece in work.slices_of(table)]
-    return bool(reader.store.slices.expired_slices.find(pieces))
+    """Return whether any rows that some work made of a table were dropped."""
+    return any(lost["table"] == table for lost in expired_rows(reader, works))

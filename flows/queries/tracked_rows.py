@@ -1,34 +1,33 @@
-"""What is sent of a run to W&B and TensorBoard: a row for each step and evaluation, and tables of sample rollouts.
+"""tracked_rows: what W&B and TensorBoard get of a recorded run, read from the store: the rows that it sent itself.
 
-The rows of a recorded run are those that the run itself would have sent, read from the store.
+A row for each step and evaluation, and tables of sample rollouts.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
+import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from configs.run import RunConfig
-from configs.services import NoTracking, TrackingSection
+from configs.services import NoTracking
 from flows.queries.metrics import StepNumbers, numbers
 from flows.queries.scores import recorded_evaluations
 from flows.queries.store_reader import StoreReader
 from flows.reporting.figures import evaluation_figures, step_figures
 from flows.reporting.formats import cut
 from flows.reporting.tracking import TrackedRow, is_sampled
-from storage.read.lineage import Work
-from storage.schemas.stage_tables import TABLES
 from tasks.runtime.stored_rows import StoredRows, rows_of
 
 TEXT = 4000
 """Characters of a prompt or a reply that are sent."""
-_OF_TRACES = ("trace_id", "environment", "example_id", "agent", "reward", "num_output_tokens", "error_class")
-_OF_MESSAGES = ("trace_id", "message", "role", "content", "sampled")
-_OF_SAMPLES = ("trace_id", "advantage")
-OF_TABLES = ("traces", "messages", "samples")
-"""What is read for sample rollouts."""
+COLUMNS = {
+    "traces": ("trace_id", "environment", "example_id", "agent", "reward", "num_output_tokens", "error_class"),
+    "messages": ("trace_id", "message", "role", "content", "sampled"),
+    "samples": ("trace_id", "advantage"),
+}
+"""What is read for sample rollouts, by table."""
 Samples = list[dict[str, Any]]
 
 
@@ -37,36 +36,25 @@ def recorded_rows(reader: StoreReader, run: str, config: RunConfig) -> Iterator[
 
     `config` says which steps have sample rollouts (`tracking`), and which policy an evaluation is of.
     """
-    scored = (
-        each.scores_in(reader.store, config).described for each in recorded_evaluations(reader.store, run, config)
-    )
-    rows = [TrackedRow(each["version"], evaluation_figures(each)) for each in scored]
-    rows += [_step_row(reader, each, config.tracking) for each in numbers(reader, run) if each.work.finished]
+    scored = [
+        entry.scores_in(reader.store, config).described for entry in recorded_evaluations(reader.store, run, config)
+    ]
+    rows = [TrackedRow(entry["version"], evaluation_figures(entry)) for entry in scored]
+    for entry in numbers(reader, run):
+        if entry.work.finished:
+            tracking, samples = config.tracking, None
+            if not isinstance(tracking, NoTracking) and is_sampled(entry.step, tracking):
+                samples = recorded_samples(reader, entry, tracking.num_samples)
+            rows.append(TrackedRow(entry.step, step_figures(entry.values), samples or ()))
     # An evaluation of the policy that a step began with comes before the step.
     return iter(sorted(rows, key=attrgetter("step")))
 
 
-def _step_row(reader: StoreReader, of: StepNumbers, config: NoTracking | TrackingSection) -> TrackedRow:
-    if isinstance(config, NoTracking) or not is_sampled(of.step, config):
-        return TrackedRow(of.step, step_figures(of.values))
-    samples = recorded_samples(reader, of, config.num_samples)
-    return TrackedRow(of.step, step_figures(of.values), samples)
-
-
 def recorded_samples(reader: StoreReader, of: StepNumbers, count: int) -> Samples:
     """Return sample rollouts of a recorded step."""
-    works = tuple(of.work.work.values())
-    tables = {name: _rows(reader, works, name) for name in OF_TABLES}
+    slices = {name: [piece for work in of.work.work.values() for piece in work.slices_of(name)] for name in COLUMNS}
+    tables = {name: reader.store.read(own, list(COLUMNS[name])) for name, own in slices.items() if own}
     return sample_rollouts(tables, count)
-
-
-def _rows(reader: StoreReader, works: Sequence[Work], table: str) -> StoredRows | None:
-    pieces = [piece for work in works for piece in work.slices_of(table)]
-
-    def read(number: int, columns: Sequence[str] | None) -> pa.Table:
-        return reader.store.read([pieces[number]], columns)
-
-    return StoredRows(TABLES[table].arrow, len(pieces), read) if pieces else None
 
 
 def sample_rollouts(tables: Mapping[str, pa.Table | StoredRows | None], count: int) -> Samples:
@@ -75,59 +63,44 @@ def sample_rollouts(tables: Mapping[str, pa.Table | StoredRows | None], count: i
     `tables` are the step's traces and messages, and its samples where there are any; without the first two the step has
     no rollouts of its own, as in a replay from a later stage, and there are no samples.
     """
-    traces, messages = tables.get("traces"), tables.get("messages")
+    traces, messages, samples = (tables.get(name) for name in COLUMNS)
     if traces is None or messages is None:
         return []
-    rows = sorted(rows_of(traces).table(_OF_TRACES).to_pylist(), key=_by_reward)
+    rows = sorted(rows_of(traces).table(COLUMNS["traces"]).to_pylist(), key=_by_reward)
     most = min(count, len(rows))
     # Evenly over the order of rewards, both ends included.
     chosen = [rows[round(place * (len(rows) - 1) / max(1, most - 1))] for place in range(most)]
+    credits = [] if samples is None else rows_of(samples).table(COLUMNS["samples"]).to_pylist()
+    advantages = {row["trace_id"]: row["advantage"] for row in credits}
     texts = _texts(rows_of(messages), [row["trace_id"] for row in chosen])
-    advantages = _advantages(tables.get("samples"))
-    return [_sample(row, texts.get(row["trace_id"], []), advantages) for row in chosen]
+    return [
+        {
+            **{"trace": row["trace_id"], "environment": row["environment"], "example": row["example_id"]},
+            **{"agent": row["agent"], **texts.get(row["trace_id"], {"prompt": "", "reply": ""})},
+            **{"reward": row["reward"], "advantage": advantages.get(row["trace_id"])},
+            **{"output_tokens": row["num_output_tokens"], "error": row["error_class"] or ""},
+        }
+        for row in chosen
+    ]
 
 
 def _by_reward(row: Mapping[str, Any]) -> tuple[bool, float, str]:
     return row["reward"] is not None, row["reward"] or 0.0, row["trace_id"]
 
 
-def _texts(messages: StoredRows, trace_ids: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
-    """Return the messages of some traces, in order."""
-    wanted = pa.array(trace_ids, pa.string())
-    found: dict[str, list[dict[str, Any]]] = {}
-    for part in messages.parts(_OF_MESSAGES):
-        for row in part.filter(pc.is_in(part["trace_id"], value_set=wanted)).to_pylist():
-            found.setdefault(row["trace_id"], []).append(row)
-    return {name: sorted(own, key=lambda row: row["message"]) for name, own in found.items()}
+def _texts(messages: StoredRows, trace_ids: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Return the prompt and the reply of some traces: messages up to the first sampled one, and the others."""
+    parts = [pl.DataFrame(pl.from_arrow(part)) for part in messages.parts(COLUMNS["messages"])]
+    rows = pl.concat([part.filter(pl.col("trace_id").is_in(trace_ids)) for part in parts]).sort("message")
+    texts = {}
+    for (name,), own in rows.group_by("trace_id"):
+        first = own["sampled"].arg_max() if own["sampled"].any() else own.height
+        texts[str(name)] = {"prompt": _conversation(own[:first]), "reply": _conversation(own[first:])}
+    return texts
 
 
-def _advantages(samples: pa.Table | StoredRows | None) -> dict[str, float]:
-    if samples is None:
-        return {}
-    return {row["trace_id"]: row["advantage"] for row in rows_of(samples).table(_OF_SAMPLES).to_pylist()}
-
-
-def _sample(
-    row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], advantages: Mapping[str, float]
-) -> dict[str, Any]:
-    first = next((place for place, each in enumerate(messages) if each["sampled"]), len(messages))
-    return {
-        "trace": row["trace_id"],
-        "environment": row["environment"],
-        "example": row["example_id"],
-        "agent": row["agent"],
-        "prompt": _conversation(messages[:first]),
-        "reply": _conversation(messages[first:]),
-        "reward": row["reward"],
-        "advantage": advantages.get(row["trace_id"]),
-        "output_tokens": row["num_output_tokens"],
-        "error": row["error_class"] or "",
-    }
-
-
-def _conversation(messages: Sequence[Mapping[str, Any]]) -> str:
+def _conversation(messages: pl.DataFrame) -> str:
     """Return messages as one text, each with its role where there are several."""
-    texts = [each["content"] or "" for each in messages]
-    if len(messages) > 1:
-        texts = [f"{each['role']}: {text}" for each, text in zip(messages, texts, strict=True)]
+    text = pl.col("content").fill_null("")
+    texts = messages.select(pl.format("{}: {}", "role", text) if messages.height > 1 else text).to_series()
     return cut("\n".join(texts), TEXT)[0]

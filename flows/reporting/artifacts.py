@@ -1,8 +1,7 @@
-"""What a run shows of itself in Prefect: the reward curve with the last steps, a table of stages, its progress.
+"""RunArtifacts: what a run shows of itself in Prefect: the reward curve with the last steps, held-out scores, progress.
 
-Made from plain data, one mapping for a step: `step`, `reward`, `reward_std`, `tokens`; `seconds`, `rows` (numbers, or
-numbers by table) and `stage_tokens`, each by stage; `update`, the step's row of `updates`. What is absent or None is
-shown as a dash: it is not zero.
+Made from plain data, one mapping for a step: `step`, `reward`, `reward_std`, `tokens`, `seconds` by stage, and
+`update`, the step's row of `updates`. What is absent or None is shown as a dash: it is not zero.
 """
 
 import base64
@@ -25,11 +24,10 @@ from flows.reporting.usual_range import describe_exits
 Steps = Sequence[Mapping[str, Any]]
 Rows = Sequence[Mapping[str, Any]]
 SHOWN_STEPS = 10
-SHOWN_STAGE_STEPS = 200
 RETRY_SECONDS = 60.0
 VIEW_VARIABLE = "STAGECOACH_VIEW_URL"
 """Environment variable with the address of a viewer that stays up: pages in Prefect link to it."""
-_COLUMNS = ("reward", "reward_std", "entropy", "mismatch_kl", "grad_norm")
+_COLUMNS = ("reward", "reward_std", "entropy", "mismatch_kl", "grad_norm", "seconds", "tokens")
 _MARKS = re.compile(r"[\\`*_{}\[\]()#!|~@]|^[-+](?=[- ]|$)|(?<=/)/|(?<=www)\.", re.IGNORECASE)
 """What markdown reads: its marks, those of lists where a text begins, and what makes a link of an address."""
 _NUMBERED = re.compile(r"^\d+(?=\.(?: |$))")
@@ -41,13 +39,16 @@ def reward_curve(steps: Steps, title: str) -> str:
 
     A run without rewards, supervised training, shows the loss of each step's last update instead.
     """
-    scored = [step for step in steps if step.get("reward") is not None]
-    points = [Point(step["step"], step["reward"], step.get("reward_std") or 0.0) for step in scored]
+    points = [
+        Point(step["step"], step["reward"], step.get("reward_std") or 0.0)
+        for step in steps
+        if step.get("reward") is not None
+    ]
     losses = {step["step"]: (step.get("update") or {}).get("loss") for step in steps}
-    if points or not any(loss is not None for loss in losses.values()):
+    if points or all(loss is None for loss in losses.values()):
         return curve_svg(points, f"{title}: mean reward by step")
     found = [Point(step, loss) for step, loss in losses.items() if loss is not None]
-    return curve_svg(found, f"{title}: loss by step", label="loss")
+    return curve_svg(found, f"{title}: loss by step", "loss")
 
 
 def report(run_name: str, store: str, steps: Steps) -> str:
@@ -56,37 +57,22 @@ def report(run_name: str, store: str, steps: Steps) -> str:
     The image is inline because Prefect's pages show no raw SVG and no local file.
     """
     image = base64.b64encode(reward_curve(steps, run_name).encode()).decode()
-    headings = ["step", *(name.replace("_", " ") for name in _COLUMNS), "seconds", "tokens"]
-    last = list(steps)[-SHOWN_STEPS:]
-    rows = []
-    for step in last:
-        measured = {**(step.get("update") or {}), **step}
-        totals = {name: _total(step.get(name)) for name in ("seconds", "tokens")}
-        rows.append([step["step"], *(compact_number((measured | totals).get(n)) for n in (*_COLUMNS, *totals))])
-    lines = [f"# {escape(run_name)}", "", f"![curve](data:image/svg+xml;base64,{image})", ""]
-    lines += markdown_table(headings, rows)
+    last = steps[-SHOWN_STEPS:]
+    measured = [{**(step.get("update") or {}), **step, "seconds": sum(step["seconds"].values())} for step in last]
+    rows = [[step["step"], *(compact_number(step.get(name)) for name in _COLUMNS)] for step in measured]
     lost = [f"step {step['step']}: {losses}" for step in last if (losses := losses_message([step]))]
-    lines += [text for line in (describe_exits(steps), *lost) if line for text in ("", escape(line))]
-    lines += ["", f"Tables: {link(store)}", "", f"At a glance: stagecoach show {escape(run_name)}"]
     viewer = os.environ.get(VIEW_VARIABLE, "").rstrip("/")
     shown = link(f"{viewer}/runs/{quote(run_name)}") if viewer else f"stagecoach view --run {escape(run_name)}"
-    lines += ["", f"In a browser: {shown}"]
-    return "\n".join(lines)
-
-
-def stage_table(steps: Steps) -> list[dict[str, Any]]:
-    """Return one row for each stage of the last steps: step, stage, rows, tokens, seconds; newest first."""
-    return [
-        {
-            "step": step["step"],
-            "stage": stage,
-            "rows": _of(step, "rows", stage),
-            "tokens": _of(step, "stage_tokens", stage),
-            "seconds": round(seconds, 3),
-        }
-        for step in reversed(list(steps)[-SHOWN_STAGE_STEPS:])
-        for stage, seconds in dict(step.get("seconds") or {}).items()
+    parts = [
+        f"# {escape(run_name)}",
+        f"![curve](data:image/svg+xml;base64,{image})",
+        "\n".join(markdown_table(["step", *(name.replace("_", " ") for name in _COLUMNS)], rows)),
+        *(escape(line) for line in (describe_exits(steps), *lost) if line),
+        f"Tables: {link(store)}",
+        f"At a glance: stagecoach show {escape(run_name)}",
+        f"In a browser: {shown}",
     ]
+    return "\n\n".join(parts)
 
 
 def artifact_key(kind: str, run_name: str) -> str:
@@ -181,9 +167,7 @@ class RunArtifacts:
 
     def _publish(self, steps: Steps, comparison: Rows) -> None:
         name = self.run_name
-        page, rows = report(name, self.store, steps), stage_table(steps)
-        self._show("markdown", artifact_key("run", name), page, f"Run {escape(name)}")
-        self._show("table", artifact_key("stages", name), rows, "Rows, tokens and seconds by stage")
+        self._show("markdown", artifact_key("run", name), report(name, self.store, steps), f"Run {escape(name)}")
         percent = min(100.0, 100.0 * len(steps) / max(1, self.num_steps))
         self._show("progress", artifact_key("progress", name), percent)
         if comparison:
@@ -203,12 +187,3 @@ class RunArtifacts:
         data = artifacts.TableArtifact(table=content).format() if kind == "table" else content  # as Prefect keeps it
         with get_client(sync_client=True) as client:
             client.update_artifact(self._ids[key], ArtifactUpdate(data=data))
-
-
-def _total(values: Any) -> Any:
-    """Return the sum of numbers by name; a plain number is its own, None stays None."""
-    return sum(values.values()) if isinstance(values, Mapping) else values
-
-
-def _of(step: Mapping[str, Any], name: str, stage: str) -> Any:
-    return _total((step.get(name) or {}).get(stage))

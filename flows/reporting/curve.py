@@ -1,14 +1,13 @@
-"""curve_svg, curves_svg: learning curves as SVG that stands alone, for artifacts in Prefect and pages in Markdown."""
+"""curve_svg: a learning curve as SVG that stands alone, for artifacts in Prefect."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from flows.reporting.formats import visible
-from flows.reporting.svg import Scale, label, short, thin
+from flows.reporting.svg import Scale, short, thin, ticks
 
 WIDTH, HEIGHT = 720, 260
 LEFT, RIGHT, TOP, BOTTOM = 56, 16, 34, 40
@@ -17,8 +16,7 @@ FEW = 40
 MAX_POINTS = 200
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """A step's mean and its spread (0 for none)."""
 
     step: float
@@ -27,52 +25,33 @@ class Point:
 
 
 def curve_svg(points: Sequence[Point], title: str, label: str = "reward") -> str:
-    """Return the curve with a band of one spread around it; points that are not finite are left out."""
-    shown = _finite(points)
-    end = f"{label} {shown[-1].mean:.3f} at step {shown[-1].step:g}" if shown else ""
-    return _picture({"": shown}, title, end)
+    """Return a curve over axes that hold 0 and 1, with a band of one spread around it and its last value in words.
 
-
-def curves_svg(series: Mapping[str, Sequence[Point]], title: str) -> str:
-    """Return several curves by name, distinguished by colour and legend; those without a point are left out."""
-    finite = {name: _finite(points) for name, points in series.items()}
-    named = {f"{name} {points[-1].mean:.3f}": points for name, points in finite.items() if points}
-    return _picture(
-        {name: [Point(point.step, point.mean) for point in points] for name, points in named.items()}, title
-    )
-
-
-def _finite(points: Sequence[Point]) -> list[Point]:
-    return [point for point in points if math.isfinite(point.mean) and math.isfinite(point.spread)]
-
-
-def _picture(curves: Mapping[str, Sequence[Point]], title: str, end: str = "") -> str:
-    """Return curves by name over axes that hold 0 and 1; without a name a curve has no legend."""
-    points = [point for curve in curves.values() for point in curve]
-    first, last = (pick((point.step for point in points), default=0) for pick in (min, max))
+    Points that are not finite are left out.
+    """
+    finite = [point for point in points if all(map(math.isfinite, point))]
+    drawn = [finite[place] for place in thin([[point.mean for point in finite]], MAX_POINTS)]
     # Most rewards lie between 0 and 1: with both in view two curves can be compared at a glance.
-    low = min([0.0, *(point.mean - point.spread for point in points)])
-    high = max([1.0, *(point.mean + point.spread for point in points)])
+    low = min([0.0, *(point.mean - point.spread for point in finite)])
+    high = max([1.0, *(point.mean + point.spread for point in finite)])
+    first, last = (finite[0].step, finite[-1].step) if finite else (0, 0)
     # One step alone still needs a width.
     x, y = Scale(first, max(first + 1, last), LEFT, WIDTH - RIGHT), Scale(low, high, HEIGHT - BOTTOM, TOP)
-    svg: str = _template().render(
-        **{"title": title, "end": end, "width": WIDTH, "height": HEIGHT},
-        **{"left": LEFT, "right": WIDTH - RIGHT, "bottom": HEIGHT - BOTTOM},
-        rows=[(y.at(tick), label(tick)) for tick in y.ticks()],
-        columns=[(x.at(tick), f"{tick:g}") for tick in x.ticks(8) if tick == int(tick)],
-        curves=[_curve(name, curve, x, y) for name, curve in curves.items() if curve],
-    )
-    return svg
-
-
-def _curve(name: str, points: Sequence[Point], x: Scale, y: Scale) -> dict[str, Any]:
-    drawn = [points[place] for place in thin([[point.mean for point in points]], MAX_POINTS)]
 
     def places(offset: float) -> list[str]:
         return [f"{short(x.at(point.step))} {short(y.at(point.mean + offset * point.spread))}" for point in drawn]
 
-    band = places(1) + places(-1)[::-1] if any(point.spread for point in drawn) else []
-    return {"name": name, "line": places(0), "band": band, "dots": places(0) if len(drawn) <= FEW else []}
+    svg: str = _template().render(
+        **{"title": title, "width": WIDTH, "height": HEIGHT},
+        **{"left": LEFT, "right": WIDTH - RIGHT, "bottom": HEIGHT - BOTTOM},
+        end=f"{label} {drawn[-1].mean:.3f} at step {drawn[-1].step:g}" if drawn else "",
+        rows=[(y.at(tick), f"{tick:g}") for tick in ticks(low, high, 6)],
+        columns=[(x.at(tick), f"{tick:g}") for tick in ticks(x.low, x.high, 8) if tick == int(tick)],
+        line=places(0),
+        band=places(1) + places(-1)[::-1] if any(point.spread for point in drawn) else [],
+        dots=places(0) if len(drawn) <= FEW else [],
+    )
+    return svg
 
 
 @cache

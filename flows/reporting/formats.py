@@ -13,7 +13,7 @@ Nothing is taken away in silence. What would act on a terminal, or hide from the
 Letters and marks of all scripts stay. An emoji keeps its joiners (U+200D, between two emoji) and its variation selector
 (U+FE0E or U+FE0F, one, right after a symbol); anywhere else these are shown by number, as a message can be hidden in
 them. So are the joiners that some scripts write between letters, the selectors of rare ideographs, and the tags in the
-flags of regions: those texts stay readable. More marks than MOST_MARKS on one letter are counted instead of drawn.
+flags of regions: those texts stay readable.
 
 To make HTML of the result is the page's own work: a `<` is a visible character and stays.
 """
@@ -24,7 +24,6 @@ import os
 import re
 import sys
 import textwrap
-import unicodedata
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -36,8 +35,6 @@ from rich.table import Table
 from rich.text import Text
 
 DASH = "\u2013"
-DEEPEST = 100
-"""Levels of JSON that are laid out."""
 
 
 def number(value: float | int | None, digits: int = 3) -> str:
@@ -78,12 +75,8 @@ def share(value: float | None) -> str:
     """A share of one in per cent."""
     if value is None:
         return DASH
-    if value in (0, 1) or 0.1 <= abs(value) <= 0.99 or abs(value) >= 10 or not math.isfinite(value):
-        return f"{100 * value:.0f} %"
-    # Few digits, but almost all is not all.
-    if abs(value) < 0.1:
-        return f"{100 * value:.2g} %"
-    return f"{100 * value:.1f}".removesuffix(".0") + " %" if round(100 * value, 1) != 100 else f"{100 * value:.5g} %"
+    text = number(100 * value)
+    return f"{100 * value:.5g} %" if text == "100" and value != 1 else f"{text} %"  # almost all is not all
 
 
 def seconds(value: float | None) -> str:
@@ -119,18 +112,11 @@ def line(value: str | None, most: int = 120) -> str:
 
 
 def pretty(value: Any) -> str:
-    """JSON, or what was read of it, over lines, or in one where it has too many levels; no JSON stays as it is."""
+    """JSON, or what was read of it, over lines; no JSON, and what has too many levels, stays as it is."""
     try:
-        read = json.loads(value) if isinstance(value, str) else value
-        # Blanks before each line would be as much text again for each level.
-        return json.dumps(read, indent=None if _is_deeper(read, DEEPEST) else 2, ensure_ascii=False)
+        return json.dumps(json.loads(value) if isinstance(value, str) else value, indent=2, ensure_ascii=False)
     except (ValueError, RecursionError):
         return str(value)
-
-
-def _is_deeper(value: Any, levels: int) -> bool:
-    held = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return not levels or any(_is_deeper(each, levels - 1) for each in held)
 
 
 def count(value: float | None) -> str:
@@ -222,28 +208,21 @@ def _wrap(text: str, width: int, rest: str = "") -> list[str]:
 class Grid:
     """Rows as a table, or where that is wider than the terminal, as records: a line for each of a row's values."""
 
-    def __init__(
-        self, headings: Sequence[str], rows: Sequence[Sequence[str | Text]], left: Container[int], num_spare: int
-    ) -> None:
-        self.headings, self.rows, self._left, self._num_spare = headings, rows, left, num_spare
+    def __init__(self, headings: Sequence[str], rows: Sequence[Sequence[str | Text]], left: Container[int]) -> None:
+        self.headings, self.rows, self._left = headings, rows, left
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         # No column is ever narrowed: a number that is broken over two lines is read as two.
         columns = zip(self.headings, *self.rows, strict=True)
-        widths = [max(cell_len(str(cell)) for cell in column) + 2 for column in columns]
-        for num_columns in range(len(widths), len(widths) - self._num_spare - 1, -1):
-            if sum(widths[:num_columns]) <= options.max_width:
-                yield self._table(num_columns)
-                return
-        yield Text("\n".join(self._records(options.max_width)))
-
-    def _table(self, num_columns: int) -> Table:
+        if sum(max(cell_len(str(cell)) for cell in column) + 2 for column in columns) > options.max_width:
+            yield Text("\n".join(self._records(options.max_width)))
+            return
         table = Table(box=None, padding=(0, 1))
-        for place, heading in enumerate(self.headings[:num_columns]):
+        for place, heading in enumerate(self.headings):
             table.add_column(Text(heading), justify="left" if place in self._left else "right", no_wrap=True)
         for row in self.rows:
-            table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row[:num_columns]))
-        return table
+            table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+        yield table
 
     def _records(self, width: int) -> Iterator[str]:
         name = max(map(cell_len, self.headings))
@@ -254,18 +233,15 @@ class Grid:
                 yield from _wrap(f"{heading:<{name}}  {value}".rstrip(), width, " " * (name + 2))
 
 
-def grid(
-    headings: Iterable[str], rows: Iterable[Iterable[Any]], left: Container[int] = (0,), num_spare: int = 0
-) -> Grid:
+def grid(headings: Iterable[str], rows: Iterable[Iterable[Any]], left: Container[int] = (0,)) -> Grid:
     """Return rows as a table; the columns at the places `left` stand at the left, numbers at the right.
 
-    Long cells are cut: a row of them would fill the screen. So many of the last columns as `num_spare` are left out
-    where the terminal is too narrow for them.
+    Long cells are cut: a row of them would fill the screen.
     """
     named = [one_line(heading, LONGEST_ROW) for heading in headings]
     most = LONGEST_ROW // max(len(named), 1)
     cells = [[cell if isinstance(cell, Text) else one_line(str(cell), most) for cell in row] for row in rows]
-    return Grid(named, cells, left, num_spare)
+    return Grid(named, cells, left)
 
 
 def markdown_table(headings: Iterable[str], rows: Iterable[Iterable[Any]], numbers: bool = True) -> list[str]:
@@ -299,13 +275,6 @@ def sparkline(values: Sequence[float | None], width: int = 48) -> str:
     return block_rows(cells, min(known, default=0.0), max(known, default=0.0))[0]
 
 
-def chart(values: Sequence[float | None], low: float, high: float, width: int, num_rows: int = 6) -> list[str]:
-    """Return values as lines of blocks between two bounds, which are written at the left; of many values, means."""
-    rows = block_rows(means(values, width - 10), low, high, num_rows)
-    bounds = [compact_number(high), *[""] * (num_rows - 2), compact_number(low)]
-    return [f"{bound:>8} │{row}" for bound, row in zip(bounds, rows, strict=True)]
-
-
 def means(values: Sequence[float | None], width: int) -> list[float | None]:
     """Return at most `width` values: of more, the means of neighbours; None where there is no value."""
     num_cells = min(width, len(values))
@@ -322,37 +291,29 @@ def environment_title(set_name: str, environment: str) -> str:
     return f"{set_name}/{environment}" if set_name else environment
 
 
-def with_interval(value: float | None, of: Mapping[str, Any]) -> str:
-    """Return a figure with the confidence interval that is beside it, if there is one; a dash for none."""
-    if value is None:
-        return "-"
-    return f"{value:.3f} {interval_text(of['interval'])}" if of.get("interval") else f"{value:.3f}"
-
-
 def interval_text(interval: Mapping[str, float] | None, sign: str = "") -> str:
     """Return a confidence interval in brackets, a dash where there is none; `sign` is + to show the sign."""
     return "-" if interval is None else f"[{interval['low']:{sign}.3f}, {interval['high']:{sign}.3f}]"
 
 
-def before_after(rows: Sequence[Mapping[str, Any]]) -> Grid:
-    """Return how the figures of first and last policies differ as a table."""
-    return grid(EVALUATION_HEADINGS, [evaluation_cells(row) for row in rows], left=(0, 2))
+def with_interval(value: float | None, of: Mapping[str, Any]) -> str:
+    """Return a figure with the confidence interval that is beside it, if there is one; a dash for none."""
+    return " ".join([fixed_point(value), *([interval_text(of["interval"])] if of.get("interval") else [])])
 
 
 def evaluation_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return one difference as the cells of a table with HEADINGS."""
-    where = environment_title(row["set"], row["environment"])
-    figures = [fixed_point(row[name]) for name in ("before", "after")]
-    change = fixed_point(row["difference"], "+")
-    policies = "{} to {}".format(*row["versions"])
-    interval = interval_text(row["interval"], "+")
-    return (where, policies, row["figure"], *figures, change, interval, str(row["num_examples"]))
+    """Return how a figure of two policies differs as the cells of a table with EVALUATION_HEADINGS."""
+    policies, where = "{} to {}".format(*row["versions"]), environment_title(row["set"], row["environment"])
+    change, interval = fixed_point(row["difference"], "+"), interval_text(row["interval"], "+")
+    before, after = fixed_point(row["before"]), fixed_point(row["after"])
+    return (where, policies, row["figure"], before, after, change, interval, str(row["num_examples"]))
 
 
-MOST_MARKS = 8
-"""Marks on one letter that are drawn; no script writes as many."""
-MOST_BACK = 64
-"""Characters that `cut` gives up at most so as not to divide what is drawn as one."""
+def before_after(rows: Sequence[Mapping[str, Any]]) -> Grid:
+    """Return how the figures of first and last policies differ as a table."""
+    return grid(EVALUATION_HEADINGS, map(evaluation_cells, rows), left=(0, 2))
+
+
 ELLIPSIS = "…"
 
 _UNSEEN = re.compile(
@@ -385,12 +346,9 @@ def visible(text: str) -> str:
             text = out_of_place.sub(_visible_sign(sign), text)
     present = "".join(set(text))
     unseen = _UNSEEN.findall(present)
-    if unseen:
-        # A table of all characters of the text: translating one that the table lacks is many times slower.
-        text = text.translate(
-            {ord(each): each for each in present} | {ord(each): _visible_sign(each) for each in unseen}
-        )
-    return text if present.isascii() else _without_stacks(text, present)
+    # A table of all characters of the text: translating one that the table lacks is many times slower.
+    table = dict.fromkeys(present) | {sign: _visible_sign(sign) for sign in unseen}
+    return text.translate({ord(sign): shown or sign for sign, shown in table.items()}) if unseen else text
 
 
 def one_line(text: str, most: int) -> str:
@@ -414,28 +372,13 @@ def error_words(text: str, most: int) -> str:
     text = _FRAMES.sub("", text).strip()
     if len(text) <= most:
         return one_line(text, most)
-    begin = len(text) - most * 2 // 3
-    while begin < len(text) - 1 and _belong_together(text[begin - 1], text[begin]):
-        begin += 1
-    end = one_line(text[begin:], most * 2 // 3)
+    end = one_line(text[-(most * 2 // 3) :], most * 2 // 3)
     return f"{one_line(text, most - len(end) - 1)} {end}"
 
 
 def cut(text: str, most: int) -> tuple[str, int]:
-    """Return the first `most` characters of a text, or a few less, and how many were left out.
-
-    A letter is kept together with its marks, an emoji with what is joined to it and a surrogate with its other half,
-    where these are not absurdly long.
-    """
-    if len(text) <= most:
-        return text, 0
-    end = max(most, 0)
-    lowest = max(end - MOST_BACK, 0)
-    while end > lowest and _belong_together(text[end - 1], text[end]):
-        end -= 1
-    if end == lowest and (end == 0 or _belong_together(text[end - 1], text[end])):
-        end = max(most, 0)
-    return text[:end], len(text) - end
+    """Return the first `most` characters of a text, and how many were left out."""
+    return text[:most], max(len(text) - most, 0)
 
 
 def _visible_sign(character: str) -> str:
@@ -446,41 +389,12 @@ def _visible_sign(character: str) -> str:
     return f"⟨U+{number:04X}⟩"
 
 
-def _without_stacks(text: str, present: str) -> str:
-    """Return a text with the marks counted that are too many on one letter; `present` are its characters."""
-    if not any(unicodedata.category(each)[0] == "M" for each in present):
-        return text
-    # A copy of one sign for marks and one for all else is searched many times faster than a class of 2000 characters.
-    kinds = text.translate({ord(each): "M" if unicodedata.category(each)[0] == "M" else "-" for each in set(text)})
-    if "M" * (MOST_MARKS + 1) not in kinds:
-        return text
-    parts, done = [], 0
-    for stack in re.finditer("M" * MOST_MARKS + "(M+)", kinds):
-        left_out = len(stack[1])
-        parts += [text[done : stack.start(1)], f"⟨{left_out} more mark{'s' if left_out > 1 else ''}⟩"]
-        done = stack.end()
-    return "".join([*parts, text[done:]])
-
-
-def _belong_together(left: str, right: str) -> bool:
-    """Say whether two neighbours are drawn as one: marks, joined and coloured emoji, halves of a surrogate pair."""
-    if unicodedata.category(right)[0] == "M" or right == "\u200d" or left == "\u200d":
-        return True
-    if "\U0001f3fb" <= right <= "\U0001f3ff" or "\U000e0020" <= right <= "\U000e007f":
-        return True
-    return "\ud800" <= left <= "\udbff" and "\udc00" <= right <= "\udfff"
-
-
 def describe_scores(scores: Mapping[str, Any]) -> str:
     """Return one environment's scores in a line, with their confidence intervals."""
-    average = "nothing was scored" if scores["average"] is None else f"avg {with_interval(scores['average'], scores)}"
-    passes = [
-        f"pass@{each['k']} {with_interval(each['estimate'], each)}"
-        for each in scores["pass_at"]
-        if each["estimate"] is not None
-    ]
-    errors = ""
+    figures = {"avg": scores["average"]} | {f"pass@{passes['k']}": passes["estimate"] for passes in scores["pass_at"]}
+    intervals = zip(figures.items(), (scores, *scores["pass_at"]), strict=True)
+    parts = [f"{name} {with_interval(value, of)}" for (name, value), of in intervals if value is not None]
     if scores["errors"]:
         classes = ", ".join(f"{error} {count}" for error, count in scores["errors"].items())
-        errors = f"{sum(scores['errors'].values())} of {scores['num_attempts']} failed ({classes})"
-    return ", ".join(part for part in (average, *passes, errors) if part)
+        parts.append(f"{sum(scores['errors'].values())} of {scores['num_attempts']} failed ({classes})")
+    return ", ".join(parts if scores["average"] is not None else ["nothing was scored", *parts])

@@ -72,14 +72,13 @@ def count_losses(steps: Iterable[Mapping[str, Any]]) -> dict[str, Counter[str]]:
 def losses_message(steps: Sequence[Mapping[str, Any]]) -> str:
     """Return which rollouts of some steps (`rollout_counts`) are errored, truncated or left out, if any."""
     total = sum(step.get("num_traces", 0) for step in steps)
-    counts = {LOSSES[outcome]: own for outcome, own in count_losses(steps).items() if own.total()}
-    parts = [f"{own.total():,} {word}{_classes(own)}" for word, own in counts.items()]
+    parts = []
+    for outcome, counts in count_losses(steps).items():
+        named = [f"{visible(name)} {count:,}" for name, count in counts.most_common(MOST_CLASSES) if name]
+        more = [*named, "..."] if len(counts) > MOST_CLASSES else named
+        classes = f" ({', '.join(more)})" if named else ""
+        parts += [f"{counts.total():,} {LOSSES[outcome]}{classes}"] if counts.total() else []
     return ", ".join(parts).replace(" ", f" of {total:,} rollouts ", 1)
-
-
-def _classes(counts: Counter[str]) -> str:
-    named = [f"{visible(name)} {count:,}" for name, count in counts.most_common(MOST_CLASSES) if name]
-    return f" ({', '.join(named)}{', ...' if len(counts) > MOST_CLASSES else ''})" if named else ""
 
 
 def result_lines(steps: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -87,23 +86,20 @@ def result_lines(steps: Sequence[Mapping[str, Any]]) -> list[str]:
 
     Each has `step`, `reward`, `metrics` (by full name), and `rollout_counts`. What is not to be said has no line.
     """
-    lost, exits = losses_message(steps), describe_exits(steps)
-    return [*reward_line([step["reward"] for step in steps]), *([lost] if lost else []), *([exits] if exits else [])]
-
-
-def reward_line(rewards: Sequence[float | None]) -> list[str]:
-    """Return what was learnt, in a line; none of a run without rewards. A step that has none is left out."""
-    known = [each for each in rewards if each is not None]
-    if not known:
-        return []
-    last = known[-3:]  # one step alone is as much luck as learning
-    return [f"mean reward {known[0]:.2f} in the first step, {sum(last) / len(last):.2f} over the last {len(last)}"]
+    rewards = [step["reward"] for step in steps if step["reward"] is not None]
+    last = rewards[-3:]  # one step alone is as much luck as learning
+    course = (
+        [f"mean reward {rewards[0]:.2f} in the first step, {sum(last) / len(last):.2f} over the last {len(last)}"]
+        if rewards
+        else []
+    )
+    return [*course, *filter(None, (losses_message(steps), describe_exits(steps)))]
 
 
 def step_message(step: Mapping[str, Any]) -> str:
     """Return what is to be said of a finished step: figures, tokens and seconds, or whose work it was."""
-    reward, loss = step.get("reward"), (step.get("update") or {}).get("loss")
-    figures = [f"{name} {value:.3f}" for name, value in (("reward", reward), ("loss", loss)) if value is not None]
+    measured = {"reward": step.get("reward"), "loss": (step.get("update") or {}).get("loss")}
+    figures = [f"{name} {value:.3f}" for name, value in measured.items() if value is not None]
     figures += filter(None, [losses_message([step])])
     if not step["computed"]:
         return ", ".join([f"cached ({', '.join(step.get('runs') or ('?',))})", *figures])
@@ -111,16 +107,19 @@ def step_message(step: Mapping[str, Any]) -> str:
 
 
 def outcome_message(outcome: Mapping[str, Any]) -> str:
-    """Return what a flow came to, out of what it returns: steps, first and last figure, held-out scores, work done."""
+    """Return the result of a flow in a line: steps, first and last figure, held-out scores, work done."""
     if "tables" in outcome:
         return _maintenance_message(outcome)
     steps = outcome.get("steps", ())
-    parts = [part for part in (plural(len(steps), "step"), _course(steps)) if steps and part]
-    parts += filter(None, [losses_message(steps), describe_exits(steps)])
-    parts += _held_out(outcome.get("comparisons", ()))
-    parts += [describe_scores(each) for each in outcome.get("scores", ())]
+    parts = [plural(len(steps), "step") if steps else "", _course(steps), losses_message(steps), describe_exits(steps)]
+    rows = [row for row in outcome.get("comparisons", ()) if row["figure"] == "avg" and row["difference"] is not None]
+    for row in rows:
+        where = environment_title(row["set"], row["environment"]) if len(rows) > 1 else ""
+        interval = interval_text(row["interval"]) if row["interval"] else ""
+        parts.append(" ".join(filter(None, ("held-out", where, f"{row['difference']:+.3f}", interval))))
+    parts += [describe_scores(scores) for scores in outcome.get("scores", ())]
     done = f"{outcome.get('num_computed', 0):,} computed, {outcome.get('num_found', 0):,} cached"
-    return "; ".join(filter(None, (", ".join(parts), done)))
+    return "; ".join(filter(None, (", ".join(filter(None, parts)), done)))
 
 
 def _course(steps: Sequence[Mapping[str, Any]]) -> str:
@@ -131,20 +130,9 @@ def _course(steps: Sequence[Mapping[str, Any]]) -> str:
     return f"{name} {values[0]:.2f} to {values[-1]:.2f}" if values else ""
 
 
-def _held_out(comparisons: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return how the average of each set and environment changed from the first policy to the last."""
-    rows = [row for row in comparisons if row["figure"] == "avg" and row["difference"] is not None]
-    parts = []
-    for row in rows:
-        where = f" {environment_title(row['set'], row['environment'])}" if len(rows) > 1 else ""
-        interval = f" {interval_text(row['interval'])}" if row["interval"] else ""
-        parts.append(f"held-out{where} {row['difference']:+.3f}{interval}")
-    return parts
-
-
 def _maintenance_message(done: Mapping[str, Any]) -> str:
-    removed = done.get("gc", {}).get("removed", ())
     verb = "would be " if done.get("dry_run") else ""
-    merged, deleted = plural(done["merged"], "file"), plural(done["deleted"], "file")
-    tables = plural(len(done["tables"]), "table")
-    return f"{tables}: {merged} {verb}merged, {deleted} {verb}deleted; {plural(len(removed), 'run')} {verb}removed"
+    counts = {"merged": done["merged"], "deleted": done["deleted"]}
+    files = ", ".join(f"{plural(count, 'file')} {verb}{action}" for action, count in counts.items())
+    removed = plural(len(done.get("gc", {}).get("removed", ())), "run")
+    return f"{plural(len(done['tables']), 'table')}: {files}; {removed} {verb}removed"

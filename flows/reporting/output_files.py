@@ -26,19 +26,14 @@ def check_output(target: Path, force: bool = False) -> None:
     if _is_stream(target):
         return
     if store := enclosing_store(target):
-        raise OutputRefused(
-            f"{target} is inside the store {store}, which only Stagecoach writes. Nothing was written. Name a place "
-            "outside of it."
-        )
-    if os.path.lexists(target) and not force:
-        raise OutputRefused(
-            f"{target} is there already. Nothing was written. Name another place, or replace it with --force."
-        )
-    if target.is_dir() and any(target.iterdir()) and not (target / MODEL_FILE).is_file():
-        raise OutputRefused(
-            f"{target} is a directory without a {MODEL_FILE}, so it holds something else than weights. Nothing was "
-            "written or removed, in spite of --force. Name another place."
-        )
+        problem = f"is inside the store {store}, which only Stagecoach writes"
+    elif os.path.lexists(target) and not force:
+        problem = "is there already; --force replaces a file"
+    elif target.is_dir() and any(target.iterdir()) and not (target / MODEL_FILE).is_file():
+        problem = f"is a directory without a {MODEL_FILE}, so it holds something else than weights, in spite of --force"
+    else:
+        return
+    raise OutputRefused(f"{target} {problem}. Nothing was written or removed. Name another place.")
 
 
 def write_whole(target: Path, write: Callable[[Path], object], force: bool = False) -> None:
@@ -53,45 +48,34 @@ def write_whole(target: Path, write: Callable[[Path], object], force: bool = Fal
         if _is_stream(target):
             write(target)
             return
-        draft = target.parent / f".{target.name[:80]}.{uuid4().hex}"
+        draft, old = (target.parent / f".{target.name[:80]}.{uuid4().hex}" for _ in range(2))
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             write(draft)
             # To the disk before it has its name: after a loss of power what has the name is whole.
             for path in (*draft.rglob("*"), draft) if draft.is_dir() else (draft,):
                 synchronise(path)
-            _put(draft, target, force)
+            if draft.is_dir():
+                # Out of the way first and removed last: a directory cannot be replaced in one step.
+                if force and target.exists():
+                    os.rename(target, old)
+                os.rename(draft, target)  # fails where a directory that is not empty has come meanwhile
+                _remove(old)
+            elif force:
+                os.replace(draft, target)
+            else:
+                os.link(draft, target)  # a rename would replace what somebody else has put there meanwhile
             synchronise(target.parent)
+        except FileExistsError as error:
+            raise OutputRefused(f"{target} has come into being meanwhile. It was left as it is.") from error
         finally:
             _remove(draft)
 
 
-def write_text(target: Path, text: str, force: bool = False) -> None:
-    """Write a text in UTF-8 as `write_whole` does."""
-    write_whole(target, lambda draft: draft.write_bytes(text.encode()), force)
-
-
 def _is_stream(target: Path) -> bool:
-    """Say whether a path is a device or a pipe, such as /dev/stdout: there is nothing that could be replaced."""
+    """Return whether a path is a device or a pipe, such as /dev/stdout: there is nothing that could be replaced."""
     # Behind /dev/stdout may be a file, which is the shell's to open.
     return target.exists() and (str(target).startswith(STREAMS) or not (target.is_file() or target.is_dir()))
-
-
-def _put(draft: Path, target: Path, force: bool) -> None:
-    if draft.is_dir():
-        old = target.parent / f".{target.name[:80]}.{uuid4().hex}"
-        # Out of the way first and removed last: a directory cannot be replaced in one step.
-        if force and target.exists():
-            os.rename(target, old)
-        os.rename(draft, target)  # fails where a directory that is not empty has come meanwhile
-        _remove(old)
-    elif force:
-        os.replace(draft, target)
-    else:
-        try:
-            os.link(draft, target)  # a rename would replace what somebody else has put there meanwhile
-        except FileExistsError as error:
-            raise OutputRefused(f"{target} has come into being meanwhile. It was left as it is.") from error
 
 
 def _remove(path: Path) -> None:

@@ -1,12 +1,11 @@
-"""What a person sees of a run while it runs: one live panel on a terminal, plain lines anywhere else.
+"""Panel: what a person sees of a run while it runs: one live panel on a terminal, plain lines anywhere else.
 
-Driven by small events, none of which can fail the run or carry markup: text of models is shown as it is, without the
-control sequences that could move a cursor or colour a screen, and with what else hides or acts named.
+Driven by small events from the run's threads, none of which can fail the run or carry markup: text of models is shown
+with signs for what would act or hide (`flows.reporting.formats.visible`). Rich draws in a thread of its own.
 """
 
 import math
 import os
-import re
 import sys
 import threading
 import time
@@ -34,11 +33,6 @@ HELD_OUT, ENTROPY, THROUGHPUT = "held out", "entropy", "tokens/s"
 KEPT_NOTES = 3
 LONGEST_NOTE = 400
 REFRESHES_PER_SECOND = 4
-_CONTROL = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.?)"  # escape sequences: CSI, OSC, two bytes
-    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"  # other controls, but tab and newline
-    r"|[\u202a-\u202e\u2066-\u2069]"  # reversal of the reading direction
-)
 
 
 class Panel:
@@ -65,22 +59,19 @@ class Panel:
         self.measure = measure
         """What the number of a step is: reward, or loss where there are no rewards."""
         self._stream = stream or sys.stdout
-        self._clock = clock
+        self._clock, self._begun = clock, clock()
         # Notes come from several threads and rich draws in one of its own; a draw may be asked for while it is held.
         self._lock = threading.RLock()
-        self._begun = clock()
-        self._now = ""
+        self._now = self._lost = ""
         self._series: dict[str, list[float | None]] = {measure: [], ENTROPY: [], THROUGHPUT: [], HELD_OUT: []}
         """The values of each chart: by step, and of held-out examples by evaluation."""
         self._seconds: list[float] = []
         self._num_cached = 0
-        self._lost = ""
-        self._tokens_per_second: float | None = None
         self._notes: list[str] = []
         self._live = None if plain or not is_terminal(self._stream) else self._start_live()
         if self._live is None:
-            steps = f"{num_steps} steps" if num_steps else ""
-            self._line(": ".join(part for part in (self.title, ", ".join(filter(None, (steps, ui_url)))) if part))
+            facts = ", ".join(filter(None, (f"{num_steps} steps" if num_steps else "", ui_url)))
+            self._line(": ".join(filter(None, (self.title, facts))))
 
     def __enter__(self) -> "Panel":
         return self
@@ -95,9 +86,7 @@ class Panel:
         match event:
             case "plan":
                 num_found = facts["num_pieces"] - len(facts["missing"])
-                todo = f"{len(facts['missing'])} pieces of work to do, {num_found} cached"
-                nothing = f"nothing to compute: all {num_found} pieces of work are cached"
-                self.note(todo if facts["missing"] else nothing)
+                self.note(f"{len(facts['missing'])} pieces of work to do, {num_found} cached")
             case "prefect":
                 self.ui_url = facts["url"]
                 self.note(f"Prefect: {self.ui_url}")
@@ -128,35 +117,38 @@ class Panel:
         Of a step that was not `computed` all work was in the ledger: it says nothing of how fast this run is.
         """
         measured = facts if self.measure == "reward" else facts["update"] or {}
-        value, seconds = measured.get(self.measure), sum(facts["seconds"].values())
-        cached, number, lost = not facts.get("computed", True), facts["step"] + 1, losses_message([facts])
+        cached, seconds = not facts.get("computed", True), sum(facts["seconds"].values())
+        number, lost = facts["step"] + 1, printable(losses_message([facts]))
+        values = {
+            self.measure: measured.get(self.measure),
+            ENTROPY: facts.get("metrics", {}).get("updates/entropy/mean"),
+            THROUGHPUT: facts["tokens"] / seconds if seconds > 0 and not cached else None,
+        }
         with self._lock:
-            speed = facts["tokens"] / seconds if seconds > 0 else None
-            self._series[self.measure].append(value)
-            self._series[ENTROPY].append(facts.get("metrics", {}).get("updates/entropy/mean"))
-            self._series[THROUGHPUT].append(None if cached else speed)
+            for name, value in values.items():
+                self._series[name].append(value)
             self._num_cached += cached
-            self._lost = f"step {number}: {printable(lost)}" if lost else ""
-            if not cached:
-                self._seconds.append(seconds)
-                self._tokens_per_second = speed
+            self._seconds += [] if cached else [seconds]
+            self._lost = f"step {number}: {lost}" if lost else ""
             if self._live is None:
-                pace = f"{self._speed()}  {seconds:.1f} s  left {duration(self._seconds_left())}"
+                pace = f"{_speed(values[THROUGHPUT])}  {seconds:.1f} s  left {duration(self._seconds_left())}"
                 head = f"step {number:>{len(str(self._end))}}/{self._end}"
-                parts = (head, f"{self.measure} {fixed_point(value)}", printable(lost), "cached" if cached else pace)
-                self._line("  ".join(filter(None, parts)))
+                figure = f"{self.measure} {fixed_point(values[self.measure])}"
+                self._line("  ".join(filter(None, (head, figure, lost, "cached" if cached else pace))))
 
     def evaluation(self, version: int, scores: Sequence[Mapping[str, Any]], set_name: str = "") -> list[str]:
         """A policy was scored on held-out examples; the chart has the mean over environments. Returns the lines shown.
 
         `scores` are one for each environment, as `flows.reporting.formats.describe_scores` takes them.
         """
-        averages = [each["average"] for each in scores if each["average"] is not None]
+        averages = [score["average"] for score in scores if score["average"] is not None]
         with self._lock:
             self._series[HELD_OUT].append(sum(averages) / len(averages) if averages else None)
-        where = [environment_title(set_name, each["environment"]) for each in scores]
-        said = [describe_scores(each) for each in scores]
-        lines = [f"evaluation of policy {version} on {name}: {text}" for name, text in zip(where, said, strict=True)]
+        lines = [
+            f"evaluation of policy {version} on {environment_title(set_name, score['environment'])}: "
+            f"{describe_scores(score)}"
+            for score in scores
+        ]
         for line in lines:
             self.note(line)
         return lines
@@ -190,12 +182,15 @@ class Panel:
             head.add_column(justify="right")
             cached = f", {self._num_cached} cached" if self._num_cached else ""
             steps = f"{done}/{self.num_steps} steps{cached}" if self.num_steps else ""
-            head.add_row(Text(self._now or steps), Text(self._figures()))
+            figures = f"{duration(self._clock() - self._begun)} gone"
             parts: list[RenderableType] = [head]
             if self.num_steps:
+                last = next((value for value in reversed(self._series[THROUGHPUT]) if value is not None), None)
+                figures = f"{_speed(last)}  {figures}  {duration(self._seconds_left())} left"
                 bar = Table.grid(expand=True)  # a bar ends no line by itself
                 bar.add_row(ProgressBar(total=self.num_steps, completed=done))
                 parts += [bar, self._charts(width)]
+            head.add_row(Text(self._now or steps), Text(figures))
             lost = [self._lost] if self._lost else []
             parts += [Text(line, no_wrap=True, overflow="ellipsis") for line in (*lost, *self._notes)]
             subtitle = Text(self.ui_url) if self.ui_url else None
@@ -208,60 +203,54 @@ class Panel:
         live.start()
         return live
 
-    def _figures(self) -> str:
-        elapsed = duration(self._clock() - self._begun)
-        if not self.num_steps:
-            return f"{elapsed} gone"
-        return f"{self._speed()}  {elapsed} gone  {duration(self._seconds_left())} left"
-
-    def _speed(self) -> str:
-        return "- tokens/s" if self._tokens_per_second is None else f"{self._tokens_per_second:,.0f} tokens/s"
-
     def _seconds_left(self) -> float | None:
-        """Seconds to the end at the pace of the last steps; None before the first."""
+        """Return the seconds to the end at the pace of the last steps; None before the first."""
         # The first steps load and compile: an average over all would promise too late an end for long.
         recent = self._seconds[-5:]
         return sum(recent) / len(recent) * max(0, self.num_steps - len(self._series[self.measure])) if recent else None
 
     def _charts(self, width: int) -> Table:
         """Return what steps have measured as charts side by side, over the width; the first one in any case."""
-        drawn = {
-            name: values
-            for name, values in self._series.items()
-            if name == self.measure or any(value is not None for value in values)
-        }
+        drawn = [name for name, values in self._series.items() if name == self.measure or any(map(_is_known, values))]
         columns = min(len(drawn), max(1, (width + CHART_GAP) // (NARROWEST_CHART + CHART_GAP)))
-        room = (width + CHART_GAP) // columns - CHART_GAP
-        charts = [self._chart(name, values, room) for name, values in drawn.items()]
+        charts = [self._chart(name, (width + CHART_GAP) // columns - CHART_GAP) for name in drawn]
         table = Table.grid(padding=(0, CHART_GAP, 0, 0), pad_edge=False)
         for first in range(0, len(charts), columns):
             table.add_row(*charts[first : first + columns])
         return table
 
-    def _chart(self, name: str, values: Sequence[float | None], width: int) -> Text:
-        last = next((value for value in reversed(values) if value is not None), None)
-        said = fixed_point(last) if name != THROUGHPUT else f"{last or 0:,.0f}"
+    def _chart(self, name: str, width: int) -> Text:
+        values = self._series[name]
+        last = next(filter(_is_known, reversed(values)), None)
+        figure = f"{last or 0:,.0f}" if name == THROUGHPUT else fixed_point(last)
         # Shares and rewards are seen against 1; of the others nobody knows the most beforehand.
         top = 1.0 if name in (self.measure, HELD_OUT) else 0.0
-        over = self.num_steps if name != HELD_OUT else len(values)
         known = [value for value in values if value is not None and math.isfinite(value)]
-        low, high = min([0.0, *known]), max([top, *known])
-        lines = block_rows(over_width(values, over, width), low, high, PLOT_ROWS)
-        return Text("\n".join([f"{name} {said}", *(line.ljust(width) for line in lines)]), no_wrap=True)
+        stretched = over_width(values, len(values) if name == HELD_OUT else self.num_steps, width)
+        lines = block_rows(stretched, min([0.0, *known]), max([top, *known]), PLOT_ROWS)
+        return Text("\n".join([f"{name} {figure}", *(line.ljust(width) for line in lines)]), no_wrap=True)
 
     def _line(self, text: str) -> None:
         with suppress(BrokenPipeError):  # nobody reads any more; the run goes on
             print(text, file=self._stream, flush=True)
 
 
+def _is_known(value: float | None) -> bool:
+    return value is not None
+
+
+def _speed(tokens_per_second: float | None) -> str:
+    return "- tokens/s" if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"
+
+
 def is_terminal(stream: TextIO) -> bool:
-    """Tell whether a live panel would be seen there: a terminal that can draw, and no CI."""
+    """Return whether a live panel would be seen there: a terminal that can draw, and no CI."""
     return stream.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
 
 
 def printable(text: str) -> str:
-    """Return text on one line without control sequences; nothing in it can act on a terminal."""
-    return " ".join(visible(_CONTROL.sub("", text)).split())
+    """Return text on one line in which nothing can act on a terminal."""
+    return " ".join(visible(text).split())
 
 
 def duration(seconds: float | None) -> str:

@@ -12,13 +12,12 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlparse
 
 from configs.run import RunConfig
-from configs.services import NoTracking, TensorboardTracking, TrackingConfig, TrackingSection, WandbTracking
+from configs.services import TensorboardTracking, TrackingConfig, TrackingSection, WandbTracking
 from flows.reporting.figures import evaluation_figures, step_figures
 from flows.reporting.formats import markdown_table, visible
 from flows.services.ownership import OWNER, identity
@@ -34,8 +33,7 @@ class TrackingError(ValueError):
     """W&B or TensorBoard was asked for and cannot be had."""
 
 
-@dataclass(frozen=True)
-class TrackedRow:
+class TrackedRow(NamedTuple):
     """What is sent of a step, or of an evaluation after so many steps."""
 
     step: int
@@ -72,7 +70,7 @@ def track(rows: Iterable[TrackedRow], sink: Sink) -> int:
         kept, dropped = finite(row.figures)
         if dropped:
             _log.warning("step %d: metrics that are not finite were left out: %s", row.step, ", ".join(dropped))
-        sink.write(TrackedRow(row.step, kept, row.samples))
+        sink.write(row._replace(figures=kept))
     return count
 
 
@@ -86,16 +84,16 @@ def check_tracking(config: TrackingConfig) -> None:
     """Raise TrackingError, before anything expensive, when what is asked for cannot work on this machine."""
     if not isinstance(config, WandbTracking):
         return
+    problem = ""
     if config.branches == "fork" and config.mode == "offline":
-        raise TrackingError(
-            "tracking.branches: W&B forks a run on its server alone. Nothing was started and nothing is lost: take "
-            "tracking.mode=online, or tracking.branches=new"
-        )
-    if config.mode == "online" and not _has_key():
-        raise TrackingError(
+        problem = "tracking.branches: W&B forks a run on its server alone: take tracking.mode=online, or branches=new"
+    elif config.mode == "online" and not _has_key():
+        problem = (
             f"tracking.mode is online and there is no key for it: set {KEY}, or run `wandb login`, "
-            "or take tracking.mode=offline and `wandb sync` later. Nothing was started and nothing is lost"
+            "or take tracking.mode=offline and `wandb sync` later"
         )
+    if problem:
+        raise TrackingError(f"{problem}. Nothing was started and nothing is lost")
 
 
 @contextmanager
@@ -106,13 +104,11 @@ def open_sink(config: RunConfig, directory: Path, known: bool = False) -> Iterat
     TrackingError.
     """
     check_tracking(config.tracking)
-    match config.tracking:
-        case WandbTracking():
-            sink: Sink | None = WandbSink(config, config.tracking, directory, known)
-        case TensorboardTracking():
-            sink = TensorboardSink(config, directory / "tensorboard")
-        case NoTracking():
-            sink = None
+    sink: Sink | None = None
+    if isinstance(config.tracking, WandbTracking):
+        sink = WandbSink(config, config.tracking, directory, known)
+    elif isinstance(config.tracking, TensorboardTracking):
+        sink = TensorboardSink(config, directory / "tensorboard")
     status = 1
     try:
         yield sink
@@ -256,9 +252,8 @@ def _mark_processes() -> Iterator[None]:
     try:
         yield
     finally:
-        del os.environ[OWNER]
-        if before is not None:
-            os.environ[OWNER] = before
+        os.environ.pop(OWNER)
+        os.environ |= {OWNER: before} if before is not None else {}
 
 
 def _has_key() -> bool:

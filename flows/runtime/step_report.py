@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from flows.queries.metrics import Span, by_stage, ledger_metrics
-from flows.queries.tracked_rows import OF_TABLES, sample_rollouts
+from flows.queries.tracked_rows import COLUMNS, sample_rollouts
 from flows.reporting.messages import measured_step
 from flows.runtime.records import FinishedStep
 from flows.runtime.session import Session
@@ -70,7 +70,7 @@ def step_values(context: RunContext, refs: Sequence[Ref]) -> Values:
 
 def step_samples(context: RunContext, refs: Sequence[Ref], count: int) -> list[dict[str, Any]]:
     """Return so many sample rollouts of a step."""
-    tables = {name: context.rows(name, refs) for name in OF_TABLES if _makes(refs, name)}
+    tables = {name: context.rows(name, refs) for name in COLUMNS if _makes(refs, name)}
     return sample_rollouts(tables, count)
 
 

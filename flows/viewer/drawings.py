@@ -12,7 +12,7 @@ from typing import Any
 from markupsafe import Markup
 
 from flows.reporting.formats import number, one_line, visible
-from flows.reporting.svg import NUM_COLOURS, Scale, around, diverging, is_drawn, sequential, short, thin
+from flows.reporting.svg import NUM_COLOURS, Scale, diverging, is_drawn, sequential, short, thin
 from tasks.stages import EVALUATION
 
 Chart = Mapping[str, Any]
@@ -102,7 +102,8 @@ def sparkline(values: Sequence[float | None], title: str) -> Markup:
         return Markup("")
     known = [values[place] or 0.0 for place in places]
     x = Scale(0, max(1, len(values) - 1), SPARK_MARGIN, SPARK_WIDTH - SPARK_MARGIN)
-    y = Scale(*around(known), SPARK_HEIGHT - SPARK_MARGIN, SPARK_MARGIN)
+    low, high = min(known), max(known)
+    y = Scale(low, high if high > low else low + 1, SPARK_HEIGHT - SPARK_MARGIN, SPARK_MARGIN)
     points = [f"{short(x.at(place))} {short(y.at(value))}" for place, value in zip(places, known, strict=True)]
     gaps = [at == 0 or None in values[places[at - 1] : place] for at, place in enumerate(places)]
     path = "".join(f"{'M' if gap else 'L'}{point}" for gap, point in zip(gaps, points, strict=True))

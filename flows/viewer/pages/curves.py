@@ -5,8 +5,7 @@ from collections.abc import Collection, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from flows.queries.charts import charts, last_value
-from flows.queries.curves import AXES, is_flat_zero, positions, smooth, together
+from flows.queries.charts import AXES, charts, last_value, positions, smooth, together
 from flows.queries.metrics import StepNumbers, numbers
 from flows.queries.request import BadQuestion, PageRequest
 from flows.queries.scores import held_out
@@ -50,7 +49,7 @@ def curves(reader: StoreReader, run: str, own: Measured, request: PageRequest) -
     for chart in (chart for section in sections for chart in section["charts"]):
         chart["name"] = re.sub(r"[^a-z0-9]+", "-", chart["title"].lower()).strip("-")
     charts_by_name = {chart["name"]: chart for section in sections for chart in section["charts"]}
-    zeros = {name for name, chart in charts_by_name.items() if is_flat_zero(chart)}
+    zeros = {name for name, chart in charts_by_name.items() if not any(any(one["values"]) for one in chart["series"])}
     front, hidden = _names(request, "front"), _names(request, "hide")
     drawn = {name: _zoom_and_smooth(chart, request) for name, chart in charts_by_name.items()}
 

@@ -1,4 +1,4 @@
-"""All runs of a store; one run: its curves, its metrics, its time, its ledger, live while it goes on."""
+"""All runs of a store; one run: its curves, its metrics, its ledger, live while it goes on."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import polars as pl
 
 from flows.queries.charts import last_value
-from flows.queries.ledger import events, lanes, ledger
+from flows.queries.ledger import events, ledger
 from flows.queries.metrics import StepNumbers, matching, metrics, numbers
 from flows.queries.request import PageRequest
 from flows.queries.run_state import look_of
@@ -16,7 +16,7 @@ from flows.queries.store_reader import StoreReader, expired_rows_of_runs
 from flows.viewer import addresses
 from flows.viewer.addresses import Page
 from flows.viewer.drawings import cell_class
-from flows.viewer.pages.curves import curves, stage_number, step_place
+from flows.viewer.pages.curves import curves, step_place
 
 Row = dict[str, Any]
 SORTS = {name: name for name in ("run", "state", "held_out", "seconds")}
@@ -47,29 +47,23 @@ def runs_page(reader: StoreReader, request: PageRequest) -> Page:
     return Page("runs.html", "Runs", values, live=True, quiet="going" not in every["look"])
 
 
-SPANS = ("all", "20", "5")
-"""How many of the last steps the timeline shows."""
 MOST_NUMBERS = 20
 """Steps in the table of numbers, the last ones, until all are requested: cells are most of what a long page weighs."""
 MOST_DRAWN = 24
 """Metrics that a search finds and that have charts; of more there are small lines."""
 FROM_ZERO = ("share", "tokens", "tokens/s", "rollouts", "s", "turns", "steps", "nats")
 """Units whose scale begins at zero: twice as high is twice as much."""
-MANY = 40
-"""Steps from which on the timeline shows the last ones alone, until all are requested."""
 
 
 def run_page(reader: StoreReader, request: PageRequest) -> Page:
     """Return the page of a run. Raises NotThere for an unknown run.
 
-    Asks: `timeline`, one of SPANS; `numbers=all`; `metric`, words that metrics must have; what `curves` asks.
+    Asks: `numbers=all`; `metric`, words that metrics must have; what `curves` asks.
     """
     run = request.path["run"]
     measured = numbers(reader, run)
     summary = overview(reader, run, [each.work for each in measured])
     evaluations = held_out(reader, run)
-    run_events = [{**event, "look": look_of(event["event"])} for event in events(reader, run)]
-    span = request.one_of("timeline", SPANS) or ("20" if len(measured) > MANY else "all")
     values = {
         **summary,
         "retired": expired_rows_of_runs(reader, run),
@@ -77,8 +71,7 @@ def run_page(reader: StoreReader, request: PageRequest) -> Page:
         **curves(reader, run, (measured, evaluations), request),
         "metrics": _metrics(run, measured, request.text("metric")),
         "evaluations": [{**each, "address": addresses.evaluation(run, each["version"])} for each in evaluations],
-        "events": run_events,
-        "timeline": {"span": span, "spans": SPANS, **_timeline(reader, run, span, run_events)},
+        "events": [{**event, "look": look_of(event["event"])} for event in events(reader, run)],
         "ledger": _ledger(reader, run, summary),
         "addresses": _addresses(run, measured, evaluations),
         "totals": _totals(measured),
@@ -101,11 +94,6 @@ def _metrics(run: str, measured: Sequence[StepNumbers], words: str) -> Row:
         "drawn": bool(words) and len(found) <= MOST_DRAWN,
         "groups": [{"title": title, "metrics": rows} for title, rows in groups.items()],
     }
-
-
-def _timeline(reader: StoreReader, run: str, span: str, run_events: list[dict[str, Any]]) -> dict[str, Any]:
-    found = lanes(reader.frames(run).stage_times.collect(), run_events, recent=0 if span == "all" else int(span))
-    return {**found, "lanes": [{**lane, "colour": stage_number(lane["stage"])} for lane in found["lanes"]]}
 
 
 def _ledger(reader: StoreReader, run: str, summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from typing import Any
 
 from flows.queries.conditions import EXAMPLE, BadCondition, search_condition
-from flows.queries.notes import search_notes
 from flows.queries.policy_changes import policy_changes, policy_versions
 from flows.queries.request import NotThere, PageRequest
 from flows.queries.rollout_search import Hits, commands, describe_hits, search_run
@@ -41,7 +40,6 @@ def search_page(reader: StoreReader, request: PageRequest) -> Page:
             listed = describe_hits(reader, run, rows.slice((page - 1) * PAGE_SIZE, PAGE_SIZE), condition)
             values |= {
                 **_counts(hits, request),
-                "notes": search_notes(reader.store, run, text),
                 "condition": condition.text,
                 "commands": commands(run, condition, reader.store.root.address),
                 "hits": [{**hit, "address": addresses.trace(run, hit["trace_id"], hit["key"])} for hit in listed],
@@ -80,7 +78,7 @@ def changes_page(reader: StoreReader, request: PageRequest) -> Page:
     changes = policy_changes(reader, run, a, b)
     linked = {
         part: [{**row, "address": addresses.search(run, row["condition"])} for row in changes[part]]
-        for part in ("measures", "gained", "lost")
+        for part in ("gained", "lost")
     }
     values = {"run": run, "a": a, "b": b, "versions": versions, "counts": changes["counts"], **linked}
     return Page("changes.html", f"Policy {a} to {b}", values, ((run, addresses.run(run)),))

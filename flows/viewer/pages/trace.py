@@ -22,9 +22,9 @@ from flows.queries.request import BadQuestion, PageRequest
 from flows.queries.rollouts import episode, mates, neighbours_of_trace
 from flows.queries.row_lineage import policy_version
 from flows.queries.run_state import any_going
-from flows.queries.sentences import flat, sentence
+from flows.queries.sentences import sentence
 from flows.queries.shown_tokens import NAMES, colourings, default_colouring, describe, scaled_weights, shown_tokens
-from flows.queries.store_reader import StoreReader, expired_rows, has_lost_rows
+from flows.queries.store_reader import StoreReader, expired_rows, flat, has_lost_rows
 from flows.queries.tokens import token_policies, tokenizer, tokens
 from flows.queries.trace import (
     FoundTrace,

@@ -72,15 +72,14 @@ ROW = ("a-run", "0.12345", "6")
     ("width", "printed"),
     [
         (20, [" run    reward  n ", " a-run  0.12345  6 "]),
-        (17, [" run    reward ", " a-run  0.12345 "]),
         (15, ["run     a-run", "reward  0.12345", "n       6"]),
     ],
 )
-def test_a_table_that_does_not_fit_goes_without_spare_columns_and_then_is_records(
+def test_a_table_that_does_not_fit_is_records(
     width: int, printed: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
-    console().print(grid(("run", "reward", "n"), [ROW], num_spare=1))
+    console().print(grid(("run", "reward", "n"), [ROW]))
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [line.split() for line in printed]
 
 

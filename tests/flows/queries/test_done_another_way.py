@@ -12,7 +12,6 @@ from flows.queries.batch import packed_step
 from flows.queries.outcomes import explain
 from flows.queries.request import PageRequest
 from flows.queries.row_lineage import identify
-from flows.queries.sentences import sentence
 from flows.queries.step_history import StepHistory, StepLineage, step_history
 from flows.queries.store_reader import StoreReader, recorded_run
 from flows.queries.tokens import tokens
@@ -103,11 +102,11 @@ def test_what_was_trained_stays_trained_where_the_batch_is_packed_again_and_held
     assert (last.batches, last.updates, last.decision) == (first.batches, first.updates, None)
     trace_id = next(name for name, outcome in before.items() if outcome == TRAINED)
     (use,) = explain(frames, trace_id)["runs"]
-    assert use["outcome"] == TRAINED and use["keys"]["packing"] == first.batches.key and use["earlier"] == []
+    assert use["outcome"] == TRAINED and use["keys"]["packing"] == first.batches.key
     agreed(tmp_path, last)
 
 
-def test_of_several_trainings_the_last_one_counts_and_the_others_are_told(tmp_path: Path, raised: Raise) -> None:
+def test_of_several_trainings_the_last_one_counts(tmp_path: Path, raised: Raise) -> None:
     rehearse(tmp_path, "run", steps=1)
     first = only(look(tmp_path))
     raised(packing.STAGE, 2)
@@ -117,17 +116,7 @@ def test_of_several_trainings_the_last_one_counts_and_the_others_are_told(tmp_pa
     frames = look(tmp_path)
     lineage = only(frames)
     assert lineage.updates.key != first.updates.key
-    assert [each.updates.key for each in lineage.earlier] == [first.updates.key] and lineage.earlier[0].earlier == ()
     agreed(tmp_path, lineage)
-    trace_id = next(name for name, outcome in outcomes_of(frames).items() if outcome == TRAINED)
-    found = explain(frames, trace_id)
-    (use,) = found["runs"]
-    (earlier,) = use["earlier"]
-    assert earlier["keys"]["packing"] == first.batches.key
-    assert (
-        f"Before that step was done again, the run trained on it in row {earlier['samples'][0]['row']} of batch "
-        f"{first.batches.key[:8]}: training {first.updates.key[:8]}."
-    ) in sentence(found, use)
 
 
 def test_a_batch_that_an_old_packing_was_trained_of_last_is_the_one_that_counts(tmp_path: Path, raised: Raise) -> None:
@@ -166,6 +155,6 @@ def test_without_a_training_the_last_work_of_each_stage_counts(tmp_path: Path, r
     refused(tmp_path)
     frames = look(tmp_path)
     lineage = only(frames)
-    assert lineage.batches.key != first.batches.key and lineage.updates is None and lineage.earlier == ()
+    assert lineage.batches.key != first.batches.key and lineage.updates is None
     assert lineage.decision.inputs["packing"] == lineage.batches.key
     assert set(outcomes_of(frames).values()) >= {REFUSED} and PENDING not in outcomes_of(frames).values()

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from flows.queries.conditions import Pattern, search_condition
-from flows.queries.policy_changes import _phrases_of
+from flows.queries.policy_changes import phrases_of
 from flows.queries.request import NotThere
 from flows.queries.rollout_search import AROUND, describe_hits, search_run, text_around
 from flows.queries.store_reader import StoreReader
@@ -107,6 +107,6 @@ def test_the_text_around(text: str, regex: str, around: tuple[str, str, str]) ->
 
 
 def test_phrases_of_words_begin_and_end_with_words() -> None:
-    phrases = set.union(*map(_phrases_of, ("so. <a></a>!", "so much\nmore", "!!")))
+    phrases = {phrase for text in ("so. <a></a>!", "so much\nmore", "!!") for phrase in phrases_of(text)}
     assert {"<a></a>", "!!", "so much", "so"} <= phrases
     assert {". <a>", "</a>!", "much\nmore", "so."} & phrases == set()

@@ -7,13 +7,13 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from flows.queries.metrics import numbers
 from flows.queries.request import NotThere
 from flows.queries.rollouts import evaluation_traces, lineages_of, rollout_columns, steps_of, traces, traces_of
-from flows.queries.step import figures, groups, histogram, natural, of_traces, policies, updates, written_of
+from flows.queries.step import figures, histogram, of_traces, policies, updates
 from flows.queries.store_reader import StoreReader
 from flows.queries.views import select_from
 from storage.read.frames import Frames
-from tests.fixtures import fixed
 from tests.flows.queries import every_outcome
 from tests.flows.queries.every_outcome import RUNS
 from tests.flows.viewer.looking import what_is_read
@@ -99,7 +99,6 @@ def test_the_figures_of_a_step(library: StoreReader) -> None:
     assert found["reward"]["mean"] == pytest.approx(sum(scored) / 14)
     assert (found["num_kept"], found["num_trained"]) == (frame["keep"].sum(), frame["trained"].sum())
     assert sum(each["num_traces"] for each in found["outcomes"]) == 18
-    assert found["errors"] == [{"error_class": "timeout", "num_traces": 3}]
     by_filter = {each["filter"]: (each["num_found"], each["num_decided"]) for each in found["filters"]}
     assert by_filter["truncated"] == (3, 3) and by_filter["errored"] == (3, 3)
     json.dumps(found)
@@ -113,7 +112,6 @@ def test_stopped_rollouts_are_in_no_mean(library: StoreReader) -> None:
     assert figures(loud)["reward"] == figures(frame)["reward"]
     group = of_traces(loud).filter(pl.col("num_stopped") > 0).to_dicts()[0]
     assert group["num_stopped"] == 5 and group["reward_max"] < 100
-    assert not {"straggler", "stale"} & {each["error_class"] for each in figures(frame)["errors"]}
 
 
 @pytest.mark.parametrize(
@@ -128,18 +126,11 @@ def test_a_reward_that_is_no_number_is_not_the_greatest(library: StoreReader, vi
 
 @pytest.mark.parametrize("run", ["base", "hurried"])
 def test_figures_of_a_finished_step_are_those_that_it_has_written(library: StoreReader, run: str) -> None:
-    lineages = lineages_of(library, run, 0)
-    frame, written = traces_of(library, run, lineages), written_of(library, run, lineages)
-    counted, shown = figures(frame), figures(frame, written)
-    assert shown["reward"]["mean"] == written["all", "reward/mean"]
-    for name in ("reward", "means"):
-        assert shown[name] == pytest.approx(counted[name], nan_ok=True)
-    parts = {("all", "reward/std"): 7.0, ("all", "num_turns"): 8.0, (fixed.ENVIRONMENT, "reward/min"): -9.0}
-    other = figures(frame, parts)
-    assert (other["reward"]["spread"], other["means"]["num_turns"], other["environments"][0]["min"]) == (7.0, 8.0, -9.0)
-    assert other["reward"]["mean"] == counted["reward"]["mean"], "what is not written is counted"
-    for unfinished in ("begun", "regraded"):
-        assert written_of(library, unfinished, lineages_of(library, unfinished, 0)) == {}
+    written, counted = numbers(library, run)[0], figures(traces(library, run, 0))
+    for name, measure in {"mean": "reward/mean", "spread": "reward/std", "min": "reward/min"}.items():
+        assert counted["reward"][name] == pytest.approx(written.value(measure, "all"))
+    for name, measure in {"num_turns": "num_turns", "truncated": "is_truncated", "staleness_mean": "staleness"}.items():
+        assert counted["means"][name] == pytest.approx(written.value(measure, "all"))
 
 
 def test_the_updates_and_policies_of_a_step(library: StoreReader) -> None:
@@ -170,7 +161,7 @@ def test_the_scale_of_rewards(library: StoreReader, rewards: tuple[float, float]
 
 def test_groups_by_hand(library: StoreReader) -> None:
     frame = traces(library, "base", 0)
-    found = {row["group_id"]: row for row in groups(library, "base", 0).to_dicts()}
+    found = {row["group_id"]: row for row in of_traces(traces(library, "base", 0)).to_dicts()}
     assert list(found) == ["0-0", "0-1", "0-2"]
     for name, row in found.items():
         own = frame.filter(group_id=name)
@@ -179,11 +170,12 @@ def test_groups_by_hand(library: StoreReader) -> None:
         assert (row["reward_mean"], row["reward_spread"]) == pytest.approx((scored.mean(), scored.std(ddof=0)))
         assert (row["num_kept"], row["num_trained"]) == (own["keep"].sum(), own["trained"].sum())
     assert found["0-1"]["baseline"] is None and found["0-0"]["baseline"] is not None
-    loo = groups(library, "branch", 0)  # each has the mean of the others
+    loo = of_traces(traces(library, "branch", 0))  # each has the mean of the others
     assert loo["baseline"].null_count() == loo.height
-    assert groups(library, "begun", 0)["num_kept"].null_count() == 3
+    assert of_traces(traces(library, "begun", 0))["num_kept"].null_count() == 3
 
 
-def test_groups_are_in_the_order_that_people_count_in() -> None:
-    names = ["3-10", "3-2", "3.1-0", "3-0"]
-    assert sorted(names, key=natural) == ["3-0", "3-2", "3-10", "3.1-0"]
+def test_groups_are_in_the_order_that_people_count_in(library: StoreReader) -> None:
+    ids = ["3-10", "3-2", "3.1-0", "3-0"]
+    frame = traces(library, "base", 0).head(4).with_columns(group_id=pl.Series(ids))
+    assert of_traces(frame)["group_id"].to_list() == ["3-0", "3-2", "3-10", "3.1-0"]

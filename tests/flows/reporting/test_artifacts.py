@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from flows.reporting import artifacts, bookkeeping
 from flows.reporting.curve import LEFT, RIGHT, WIDTH, Point, curve_svg
-from flows.reporting.svg import MOST_POINTS, label, ticks
+from flows.reporting.svg import MOST_POINTS, ticks
 from tests.fixtures.waiting import PATIENCE
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -27,8 +27,6 @@ def step(number: int, **changes: Any) -> dict[str, Any]:
         "reward_std": 0.1,
         "tokens": 12_345,
         "seconds": {"rollout": 1.25, "training": 0.5},
-        "rows": {"rollout": {"traces": 8, "messages": 16}, "training": 1},
-        "stage_tokens": {"rollout": 640},
         "update": {"entropy": 0.51234, "mismatch_kl": 1.5e-06, "grad_norm": None},
     }
     return {**values, **changes}
@@ -62,12 +60,9 @@ def test_the_curve_stays_small_and_well_formed() -> None:
     assert len(line(svg)) <= MOST_POINTS
 
 
-def test_ticks_are_round_and_short() -> None:
-    assert ticks(0.0, 1.0) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0] and ticks(3.0, 3.0) == [3.0]
-    assert ticks(0.0, 19.0, 9) == [0.0, 5.0, 10.0, 15.0] and ticks(0.0, 0.7, 8)[3] == 0.3
-    assert ticks(0.0, 1.1e-13) == [0.0, 5e-14, 1e-13]
-    values = {0: "0", 0.5: "0.5", 48_000: "48k", 2e6: "2M", 1e-13: "1e-13", -0.0002: "-2e-4"}
-    assert {value: label(value) for value in values} == values
+def test_ticks_are_round() -> None:
+    assert ticks(0.0, 1.0, 6) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0] and ticks(0.0, 19.0, 9) == [0.0, 5.0, 10.0, 15.0]
+    assert ticks(0.0, 0.7, 8)[3] == 0.3 and ticks(0.0, 1.1e-13, 6) == [0.0, 5e-14, 1e-13]
 
 
 def test_the_report_has_the_curve_inline_the_last_steps_and_the_store() -> None:
@@ -96,14 +91,6 @@ def test_text_is_escaped() -> None:
     assert artifacts.link("https://store.example/run") == r"[https:/\/store.example/run](https://store.example/run)"
     assert artifacts.link("https://a/) [x](javascript:1)") == r"https:/\/a/\) \[x\]\(javascript:1\)"
     assert artifacts.link("/data/my_store") == r"/data/my\_store"
-
-
-def test_the_stage_table_names_rows_tokens_and_seconds_newest_first() -> None:
-    assert artifacts.stage_table([step(0), step(1)])[:3] == [
-        {"step": 1, "stage": "rollout", "rows": 24, "tokens": 640, "seconds": 1.25},
-        {"step": 1, "stage": "training", "rows": 1, "tokens": None, "seconds": 0.5},
-        {"step": 0, "stage": "rollout", "rows": 24, "tokens": 640, "seconds": 1.25},
-    ]
 
 
 @given(st.text(max_size=40))

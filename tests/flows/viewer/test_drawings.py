@@ -1,4 +1,4 @@
-"""Drawings: what a chart tells its script; sparkline, ledger and timeline; that no text gets out of its place."""
+"""Drawings: what a chart tells its script; sparkline, ledger; that no text gets out of its place."""
 
 import json
 import math
@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from flows.reporting.formats import visible
-from flows.reporting.svg import MOST_POINTS, Scale, thin
+from flows.reporting.svg import MOST_POINTS, thin
 from flows.viewer.drawings import cell_class, chart, ledger_cells, sparkline
 from flows.viewer.rendering import templates
 
@@ -100,28 +100,3 @@ def test_the_ledger_shows_whose_each_cell_is() -> None:
     long = {**table, "columns": [{"step": step, "cells": [cell, None]} for step in range(1000)]}
     (rect,) = ledger_picture(long, {}).iter("rect")
     assert float(rect.attrib["width"]) > 3990, "neighbours that look alike are one cell"
-
-
-def test_a_timeline_shows_begin_and_end_and_what_happened() -> None:
-    bar = {
-        "step": 3,
-        "key": "k" * 32,
-        "finished": True,
-        "seconds": 5.0,
-        "tokens": 7,
-        "start": 2.0,
-        "end": 7.0,
-        "row": 0,
-    }
-    events = [{"event": HOSTILE, "look": "bad", "at": 1.0}]
-    lanes = [{"stage": "rollout", "rows": 1, "colour": 0, "bars": [bar | {"row": 0}]}]
-    layout = {"length": 10.0, "lanes": lanes, "events": events, "ticks": [{"at": 5.0, "seconds": 7260.0}], "cuts": []}
-    element = picture("timeline_picture", layout, {"3": "/s/3"})
-    (rect,) = element.iter("rect")
-    scale = Scale(0, 10, 142.0, 1306.0)
-    assert float(rect.attrib["x"]) == pytest.approx(scale.at(2.0), abs=0.1)
-    assert float(rect.attrib["width"]) == pytest.approx(scale.at(7.0) - scale.at(2.0), abs=0.1)
-    assert [each.attrib["aria-label"] for each in element.iter("a")] == [
-        "step 3: rollout, 5.0 s, 7 tokens, key kkkkkkkk"
-    ]
-    assert "2 h 01 min" in [each.text for each in element.iter("text")]

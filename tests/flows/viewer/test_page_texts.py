@@ -51,4 +51,4 @@ def test_what_filters_took_is_named_beside_each_filter() -> None:
     values = {(ALL, f"filters/{name}"): 0.5 for name in ("is_filtered", "zero_advantage")}
     work: Any = None  # charts look at the numbers alone
     (found,) = (chart for section in charts([StepNumbers(work, values)], []) for chart in section["charts"])
-    assert [each["name"] for each in found["series"]] == ["left out", "zero advantage"]
+    assert [each["name"] for each in found["series"]] == ["left out", "zero_advantage"]

@@ -1,7 +1,5 @@
 """The page of a run: charts and where they lead, ledger, time, and what was said; and every metric of it by itself."""
 
-import math
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +7,11 @@ import polars as pl
 import pytest
 
 from flows.cli.run_report import describe
-from flows.queries.ledger import lanes, ledger
-from flows.queries.metrics import ends, matching, metrics, numbers, steps
+from flows.queries.ledger import ledger
+from flows.queries.metrics import matching, metrics, numbers, steps
 from flows.queries.request import PageRequest
 from flows.queries.runs import runs
-from flows.queries.scores import scores
 from flows.queries.store_reader import StoreReader
-from flows.queries.views import schema
 from flows.reporting.figures import About, about
 from flows.reporting.formats import DASH
 from flows.viewer import addresses
@@ -28,7 +24,6 @@ from tests.flows.viewer.hand_made import RUN, HandMade
 from tests.flows.viewer.looking import Elements, answer
 from tests.flows.viewer.stepped import begun
 
-T0 = datetime(2026, 1, 1, tzinfo=UTC)
 ODD_NAME = "../<script>alert(1)</script>\u202e?#%"
 
 
@@ -101,8 +96,6 @@ def test_a_fork_tells_what_was_set_otherwise(forked: StoreReader) -> None:
     values = told(forked, "fork").values
     assert values["parent"] == "base" and told(forked, "base").values["forks"] == ["fork"]
     assert {"key": "algorithm.type", "a": "grpo", "b": "rloo", "in_keys": True} in values["differences"]
-    stages = {lane["stage"] for lane in values["timeline"]["lanes"]}
-    assert stages == {"advantage", "packing", "metrics"}, "other work was done in the time of another run"
 
 
 def test_times_are_those_of_the_ledger(forked: StoreReader) -> None:
@@ -143,51 +136,11 @@ def test_environments_and_agents_have_lines_and_colours_of_their_own(two: StoreR
 def test_what_was_counted_and_did_not_happen_is_zero_and_anything_else_a_gap(two: StoreReader) -> None:
     page = told(two)
     assert series(page, "Errors")["timeout"] == [0.25, 0.0]
-    assert series(page, "Outcomes") == {"errored": [1.0, 0.0], "pending": [3.0, 4.0]}
-    assert series(page, "Outcomes", "measure")["errored"] == "accounting/errored/timeout"
+    assert series(page, "Outcomes") == {"errored/timeout": [1.0, 0.0], "pending": [3.0, 4.0]}
     assert set(series(page, "Outcomes", "kind").values()) == {"bars"}
     by_metric = {one["name"]: one["values"] for metric in metrics(numbers(two, RUN)) for one in metric["series"]}
     assert set(by_metric) == set(steps(two, RUN).drop("run", "step", "finished").columns)
     assert by_metric["accounting/errored/timeout"] == [1.0, 0.0]
-
-
-def work(stage: str, step: int, start: float, end: float, own: bool = True) -> dict[str, Any]:
-    at = {"started_at": T0 + timedelta(seconds=start), "finished_at": T0 + timedelta(seconds=end)}
-    row = {
-        "run": "a",
-        "step": step,
-        "stage": stage,
-        "key": f"{stage}{step}",
-        "own": own,
-        "computed_by": "a",
-        "used_by": ["a"],
-    }
-    return row | at | {"finished": True, "seconds": end - start, "tokens": 0}
-
-
-def laid_out(*rows: dict[str, Any], events: list[dict[str, Any]] = [], recent: int = 0) -> dict[str, Any]:  # noqa: B006
-    return lanes(pl.DataFrame(rows, schema=schema("stage_times")), events, recent=recent)
-
-
-def test_bars_keep_begin_and_end_and_overlaps_are_seen() -> None:
-    spans = (("rollout", 0, 0, 10), ("training", 0, 10, 14), ("rollout", 1, 8, 18), ("rollout", 2, 20, 30))
-    found = laid_out(*(work(*span) for span in spans), work("rollout", 3, 0, 99, own=False))
-    bars = {lane["stage"]: {bar["step"]: bar for bar in lane["bars"]} for lane in found["lanes"]}
-    assert [*bars] == ["rollout", "training"] and found["length"] == 30.0
-    assert (bars["rollout"][1]["start"], bars["rollout"][1]["end"]) == (8.0, 18.0)
-    assert [(step, bar["row"]) for step, bar in bars["rollout"].items()] == [(0, 0), (1, 1), (2, 0)]
-    last = laid_out(*(work("rollout", step, 10 * step, 10 * step + 9) for step in range(30)), recent=5)["lanes"][0]
-    assert [bar["step"] for bar in last["bars"]] == [25, 26, 27, 28, 29] and last["bars"][0]["start"] == 0.0
-
-
-def test_idle_stretches_are_cut_and_said() -> None:
-    events = [{"event": name, "at": T0 + timedelta(seconds=at)} for name, at in (("failed", 11), ("resumed", 3599))]
-    found = laid_out(work("rollout", 0, 0, 10), work("rollout", 1, 3600, 3610), events=events)
-    assert found["cuts"] == [{"at": pytest.approx(10.15), "seconds": 3590.0}]
-    assert found["length"] == pytest.approx(20.3)
-    assert all(10.0 <= event["at"] <= 10.3 for event in found["events"]), "what came in between stands in between"
-    seconds = [tick["seconds"] for tick in found["ticks"]]
-    assert seconds == sorted(seconds) and seconds[0] == 0 and seconds[-1] >= 3600
 
 
 @pytest.mark.engine  # a whole run
@@ -203,7 +156,6 @@ def test_evaluations_are_points_that_lead_to_them(tmp_path: Path) -> None:
     assert points["values"] == [each["scores"][0]["average"] for each in shown] and points["kind"] == "points"
     assert points["low"][0] == shown[0]["scores"][0]["interval"]["low"] and points["values"][0] < points["values"][2]
     assert [step["address"] for step in held["steps"]] == [addresses.evaluation("a", n) for n in range(3)]
-    assert scores(reader, "a")["average"].to_list() == points["values"]
     assert runs(reader).row(0, named=True)["held_out"] == points["values"][-1]
 
 
@@ -223,13 +175,6 @@ def test_words_find_metrics_by_name_unit_and_environment(two: StoreReader) -> No
     assert names == {"errored_rollout/timeout", "accounting/errored/timeout"}
     html = answer(two, addresses.metric(RUN, "errored_rollout/timeout"))[1]
     assert html.count('aria-label="errored_rollout/timeout, by step"') == 1, "a metric has a chart of its own"
-
-
-def test_the_ends_of_a_series() -> None:
-    found = ends([None, 2.0, 1.0, math.nan, 5.0, -math.inf, None], range(7))
-    assert found["first"] == {"value": 2.0, "step": 1} and found["last"] == {"value": -math.inf, "step": 5}
-    assert found["least"] == {"value": 1.0, "step": 2} and found["most"] == {"value": 5.0, "step": 4}
-    assert set(ends([None], [0]).values()) == {None}
 
 
 def test_a_metric_says_what_it_is() -> None:

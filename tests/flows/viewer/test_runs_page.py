@@ -11,7 +11,7 @@ import pytest
 from flows.cli.run_report import describe
 from flows.queries.request import BadQuestion, PageRequest
 from flows.queries.run_state import GONE, deciding_event, is_going, seconds_at_work, state_of
-from flows.queries.runs import RUNS, parent_of, runs
+from flows.queries.runs import RUNS, runs
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.pages.runs import runs_page
@@ -59,14 +59,6 @@ def test_what_each_run_came_to(forked: StoreReader) -> None:
     assert (broken["state"], broken["message"], broken["steps_done"]) == ("failed", HOSTILE, 0)
     assert (broken["last_reward"], broken["held_out"], broken["rewards"]) == (None, None, [])
     assert runs(forked).columns == list(RUNS)
-
-
-def test_without_a_word_a_parent_is_who_computed_most_and_is_still_there(forked: StoreReader) -> None:
-    steps, silent = forked.history("fork").sampled_steps, event("started")
-    assert parent_of("fork", silent, steps, {"fork", "base"}) == "base"
-    assert parent_of("fork", silent, steps, {"fork"}) is None
-    assert parent_of("base", silent, forked.history("base").sampled_steps, {"fork", "base"}) is None
-    assert parent_of("fork", event("started", parent_run="gone"), steps, {"fork", "base"}) is None
 
 
 def test_the_list_is_filtered_and_sorted(forked: StoreReader) -> None:

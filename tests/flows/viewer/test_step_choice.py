@@ -24,7 +24,6 @@ from flows.queries.rollout_list import (
     read_names,
     sort_rows,
 )
-from flows.queries.step import level
 
 COLUMNS_OF_ROWS = ("environment", "agent", "outcome", "reason", "reward", "detected", "group_id", "example_id")
 ROWS: list[dict[str, Any]] = [
@@ -212,9 +211,3 @@ def test_an_address_says_a_choice() -> None:
     for wrong in ({"page": "0"}, {"size": "501"}, {"page": "x"}, {"size": "-1"}):
         with pytest.raises(BadQuestion):
             choice_of(PageRequest("/", {}, wrong))
-
-
-def test_colours_of_rewards() -> None:
-    assert [level(reward, (0.0, 1.0)) for reward in (0.0, 0.26, 1.0, 2.0, -1.0)] == [0, 3, 10, 10, 0]
-    assert [level(reward, (0.0, 1.0)) for reward in (None, math.nan, math.inf)] == [None, None, None]
-    assert level(0.5, None) is None
