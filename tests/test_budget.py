@@ -66,7 +66,7 @@ MOST: dict[str, tuple[int, int]] = {
     "docs": (2_000, 2_000),
 }
 """The tokens that a folder may have now, and the goal of the redesign."""
-MOST_ASSET_LINES = (2_353, 2_300)
+MOST_ASSET_LINES = (2_241, 2_300)
 """Lines of templates, styles and scripts of the viewer; `vendored` has those of others."""
 
 

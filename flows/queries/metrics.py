@@ -20,7 +20,7 @@ from tasks.metrics.figures import ALL, Values, full_name
 
 
 class Span(NamedTuple):
-    """What the ledger says of one piece of finished work, or of all of a stage."""
+    """The figures of the ledger of one piece of finished work, or of all of a stage."""
 
     stage: str
     seconds: float
@@ -42,24 +42,19 @@ def read_metrics(frames: Frames, works: Iterable[Work], where: pl.Expr | bool = 
 
 
 def ledger_metrics(spans: Iterable[Span]) -> Values:
-    """Return seconds, tokens and tokens a second of the stages of a step."""
+    """Return seconds, tokens and tokens a second of the stages of a step, in the order in which they come first."""
+    sums: dict[str, Span] = {}
+    for span in spans:
+        before = sums.get(span.stage, Span(span.stage, 0.0, 0))
+        sums[span.stage] = Span(span.stage, before.seconds + span.seconds, before.tokens + span.tokens)
     values: Values = {}
-    for stage, seconds, tokens in by_stage(spans).values():
+    for stage, seconds, tokens in sums.values():
         values["", f"timing/stage/{stage}"] = seconds
         if tokens:
             values["", f"tokens/stage/{stage}"] = float(tokens)
         if tokens and seconds > 0:
             values["", f"tokens_per_second/{stage}"] = tokens / seconds
     return values
-
-
-def by_stage(spans: Iterable[Span]) -> dict[str, Span]:
-    """Return the sums of each stage, in the order in which the stages come first."""
-    sums: dict[str, Span] = {}
-    for stage, seconds, tokens in spans:
-        _, seconds_before, tokens_before = sums.get(stage, Span(stage, 0.0, 0))
-        sums[stage] = Span(stage, seconds_before + seconds, tokens_before + tokens)
-    return sums
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,7 @@ class Watched:
         self._mark = mark
 
     def _show_step(self, panel: Panel, entry: StepNumbers) -> None:
-        stages = {name: took for (_, name), took in entry.values.items() if name.startswith("timing/stage/")}
-        self._steps.append(measured_step(entry.step, entry.values) | {"seconds": stages})
+        self._steps.append(measured_step(entry.step, entry.values))
         panel.step(self._steps[-1] | {"update": {"loss": entry.value("updates/loss/mean")}})
 
     def _show_evaluations(self, panel: Panel, reader: StoreReader) -> None:

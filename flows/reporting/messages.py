@@ -13,6 +13,7 @@ from tasks.arrays.finding import QUARANTINED
 from tasks.metrics.accounting import ERRORED, FILTERED, STALE, STOPPED
 from tasks.metrics.figures import ALL, Values, full_name
 
+STAGE = "timing/stage/"
 TRUNCATED = "truncated"
 LOSSES = {ERRORED: "errored", TRUNCATED: TRUNCATED, FILTERED: "dropped"}
 LOSSES |= {QUARANTINED: "quarantined", STOPPED: "stopped", STALE: "stale"}
@@ -41,15 +42,16 @@ def rollout_counts(values: Values) -> dict[str, Any]:
 
 
 def measured_step(step: int, values: Values) -> dict[str, Any]:
-    """Return a step as watchers know it, out of its metrics: reward, tokens, `metrics` by full name, `rollout_counts`.
+    """Return a step as watchers know it: reward, tokens, seconds by stage, `metrics` by full name, `rollout_counts`.
 
-    A number that was not measured is None.
+    `values` are its metrics and those of the ledger. A number that was not measured is None.
     """
     return {
         "step": step,
         "reward": values.get((ALL, "reward/mean")),
         "reward_std": values.get((ALL, "reward/std")),
         **rollout_counts(values),
+        "seconds": {name.removeprefix(STAGE): value for (_, name), value in values.items() if name.startswith(STAGE)},
         "tokens": int(sum(values.get((ALL, f"rollout/{kind}_tokens"), 0) for kind in ("input", "output"))),
         "metrics": {full_name(*name): value for name, value in values.items()},
     }

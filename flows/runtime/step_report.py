@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any
 
-from flows.queries.metrics import Span, by_stage, ledger_metrics
+from flows.queries.metrics import Span, ledger_metrics
 from flows.queries.tracked_rows import COLUMNS, sample_rollouts
 from flows.reporting.messages import measured_step
 from flows.runtime.records import FinishedStep
@@ -13,7 +13,7 @@ from flows.runtime.session import Session
 from tasks.metrics.accounting import ERRORED, TRAINED
 from tasks.metrics.figures import Values, metric_values
 from tasks.runtime.run_context import RunContext
-from tasks.runtime.stage import Policy, Ref, rows_of
+from tasks.runtime.stage import Policy, Ref
 
 # Below a tenth, most of the sampling was for nothing; what is usual with filters is well above.
 LOW_SIGNAL = 0.1
@@ -90,14 +90,13 @@ def low_signal(described: Mapping[str, Any]) -> str:
 
 
 def describe(context: RunContext, step: int, refs: Sequence[Ref]) -> dict[str, Any]:
-    """Return what is done of a step as plain values: reward, tokens, seconds and rows by stage, outcomes, the update.
+    """Return what is done of a step as plain values: reward, tokens, seconds by stage, outcomes, the update.
 
     The numbers are those of the step's table `metrics`, with `ledger_metrics` beside them; a number that was not
     measured is None, and the update is None where nothing was trained.
     """
     values = step_values(context, refs)
     update = context.table("updates", refs).to_pylist()[-1] if _makes(refs, "updates") else None
-    spans = by_stage([Span(ref.stage, ref.seconds, ref.tokens) for ref in refs])
     measured = measured_step(step, values)
     return {
         **measured,
@@ -105,8 +104,5 @@ def describe(context: RunContext, step: int, refs: Sequence[Ref]) -> dict[str, A
         "runs": list(dict.fromkeys(ref.run for ref in refs if not ref.computed)),
         # Out of the accounts, so that it adds up with the other outcomes.
         "num_errored": sum(share["num_traces"] for share in measured["outcomes"] if share["outcome"] == ERRORED),
-        "seconds": {stage: span.seconds for stage, span in spans.items()},
-        "rows": rows_of(refs),
-        "stage_tokens": {stage: span.tokens for stage, span in spans.items()},
         "update": update,
     }
