@@ -122,7 +122,7 @@ def in_quarantine(quarantine: Facts) -> str:
     return f"It is in quarantine {quarantine['quarantine']}: {reason} (where {where})."
 
 
-def _trained(trace: Facts, use: Facts) -> str:
+def _trained_sentence(trace: Facts, use: Facts) -> str:
     batch = use["keys"]["packing"][:KEY]
     samples = "; ".join(
         f"sample {sample['sample_id']} ({_worth(sample)}) in row {sample['row']} of batch {batch}, "
@@ -133,7 +133,7 @@ def _trained(trace: Facts, use: Facts) -> str:
     return f"Run {use['run']} trained on it at step {use['step']}: {samples}. That made policy {use['policy']}"
 
 
-def _filtered(trace: Facts, use: Facts) -> str:
+def _filtered_sentence(trace: Facts, use: Facts) -> str:
     reason = use["detail"]
     if reason == NO_TURNS or (reason == UNTRAINABLE and NO_TURNS in use["verdict"]["detected"]):
         return "the policy was never asked in its seat, so that there is no token to train on; its reward counts"
@@ -142,13 +142,13 @@ def _filtered(trace: Facts, use: Facts) -> str:
     return f"filter {reason} left it out{_evidence(use, reason)}"
 
 
-def _errored(trace: Facts, use: Facts) -> str:
+def _errored_sentence(trace: Facts, use: Facts) -> str:
     words = error_words(": ".join(filter(None, (trace["error_type"], trace["error_message"]))), MAX_VALUE_CHARS)
     error = f" of class {use['detail']}{f' ({words})' if words else ''}"
     return f"the rollout failed with an error{error}. Failed rollouts are in no baseline and in no batch"
 
 
-def _refused(trace: Facts, use: Facts) -> str:
+def _refused_sentence(trace: Facts, use: Facts) -> str:
     decision = use["decision"]
     figures = ", ".join(f"{name} {_value(value)}" for name, value in decision["figures"].items())
     return (
@@ -171,12 +171,12 @@ def _pending(trace: Facts, use: Facts) -> str:
     )
 
 
-def _evaluated(trace: Facts, use: Facts) -> str:
+def _evaluated_sentence(trace: Facts, use: Facts) -> str:
     failed = f". It failed with an error of class {use['detail']}" if use["detail"] else ""
     return f"Run {use['run']} sampled it to score policy {use['scored']}, not to train on{failed}"
 
 
-def _expired(trace: Facts, use: Facts) -> str:
+def _expired_sentence(trace: Facts, use: Facts) -> str:
     made = f"policy {use['policy']}" if use["policy"] else "no policy"
     return (
         f"Whether run {use['run']} trained on it at step {use['step']} is not known any more: rows that say it were "
@@ -184,13 +184,25 @@ def _expired(trace: Facts, use: Facts) -> str:
     )
 
 
-def _stopped(trace: Facts, use: Facts) -> str:
+def _stopped_sentence(trace: Facts, use: Facts) -> str:
     return f"it was {_brief(trace['error_message'] or 'stopped')}"
 
 
 SENTENCES: dict[str, Callable[[Facts, Facts], str]] = {
-    **{TRAINED: _trained, FILTERED: _filtered, ERRORED: _errored, STOPPED: _stopped, STALE: _stopped},
-    **{REFUSED: _refused, NO_WEIGHT: _no_weight, PENDING: _pending, EVALUATED: _evaluated, EXPIRED: _expired},
+    **{
+        TRAINED: _trained_sentence,
+        FILTERED: _filtered_sentence,
+        ERRORED: _errored_sentence,
+        STOPPED: _stopped_sentence,
+        STALE: _stopped_sentence,
+    },
+    **{
+        REFUSED: _refused_sentence,
+        NO_WEIGHT: _no_weight,
+        PENDING: _pending,
+        EVALUATED: _evaluated_sentence,
+        EXPIRED: _expired_sentence,
+    },
     QUARANTINED: lambda _, use: f"it is in quarantine: {_brief(use['verdict']['evidence'][QUARANTINED]['reason'])}",
 }
 """Of a trace and its use in a run: why the run did not train on it, or of SAID_WHOLE a whole sentence."""

@@ -3,7 +3,6 @@
 Pages, commands and notebooks own one each. It never writes; all of it is safe to share between threads.
 """
 
-import pickle
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
@@ -60,8 +59,8 @@ def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 # A viewer often runs on the machine that trains: what it holds stays small beside a model.
 MAX_BYTES = 512 * 2**20
-SMALL, PER_PICKLED_BYTE = 1024, 6
-"""Bytes that each value counts for in addition, and that Python's objects take for a byte of their pickle."""
+SMALL, PER_CHARACTER = 1024, 5
+"""Bytes that each value counts for in addition, and that Python's objects take for a character of their text."""
 MAX_WEIGHED = 32
 """Values that are read together of which so many are weighed; the others are taken to be like them."""
 Name = TypeVar("Name", bound=Hashable)
@@ -133,14 +132,13 @@ class Cache:
 
 
 def size_in_bytes(value: Any) -> int:
-    """Return about how many bytes something takes: tables as they say, other objects by their pickle."""
-    if isinstance(value, tuple):
-        return sum(map(size_in_bytes, value))
+    """Return about how many bytes something takes: tables as they say, records by field, the rest by text."""
     if isinstance(value, (pl.DataFrame, pl.Series)):
         return SMALL + int(value.estimated_size())
-    buffers: list[int] = []
-    pickled = pickle.dumps(value, 5, buffer_callback=lambda buffer: buffers.append(buffer.raw().nbytes))
-    return SMALL + PER_PICKLED_BYTE * len(pickled) + sum(buffers)
+    if num_bytes := getattr(value, "nbytes", None):
+        return SMALL + int(num_bytes)
+    parts = value if isinstance(value, tuple) else vars(value).values() if hasattr(value, "__dict__") else None
+    return SMALL + PER_CHARACTER * len(repr(value)) if parts is None else sum(map(size_in_bytes, parts))
 
 
 class Moment(NamedTuple):

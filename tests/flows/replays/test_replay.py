@@ -211,7 +211,7 @@ def test_a_replay_that_ends_early_describes_what_is_there(
     config = ask(tmp_path / "store", until=until, name="short")
     assert config.replay.from_stage == until, "no setting reaches a stage: the last one is done again"
     _, (step,) = walk(config)
-    assert step["rows"].keys() >= {until} and step["update"] is None and step["same_weights"] is None
+    assert step["seconds"].keys() >= {until} and step["update"] is None and step["same_weights"] is None
     assert (step["reward"] is None) == (until == "assignment"), "assignments alone have no rewards"
     for argv in (["replay", "base", "--until", until, "--name", "short"], ["show", "short"], ["diff", "base", "short"]):
         assert cli.main([*argv, "--store", str(tmp_path / "store")]) == 0

@@ -79,9 +79,9 @@ def test_the_weight_is_about_what_python_takes(make: Any) -> None:
     [
         (frame(1000), 8000),
         (pl.Series(range(1000), dtype=pl.Int32), 4000),
-        (pa.table({"n": pa.array(range(10**6), pa.int64())}), 8 * 10**6),
-        (np.zeros(10**6), 8 * 10**6),
+        (pa.table({"n": pa.array(range(1000), pa.int64())}), 8000),
+        (np.zeros(1000), 8000),
     ],
 )
 def test_tables_say_what_they_take(table: Any, size: int) -> None:
-    assert size_in_bytes(table) == pytest.approx(SMALL + size, rel=0.001)
+    assert size_in_bytes(table) == SMALL + size
