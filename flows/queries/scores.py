@@ -159,13 +159,13 @@ def scored_evaluations(
     # Scores come of the rollouts, and of what the config, another one after a resume, says of seats and passes.
     seats = tuple(environment.model_dump_json() for environment in config.environments)
 
-    def scored(entry: RecordedEvaluation) -> EvaluationScores:
+    def scores_of(entry: RecordedEvaluation) -> EvaluationScores:
         rows = row_identities(entry.rounds)
         name = ("evaluation", entry.set_name, entry.version, rows, entry.pass_at, entry.pass_reward, seats)
         return reader.cache.once(name, lambda: entry.scores_in(reader.store, config))
 
     # The ledger may have more than the moment that is looked at: the store moves on.
-    return [(entry, scored(entry)) for entry in recorded if all(one.key in works for one in entry.rounds)]
+    return [(entry, scores_of(entry)) for entry in recorded if all(one.key in works for one in entry.rounds)]
 
 
 def held_out(reader: StoreReader, run: str) -> list[dict[str, Any]]:
