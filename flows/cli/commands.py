@@ -301,7 +301,7 @@ With another --host, visitors need a token: the printed address contains it, or 
     "traces": Command(
         "Look",
         "traces:traces [RUN]",
-        """List the rollouts of a step, or those of a run that meet a condition.
+        """List the rollouts of a step, or those that meet a condition.
 
 Examples:
   stagecoach traces demo --step 3 --sort reward --desc

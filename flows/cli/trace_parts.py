@@ -45,23 +45,15 @@ def within(rows: pl.DataFrame, span: str) -> pl.DataFrame:
     """Return the messages of a span: 4, 3:7, 3: or :7; all where it is empty. Raises BadQuestion without any."""
     if not span:
         return rows
-    first, last = _ends(span)
-    found = rows.filter(pl.col("message") >= first)
-    found = found if last is None else found.filter(pl.col("message") <= last)
-    if found.is_empty():
-        highest = rows["message"].to_list()[-1]
-        raise BadQuestion(f"--messages {span}: no message has such a number; the last is {highest}")
-    return found
-
-
-def _ends(span: str) -> tuple[int, int | None]:
-    first, colon, last = span.partition(":")
-    # int() would take digits of other scripts and underscores too, which are mistakes here.
-    if not re.fullmatch("[0-9]+|[0-9]+:[0-9]*|:[0-9]+", span):
+    match = re.fullmatch("([0-9]{1,9})|([0-9]{0,9}):([0-9]{0,9})", span)
+    if match is None:
         raise BadQuestion(f"--messages {span}: write 4, 3:7, 3: or :7; both ends are included")
-    if not colon:
-        return int(first), int(first)
-    return int(first or 0), int(last) if last else None
+    highest = int(rows["message"].to_list()[-1])
+    first, last = (int(match[1] or match[part] or end) for part, end in ((2, 0), (3, highest)))
+    shown = rows.filter(pl.col("message").is_between(first, last))
+    if shown.is_empty():
+        raise BadQuestion(f"--messages {span}: no message has such a number; the last is {highest}")
+    return shown
 
 
 def as_values(reader: StoreReader, rollout: FoundTrace, span: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from flows.queries.request import NotThere
-from flows.queries.rollouts import index_of_example, nearest_examples, traces_of
+from flows.queries.rollouts import index_of_example, traces_of
 from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader
 from flows.queries.views import select
@@ -123,13 +123,11 @@ def compared_attempts(reader: StoreReader, a: str, b: str, environment: str, exa
 
     Columns: `side` (a or b), run, step (of an evaluation, the version that it scored), for_training, trace_id, key,
     agent, reward, error_class, policy_version, `in_both` (whether the other side has the same rollout). Raises
-    NotThere, with the nearest examples, where neither tried it.
+    NotThere where neither tried it.
     """
     sides = [index_of_example(reader, run, environment, example_id) for run in (a, b)]
     if all(rows.is_empty() for rows in sides):
-        near = nearest_examples(reader, (a, b), environment, example_id)
-        hint = f"; the nearest examples are {', '.join(near)}" if near else ""
-        raise NotThere(f"neither {a!r} nor {b!r} tried the example {example_id!r} of {environment!r}{hint}")
+        raise NotThere(f"neither {a!r} nor {b!r} tried the example {example_id!r} of {environment!r}")
     named = [
         rows.with_columns(
             side=pl.lit(side), run=pl.lit(run), in_both=pl.col("trace_id").is_in(other["trace_id"].implode())

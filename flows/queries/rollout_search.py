@@ -99,7 +99,7 @@ def text_around(row: dict[str, Any], patterns: Collection[Pattern]) -> dict[str,
     for pattern in patterns:
         around = f"(?s)(?P<before>.{{0,{AROUND}}}?)(?P<match>(?-s){pattern.regex})(?s)(?P<after>.{{0,{AROUND}}})"
         try:  # polars' expressions take time linear in the text, as the database's do
-            parts = pl.Series([row[pattern.column]], dtype=pl.String).str.extract_groups(around)[0]
+            parts = pl.Series([row[pattern.column] or ""]).str.extract_groups(around)[0]
         except ComputeError:  # polars does not know all of RE2: then nothing is marked
             continue
         if parts["match"]:
@@ -111,10 +111,11 @@ def text_around(row: dict[str, Any], patterns: Collection[Pattern]) -> dict[str,
 def commands(run: str, condition: Condition, store: str) -> dict[str, str]:
     """Return what is typed in a terminal to work with the same rollouts, by command."""
     where = f"from {quote(run)}.rollouts where ({condition.text})"
+    to_file = ("--format", "verifiers", "--to", "hits.jsonl")
     typed = {
         "quarantine": ["quarantine", "--run", run, "--where", condition.text, "--reason", "found by search"],
         "traces": ["traces", run, "--where", condition.text],
         "sql": ["sql", f"select step, trace_id, reward, reply {where} order by step"],
-        "export": ["export", run, "--where", condition.text, "--format", "verifiers", "--to", "hits.jsonl"],
+        "export": ["export", run, "--where", condition.text, "--quarantined", *to_file],
     }
     return {name: shlex.join(["stagecoach", *words, "--store", store]) for name, words in typed.items()}

@@ -3,14 +3,13 @@
 The mismatch of engine and learner is of such a frame too, one value for each of its rows.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import polars as pl
 
 from flows.queries.notes import ROLLOUT_NOTES
 from flows.queries.request import NotThere
-from flows.queries.row_lineage import nearest
 from flows.queries.scores import first_round, set_name
 from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader
@@ -218,10 +217,3 @@ def with_mismatch(
     if not {MISMATCH, MISMATCH_TITLE} & set(columns):
         return frame.with_columns(pl.lit(None, pl.Float64).alias(MISMATCH))
     return frame.with_columns(rollout_columns(reader, run, lineages, {MISMATCH}).to_series())
-
-
-def nearest_examples(reader: StoreReader, runs: Iterable[str], environment: str, example_id: str) -> list[str]:
-    """Return the examples that some runs tried, as ENVIRONMENT/EXAMPLE, whose names are most like that of one."""
-    works = [lineage.traces for run in runs for lineage in reader.history(run).lineages]
-    names = reader.frames().rows(works, "traces").select(pl.concat_str("environment", "example_id", separator="/"))
-    return nearest(f"{environment}/{example_id}", names.unique().collect().to_series())

@@ -140,7 +140,7 @@ def _step(
     works = {work.key: work for reached in ways.values() for work in reached}
     here, there = ([pair[side] for pair in edge.on] for side in ((0, 1) if up else (1, 0)))
     where = [
-        _holds(frames, far, column, {value for node in nodes for value in _values(tree.facts[node], own)})
+        _holds(column, sorted({value for node in nodes for value in _values(tree.facts[node], own)}))
         for own, column in zip(here, there, strict=True)
     ]
     # One read for all rows of a kind, joined in memory: a read for each row would open the files again and again.
@@ -161,11 +161,10 @@ def _works(graph: Graph, edge: Edge, work: Work, up: bool) -> list[Work]:
     return graph.sources(work, upper) if up else graph.users(work, upper, made=lower)
 
 
-def _holds(frames: Frames, kind: str, column: str, values: Iterable[Any]) -> pl.Expr:
+def _holds(column: str, values: Sequence[Any]) -> pl.Expr:
     """Return whether a column, or an element of it, is among some values."""
-    is_list = frames[KINDS[kind].table].collect_schema()[column] == pl.List(pl.String)
-    listed = sorted(values)
-    return pl.col(column).list.eval(pl.element().is_in(listed)).list.any() if is_list else pl.col(column).is_in(listed)
+    is_list = column == "sample_ids"
+    return pl.col(column).list.eval(pl.element().is_in(values)).list.any() if is_list else pl.col(column).is_in(values)
 
 
 def _rows(frames: Frames, kind: str, works: Iterable[Work], *where: pl.Expr) -> list[tuple[RowNode, dict[str, Any]]]:

@@ -62,20 +62,20 @@ def _commonest_error(rows: Sequence[Row]) -> str:
 def _advice(outcomes: Collection[tuple[str, str]], config: RunConfig, step: int) -> Iterator[str]:
     """Yield what to do, for each thing that left nothing to train on."""
     at = f"{config.name} --store {config.store}"
+    see = f"stagecoach traces {at} --step {step} --where"
     if any(outcome == ERRORED for outcome, _ in outcomes):
         yield (
-            f"see the errors with stagecoach traces {at} --step {step} --outcome errored, and mend what fails; then "
-            f"sample again: stagecoach resume {at} "
-            f"filtering.max_batch_attempts={2 * config.filtering.max_batch_attempts}"
+            f"see the errors with {see} \"outcome = 'errored'\", and mend what fails; then sample again: "
+            f"stagecoach resume {at} filtering.max_batch_attempts={2 * config.filtering.max_batch_attempts}"
         )
     if reasons := sorted(detail for outcome, detail in outcomes if outcome == FILTERED):
         yield (
-            f"see what {', '.join(reasons)} left out with stagecoach traces {at} --step {step} --reason {reasons[0]}; "
+            f"see what {', '.join(reasons)} left out with {see} \"reason = '{reasons[0]}'\"; "
             "rewards that never differ within a group call for easier or harder examples, larger groups "
             "(assignment.group_size) or a higher rollout.temperature, under a new name"
         )
     if (NO_WEIGHT, "") in outcomes:
         yield (
-            f"see stagecoach traces {at} --step {step} --outcome 'no weight': loosen an admission that refused their "
+            f"see {see} \"outcome = 'no weight'\": loosen an admission that refused their "
             "groups; packing.zero_advantages=true trains on advantages of zero"
         )

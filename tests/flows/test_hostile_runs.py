@@ -14,13 +14,11 @@ from tests.fixtures.hostile import (
     ALL,
     ENVIRONMENT,
     HELD_OUT,
-    READERS,
     TEXTS,
     Hostile,
     acting,
     hostile_store,
     kinds,
-    tokens,
 )
 
 pytestmark = pytest.mark.engine
@@ -67,7 +65,6 @@ def failed(hostile: Hostile) -> str:
         ("gate", "base"),
         ("gate", "refused"),
         ("quarantine", "--list"),
-        ("curves", "base", "refused"),
         ("sql", "select * from traces limit 8"),
         ("sql", "select * from messages limit 8"),
         ("sql", "select * from examples limit 2"),
@@ -158,17 +155,6 @@ def test_questions_hold_no_marks(hostile: Hostile) -> None:
         page = summary("base", each)
         assert not kinds(page) & (ACTIVE | {"fence"})
         assert not acting(page)
-
-
-@pytest.mark.parametrize("command", ["curves base refused", "algorithms base --plain"])
-def test_pages_of_commands_hold_no_marks(hostile: Hostile, said: Said, tmp_path: Path, command: str) -> None:
-    page = tmp_path / "page.md"
-    said(*command.split(), "--output", str(page))
-    text = page.read_text()
-    images = [each.attrGet("src") for each in tokens(READERS[0], text) if each.type == "image"]
-    assert images == (["page.svg"] if command.startswith("curves") else [])
-    assert not kinds(text) & (ACTIVE - {"image", "code_inline"})
-    assert not acting(text)
 
 
 def test_ten_megabytes_of_one_line_are_cut(said: Said) -> None:

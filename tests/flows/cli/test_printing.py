@@ -15,7 +15,6 @@ PRINTING: Sequence[Sequence[str]] = (
     ["show", "large"],
     ["status"],
     ["diff", "large", "large-again"],
-    ["curves", "large", "large-again"],
     ["evals", "large", "large-again"],
     ["sql", "select * from large.updates"],
     ["sql", "select outcome, count(*) as n from large.outcomes group by all"],

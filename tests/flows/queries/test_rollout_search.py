@@ -89,6 +89,9 @@ def test_a_hit_is_told_with_its_sentence(library: StoreReader) -> None:
     condition = search_condition("reward < 0.5")
     (hit,) = describe_hits(library, RUN, search_run(library, RUN, condition).rows, condition)
     assert hit["piece"]["before"].startswith("One. Two.") and hit["piece"]["match"] == ""
+    condition = search_condition("length = 0 or reply ~ 'x'")
+    (hit,) = describe_hits(library, RUN, search_run(library, RUN, condition).rows, condition)
+    assert (hit["trace_id"], hit["piece"]["before"]) == ("mute", ""), "it has no reply"
 
 
 @pytest.mark.parametrize(

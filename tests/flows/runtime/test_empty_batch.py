@@ -47,7 +47,7 @@ def test_errors_are_counted_by_class_with_the_commonest_words_and_rewards_are_no
         "Safe: everything sampled is in the store, and so are the policies made before",
     ]
     at = f"base --store {tmp_path / 'store'}"
-    assert f"stagecoach traces {at} --step 0 --outcome errored" in todo
+    assert f"stagecoach traces {at} --step 0 --where \"outcome = 'errored'\"" in todo
     assert f"stagecoach resume {at} filtering.max_batch_attempts=6" in todo and "reward" not in todo
 
 

@@ -86,7 +86,7 @@ def test_a_terminal_changes_nothing(root: Path, capsys: pytest.CaptureFixture[st
     library = StoreReader.at(root)
     trace = next(traces(library, "base"))
     before = state(root)
-    for command in (["traces", "base"], ["traces", "latest", "--grep", "x"], ["trace", trace]):
+    for command in (["traces", "base"], ["traces", "latest", "--where", "reply ~ 'x'"], ["trace", trace]):
         assert main([*command, "--store", str(root)]) == 0, capsys.readouterr()
     assert main(["trace", "none", "--store", str(root)]) == 2
     assert state(root) == before

@@ -163,16 +163,6 @@ def test_the_help_names_every_measure() -> None:
     assert COLOURS.partition(": ")[2].split(", ") == [*MEASURES]
 
 
-@pytest.mark.parametrize("more", [("--run", RUN), ("--open",), ("--port", "0")], ids=str)
-def test_a_page_that_is_saved_is_not_served(
-    capsys: pytest.CaptureFixture[str], root: Path, tmp_path: Path, more: tuple[str, ...]
-) -> None:
-    file = tmp_path / "page.html"
-    assert cli.main(["view", "--save", "/", str(file), *more, "--store", str(root)]) == 2
-    assert "it goes without --run, --port and --open" in capsys.readouterr().err and not file.exists()
-    assert cli.main(["view", "--save", "/", str(file), "--store", str(root)]) == 0 and file.exists()
-
-
 def test_the_newest_run_can_be_saved_by_the_name_latest(
     capsys: pytest.CaptureFixture[str], root: Path, tmp_path: Path
 ) -> None:
