@@ -187,7 +187,7 @@ def test_everything_is_reached_by_keys_alone(demo: str, opened: Opened) -> None:
     press("u")
     page.wait_for_url("**/runs/demo")
     press("/")
-    assert page.evaluate("document.activeElement.name") == "q"
+    assert page.evaluate("document.activeElement.name") == "metric"
     page.keyboard.type("j[u?/")
     assert page.locator("[data-search]").first.input_value() == "j[u?/"
     press("Escape")

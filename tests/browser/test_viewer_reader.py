@@ -50,15 +50,6 @@ def test_the_lowest_of_a_figure_are_asked_for_without_an_address(demo: str, open
     assert [float(each) for each in shown] == pytest.approx(lowest, abs=1e-3)
 
 
-def test_pointing_at_a_rollout_shows_its_reply(demo: str, opened: Opened) -> None:
-    window = opened(demo)
-    heads = said(window, STEP)["heads"]
-    page = window.open(STEP)
-    cell = page.locator("table.groups a.cell").first
-    (own,) = [text for name, text in heads.items() if f"/{name}?" in str(cell.get_attribute("href"))]
-    assert own and " ".join(own.split()) in " ".join(point_at(page, cell).split())
-
-
 def test_a_reward_hack_is_hunted_by_keys_in_five_steps(
     opened: Opened, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -139,7 +139,7 @@ def said(window: Watched, address: str) -> Any:
 
 def a_trace(window: Watched) -> str:
     """The address of a trace of the demo's first step that was trained on."""
-    window.open("/runs/demo/steps/0?trained=yes")
+    window.open("/runs/demo/steps/0?outcome=trained")
     return str(window.page.locator("table.traces tbody a").first.get_attribute("href"))
 
 

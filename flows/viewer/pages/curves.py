@@ -1,7 +1,7 @@
-"""The charts of a run's page, as its address asks for them: of which runs, over what, which steps, which first."""
+"""The charts of a run's page, as its address asks for them: of which runs, over what, which steps."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -14,7 +14,7 @@ from flows.queries.store_reader import StoreReader
 from flows.reporting.svg import colour
 from flows.reporting.usual_range import FIGURES, band_exit
 from flows.viewer import addresses
-from tasks.stages import BY_NAME, OTHER_COLOUR
+from tasks.stages import BY_NAME
 
 Row = dict[str, Any]
 Measured = tuple[Sequence[StepNumbers], list[Row]]
@@ -23,7 +23,7 @@ SMOOTHED = ("5", "20", "50")
 MOST_RUNS = 8
 """Runs in one chart: there are as many colours."""
 UNITS = {"step": "step", "tokens": "tokens", "time": "min"}
-ASKED = ("with", "x", "smooth", "log", "from", "to", "front", "hide", "spread")
+ASKED = ("with", "x", "smooth", "log", "from", "to", "spread")
 """The parameters of an address that the page repeats."""
 BANDS = (*FIGURES, "Identical replies")
 """Charts of which the first figure is said to leave its band."""
@@ -35,40 +35,33 @@ def step_place(run: str, each: StepNumbers) -> Row:
 
 
 def curves(reader: StoreReader, run: str, own: Measured, request: PageRequest) -> Row:
-    """Return `sections` of charts, `zeros` that are not drawn, `hidden` ones, and `curves`, the request.
+    """Return `sections` of charts, titles of charts that are `zeros` and not drawn, `exits`, and `curves`, the request.
 
-    Asks: `with` (more runs, by commas), `x`, `smooth`, `log`, `from`, `to`, `front` and `hide` (names of charts, by
-    commas), `spread` (what needs every rollout read). Raises NotThere for an unknown run, BadQuestion.
+    Asks: `with` (more runs, by commas), `x`, `smooth`, `log`, `from`, `to`, `spread` (what needs every rollout read).
+    Raises NotThere for an unknown run, BadQuestion.
     """
-    runs = [run, *(name for name in _names(request, "with") if name != run)]
+    runs = list(dict.fromkeys((run, *filter(None, request.text("with").split(",")))))
     if len(runs) > MOST_RUNS:
         raise BadQuestion(f"with={request.text('with')[:80]!r}: at most {MOST_RUNS} runs stand in one chart")
     measured = {name: (numbers(reader, name), held_out(reader, name)) for name in runs[1:]}
     of_runs = {name: _sections(reader, name, of_run, request) for name, of_run in ({run: own} | measured).items()}
     sections = of_runs[run] if len(runs) == 1 else together(of_runs)
-    for chart in (chart for section in sections for chart in section["charts"]):
-        chart["name"] = re.sub(r"[^a-z0-9]+", "-", chart["title"].lower()).strip("-")
-    charts_by_name = {chart["name"]: chart for section in sections for chart in section["charts"]}
-    zeros = {name for name, chart in charts_by_name.items() if not any(any(one["values"]) for one in chart["series"])}
-    front, hidden = _names(request, "front"), _names(request, "hide")
-    drawn = {name: _zoom_and_smooth(chart, request) for name, chart in charts_by_name.items()}
-
-    def titles(names: Collection[str]) -> list[Row]:
-        return [{"name": name, "title": chart["title"]} for name, chart in charts_by_name.items() if name in names]
-
-    def charts_to_show(section: Row) -> list[Row]:
-        names = [chart["name"] for chart in section["charts"]]
-        return [drawn[name] for name in names if name not in {*front, *hidden, *zeros}]
-
-    exits = [{"name": name, "title": each["title"], **each["exit"]} for name, each in drawn.items() if each["exit"]]
-    in_front = {"title": "In front", "charts": [drawn[name] for name in front if name in drawn]}
+    drawn = [
+        {"title": section["title"], "charts": [_zoom_and_smooth(chart, request) for chart in section["charts"]]}
+        for section in sections
+    ]
+    zeros, exits = [], []
+    for section in drawn:
+        zeros += [chart["title"] for chart in section["charts"] if _is_zero(chart)]
+        section["charts"] = [chart for chart in section["charts"] if not _is_zero(chart)]
+        exits += [
+            {"name": chart["name"], "title": chart["title"], **chart["exit"]}
+            for chart in section["charts"]
+            if chart["exit"]
+        ]
     return {
-        "sections": [
-            in_front,
-            *({"title": section["title"], "charts": charts_to_show(section)} for section in sections),
-        ],
-        "zeros": titles(zeros - {*front}),
-        "hidden": titles({*hidden} - zeros),
+        "sections": drawn,
+        "zeros": zeros,
         "exits": sorted(exits, key=itemgetter("step")),
         "curves": {
             **{name: request.text(name) for name in ASKED},
@@ -81,8 +74,8 @@ def curves(reader: StoreReader, run: str, own: Measured, request: PageRequest) -
     }
 
 
-def _names(request: PageRequest, parameter: str) -> list[str]:
-    return list(dict.fromkeys(name for name in request.text(parameter).split(",") if name))
+def _is_zero(chart: Mapping[str, Any]) -> bool:
+    return not any(any(one["values"]) for one in chart["series"])
 
 
 def _sections(reader: StoreReader, run: str, of_run: Measured, request: PageRequest) -> list[Row]:
@@ -129,16 +122,19 @@ def _zoom_and_smooth(chart: Mapping[str, Any], request: PageRequest) -> Row:
         series.append({**one, **own, **lists, "last": last_value(lists["values"])})
     cells = {"cells": within(chart["cells"], chart["steps"])} if chart.get("cells") else {}
     log = request.flag("log") and not any(one.get("kind") == "bars" for one in series)
-    return {**chart, **cells, "series": series, "steps": within(chart["steps"], chart["steps"]), "log": log}
+    name = re.sub(r"[^a-z0-9]+", "-", chart["title"].lower()).strip("-")
+    return {
+        **chart,
+        **cells,
+        "name": name,
+        "series": series,
+        "steps": within(chart["steps"], chart["steps"]),
+        "log": log,
+    }
 
 
 def _colour(number: int, series: Mapping[str, Any]) -> str:
-    """Return the class of a series: bars without a place of their own are stages."""
-    if series.get("kind") == "bars" and "place" not in series:
-        return colour(stage_number(series["name"]))
+    """Return the class of a series: a stage has its colour in all charts."""
+    if series.get("kind") == "bars" and series["name"] in BY_NAME:
+        return colour(BY_NAME[series["name"]].colour)
     return colour(series.get("place", number))
-
-
-def stage_number(stage: str) -> int:
-    """Return the number of a stage's colour."""
-    return BY_NAME[stage].colour if stage in BY_NAME else OTHER_COLOUR

@@ -37,19 +37,15 @@ def drawn(library: StoreReader, title: str, **query: str) -> Any:
     return json.loads(found[1].replace("&#34;", '"').replace("&quot;", '"'))
 
 
-def test_charts_are_put_in_front_and_hidden_by_the_address(forked: StoreReader) -> None:
-    values = page(forked, front="loss,reward", hide="rollouts")[0].values
-    assert titles(values, "In front") == ["Loss", "Reward"]
-    assert titles(values).count("Loss") == 1 and "Rollouts" not in titles(values)
-    assert [each["title"] for each in values["hidden"]] == ["Rollouts"]
-    # A zero is drawn where somebody asks for it.
-    zero = values["zeros"][0]
-    assert titles(page(forked, front=zero["name"])[0].values, "In front") == [zero["title"]]
+def test_a_chart_of_zeros_is_only_named(forked: StoreReader) -> None:
+    values, asked = page(forked)
+    assert values.values["zeros"] and not {*values.values["zeros"]} & {*titles(values.values)}
+    assert f"Always zero: {', '.join(values.values['zeros'])}." in as_html(values, asked).decode()
 
 
 def test_links_of_a_chart_keep_what_else_was_asked(forked: StoreReader) -> None:
-    html = as_html(*page(forked, front="reward", smooth="5")).decode()
-    assert "front=loss%2Creward&amp;smooth=5" in html and "front=reward&amp;smooth=5&amp;hide=loss" in html
+    html = as_html(*page(forked, spread="1", smooth="5")).decode()
+    assert "spread=1&amp;smooth=5&amp;with=fork#curves" in html
 
 
 def test_runs_stand_in_one_chart(forked: StoreReader) -> None:
@@ -78,9 +74,9 @@ def test_curves_may_run_over_tokens_and_time(forked: StoreReader) -> None:
     for axis, unit in (("tokens", "tokens"), ("time", "min")):
         told = drawn(forked, "Reward", x=axis)
         assert told["across"] == unit and told["steps"] == [0, 1] and told["x"][0] < told["x"][1]
-    by_step = next(each for each in page(forked)[0].values["sections"][1]["charts"] if each["title"] == "Reward")
+    by_step = next(each for each in page(forked)[0].values["sections"][0]["charts"] if each["title"] == "Reward")
     over = next(
-        each for each in page(forked, x="tokens")[0].values["sections"][1]["charts"] if each["title"] == "Reward"
+        each for each in page(forked, x="tokens")[0].values["sections"][0]["charts"] if each["title"] == "Reward"
     )
     assert [each["x"] for each in by_step["steps"]] == [0.0, 1.0] and over["steps"][0]["x"] > 1
 
@@ -88,7 +84,7 @@ def test_curves_may_run_over_tokens_and_time(forked: StoreReader) -> None:
 def test_a_stretch_of_steps_is_drawn_alone_and_smoothing_keeps_what_was(forked: StoreReader) -> None:
     assert drawn(forked, "Reward", **{"from": "1"})["steps"] == [1]
     every, smoothed = drawn(forked, "Reward"), page(forked, smooth="5")[0].values
-    reward = next(each for each in smoothed["sections"][1]["charts"] if each["title"] == "Reward")["series"][0]
+    reward = next(each for each in smoothed["sections"][0]["charts"] if each["title"] == "Reward")["series"][0]
     first, last = (float(f"{each:.5g}") for each in reward["raw"])
     assert every["series"][0]["values"] == [first, last]
     assert reward["values"] == [reward["raw"][0], pytest.approx(sum(reward["raw"]) / 2)]
@@ -98,7 +94,7 @@ def test_the_spread_of_rewards_and_identical_replies_are_read_where_asked_for(fo
     assert "Spread of rewards" not in titles(page(forked)[0].values)
     shown, _ = page(forked, spread="1")
     charts = {each["title"]: each for section in shown.values["sections"] for each in section["charts"]}
-    zeros = {each["title"] for each in shown.values["zeros"]}
+    zeros = shown.values["zeros"]
     assert [sum(each) for each in charts["Spread of rewards"]["cells"]] == charts["Spread of rewards"]["series"][0][
         "values"
     ]
