@@ -8,7 +8,7 @@ import pytest
 from flows import cli
 from flows.viewer import addresses
 from tests.browser.conftest import Opened
-from tests.browser.viewing import picture, point_at, question, said, viewer
+from tests.browser.viewing import picture, question, said, viewer
 from tests.fixtures.cheating import HACK, LEARNT, STEPS, cheated_store
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
