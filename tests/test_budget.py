@@ -56,17 +56,17 @@ MOST: dict[str, tuple[int, int]] = {
     "flows/orchestration": (9_800, 8_000),
     "flows/queries": (42_400, 32_000),
     "flows/reporting": (12_500, 10_000),
-    "flows/viewer": (18_600, 22_000),
+    "flows/viewer": (18_400, 22_000),
     "flows/cli": (24_500, 22_000),
     "flows/replays, flows/exchange": (15_300, 15_000),  # other trainers came from configs: docs/decisions/configs.md
-    "tests": (638_100, 480_000),
+    "tests": (637_800, 480_000),
     "benchmarks": (20_000, 20_000),
     "examples": (30_500, 32_000),
     "stagecoach.py, requirements, deploy, tasks/*.py": (5_100, 5_500),
     "docs": (2_000, 2_000),
 }
 """The tokens that a folder may have now, and the goal of the redesign."""
-MOST_ASSET_LINES = (2_241, 2_300)
+MOST_ASSET_LINES = (2_239, 2_300)
 """Lines of templates, styles and scripts of the viewer; `vendored` has those of others."""
 
 
