@@ -55,7 +55,7 @@ def scores(address: str, key: str, tables: Mapping[str, pa.Table]) -> pa.Table:
         for name, rows in tables.items():
             write_rows(Path(directory, f"{name}.arrow"), rows)
         with _connect(address, key) as grader:
-            answer = _ask(grader, {"directory": directory}, STALL_SECONDS)
+            answer = _ask(grader, {"directory": directory})
         if "refused" in answer:
             raise NotRegradable(answer["refused"])
         return read_rows(Path(directory, "scores.arrow"))
@@ -69,17 +69,17 @@ def _connect(address: str, key: str) -> Connection:
         raise GraderLost(f"no grader answers at {address}: {type(error).__name__}: {error}") from error
 
 
-def _ask(grader: Connection, request: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+def _ask(grader: Connection, request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the answer to a request; messages before it only report progress."""
     try:
         grader.send_bytes(json.dumps(request).encode())
-        while grader.poll(seconds):  # the wait begins anew with every episode that is reported
+        while grader.poll(STALL_SECONDS):  # the wait begins anew with every episode that is reported
             answer: dict[str, Any] = json.loads(grader.recv_bytes())
             if "working" not in answer:
                 return answer
     except (OSError, EOFError) as error:
         raise GraderLost(f"a grader went away while it worked: {type(error).__name__}: {error}") from error
     raise GraderStalled(
-        f"a grader finished no episode in {seconds:.0f} s: a reward function does not return. Nothing of it is in the "
-        "store, what was recorded is as it was. Look at the environment's reward functions, then run the same again."
+        f"a grader finished no episode in {STALL_SECONDS:.0f} s: a reward function does not return. Nothing of it is in "
+        "the store, what was recorded is as it was. Look at the environment's reward functions, then run the same again."
     )
