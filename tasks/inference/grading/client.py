@@ -80,6 +80,7 @@ def _ask(grader: Connection, request: Mapping[str, Any]) -> dict[str, Any]:
     except (OSError, EOFError) as error:
         raise GraderLost(f"a grader went away while it worked: {type(error).__name__}: {error}") from error
     raise GraderStalled(
-        f"a grader finished no episode in {STALL_SECONDS:.0f} s: a reward function does not return. Nothing of it is in "
-        "the store, what was recorded is as it was. Look at the environment's reward functions, then run the same again."
+        f"a grader finished no episode in {STALL_SECONDS:.0f} s: a reward function does not return. Nothing of it is "
+        "in the store, what was recorded is as it was. Look at the environment's reward functions, then run the same "
+        "again."
     )
