@@ -8,7 +8,7 @@ from configs.run import RunConfig
 from configs.store import default_store
 from flows.orchestration import server as prefect_api
 from flows.orchestration.server import one_line
-from flows.orchestration.states import ends_kept
+from flows.orchestration.table_workers import table_workers
 from flows.replays.loop import loop_replay, plan_run, trains_again
 from flows.replays.request import ReplayRequest
 from flows.reporting.panel import Panel
@@ -60,54 +60,46 @@ def panel_for(config: RunConfig, plain: bool = False) -> Panel:
 
 
 def run(config: RunConfig, watchers: tuple[Watcher, ...] = ()) -> dict[str, Any]:
-    """Run a resolved config: in Prefect's flow of its kind, or without Prefect where every result is cached."""
+    """Run a resolved config: in a Prefect flow of its kind, or without Prefect where every result is cached."""
     with open_run(config, plan_run, watchers) as session:
         if session.missing:
-            return _call_flow(session)
+            return _run_in_flow(session)
         with record_run(session):
             return LOOPS[config.kind](session)
 
 
-def _call_flow(session: Session) -> dict[str, Any]:
-    """Call the flow of a session. How it ended is not changed by a Prefect that cannot write that down.
+def _run_in_flow(session: Session) -> dict[str, Any]:
+    """Run an open session in a Prefect flow. How it ended is not changed by a Prefect that cannot write that down.
 
     Raises what the run raised, PrefectFailed where Prefect failed before there was a run.
     """
-    import httpx
-
-    with ends_kept() as ends:
-        try:
-            return _call_in_prefect(session.config)
-        except httpx.HTTPError as problem:
-            if not ends:
-                raise prefect_api.failure(problem) from problem
-            if isinstance(ends[0], BaseException):
-                raise ends[0] from problem
-            text = f"Prefect did not get the end of the run, which is safe: {one_line(problem)}"
-            session.notify("note", text=text)
-            outcome: dict[str, Any] = ends[0]
-            return outcome
-
-
-def _call_in_prefect(config: RunConfig) -> dict[str, Any]:
     # Imported here and not above: Prefect takes a while, and reads which API to use when it is imported.
+    import httpx
     from prefect import tags
 
-    match config.kind:
-        case "train":
-            from flows.train import train as flow
-        case "sft":
-            from flows.sft import sft as flow
-        case "evaluate":
-            from flows.evaluate import evaluate as flow
-        case "replay":
-            from flows.replay import replay as flow
-    with tags(*prefect_api.run_tags(config.name, config.store)), prefect_api.needed_heartbeats():
-        outcome: dict[str, Any] = flow(name=config.name, **_parameters(config))
+    from flows.orchestration.run_flow import run_flow
+
+    config, ends = session.config, list[Any]()
+
+    def work(name: str, seed: int | None, store: str) -> dict[str, Any]:
+        try:
+            with table_workers(config.prefect), record_run(session):
+                outcome = LOOPS[config.kind](session)
+        except BaseException as error:
+            ends.append(error)
+            raise
+        ends.append(outcome)
         return outcome
 
-
-def _parameters(config: RunConfig) -> dict[str, Any]:
-    """Return what Prefect shows of a flow run; the session that is open around it has the config itself."""
-    shown = {"run": config.replay.run} if config.kind == "replay" else {"seed": config.seed}
-    return {**shown, "advanced": {"store": config.store}}
+    try:
+        with tags(*prefect_api.run_tags(config.name, config.store)), prefect_api.needed_heartbeats():
+            returned: dict[str, Any] = run_flow(config.kind)(work)(config.name, config.seed, config.store)
+            return returned
+    except httpx.HTTPError as problem:
+        if not ends:
+            raise prefect_api.failure(problem) from problem
+        if isinstance(ends[0], BaseException):
+            raise ends[0] from problem
+        session.notify("note", text=f"Prefect did not get the end of the run, which is safe: {one_line(problem)}")
+        kept: dict[str, Any] = ends[0]
+        return kept

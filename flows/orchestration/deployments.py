@@ -120,7 +120,9 @@ def main(pool: str = POOL, store: str = "", slots: int = 1, file: str = "") -> i
     url = required_url("nothing was deployed")
     prefect_api.probe(url)
     entries = read(Path(file) if file else FILE)
-    limit, root = f"{pool}-gpu", absolute(store or default_store())
+    limit, root = f"{pool}-gpu", store or default_store()
+    if is_local := "://" not in root:  # a worker's runs begin in directories of their own
+        root = str(Path(root).expanduser().resolve())
     print(f"Prefect server {url}")
     for name in prefect_api.crash_stale_runs(embedded=False):
         print(f"  flow run {name}: its process is gone, its state says how it ended")
@@ -133,21 +135,11 @@ def main(pool: str = POOL, store: str = "", slots: int = 1, file: str = "") -> i
     print(f"  automation {AUTOMATION!r}")
     for entry in entries:
         print(f"  deployment {register(entry, pool, root, limit, slots)}")
-    for name in lost_runs(root):
+    # Makes no store.
+    for name in mark_crashed(open_store(root)) if is_local and Path(root, FORMAT).is_file() else ():
         print(f"  run {name} of the store: its process is gone, marked as crashed")
     print(f"Runs are kept in {root}. Next, on each machine:\n  prefect worker start --pool {pool}")
     return 0
-
-
-def absolute(store: str) -> str:
-    """Return a store's root as workers find it: a worker's runs begin in directories of their own."""
-    return store if "://" in store else str(Path(store).expanduser().resolve())
-
-
-def lost_runs(root: str) -> list[str]:
-    """Mark runs of a store on this machine as crashed whose process is gone; return their names. Makes no store."""
-    exists = "://" not in root and Path(root, FORMAT).is_file()
-    return mark_crashed(open_store(root)) if exists else []
 
 
 def register(entry: DeploymentEntry, pool: str, store: str, limit: str, slots: int) -> str:

@@ -4,6 +4,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
@@ -11,12 +12,14 @@ from flows.orchestration.server import bookkeeping_only
 from flows.orchestration.states import RunCancelled
 from flows.reporting.artifacts import artifact_key, escape
 from flows.reporting.formats import compact_number, cut, visible
-from tasks.metrics.figures import MEANINGS, Figures
+from tasks.metrics.figures import MEANINGS
 from tasks.runtime.services import Answer, Approve, Question, Shown
 
 ASK_SECONDS = 2.0
 PREFECT_SECONDS = 600
 """Prefect waits so much longer than we do: once its own time is over, it takes no other end of the run than its own."""
+LONGEST_TEXT = 1500
+"""Characters of a message that are shown."""
 
 
 class Unanswered(ValueError):
@@ -51,8 +54,11 @@ def wait_for_answer(resume: str, question: Question, page: str) -> Answer:
     The pause carries the question's key: what was answered before a process died is taken by the same flow run when it
     is tried again. Raises Unanswered after `question.timeout_seconds` or where the run cannot wait, RunCancelled.
     """
+    import httpx
     from prefect.client.orchestration import get_client
+    from prefect.input import keyset_from_paused_state
     from prefect.runtime import flow_run
+    from prefect.states import Paused
     from prefect.utilities.engine import propose_state_sync
 
     if not flow_run.id:
@@ -61,18 +67,28 @@ def wait_for_answer(resume: str, question: Question, page: str) -> Answer:
     # Before the pause: proposing it may take a while itself.
     deadline = time.monotonic() + question.timeout_seconds
     with get_client(sync_client=True) as client:
-        wanted, keyset = _paused_state(question)
-        # Before the pause: whoever sees the flow run paused may answer at once, and needs the form for it.
+        seconds = math.ceil(question.timeout_seconds) + PREFECT_SECONDS
+        # Not rescheduled: this process waits, with its engine up, and goes on itself.
+        state: Any = Paused(timeout_seconds=seconds, reschedule=False, pause_key=question.key)
+        keyset = state.state_details.run_input_keyset = keyset_from_paused_state(state)
+        # Before the pause: whoever sees the flow run paused may answer immediately, and needs the form for it.
         save_form(form, keyset)
-        state = propose_state_sync(client, wanted, flow_run_id=flow_run.id)
+        state = propose_state_sync(client, state, flow_run_id=flow_run.id)
         while state.is_paused() and time.monotonic() < deadline:
             time.sleep(min(ASK_SECONDS, question.timeout_seconds))
-            # Whoever waits for hours sees a server restarted now and then.
-            state = _state(client, flow_run.id) or state
+            # In hours of waiting a server is restarted now and then, which ends no wait.
+            with suppress(httpx.HTTPError):
+                state = client.read_flow_run(flow_run.id).state or state
     if state.is_running():
-        given = form.load(keyset)
-        return Answer(given.approve, given.by, given.reason)
-    raise _error_of_end(resume, question, state)
+        reply = form.load(keyset)
+        return Answer(reply.approve, reply.by, reply.reason)
+    if state.is_cancelling() or state.is_cancelled():
+        raise RunCancelled(
+            f"cancelled while step {question.step} waited for approval. Everything done so far is safe; go on with: "
+            f"{resume}"
+        )
+    waited = f"nobody answered within gate.timeout_seconds, {question.timeout_seconds:g}"
+    raise Unanswered(_advice(resume, question, waited if state.is_paused() else f"the flow run is {state.name}"))
 
 
 def approval_form(page: str) -> Any:
@@ -89,19 +105,6 @@ def approval_form(page: str) -> Any:
     return Approval.with_initial_data(description=page)
 
 
-def _paused_state(question: Question) -> tuple[Any, Any]:
-    """Return the state in which a flow run waits for the answer, and the keys under which the answer comes."""
-    from prefect import states
-    from prefect.input import keyset_from_paused_state
-
-    seconds = math.ceil(question.timeout_seconds) + PREFECT_SECONDS
-    # Not rescheduled: this process waits, with its engine up, and goes on itself.
-    wanted: Any = states.Paused(timeout_seconds=seconds, reschedule=False, pause_key=question.key)
-    keyset = keyset_from_paused_state(wanted)
-    wanted.state_details.run_input_keyset = keyset
-    return wanted, keyset
-
-
 def save_form(form: Any, keyset: Any) -> None:
     """Keep the form of an answer with the flow run; one that has it from an earlier try keeps that one.
 
@@ -116,26 +119,6 @@ def save_form(form: Any, keyset: Any) -> None:
             raise
 
 
-def _state(client: Any, flow_run_id: Any) -> Any:
-    """Return the flow run's state; None while the API does not answer, which ends no wait."""
-    import httpx
-
-    try:
-        return client.read_flow_run(flow_run_id).state
-    except httpx.HTTPError:
-        return None
-
-
-def _error_of_end(resume: str, question: Question, state: Any) -> ValueError:
-    if state.is_cancelling() or state.is_cancelled():
-        return RunCancelled(
-            f"cancelled while step {question.step} waited for approval. Everything done so far is safe; go on with: "
-            f"{resume}"
-        )
-    waited = f"nobody answered within gate.timeout_seconds, {question.timeout_seconds:g}"
-    return Unanswered(_advice(resume, question, waited if state.is_paused() else f"the flow run is {state.name}"))
-
-
 def _advice(resume: str, question: Question, what: str) -> str:
     return (
         f"step {question.step} waits for approval and {what}. Nothing was trained on its batch; the batch and all "
@@ -144,26 +127,15 @@ def _advice(resume: str, question: Question, what: str) -> str:
     )
 
 
-LONGEST_TEXT = 1500
-"""Characters of a message that are shown."""
-
-
 def summary(run: str, question: Question) -> str:
-    """Return a batch as markdown: its figures, then a few rollouts with their texts."""
-    head = [
-        f"# {escape(run)}, step {question.step}: may this batch be trained on?",
-        "",
-        *figures_table(question.figures),
+    """Return a batch as markdown: its figures with their meanings, then a few rollouts with their texts."""
+    figures = [
+        f"| {escape(name)} | {compact_number(value)} | {escape(MEANINGS[name])} |"
+        for name, value in question.figures.items()
     ]
+    head = [f"# {escape(run)}, step {question.step}: may this batch be trained on?", ""]
+    head += ["| figure | value | what it is |", "|---|---:|---|", *figures]
     return "\n".join([*head, *(line for shown in question.rollouts for line in _rollout(shown))])
-
-
-def figures_table(figures: Figures) -> list[str]:
-    """Return figures as the lines of a markdown table, each with its meaning."""
-    rows = [
-        f"| {escape(name)} | {compact_number(value)} | {escape(MEANINGS[name])} |" for name, value in figures.items()
-    ]
-    return ["| figure | value | what it is |", "|---|---:|---|", *rows]
 
 
 def _rollout(shown: Shown) -> list[str]:
@@ -178,15 +150,13 @@ def _rollout(shown: Shown) -> list[str]:
 
 def decision_lines(rows: list[Mapping[str, Any]]) -> list[str]:
     """Return decisions as lines for a terminal, the oldest first; each row carries its step."""
-    return [
-        f"step {row['step']}: {'approved' if row['approved'] else 'refused'} by {row['decided_by']}"
-        f"{': ' + row['reason'] if row['reason'] else ''} ({_brief(row['figures'])})"
-        for row in rows
-    ]
-
-
-def _brief(figures: str) -> str:
-    found = json.loads(figures)
-    return ", ".join(
-        f"{name} {compact_number(found.get(name))}" for name in ("num_traces", "trainable_ratio", "reward_mean")
-    )
+    lines = []
+    for row in rows:
+        figures = json.loads(row["figures"])
+        names = ("num_traces", "trainable_ratio", "reward_mean")
+        lines.append(
+            f"step {row['step']}: {'approved' if row['approved'] else 'refused'} by {row['decided_by']}"
+            f"{': ' + row['reason'] if row['reason'] else ''} "
+            f"({', '.join(f'{name} {compact_number(figures.get(name))}' for name in names)})"
+        )
+    return lines

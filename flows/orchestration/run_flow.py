@@ -21,7 +21,7 @@ from prefect.states import Cancelled, Completed, Failed
 
 from flows import PACKAGES
 from flows.orchestration.server import bookkeeping_only, current_flow_run
-from flows.orchestration.states import OF_A_RESULT, RunCancelled, keep_end, note_end
+from flows.orchestration.states import OF_A_RESULT, RunCancelled, note_end
 from flows.reporting.messages import outcome_message
 from storage.keys import content_key
 from tasks.runtime.prefect_task import error_text
@@ -46,14 +46,10 @@ def reports_its_end(flow_function: Callable[P, R]) -> Callable[P, Any]:
     @wraps(flow_function)
     def ending(*args: P.args, **kwargs: P.kwargs) -> Any:
         try:
-            outcome = flow_function(*args, **kwargs)
-            keep_end(outcome)
-            return _completion_state(outcome)
+            return _completion_state(flow_function(*args, **kwargs))
         except RunCancelled as error:
-            keep_end(error)
             return Cancelled(message=str(error), data=error)
         except Exception as error:
-            keep_end(error)
             _log_error(error)
             return Failed(message=error_text(error), data=error)
 

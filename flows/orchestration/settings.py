@@ -2,7 +2,6 @@
 
 import os
 import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +24,18 @@ def configured_url() -> str:
     """Return the API URL that the user has configured, or an empty string.
 
     The order is Prefect's own: environment, `.env`, `prefect.toml`, `[tool.prefect]` of `pyproject.toml`, profile.
+    Importing Prefect to ask would settle its API for the process.
     """
-    return (
-        os.environ.get(URL, "")
+    home = Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect").expanduser()
+    profiles = _toml(Path(os.environ.get("PREFECT_PROFILES_PATH") or home / "profiles.toml"))
+    active = os.environ.get("PREFECT_PROFILE") or profiles.get("active", "")
+    return str(
+        os.environ.get(URL)
         or dotenv_values(".env").get(URL)
-        or _nested_value(_toml(Path("prefect.toml")), "api", "url")
-        or _nested_value(_toml(Path("pyproject.toml")), "tool", "prefect", "api", "url")
-        or _profile_url()
+        or _toml(Path("prefect.toml")).get("api", {}).get("url")
+        or _toml(Path("pyproject.toml")).get("tool", {}).get("prefect", {}).get("api", {}).get("url")
+        or profiles.get("profiles", {}).get(active, {}).get(URL)
+        or ""
     )
 
 
@@ -92,15 +96,6 @@ def server_settings() -> dict[str, str]:
     }
 
 
-def _profile_url() -> str:
-    """Return the URL of the active profile, if there is a profile file that names one."""
-    home = Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect").expanduser()
-    # As Prefect resolves it; importing Prefect to ask would settle its API for the process.
-    profiles = _toml(Path(os.environ.get("PREFECT_PROFILES_PATH") or home / "profiles.toml"))
-    active = os.environ.get("PREFECT_PROFILE") or profiles.get("active", "")
-    return _nested_value(profiles, "profiles", active, URL)
-
-
 def _toml(path: Path) -> dict[str, Any]:
     """Return a TOML file's content; empty where there is none. A broken one is the user's to know of."""
     try:
@@ -109,11 +104,3 @@ def _toml(path: Path) -> dict[str, Any]:
         return {}
     except tomllib.TOMLDecodeError as problem:
         raise SettingsUnreadable(f"{path.absolute()} is not valid TOML: {problem}. Correct or remove it") from problem
-
-
-def _nested_value(values: Mapping[str, Any], *names: str) -> str:
-    """Return the string at a path of keys, or an empty string where the path ends early."""
-    found: Any = values
-    for name in names:
-        found = found.get(name) if isinstance(found, Mapping) else None
-    return found if isinstance(found, str) else ""

@@ -5,9 +5,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -72,7 +70,6 @@ class Cancellation:
 
 
 SAFE = ". Everything done so far is safe; the same run again goes on"
-_ends: ContextVar[list[Any] | None] = ContextVar("ends", default=None)
 _log = logging.getLogger("stagecoach")
 
 
@@ -90,26 +87,6 @@ def event_of(error: BaseException, where: str = "") -> tuple[str, str]:
     if is_end(error):
         return "interrupted", f"ended by SIGTERM, or by SIGHUP of a closed terminal{SAFE}"
     return "failed", error_text(error)
-
-
-@contextmanager
-def ends_kept() -> Iterator[list[Any]]:
-    """Give a list that holds, once a flow called in the block has ended, what it returned or the error that ended it.
-
-    What Prefect raises when it cannot write down the state would hide that.
-    """
-    ends: list[Any] = []
-    token = _ends.set(ends)
-    try:
-        yield ends
-    finally:
-        _ends.reset(token)
-
-
-def keep_end(end: Any) -> None:
-    """Keep what a flow returned, or the error that ended it, for the block of `ends_kept` around it."""
-    if (ends := _ends.get()) is not None:
-        ends.append(end)
 
 
 def note_end(flow: Any, flow_run: Any, state: Any) -> None:

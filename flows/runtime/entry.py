@@ -1,12 +1,12 @@
-"""session_for: the session in which a Prefect flow works, and the parameters that flows share.
+"""session_for: the session in which the flow of a deployment works, and the parameters that flows share.
 
-A flow uses the session of the command line that called it, or opens one where a worker, a schedule or a program called
-it. Then the run gets a name that a retry finds again, and the two are linked: the flow run's tags name the run, its
-store and its process, and the run's events name the flow run. Imports Prefect: for the modules of flows alone.
+A worker, a schedule or a program calls it. The run gets a name that a retry finds again, and the two are linked: the
+flow run's tags name the run, its store and its process, and the run's events name the flow run. Imports Prefect: for
+the modules of flows alone.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Self
 from uuid import UUID
@@ -19,11 +19,10 @@ from configs.run import RunConfig
 from configs.store import default_store
 from flows.orchestration.run_flow import run_name
 from flows.orchestration.server import bookkeeping_only, current_flow_run, run_tags
-from flows.orchestration.table_workers import table_workers
 from flows.runtime.plan import Planner, plan_work
 from flows.runtime.resolve_run import continued_run, resolve_run
 from flows.runtime.run import open_run
-from flows.runtime.session import Session, current_session, record_run
+from flows.runtime.session import Session, record_run
 from storage.store import open_store
 
 OF_A_PROCESS = ("run:", "store:", "process:")
@@ -56,7 +55,7 @@ class FileParameters(StoreParameters):
 def session_for(
     kind: str, files: Sequence[str], overrides: Sequence[str], **settings: Any
 ) -> AbstractContextManager[Session]:
-    """Return a context with the session that is open around the flow, or a new one for files and overrides."""
+    """Return a context with the session of a run, which has the name that `settings` or the flow run give it."""
     prepared = partial(resolve_run, kind, files, overrides, **settings)
     return session_of(prepared if settings.get("name") else partial(_prepare_new, kind, prepared))
 
@@ -90,19 +89,10 @@ def planned_steps(
 
 @contextmanager
 def session_of(resolve: Callable[[], RunConfig], plan: Planner = plan_work) -> Iterator[Session]:
-    """Yield the session that is open around the flow, or the one of a new run; record how the run went.
-
-    `plan` returns every result of the run.
-    """
-    with ExitStack() as stack:
-        session = current_session()
-        if session is None:
-            config = resolve()
-            link(config)
-            session = stack.enter_context(open_run(config, plan))
-        elif session.missing:
-            stack.enter_context(table_workers(session.config.prefect))
-        stack.enter_context(record_run(session))
+    """Yield the session of a new run, and record how the run went; `plan` returns every result of the run."""
+    config = resolve()
+    link(config)
+    with open_run(config, plan) as session, record_run(session):
         yield session
 
 

@@ -5,7 +5,7 @@ the threads that build batches ahead and the queue of rollouts. It runs in the t
 every result is cached.
 """
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from contextvars import copy_context
@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 from configs.algorithms import GrpoConfig
-from configs.evaluation import EvaluationConfig
 from configs.run import RunConfig
 from configs.sections import ModelConfig
 from configs.services import EngineConfig
@@ -127,44 +126,39 @@ def evaluation_contexts(context: RunContext) -> dict[str, RunContext]:
 
 
 def evaluation_configs(config: RunConfig) -> dict[str, RunConfig]:
-    """Return what a run's config comes to in the evaluation of each set, by its name; "" is the one without a name."""
-    return {name: _evaluating(config, each) for name, each in config.evaluation.of_sets().items()}
+    """Return what a run's config comes to in the evaluation of each set, by its name; "" is the one without a name.
 
-
-def _evaluating(config: RunConfig, evaluation: EvaluationConfig) -> RunConfig:
-    """Return a config with the sampling settings of an evaluation; no teacher samples there.
-
-    Every group is sampled to its end: scores of those that end first would be of the short ones.
+    No teacher samples there. Every group is sampled to its end: scores of those that end first would be of short ones.
     """
-    # An environment's own would win over the evaluation's.
-    own = {"temperature": None, "algorithm": None}
-    environments = tuple(each.model_copy(update=own) for each in config.environments)
-    rollout = config.rollout.model_copy(update={"temperature": evaluation.temperature})
-    changed: dict[str, Any] = {"rollout": rollout, "environments": environments, "algorithm": GrpoConfig()}
-    changed |= {"assignment": config.assignment.model_copy(update={"oversampling": 1.0})}
-    changed |= {"evaluation": evaluation}
-    if config.external:  # someone else's model asks no engine and no weights of ours
-        changed |= {"engine": EngineConfig(), "model": ModelConfig()}
-    return config.model_copy(update=changed)
+    # An environment's own settings would win over the evaluation's.
+    environments = [entry.model_copy(update={"temperature": None, "algorithm": None}) for entry in config.environments]
+    changes: dict[str, Any] = {"environments": tuple(environments), "algorithm": GrpoConfig()}
+    changes["assignment"] = config.assignment.model_copy(update={"oversampling": 1.0})
+    if config.external:  # an external model needs no engine and no weights
+        changes |= {"engine": EngineConfig(), "model": ModelConfig()}
+    configs = {}
+    for name, evaluation in config.evaluation.of_sets().items():
+        rollout = config.rollout.model_copy(update={"temperature": evaluation.temperature})
+        configs[name] = config.model_copy(update={**changes, "rollout": rollout, "evaluation": evaluation})
+    return configs
 
 
 def evaluate_sets(
     session: Session, contexts: Mapping[str, RunContext], policy: Policy | None
 ) -> list[EvaluationScores]:
     """Sample the held-out examples of some sets with `policy`, None for an external model, and tell the watchers."""
-    return [_evaluate(session, name, context, policy) for name, context in contexts.items()]
-
-
-def _evaluate(session: Session, name: str, context: RunContext, policy: Policy | None) -> EvaluationScores:
-    execute = Executor(session, context, label=name)
-    rounds = pipeline.evaluate(execute, policy, context.config.evaluation.retry_errors)
-    tables = [context.table("traces", (ref,)) for ref in rounds]
-    passing = context.config.evaluation.pass_at, context.config.evaluation.pass_reward
-    scores = score_rollouts(name, policy.version if policy else 0, tables, context.config.environments, *passing)
-    computed = any(ref.computed for ref in rounds)
-    session.task_runs.finish_evaluation(scores.described, computed)
-    session.notify("evaluation", computed=computed, **scores.described)
-    return scores
+    every = []
+    for name, context in contexts.items():
+        evaluation = context.config.evaluation
+        rounds = pipeline.evaluate(Executor(session, context, label=name), policy, evaluation.retry_errors)
+        tables = [context.table("traces", (ref,)) for ref in rounds]
+        passing = evaluation.pass_at, evaluation.pass_reward
+        scores = score_rollouts(name, policy.version if policy else 0, tables, context.config.environments, *passing)
+        computed = any(ref.computed for ref in rounds)
+        session.task_runs.finish_evaluation(scores.described, computed)
+        session.notify("evaluation", computed=computed, **scores.described)
+        every.append(scores)
+    return every
 
 
 class Evaluations:
@@ -195,7 +189,7 @@ class Evaluations:
     def begin(self, policy: Policy) -> None:
         """Evaluate a policy on the sets that are due; raises what an earlier evaluation raised."""
         # Without waiting, but an evaluation that failed must not go unnoticed for the rest of the run.
-        self._collect(Future.done)
+        self._collect(wait=False)
         due = {name: each for name, each in self._sets.items() if each.config.evaluation.due(policy.version)}
         if not due:
             return
@@ -208,13 +202,13 @@ class Evaluations:
 
     def finish(self) -> None:
         """Wait for all evaluations; raises what one of them raised."""
-        self._collect(lambda future: True)
+        self._collect(wait=True)
 
     @property
     def waiting_keys(self) -> set[str]:
         """Keys of the policies whose evaluations are running."""
         return {key for key, _ in self._waiting}
 
-    def _collect(self, ready: Callable[[Future[list[EvaluationScores]]], bool]) -> None:
-        while self._waiting and ready(self._waiting[0][1]):
+    def _collect(self, wait: bool) -> None:
+        while self._waiting and (wait or self._waiting[0][1].done()):
             self.scores += self._waiting.pop(0)[1].result()

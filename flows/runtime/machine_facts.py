@@ -2,9 +2,8 @@
 
 import os
 import platform
-import subprocess
+import shutil
 from collections.abc import Iterator, Mapping
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,8 @@ from tasks.inference.engine.weights_view import require_weights
 from tasks.inference.environments.packages import package_version
 from tasks.runtime.imports import DISTRIBUTION, NotImportable, code_version
 
-CONTAINERS = {"docker": "info", "podman": "info", "apptainer": "version"}
-"""Programs of container runtimes, with the command that each answers where it works."""
-ANSWER_SECONDS = 4.0
+CONTAINERS = ("docker", "podman", "apptainer")
+"""Programs of container runtimes."""
 PACKAGES = ("torch", "transformers", "verifiers", "renderers", "prefect", "deltalake", "pyarrow")
 
 
@@ -82,40 +80,20 @@ def _device_problems(config: RunConfig, trains: bool) -> Iterator[str]:
 
 
 def _container_problems(config: RunConfig, needs_environments: bool) -> Iterator[str]:
-    """Yield a line for each runtime of an environment whose program is not on this machine, or does not answer."""
-    for where, runtime in _runtimes(config) if needs_environments else ():
-        program = str(runtime.get("type"))
-        if program in CONTAINERS and (problem := _container_problem(program)):
-            yield (
-                f"{where}: {program!r} starts no containers on this machine: {problem}. Install it, start its service "
-                "and let this user use it, or take the runtime 'subprocess'"
-            )
-
-
-def _runtimes(config: RunConfig) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the runtimes of the environments that are served here, each with the place of its setting."""
-    for index, environment in enumerate(config.environments):
-        if environment.address:  # another machine serves it, with what it needs
-            continue
-        yield f"environments.{index}.runtime", environment.runtime
-        for name, seat in environment.seats.items():
-            yield f"environments.{index}.seats.{name}.runtime", seat.runtime
+    """Yield a line for each runtime of an environment that is served here and whose program this machine lacks."""
+    for index, environment in enumerate(config.environments if needs_environments else ()):
+        runtimes = {"runtime": environment.runtime}
+        runtimes |= {f"seats.{name}.runtime": seat.runtime for name, seat in environment.seats.items()}
         for name, seat in environment.env.items():
             if isinstance(seat, dict) and isinstance(seat.get("runtime"), dict):
-                yield f"environments.{index}.env.{name}.runtime", seat["runtime"]
-
-
-@cache
-def _container_problem(program: str) -> str:
-    """Return why containers cannot be started here; empty where they can."""
-    try:
-        done = subprocess.run(
-            [program, CONTAINERS[program]], capture_output=True, text=True, timeout=ANSWER_SECONDS, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return str(error)
-    lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-    return lines[-1].rstrip(".?") if done.returncode else ""
+                runtimes[f"env.{name}.runtime"] = seat["runtime"]
+        for where, runtime in runtimes.items() if not environment.address else ():
+            program = runtime.get("type")
+            if program in CONTAINERS and shutil.which(program) is None:
+                yield (
+                    f"environments.{index}.{where}: {program!r}, and there is no such program on this machine. Install "
+                    "it, or take the runtime 'subprocess'"
+                )
 
 
 def _parts(config: RunConfig) -> tuple[bool, bool, bool, bool]:

@@ -56,9 +56,14 @@ class RolloutSource:
         """Let `policy` sample for the queue, and add the first assignments of `steps` to it."""
         if self.queue is None or not steps:
             return
-        # All at once: each further addition makes the sampler look again.
+        # In one go: each further addition makes the sampler look again.
         for step in steps:
-            self._assigned[step] = assign(self.execute, step, self._examples, 0, self._state_of_sampler(step))
+            state: tuple[Ref, ...] = ()
+            if step and self._config.assignment.sampler.stateful:
+                # The rollouts that were trained on last when the step is assigned are lag + 1 steps older.
+                last_trained = step - 1 - self._config.rollout.max_off_policy_steps
+                state = self._assigned[step - 1], *self._taken.get(last_trained, ())
+            self._assigned[step] = assign(self.execute, step, self._examples, 0, state)
         self.queue.add([self._assigned[step] for step in steps], policy)
 
     def learner_waits(self) -> AbstractContextManager[None]:
@@ -86,13 +91,20 @@ class RolloutSource:
     ) -> Ref:
         """Return rollouts of an assignment, or as many groups of the queue; `policy` is the oldest that may sample.
 
-        `when_sampled` is called once the engine is free for the next batch.
+        Supervised runs take demonstrations in place of rollouts. `when_sampled` is called once the engine is free for
+        the next batch: when the last rollout has ended, before all of them are committed.
         """
+        inputs = assigned, self._examples
         if self.queue is None:
-            sampled = sample(self.execute, step, assigned, self._examples, policy, when_sampled)
+            if self._config.kind == "sft":
+                # No policy: demonstrations are the same whichever policy learns from them, and so is their key.
+                sampled = self.execute(demonstration.task, step, inputs)
+            else:
+                sampled_by = sampling_policy(policy, self._config)
+                sampled = self.execute(rollout.task, step, inputs, sampled_by, when_computed=when_sampled)
             when_sampled()  # also where they were cached
             return sampled
-        key, inputs = {"stream": self._digest}, (assigned, self._examples)
+        key = {"stream": self._digest}
         taken = self.execute(rollout.queue_task, step, inputs, policy, parameters=self.queue, extra_inputs=key)
         self.queue.mark_recorded(taken)
         self._taken.setdefault(step, []).append(taken)
@@ -115,13 +127,6 @@ class RolloutSource:
         refs = (self._examples, *state, taken)
         return self.execute(assignment.task, step, refs, parameters=request, extra_inputs=digests)
 
-    def _state_of_sampler(self, step: int) -> tuple[Ref, ...]:
-        """Return the inputs of a sampler with state: the assignment before, and the rollouts that were trained on last
-        when the step is assigned, of the step that is lag + 1 steps earlier."""
-        if not step or not self._config.assignment.sampler.stateful:
-            return ()
-        return self._assigned[step - 1], *self._taken.get(step - 1 - self._config.rollout.max_off_policy_steps, ())
-
 
 def assign(
     execute: Executor,
@@ -142,25 +147,6 @@ def assign(
     refs = (examples, *previous) if groups or execute.config.assignment.sampler.stateful else (examples,)
     request = assignment.BatchRequest(batch, groups)
     return execute(assignment.task, step, refs, parameters=request, extra_inputs=digests)
-
-
-def sample(
-    execute: Executor,
-    step: int,
-    assigned: Ref,
-    examples: Ref,
-    policy: Policy | None,
-    when_sampled: Callable[[], None] | None = None,
-) -> Ref:
-    """Sample an assignment; in supervised runs, take the demonstrations in place of rollouts.
-
-    `when_sampled` is called when the last rollout has ended, before all of them are committed.
-    """
-    if execute.config.kind == "sft":
-        # No policy: demonstrations are the same whichever policy learns from them, and so is their key.
-        return execute(demonstration.task, step, (assigned, examples))
-    sampled_by = sampling_policy(policy, execute.config)
-    return execute(rollout.task, step, (assigned, examples), sampled_by, when_computed=when_sampled)
 
 
 def sampling_policy(policy: Policy | None, config: RunConfig) -> Policy | None:

@@ -84,12 +84,12 @@ def watching(config: RunConfig) -> Iterator[tuple[tuple[Watcher, ...], tuple[str
     if config.prefect.artifacts:
         watchers = RunArtifacts(config.name, config.store, config.steps), *watchers
     tracking = config.tracking
-    known = isinstance(tracking, TrackingSection) and config.name in open_store(config.store).runs.names()
+    known = config.name in open_store(config.store).runs.names()
     with open_sink(config, log_directory(config), known) as sink:
-        if sink is None or not isinstance(tracking, TrackingSection):
-            yield watchers, ()
-        else:
+        if sink is not None and isinstance(tracking, TrackingSection):
             yield (*watchers, TrackingWatcher(sink, tracking)), (sink.where,)
+        else:
+            yield watchers, ()
 
 
 class LogWatcher:

@@ -1,7 +1,6 @@
 """A session: everything that lives as long as one run, and the events that others want to see.
 
-`open_session` makes one for a config. A flow uses the session that is open around it, or opens its own when a worker
-called it (`flows.runtime.entry`). Services start early, side by side, and only those that missing work needs; before
+`open_session` makes one for a config. Services start early, in parallel, and only those that missing work needs; before
 that `flows.runtime.preflight` looks for what would make the run fail later.
 """
 
@@ -11,7 +10,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from contextvars import ContextVar
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -43,7 +41,6 @@ from tasks.runtime.stage import Policy, Ref
 from tasks.stage_tasks import services_of
 
 Watcher = Callable[[str, Mapping[str, Any]], None]
-_current: ContextVar["Session | None"] = ContextVar("session", default=None)
 
 
 class Session:
@@ -237,16 +234,7 @@ def open_session(config: RunConfig, watchers: tuple[Watcher, ...] = ()) -> Itera
         session.slot = slot
         slot.enter_context(supervisor.subscribe(session.note_service))
         session.note_other_writers()
-        token = _current.set(session)
-        try:
-            yield session
-        finally:
-            _current.reset(token)
-
-
-def current_session() -> Session | None:
-    """Return the session that is open around the caller."""
-    return _current.get()
+        yield session
 
 
 @contextmanager

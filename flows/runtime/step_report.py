@@ -10,7 +10,7 @@ from flows.queries.tracked_rows import COLUMNS, sample_rollouts
 from flows.reporting.messages import measured_step
 from flows.runtime.records import FinishedStep
 from flows.runtime.session import Session
-from tasks.metrics.accounting import ERRORED, TRAINED
+from tasks.metrics.accounting import TRAINED
 from tasks.metrics.figures import Values, metric_values
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref
@@ -97,12 +97,9 @@ def describe(context: RunContext, step: int, refs: Sequence[Ref]) -> dict[str, A
     """
     values = step_values(context, refs)
     update = context.table("updates", refs).to_pylist()[-1] if _makes(refs, "updates") else None
-    measured = measured_step(step, values)
     return {
-        **measured,
+        **measured_step(step, values),
         "computed": any(ref.computed for ref in refs),
         "runs": list(dict.fromkeys(ref.run for ref in refs if not ref.computed)),
-        # Out of the accounts, so that it adds up with the other outcomes.
-        "num_errored": sum(share["num_traces"] for share in measured["outcomes"] if share["outcome"] == ERRORED),
         "update": update,
     }

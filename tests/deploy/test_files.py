@@ -15,20 +15,14 @@ import yaml
 from prefect.client.schemas.objects import ConcurrencyLimitConfig
 
 from configs.errors import ConfigError
-from configs.load import load
-from flows.cli.launch import _parameters
-from flows.evaluate import evaluate
 from flows.orchestration.deployments import FILE, read
 from flows.orchestration.settings import DeployRefused
-from flows.replay import ReplayParameters, replay
-from flows.runtime.entry import FileParameters, StoreParameters
+from flows.runtime.entry import FileParameters
 from flows.runtime.resolve_run import DEFAULT_FILES
 from flows.serve import serve
 from flows.services.engine import InferenceService
 from flows.services.environments import EnvironmentServers
 from flows.services.learner import LearnerProcess
-from flows.sft import sft
-from flows.train import train
 
 EVERY: list[dict[str, Any]] = yaml.safe_load(FILE.read_text())["deployments"]
 SERVICES = [each for each in EVERY if each["entrypoint"] == "flows.serve:serve"]
@@ -146,24 +140,6 @@ def test_rare_parameters_are_taken_as_such_or_as_json_and_checked() -> None:
     assert FileParameters.of(None).store == ""
     with pytest.raises(ConfigError, match=r"advanced\.stroe.*there are store, files"):
         FileParameters.of({"stroe": "/data"})
-
-
-@pytest.mark.parametrize(
-    ("kind", "flow", "rare", "others"),
-    [
-        ("train", train, FileParameters, []),
-        ("sft", sft, FileParameters, []),
-        ("replay", replay, ReplayParameters, []),
-        ("evaluate", evaluate, FileParameters, []),
-    ],
-)
-def test_what_the_command_line_shows_of_a_run_is_what_its_flow_takes(
-    kind: str, flow: Any, rare: type[StoreParameters], others: list[str]
-) -> None:
-    config = load(["demo"], ["store=/data/runs", *others]).model_copy(update={"kind": kind})
-    shown = _parameters(config)
-    assert shown.keys() <= inspect.signature(flow.fn).parameters.keys()
-    assert rare.of(shown["advanced"]).store == "/data/runs"
 
 
 def test_nights_are_for_evaluation_and_maintenance_and_training_is_ready() -> None:

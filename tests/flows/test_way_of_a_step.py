@@ -13,7 +13,7 @@ import pytest
 from tests.fixtures.programs import ROOT, said_by
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
-MOST = 20
+MOST = 18
 BLOCK = re.compile(r"to the first request of a rollout:\n\n```\n(.*?)```", re.DOTALL)
 
 

@@ -1,7 +1,6 @@
 """States of a run: cancelled, crashed or ended in another way, in the store's events and in Prefect's words."""
 
 import errno
-import io
 import logging
 import os
 import socket
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +37,6 @@ from flows.orchestration.states import (
     other_writers,
 )
 from flows.reporting import bookkeeping
-from flows.reporting.panel import Panel
 from flows.runtime import entry
 from flows.runtime.session import open_session
 from flows.services.ownership import recorded_identity, writer_alive
@@ -165,6 +164,7 @@ def cancellation(api: Api) -> Cancellation:
 def test_it_asks_at_once_and_then_not_for_a_while_and_once_cancelled_it_stays_so(
     api: Api, cancellation: Cancellation
 ) -> None:
+    assert not cancellation.asked_for(None) and api.asked == [], "outside of a flow run"
     assert not cancellation.asked_for("run")
     api.answer = True
     api.now += ASK_SECONDS * 0.99
@@ -203,28 +203,32 @@ def config_of(root: Path) -> RunConfig:
 def test_a_prefect_that_cannot_write_down_an_end_does_not_change_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: Any
 ) -> None:
-    """`end` is what the flow returns or raises; with None Prefect fails before the flow is called."""
+    """`end` is what the run returns or raises; with None Prefect fails before the flow is called."""
 
-    @reports_its_end
-    def flow() -> Any:
+    def loop(session: Any) -> Any:
         if isinstance(end, Exception):
             raise end
         return end
 
-    def call(config: RunConfig) -> Any:
-        if end is not None:
-            flow()
-        raise httpx.HTTPError("Server error '500 Internal Server Error' for url 'http://x'\nmore")
+    def flow_of(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+        def call(work: Callable[..., Any], *parameters: Any) -> None:
+            if end is not None:
+                reports_its_end(work)(*parameters)
+            raise httpx.HTTPError("Server error '500 Internal Server Error' for url 'http://x'\nmore")
 
-    monkeypatch.setattr(launch, "_call_in_prefect", call)
+        return lambda work: partial(call, work)
+
+    monkeypatch.setattr(run_flow, "run_flow", flow_of)
+    monkeypatch.setattr(launch, "record_run", nullcontext)
+    monkeypatch.setattr(launch, "LOOPS", {"train": loop})
     told: list[str] = []
     session: Any = SimpleNamespace(config=config_of(tmp_path), notify=lambda event, text: told.append(text))
     if isinstance(end, dict):
-        assert launch._call_flow(session) == end
+        assert launch._run_in_flow(session) == end
         assert len(told) == 1 and told[0].startswith("Prefect did not get the end") and "\n" not in told[0]
         return
     with pytest.raises(ValueError if end else server.PrefectFailed) as raised:
-        launch._call_flow(session)
+        launch._run_in_flow(session)
     assert raised.value is end or "Nothing was started" in str(raised.value)
 
 
@@ -281,21 +285,6 @@ def test_a_flow_run_that_could_not_report_its_end_gets_the_one_that_its_store_ha
     tags = ["stagecoach", "run:a", f"store:{store.root.address}"]
     assert server.missed_state(tags, "f").type.value == expected
     assert server.missed_state(["stagecoach", "run:a", "store:/nowhere"], "f").type.value == "CRASHED"
-
-
-def test_outside_a_flow_run_there_is_nobody_to_ask(api: Api, cancellation: Cancellation) -> None:
-    api.answer = True
-    assert not cancellation.asked_for(None)
-    assert api.asked == []
-
-
-@pytest.mark.parametrize(("measure", "line"), [("loss", "loss 2.500"), ("reward", "reward -")])
-def test_the_panel_shows_what_is_measured(measure: str, line: str) -> None:
-    out = io.StringIO()
-    with Panel("sft x", num_steps=1, plain=True, stream=out, measure=measure) as panel:
-        facts = {"step": 0, "reward": None, "tokens": 7, "seconds": {"training": 1.0}, "update": {"loss": 2.5}}
-        panel("step", facts)
-    assert line in out.getvalue()
 
 
 CONFIG = RunConfig().model_dump(mode="json")

@@ -250,16 +250,6 @@ def test_dropped_groups_are_sampled_again_with_one_policy_each(tmp_path: Path, m
     assert max(row["age"] for step in of_steps(store, "intakes") for row in step) <= BOUND
 
 
-def test_a_recorded_step_is_replayed_offline_with_its_token_policies(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = tmp_path / "store"
-    store = run(root, monkeypatch, Exchanging())
-    again, steps = walk(ask(root, from_stage="filtering", overrides=[RLOO]))
-    assert len(steps) == STEPS
-    assert of_steps(store, "token_policies", again.context.run) == of_steps(store, "token_policies")
-
-
 LONG = {"0-0", "1-1"}
 """Groups that last longer than any step waits."""
 
