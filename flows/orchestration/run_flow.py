@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from datetime import UTC
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from prefect import Flow
 from prefect.client.orchestration import get_client
@@ -27,8 +27,6 @@ from storage.keys import content_key
 from tasks.runtime.prefect_task import error_text
 
 DIGEST_CHARACTERS = 8
-P = ParamSpec("P")
-R = TypeVar("R")
 CACHED = "Cached"
 """Name of the state of a run that completed and computed nothing."""
 REPEATED = (
@@ -37,14 +35,14 @@ REPEATED = (
 )
 
 
-def reports_its_end(flow_function: Callable[P, R]) -> Callable[P, Any]:
+def reports_its_end(flow_function: Callable[..., Any]) -> Callable[..., Any]:
     """Let a flow end in a state of Prefect that says everything; the caller of the flow gets the error itself.
 
     The border at which any exception becomes a state. Errors that only a traceback explains are logged with one.
     """
 
     @wraps(flow_function)
-    def ending(*args: P.args, **kwargs: P.kwargs) -> Any:
+    def ending(*args: Any, **kwargs: Any) -> Any:
         try:
             return _completion_state(flow_function(*args, **kwargs))
         except RunCancelled as error:
