@@ -93,8 +93,8 @@ def _run_in_flow(session: Session) -> dict[str, Any]:
 
     try:
         with tags(*prefect_api.run_tags(config.name, config.store)), prefect_api.needed_heartbeats():
-            returned: dict[str, Any] = run_flow(config.kind)(work)(config.name, config.seed, config.store)
-            return returned
+            flow: Callable[..., dict[str, Any]] = run_flow(config.kind)(work)
+            return flow(config.name, config.seed, config.store)
     except httpx.HTTPError as problem:
         if not ends:
             raise prefect_api.failure(problem) from problem
