@@ -167,7 +167,6 @@ def test_the_command_line_warms_the_model_up_as_flows_do(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path / "project")
     started: list[dict[str, Any]] = []
     monkeypatch.setattr(demo_sources, "build", lambda *_: None)
-    monkeypatch.setattr(demo_sources, "_last_policy", lambda store: "")
     monkeypatch.setattr(demo_sources, "warm_weights", lambda root, key: Path("/weights"))
     monkeypatch.setattr(
         demo, "resolve_run", lambda *given, **named: signature(resolve_run).bind(*given, **named).arguments
