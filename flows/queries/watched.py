@@ -6,7 +6,7 @@ from configs.run import RunConfig
 from flows.queries.metrics import StepNumbers, numbers
 from flows.queries.scores import recorded_evaluations
 from flows.queries.store_reader import StoreReader
-from flows.reporting.messages import measured_step, result_lines
+from flows.reporting.messages import measured_step, outcome_message
 from flows.reporting.panel import Panel
 from storage.errors import StoreError
 
@@ -39,8 +39,11 @@ class Watched:
         self._mark = mark
 
     def _show_step(self, panel: Panel, entry: StepNumbers) -> None:
-        self._steps.append(measured_step(entry.step, entry.values))
-        panel.step(self._steps[-1] | {"update": {"loss": entry.value("updates/loss/mean")}})
+        loss = entry.value("updates/loss/mean")
+        self._steps.append(
+            measured_step(entry.step, entry.values) | {"update": None if loss is None else {"loss": loss}}
+        )
+        panel.step(self._steps[-1])
 
     def _show_evaluations(self, panel: Panel, reader: StoreReader) -> None:
         for entry in recorded_evaluations(reader.store, self._run, self._config):
@@ -64,4 +67,4 @@ class Watched:
 
     def summary(self) -> list[str]:
         """Return the results of the run so far, in lines."""
-        return [*result_lines(self._steps), *self._scores[-3:]]
+        return [outcome_message({"steps": self._steps}), *self._scores[-3:]]

@@ -83,21 +83,6 @@ def losses_message(steps: Sequence[Mapping[str, Any]]) -> str:
     return ", ".join(parts).replace(" ", f" of {total:,} rollouts ", 1)
 
 
-def result_lines(steps: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the results of some steps in lines: the reward, lost rollouts, figures outside their usual range.
-
-    Each has `step`, `reward`, `metrics` (by full name), and `rollout_counts`. What is not to be said has no line.
-    """
-    rewards = [step["reward"] for step in steps if step["reward"] is not None]
-    last = rewards[-3:]  # one step alone is as much luck as learning
-    course = (
-        [f"mean reward {rewards[0]:.2f} in the first step, {sum(last) / len(last):.2f} over the last {len(last)}"]
-        if rewards
-        else []
-    )
-    return [*course, *filter(None, (losses_message(steps), describe_exits(steps)))]
-
-
 def step_message(step: Mapping[str, Any]) -> str:
     """Return what is to be said of a finished step: figures, tokens and seconds, or whose work it was."""
     measured = {"reward": step.get("reward"), "loss": (step.get("update") or {}).get("loss")}
@@ -120,7 +105,8 @@ def outcome_message(outcome: Mapping[str, Any]) -> str:
         interval = interval_text(row["interval"]) if row["interval"] else ""
         parts.append(" ".join(filter(None, ("held-out", where, f"{row['difference']:+.3f}", interval))))
     parts += [describe_scores(scores) for scores in outcome.get("scores", ())]
-    done = f"{outcome.get('num_computed', 0):,} computed, {outcome.get('num_found', 0):,} cached"
+    counts = f"{outcome.get('num_computed', 0):,} computed, {outcome.get('num_found', 0):,} cached"
+    done = counts if "num_computed" in outcome else ""
     return "; ".join(filter(None, (", ".join(filter(None, parts)), done)))
 
 

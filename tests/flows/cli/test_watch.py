@@ -40,7 +40,7 @@ def test_a_finished_run_is_shown_at_once_with_what_came_of_it(store: Path, capsy
     assert [line.split("  ")[0] for line in lines if line.startswith("step ")] == ["step 1/3", "step 2/3", "step 3/3"]
     assert sum(line.startswith("evaluation of policy ") for line in lines[:-4]) == 2
     end = lines.index("run a: finished")
-    assert lines[end + 1].startswith("mean reward ") and "over the last 3" in lines[end + 1]
+    assert lines[end + 1].startswith("3 steps, reward ")
     assert lines[end + 2].startswith("evaluation of policy 0 on ")
 
 
