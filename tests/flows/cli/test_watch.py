@@ -104,7 +104,7 @@ def test_on_a_terminal_the_panel_grows_and_the_end_of_the_run_ends_it(tmp_path: 
             terminal.wait_for("3/3 steps")
             session.record("finished")
             terminal.wait_for("run a: finished")
-            terminal.wait_for("over the last 3")
+            terminal.wait_for("3 steps, reward")
 
 
 class Terminal:
