@@ -38,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str]) -> int:
+    if sys.stdout is None:  # closed by the parent process, as by `>&-`: all but `print` would fail
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     warnings.formatwarning = lambda message, *_, **__: f"{_line(str(message))}\n"
     command: Callable[[], int | None] | None = None
     try:
@@ -98,7 +100,7 @@ def _is_output_closed() -> bool:
     """Return whether standard output is the closed pipe; its buffered rest is then discarded."""
     try:
         output = sys.stdout.fileno()
-    except OSError:  # no file, as in a notebook
+    except (AttributeError, OSError, ValueError):  # missing, not a file (as in a notebook), or closed
         return False
     # The error does not name its pipe, which may be a service's.
     poll = select.poll()

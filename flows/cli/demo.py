@@ -29,6 +29,7 @@ def warm_up(
     advanced: Mapping[str, str],
 ) -> Mapping[str, Any]:
     """Run a supervised run with a panel; the other parameters are those of the flow `sft`."""
+    print(f"The run {name} warms up the demo's model; later runs find it in the store.")
     settings = {"name": name, "store": advanced["store"], "seed": seed, "model.path": model, "data.path": data}
     return watch(resolve_run("sft", presets, overrides, **settings), plain)
 

@@ -46,7 +46,7 @@ def doctor(*, store: Annotated[str, option("store whose disk or server is checke
     for name, (check, advice) in checks.items():
         try:
             print(f"ok    {name}: {check()}", flush=True)
-        except Problem as problem:
+        except (Problem, OSError) as problem:
             bad += 1
             print(f"bad   {name}: {problem}\n      {advice}", flush=True)
     print(f"\n{'Not ready' if bad else 'Ready'}: {len(checks)} checks, {bad} bad.")
@@ -133,7 +133,8 @@ def gpus() -> str:
         name, driver, free = line.split(", ")
         if int(driver.partition(".")[0]) < MIN_DRIVER:
             raise Problem(f"{name}: driver {driver}; CUDA 13 needs {MIN_DRIVER} or newer")
-        _require(int(free) * 1024**2, 4 * GIB, f" on {name}")
+        if free.isdigit():  # a GPU that shares the memory of the machine has [N/A]
+            _require(int(free) * 1024**2, 4 * GIB, f" on {name}")
     return done.stdout.strip().replace("\n", " MiB free; ") + " MiB free"
 
 

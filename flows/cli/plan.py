@@ -1,5 +1,6 @@
 """The plan of a run, from its config alone: stages with their keys, memory, and what its environments say."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from tasks.runtime.stage import Ref
 
 HASHED_BYTES = 512 * 1024**2
 """Weights above this take longer to hash than a plan may take."""
+HOT = 2.0
+"""Temperature above which sampling is seldom meant."""
 SHOWN = 12
 """Characters of a key that are printed."""
 
@@ -91,8 +94,31 @@ def lines(config: RunConfig, resolved: RunConfig, memory: MemoryPlan | None) -> 
     if reason:
         yield f"keys are not known yet: {reason}"
     yield from memory.lines() if memory else ()
-    if not config.model.path and not config.external and not config.evaluation.policy:
-        yield "warning: model.path is empty: `stagecoach run` needs it; `stagecoach demo` makes a small model"
+    yield from warnings(resolved)
+
+
+def warnings(config: RunConfig) -> list[str]:
+    """Return a line for each setting of a resolved config that works here and is seldom meant."""
+    processes, cores = config.learner.processes, len(os.sched_getaffinity(0))
+    temperatures = {f"environments.{index}": entry.temperature for index, entry in enumerate(config.environments)}
+    temperatures["rollout"] = config.rollout.temperature
+    hottest, section = max((value or 0.0, section) for section, value in temperatures.items())
+    doubts = (
+        (
+            not (config.model.path or config.external or config.evaluation.policy),
+            "model.path is empty: `stagecoach run` needs it; `stagecoach demo` makes a small model",
+        ),
+        (
+            config.kind != "evaluate" and config.training.device == "cpu" and processes > cores,
+            f"learner.processes: {processes} processes share {cores} cores and each holds the whole model in memory; on "
+            "the processor one is usual",
+        ),
+        (
+            config.kind == "train" and hottest > HOT,
+            f"{section}.temperature: {hottest:g}; above {HOT:g} tokens are close to random, and 1 is usual",
+        ),
+    )
+    return [f"warning: {text}" for is_doubtful, text in doubts if is_doubtful]
 
 
 def planned_stages(config: RunConfig, source: Source) -> list[tuple[StageTask, Ref]]:
@@ -133,12 +159,18 @@ def environment_lines(config: RunConfig) -> Iterator[str]:
     except EnvironmentUnavailable as error:
         raise ConfigError([str(error)]) from error
     by_name = {environment.name: facts for environment, facts in zip(environments, loaded, strict=True)}
-    notes = require_fit(config, by_name)
+    notes, num_examples = require_fit(config, by_name), 0
     for name, environment in by_name.items():
         splits = texts(environment.examples["split"])
+        num_examples += splits.count("train")
         yield (
             f"environment {name} loads: {splits.count('train')} examples to train on, {splits.count('eval')} held out; "
             f"seats {', '.join(environment.facts.seats)}; {'scores' if environment.facts.scores else 'no reward'}"
         )
         yield f"  settings of its taskset: {', '.join(environment.facts.settings)}"
     yield from (f"note: {line}" for line in notes)
+    if config.kind == "train" and 0 < num_examples < (groups := config.assignment.groups_per_step):
+        yield (
+            f"warning: assignment.groups_per_step: {groups} groups, and there are {num_examples} examples to train on: "
+            f"each step samples an example about {groups / num_examples:.1f} times"
+        )

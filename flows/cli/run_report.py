@@ -1,5 +1,6 @@
 """describe: a run as plain values, for the command show: its state, its steps and its scores."""
 
+import re
 from typing import Any
 
 from configs.run import RunConfig
@@ -21,13 +22,16 @@ FIGURES = {
     **{name: ("", f"updates/{name}/mean") for name in ("loss", "grad_norm", "mismatch_kl", "entropy")},
 }
 """The scope and the name of the metric that each figure of a step is."""
+NAMES = [name for _, name in (*FIGURES.values(), *usual_range.FIGURES.values())]
+SHOWN = rf"^accounting/|^batch/(num_traces|truncated_ratio)$|^({'|'.join(map(re.escape, NAMES))})$"
+"""The metrics that are read: a step has a hundred, and a long run is shown by a few."""
 
 
 def describe(store: Store, run: str, config: RunConfig) -> dict[str, Any]:
     """Return a run as plain values: its state, its steps with their metrics, scores and notes."""
     events = store.runs.events(run)
     scored = [evaluation.scores_in(store, config) for evaluation in recorded_evaluations(store, run, config)]
-    steps, mixed = list(map(_step, numbers(StoreReader(store), run))), mixed_policies(store, run)
+    steps, mixed = list(map(_step, numbers(StoreReader(store), run, SHOWN))), mixed_policies(store, run)
     return {
         "run": run,
         "kind": config.kind,

@@ -56,6 +56,7 @@ def runs(
 
 def _cells(row: Row) -> tuple[str | Text, ...]:
     rewards = [compact_number(reward) for reward in row["rewards"] if reward is not None]
+    ago = (datetime.now(UTC) - row["changed_at"]).total_seconds()  # negative where another machine's clock is ahead
     return (
         " ".join([row["run"], *(f"#{tag}" for tag in row["tags"])]),
         row["kind"],
@@ -63,7 +64,7 @@ def _cells(row: Row) -> tuple[str | Text, ...]:
         f"{row['steps_done']}/{row['steps_planned'] or '-'}",
         " to ".join(dict.fromkeys(rewards[:1] + rewards[-1:])) or "-",
         compact_number(row["held_out"]),
-        seconds((datetime.now(UTC) - row["changed_at"]).total_seconds()),
+        seconds(max(ago, 0.0)),
         seconds(row["seconds"]),
         size(row["bytes"]),
     )

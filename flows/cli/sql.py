@@ -80,13 +80,13 @@ def _write(answer: "pa.Table", ending: str, path: Path) -> None:
     elif ending == ".json":
         path.write_text(_as_json(answer) + "\n", encoding="utf-8")
     else:
-        columns = {  # CSV has no word for lists and structs: they are JSON
-            field.name: [value if value is None else _as_json(value) for value in answer[field.name].to_pylist()]
-            if pa.types.is_nested(field.type)
-            else answer[field.name]
-            for field in answer.schema
-        }
-        csv.write_csv(pa.table(columns), path)
+        columns = [  # CSV has no word for lists and structs: they are JSON
+            pa.array([value if value is None else _as_json(value) for value in column.to_pylist()])
+            if pa.types.is_nested(column.type)
+            else column
+            for column in answer.columns  # by place: two may have one name
+        ]
+        csv.write_csv(pa.table(columns, names=answer.column_names), path)
 
 
 def _as_json(value: Any) -> str:
@@ -108,9 +108,9 @@ def _print_answer(answer: "pa.Table") -> None:
 
     types = enumerate(field.type for field in answer.schema)
     left = [place for place, kind in types if not (pa.types.is_integer(kind) or pa.types.is_floating(kind))]
-    rows = answer.slice(0, MOST_ROWS).to_pylist()
+    columns = [map(_cell, column.to_pylist()) for column in answer.slice(0, MOST_ROWS).columns]
     out = console()
-    out.print(grid(answer.column_names, (map(_cell, row.values()) for row in rows), left))
+    out.print(grid(answer.column_names, zip(*columns, strict=True), left))
     if answer.num_rows > MOST_ROWS:
         out.print(f"... and {answer.num_rows - MOST_ROWS} more rows: --output FILE has all")
 

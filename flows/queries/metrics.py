@@ -75,16 +75,16 @@ class StepNumbers:
         return self.values.get((scope, measure))
 
 
-def numbers(reader: StoreReader, run: str) -> list[StepNumbers]:
+def numbers(reader: StoreReader, run: str, pattern: str = "") -> list[StepNumbers]:
     """Return what was measured of every step of a run. Raises NotThere.
 
-    They are those of the table `metrics`, and `ledger_metrics` of the stages that are done beside them: of a step that
-    is not finished these alone.
+    They are those of the table `metrics` whose names match the regular expression `pattern`, and `ledger_metrics` of
+    the stages that are done beside them: of a step that is not finished these alone.
     """
     history = reader.history(run).sampled_steps
     return [
         StepNumbers(step, values | ledger_metrics(_span(work) for work in step.works if work.finished))
-        for step, values in zip(history, written_metrics(reader, history), strict=True)
+        for step, values in zip(history, written_metrics(reader, history, pattern), strict=True)
     ]
 
 
@@ -93,15 +93,16 @@ def _span(work: Work) -> Span:
     return Span(work.entry.stage, seconds, work.entry.tokens)
 
 
-def written_metrics(reader: StoreReader, steps: Sequence[RecordedStep]) -> list[Values]:
+def written_metrics(reader: StoreReader, steps: Sequence[RecordedStep], pattern: str = "") -> list[Values]:
     """Return the metrics of some steps, none of those that are not finished; what was read once is not read again."""
     works = {step.metrics.identity: step.metrics for step in steps if step.metrics is not None}
 
     def read(names: list[tuple[str, ...]]) -> dict[tuple[str, ...], Values]:
-        values = read_metrics(reader.frames(), [works[name] for name in names])
+        where = pl.col("name").str.contains(pattern) if pattern else True
+        values = read_metrics(reader.frames(), [works[name] for name in names], where)
         return {name: values.get(works[name].key, {}) for name in names}
 
-    written = reader.cache.each_once("metrics", list(works), read)
+    written = reader.cache.each_once(("metrics", pattern), list(works), read)
     return [written[step.metrics.identity] if step.metrics is not None else {} for step in steps]
 
 

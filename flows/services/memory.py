@@ -130,7 +130,8 @@ class MemoryPlan:
                 parts = ", ".join(f"{part} {_gib(size)}" for part, size in use.parts.items())
                 yield f"  {name:<8} {_gib(use.total):>9}: {parts}"
         for phase, taken in self.phases.items():
-            yield f"  {phase}: {_gib(taken)}, {_gib(self.gpu.total - taken)} are left"
+            left = self.gpu.total - taken
+            yield f"  {phase}: {_gib(taken)}, " + (f"{_gib(left)} are left" if left >= 0 else f"{_gib(-left)} TOO MUCH")
         if self.engine:
             whole = self.kv_tokens // self.max_model_len
             yield f"  KV cache for {self.kv_tokens:,} tokens: {whole} sequences of {self.max_model_len:,} at a time"

@@ -339,3 +339,12 @@ def test_help_of_every_command_has_examples_that_are_read(command: str, call: Ca
 
 def test_help_of_sql_has_the_name_of_a_run_in_one_piece(call: Call) -> None:
     assert '"my-replay".traces' in call("sql", "-h")[1]
+
+
+def test_a_command_that_is_started_without_an_output_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(cli, "parse", lambda _: lambda: print("said to", sys.stdout.isatty()))
+    assert cli.main([]) == 0
+    sys.stdout.close()
+    with pytest.raises(BrokenPipeError):
+        fail(monkeypatch, BrokenPipeError("of a service"))

@@ -79,23 +79,24 @@ def test_a_configured_prefect_api_that_does_not_answer_is_bad(monkeypatch: pytes
     assert "127.0.0.1:9" in problem_of(doctor.prefect)
 
 
-@pytest.mark.parametrize("bad", [0, 1])
+@pytest.mark.parametrize("bad", [0, 2])
 def test_the_exit_status_is_that_of_the_worst(
     bad: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    checks: dict[str, Any] = {"a": (lambda: "fine", "advice"), "b": (Mock(side_effect=Problem("gone")), "do this")}
-    monkeypatch.setattr(doctor, "CHECKS", dict([*checks.items()][: 1 + bad]))
+    failures = {name: (Mock(side_effect=error("gone")), "do this") for name, error in (("b", OSError), ("c", Problem))}
+    monkeypatch.setattr(doctor, "CHECKS", {"a": (lambda: "fine", "advice"), **(failures if bad else {})})
     monkeypatch.setattr(doctor, "disk", lambda _: "room")
-    assert doctor.doctor() == bad
+    assert doctor.doctor() == bool(bad)
     printed = capsys.readouterr().out
     assert f"{'Not ready' if bad else 'Ready'}: {2 + bad} checks, {bad} bad." in printed
-    assert ("bad   b: gone\n      do this" in printed) == bool(bad) and "advice" not in printed
+    assert printed.count(": gone\n      do this") == bad and "advice" not in printed
 
 
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
         ("NVIDIA H200, 580.65.06, 143767", ""),
+        ("NVIDIA GB10, 580.95.05, [N/A]", ""),
         ("NVIDIA H200, 570.12, 143767", "CUDA 13 needs 580"),
         ("NVIDIA H200, 580.65.06, 2771", "2.7 GiB free on NVIDIA H200"),
         ("A, 590.1, 81919\nB, 590.1, 1000", "GiB free on B"),

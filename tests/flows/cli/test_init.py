@@ -162,7 +162,9 @@ def test_the_model_demo_is_made_before_a_run_and_other_models_are_left_alone(
     assert demo_weights(demo_config(f"store={store}"), print) == "/weights" and asked == [store]
 
 
-def test_the_command_line_warms_the_model_up_as_flows_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line_warms_the_model_up_as_flows_do_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     made(tmp_path / "project")
     monkeypatch.chdir(tmp_path / "project")
     started: list[dict[str, Any]] = []
@@ -175,6 +177,7 @@ def test_the_command_line_warms_the_model_up_as_flows_do(tmp_path: Path, monkeyp
     assert demo.demo_model("train", [CONFIG], [], "", True) == ["model.path=/weights"]
     assert [(each["kind"], each["settings"]["name"]) for each in started] == [("sft", "demo-warm-up")]
     assert started[0]["overrides"] == demo_recipe().warm_up
+    assert "The run demo-warm-up" in (printed := capsys.readouterr().out) and "later runs find it" in printed
 
 
 def test_an_environment_that_is_not_there_is_refused_before_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:

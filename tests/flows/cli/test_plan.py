@@ -11,6 +11,8 @@ from flows import cli
 from flows.cli import plan
 from flows.cli.check import check
 from flows.runtime.plan import plan_work
+from tasks.inference.environments.introspection import EnvironmentFacts
+from tasks.inference.environments.servers import LoadedEnvironment
 from tests.fixtures import builders
 from tests.fixtures.commands import Call
 from tests.fixtures.rehearsal import SOURCE, session_for
@@ -100,11 +102,30 @@ def test_an_environment_that_is_asked_says_what_it_has(model: Path, call: Call) 
     assert "settings of its taskset: " in said and "num_examples" in said
 
 
-def test_a_model_that_a_run_needs_is_warned_of(model: Path, call: Call) -> None:
+@pytest.mark.parametrize(
+    ("override", "warning"),
+    [
+        ("learner.processes=64", "learner.processes: 64 processes share"),
+        ("rollout.temperature=50", "rollout.temperature: 50; above 2"),
+        ("environments.0.temperature=3", "environments.0.temperature: 3; above 2"),
+        ("model.path=", "model.path is empty: `stagecoach run` needs it"),
+    ],
+)
+def test_settings_that_are_seldom_meant_are_warned_of(override: str, warning: str, model: Path, call: Call) -> None:
     status, plain = call("check", "demo", f"model.path={model}")
     assert status == 0 and "warning" not in plain
-    status, text = call("check", "demo", "model.path=")
-    assert status == 0 and "warning: model.path is empty: `stagecoach run` needs it" in text
+    status, text = call("check", "demo", f"model.path={model}", override)
+    assert status == 0 and f"warning: {warning}" in text
+
+
+@pytest.mark.parametrize("groups", [10, 25])
+def test_more_groups_than_examples_are_warned_of(groups: int, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = builders.table("examples", [builders.example(str(number), "reverse_text") for number in range(10)])
+    loaded = LoadedEnvironment(examples, EnvironmentFacts({"agent": True}, scores=True))
+    monkeypatch.setattr(plan, "load_all", lambda _: [loaded])
+    settings = (f"assignment.groups_per_step={groups}", "evaluation.every=0")
+    status, text = call("check", "demo", "--load", *settings)
+    assert status == 0 and ("25 groups, and there are 10 examples to train on" in text) == (groups > 10)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,13 @@ def test_lists_and_times_have_a_form_everywhere(root: Path, tmp_path: Path, caps
     assert json.loads(capsys.readouterr().out)[0]["latest"].endswith("+00:00")
 
 
+def test_columns_of_one_name_are_all_there(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    query, path = "select 1 as a, [2] as a", tmp_path / "answer.csv"
+    assert sql(root, query) == sql(root, query, "--output", str(path)) == 0
+    assert path.read_text() == '"a","a"\n1,"[2]"\n'
+    assert capsys.readouterr().out.split()[:4] == ["a", "a", "1", "[2]"]
+
+
 def test_the_rows_of_one_run(root: Path, rows: Rows, capsys: pytest.CaptureFixture[str]) -> None:
     used = len(rows("branch", "traces"))
     assert sql(root, "select count(*) as num from branch.traces", "--json") == 0

@@ -46,6 +46,7 @@ def test_what_cannot_fit_is_refused_with_what_could():
     plan = plan_of("model.path=Qwen/Qwen3-8B")
     with pytest.raises(ConfigError, match=r"training lacks .*\(training\.lora\.rank=16\)"):
         require_memory(plan)
+    assert any(line.startswith("  training: ") and line.endswith(" GiB TOO MUCH") for line in plan.lines())
     adapters = plan_of("model.path=Qwen/Qwen3-8B", "training.lora.rank=16")
     assert require_memory(adapters).learner.parts["optimizer"] < GIB
     with pytest.raises(ConfigError, match=r"does not fit into 12\.0 GiB"):
