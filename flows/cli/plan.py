@@ -110,8 +110,8 @@ def warnings(config: RunConfig) -> list[str]:
         ),
         (
             config.kind != "evaluate" and config.training.device == "cpu" and processes > cores,
-            f"learner.processes: {processes} processes share {cores} cores and each holds the whole model in memory; on "
-            "the processor one is usual",
+            f"learner.processes: {processes} processes share {cores} cores and each holds the whole model in memory; "
+            "on the processor one is usual",
         ),
         (
             config.kind == "train" and hottest > HOT,

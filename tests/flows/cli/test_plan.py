@@ -10,7 +10,9 @@ from configs.load import from_json
 from flows import cli
 from flows.cli import plan
 from flows.cli.check import check
+from flows.runtime import machine_facts
 from flows.runtime.plan import plan_work
+from flows.services.memory import parse_gpu
 from tasks.inference.environments.introspection import EnvironmentFacts
 from tasks.inference.environments.servers import LoadedEnvironment
 from tests.fixtures import builders
@@ -116,6 +118,13 @@ def test_settings_that_are_seldom_meant_are_warned_of(override: str, warning: st
     assert status == 0 and "warning" not in plain
     status, text = call("check", "demo", f"model.path={model}", override)
     assert status == 0 and f"warning: {warning}" in text
+
+
+def test_more_learner_processes_than_gpus_are_refused(model: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine_facts, "has_cuda", lambda: True)
+    monkeypatch.setattr(machine_facts, "gpus", lambda: [parse_gpu("H200")])
+    status, text = call("check", "demo", f"model.path={model}", "learner.processes=2")
+    assert status == 2 and "learner.processes: 2, and this machine has 1 GPU(s)" in text
 
 
 @pytest.mark.parametrize("groups", [10, 25])
