@@ -123,7 +123,7 @@ def test_settings_that_are_seldom_meant_are_warned_of(override: str, warning: st
 def test_more_learner_processes_than_gpus_are_refused(model: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine_facts, "has_cuda", lambda: True)
     monkeypatch.setattr(machine_facts, "gpus", lambda: [parse_gpu("H200")])
-    status, text = call("check", "demo", f"model.path={model}", "learner.processes=2")
+    status, text = call("check", "demo", f"model.path={model}", "training.device=cuda", "learner.processes=2")
     assert status == 2 and "learner.processes: 2, and this machine has 1 GPU(s)" in text
 
 
