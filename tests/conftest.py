@@ -6,7 +6,6 @@ import shutil
 import signal
 import tempfile
 import traceback
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -90,7 +89,7 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _importable_models(request: pytest.FixtureRequest) -> None:
+def _importable_models(request):
     """Have torchvision import in a test whose file loads models by itself; torch takes too long for all others."""
     if _loads_models(str(request.path)):
         declare_torchvision_operators()
@@ -141,7 +140,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture(scope="session")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def models(tmp_path_factory):
     """Small models: a and b differ in every weight; tied and tied_b share their heads with their embeddings."""
     from tasks.learner.tiny import tiny_qwen3
 
@@ -155,7 +154,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="session")
-def seeing_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def seeing_model(tmp_path_factory):
     """A small model that sees."""
     from tasks.learner.tiny_vision import tiny_qwen3_vl
 
@@ -163,7 +162,7 @@ def seeing_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def small_engine(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def small_engine(models, tmp_path_factory):
     """One engine for all tests that leave it alive; it was started with the weights of model a."""
     from tests.fixtures.hosts import engine_of
 

@@ -59,7 +59,7 @@ MOST: dict[str, tuple[int, int]] = {
     "flows/viewer": (18_400, 22_000),
     "flows/cli": (24_800, 22_000),
     "flows/replays, flows/exchange": (15_300, 15_000),  # other trainers came from configs: docs/decisions/configs.md
-    "tests": (638_000, 480_000),
+    "tests": (620_700, 480_000),
     "benchmarks": (20_000, 20_000),
     "examples": (30_500, 32_000),
     "stagecoach.py, requirements, deploy, tasks/*.py": (5_100, 5_500),
@@ -106,7 +106,7 @@ def folder_of(path: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def counts() -> Counter[str]:
+def counts():
     listed = subprocess.run(
         ["git", "ls-files", "-z", "*.py", "*.sql"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split("\0")
@@ -117,13 +117,13 @@ def counts() -> Counter[str]:
     return found
 
 
-def test_tokens_are_those_of_code_alone() -> None:
+def test_tokens_are_those_of_code_alone():
     code = '"""A module."""\nx = 1  # why\n\n\ndef f(a):\n    """Return it."""\n    return a\n'
     assert num_tokens(code, "a.py") == len(["x", "=", "1", "def", "f", "(", "a", ")", ":", "return", "a"])
     assert num_tokens("-- a view\nselect a,  -- the a\n  b from c", "a.sql") == 5
 
 
-def test_templates_styles_and_scripts_do_not_grow() -> None:
+def test_templates_styles_and_scripts_do_not_grow():
     viewer = ROOT / "flows/viewer"
     assets = [*viewer.glob("templates/*"), *(path for path in viewer.glob("static/*") if path.is_file())]
     lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in assets)
@@ -131,6 +131,6 @@ def test_templates_styles_and_scripts_do_not_grow() -> None:
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
-def test_no_folder_grows(folder: str, counts: Counter[str]) -> None:
+def test_no_folder_grows(folder, counts):
     most, _ = MOST[folder]
     assert counts[folder] <= most, f"{folder}: {counts[folder]:,} tokens, held are {most:,}: what can go?"

@@ -21,18 +21,18 @@ OF_COMMANDS = {"overrides", "dry_run"}
 
 
 @pytest.fixture(autouse=True)
-def fresh_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def fresh_process(monkeypatch):
     """Let Prefect not have been imported, whatever tests ran in this process before."""
     monkeypatch.setattr("flows.orchestration.server.can_begin", lambda: True)
 
 
 @pytest.mark.parametrize("name", ["run", "sft", "evaluate", "demo", "resume", "replay"])
-def test_parameters_are_those_of_the_command(name: str) -> None:
+def test_parameters_are_those_of_the_command(name):
     ours = set(inspect.signature(getattr(stagecoach, name)).parameters) - {"settings", "items", "run"}
     assert ours == set(inspect.signature(getattr(commands, name)).parameters) - {"items", "run", *OF_COMMANDS}
 
 
-def test_keywords_are_overrides() -> None:
+def test_keywords_are_overrides():
     given: dict[str, Any] = {
         "steps": 3,
         "model": {"path": Path("a dir/weights"), "renderer": None},
@@ -59,7 +59,7 @@ def test_keywords_are_overrides() -> None:
     ],
     ids=["key", "model", "demo", "resume", "items", "open"],
 )
-def test_mistakes_are_refused_before_anything_starts(call: Any, said: str, tmp_path: Path) -> None:
+def test_mistakes_are_refused_before_anything_starts(call, said, tmp_path):
     with pytest.raises(ValueError, match=said):
         call(tmp_path / "store")
 
@@ -70,7 +70,7 @@ def test_mistakes_are_refused_before_anything_starts(call: Any, said: str, tmp_p
         asyncio.run(in_a_notebook())
 
 
-def test_work_is_done_beside_a_running_loop() -> None:
+def test_work_is_done_beside_a_running_loop():
     async def in_a_notebook() -> int:
         return stagecoach._call_beside_loop(lambda: asyncio.run(asyncio.sleep(0, 7)))
 
@@ -84,14 +84,14 @@ def said_by(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=directory, env=variables, capture_output=True, text=True, timeout=100)
 
 
-def test_importing_it_is_light(tmp_path: Path) -> None:
+def test_importing_it_is_light(tmp_path):
     heavy = "{'prefect', 'torch', 'vllm', 'verifiers', 'transformers', 'polars', 'deltalake', 'cyclopts'}"
     done = said_by(f"import sys, stagecoach; print(sorted({heavy} & set(sys.modules)))", tmp_path)
     assert done.stdout.strip() == "[]", done.stderr
 
 
 @pytest.mark.engine
-def test_without_a_prefect_server_the_way_is_named_at_once(tmp_path: Path) -> None:
+def test_without_a_prefect_server_the_way_is_named_at_once(tmp_path):
     done = said_by("import prefect, stagecoach; stagecoach.run('demo', store='s')", tmp_path)
     assert done.returncode == 1
     assert "ConfigError" in done.stderr and "Prefect was imported before" in done.stderr
@@ -99,7 +99,7 @@ def test_without_a_prefect_server_the_way_is_named_at_once(tmp_path: Path) -> No
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store(tmp_path_factory):
     """A run of two steps."""
     root = tmp_path_factory.mktemp("python") / "store"
     rehearse(root, "demo")
@@ -107,7 +107,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.engine
-def test_a_store_a_run_and_a_rollout_say_what_a_person_wants_first(store: Path) -> None:
+def test_a_store_a_run_and_a_rollout_say_what_a_person_wants_first(store):
     opened = stagecoach.open(store)
     assert "demo" in repr(opened)
     rollouts = opened.rollouts()
@@ -117,7 +117,7 @@ def test_a_store_a_run_and_a_rollout_say_what_a_person_wants_first(store: Path) 
         opened.rollouts("other")
 
 
-def test_a_result_prints_what_was_learnt() -> None:
+def test_a_result_prints_what_was_learnt():
     steps = [
         {"step": 0, "reward": 0.25, "update": {"loss": 0.5}},
         {"step": 1, "reward": 0.75, "update": {"loss": 0.25}},

@@ -20,7 +20,7 @@ STEPS = 40
 
 
 @pytest.mark.fault("process", "a day of restarts, second writers and a lost table", "nothing lost, nothing doubled")
-def test_a_day_loses_and_doubles_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_day_loses_and_doubles_nothing(tmp_path_factory):
     with serving(tmp_path_factory.mktemp("day")) as served:
         served.schedule(60, **served.of_the_tiny_model(steps=1))
         served.wait_for_firings(1)

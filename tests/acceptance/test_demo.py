@@ -46,13 +46,13 @@ def processes_of(owner: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+def store(tmp_path_factory):
     """Where the demo keeps everything."""
     return str(tmp_path_factory.mktemp("demo") / "store")
 
 
 @pytest.fixture(scope="module")
-def first(store: str) -> str:
+def first(store):
     """What the demo printed the first time."""
     return stagecoach("demo", "--store", store)
 
@@ -63,7 +63,7 @@ def shown(store: str, run: str = "latest") -> dict[str, Any]:
 
 
 @pytest.mark.timeout(1800)
-def test_the_model_learns(first: str, store: str) -> None:
+def test_the_model_learns(first, store):
     rewards = [step["reward"] for step in shown(store)["steps"]]
     assert len(rewards) == 20
     assert rewards[0] <= STARTED_REWARD
@@ -72,7 +72,7 @@ def test_the_model_learns(first: str, store: str) -> None:
 
 
 @pytest.mark.timeout(1800)
-def test_it_says_what_was_learnt_and_what_to_try(first: str, store: str) -> None:
+def test_it_says_what_was_learnt_and_what_to_try(first, store):
     assert "The model was trained to reverse text" in first and store in first
     assert "20 steps, reward " in first and "held-out +" in first
     commands = [line.split() for line in first.split("Try next:")[1].splitlines() if line.strip()]
@@ -83,7 +83,7 @@ def test_it_says_what_was_learnt_and_what_to_try(first: str, store: str) -> None
 
 
 @pytest.mark.timeout(1800)
-def test_every_rollout_is_there_and_scored_where_it_could_be(first: str, store: str) -> None:
+def test_every_rollout_is_there_and_scored_where_it_could_be(first, store):
     steps = shown(store)["steps"]
     assert all(step["num_traces"] >= 128 for step in steps)
     timed = {f"timing/stage/{stage}" for stage in ("assignment", "rollout", "filtering", "training")}
@@ -91,14 +91,14 @@ def test_every_rollout_is_there_and_scored_where_it_could_be(first: str, store: 
 
 
 @pytest.mark.timeout(1800)
-def test_the_second_time_nothing_is_computed(first: str, store: str) -> None:
+def test_the_second_time_nothing_is_computed(first, store):
     again = stagecoach("demo", "--store", store)
     assert again.count("nothing to compute") == 2
     assert "0 computed" in again
 
 
 @pytest.mark.timeout(1800)
-def test_secrets_are_not_in_the_logs(first: str, store: str) -> None:
+def test_secrets_are_not_in_the_logs(first, store):
     text = "".join(path.read_text(errors="replace") for path in Path(store, "logs").rglob("*.log"))
     assert "engine" in text
     for name, value in os.environ.items():
@@ -118,7 +118,7 @@ AFTER = ("filtering", "advantage", "packing", "training")
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("stage", AFTER)
-def test_a_replay_of_the_demo_finds_everything(first: str, store: str, stage: str) -> None:
+def test_a_replay_of_the_demo_finds_everything(first, store, stage):
     printed = stagecoach("replay", "demo", "--from", stage, "--store", store)
     num_pieces = 20 * len([*AFTER[AFTER.index(stage) :], "metrics"])
     assert f"0 pieces of work computed, {num_pieces} cached" in printed
@@ -129,7 +129,7 @@ def test_a_replay_of_the_demo_finds_everything(first: str, store: str, stage: st
 @pytest.mark.timeout(1800)
 @pytest.mark.nightly
 @pytest.mark.parametrize("stage", AFTER)
-def test_a_changed_replay_of_the_demo_computes_what_follows(first: str, store: str, stage: str) -> None:
+def test_a_changed_replay_of_the_demo_computes_what_follows(first, store, stage):
     setting, same = CHANGES[stage]
     printed = stagecoach("replay", "demo", "--set", setting, "--steps", "1:3", "--store", store)
     num_pieces = 2 * len([*AFTER[AFTER.index(stage) :], "metrics"])
@@ -146,7 +146,7 @@ TAUGHT = {"sft": "environments.0.algorithm", "opd": "algorithm"}
 @pytest.mark.timeout(1800)
 @pytest.mark.nightly
 @pytest.mark.parametrize("algorithm", TAUGHT)
-def test_the_last_policy_of_the_demo_teaches_its_first(first: str, store: str, tmp_path: Path, algorithm: str) -> None:
+def test_the_last_policy_of_the_demo_teaches_its_first(first, store, tmp_path, algorithm):
     teacher, student = tmp_path / "teacher", tmp_path / "student"
     weights = ["export", "demo", "--format", "weights", "--store", store, "--to"]
     stagecoach(*weights, str(teacher))

@@ -38,7 +38,7 @@ READERS_FILES: Mapping[str, Mapping[str, str | Path]] = {
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+def installed(tmp_path_factory):
     """The wheel of this checkout, built and installed once."""
     directory = tmp_path_factory.mktemp("documents")
     wheel = build_wheel(directory)
@@ -47,7 +47,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("page", PAGES)
-def test_the_commands_of_a_page_work(page: str, installed: Installed, tmp_path: Path) -> None:
+def test_the_commands_of_a_page_work(page, installed, tmp_path):
     for name, content in READERS_FILES.get(page, {}).items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content if isinstance(content, str) else content.read_text())
@@ -89,7 +89,7 @@ def look_at(installed: Installed, step: Step) -> None:
     assert process.returncode == 130
 
 
-def test_the_reasons_are_few() -> None:
+def test_the_reasons_are_few():
     reasons = {(step.page, step.reason) for page in PAGES for step in steps(page) if step.reason}
     assert {page for page, _ in reasons} <= {"README.md", "docs/prefect.md", "docs/python.md", "docs/viewing.md"}
     assert any(step.file == "rewards.py" for step in steps("docs/tutorial.md"))

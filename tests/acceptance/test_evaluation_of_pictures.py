@@ -68,7 +68,7 @@ def model_that_knows(directory: Path, shown: list[Picture], updates: int = 120) 
     return directory
 
 
-def test_held_out_pictures_are_scored_by_what_is_on_them(tmp_path: Path) -> None:
+def test_held_out_pictures_are_scored_by_what_is_on_them(tmp_path):
     shown = list(pictures(NUMBER, 0))
     model = model_that_knows(tmp_path / "model", shown)
     tried = tmp_path / "tried.toml"

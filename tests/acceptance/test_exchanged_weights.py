@@ -6,7 +6,6 @@ second loses its engine before a reload, and before it goes on.
 
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,7 @@ SECOND = {"before exchange collective_rpc #2": "engine", "before exchange resume
 
 
 @pytest.fixture(scope="module")
-def survived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, str]]]:
+def survived(tmp_path_factory):
     """The run's directory, and the policy of each group that was committed when the flow was killed."""
     directory = tmp_path_factory.mktemp("exchanged")
     temporary = Path(tempfile.mkdtemp(prefix="sc-"))  # short: sockets are put below it
@@ -54,7 +53,7 @@ def survived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, d
     "engine and flow are killed while weights are exchanged under rollouts",
     "every rollout once, and every token with its policy",
 )
-def test_every_rollout_is_there_once_and_its_tokens_know_their_policies(survived: tuple[Path, dict[str, str]]) -> None:
+def test_every_rollout_is_there_once_and_its_tokens_know_their_policies(survived):
     directory, safe = survived
     receipts = lines(directory / "receipt.jsonl")
     assert [receipt["moment"] for receipt in receipts] == [*FIRST, *SECOND]
@@ -86,5 +85,5 @@ def check_runs(found: Rows) -> None:
         assert traces[trace_id]["policy_version"] == min(run["policy_version"] for run in own)
 
 
-def test_its_replay_makes_the_same_weights(survived: tuple[Path, dict[str, str]]) -> None:
+def test_its_replay_makes_the_same_weights(survived):
     check_replayed(Driven(survived[0], ()), STEPS)

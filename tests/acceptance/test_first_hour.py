@@ -10,7 +10,7 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")
-def hour(tmp_path_factory: pytest.TempPathFactory) -> FirstHour:
+def hour(tmp_path_factory):
     """An hour that was played."""
     played = FirstHour(tmp_path_factory.mktemp("first-hour"))
     played.play()
@@ -24,7 +24,7 @@ def answer(hour: FirstHour, beginning: str, status: int = 0) -> str:
     return found.text
 
 
-def test_a_project_trains_at_the_first_try(hour: FirstHour) -> None:
+def test_a_project_trains_at_the_first_try(hour):
     assert "stagecoach run config.toml" in answer(hour, "init my-project")
     assert "my_reward (not a package) sha256:" in answer(hour, "check config.toml"), "the reward's code is in keys"
     said = answer(hour, "run config.toml --name first")
@@ -34,7 +34,7 @@ def test_a_project_trains_at_the_first_try(hour: FirstHour) -> None:
     assert len(rewards) == 2 and all(0 < reward < 1 for reward in rewards)
 
 
-def test_a_run_is_listed_shown_and_saved_as_a_page(hour: FirstHour) -> None:
+def test_a_run_is_listed_shown_and_saved_as_a_page(hour):
     assert "first" in answer(hour, "runs")
     assert "first" in answer(hour, "show first") and "reward" in answer(hour, "show first")
     answer(hour, "view --save")
@@ -42,17 +42,17 @@ def test_a_run_is_listed_shown_and_saved_as_a_page(hour: FirstHour) -> None:
     assert "my_data" in page or "first" in page
 
 
-def test_a_wrong_key_is_refused_with_the_right_one(hour: FirstHour) -> None:
+def test_a_wrong_key_is_refused_with_the_right_one(hour):
     said = answer(hour, "run config.toml training.learning_rat=", status=2)
     assert "training.learning_rate" in said and "nothing was started" in said.lower()
 
 
-def test_an_edited_reward_function_is_noticed(hour: FirstHour) -> None:
+def test_an_edited_reward_function_is_noticed(hour):
     said = answer(hour, "edited", status=2)
     assert "my_reward" in said and "first" in said
 
 
-def test_published_configs_of_other_trainers_become_projects(hour: FirstHour) -> None:
+def test_published_configs_of_other_trainers_become_projects(hour):
     said = answer(hour, "init moved")
     assert "trainer.optim.lr = 1e-05 -> training.learning_rate" in said and "deployment.num_infer_gpus = 1" in said
     assert "'alphabet-sort' is not installed" in answer(hour, "check moved", status=2)
@@ -64,7 +64,7 @@ def test_published_configs_of_other_trainers_become_projects(hour: FirstHour) ->
 
 
 @pytest.mark.nightly
-def test_further_published_configs_become_projects_or_are_refused(tmp_path: Path) -> None:
+def test_further_published_configs_become_projects_or_are_refused(tmp_path):
     hour = FirstHour(tmp_path)
     hour.translate(MORE)
     statuses = {label.removeprefix("init "): answer.status for label, answer in hour.answers.items()}

@@ -27,7 +27,7 @@ SHORT = ("engine.hang_seconds=12", "rollout.timeout_seconds=8", "steps=2")
         ("after commit rollout 0 part", "behind engine"),  # its server answers still
     ],
 )
-def test_an_engine_that_hangs_costs_no_rollout(tmp_path: Path, moment: str, what: str) -> None:
+def test_an_engine_that_hangs_costs_no_rollout(tmp_path, moment, what):
     temporary = Path(tempfile.mkdtemp(prefix="sc-"))  # short: sockets are put below it
     try:
         model = tiny_qwen3(tmp_path / "model", seed=3)

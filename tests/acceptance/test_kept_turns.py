@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -41,7 +40,7 @@ SETTINGS = (
 
 
 @pytest.fixture
-def temporary() -> Iterator[Path]:
+def temporary():
     """A directory for temporary files of the run."""
     directory = Path(tempfile.mkdtemp(prefix="sc-"))  # short: sockets are put below it
     yield directory
@@ -85,7 +84,7 @@ def killed_between_turns(directory: Path, temporary: Path, model: Path) -> list[
     "the flow is killed while rollouts are between two turns, and newer policies have been trained",
     "their first turns are not sampled again, and each token has its policy",
 )
-def test_turns_that_ended_before_a_crash_are_not_sampled_again(tmp_path: Path, temporary: Path) -> None:
+def test_turns_that_ended_before_a_crash_are_not_sampled_again(tmp_path, temporary):
     model = tiny_qwen3(tmp_path / "model", seed=3)
     turns = killed_between_turns(tmp_path, temporary, model)
     (group_id,) = {turn.group_id for turn in turns}

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,7 @@ class Survived:
 
 
 @pytest.fixture(scope="module")
-def survived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survived]:
+def survived(tmp_path_factory):
     """The run, in its two processes, with a directory for temporary files of its own."""
     directory = tmp_path_factory.mktemp("survived")
     temporary = Path(tempfile.mkdtemp(prefix="sc-"))  # short: sockets are put below it
@@ -78,7 +77,7 @@ def survived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Survived]:
         shutil.rmtree(temporary)
 
 
-def test_every_kill_happened_and_was_in_the_middle(survived: Survived) -> None:
+def test_every_kill_happened_and_was_in_the_middle(survived):
     assert [receipt["moment"] for receipt in survived.receipts] == [*FIRST, *SECOND]
     first, second = (receipt["pid"] for receipt in survived.receipts[1:3])
     assert first != second
@@ -89,7 +88,7 @@ def test_every_kill_happened_and_was_in_the_middle(survived: Survived) -> None:
     assert generations["engine"] == 1, "only what was killed was started again"
 
 
-def test_every_service_that_was_killed_is_an_event_of_the_run_and_the_flow_itself_is_not(survived: Survived) -> None:
+def test_every_service_that_was_killed_is_an_event_of_the_run_and_the_flow_itself_is_not(survived):
     losses = [loss.message for loss in open_store(survived.store).runs.lost_services("run")]
     told = [f"{message.split(';')[0]}; {message.split('; ')[1].split()[0]}" for message in losses]
     expected = ("engine", "environment reverse_text", "learner")
@@ -101,7 +100,7 @@ def test_every_service_that_was_killed_is_an_event_of_the_run_and_the_flow_itsel
     "engine, flow, environment server and learner are killed in one run",
     "every rollout once, nothing of a service put down to a rollout",
 )
-def test_the_run_ended_with_every_rollout_once(survived: Survived) -> None:
+def test_the_run_ended_with_every_rollout_once(survived):
     happened(", ".join(receipt["moment"] for receipt in survived.receipts))
     store = open_store(survived.store)
     assert [step["step"] for step in survived.outcome["steps"]] == list(range(STEPS))
@@ -114,7 +113,7 @@ def test_the_run_ended_with_every_rollout_once(survived: Survived) -> None:
     check_once(survived.store)
 
 
-def test_committed_groups_were_not_sampled_again(survived: Survived) -> None:
+def test_committed_groups_were_not_sampled_again(survived):
     store = open_store(survived.store)
     parts = [entry for entry in store.ledger.entries(stage="rollout") if entry.part]
     assert set(survived.parts) < {entry.part for entry in parts}
@@ -126,7 +125,7 @@ def test_committed_groups_were_not_sampled_again(survived: Survived) -> None:
     assert sorted(groups) == sorted(f"{step}-{slot}" for step in range(STEPS) for slot in range(GROUPS))
 
 
-def test_no_process_port_or_temporary_file_is_left(survived: Survived) -> None:
+def test_no_process_port_or_temporary_file_is_left(survived):
     assert len(set(survived.owners)) == 2
     assert survived.left_alive == ()
     reports = survived.outcome["reports"]
@@ -146,7 +145,7 @@ def answers(address: str) -> bool:
         return probe.connect_ex((parts.hostname, parts.port)) == 0
 
 
-def test_the_same_again_computes_nothing_and_says_so(survived: Survived) -> None:
+def test_the_same_again_computes_nothing_and_says_so(survived):
     command = [sys.executable, "-P", "-m", "flows.cli", "resume", "run", "--store", str(survived.store)]
     started = time.time()
     done = subprocess.run(

@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ KILLS = {"after commit rollout 1 part": "engine"}
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def directory(tmp_path_factory):
     """Where the run was and the model that it began with, which is gone since."""
     directory = tmp_path_factory.mktemp("adapted")
     model = tiny_qwen3(directory / "model", seed=3)
@@ -64,7 +63,7 @@ def size(directory: Path) -> int:
     return sum(file.stat().st_size for file in directory.glob("*model*.safetensors"))
 
 
-def test_policies_are_adapters_over_the_first(directory: Path) -> None:
+def test_policies_are_adapters_over_the_first(directory):
     store = open_store(directory / "store")
     base, *adapted = recorded_policies(store)
     assert [row["version"] for row in adapted] == list(range(1, STEPS + 1))
@@ -79,7 +78,7 @@ def test_policies_are_adapters_over_the_first(directory: Path) -> None:
     assert len({row["weights_sha256"] for row in (base, *adapted)}) == STEPS + 1
 
 
-def test_every_version_was_sampled_through_its_own_adapter(directory: Path) -> None:
+def test_every_version_was_sampled_through_its_own_adapter(directory):
     store = open_store(directory / "store")
     policies = recorded_policies(store)
     keys = [row["policy_key"] for row in policies]
@@ -95,7 +94,7 @@ def test_every_version_was_sampled_through_its_own_adapter(directory: Path) -> N
     assert all(row["mismatch_kl_max"] < 1e-6 for row in updates), "what was sampled is what is trained"
 
 
-def test_the_same_again_finds_everything(directory: Path) -> None:
+def test_the_same_again_finds_everything(directory):
     before = {entry.key for entry in finished(open_store(directory / "store"))}
     done = python(["-m", "flows.cli", "resume", "run", "--store", str(directory / "store")])
     assert done.returncode == 0, done.stderr
@@ -103,7 +102,7 @@ def test_the_same_again_finds_everything(directory: Path) -> None:
     assert {entry.key for entry in finished(open_store(directory / "store"))} == before
 
 
-def test_what_is_exported_is_the_policy(directory: Path) -> None:
+def test_what_is_exported_is_the_policy(directory):
     import torch
     from transformers import AutoModelForCausalLM
 

@@ -31,7 +31,7 @@ def stored(store: Store, run: str, stage: str, table: str) -> list[dict[str, obj
     return store.read([piece for each in entries if not each.part for piece in each.slices(table)]).to_pylist()
 
 
-def test_steps_are_sampled_again_each_with_the_policy_that_it_had(tmp_path: Path) -> None:
+def test_steps_are_sampled_again_each_with_the_policy_that_it_had(tmp_path):
     model = tiny_qwen3(tmp_path / "model", seed=3)
     stagecoach(tmp_path, "run", "demo", SMALL, f"model.path={model}", "--name", "run")
     before = {entry.key for entry in finished(open_store(tmp_path / "store"))}

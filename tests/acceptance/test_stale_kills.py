@@ -7,7 +7,6 @@ is, the third before what replaces it is committed. The fourth loses all its ser
 
 import shutil
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,7 +46,7 @@ LIVES = (
 
 
 @pytest.fixture
-def temporary() -> Iterator[Path]:
+def temporary():
     """A directory for temporary files of the run."""
     directory = Path(tempfile.mkdtemp(prefix="sc-"))  # short: sockets are put below it
     yield directory
@@ -60,9 +59,7 @@ def temporary() -> Iterator[Path]:
     "each group is taken or stale, once, and what is recorded stays so",
 )
 @pytest.mark.parametrize("stale", ["drop", "top_up"])
-def test_whatever_is_killed_a_stale_group_is_recorded_once_and_replaced(
-    stale: str, tmp_path: Path, temporary: Path
-) -> None:
+def test_whatever_is_killed_a_stale_group_is_recorded_once_and_replaced(stale, tmp_path, temporary):
     model = tiny_qwen3(tmp_path / "model", seed=3)
     taken, lost = dict[str, str](), dict[str, str]()
     for number, kills in enumerate(LIVES, 1):

@@ -3,7 +3,7 @@ replays that score recorded rollouts by another teacher and by the policy shown 
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ class Lived:
 
 
 @pytest.fixture(scope="module")
-def lived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lived]:
+def lived(tmp_path_factory):
     """A run of two steps with a teacher, and replays of its first step."""
     found = Lived(tmp_path_factory.mktemp("taught"))
     for seed, name in enumerate(("policy", "teacher")):
@@ -150,12 +150,12 @@ def check_references(lived: Lived, run: str, teacher: Path, before: Mapping[str,
         assert not found[~mask].any() and found[mask].min() < -1
 
 
-def test_the_references_are_what_the_teachers_weights_give_the_policys_tokens(lived: Lived) -> None:
+def test_the_references_are_what_the_teachers_weights_give_the_policys_tokens(lived):
     check_references(lived, "base", lived.model("teacher"), {})
     assert sorted(lived.started["base"]) == ["engine", "environment", "environment", "learner", "teacher"]
 
 
-def test_the_signal_is_the_reference_less_the_engine(lived: Lived) -> None:
+def test_the_signal_is_the_reference_less_the_engine(lived):
     rows = {row["trace_id"]: row for row in lived.rows("base", "reference", "references")}
     credits = {row["trace_id"]: row for row in lived.rows("base", "advantage", "samples")}
     for name, (_, prompt, completion) in exchanges(lived, "own").items():
@@ -167,7 +167,7 @@ def test_the_signal_is_the_reference_less_the_engine(lived: Lived) -> None:
         assert credits[name]["advantage"] is None and not any(credits[name]["rl_weights"])
 
 
-def test_the_teacher_sampled_what_it_teaches(lived: Lived) -> None:
+def test_the_teacher_sampled_what_it_teaches(lived):
     credits = {row["trace_id"]: row for row in lived.rows("base", "advantage", "samples", 1)}
     for name, (trace, prompt, completion) in exchanges(lived, "taught", 1).items():
         assert (trace["policy_key"], trace["policy_version"], trace["staleness"]) == ("", 1, 0)
@@ -181,7 +181,7 @@ def test_the_teacher_sampled_what_it_teaches(lived: Lived) -> None:
         assert not any(credits[name]["ref_kl_weights"]) and not any(credits[name]["advantages"])
 
 
-def test_both_components_move_the_weights(lived: Lived) -> None:
+def test_both_components_move_the_weights(lived):
     updates = [lived.rows("base", "training", "updates", step)[0] for step in range(2)]
     digests = [updates[0]["weights_sha256_in"], *(each["weights_sha256"] for each in updates)]
     assert len(set(digests)) == 3
@@ -207,13 +207,13 @@ def pulled(lived: Lived, step: int) -> Any:
     return np.concatenate(terms)
 
 
-def test_a_second_call_finds_everything_and_starts_nothing(lived: Lived) -> None:
+def test_a_second_call_finds_everything_and_starts_nothing(lived):
     lived.train("base", "again")
     assert lived.started["again"] == [] and lived.outcomes["again"]["num_computed"] == 0
     assert lived.outcomes["again"]["policy"] == lived.outcomes["base"]["policy"]
 
 
-def test_a_recorded_run_is_credited_by_another_teacher_that_is_nearly_the_policy(lived: Lived) -> None:
+def test_a_recorded_run_is_credited_by_another_teacher_that_is_nearly_the_policy(lived):
     assert lived.started["rewarded"] == []
     assert sorted(lived.started["near"]) == ["learner", "teacher"]
     check_references(lived, "near", lived.model("near"), {})
@@ -223,7 +223,7 @@ def test_a_recorded_run_is_credited_by_another_teacher_that_is_nearly_the_policy
     assert update["ref_kl_tokens"] > 0 and abs(update["ref_kl_loss"]) < EXACT
 
 
-def test_the_policy_shown_a_demonstration_scores_what_it_sampled(lived: Lived) -> None:
+def test_the_policy_shown_a_demonstration_scores_what_it_sampled(lived):
     from renderers import config_from_name, create_renderer
     from renderers.base import load_tokenizer
 
@@ -237,7 +237,7 @@ def test_the_policy_shown_a_demonstration_scores_what_it_sampled(lived: Lived) -
     check_references(lived, "shown", lived.model("policy"), before)
 
 
-def test_a_teacher_that_is_the_policy_is_refused(lived: Lived) -> None:
+def test_a_teacher_that_is_the_policy_is_refused(lived):
     with pytest.raises(ConfigError, match="the very weights that the policy starts from"):
         lived.replay("same", "base", "training", [f"algorithm.teacher.path={lived.model('policy')}"])
     assert "same" not in lived.started

@@ -65,7 +65,7 @@ def stagecoach(*arguments: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+def root(tmp_path_factory):
     """The store with the finished run."""
     directory = tmp_path_factory.mktemp("two")
     settings = load(["two_environments"]).model.renderer_settings
@@ -86,7 +86,7 @@ def read(store: Store, run: str) -> list[Step]:
 
 
 @pytest.fixture(scope="module")
-def steps(root: str) -> list[Step]:
+def steps(root):
     """The steps of the run."""
     return read(open_store(root), "two")
 
@@ -118,7 +118,7 @@ def environments_of(step: Step) -> dict[str, str]:
 
 
 @pytest.mark.essential
-def test_there_was_something_to_tell_apart(steps: list[Step]) -> None:
+def test_there_was_something_to_tell_apart(steps):
     for step in steps:
         assert Counter(environments_of(step).values()) == {"reverse_text": 12, "lookup": 12}
     for environment, algorithm in (("reverse_text", "grpo"), ("lookup", "echo")):
@@ -132,7 +132,7 @@ def test_there_was_something_to_tell_apart(steps: list[Step]) -> None:
 
 
 @pytest.mark.essential
-def test_conversations_of_several_turns_are_one_branch(steps: list[Step]) -> None:
+def test_conversations_of_several_turns_are_one_branch(steps):
     traces = [row for step in steps for row in step.tables["traces"]]
     assert not [row["error_message"] for row in traces if row["error_class"]]
     assert max(row["num_turns"] for row in traces) >= 3
@@ -140,7 +140,7 @@ def test_conversations_of_several_turns_are_one_branch(steps: list[Step]) -> Non
 
 
 @pytest.mark.essential
-def test_each_environment_is_credited_by_its_algorithm(steps: list[Step]) -> None:
+def test_each_environment_is_credited_by_its_algorithm(steps):
     for step in steps:
         environments = environments_of(step)
         for sample, path in in_turn(step):
@@ -151,7 +151,7 @@ def test_each_environment_is_credited_by_its_algorithm(steps: list[Step]) -> Non
 
 
 @pytest.mark.essential
-def test_both_compare_the_rewards_of_a_group(steps: list[Step]) -> None:
+def test_both_compare_the_rewards_of_a_group(steps):
     for step in steps:
         groups: dict[str, list[float]] = {}
         for trace in step.tables["traces"]:
@@ -165,7 +165,7 @@ def test_both_compare_the_rewards_of_a_group(steps: list[Step]) -> None:
 
 
 @pytest.mark.essential
-def test_every_token_is_trained_once_and_counted(steps: list[Step]) -> None:
+def test_every_token_is_trained_once_and_counted(steps):
     for step in steps:
         packed: dict[str, tuple[list[int], list[float], list[float]]] = {}
         for row in step.tables["batches"]:
@@ -196,7 +196,7 @@ def weighted(stream: list[float]) -> int:
 
 
 @pytest.mark.essential
-def test_the_component_of_observations_is_measured(steps: list[Step]) -> None:
+def test_the_component_of_observations_is_measured(steps):
     for step in steps:
         (update,) = step.tables["updates"]
         metrics = json.loads(update["metrics"])
@@ -206,7 +206,7 @@ def test_the_component_of_observations_is_measured(steps: list[Step]) -> None:
 
 
 @pytest.mark.nightly
-def test_another_algorithm_for_one_of_them_credits_again_and_no_more(root: str, steps: list[Step]) -> None:
+def test_another_algorithm_for_one_of_them_credits_again_and_no_more(root, steps):
     printed = stagecoach("replay", "two", "--from", "advantage", "--set", NO_ECHO, "--name", "plain", "--store", root)
     assert "8 pieces of work computed, 0 cached" in printed
     store = open_store(root)

@@ -1,7 +1,7 @@
 """One Chromium, and one store of the demo with its viewer, for all tests of the viewer in a browser."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ Opened = Callable[..., Watched]
 
 
 @pytest.fixture(scope="session")
-def chromium() -> Iterator[Any]:
+def chromium():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as browsers:
@@ -23,20 +23,20 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session")
-def demo_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def demo_store(tmp_path_factory):
     given = os.environ.get("STAGECOACH_DEMO_STORE")
     return Path(given) if given else short_demo(tmp_path_factory.mktemp("demo"))
 
 
 @pytest.fixture(scope="session")
-def demo(demo_store: Path) -> Iterator[str]:
+def demo(demo_store):
     """The address of a viewer of the demo's store."""
     with viewer(demo_store) as address:
         yield address
 
 
 @pytest.fixture
-def opened(chromium: Any) -> Iterator[Opened]:
+def opened(chromium):
     """Opens a window on a viewer; what it complains of and asks of others is held to be nothing at the end."""
     windows: list[Watched] = []
 

@@ -6,7 +6,6 @@ Needs Chromium and the package `playwright`: `make test-browser`. Pictures are l
 """
 
 import re
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,13 +20,13 @@ pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+def served(tmp_path_factory):
     with serving(tmp_path_factory.mktemp("served")) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
-def page(served: Serving, chromium: Any) -> Iterator[Any]:
+def page(served, chromium):
     opened = chromium.new_page(viewport={"width": 1280, "height": 1400})
     opened.set_default_timeout(PATIENCE * 1000)
     yield opened
@@ -89,7 +88,7 @@ def press(page: Any, served: Serving, flow_run: str, name: str) -> None:
     page.locator(".p-modal").get_by_role("button", name=re.compile(f"Confirm|{name}")).last.click()
 
 
-def test_a_run_is_started_through_the_form_and_its_page_names_run_and_store(page: Any, served: Serving) -> None:
+def test_a_run_is_started_through_the_form_and_its_page_names_run_and_store(page, served):
     flow_run = submit(page, served, **served.of_the_tiny_model(name="typed", steps=2))
     assert served.ended(flow_run)[0] == "COMPLETED"
     assert served.ask(f"/flow_runs/{flow_run}")["parameters"]["steps"] == 2
@@ -107,7 +106,7 @@ def test_a_run_is_started_through_the_form_and_its_page_names_run_and_store(page
     picture(page, "artifact")
 
 
-def test_rare_fields_are_shown_to_who_asks_for_them(page: Any, served: Serving) -> None:
+def test_rare_fields_are_shown_to_who_asks_for_them(page, served):
     deployment = served.ask("/deployments/name/evaluate/evaluate")
     page.goto(f"{served.url}/deployments/deployment/{deployment['id']}/run")
     rare = field(page, "advanced")
@@ -124,7 +123,7 @@ def cached_states(served: Serving, flow_run: str) -> list[str]:
     return [each["state_name"] for each in served.ask("/task_runs/filter", flow_runs={"id": {"any_": [flow_run]}})]
 
 
-def test_runs_of_a_command_and_of_a_schedule_show_what_was_cached(page: Any, served: Serving) -> None:
+def test_runs_of_a_command_and_of_a_schedule_show_what_was_cached(page, served):
     """The run of the form above, called again by a command, then by a schedule: nothing of it is computed again."""
     given = served.of_the_tiny_model(name="typed", steps=2)
     commanded = served.start_run("sft/sft", **given)
@@ -152,7 +151,7 @@ def test_runs_of_a_command_and_of_a_schedule_show_what_was_cached(page: Any, ser
         picture(page, f"{name}-tasks")
 
 
-def test_a_mistake_is_explained_on_the_runs_page(page: Any, served: Serving) -> None:
+def test_a_mistake_is_explained_on_the_runs_page(page, served):
     flow_run = submit(page, served, name="mistaken", overrides=["training.lerning_rate=1"])
     assert served.ended(flow_run)[0] == "FAILED"
     page.goto(f"{served.url}/runs/flow-run/{flow_run}")
@@ -162,7 +161,7 @@ def test_a_mistake_is_explained_on_the_runs_page(page: Any, served: Serving) -> 
     assert not [each["message"] for each in lines if "Traceback" in each["message"]]
 
 
-def test_cancel_and_retry_in_the_pages(page: Any, served: Serving) -> None:
+def test_cancel_and_retry_in_the_pages(page, served):
     flow_run = submit(page, served, **served.of_the_tiny_model(name="long", steps=4000))
     store = open_store(served.store)
     until(lambda: len(store.ledger.entries(run="long", stage="training")) > 1, served.log)

@@ -2,13 +2,11 @@
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from tests.browser.conftest import Opened
 from tests.browser.viewing import AT_STEP, a_trace, picture, point_at, point_at_step, question, said
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
@@ -21,7 +19,7 @@ def column(page: Any, name: str) -> list[str]:
     return [each.strip() for each in page.locator(f"table.traces tbody td:nth-child({place + 1})").all_inner_texts()]
 
 
-def test_from_the_list_over_a_point_of_a_chart_to_its_step(demo: str, opened: Opened) -> None:
+def test_from_the_list_over_a_point_of_a_chart_to_its_step(demo, opened):
     window = opened(demo)
     page = window.open("/")
     picture(page, "runs")
@@ -38,7 +36,7 @@ def test_from_the_list_over_a_point_of_a_chart_to_its_step(demo: str, opened: Op
 END = "document.querySelector('.chart.is-drawn').chart.scales.x.max"
 
 
-def test_a_stretch_that_is_drawn_is_zoomed_into_and_a_double_click_leads_back(demo: str, opened: Opened) -> None:
+def test_a_stretch_that_is_drawn_is_zoomed_into_and_a_double_click_leads_back(demo, opened):
     page = opened(demo).open("/runs/demo")
     point_at_step(page, 0)
     chart = page.locator(".chart.is-drawn:visible").first
@@ -55,7 +53,7 @@ def test_a_stretch_that_is_drawn_is_zoomed_into_and_a_double_click_leads_back(de
     assert page.url.endswith("/runs/demo"), "no click of it opened a step"
 
 
-def test_a_metric_is_searched_for_and_has_a_chart_of_its_own(demo: str, opened: Opened) -> None:
+def test_a_metric_is_searched_for_and_has_a_chart_of_its_own(demo, opened):
     page = opened(demo).open("/runs/demo")
     assert page.locator("#metric-list [data-row]:visible").count() == 0, "folded"
     page.locator("[data-search]").fill("entropy nats")
@@ -70,7 +68,7 @@ def test_a_metric_is_searched_for_and_has_a_chart_of_its_own(demo: str, opened: 
     assert page.locator("#metric-list figure").count() == 0, "of many there are small lines"
 
 
-def test_traces_are_filtered_sorted_and_paged(demo: str, opened: Opened) -> None:
+def test_traces_are_filtered_sorted_and_paged(demo, opened):
     window = opened(demo)
     page = window.open("/runs/demo/steps/0")
     picture(page, "step")
@@ -95,7 +93,7 @@ def test_traces_are_filtered_sorted_and_paged(demo: str, opened: Opened) -> None
     assert len(first) == 10 and not set(first) & set(column(page, "trace"))
 
 
-def test_a_run_is_compared_with_its_replay(demo: str, opened: Opened) -> None:
+def test_a_run_is_compared_with_its_replay(demo, opened):
     window = opened(demo)
     page = window.open("/")
     runs = {each["run"]: each for each in said(window, "/")["runs"]}
@@ -113,7 +111,7 @@ def test_a_run_is_compared_with_its_replay(demo: str, opened: Opened) -> None:
 
 
 @pytest.mark.parametrize("kind", ["run", "step", "trace", "batch", "compare"])
-def test_a_saved_page_works_from_disk_and_asks_nobody(demo: str, opened: Opened, kind: str, tmp_path: Path) -> None:
+def test_a_saved_page_works_from_disk_and_asks_nobody(demo, opened, kind, tmp_path):
     window = opened(demo)
     runs = said(window, "/")["runs"]
     fork = next(each["run"] for each in runs if each["parent"] == "demo")
@@ -147,7 +145,7 @@ def test_a_saved_page_works_from_disk_and_asks_nobody(demo: str, opened: Opened,
     picture(shown, f"saved-{kind}")
 
 
-def test_pages_are_dark_where_the_system_is(demo: str, opened: Opened) -> None:
+def test_pages_are_dark_where_the_system_is(demo, opened):
     page = opened(demo, color_scheme="dark").open("/runs/demo")
     ground = "getComputedStyle(document.body).backgroundColor"
     dark = page.evaluate(ground)
@@ -156,7 +154,7 @@ def test_pages_are_dark_where_the_system_is(demo: str, opened: Opened) -> None:
     assert page.evaluate(ground) != dark
 
 
-def test_everything_is_reached_by_keys_alone(demo: str, opened: Opened) -> None:
+def test_everything_is_reached_by_keys_alone(demo, opened):
     window = opened(demo)
     page = window.open("/")
     press = page.keyboard.press
@@ -196,7 +194,7 @@ def test_everything_is_reached_by_keys_alone(demo: str, opened: Opened) -> None:
     page.wait_for_url(f"{demo}/")
 
 
-def test_pages_work_without_scripts(demo: str, opened: Opened) -> None:
+def test_pages_work_without_scripts(demo, opened):
     window = opened(demo, java_script_enabled=False)
     page = window.open("/runs/demo/steps/0")
     page.locator("form.filters select[name=outcome]").select_option("trained")

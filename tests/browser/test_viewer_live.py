@@ -1,12 +1,9 @@
 """A page that is open while its run goes on: new points come, nothing jumps, and a person is not disturbed."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.browser.conftest import Opened
 from tests.browser.viewing import DRAWN, SHIFTS, Going, picture, viewer
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
@@ -30,7 +27,7 @@ class Live:
 
 
 @pytest.fixture
-def live(tmp_path: Path) -> Iterator[Live]:
+def live(tmp_path):
     going = Going(tmp_path / "store", "going", STEPS)
     going.step()
     with viewer(tmp_path / "store") as address:
@@ -49,7 +46,7 @@ def wait_for_steps(page: Any, number: int) -> None:
     )
 
 
-def test_new_points_come_and_nothing_moves(live: Live, opened: Opened) -> None:
+def test_new_points_come_and_nothing_moves(live, opened):
     window = opened(live.address, SHIFTS)
     page = window.open("/runs/going")
     live.going.step()
@@ -67,7 +64,7 @@ def test_new_points_come_and_nothing_moves(live: Live, opened: Opened) -> None:
     picture(page, "live")
 
 
-def test_scrolling_focus_and_what_is_opened_are_left_alone(live: Live, opened: Opened) -> None:
+def test_scrolling_focus_and_what_is_opened_are_left_alone(live, opened):
     window = opened(live.address)
     page = window.open("/runs/going")
     live.going.step()
@@ -85,7 +82,7 @@ def test_scrolling_focus_and_what_is_opened_are_left_alone(live: Live, opened: O
     assert page.evaluate("[scrollY, document.activeElement.getAttribute('href')]") == before
 
 
-def test_a_choice_in_the_list_is_kept_while_runs_go_on(live: Live, opened: Opened) -> None:
+def test_a_choice_in_the_list_is_kept_while_runs_go_on(live, opened):
     window = opened(live.address)
     page = window.open("/")
     page.get_by_label("compare going as A", exact=True).check()
@@ -96,7 +93,7 @@ def test_a_choice_in_the_list_is_kept_while_runs_go_on(live: Live, opened: Opene
     assert page.locator("[data-search]").input_value() == "typing"
 
 
-def test_a_run_that_ends_says_so_and_is_asked_for_no_more(live: Live, opened: Opened) -> None:
+def test_a_run_that_ends_says_so_and_is_asked_for_no_more(live, opened):
     window = opened(live.address)
     page = window.open("/runs/going")
     assert page.locator("[data-live-state]").count() == 1
@@ -110,7 +107,7 @@ def test_a_run_that_ends_says_so_and_is_asked_for_no_more(live: Live, opened: Op
     assert asked == []
 
 
-def test_a_viewer_that_is_gone_is_told(tmp_path: Path, opened: Opened) -> None:
+def test_a_viewer_that_is_gone_is_told(tmp_path, opened):
     going = Going(tmp_path / "store", "going", STEPS)
     going.step()
     with viewer(tmp_path / "store") as address:

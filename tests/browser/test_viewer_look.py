@@ -1,7 +1,6 @@
 """How pages look and who can use them: widths, labels, contrast, focus; and hostile texts in a browser."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,6 @@ import pytest
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from flows.viewer.rendering import STATIC
-from tests.browser.conftest import Opened
 from tests.browser.viewing import picture, viewer
 from tests.fixtures.hostile import hostile_store
 from tests.flows.viewer.looking import everything, one_of_each
@@ -58,7 +56,7 @@ PALE = """() => {
 
 
 @pytest.fixture(scope="module")
-def kinds(demo_store: Path) -> dict[str, str]:
+def kinds(demo_store):
     """An address of each kind of page."""
     library = StoreReader.at(demo_store)
     fork = next(name for name in library.store.runs.names() if library.store.runs.last(name).parent_run == "demo")
@@ -66,7 +64,7 @@ def kinds(demo_store: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_kind_of_page_can_be_read_and_used(demo: str, kinds: dict[str, str], opened: Opened, scheme: str) -> None:
+def test_every_kind_of_page_can_be_read_and_used(demo, kinds, opened, scheme):
     window = opened(demo, color_scheme=scheme)
     wrong: list[Any] = []
     for kind, address in kinds.items():
@@ -83,7 +81,7 @@ def test_every_kind_of_page_can_be_read_and_used(demo: str, kinds: dict[str, str
     assert wrong == [], "\n".join(map(str, wrong))
 
 
-def test_the_focus_is_seen_wherever_it_goes(demo: str, kinds: dict[str, str], opened: Opened) -> None:
+def test_the_focus_is_seen_wherever_it_goes(demo, kinds, opened):
     window = opened(demo)
     seen = """() => {
       const style = getComputedStyle(document.activeElement), box = document.activeElement.getBoundingClientRect();
@@ -108,9 +106,7 @@ OVER_THE_TEXT = """() => [...document.querySelectorAll("body *")]
 
 
 @pytest.mark.parametrize("size", [(420, 900), (680, 450)], ids=["a phone", "enlarged twice"])
-def test_nothing_stays_over_what_is_read_where_room_is_short(
-    demo: str, kinds: dict[str, str], opened: Opened, size: tuple[int, int]
-) -> None:
+def test_nothing_stays_over_what_is_read_where_room_is_short(demo, kinds, opened, size):
     window = opened(demo)
     page = window.open(kinds["trace"])
     assert page.evaluate(OVER_THE_TEXT) != []  # where there is room, colours stay at hand
@@ -118,9 +114,7 @@ def test_nothing_stays_over_what_is_read_where_room_is_short(
     assert page.evaluate(OVER_THE_TEXT) == []
 
 
-def test_what_was_chosen_to_be_dark_is_printed_on_white_with_its_shades(
-    demo: str, kinds: dict[str, str], opened: Opened
-) -> None:
+def test_what_was_chosen_to_be_dark_is_printed_on_white_with_its_shades(demo, kinds, opened):
     window = opened(demo, color_scheme="dark")
     page = window.open(kinds["trace"])
     style = "(name) => getComputedStyle(document.querySelector('.card'))[name]"
@@ -131,7 +125,7 @@ def test_what_was_chosen_to_be_dark_is_printed_on_white_with_its_shades(
     assert page.evaluate(OVER_THE_TEXT) == []
 
 
-def test_the_first_stop_leads_past_the_header(demo: str, opened: Opened) -> None:
+def test_the_first_stop_leads_past_the_header(demo, opened):
     page = opened(demo).open("/")
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
@@ -150,7 +144,7 @@ def contrast(a: str, b: str) -> float:
     return (bright + 0.05) / (dark + 0.05)
 
 
-def test_every_named_colour_can_be_read_on_every_ground() -> None:
+def test_every_named_colour_can_be_read_on_every_ground():
     assert contrast("#000000", "#ffffff") == 21 and contrast("#777777", "#ffffff") < LEAST_CONTRAST
     source = (STATIC / "base.css").read_text()
     named = {
@@ -168,7 +162,7 @@ def test_every_named_colour_can_be_read_on_every_ground() -> None:
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, list[str]]]:
+def hostile(tmp_path_factory):
     """A viewer of a store of hostile rollouts, and addresses of all kinds in it."""
     store = hostile_store(tmp_path_factory.mktemp("hostile") / "store").store
     with viewer(Path(store.root.address)) as address:
@@ -185,9 +179,7 @@ document.addEventListener("securitypolicyviolation", (event) => window.hacked.pu
 """
 
 
-def test_hostile_texts_run_nothing_and_fetch_nothing(
-    hostile: tuple[str, list[str]], opened: Opened, tmp_path: Path
-) -> None:
+def test_hostile_texts_run_nothing_and_fetch_nothing(hostile, opened, tmp_path):
     base, pages = hostile
     window = opened(base, TRAP)
     for number, address in enumerate(pages):
@@ -210,7 +202,7 @@ def test_hostile_texts_run_nothing_and_fetch_nothing(
     picture(page, "hostile")
 
 
-def test_the_trap_would_tell(opened: Opened, tmp_path: Path) -> None:
+def test_the_trap_would_tell(opened, tmp_path):
     """A page that does run what a rollout says is caught: else the test above would hold of anything."""
     file = tmp_path / "caught.html"
     file.write_text("<img src=x onerror=alert(1)><script>alert(2)</script>")

@@ -7,7 +7,6 @@ import pytest
 
 from flows import cli
 from flows.viewer import addresses
-from tests.browser.conftest import Opened
 from tests.browser.viewing import picture, question, said, viewer
 from tests.fixtures.cheating import HACK, LEARNT, STEPS, cheated_store
 
@@ -20,7 +19,7 @@ INSIDE = """(part) => {
 }"""
 
 
-def test_replies_are_read_by_keys(demo: str, opened: Opened) -> None:
+def test_replies_are_read_by_keys(demo, opened):
     window = opened(demo)
     page = window.open(f"{STEP}?k=4")
     press = page.keyboard.press
@@ -37,7 +36,7 @@ def test_replies_are_read_by_keys(demo: str, opened: Opened) -> None:
     page.wait_for_url("**read=1*")
 
 
-def test_the_lowest_of_a_figure_are_asked_for_without_an_address(demo: str, opened: Opened) -> None:
+def test_the_lowest_of_a_figure_are_asked_for_without_an_address(demo, opened):
     window = opened(demo)
     page = window.open(STEP)
     form = page.locator("#read form")
@@ -50,9 +49,7 @@ def test_the_lowest_of_a_figure_are_asked_for_without_an_address(demo: str, open
     assert [float(each) for each in shown] == pytest.approx(lowest, abs=1e-3)
 
 
-def test_a_reward_hack_is_hunted_by_keys_in_five_steps(
-    opened: Opened, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reward_hack_is_hunted_by_keys_in_five_steps(opened, tmp_path, capsys):
     """From the page of the run: what changed, the phrase, the first step with it; then the command that is shown."""
     store = cheated_store(tmp_path / "store")
     with viewer(Path(store.root.address)) as address:
@@ -72,7 +69,7 @@ def test_a_reward_hack_is_hunted_by_keys_in_five_steps(
     assert f"{(STEPS - LEARNT) * 9} of {STEPS * 12} rollouts" in capsys.readouterr().out
 
 
-def test_the_reward_of_every_list_is_on_the_screen_of_a_phone(demo: str, opened: Opened) -> None:
+def test_the_reward_of_every_list_is_on_the_screen_of_a_phone(demo, opened):
     window = opened(demo)
     trace = said(window, STEP)["traces"]["rows"][0]
     example = addresses.example("demo", trace["environment"], trace["example_id"])

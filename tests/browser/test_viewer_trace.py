@@ -5,13 +5,12 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.browser.conftest import Opened
 from tests.browser.viewing import a_trace, picture, point_at, question, said
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 
 
-def test_tokens_change_their_colours_and_the_address_says_which(demo: str, opened: Opened) -> None:
+def test_tokens_change_their_colours_and_the_address_says_which(demo, opened):
     window = opened(demo)
     page = window.open(a_trace(window))
     picture(page, "trace")
@@ -36,7 +35,7 @@ def test_tokens_change_their_colours_and_the_address_says_which(demo: str, opene
     assert page.evaluate(f"() => {{ {classes} }}") == seen["advantage"]
 
 
-def test_all_values_of_a_token_are_told_on_hover_and_on_focus(demo: str, opened: Opened) -> None:
+def test_all_values_of_a_token_are_told_on_hover_and_on_focus(demo, opened):
     window = opened(demo)
     page = window.open(a_trace(window))
     answer = page.locator(".tokens").last.locator(".t")
@@ -63,7 +62,7 @@ def test_all_values_of_a_token_are_told_on_hover_and_on_focus(demo: str, opened:
     tip.wait_for(state="hidden")
 
 
-def test_the_traces_of_a_step_are_walked_and_gone_back_to(demo: str, opened: Opened) -> None:
+def test_the_traces_of_a_step_are_walked_and_gone_back_to(demo, opened):
     window = opened(demo)
     listed = [each["trace_id"] for each in said(window, "/runs/demo/steps/0")["traces"]["rows"]]
     page = window.open("/runs/demo/steps/0")
@@ -76,7 +75,7 @@ def test_the_traces_of_a_step_are_walked_and_gone_back_to(demo: str, opened: Ope
     page.wait_for_url("**/runs/demo/steps/0")
 
 
-def test_a_trace_leads_to_its_row_of_the_batch_and_back(demo: str, opened: Opened) -> None:
+def test_a_trace_leads_to_its_row_of_the_batch_and_back(demo, opened):
     window = opened(demo)
     page = window.open(a_trace(window))
     trace = urlsplit(page.url).path

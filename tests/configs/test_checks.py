@@ -3,7 +3,6 @@
 import json
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -27,18 +26,18 @@ ALONE = "assignment.group_size=1"
 
 
 @pytest.mark.parametrize(("preset", "settings", "says"), FAULTS, ids=[says for _, _, says in FAULTS])
-def test_a_fault_is_found_and_nothing_else(preset: str, settings: list[str], says: str) -> None:
+def test_a_fault_is_found_and_nothing_else(preset, settings, says):
     with pytest.raises(ConfigError) as caught:
         load([preset], settings)
     assert [line[: len(says)] for line in caught.value.problems] == [says]
 
 
 @pytest.mark.parametrize(("preset", "settings"), FINE, ids=str)
-def test_what_works_is_allowed(preset: str, settings: list[str]) -> None:
+def test_what_works_is_allowed(preset, settings):
     assert problems(load([preset], settings)) == []
 
 
-def test_files_that_are_missing_here(tmp_path: Path) -> None:
+def test_files_that_are_missing_here(tmp_path):
     config = load(["sft_demo"], [f"data.path={tmp_path}/none.jsonl", f"model.path={tmp_path}/none"])
     assert missing_files(config) == [
         f"model.path: there is no directory {tmp_path}/none",
@@ -54,7 +53,7 @@ def test_files_that_are_missing_here(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("preset", "key"), [("demo", "engine.max_model_len"), ("sft_demo", "data.max_length")], ids=["train", "sft"]
 )
-def test_samples_longer_than_the_model_are_refused(preset: str, key: str, tmp_path: Path) -> None:
+def test_samples_longer_than_the_model_are_refused(preset, key, tmp_path):
     data = tmp_path / "rows.jsonl"
     data.touch()
     config = load([preset], [f"model.path={tmp_path}", f"data.path={data}"])
@@ -77,7 +76,7 @@ def test_samples_longer_than_the_model_are_refused(preset: str, key: str, tmp_pa
         ([], ""),
     ],
 )
-def test_a_model_whose_layers_cannot_be_trained_is_refused(of_model: Any, expected: str, tmp_path: Path) -> None:
+def test_a_model_whose_layers_cannot_be_trained_is_refused(of_model, expected, tmp_path):
     """They can be evaluated: the engine has its own kernels for them."""
     (tmp_path / "config.json").write_text(json.dumps(of_model))
     config = load(["demo"], [f"model.path={tmp_path}"])
@@ -85,24 +84,24 @@ def test_a_model_whose_layers_cannot_be_trained_is_refused(of_model: Any, expect
     assert missing_files(config.model_copy(update={"kind": "evaluate"})) == []
 
 
-def test_a_model_is_needed_unless_a_policy_stands_for_it() -> None:
+def test_a_model_is_needed_unless_a_policy_stands_for_it():
     config = RunConfig(kind="evaluate")
     assert missing_files(config) == ["model.path: say which directory (or hub id) holds the starting weights"]
     named = config.evaluation.model_copy(update={"policy": "latest"})
     assert missing_files(config.model_copy(update={"evaluation": named})) == []
 
 
-def test_a_hub_id_is_not_taken_for_a_directory() -> None:
+def test_a_hub_id_is_not_taken_for_a_directory():
     assert missing_files(load(["qwen3_gpu"])) == []
 
 
-def test_echo_without_a_role_adds_nothing() -> None:
+def test_echo_without_a_role_adds_nothing():
     silent = RunConfig.model_validate(load(["demo"]).model_dump() | {"algorithm": {"type": "echo", "tool": None}})
     (line,) = problems(silent)
     assert line.startswith("algorithm: without a role (tool, user, system) echo adds nothing to grpo")
 
 
-def test_a_replay_is_held_to_it_where_it_credits_again() -> None:
+def test_a_replay_is_held_to_it_where_it_credits_again():
     alone = load(["demo"], [ALONE, "algorithm.type=rae"]).model_dump(mode="json") | {"kind": "replay"}
     with pytest.raises(ConfigError, match=r"assignment\.group_size: rloo compares"):
         load((), ["algorithm.type=rloo", "replay.from_stage=advantage"], base=alone)
@@ -110,7 +109,7 @@ def test_a_replay_is_held_to_it_where_it_credits_again() -> None:
 
 
 @pytest.mark.parametrize("from_groups", [True, False])
-def test_a_function_of_ones_own_says_whether_equal_rewards_teach_it_something(from_groups: bool) -> None:
+def test_a_function_of_ones_own_says_whether_equal_rewards_teach_it_something(from_groups):
     config = load(["demo"], [f'algorithm={{type="custom", function="a:b", from_groups={str(from_groups).lower()}}}'])
     assert config.algorithm.compares_group is from_groups
     assert bool(config.learns_from_equals.get("")) is not from_groups
@@ -126,7 +125,7 @@ def test_a_function_of_ones_own_says_whether_equal_rewards_teach_it_something(fr
         ([], "at least 1"),
     ],
 )
-def test_pools_that_make_no_sense(pools: list[tuple[str, float, float]], said: str) -> None:
+def test_pools_that_make_no_sense(pools, said):
     rows = [dict(zip(("name", "threshold", "weight"), pool, strict=True)) for pool in pools]
     with pytest.raises(ValidationError, match=said):
         DifficultyPoolsSampler.model_validate({"pools": rows})
@@ -152,25 +151,25 @@ def sections(config: RunConfig) -> list[str]:
     ],
     ids=str,
 )
-def test_a_setting_reaches_its_stage_and_what_is_off_none(settings: dict[str, object], changed: list[bool]) -> None:
+def test_a_setting_reaches_its_stage_and_what_is_off_none(settings, changed):
     one, other = (sections(RunConfig.model_validate({"seed": 7} | each)) for each in ({}, settings))
     assert [a != b for a, b in zip(one, other, strict=True)] == changed
 
 
 @pytest.mark.parametrize("settings", [{"rank": 0}, {"alpha": 0}, {"target_modules": "every-linear"}])
-def test_what_makes_no_sense_is_no_section(settings: dict[str, object]) -> None:
+def test_what_makes_no_sense_is_no_section(settings):
     with pytest.raises(ValidationError):
         LoraConfig(**settings)
 
 
-def test_adapters_are_in_keys() -> None:
+def test_adapters_are_in_keys():
     assert content(TrainingConfig())["lora"] is None
     one, other = (content(TrainingConfig(lora=LoraConfig(rank=rank))) for rank in (4, 8))
     assert one["lora"]["rank"] == 4
     assert one != other
 
 
-def test_a_directory_is_no_data_file(tmp_path: Path) -> None:
+def test_a_directory_is_no_data_file(tmp_path):
     mine = f'[{{name="mine", taskset={{id="own_data", path="{tmp_path}"}}}}]'
     config = load(["demo"], ["model.path=owner/model", f"environments={mine}"])
     (line,) = missing_files(config)
@@ -178,7 +177,7 @@ def test_a_directory_is_no_data_file(tmp_path: Path) -> None:
     assert missing_files(load(["demo"], ["model.path=owner/model"])) == []
 
 
-def test_a_replay_that_samples_is_held_to_what_environments_need() -> None:
+def test_a_replay_that_samples_is_held_to_what_environments_need():
     for begin, count in (("rollout", 1), ("filtering", 0)):
         base = load(("demo",), ["seed=7"]).model_dump(mode="json")
         base |= {"kind": "replay", "replay": {"run": "base", "from_stage": begin}}

@@ -15,19 +15,19 @@ def evaluation(**changes: Any) -> EvaluationConfig:
     return EvaluationConfig.model_validate({"num_examples": 32, "every": 2, "sets": SETS} | changes)
 
 
-def test_a_set_takes_from_the_evaluation_what_it_leaves_open() -> None:
+def test_a_set_takes_from_the_evaluation_what_it_leaves_open():
     hard, everyone = evaluation().of_sets().values()
     assert (hard.num_examples, hard.attempts, hard.pass_at, hard.temperature) == (8, 4, (1, 4), 1.0)
     assert hard.where == {"tier": (3, 4)} and everyone.where == {} and everyone.temperature == 0.0
     assert (everyone.num_examples, everyone.every, everyone.sets) == (32, 2, ())
 
 
-def test_without_sets_the_evaluation_is_the_one_set() -> None:
+def test_without_sets_the_evaluation_is_the_one_set():
     alone = evaluation(sets=())
     assert alone.of_sets() == {"": alone}
 
 
-def test_each_set_is_due_by_its_own_interval() -> None:
+def test_each_set_is_due_by_its_own_interval():
     hard, everyone = evaluation().of_sets().values()
     assert [version for version in range(21) if hard.due(version)] == [0, 10, 20]
     assert [version for version in range(5) if everyone.due(version)] == [2, 4]
@@ -35,7 +35,7 @@ def test_each_set_is_due_by_its_own_interval() -> None:
     assert evaluation().evaluates_training and not evaluation(every=0, sets=()).evaluates_training
 
 
-def test_the_name_and_the_interval_of_a_set_are_in_no_key() -> None:
+def test_the_name_and_the_interval_of_a_set_are_in_no_key():
     other = [SETS[0] | {"name": "renamed", "every": 3, "pass_at": [2]}, SETS[1]]
     one, two = (each.of_sets() for each in (evaluation(), evaluation(sets=other)))
     assert content(one["hard"]) == content(two["renamed"]) != content(one["all"])
@@ -44,7 +44,7 @@ def test_the_name_and_the_interval_of_a_set_are_in_no_key() -> None:
 OF_OTHERS = {"url": "https://api.example.com/v1", "model": "m"}
 
 
-def test_someone_elses_model_is_in_the_keys_of_rollouts_and_only_of_evaluations() -> None:
+def test_someone_elses_model_is_in_the_keys_of_rollouts_and_only_of_evaluations():
     of = {"external": OF_OTHERS | {"api_key_variable": "ANY"}}
     run = RunConfig.model_validate({"kind": "evaluate", "evaluation": of})
     assert View(run, ("external",), "rollout").content() == {"external": OF_OTHERS | {"settings": {}}}

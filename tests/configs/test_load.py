@@ -30,11 +30,11 @@ def toml(directory: Path, name: str, text: str) -> Path:
 
 
 @pytest.mark.parametrize("preset", presets())
-def test_every_preset_loads(preset: str) -> None:
+def test_every_preset_loads(preset):
     assert load([preset]).kind in ("train", "sft", "evaluate")
 
 
-def test_later_files_win_and_overrides_last(tmp_path: Path) -> None:
+def test_later_files_win_and_overrides_last(tmp_path):
     first = toml(tmp_path, "first.toml", "steps = 5\n[training]\nlearning_rate = 1e-3\nwarmup_steps = 2\n")
     second = toml(tmp_path, "second.toml", "[training]\nlearning_rate = 2e-3\n")
     config = load(["demo", first, second], ["training.warmup_steps=4"])
@@ -42,7 +42,7 @@ def test_later_files_win_and_overrides_last(tmp_path: Path) -> None:
     assert config.assignment.groups_per_step == 8
 
 
-def test_lists_are_replaced_not_joined(tmp_path: Path) -> None:
+def test_lists_are_replaced_not_joined(tmp_path):
     file = toml(tmp_path, "filters.toml", '[filtering]\nfilters = [{ type = "errored" }]\n')
     assert [item.type for item in load(["demo", file]).filtering.filters] == ["errored"]
 
@@ -62,7 +62,7 @@ def test_lists_are_replaced_not_joined(tmp_path: Path) -> None:
         ("seed=7", ("seed",), 7),
     ],
 )
-def test_overrides(override: str, path: tuple[str | int, ...], expected: object) -> None:
+def test_overrides(override, path, expected):
     def at(config: RunConfig) -> object:
         value: object = config
         for part in path:
@@ -72,20 +72,20 @@ def test_overrides(override: str, path: tuple[str | int, ...], expected: object)
     assert at(load(["demo"], [override])) == expected
 
 
-def test_another_type_takes_nothing_over_from_the_old_one(tmp_path: Path) -> None:
+def test_another_type_takes_nothing_over_from_the_old_one(tmp_path):
     file = toml(tmp_path, "std.toml", '[algorithm]\ntype = "grpo"\nnormalise_std = true\n')
     assert load(["demo", file]).algorithm == GrpoConfig(normalise_std=True)
     assert load(["demo", file], ["algorithm.type=supervised"]).algorithm == SupervisedConfig()
     assert load(["demo", file], ['algorithm={type="supervised"}']).algorithm == SupervisedConfig()
 
 
-def test_base_is_what_a_recorded_run_had() -> None:
+def test_base_is_what_a_recorded_run_had():
     recorded = json.loads(dump(load(["demo"], ["seed=3", "training.learning_rate=1e-2"])))
     config = load((), ["training.warmup_steps=1"], base=recorded)
     assert (config.seed, config.training.learning_rate, config.training.warmup_steps) == (3, 1e-2, 1)
 
 
-def test_unknown_keys_name_path_source_and_nearest_name(tmp_path: Path) -> None:
+def test_unknown_keys_name_path_source_and_nearest_name(tmp_path):
     file = toml(tmp_path, "mine.toml", "[training]\nlearning_rat = 1\n")
     assert problems(files=("demo", file)) == (
         f"training.learning_rat: unknown key ({file}); did you mean training.learning_rate?",
@@ -108,13 +108,13 @@ def test_unknown_keys_name_path_source_and_nearest_name(tmp_path: Path) -> None:
     )
 
 
-def test_removed_keys_say_what_became_of_them() -> None:
+def test_removed_keys_say_what_became_of_them():
     (line,) = problems("environments.0.args={}")
     assert line.startswith("environments.0.args: no longer a key (override")
     assert "`taskset`" in line
 
 
-def test_wrong_types_are_told_all_at_once() -> None:
+def test_wrong_types_are_told_all_at_once():
     lines = problems("rollout.max_tokens=many", "training.learning_rate=-1", "steps.x=1", "environments.9.name=a")
     assert lines == (
         "steps.x: steps is a value and has no keys (override steps.x=1)",
@@ -125,12 +125,12 @@ def test_wrong_types_are_told_all_at_once() -> None:
     )
 
 
-def test_an_unknown_type_names_the_known_ones() -> None:
+def test_an_unknown_type_names_the_known_ones():
     (line,) = problems("algorithm.type=grop")
     assert line.startswith("algorithm.type: 'grop' is none of 'grpo'") and "'grpo'" in line and "'supervised'" in line
 
 
-def test_a_file_of_a_few_sections_is_checked_alone(tmp_path: Path) -> None:
+def test_a_file_of_a_few_sections_is_checked_alone(tmp_path):
     """`stagecoach config` reads it; what a run needs besides is no mistake there."""
     part = tmp_path / "part.toml"
     part.write_text("[training]\nlearning_rate = 1e-5\n")
@@ -142,23 +142,23 @@ def test_a_file_of_a_few_sections_is_checked_alone(tmp_path: Path) -> None:
     assert "training.learning_rate: " in str(refused.value)
 
 
-def test_a_pool_without_type_is_refused_plainly() -> None:
+def test_a_pool_without_type_is_refused_plainly():
     (line,) = problems("environments.0.pool.num_workers=2")
     assert line.startswith("environments.0.pool: say of which `type` it is")
 
 
 @pytest.mark.parametrize("value", ["inf", "nan", "2020-01-01"])
-def test_values_that_json_cannot_hold_are_refused(value: str) -> None:
+def test_values_that_json_cannot_hold_are_refused(value):
     (line,) = problems(f"environments.0.taskset.limit={value}")
     assert line.startswith("environments.0.taskset.limit: ")
 
 
-def test_an_override_needs_a_key_and_a_value() -> None:
+def test_an_override_needs_a_key_and_a_value():
     assert problems("steps") == ("steps: an override is written dotted.key=value",)
     assert problems("a..b=1") == ("a..b=1: an override is written dotted.key=value",)
 
 
-def test_files_that_are_not_there_or_not_toml(tmp_path: Path) -> None:
+def test_files_that_are_not_there_or_not_toml(tmp_path):
     assert problems(files=("dmo",)) == (
         f"dmo: no such file, and no such preset; the presets are {', '.join(presets())}; did you mean demo?",
     )
@@ -167,7 +167,7 @@ def test_files_that_are_not_there_or_not_toml(tmp_path: Path) -> None:
     assert line.startswith(f"{broken}: not TOML: ") and "line 1" in line
 
 
-def test_num_workers_of_old_configs_becomes_a_pool_with_a_warning() -> None:
+def test_num_workers_of_old_configs_becomes_a_pool_with_a_warning():
     with pytest.warns(FutureWarning, match=r"environments\.0\.num_workers is deprecated"):
         assert load(["demo"], ["environments.0.num_workers=auto"]).environments[0].pool == ElasticPool()
     with pytest.warns(FutureWarning, match="num_workers"):
@@ -175,12 +175,12 @@ def test_num_workers_of_old_configs_becomes_a_pool_with_a_warning() -> None:
     assert config.environments[0].pool == ElasticPool(multiplex=4)
 
 
-def test_a_bare_number_of_workers_is_a_static_pool() -> None:
+def test_a_bare_number_of_workers_is_a_static_pool():
     with pytest.warns(FutureWarning, match=r"write environments\.0\.pool = {'type': 'static', 'num_workers': 3}"):
         assert load(["demo"], ["environments.0.num_workers=3"]).environments[0].pool == StaticPool(num_workers=3)
 
 
-def test_presets_hold_no_deprecated_keys(recwarn: pytest.WarningsRecorder) -> None:
+def test_presets_hold_no_deprecated_keys(recwarn):
     for preset in presets():
         load([preset])
     assert not recwarn.list
@@ -193,9 +193,7 @@ def test_presets_hold_no_deprecated_keys(recwarn: pytest.WarningsRecorder) -> No
     name=st.text(max_size=8),
     pass_at=st.lists(st.integers(1, 9), max_size=3),
 )
-def test_recorded_configs_come_back_as_they_were(
-    seed: int | None, rate: float, taskset: dict[str, object], name: str, pass_at: list[int]
-) -> None:
+def test_recorded_configs_come_back_as_they_were(seed, rate, taskset, name, pass_at):
     config = RunConfig.model_validate(
         {
             "seed": seed,
@@ -208,7 +206,7 @@ def test_recorded_configs_come_back_as_they_were(
     assert dump(from_json(dump(config))) == dump(config)
 
 
-def test_recorded_configs_of_another_layout_are_refused() -> None:
+def test_recorded_configs_of_another_layout_are_refused():
     tree = json.loads(dump(RunConfig()))
     tree["rollout"]["speed"] = 3
     with pytest.raises(ConfigError, match=r"rollout\.speed: unknown key \(recorded config\)"):
@@ -217,7 +215,7 @@ def test_recorded_configs_of_another_layout_are_refused() -> None:
         from_json("{")
 
 
-def test_the_section_of_earlier_layouts_is_understood(tmp_path: Path) -> None:
+def test_the_section_of_earlier_layouts_is_understood(tmp_path):
     file = toml(tmp_path, "old.toml", '[advantage]\ntype = "rloo"\n')
     with pytest.warns(FutureWarning, match="the section is called algorithm"):
         assert load(["demo", file]).algorithm == RlooConfig()
@@ -227,7 +225,7 @@ def test_the_section_of_earlier_layouts_is_understood(tmp_path: Path) -> None:
     assert from_json(json.dumps(recorded)).algorithm == GrpoConfig(normalise_std=True)
 
 
-def test_settings_have_value_default_origin_and_meaning(tmp_path: Path) -> None:
+def test_settings_have_value_default_origin_and_meaning(tmp_path):
     file = tmp_path / "a.toml"
     file.write_text("[training]\nlearning_rate = 0.5\n[[environments]]\nname = 'x'\ntaskset = {id = 'y'}\n")
     found = {each.key: each for each in settings([file], ["steps=3"])}

@@ -21,7 +21,7 @@ FACTS = {
 }
 
 
-def test_open_fields_are_filled() -> None:
+def test_open_fields_are_filled():
     before = load(["demo"])
     recorded = dump(before)
     config = resolve(before, FACTS)
@@ -32,34 +32,34 @@ def test_open_fields_are_filled() -> None:
     assert dump(before) == recorded
 
 
-def test_what_is_given_stays() -> None:
+def test_what_is_given_stays():
     config = resolve(load(["demo"], ["seed=0", "name=mine", "engine.version=other"]), FACTS)
     assert (config.seed, config.name, config.engine.version) == (0, "mine", "other")
     assert (config.engine.dtype, config.training.device) == ("float32", "cpu")
 
 
-def test_resolving_twice_changes_nothing() -> None:
+def test_resolving_twice_changes_nothing():
     once = resolve(load(["demo"]), FACTS)
     assert resolve(once, {**FACTS, "seed": 12}) == once
 
 
-def test_a_seed_is_drawn_anew_for_each_run() -> None:
+def test_a_seed_is_drawn_anew_for_each_run():
     seeds = {resolve(load(["demo"])).seed for _ in range(8)}
     assert None not in seeds
     assert len(seeds) > 1
 
 
-def test_introspection_about_fields_that_are_not_open_are_our_mistake() -> None:
+def test_introspection_about_fields_that_are_not_open_are_our_mistake():
     with pytest.raises(AssertionError, match="max_model_len"):
         resolve(load(["demo"]), {"engine": {"max_model_len": 8}})
 
 
-def test_introspection_of_a_wrong_type_are_refused() -> None:
+def test_introspection_of_a_wrong_type_are_refused():
     with pytest.raises(ValueError, match="device"):
         resolve(load(["demo"], ["training.device=auto"]), {"training": {"device": "abacus"}})
 
 
-def test_recorded_versions_must_be_those_of_this_machine() -> None:
+def test_recorded_versions_must_be_those_of_this_machine():
     config = resolve(load(["demo"]), FACTS)
     require_agreement(config, FACTS)
     require_agreement(load(["demo"]), FACTS)

@@ -27,7 +27,7 @@ def loaded_by(code: str) -> set[str]:
     return set(done.stdout.split())
 
 
-def test_configs_import_nothing_heavy() -> None:
+def test_configs_import_nothing_heavy():
     names = [f"configs.{module.name}" for module in pkgutil.iter_modules(configs.__path__)]
     assert "configs.load" in names
     loaded = loaded_by("\n".join(f"import {name}" for name in names))
@@ -35,5 +35,5 @@ def test_configs_import_nothing_heavy() -> None:
     assert not loaded & set(FORBIDDEN)
 
 
-def test_the_probe_sees_a_heavy_import() -> None:
+def test_the_probe_sees_a_heavy_import():
     assert "numpy" in loaded_by("import numpy")

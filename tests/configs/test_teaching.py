@@ -34,12 +34,12 @@ def config(algorithm: dict[str, Any] | None = None, *own: dict[str, Any] | None,
         (config(OPD, kind="evaluate"), (False, False, False)),
     ],
 )
-def test_who_is_asked(given: RunConfig, expected: tuple[bool, ...]) -> None:
+def test_who_is_asked(given, expected):
     found = needs_reference_scores(given), only_teachers_sample(given), policy_scores(given)
     assert found == expected
 
 
-def test_only_the_version_of_a_teacher_is_in_keys() -> None:
+def test_only_the_version_of_a_teacher_is_in_keys():
     def keys(teacher: dict[str, Any]) -> list[dict[str, Any]]:
         made = config(OPD | {"teacher": teacher}, SFT | {"teacher": teacher}, None)
         return [View(made, each.STAGE.sections, each.STAGE.name).content() for each in (reference, rollout)]

@@ -65,7 +65,7 @@ IDS = [f"{model.__name__}.{name}" for model, name, _ in ALL]
 
 
 @pytest.mark.parametrize(("model", "name", "operational"), ALL, ids=IDS)
-def test_a_field_is_in_keys_unless_it_is_operational(model: type[BaseModel], name: str, operational: bool) -> None:
+def test_a_field_is_in_keys_unless_it_is_operational(model, name, operational):
     before = example(model)
     value = getattr(before, name)
     after = before.model_copy(update={name: other(value, model.model_fields[name])})
@@ -73,7 +73,7 @@ def test_a_field_is_in_keys_unless_it_is_operational(model: type[BaseModel], nam
     assert (content(after) == content(before)) == operational
 
 
-def test_the_walk_reaches_every_section() -> None:
+def test_the_walk_reaches_every_section():
     reached = {model for model, _, _ in ALL}
     assert {
         member for field in RunConfig.model_fields.values() for member in section_types(field.annotation)
@@ -82,7 +82,7 @@ def test_the_walk_reaches_every_section() -> None:
 
 
 @pytest.mark.parametrize("name", RunConfig.model_fields)
-def test_a_view_of_one_section_holds_it_unless_it_is_operational(name: str) -> None:
+def test_a_view_of_one_section_holds_it_unless_it_is_operational(name):
     view = View(RunConfig(), (name,), "some stage")
     held = in_key(RunConfig.model_fields[name], getattr(RunConfig(), name))
     assert held != is_operational(RunConfig.model_fields[name])
@@ -90,13 +90,13 @@ def test_a_view_of_one_section_holds_it_unless_it_is_operational(name: str) -> N
     assert getattr(view, name) == getattr(RunConfig(), name)
 
 
-def test_a_view_hides_what_the_stage_did_not_declare() -> None:
+def test_a_view_hides_what_the_stage_did_not_declare():
     view = View(RunConfig(), ("rollout",), "packing")
     with pytest.raises(AttributeError, match="stage 'packing' reads config section 'training'"):
         _ = view.training
 
 
-def test_who_is_trained_is_in_keys_where_it_is_not_the_rule() -> None:
+def test_who_is_trained_is_in_keys_where_it_is_not_the_rule():
     environment = EnvironmentConfig(name="e", taskset={"id": "e"})
     assert RunConfig(environments=(environment,)).seat_rules == {}
     other_rule = RunConfig(environments=(environment.model_copy(update={"learner_seat": True}),))
@@ -104,7 +104,7 @@ def test_who_is_trained_is_in_keys_where_it_is_not_the_rule() -> None:
     assert gathered == {"seat_rules": {"e": {"drop_judge": True, "learner_seat": True}}}
 
 
-def test_a_field_that_was_added_later_is_in_keys_only_where_it_differs_from_its_default() -> None:
+def test_a_field_that_was_added_later_is_in_keys_only_where_it_differs_from_its_default():
     class Grown(Section):
         first: int = 1
         added: int = later(0)

@@ -1,8 +1,5 @@
 """One small model and one uninterrupted run that all others are compared with."""
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
 
 from tasks.learner.tiny import tiny_qwen3
@@ -10,13 +7,13 @@ from tests.fixtures.driving import SETTINGS, Driven
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     """The weights that all runs start from."""
     return tiny_qwen3(tmp_path_factory.mktemp("crash-model") / "tiny", hidden=64, layers=2, seed=3)
 
 
 @pytest.fixture(scope="session")
-def drive(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Driven]:
+def drive(model, tmp_path_factory):
     """Makes a run in a directory of its own, which is DIRECTORY in settings of its own beside those that all have."""
 
     def make(*overrides: str) -> Driven:
@@ -28,7 +25,7 @@ def drive(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[...
 
 
 @pytest.fixture(scope="session")
-def uninterrupted(drive: Callable[..., Driven]) -> Driven:
+def uninterrupted(drive):
     """A run that nobody killed."""
     run = drive()
     life = run.live()

@@ -3,7 +3,7 @@
 Two runs at a time are killed and called again: each is mostly one process at work after another. They share nothing.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -98,7 +98,7 @@ def stories(stories: list[Story]) -> pytest.MarkDecorator:
 
 
 @pytest.fixture(scope="module")
-def ended(request: pytest.FixtureRequest, drive: Callable[..., Driven]) -> Iterator[Ended]:
+def ended(request, drive):
     """The stories of all tests that are to come; while one is looked at, the next are lived."""
     own = [
         item for item in request.session.items if isinstance(item, pytest.Function) and item.module is request.module
@@ -111,19 +111,17 @@ def ended(request: pytest.FixtureRequest, drive: Callable[..., Driven]) -> Itera
 
 @pytest.mark.fault("process", "a flow is killed at a moment", SAME)
 @stories([Story(moment) for moment in (*BOUNDARIES, *INSIDE)])
-def test_a_killed_run_called_again_ends_as_if_nothing_had_happened(
-    story: Story, ended: Ended, uninterrupted: Driven
-) -> None:
+def test_a_killed_run_called_again_ends_as_if_nothing_had_happened(story, ended, uninterrupted):
     ended_as(ended[story], uninterrupted)
 
 
 @pytest.mark.fault("process", "a Prefect flow is killed at a moment", SAME)
 @stories([Story(moment, prefect=True) for moment in THROUGH_PREFECT])
-def test_it_does_so_as_a_prefect_flow(story: Story, ended: Ended, uninterrupted: Driven) -> None:
+def test_it_does_so_as_a_prefect_flow(story, ended, uninterrupted):
     ended_as(ended[story], uninterrupted)
 
 
-def test_the_moments_are_those_of_a_run(uninterrupted: Driven) -> None:
+def test_the_moments_are_those_of_a_run(uninterrupted):
     moments = (uninterrupted.directory / "all_moments.jsonl").read_text().splitlines()
     seen = {moment.strip('"') for moment in moments}
     assert seen >= {*BOUNDARIES, *INSIDE}
@@ -132,7 +130,7 @@ def test_the_moments_are_those_of_a_run(uninterrupted: Driven) -> None:
 
 
 @pytest.fixture(scope="module")
-def rounded(drive: Callable[..., Driven]) -> Driven:
+def rounded(drive):
     """A run that nobody killed, of policies in bfloat16 that are written to the disk at once."""
     run = drive(*ROUNDED)
     life = run.live()
@@ -144,7 +142,7 @@ def rounded(drive: Callable[..., Driven]) -> Driven:
 
 @pytest.mark.fault("process", "a flow is killed while weights are in memory and on their way to the disk", SAME)
 @stories([Story(moment, overrides=IN_MEMORY) for moment in HANDED_OVER])
-def test_it_does_so_while_weights_are_on_their_way_to_the_disk(story: Story, ended: Ended, rounded: Driven) -> None:
+def test_it_does_so_while_weights_are_on_their_way_to_the_disk(story, ended, rounded):
     ended_as(ended[story], rounded)
     run, first = ended[story].result()
     assert "after request train" in first.moments
@@ -152,7 +150,7 @@ def test_it_does_so_while_weights_are_on_their_way_to_the_disk(story: Story, end
 
 
 @pytest.fixture(scope="module")
-def off_policy(drive: Callable[..., Driven]) -> Driven:
+def off_policy(drive):
     """A run that nobody killed, in which a step is sampled while the step before it trains."""
     run = drive(OFF_POLICY)
     life = run.live()
@@ -164,5 +162,5 @@ def off_policy(drive: Callable[..., Driven]) -> Driven:
 
 @pytest.mark.fault("process", "a flow that samples ahead is killed at a moment", SAME)
 @stories([Story(moment, overrides=(OFF_POLICY,)) for moment in AHEAD])
-def test_it_does_so_while_it_samples_ahead(story: Story, ended: Ended, off_policy: Driven) -> None:
+def test_it_does_so_while_it_samples_ahead(story, ended, off_policy):
     ended_as(ended[story], off_policy)

@@ -1,12 +1,10 @@
 """A flow whose steps take their rollouts from a stream dies by SIGKILL; called again, it uses what is committed."""
 
-from collections.abc import Callable
-
 import pytest
 
 from storage.store import open_store
 from tests.crash.checks import check_clean, killed
-from tests.fixtures.driving import Driven, check_once, check_replayed, committed_groups, rows, weights
+from tests.fixtures.driving import check_once, check_replayed, committed_groups, rows, weights
 from tests.fixtures.faults import happened
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
@@ -24,7 +22,7 @@ IN_CI = {"after commit rollout 1 part #2"}
 @pytest.mark.parametrize(
     "moment", [pytest.param(each, marks=[] if each in IN_CI else pytest.mark.nightly) for each in MOMENTS]
 )
-def test_a_killed_stream_goes_on_from_what_is_committed(moment: str, drive: Callable[..., Driven]) -> None:
+def test_a_killed_stream_goes_on_from_what_is_committed(moment, drive):
     run = drive(*STREAM)
     first = killed(run, moment)
     happened(f"SIGKILL to {first.receipts[0]['pid']}, the last moment {moment}")
@@ -46,7 +44,7 @@ def test_a_killed_stream_goes_on_from_what_is_committed(moment: str, drive: Call
 
 
 @pytest.fixture(scope="module")
-def undisturbed(drive: Callable[..., Driven]) -> tuple[str, ...]:
+def undisturbed(drive):
     """The moments of a stream that nobody killed."""
     life = drive(*STREAM).live()
     assert life.status == 0, life.output
@@ -57,9 +55,7 @@ def undisturbed(drive: Callable[..., Driven]) -> tuple[str, ...]:
 @pytest.mark.nightly
 @pytest.mark.fault("process", "a flow that samples a stream is killed at a moment", "and what it made is replayed")
 @pytest.mark.parametrize("point", range(POINTS))
-def test_a_stream_survives_kills_at_points_all_over_it(
-    point: int, undisturbed: tuple[str, ...], drive: Callable[..., Driven]
-) -> None:
+def test_a_stream_survives_kills_at_points_all_over_it(point, undisturbed, drive):
     moment = undisturbed[point * len(undisturbed) // POINTS]
     run = drive(*STREAM)
     # At one point in three it is the learner that dies, under the flow.

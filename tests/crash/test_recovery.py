@@ -40,9 +40,7 @@ def go_on_from_step_2(run: Driven, first: Life, reference: Driven) -> None:
     "process", "a flow is killed that keeps optimizer state seldom", "batches are trained again, the same weights"
 )
 @pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.nightly)])
-def test_batches_are_trained_again_up_to_a_policy_without_optimizer_state(
-    drive: Callable[..., Driven], optimizer: str
-) -> None:
+def test_batches_are_trained_again_up_to_a_policy_without_optimizer_state(drive, optimizer):
     run, reference, first = killed_rarely_saved(drive, f"training.optimizer.type={optimizer}")
     states = [(run.store / "policies" / entry.key / "optimizer.safetensors").exists() for entry in trained(run)]
     assert states == [False, True, False], "the policy to go on from has no optimizer state, or the test shows nothing"
@@ -55,7 +53,7 @@ def test_batches_are_trained_again_up_to_a_policy_without_optimizer_state(
 
 @pytest.mark.nightly
 @pytest.mark.fault("process", "a flow is killed that removes earlier weights", "the same weights, from what was kept")
-def test_a_run_that_keeps_few_weights_goes_on_from_them(drive: Callable[..., Driven]) -> None:
+def test_a_run_that_keeps_few_weights_goes_on_from_them(drive):
     run, reference, first = killed_rarely_saved(drive, "training.keep_weights=last")
     present = [(run.store / "policies" / entry.key).exists() for entry in trained(run)]
     assert present == [False, True, True], "of the last one the state is not saved, so that of the second is needed"
@@ -69,9 +67,7 @@ def test_a_run_that_keeps_few_weights_goes_on_from_them(drive: Callable[..., Dri
 @pytest.mark.nightly
 @pytest.mark.fault("process", "the learner is killed between saved states", "no step is trained again")
 @pytest.mark.parametrize("overrides", [ROUNDED, ()])
-def test_a_lost_learner_goes_on_from_what_it_kept_in_memory(
-    drive: Callable[..., Driven], overrides: tuple[str, ...]
-) -> None:
+def test_a_lost_learner_goes_on_from_what_it_kept_in_memory(drive, overrides):
     often, run = (
         drive("steps=4", *overrides),
         drive("steps=4", *overrides, SELDOM, *KEPT),
@@ -97,7 +93,7 @@ def trained(run: Driven) -> list[Entry]:
 
 @pytest.mark.fault("weights", "other weights are recorded than come out again", "the run stops with WeightsDiffer")
 @pytest.mark.essential
-def test_recorded_weights_that_do_not_come_out_again_stop_the_run(drive: Callable[..., Driven]) -> None:
+def test_recorded_weights_that_do_not_come_out_again_stop_the_run(drive):
     run = drive(RARELY)
     killed(run, "before commit training 0")
     plant_weights(run.store)
@@ -137,7 +133,7 @@ def stored(root: Path, name: str) -> pa.Table:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", [NAME, "twin"])
-def test_the_same_config_and_seed_again_computes_nothing_and_starts_nothing(name: str, uninterrupted: Driven) -> None:
+def test_the_same_config_and_seed_again_computes_nothing_and_starts_nothing(name, uninterrupted):
     logs = uninterrupted.store / "logs"
     before = {path.name: path.stat().st_size for path in (logs / NAME).iterdir()}
     life = uninterrupted.live(name=name, prefect=True)
@@ -150,7 +146,7 @@ def test_the_same_config_and_seed_again_computes_nothing_and_starts_nothing(name
 
 
 @pytest.mark.nightly
-def test_another_advantage_computes_advantage_packing_and_training_alone(uninterrupted: Driven) -> None:
+def test_another_advantage_computes_advantage_packing_and_training_alone(uninterrupted):
     life = uninterrupted.live(name="branch", overrides=["algorithm.normalise_std=true", "steps=1"])
     assert life.status == 0, life.output
     store = open_store(uninterrupted.store)
@@ -174,7 +170,7 @@ def digests(store: Store) -> list[str]:
 
 
 @pytest.mark.nightly
-def test_batches_are_trained_again_up_to_an_adapter_without_optimizer_state(drive: Callable[..., Driven]) -> None:
+def test_batches_are_trained_again_up_to_an_adapter_without_optimizer_state(drive):
     run, reference, first = killed_rarely_saved(drive, LORA)
     go_on_from_step_2(run, first, reference)
     assert digests(open_store(run.store)) == digests(open_store(reference.store))
@@ -183,7 +179,7 @@ def test_batches_are_trained_again_up_to_an_adapter_without_optimizer_state(driv
 
 
 @pytest.mark.nightly
-def test_a_replay_lays_adapters_over_a_recorded_policy(drive: Callable[..., Driven]) -> None:
+def test_a_replay_lays_adapters_over_a_recorded_policy(drive):
     run = drive("steps=3")
     assert run.live().status == 0
     asked = {
@@ -210,9 +206,7 @@ PATIENT = ("learner.hang_seconds=20", "learner.max_restarts=5")
 
 @pytest.mark.fault("services", "the learner is stopped within a request", "it is named and replaced, the same weights")
 @pytest.mark.nightly
-def test_a_stopped_learner_is_replaced_and_the_run_ends_as_if_nothing_had_happened(
-    drive: Callable[..., Driven], uninterrupted: Driven
-) -> None:
+def test_a_stopped_learner_is_replaced_and_the_run_ends_as_if_nothing_had_happened(drive, uninterrupted):
     run, tired = drive(*PATIENT), drive("learner.hang_seconds=20", "learner.max_restarts=0")
     life, last = side_by_side(lambda: run.live(stop=TRAINING), lambda: tired.live(stop=TRAINING))
     assert [receipt["moment"] for receipt in life.receipts] == [TRAINING]

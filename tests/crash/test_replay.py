@@ -4,9 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -51,7 +49,7 @@ socket.getaddrinfo = known
 
 
 @pytest.fixture(scope="module")
-def offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def offline(tmp_path_factory):
     """A directory whose sitecustomize takes engine, environments and network from every process."""
     directory = tmp_path_factory.mktemp("offline")
     (directory / "sitecustomize.py").write_text(OFFLINE)
@@ -59,7 +57,7 @@ def offline(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def source(uninterrupted: Driven, tmp_path_factory: pytest.TempPathFactory) -> Driven:
+def source(uninterrupted, tmp_path_factory):
     """A copy of the uninterrupted run."""
     directory = tmp_path_factory.mktemp("replay")
     shutil.copytree(uninterrupted.store, directory / "store")
@@ -91,14 +89,14 @@ def last_weights(store: Store, run: str) -> list[str]:
         ("import socket; socket.socket().connect(('192.0.2.1', 80))", "no network: ('192.0.2.1', 80)"),
     ],
 )
-def test_offline_means_offline(offline: Path, statement: str, refusal: str) -> None:
+def test_offline_means_offline(offline, statement, refusal):
     environment = os.environ | {"PYTHONPATH": f"{offline}:{ROOT}"}
     done = subprocess.run([sys.executable, "-P", "-c", statement], env=environment, capture_output=True, text=True)
     assert done.returncode == 1 and refusal in done.stderr
 
 
 @pytest.mark.essential
-def test_unchanged_settings_find_everything_and_start_nothing(source: Driven, offline: Path) -> None:
+def test_unchanged_settings_find_everything_and_start_nothing(source, offline):
     logs = sorted((source.store / "logs").rglob("*"))
     replays = [{"run": NAME, "from_stage": stage, "name": f"same-{stage}"} for stage in ORDER]
     life = source.live(replays=replays, path=offline)
@@ -116,7 +114,7 @@ def test_unchanged_settings_find_everything_and_start_nothing(source: Driven, of
         assert store.runs.events(f"same-{stage}")[-1].parent_run == NAME
 
 
-def test_a_changed_setting_computes_exactly_its_descendants(source: Driven, offline: Path) -> None:
+def test_a_changed_setting_computes_exactly_its_descendants(source, offline):
     before = weights(open_store(source.store))
     replays = [{"run": NAME, "overrides": [CHANGES[stage]], "name": f"other-{stage}"} for stage in ORDER]
     life = source.live(replays=replays, path=offline)
@@ -136,7 +134,7 @@ def test_a_changed_setting_computes_exactly_its_descendants(source: Driven, offl
 
 
 @pytest.mark.essential
-def test_a_replay_is_resumed_and_replayed_itself(source: Driven) -> None:
+def test_a_replay_is_resumed_and_replayed_itself(source):
     asked = {"run": NAME, "overrides": ["algorithm.normalise_std=true"], "name": "once"}
     killed = source.live("before commit training 1", replays=[asked])
     assert killed.status == -9, killed.output
@@ -151,7 +149,7 @@ def test_a_replay_is_resumed_and_replayed_itself(source: Driven) -> None:
 
 
 @pytest.mark.parametrize(("moment", "epsilon"), [("before commit of several", 1e-3), ("after commit of several", 2e-3)])
-def test_quick_stages_become_visible_together_or_not_at_all(source: Driven, moment: str, epsilon: float) -> None:
+def test_quick_stages_become_visible_together_or_not_at_all(source, moment, epsilon):
     name = moment.replace(" ", "-")
     asked = {"run": NAME, "until": "packing", "overrides": [f"algorithm.epsilon={epsilon}"], "name": name}
     killed = source.live(moment, replays=[asked])
@@ -166,7 +164,7 @@ def test_quick_stages_become_visible_together_or_not_at_all(source: Driven, mome
 
 
 @pytest.mark.nightly
-def test_counterfactual_steps_each_start_from_the_recorded_policy(source: Driven) -> None:
+def test_counterfactual_steps_each_start_from_the_recorded_policy(source):
     asked: dict[str, Any] = {"run": NAME, "overrides": ["training.max_grad_norm=0.01"], "name": "what-if"}
     life = source.live(replays=[asked | {"policies": "recorded"}, asked | {"name": "along"}])
     assert life.status == 0, life.output
@@ -180,7 +178,7 @@ def test_counterfactual_steps_each_start_from_the_recorded_policy(source: Driven
     assert source.outcome[0]["steps"][0]["update"]["weights_sha256"] == last_weights(store, "along")[0]
 
 
-def test_batches_alone_need_no_learner(source: Driven, offline: Path) -> None:
+def test_batches_alone_need_no_learner(source, offline):
     asked = {"run": NAME, "steps": "1", "until": "packing", "overrides": ["algorithm.type=rloo"], "name": "batches"}
     life = source.live(replays=[asked], path=offline)
     assert life.status == 0, life.output
@@ -192,7 +190,7 @@ def test_batches_alone_need_no_learner(source: Driven, offline: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_other_settings_go_on_from_a_policy_whose_state_was_not_saved(drive: Callable[..., Driven]) -> None:
+def test_other_settings_go_on_from_a_policy_whose_state_was_not_saved(drive):
     """The recorded batches in between are trained with the settings that they had, or the weights would differ."""
     rare, often = drive("steps=3", "training.save_optimizer_every=9"), drive("steps=3")
     assert [life.status for life in side_by_side(rare.live, often.live)] == [0, 0]

@@ -29,7 +29,7 @@ SERVICES = [each for each in EVERY if each["entrypoint"] == "flows.serve:serve"]
 DEPLOYMENTS = [each for each in EVERY if each not in SERVICES]
 
 
-def test_every_flow_has_a_deployment() -> None:
+def test_every_flow_has_a_deployment():
     assert [each["name"] for each in DEPLOYMENTS] == [
         "demo",
         "train",
@@ -41,7 +41,7 @@ def test_every_flow_has_a_deployment() -> None:
     ]
 
 
-def test_services_have_a_pool_for_each_kind_and_are_those_that_runs_ask_for() -> None:
+def test_services_have_a_pool_for_each_kind_and_are_those_that_runs_ask_for():
     """`--pool` names the pool of runs alone; a limit on runs must not hold for the services that they wait for."""
     pools = {f"{entry.tags[1]}/{entry.name}": entry.pool("mine") for entry in read(FILE) if "serve" in entry.tags}
     assert pools == {"serve/engine": "engines", "serve/environment": "environments", "serve/learner": "train"}
@@ -53,7 +53,7 @@ def test_services_have_a_pool_for_each_kind_and_are_those_that_runs_ask_for() ->
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda each: each["name"])
-def test_entry_point_and_parameters(deployment: dict[str, Any]) -> None:
+def test_entry_point_and_parameters(deployment):
     module, _, name = deployment["entrypoint"].partition(":")
     flow = getattr(import_module(module), name)
     assert flow.name == name
@@ -69,7 +69,7 @@ def test_entry_point_and_parameters(deployment: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda each: each["name"])
-def test_every_parameter_says_in_the_form_what_it_is(deployment: dict[str, Any]) -> None:
+def test_every_parameter_says_in_the_form_what_it_is(deployment):
     module, _, name = deployment["entrypoint"].partition(":")
     schema = getattr(import_module(module), name).parameters
     properties = schema.properties
@@ -86,7 +86,7 @@ def test_every_parameter_says_in_the_form_what_it_is(deployment: dict[str, Any])
 ENTRY = {"name": "mine", "entrypoint": "flows.train:train"}
 
 
-def test_a_file_has_every_kind_of_schedule_and_key_of_prefect_s_own(tmp_path: Path) -> None:
+def test_a_file_has_every_kind_of_schedule_and_key_of_prefect_s_own(tmp_path):
     schedules = [
         {"cron": "0 1 * * *", "timezone": "Europe/London", "slug": "night", "active": False, "day_or": False},
         {"interval": 60, "anchor_date": "2026-11-29T00:00:00+00:00", "parameters": {"steps": 1}},
@@ -126,7 +126,7 @@ def test_a_file_has_every_kind_of_schedule_and_key_of_prefect_s_own(tmp_path: Pa
         ({"entrypoint": "flows/train.py:train"}, "deployments.0.entrypoint: "),
     ],
 )
-def test_what_a_file_of_deployments_may_not_have_is_named(tmp_path: Path, wrong: dict[str, Any], problem: str) -> None:
+def test_what_a_file_of_deployments_may_not_have_is_named(tmp_path, wrong, problem):
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.safe_dump({"deployments": [{**ENTRY, **wrong}]}))
     with pytest.raises(DeployRefused, match=re.escape(problem)) as refused:
@@ -134,7 +134,7 @@ def test_what_a_file_of_deployments_may_not_have_is_named(tmp_path: Path, wrong:
     assert "Nothing was deployed" in str(refused.value) and "KeyError" not in str(refused.value)
 
 
-def test_rare_parameters_are_taken_as_such_or_as_json_and_checked() -> None:
+def test_rare_parameters_are_taken_as_such_or_as_json_and_checked():
     given = FileParameters.of({"store": "/data", "files": ["a.toml"]})
     assert (given.store, given.files) == ("/data", ["a.toml"]) and FileParameters.of(given) is given
     assert FileParameters.of(None).store == ""
@@ -142,7 +142,7 @@ def test_rare_parameters_are_taken_as_such_or_as_json_and_checked() -> None:
         FileParameters.of({"stroe": "/data"})
 
 
-def test_nights_are_for_evaluation_and_maintenance_and_training_is_ready() -> None:
+def test_nights_are_for_evaluation_and_maintenance_and_training_is_ready():
     active = {each["name"]: [schedule["active"] for schedule in each.get("schedules", [])] for each in DEPLOYMENTS}
     assert {name: states for name, states in active.items() if states} == {
         "train": [False],
@@ -153,7 +153,7 @@ def test_nights_are_for_evaluation_and_maintenance_and_training_is_ready() -> No
     assert slugs == {"nightly"}
 
 
-def test_the_form_fills_in_no_seed_so_that_each_submit_computes() -> None:
+def test_the_form_fills_in_no_seed_so_that_each_submit_computes():
     assert [each["name"] for each in DEPLOYMENTS if "seed" in each["parameters"]] == []
     (evaluate,) = (each for each in DEPLOYMENTS if each["name"] == "evaluate")
     seeds = [schedule["parameters"]["seed"] for schedule in evaluate["schedules"]]
@@ -164,13 +164,13 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 TEMPLATE: dict[str, Any] = json.loads((DEPLOY / "kubernetes" / "base-job-template.json").read_text())
 
 
-def test_every_placeholder_of_the_job_is_a_variable_of_the_pool() -> None:
+def test_every_placeholder_of_the_job_is_a_variable_of_the_pool():
     used = set(re.findall(r"\{\{ (\w+) \}\}", json.dumps(TEMPLATE["job_configuration"])))
     assert used <= TEMPLATE["variables"]["properties"].keys()
     assert {"gpus", "runs_claim", "image"} <= used
 
 
-def test_a_job_has_a_gpu_shared_memory_and_the_volume_of_runs() -> None:
+def test_a_job_has_a_gpu_shared_memory_and_the_volume_of_runs():
     pod = TEMPLATE["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == "{{ gpus }}"
@@ -179,7 +179,7 @@ def test_a_job_has_a_gpu_shared_memory_and_the_volume_of_runs() -> None:
     assert {each["name"] for each in pod["volumes"]} == mounts.keys()
 
 
-def test_the_manifests_refer_to_each_other() -> None:
+def test_the_manifests_refer_to_each_other():
     found = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "stagecoach.yaml").read_text()))
     names = {(each["kind"], each["metadata"]["name"]) for each in found}
     assert ("PersistentVolumeClaim", TEMPLATE["variables"]["properties"]["runs_claim"]["default"]) in names
@@ -191,7 +191,7 @@ def test_the_manifests_refer_to_each_other() -> None:
             assert ("ServiceAccount", pod["serviceAccountName"]) in names
 
 
-def test_compose_services_depend_on_services_and_mount_volumes_that_there_are() -> None:
+def test_compose_services_depend_on_services_and_mount_volumes_that_there_are():
     compose = yaml.safe_load((DEPLOY / "docker-compose.yaml").read_text())
     for service in compose["services"].values():
         assert service.get("depends_on", {}).keys() <= compose["services"].keys()
@@ -199,7 +199,7 @@ def test_compose_services_depend_on_services_and_mount_volumes_that_there_are() 
 
 
 @pytest.mark.parametrize("job", ["worker", "nodes"])
-def test_jobs_of_slurm_take_models_from_the_cache_that_the_nodes_share(job: str) -> None:
+def test_jobs_of_slurm_take_models_from_the_cache_that_the_nodes_share(job):
     assert 'export HF_HUB_OFFLINE="${HF_HUB_OFFLINE:-1}"' in (DEPLOY / "slurm" / f"{job}.sbatch").read_text()
 
 
@@ -244,5 +244,5 @@ def test_a_slurm_job_starts_the_run_on_its_first_node_and_joins_it_on_the_others
 
 
 @pytest.mark.parametrize("script", sorted((DEPLOY / "slurm").iterdir()), ids=lambda path: path.name)
-def test_scripts_are_valid(script: Path) -> None:
+def test_scripts_are_valid(script):
     assert subprocess.run(["bash", "-n", str(script)], capture_output=True).returncode == 0

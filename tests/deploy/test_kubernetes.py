@@ -27,7 +27,7 @@ Check = Callable[[dict[str, Any]], str]
 
 
 @pytest.fixture(scope="module")
-def wrong_in(tmp_path_factory: pytest.TempPathFactory) -> Check:
+def wrong_in(tmp_path_factory):
     """Return what says what is wrong in a manifest, unknown fields too; it says nothing of one that the API takes."""
     # 70 MB of schemas, for which no user has a use: not in the lock.
     place = tmp_path_factory.mktemp("schemas")
@@ -57,11 +57,11 @@ def the_job() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("manifest", [*MANIFESTS, the_job()], ids=lambda each: each["kind"])
-def test_the_api_takes_the_manifest(manifest: dict[str, Any], wrong_in: Check) -> None:
+def test_the_api_takes_the_manifest(manifest, wrong_in):
     assert wrong_in(manifest) == ""
 
 
-def test_a_misspelt_field_is_found(wrong_in: Check) -> None:
+def test_a_misspelt_field_is_found(wrong_in):
     (deployment,) = (
         each for each in MANIFESTS if each["kind"] == "Deployment" and "worker" in each["metadata"]["name"]
     )

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -34,7 +33,7 @@ DEPLOYMENTS |= {"serve/engine", "serve/environment", "serve/learner"}
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+def served(tmp_path_factory):
     with serving(tmp_path_factory.mktemp("served")) as found:
         yield found
 
@@ -66,7 +65,7 @@ def tags(served: Serving, flow_run: str) -> dict[str, str]:
     return dict(tag.split(":", 1) for tag in served.ask(f"/flow_runs/{flow_run}")["tags"] if ":" in tag)
 
 
-def test_deploying_again_changes_nothing(served: Serving) -> None:
+def test_deploying_again_changes_nothing(served):
     before = served.ask("/deployments/filter", limit=50)
     done = served.stagecoach("deploy", "--store", str(served.store))
     assert done.returncode == 0
@@ -82,7 +81,7 @@ def test_deploying_again_changes_nothing(served: Serving) -> None:
 
 
 @pytest.mark.nightly
-def test_a_wrong_type_is_refused_before_there_is_a_run(served: Serving) -> None:
+def test_a_wrong_type_is_refused_before_there_is_a_run(served):
     of_sft = {"flows": {"name": {"any_": ["sft"]}}}
     before = len(served.ask("/flow_runs/filter", **of_sft))
     for wrong, told in (("steps=many", "steps"), ("stepz=2", "stepz"), ('presets=["demo"]', "sft_demo")):
@@ -92,7 +91,7 @@ def test_a_wrong_type_is_refused_before_there_is_a_run(served: Serving) -> None:
     assert len(served.ask("/flow_runs/filter", **of_sft)) == before
 
 
-def test_a_wrong_setting_fails_the_run_with_the_configs_own_message(served: Serving) -> None:
+def test_a_wrong_setting_fails_the_run_with_the_configs_own_message(served):
     flow_run = sft(served, name="wrong", overrides=["training.lerning_rate=1"])
     state, message = served.ended(flow_run)
     assert state == "FAILED"
@@ -101,7 +100,7 @@ def test_a_wrong_setting_fails_the_run_with_the_configs_own_message(served: Serv
     assert "wrong" not in store(served).runs.names()
 
 
-def test_a_run_of_two_steps_links_to_its_run_and_back(served: Serving) -> None:
+def test_a_run_of_two_steps_links_to_its_run_and_back(served):
     flow_run = sft(served, steps=2)
     assert served.ended(flow_run)[0] == "COMPLETED"
     linked = tags(served, flow_run)
@@ -131,7 +130,7 @@ Automation(name="notify", trigger=trigger, actions=[send]).create()
 
 
 @pytest.fixture
-def webhook() -> Iterator[tuple[str, list[dict[str, str]]]]:
+def webhook():
     """An address and what was posted there."""
     posted: list[dict[str, str]] = []
 
@@ -148,9 +147,7 @@ def webhook() -> Iterator[tuple[str, list[dict[str, str]]]]:
 
 
 @pytest.mark.nightly
-def test_a_notification_block_is_told_of_the_end_of_a_run(
-    served: Serving, webhook: tuple[str, list[dict[str, str]]]
-) -> None:
+def test_a_notification_block_is_told_of_the_end_of_a_run(served, webhook):
     url, posted = webhook
     done = subprocess.run([sys.executable, "-c", NOTIFY, url], env=served.environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -164,7 +161,7 @@ def test_a_notification_block_is_told_of_the_end_of_a_run(
 
 
 @pytest.mark.nightly
-def test_a_schedule_fires(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schedule_fires(served, monkeypatch):
     """Of the evaluation, which finds no policy in an empty store, says so and is content; `status` names it before."""
     deployment = served.ask("/deployments/name/evaluate/evaluate")
     empty = str(served.place / "empty")
@@ -191,7 +188,7 @@ def test_a_schedule_fires(served: Serving, monkeypatch: pytest.MonkeyPatch) -> N
     "it goes on where it stopped, events and states are true",
 )
 @pytest.mark.nightly
-def test_cancelled_retried_and_killed_it_goes_on_where_it_stopped(served: Serving) -> None:
+def test_cancelled_retried_and_killed_it_goes_on_where_it_stopped(served):
     flow_run = sft(served, steps=4000)
     until(lambda: "run" in tags(served, flow_run), served.log)
     run = tags(served, flow_run)["run"]
@@ -231,7 +228,7 @@ def test_cancelled_retried_and_killed_it_goes_on_where_it_stopped(served: Servin
 
 @pytest.mark.nightly
 @pytest.mark.fault("process", "a run that holds the GPU slot is killed", "the next run has it, and never both at once")
-def test_two_runs_never_share_a_gpu_slot(served: Serving) -> None:
+def test_two_runs_never_share_a_gpu_slot(served):
     first = sft(served, name="first", steps=4000)
     until(lambda: "first" in store(served).runs.names() and trained(served, "first"), served.log)
     given_up, second = sft(served, name="given-up"), sft(served, name="second", steps=2)

@@ -10,7 +10,7 @@ import pytest
 FILE = Path(__file__).parents[2] / "deploy" / "sandbox" / "Dockerfile"
 
 
-def test_reference_files_are_the_images_own_and_the_agent_is_nobody_of_rank() -> None:
+def test_reference_files_are_the_images_own_and_the_agent_is_nobody_of_rank():
     lines = [line for line in FILE.read_text().splitlines() if line and not line.startswith("#")]
     assert any(re.match(r"COPY --chown=root:root reference/", line) for line in lines)
     assert "RUN chmod -R a-w,a+rX /reference" in lines
@@ -25,7 +25,7 @@ def runs_containers() -> bool:
 
 
 @pytest.mark.engine
-def test_an_agent_cannot_change_what_its_work_is_compared_with(tmp_path: Path) -> None:
+def test_an_agent_cannot_change_what_its_work_is_compared_with(tmp_path):
     if not runs_containers():
         pytest.skip("no container runtime answers here")
     (tmp_path / "reference").mkdir()

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
@@ -16,7 +15,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(1800)
 
 
 @pytest.fixture
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+def served(tmp_path_factory):
     with serving(tmp_path_factory.mktemp("served")) as started:
         yield started
 
@@ -26,7 +25,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     "Prefect's server and its worker restart between two firings of a schedule",
     "each firing trains a run of its own, with a new seed",
 )
-def test_each_firing_trains_from_scratch_through_restarts_of_server_and_worker(served: Serving) -> None:
+def test_each_firing_trains_from_scratch_through_restarts_of_server_and_worker(served):
     served.schedule(60, **served.of_the_tiny_model(steps=1))
     served.wait_for_firings(1)
     worker = served.processes[-1]
@@ -43,7 +42,7 @@ def test_each_firing_trains_from_scratch_through_restarts_of_server_and_worker(s
     assert (len(set(runs)), len(seeds), len(policies)) == (3, 3, 3)
 
 
-def test_firings_behind_a_long_one_wait_and_train_the_run_further(served: Serving) -> None:
+def test_firings_behind_a_long_one_wait_and_train_the_run_further(served):
     first = served.start_run("sft/sft", **served.of_the_tiny_model(steps=1, name="grows"))
     assert served.ended(first)[0] == "COMPLETED"
     # Each firing takes longer than the time between two.
@@ -57,7 +56,7 @@ def test_firings_behind_a_long_one_wait_and_train_the_run_further(served: Servin
         assert before["end_time"] <= after["start_time"], "one process at a time, however fast the clock"
 
 
-def test_scheduled_evaluations_score_each_new_policy_under_the_config_of_its_run(served: Serving) -> None:
+def test_scheduled_evaluations_score_each_new_policy_under_the_config_of_its_run(served):
     small = str(ROOT / "tests/acceptance/small.toml")
     settings = [f"model.path={served.place / 'model'}", "evaluation.num_examples=3", "steps=1", "--name", "one"]
     commands = [["run", "demo", small, *settings], ["resume", "one", "steps=2"], ["resume", "one", "steps=3"]]

@@ -6,7 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ ENDS = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 
 
 @pytest.fixture(scope="module")
-def bucket() -> Iterator[S3Host]:
+def bucket():
     """An S3 server, which the machines of all pools know."""
     host = S3Host()
     yield host
@@ -43,7 +43,7 @@ def bucket() -> Iterator[S3Host]:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, bucket: S3Host) -> Iterator[Serving]:
+def served(tmp_path_factory, bucket):
     """A server, and a worker for each pool of services, as if on machines of their own."""
     place = tmp_path_factory.mktemp("pools")
     tiny_qwen3(place / "model", seed=3)
@@ -135,7 +135,7 @@ def until_it_trains(served: Serving, run: str, process: "subprocess.Popen[bytes]
     "the flow run of the learner is killed while it trains",
     "the step is trained again by another one, and all rows and weights are those of an undisturbed run",
 )
-def test_steps_with_a_learner_that_is_killed(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_with_a_learner_that_is_killed(served, monkeypatch):
     monkeypatch.setenv(TOKEN, served.environment[TOKEN])
     undisturbed = supervised(served, "trained", served.place / "undisturbed")
     process = supervised(served, "trained", served.store, ON_POOLS)
@@ -166,9 +166,7 @@ def assert_as_undisturbed(
     "the flow run of the learner's second node is killed while it trains",
     "the first node ends too, and two others train the step again",
 )
-def test_steps_with_a_learner_of_two_nodes_of_which_one_is_killed(
-    served: Serving, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_with_a_learner_of_two_nodes_of_which_one_is_killed(served, monkeypatch):
     monkeypatch.setenv(TOKEN, served.environment[TOKEN])
     worker(served, "train")
     # Of another seed: work is found again whatever trained it.
@@ -190,7 +188,7 @@ def test_steps_with_a_learner_of_two_nodes_of_which_one_is_killed(
     [("one-lost", ["engine"]), pytest.param("two-lost", ["engine", "environment"], marks=pytest.mark.nightly)],
     ids=["the engine", "both"],
 )
-def test_two_steps_with_services_that_are_killed(served: Serving, run: str, killed: list[str]) -> None:
+def test_two_steps_with_services_that_are_killed(served, run, killed):
     place = served.place / run  # of its own, where nothing of another run is found
     asked = [*settings(served, "steps=2", f"store={place}"), "--name", run]
     process = served.begin(sys.executable, "-m", "flows.cli", "run", "demo", SMALL, *asked)
@@ -223,9 +221,7 @@ def test_two_steps_with_services_that_are_killed(served: Serving, run: str, kill
 
 
 @pytest.mark.nightly
-def test_a_store_in_s3_has_its_weights_where_pools_are_of_this_machine(
-    served: Serving, bucket: S3Host, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_in_s3_has_its_weights_where_pools_are_of_this_machine(served, bucket, monkeypatch):
     place = bucket.new_place()
     asked = [*settings(served, "steps=2", f"store={place}"), "--name", "in-s3"]
     process = served.begin(sys.executable, "-m", "flows.cli", "run", "demo", SMALL, *asked)
@@ -241,7 +237,7 @@ def test_a_store_in_s3_has_its_weights_where_pools_are_of_this_machine(
 
 
 @pytest.mark.nightly
-def test_a_killed_run_gives_its_services_back(served: Serving) -> None:
+def test_a_killed_run_gives_its_services_back(served):
     """Its stand-ins live a moment longer, are told by their guardians, and cancel the flow runs.
 
     Before that one of two servers of its environment is killed, and another takes its place.
@@ -271,9 +267,7 @@ def test_a_killed_run_gives_its_services_back(served: Serving) -> None:
 
 
 @pytest.mark.nightly
-def test_a_service_whose_run_is_gone_without_a_word_ends_by_itself(
-    served: Serving, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_service_whose_run_is_gone_without_a_word_ends_by_itself(served, monkeypatch):
     monkeypatch.setenv(TOKEN, served.environment[TOKEN])
     config = load(["demo"], [*settings(served, SHORT_LEASE), "name=gone"])
     report = served.place / "gone.json"
@@ -290,7 +284,7 @@ def test_a_service_whose_run_is_gone_without_a_word_ends_by_itself(
 
 
 @pytest.mark.nightly
-def test_a_service_that_is_given_back_ends_without_its_worker(served: Serving, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_service_that_is_given_back_ends_without_its_worker(served, monkeypatch):
     """Its worker hears of it by one event, which may be lost, and never asks."""
     monkeypatch.setenv(TOKEN, served.environment[TOKEN])
     config = load(["demo"], [*settings(served), "name=given-back"])
@@ -308,7 +302,7 @@ def test_a_service_that_is_given_back_ends_without_its_worker(served: Serving, m
     worker(served, "environments")
 
 
-def test_another_token_starts_nothing(served: Serving, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_another_token_starts_nothing(served, monkeypatch, tmp_path):
     monkeypatch.setenv(TOKEN, "a guess")
     config = load(["demo"], [*settings(served), "name=guessed"])
     process = served.begin(*stand_in(config, "environment", "reverse_text", "", tmp_path / "report.json"))

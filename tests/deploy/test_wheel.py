@@ -24,7 +24,7 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+def installed(tmp_path_factory):
     """The wheel of this checkout, built and installed once."""
     directory = tmp_path_factory.mktemp("wheel")
     wheel = build_wheel(directory)
@@ -32,7 +32,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
     return Installed(wheel, python, hostile_directory(directory / "of a person"))
 
 
-def test_nothing_but_the_wheel_is_used(installed: Installed) -> None:
+def test_nothing_but_the_wheel_is_used(installed):
     look = "import stagecoach, sample_reverse_text as s; print(stagecoach.__file__, s.__file__)"
     done = installed.run(str(installed.python), "-P", "-c", look)
     assert done.returncode == 0, done.stderr
@@ -53,9 +53,7 @@ print("both")
 
 
 @pytest.mark.parametrize("order", [("tasks", "stagecoach"), ("stagecoach", "tasks")])
-def test_a_person_s_modules_of_our_folders_names_and_ours_are_apart(
-    installed: Installed, order: tuple[str, str], tmp_path: Path
-) -> None:
+def test_a_person_s_modules_of_our_folders_names_and_ours_are_apart(installed, order, tmp_path):
     for name in ("configs.py", "storage.py", "flows/__init__.py"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("PERSON = 'person'\n")
@@ -64,7 +62,7 @@ def test_a_person_s_modules_of_our_folders_names_and_ours_are_apart(
     assert done.stdout == "both\n", done.stderr
 
 
-def test_the_wheel_has_what_presets_name_and_commands_read(installed: Installed) -> None:
+def test_the_wheel_has_what_presets_name_and_commands_read(installed):
     names = zipfile.ZipFile(installed.wheel).namelist()
     named = {each.taskset["id"] for name in presets() for each in load([name]).environments}
     assert len(named) == 9 and {f"{each}/__init__.py" for each in (*named, "chat_loop", "own_data")} <= {*names}
@@ -76,7 +74,7 @@ def test_the_wheel_has_what_presets_name_and_commands_read(installed: Installed)
     assert all(name.startswith("sample_") for name in others)
 
 
-def test_environments_have_the_version_that_they_have_in_a_checkout(installed: Installed) -> None:
+def test_environments_have_the_version_that_they_have_in_a_checkout(installed):
     environment = EnvironmentConfig(name="poker", taskset={"id": "sample_kuhn_poker"}, harness={"id": "chat_loop"})
     ask = (
         "from stagecoach.configs.environments import EnvironmentConfig as C\n"
@@ -92,15 +90,13 @@ def test_environments_have_the_version_that_they_have_in_a_checkout(installed: I
     [(["check", "demo"], "sample_reverse_text"), (["--version"], "0.1.0")],
     ids=lambda each: each[0] if each else "",
 )
-def test_commands_from_a_directory_with_files_named_as_ours(
-    installed: Installed, arguments: list[str], expected: str
-) -> None:
+def test_commands_from_a_directory_with_files_named_as_ours(installed, arguments, expected):
     done = installed.run(str(installed.python.with_name("stagecoach")), *arguments)
     assert "stands in for the program" not in done.stdout + done.stderr
     assert expected in done.stdout, done.stderr
 
 
-def test_a_flow_run_of_a_worker_imports_our_flow(installed: Installed) -> None:
+def test_a_flow_run_of_a_worker_imports_our_flow(installed):
     (given,) = {str(entry.work_pool.job_variables["env"]["PYTHONSAFEPATH"]) for entry in read(file_of(installed))}
     # As Prefect's worker starts a flow run: by `python -m`, in the working directory of the pool.
     look = ["-m", "runpy", "stagecoach.flows.orchestration.deployments"]
@@ -114,13 +110,13 @@ def file_of(installed: Installed) -> Path:
     return found
 
 
-def test_deploy_finds_its_file_and_says_that_a_server_is_missing(installed: Installed) -> None:
+def test_deploy_finds_its_file_and_says_that_a_server_is_missing(installed):
     done = installed.run(str(installed.python.with_name("stagecoach")), "deploy", PREFECT_PROFILE="ephemeral")
     assert done.returncode == 2 and "no Prefect server is configured" in done.stderr
 
 
 @pytest.mark.timeout(300)
-def test_the_doctor_loads_what_the_demo_loads(installed: Installed) -> None:
+def test_the_doctor_loads_what_the_demo_loads(installed):
     assert "engine and learner load" in installed.run("stagecoach", "doctor", timeout=280.0).stdout
     # A torchvision that does not import, and that no declaration mends.
     broken = installed.directory / "broken"
@@ -131,7 +127,7 @@ def test_the_doctor_loads_what_the_demo_loads(installed: Installed) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_the_first_two_steps_of_the_demo(installed: Installed) -> None:
+def test_the_first_two_steps_of_the_demo(installed):
     done = installed.run("stagecoach", "demo", "steps=2", timeout=800.0)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     assert "demo" in installed.stagecoach("runs")
@@ -145,7 +141,7 @@ def test_the_first_two_steps_of_the_demo(installed: Installed) -> None:
     assert "nothing to compute" in resumed.stdout, resumed.stdout + resumed.stderr
 
 
-def test_a_project_is_made_and_checked(installed: Installed) -> None:
+def test_a_project_is_made_and_checked(installed):
     installed.stagecoach("init", "my-project")
     project = replace(installed, directory=installed.directory / "my-project")
     assert "my_reward" in project.stagecoach("check", "config.toml")
@@ -156,7 +152,7 @@ NOTEBOOK = Path(__file__).parents[2] / "examples/first_run.ipynb"
 
 @pytest.mark.timeout(900)
 @pytest.mark.nightly
-def test_the_notebook_runs_in_a_real_kernel(installed: Installed, tmp_path: Path) -> None:
+def test_the_notebook_runs_in_a_real_kernel(installed, tmp_path):
     # A directory of its own: a kernel looks for modules where its notebook is, first of all.
     here = replace(installed, directory=tmp_path)
     (tmp_path / NOTEBOOK.name).write_bytes(NOTEBOOK.read_bytes())
@@ -174,6 +170,6 @@ def test_the_notebook_runs_in_a_real_kernel(installed: Installed, tmp_path: Path
     assert texts[7].startswith("replay leave-one-out: 2 steps") and "0 results computed" not in texts[7]
 
 
-def test_the_notebook_is_stored_without_outputs() -> None:
+def test_the_notebook_is_stored_without_outputs():
     cells = [each for each in json.loads(NOTEBOOK.read_text())["cells"] if each["cell_type"] == "code"]
     assert len(cells) > 6 and not [each for each in cells if each["outputs"] or each["execution_count"]]

@@ -40,14 +40,14 @@ def marks_of(path: str) -> dict[str, set[str]]:
     }
 
 
-def test_the_rows_are_those_of_a_whole_product() -> None:
+def test_the_rows_are_those_of_a_whole_product():
     assert len(ROWS) > 200 and len(TESTS) > 300 and COMMANDS
     names = [row["name"] for row in ROWS.values()]
     assert len(names) == len(set(names))
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_a_row_has_a_state_and_evidence(row: str) -> None:
+def test_a_row_has_a_state_and_evidence(row):
     entry = ROWS[row]
     assert entry.keys() <= {"name", "state", "note", "at_length", "tests", "commands"}
     assert entry["state"] == "done" or (entry["state"] == "partly" and entry["note"])
@@ -55,13 +55,13 @@ def test_a_row_has_a_state_and_evidence(row: str) -> None:
 
 
 @pytest.mark.parametrize("test", TESTS)
-def test_tests_are_there(test: str) -> None:
+def test_tests_are_there(test):
     path, _, name = test.partition("::")
     assert path.startswith("tests/") and (name in marks_of(path) if name else marks_of(path))
 
 
 @pytest.mark.parametrize("row", [row for row, entry in ROWS.items() if "tests" in entry])
-def test_make_test_shows_every_capability(row: str) -> None:
+def test_make_test_shows_every_capability(row):
     named = [test.partition("::") for test in ROWS[row]["tests"]]
     tests = [marks for path, _, name in named for test, marks in marks_of(path).items() if name in ("", test)]
     runs = any("essential" in marks or not marks & {"engine", "browser"} for marks in tests)
@@ -69,7 +69,7 @@ def test_make_test_shows_every_capability(row: str) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_commands_are_there(command: str) -> None:
+def test_commands_are_there(command):
     program, *arguments = command.split()
     if program == "stagecoach":
         cli.parse(arguments)

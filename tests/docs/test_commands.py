@@ -59,22 +59,22 @@ def unknown_runs(page_steps: list[Step]) -> list[tuple[str, set[str]]]:
 
 
 @pytest.mark.parametrize("step", PARSED, ids=lambda step: f"{step.page}:{' '.join(step.words[1:])[:50]}")
-def test_a_command_is_understood(step: Step) -> None:
+def test_a_command_is_understood(step):
     cli.parse(step.words[1:])
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_runs_of_a_page_are_made_by_its_commands(page: str) -> None:
+def test_runs_of_a_page_are_made_by_its_commands(page):
     assert unknown_runs([step for step in steps(page) if not step.reason]) == []
 
 
-def test_a_run_that_no_command_made_is_noticed() -> None:
+def test_a_run_that_no_command_made_is_noticed():
     typed = ["demo", "replay demo --set algorithm.type=rloo", "diff demo demo-rloo", "sql 'select 1 from first.traces'"]
     made = [Step("page", f"stagecoach {text}") for text in typed]
     assert [runs for _, runs in unknown_runs(made)] == [{"demo-rloo"}, {"first"}]
 
 
-def test_no_page_installs_the_package_of_another_project() -> None:
+def test_no_page_installs_the_package_of_another_project():
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
     install = re.compile(r"pip install[^\n`]*(?<![\w./-])stagecoach(?![\w-])")
     assert [page.name for page in pages if install.search(page.read_text(encoding="utf-8"))] == []

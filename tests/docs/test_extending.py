@@ -3,7 +3,6 @@
 import importlib
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ MOST_LINES = {"mine": 60, "bargain": 90}
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def place(tmp_path, monkeypatch):
     """A directory for files of one's own, from which modules are loaded; forgotten afterwards."""
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
@@ -25,7 +24,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def test_every_example_has_its_test() -> None:
+def test_every_example_has_its_test():
     assert len(TESTS) == 4
     assert {example_of(name) for name in TESTS} == FILES.keys() - set(TESTS)
 
@@ -45,7 +44,7 @@ def loads_much(test: str) -> bool:
 @pytest.mark.parametrize(
     "test", [pytest.param(test, marks=pytest.mark.engine) if loads_much(test) else test for test in TESTS]
 )
-def test_an_example_does_what_its_test_says(test: str, place: Path) -> None:
+def test_an_example_does_what_its_test_says(test, place):
     example = example_of(test)
     assert len((FILES[example] + FILES[test]).splitlines()) < MOST_LINES[test.partition("/")[0]]
     for name in (example, test):

@@ -7,7 +7,6 @@ import subprocess
 import tomllib
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 
 import duckdb
 import pytest
@@ -46,27 +45,27 @@ TARGETS = sorted({line.split()[1] for _, line in COMMAND_LINES if line.startswit
 QUERY = re.compile(r'stagecoach sql (?:--store \w+ )?"((?:[^"\\]|\\.)*)"')
 
 
-def test_every_query_of_the_pages_parses() -> None:
+def test_every_query_of_the_pages_parses():
     queries = [query.replace('\\"', '"') for page in DOCUMENTS for query in QUERY.findall(page.read_text("utf-8"))]
     assert len(queries) > 8
     for query in queries:
         assert duckdb.extract_statements(query), query
 
 
-def test_every_page_has_its_place_in_the_navigation() -> None:
+def test_every_page_has_its_place_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     pages = {page.relative_to(ROOT / "docs").as_posix() for page in DOCUMENTS if page.is_relative_to(ROOT / "docs")}
     assert pages and not {page for page in pages if f"- {page}\n" not in navigation}
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_make_targets_exist(target: str) -> None:
+def test_make_targets_exist(target):
     done = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
-def test_commands_are_understood(arguments: list[str]) -> None:
+def test_commands_are_understood(arguments):
     command = cli.parse(arguments)
     assert isinstance(command, partial)
     takes_items = "items" in inspect.signature(command.func).parameters
@@ -77,23 +76,23 @@ def test_commands_are_understood(arguments: list[str]) -> None:
     load(files or ["demo"], [*overrides, *command.keywords.get("overrides", ())])
 
 
-def test_there_is_something_to_look_at() -> None:
+def test_there_is_something_to_look_at():
     assert {"demo", "test"} <= set(TARGETS)
     assert {"run", "show", "check", "doctor"} <= {arguments[0] for arguments in COMMANDS}
 
 
-def test_every_command_of_the_page_on_questions_is_one() -> None:
+def test_every_command_of_the_page_on_questions_is_one():
     commands = re.findall(r"^(?:\$ )?stagecoach (.*)$", QUESTIONS.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(commands) == 6 and all(cli.parse(shlex.split(command)) for command in commands)
 
 
-def test_the_page_on_questions_and_the_program_read_the_same_ids() -> None:
+def test_the_page_on_questions_and_the_program_read_the_same_ids():
     page = QUESTIONS.read_text(encoding="utf-8").split("An id is written as")[1].split("Keys and")[0]
     names = re.findall(r"`([A-Z]+(?:[:/][A-Z]+)*)`", page)
     assert names and [name for name in names if name not in (ids_of_the_program or "")] == []
 
 
-def test_every_setting_of_the_page_on_evaluation_is_one() -> None:
+def test_every_setting_of_the_page_on_evaluation_is_one():
     page = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
     blocks = [tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL)]
     sets, external = (RunConfig.model_validate({"kind": "evaluate"} | block).evaluation for block in blocks)
@@ -101,7 +100,7 @@ def test_every_setting_of_the_page_on_evaluation_is_one() -> None:
     assert external.external is not None and external.external.model == "NAME"
 
 
-def test_a_model_of_others_needs_neither_weights_nor_an_engine(tmp_path: Path) -> None:
+def test_a_model_of_others_needs_neither_weights_nor_an_engine(tmp_path):
     settings = ["evaluation.external.url=http://127.0.0.1:1/v1", "evaluation.external.model=m"]
     config = resolve_run("evaluate", [], settings, name="of-others", store=str(tmp_path / "store"), seed=1)
     assert config.model.path == "" and config.external is not None and config.external.model == "m"
@@ -125,11 +124,11 @@ LINKS = [(page.relative_to(ROOT), target) for page in pages() for target in targ
 
 
 @pytest.mark.parametrize(("page", "target"), LINKS, ids=str)
-def test_links_lead_somewhere(page: Path, target: str) -> None:
+def test_links_lead_somewhere(page, target):
     assert (ROOT / page.parent / target).exists()
 
 
-def test_links_are_found() -> None:
+def test_links_are_found():
     """Of pages of every kind, so that the above is not vacuous."""
     assert (Path("README.md"), "docs/replay.md") in LINKS
     assert (Path("docs/prefect.md"), "images/prefect-form.png") in LINKS
@@ -137,7 +136,7 @@ def test_links_are_found() -> None:
 
 
 @pytest.mark.parametrize("folder", ["docs", "docs/decisions"])
-def test_an_index_names_every_page(folder: str) -> None:
+def test_an_index_names_every_page(folder):
     index = ROOT / folder / "README.md"
     named = {(index.parent / target).resolve() for target in targets(index)}
     others = {page for page in index.parent.rglob("*.md") if page.parent.name != "decisions" or folder != "docs"}
@@ -146,7 +145,7 @@ def test_an_index_names_every_page(folder: str) -> None:
 
 
 @pytest.mark.parametrize("package", [flows.viewer, flows.queries], ids=lambda package: package.__name__)
-def test_every_file_has_its_place_in_the_list(package: ModuleType) -> None:
+def test_every_file_has_its_place_in_the_list(package):
     folder = Path(str(package.__file__)).parent
     names = {path.stem for path in folder.glob("[a-z]*") if path.suffix in ("", ".py")}
     assert len(names) >= 10

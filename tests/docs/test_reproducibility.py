@@ -44,7 +44,7 @@ def draws(call: ast.Call, hashes: bool) -> bool:
     return bool(DRAWS.fullmatch(name)) or (hashes and name in HASHES and isinstance(call.func, ast.Name))
 
 
-def test_every_function_that_draws_is_on_the_page() -> None:
+def test_every_function_that_draws_is_on_the_page():
     found = set(drawing_functions())
     listed = set(re.findall(r"\| `([\w/.]+)` `(\w+)` \|", PAGE.read_text(encoding="utf-8")))
     assert len(listed) > 15

@@ -17,7 +17,7 @@ CALLS = {"eval", "exec", "compile", "yaml.load", "yaml.unsafe_load", "torch.load
 
 
 @pytest.mark.parametrize("line", CLAIMS, ids=lambda line: line.split("|")[1].strip()[:60])
-def test_a_claim_is_held_by_a_test(line: str) -> None:
+def test_a_claim_is_held_by_a_test(line):
     named = MENTIONED.findall(line)
     assert named and len(re.findall("`tests/", line)) == len(named)
     for path, name in named:
@@ -25,7 +25,7 @@ def test_a_claim_is_held_by_a_test(line: str) -> None:
         assert name in {node.name for node in nodes if isinstance(node, ast.FunctionDef)}, f"{path}::{name}"
 
 
-def test_every_table_of_claims_is_read() -> None:
+def test_every_table_of_claims_is_read():
     assert len(CLAIMS) > 30
     tables = [number for number, line in enumerate(LINES) if line == "| claim | test |"]
     for start in tables:
@@ -40,7 +40,7 @@ def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
 
 
 @pytest.mark.parametrize("path", PRODUCT, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_data_becomes_code(path: Path) -> None:
+def test_no_data_becomes_code(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
     imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}

@@ -61,13 +61,13 @@ def definitions() -> Iterator[tuple[Path, ast.ClassDef | ast.FunctionDef | ast.A
                 yield file, node
 
 
-def test_a_class_name_is_used_once() -> None:
+def test_a_class_name_is_used_once():
     names = Counter(node.name for _, node in definitions() if isinstance(node, ast.ClassDef))
     assert len(names) > 300
     assert {name for name, count in names.items() if count > 1} == set()
 
 
-def test_files_and_functions_have_a_size_that_one_reads() -> None:
+def test_files_and_functions_have_a_size_that_one_reads():
     long = {str(file) for file in trees() if len((ROOT / file).read_text().splitlines()) > MOST_LINES}
     for file, node in definitions():
         assert node.end_lineno is not None
@@ -76,11 +76,11 @@ def test_files_and_functions_have_a_size_that_one_reads() -> None:
     assert long == set()
 
 
-def test_a_module_is_named_after_what_is_in_it() -> None:
+def test_a_module_is_named_after_what_is_in_it():
     assert [str(file) for file in trees() if HEAPS & {*file.parts[:-1], file.stem}] == []
 
 
-def test_functions_are_called_after_what_they_do_or_return() -> None:
+def test_functions_are_called_after_what_they_do_or_return():
     """No bare participles, which say neither; properties, contexts and a plug-in's own function may have such names."""
     found = set()
     for file, node in definitions():
@@ -93,7 +93,7 @@ def test_functions_are_called_after_what_they_do_or_return() -> None:
     assert found == set()
 
 
-def test_former_words_are_gone() -> None:
+def test_former_words_are_gone():
     defined, others = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
     for file, node in definitions():
         defined[node.name].add(str(file))
@@ -110,7 +110,7 @@ def test_former_words_are_gone() -> None:
     assert {word: sorted(files) for word, files in found.items()} == {}
 
 
-def test_no_files_import_in_a_circle() -> None:
+def test_no_files_import_in_a_circle():
     """Imports for types alone and those inside functions count; `prepare` raises and names a circle."""
     graph = grimp.build_graph(*PACKAGES, exclude_type_checking_imports=False, cache_dir=None)
     imports = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
@@ -121,5 +121,5 @@ def test_no_files_import_in_a_circle() -> None:
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "tests").rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT)))
-def test_helpers_come_from_no_file_of_tests(file: Path) -> None:
+def test_helpers_come_from_no_file_of_tests(file):
     assert re.findall(r"^\s*(?:from|import) tests\.(?:\w+\.)*test_\w+", file.read_text(), re.MULTILINE) == []

@@ -66,7 +66,7 @@ def imports(function: ast.AST | None) -> bool:
     return function is not None and any(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(function))
 
 
-def test_no_file_uses_a_forbidden_technique() -> None:
+def test_no_file_uses_a_forbidden_technique():
     trees = {str(path.relative_to(ROOT)): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
     uses = {path: set(techniques(tree)) for path, tree in trees.items()}
     assert {path: used for path, used in uses.items() if used} == REMAINING
@@ -85,5 +85,5 @@ def test_no_file_uses_a_forbidden_technique() -> None:
         ("def load():\n    import torch\npool.submit(load)", "a thread that imports"),
     ],
 )
-def test_a_forbidden_technique_is_seen(code: str, expected: str) -> None:
+def test_a_forbidden_technique_is_seen(code, expected):
     assert list(techniques(ast.parse(code))) == [expected]

@@ -30,7 +30,7 @@ def scores() -> list[Callable[[str, str, dict[str, str]], float]]:
     return made
 
 
-def test_the_script_writes_the_rows_that_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_script_writes_the_rows_that_the_page_shows(tmp_path, monkeypatch):
     (script,) = files("examples.py")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples.py").write_text(script, encoding="utf-8")
@@ -50,11 +50,11 @@ def test_the_script_writes_the_rows_that_the_page_shows(tmp_path: Path, monkeypa
         ("<rev></rev>", "lll", 0.5, 0.0),
     ],
 )
-def test_the_reward_functions_score_as_the_page_says(reply: str, answer: str, first: float, second: float) -> None:
+def test_the_reward_functions_score_as_the_page_says(reply, answer, first, second):
     assert [score(reply, answer, {}) for score in scores()] == [pytest.approx(first), pytest.approx(second)]
 
 
-def test_the_config_is_one(tmp_path: Path) -> None:
+def test_the_config_is_one(tmp_path):
     (text,) = files("own.toml")
     (tmp_path / "own.toml").write_text(text, encoding="utf-8")
     config = load([tmp_path / "own.toml"])

@@ -26,13 +26,13 @@ TALK = Conversation((("Eve", "Bob"), ("Ann",), ("Kim", "Abe")))
 LIMITS = Limits(min_turns=2, max_turns=3, min_words=1, max_words=2, num_names=26)
 
 
-def test_a_conversation_by_hand() -> None:
+def test_a_conversation_by_hand():
     assert TALK.answers == [["Bob", "Eve"], ["Ann", "Bob", "Eve"], ["Abe", "Ann", "Bob", "Eve", "Kim"]]
     assert asked(TALK.turns[0], "sorted", first=True) == "Sort inside <sorted>: Eve Bob"
     assert asked(TALK.turns[1], "x", first=False) == "Add inside <x>: Ann"
 
 
-def test_names_differ_and_the_first_do_by_their_first_letter() -> None:
+def test_names_differ_and_the_first_do_by_their_first_letter():
     assert len(set(NAMES)) == len(NAMES) == 104
     for begin in range(0, 104, 26):
         letters = [name[0] for name in NAMES[begin : begin + 26]]
@@ -40,7 +40,7 @@ def test_names_differ_and_the_first_do_by_their_first_letter() -> None:
 
 
 @given(st.integers(0, 10**6), st.integers(1, 3), st.integers(0, 2), st.integers(1, 3), st.integers(0, 2))
-def test_conversations_keep_to_their_limits(seed: int, turns: int, more: int, names: int, most: int) -> None:
+def test_conversations_keep_to_their_limits(seed, turns, more, names, most):
     limits = Limits(turns, turns + more, names, names + most, 104)
     for each in conversations(4, limits, seed):
         assert turns <= len(each.turns) <= turns + more
@@ -51,12 +51,12 @@ def test_conversations_keep_to_their_limits(seed: int, turns: int, more: int, na
             assert [name for name in after if name in before] == before
 
 
-def test_as_many_turns_at_least_as_at_most_are_that_many() -> None:
+def test_as_many_turns_at_least_as_at_most_are_that_many():
     assert {len(each.turns) for each in conversations(40, Limits(2, 2, 1, 3, 30), seed=3)} == {2}
     assert {len(each.turns) for each in conversations(40, LIMITS, seed=3)} == {2, 3}
 
 
-def test_conversations_are_seeded_different_and_stable_as_they_grow() -> None:
+def test_conversations_are_seeded_different_and_stable_as_they_grow():
     first = list(conversations(50, LIMITS, seed=4))
     assert len(set(first)) == 50
     assert list(conversations(80, LIMITS, seed=4))[:50] == first != list(conversations(50, LIMITS, seed=5))
@@ -71,12 +71,12 @@ def test_conversations_are_seeded_different_and_stable_as_they_grow() -> None:
         ((1, 1, 1, 1, 105), "there are 104"),
     ],
 )
-def test_limits_that_leave_nothing_are_an_error(limits: tuple[int, ...], wrong: str) -> None:
+def test_limits_that_leave_nothing_are_an_error(limits, wrong):
     with pytest.raises(ValueError, match=wrong):
         Limits(*limits)
 
 
-def test_more_conversations_than_there_are_is_an_error() -> None:
+def test_more_conversations_than_there_are_is_an_error():
     tight = Limits(1, 1, 2, 2, 4)  # four names, two in order: twelve
     assert len(set(conversations(6, tight, seed=0))) == 6
     with pytest.raises(ValueError, match="at most 6 are drawn"):
@@ -96,25 +96,25 @@ def test_more_conversations_than_there_are_is_an_error() -> None:
         ("Ann Bob Eve</sorted>", None, 0.0),
     ],
 )
-def test_the_list_of_a_reply(reply: str, names: list[str] | None, ratio: float) -> None:
+def test_the_list_of_a_reply(reply, names, ratio):
     assert listed(reply, "sorted") == names
     assert similarity(reply, ["Ann", "Bob", "Eve"], "sorted") == pytest.approx(ratio)
 
 
 @given(st.permutations(["Ann", "Bob", "Eve", "Kim"]))
-def test_only_the_right_order_earns_everything(names: list[str]) -> None:
+def test_only_the_right_order_earns_everything(names):
     ratio = similarity(tagged(names, TAG), sorted(names), TAG)
     assert 0.0 < ratio <= 1.0 and (ratio == 1.0) == (names == sorted(names))
 
 
-def test_the_score_is_the_mean_over_all_turns_of_powers() -> None:
+def test_the_score_is_the_mean_over_all_turns_of_powers():
     replies = ["<sorted>Bob Eve</sorted>", "<sorted>Bob Ann Eve</sorted>"]
     assert score(replies, TALK.answers, "sorted", 1.0) == pytest.approx((1 + 2 / 3 + 0) / 3)
     assert score(replies, TALK.answers, "sorted", 4.0) == pytest.approx((1 + (2 / 3) ** 4) / 3)
     assert score(replies, TALK.answers, "other", 1.0) == 0.0 == score([], TALK.answers, "sorted", 1.0)
 
 
-def test_replies_of_demonstrations_take_three_forms() -> None:
+def test_replies_of_demonstrations_take_three_forms():
     rows = list(demonstrations(1000, seed=7))
     assert rows == list(demonstrations(1000, seed=7)) != list(demonstrations(1000, seed=8))
     forms: Counter[str] = Counter()
@@ -142,7 +142,7 @@ def sorting(body: Body) -> str:
 
 
 @pytest.mark.parametrize(("limits", "num_turns"), [({}, 3), ({"max_turns": 2}, 2)])
-def test_the_user_says_every_turn_until_a_limit(limits: dict[str, int], num_turns: int) -> None:
+def test_the_user_says_every_turn_until_a_limit(limits, num_turns):
     settings = {"id": "sample_alphabet_sort", "num_examples": 2, "min_turns": 3, "task": {"tag": "list", "power": 2}}
     episodes, bodies = played(settings, ["agent"], sorting, limits=limits)
     assert len(bodies) == 2 * num_turns

@@ -27,7 +27,7 @@ from sample_arena.verdicts import Verdicts
         ("", "", ""),
     ],
 )
-def test_a_reply_is_taken_apart(raw: str, public: str, private: str) -> None:
+def test_a_reply_is_taken_apart(raw, public, private):
     one = Channels("note").utterance("a", "talk", raw)
     assert (one.public, one.private, one.parse_error, one.raw) == (public, private, False, raw)
     assert (one.heard.member, one.heard.phase, one.heard.public) == ("a", "talk", public)
@@ -50,18 +50,18 @@ def test_a_reply_is_taken_apart(raw: str, public: str, private: str) -> None:
         ("a< think >SECRET", "a"),
     ],
 )
-def test_broken_markup_is_flagged_and_what_may_be_a_thought_is_held_back(raw: str, public: str) -> None:
+def test_broken_markup_is_flagged_and_what_may_be_a_thought_is_held_back(raw, public):
     one = Channels("note").utterance("a", "talk", raw)
     assert one.parse_error and one.public == public and "SECRET" not in one.private
 
 
-def test_without_a_private_channel_its_tag_is_a_tag_like_any_other_and_thoughts_go_all_the_same() -> None:
+def test_without_a_private_channel_its_tag_is_a_tag_like_any_other_and_thoughts_go_all_the_same():
     one = Channels().utterance("a", "talk", "<note>m</note><think>x</think>")
     assert (one.public, one.private, one.parse_error) == ("<note>m</note>", "", False)
 
 
 @pytest.mark.parametrize("tag", ["think", "", "a b", "<note>", "Note", "a|b"])
-def test_private_tags_that_would_be_mistaken_are_refused(tag: str) -> None:
+def test_private_tags_that_would_be_mistaken_are_refused(tag):
     with pytest.raises(ArenaError, match="private tag"):
         Channels(tag)
 
@@ -72,7 +72,7 @@ WHOLE = re.compile(r"(?:[T ]|<think>[T ]*</think>|<note>(?:[T ]|<think>[T ]*</th
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(PIECES, max_size=10))
-def test_random_markup_is_flagged_exactly_where_it_is_not_well_formed(pieces: list[str]) -> None:
+def test_random_markup_is_flagged_exactly_where_it_is_not_well_formed(pieces):
     raw = "".join(pieces)
     one = Channels("note").utterance("a", "talk", raw)
     assert one.parse_error == (WHOLE.fullmatch(raw) is None)
@@ -83,7 +83,7 @@ def test_random_markup_is_flagged_exactly_where_it_is_not_well_formed(pieces: li
     assert not re.search("think|note", one.public + one.private)
 
 
-def test_a_judge_names_a_winner_or_nobody() -> None:
+def test_a_judge_names_a_winner_or_nobody():
     verdicts = Verdicts({"<yes>": "affirmative", "<no>": "negative"})
     for said, winner in (
         ("<yes>", "affirmative"), ("so <NO>.", "negative"), ("yes", None), ("", None), ("<yes><no>", None),
@@ -99,6 +99,6 @@ def test_a_judge_names_a_winner_or_nobody() -> None:
         {"think": "a", "x": "b"}, {"<": "a", "x": "b"},
     ],
 )  # fmt: skip
-def test_verdict_tokens_that_could_be_mistaken_are_refused(tokens: dict[str, str]) -> None:
+def test_verdict_tokens_that_could_be_mistaken_are_refused(tokens):
     with pytest.raises(ArenaError, match="verdict token"):
         Verdicts(tokens)

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -44,7 +43,7 @@ slots = st.lists(
 # Schedules
 
 
-def test_a_schedule_knows_its_members_turns_and_rounds() -> None:
+def test_a_schedule_knows_its_members_turns_and_rounds():
     schedule = Schedule((*rounds("talk", ("a", "b"), 2), Slot("vote", ("b", "c")), Slot("talk", ("a",))))
     assert [slot.members for slot in schedule.slots] == [("a",), ("b",), ("a",), ("b",), ("b", "c"), ("a",)]
     assert schedule.members == MEMBERS
@@ -56,7 +55,7 @@ def test_a_schedule_knows_its_members_turns_and_rounds() -> None:
         schedule.round_of("a", 1)
 
 
-def test_rounds_in_which_all_speak_at_once() -> None:
+def test_rounds_in_which_all_speak_at_once():
     assert rounds("talk", ("a", "b"), 2, simultaneous=True) == (Slot("talk", ("a", "b")),) * 2
     assert Slot("talk", ("a", "b")).simultaneous and not Slot("talk", ("a",)).simultaneous
     with pytest.raises(ArenaError, match="0 rounds"):
@@ -64,7 +63,7 @@ def test_rounds_in_which_all_speak_at_once() -> None:
 
 
 @pytest.mark.parametrize("members", [(), ("",), ("a", "a"), ("a", "b", "a")])
-def test_members_are_named_each_once(members: tuple[str, ...]) -> None:
+def test_members_are_named_each_once(members):
     for make in (require_members, lambda each: Slot("talk", each)):
         with pytest.raises(ArenaError, match="each once"):
             make(members)
@@ -78,9 +77,7 @@ def test_members_are_named_each_once(members: tuple[str, ...]) -> None:
         (("a", "b", "c"), ("a", "b", "c"), r"\['c'\] never speak"),
     ],
 )
-def test_members_are_those_of_the_seats_and_of_the_schedule(
-    members: tuple[str, ...], seats: tuple[str, ...], told: str
-) -> None:
+def test_members_are_those_of_the_seats_and_of_the_schedule(members, seats, told):
     with pytest.raises(ArenaError, match=told):
         require_same(members, seats, Schedule(rounds("talk", ("b", "a"), 1)))
 
@@ -93,7 +90,7 @@ class Echo:
         return None if last == "end" else Slot("talk", (last,))
 
 
-def test_a_program_that_decides_as_it_goes_is_not_held_to_the_members_beforehand() -> None:
+def test_a_program_that_decides_as_it_goes_is_not_held_to_the_members_beforehand():
     require_same(("a", "b"), ("a", "b"), Echo())
     state = begin(("a", "b"), Echo())
     for word in ("b", "b", "a", "end"):
@@ -104,7 +101,7 @@ def test_a_program_that_decides_as_it_goes_is_not_held_to_the_members_beforehand
         advance(submit(begin(("a", "b"), Echo()), said("a", "x")), Echo())
 
 
-def test_a_slot_without_a_phase_and_a_schedule_without_slots_are_refused() -> None:
+def test_a_slot_without_a_phase_and_a_schedule_without_slots_are_refused():
     with pytest.raises(ArenaError, match="phase"):
         Slot("", ("a",))
     with pytest.raises(ArenaError, match="without slots"):
@@ -114,7 +111,7 @@ def test_a_slot_without_a_phase_and_a_schedule_without_slots_are_refused() -> No
 # Moves
 
 
-def test_moves_that_the_rules_do_not_allow() -> None:
+def test_moves_that_the_rules_do_not_allow():
     schedule = Schedule((Slot("talk", ("a", "b")), Slot("talk", ("c",))))
     opened = begin(MEMBERS, schedule)
     one = submit(opened, said("b"))
@@ -134,7 +131,7 @@ def test_moves_that_the_rules_do_not_allow() -> None:
     assert issubclass(ProtocolError, PlayError) and opened.awaited == ("a", "b") and one.awaited == ("a",)
 
 
-def test_the_gravest_reason_to_stop_comes_first() -> None:
+def test_the_gravest_reason_to_stop_comes_first():
     state = State(("a",))
     assert state.stop is None
     state = overflowed(state, "a")
@@ -148,9 +145,7 @@ def test_the_gravest_reason_to_stop_comes_first() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(slots, st.randoms(use_true_random=False))
-def test_a_slot_is_committed_when_its_last_member_has_spoken_in_whatever_order(
-    each: list[Slot], draw: random.Random
-) -> None:
+def test_a_slot_is_committed_when_its_last_member_has_spoken_in_whatever_order(each, draw):
     schedule = Schedule(tuple(each))
     state = begin(MEMBERS, schedule)
     for number, slot in enumerate(each):
@@ -173,7 +168,7 @@ def test_a_slot_is_committed_when_its_last_member_has_spoken_in_whatever_order(
 
 @settings(max_examples=40, deadline=None)
 @given(slots)
-def test_a_member_hears_every_public_word_of_others_once_and_never_a_private_one(each: list[Slot]) -> None:
+def test_a_member_hears_every_public_word_of_others_once_and_never_a_private_one(each):
     schedule = Schedule(tuple(each))
     state = begin(MEMBERS, schedule)
     read: dict[str, list[str]] = {member: [] for member in MEMBERS}
@@ -238,9 +233,7 @@ def _played(schedule: Schedule, table: Table) -> tuple[Play, Exception | None]:
         max_size=3,
     ),
 )
-def test_whatever_fails_slots_are_whole_and_the_state_is_that_before_the_slot(
-    each: list[Slot], draw: random.Random, faults: dict[tuple[int, str], type[Exception]]
-) -> None:
+def test_whatever_fails_slots_are_whole_and_the_state_is_that_before_the_slot(each, draw, faults):
     schedule = Schedule(tuple(each))
     made = {where: KeyError("bug") if kind is KeyError else kind(where[1], "gone") for where, kind in faults.items()}
     table = Table(draw, made)
@@ -264,7 +257,7 @@ def test_whatever_fails_slots_are_whole_and_the_state_is_that_before_the_slot(
         assert state.stop is None and state.slot == each[first]
 
 
-def test_the_first_failure_ends_the_turns_of_the_others() -> None:
+def test_the_first_failure_ends_the_turns_of_the_others():
     ended: list[str] = []
 
     async def speak(state: State, slot: Slot, member: str) -> Utterance:
@@ -284,7 +277,7 @@ def test_the_first_failure_ends_the_turns_of_the_others() -> None:
 
 
 @pytest.mark.parametrize("kinds", [(PromptTooLong, MemberFailed), (MemberFailed, PromptTooLong)])
-def test_of_two_failures_at_once_the_graver_decides(kinds: Sequence[type[PlayError]]) -> None:
+def test_of_two_failures_at_once_the_graver_decides(kinds):
     async def run() -> State:
         opened = asyncio.Event()
 
@@ -301,7 +294,7 @@ def test_of_two_failures_at_once_the_graver_decides(kinds: Sequence[type[PlayErr
     assert asyncio.run(run()).stop == "error"
 
 
-def test_a_program_that_asks_for_a_stranger_leaves_what_was_said() -> None:
+def test_a_program_that_asks_for_a_stranger_leaves_what_was_said():
     async def speak(state: State, slot: Slot, member: str) -> Utterance:
         return said(member, "x")
 
@@ -312,7 +305,7 @@ def test_a_program_that_asks_for_a_stranger_leaves_what_was_said() -> None:
 
 
 @pytest.mark.parametrize("error", [PlayError("no"), KeyError("bug")])
-def test_a_hook_that_fails_leaves_the_state_before_the_slot(error: Exception) -> None:
+def test_a_hook_that_fails_leaves_the_state_before_the_slot(error):
     seen: list[State] = []
 
     async def committed(state: State) -> None:
@@ -329,7 +322,7 @@ def test_a_hook_that_fails_leaves_the_state_before_the_slot(error: Exception) ->
     assert play.state.stop is None
 
 
-def test_many_plays_at_once_keep_apart() -> None:
+def test_many_plays_at_once_keep_apart():
     draw = random.Random(4)
     schedule = Schedule((*rounds("talk", MEMBERS, 2, simultaneous=True), Slot("vote", ("c",))))
     tables = [Table(draw, {(2, "c"): MemberFailed("c", "gone")} if number % 3 == 0 else {}) for number in range(60)]

@@ -15,7 +15,7 @@ TURNS = {("a", "talk"): "{{ claim }}: say {{ round }} of {{ num_rounds }}", ("b"
 KNOWN = frozenset({"claim"})
 
 
-def test_a_pack_fills_in_its_templates() -> None:
+def test_a_pack_fills_in_its_templates():
     pack = PromptPack(TURNS, {"a": "You hold {{ claim }}"}, {"b": "{# nobody reads this #}Q"}, names=KNOWN)
     values = {"claim": "{{ 7 }}", "round": 1, "num_rounds": 2}
     assert pack.rendered(pack.turns["a", "talk"], values) == "{{ 7 }}: say 1 of 2"
@@ -43,7 +43,7 @@ def test_a_pack_fills_in_its_templates() -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["turns", "system", "question"])
-def test_templates_hold_text_and_known_names_alone(template: str, told: str, kind: str) -> None:
+def test_templates_hold_text_and_known_names_alone(template, told, kind):
     part = {("a", "talk"): template} if kind == "turns" else {"a": template}
     with pytest.raises(ArenaError, match=told):
         PromptPack(**{"turns": TURNS, "names": KNOWN, kind: part})
@@ -51,12 +51,12 @@ def test_templates_hold_text_and_known_names_alone(template: str, told: str, kin
 
 @pytest.mark.parametrize("name", ["round", "num_rounds", "phase"])
 @pytest.mark.parametrize("kind", ["system", "question"])
-def test_what_opens_a_conversation_may_not_change_from_turn_to_turn(kind: str, name: str) -> None:
+def test_what_opens_a_conversation_may_not_change_from_turn_to_turn(kind, name):
     with pytest.raises(ArenaError, match=f"'{name}' changes from turn to turn"):
         PromptPack(**{"turns": TURNS, "names": KNOWN, kind: {"a": f"{{{{ {name} }}}}"}})
 
 
-def test_every_turn_has_a_template() -> None:
+def test_every_turn_has_a_template():
     pack = PromptPack(TURNS, names=KNOWN)
     pack.require_complete("ab", Schedule((*rounds("talk", "a", 2), Slot("vote", ("b",)))))
     with pytest.raises(ArenaError, match=r"\('b', 'talk'\)"):
@@ -105,14 +105,14 @@ IMAGE = user([{"type": "image_url", "image_url": {"url": "data:"}}])
         ([user(None), user("b")], [user(None), user("b")]),
     ],
 )
-def test_user_texts_in_a_row_become_one(messages: list[Any], folded: list[Any]) -> None:
+def test_user_texts_in_a_row_become_one(messages, folded):
     before = [dict(message) for message in messages]
     assert fold(messages) == folded and messages == before
     typed = fold([Typed(**message) for message in messages])
     assert [message.model_dump() for message in typed] == folded and all(type(one) is Typed for one in typed)
 
 
-def test_a_message_of_each_kind_stay_two() -> None:
+def test_a_message_of_each_kind_stay_two():
     assert len(fold([user("a"), Typed(role="user", content="b")])) == 2
 
 
@@ -125,7 +125,7 @@ MESSAGE = st.one_of(
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(MESSAGE, max_size=8))
-def test_folding_twice_is_folding_once_and_loses_no_text(messages: list[Any]) -> None:
+def test_folding_twice_is_folding_once_and_loses_no_text(messages):
     once = fold(messages)
     assert fold(once) == once
     texts = [each["content"] for each in messages if isinstance(each["content"], str)]

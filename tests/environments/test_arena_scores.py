@@ -56,7 +56,7 @@ class Foreign:
         Foreign([MemberScore(member="b", reward=1), MemberScore(member="a", reward=-0.5)]),
     ],
 )
-def test_a_score_is_a_mapping_or_an_object_and_takes_the_order_of_the_members(value: Any) -> None:
+def test_a_score_is_a_mapping_or_an_object_and_takes_the_order_of_the_members(value):
     assert list(complete(value, PAIR).rewards.items()) == [("a", -0.5), ("b", 1.0)]
 
 
@@ -75,14 +75,14 @@ def test_a_score_is_a_mapping_or_an_object_and_takes_the_order_of_the_members(va
         ({"members": [{"member": "a", "rewards": 1}]}, "members.0.rewards: Extra inputs"),
     ],
 )
-def test_a_score_that_leaves_out_adds_or_mixes_is_refused(value: Any, told: str) -> None:
+def test_a_score_that_leaves_out_adds_or_mixes_is_refused(value, told):
     with pytest.raises(ScoreError, match=told):
         complete(value, PAIR)
 
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from("abcd"), unique=True), st.lists(st.sampled_from("abcd"), unique=True, min_size=1))
-def test_a_score_fits_exactly_where_it_rewards_the_same_members(rewarded: list[str], members: list[str]) -> None:
+def test_a_score_fits_exactly_where_it_rewards_the_same_members(rewarded, members):
     value = score_of(**{member: float(ord(member)) for member in rewarded})
     if sorted(rewarded) == sorted(members):
         assert complete(value, members).rewards == {member: float(ord(member)) for member in members}
@@ -91,7 +91,7 @@ def test_a_score_fits_exactly_where_it_rewards_the_same_members(rewarded: list[s
             complete(value, members)
 
 
-def test_a_failed_episode_scores_nobody_and_overwrites_nothing() -> None:
+def test_a_failed_episode_scores_nobody_and_overwrites_nothing():
     assert errored("gone", PAIR).rewards == {"a": None, "b": None}
     partial = {"members": [{"member": "b", "reward": 0.5, "metrics": {"n": 2}}], "metrics": {"m": 1}}
     score = errored("gone", PAIR, partial)
@@ -105,7 +105,7 @@ def test_a_failed_episode_scores_nobody_and_overwrites_nothing() -> None:
 @pytest.mark.parametrize(
     ("winner", "rewards"), [("affirmative", (1, -1, 0)), ("negative", (-1, 1, 0)), (None, (0, 0, 0))]
 )
-def test_the_winner_takes_what_the_loser_gives_and_the_judge_gets_nothing(winner: str | None, rewards: Any) -> None:
+def test_the_winner_takes_what_the_loser_gives_and_the_judge_gets_nothing(winner, rewards):
     assert tuple(zero_sum_reward(MEMBERS, winner).values()) == rewards
     assert list(zero_sum_reward(MEMBERS, winner)) == list(MEMBERS)
 
@@ -113,12 +113,12 @@ def test_the_winner_takes_what_the_loser_gives_and_the_judge_gets_nothing(winner
 @pytest.mark.parametrize(
     ("members", "winner"), [(MEMBERS, "judge"), (MEMBERS, "x"), (("a", "judge"), "a"), (("a", "b", "c"), None)]
 )
-def test_a_sum_of_zero_is_for_two_rivals(members: tuple[str, ...], winner: str | None) -> None:
+def test_a_sum_of_zero_is_for_two_rivals(members, winner):
     with pytest.raises(ScoreError):
         zero_sum_reward(members, winner)
 
 
-def test_a_score_is_written_onto_the_traces_of_its_members() -> None:
+def test_a_score_is_written_onto_the_traces_of_its_members():
     traces = [Trace("b"), Trace("a")]
     value = {**score_of(a=1, b=0), "metrics": {"total_turns": 4}}
     value["members"][0]["metrics"] = {"won": 1}
@@ -128,7 +128,7 @@ def test_a_score_is_written_onto_the_traces_of_its_members() -> None:
     assert not any(trace.info for trace in traces)
 
 
-def test_who_is_not_scored_has_a_reward_that_was_not_computed_and_no_zero() -> None:
+def test_who_is_not_scored_has_a_reward_that_was_not_computed_and_no_zero():
     traces = [Trace("a"), Trace("b")]
     record(errored("gone", PAIR, score_of(a=0.0)), traces)  # type: ignore[arg-type]
     assert [trace.rewards for trace in traces] == [{"outcome": 0.0}, {"outcome": None}]
@@ -143,7 +143,7 @@ def test_who_is_not_scored_has_a_reward_that_was_not_computed_and_no_zero() -> N
         ([Trace("a"), Trace("b", {"similarity": 0.5})], "its task rewarded it already"),
     ],
 )
-def test_a_score_that_does_not_fit_the_traces_writes_nothing(traces: list[Trace], told: str) -> None:
+def test_a_score_that_does_not_fit_the_traces_writes_nothing(traces, told):
     before = [(dict(trace.rewards), dict(trace.metrics)) for trace in traces]
     with pytest.raises(ScoreError, match=told):
         record(of_rewards({"a": 1, "b": 0}), traces)  # type: ignore[arg-type]

@@ -20,13 +20,13 @@ pytestmark = pytest.mark.engine
 CHAIN = Chain(27, ("+4", "*3", "-9"))
 
 
-def test_a_chain_by_hand() -> None:
+def test_a_chain_by_hand():
     assert CHAIN.calls == ["27+4", "31*3", "93-9"] and CHAIN.results == [31, 93, 84]
     assert prompt(CHAIN) == "Work out 27 +4 *3 -9"
 
 
 @given(st.integers(1, 6), st.integers(0, 10**6))
-def test_every_chain_stays_in_range_and_is_what_python_makes_of_it(num_calls: int, seed: int) -> None:
+def test_every_chain_stays_in_range_and_is_what_python_makes_of_it(num_calls, seed):
     for chain in chains(3, num_calls, seed):
         expression = str(chain.first)
         for operation, result in zip(chain.operations, chain.results, strict=True):
@@ -36,7 +36,7 @@ def test_every_chain_stays_in_range_and_is_what_python_makes_of_it(num_calls: in
         assert len(chain.calls) == num_calls
 
 
-def test_chains_are_counted_seeded_and_stable_as_they_grow() -> None:
+def test_chains_are_counted_seeded_and_stable_as_they_grow():
     # From 10 to 90 every operand may be added and subtracted but for the borders; products up to 99 come on top.
     brute = sum(len(steps(number)) for number in range(10, 100))
     assert (
@@ -62,7 +62,7 @@ def test_chains_are_counted_seeded_and_stable_as_they_grow() -> None:
     [("7+5", "12"), (" 7 * 5 ", "35"), ("3-5", "-2")]
     + [(wrong, "error: want one operation, as in 7+5") for wrong in ("", "7", "7/5", "7+5+1", "-7+5", "a+b", "7+")],
 )
-def test_what_the_calculator_answers(asked: str, answer: str) -> None:
+def test_what_the_calculator_answers(asked, answer):
     assert calculated(asked) == answer
 
 
@@ -77,11 +77,11 @@ def test_what_the_calculator_answers(asked: str, answer: str) -> None:
         (["27+4", "27+4"], 1),
     ],
 )
-def test_progress_counts_calls_in_order(calls: list[str], num_done: int) -> None:
+def test_progress_counts_calls_in_order(calls, num_done):
     assert progress(calls, CHAIN.calls) == num_done
 
 
-def test_the_answer_of_a_reply() -> None:
+def test_the_answer_of_a_reply():
     assert is_right("so <ans> 84 </ans>", 84) and is_right(tagged(84), 84)
     assert not any(is_right(reply, 84) for reply in ("84", "<ans>84", "<ans>8</ans><ans>84</ans>", "<ans>084</ans>"))
 
@@ -98,14 +98,14 @@ def test_the_answer_of_a_reply() -> None:
         ("[" * 100_000, ""),
     ],
 )
-def test_what_was_asked_whatever_the_arguments_are(arguments: str, asked_for: str) -> None:
+def test_what_was_asked_whatever_the_arguments_are(arguments, asked_for):
     call = SimpleNamespace(name="calc", arguments=arguments)
     message = SimpleNamespace(role="assistant", tool_calls=[call])
     trace: Any = SimpleNamespace(branches=[SimpleNamespace(messages=[message])])
     assert asked(trace) == [asked_for]
 
 
-def test_demonstrations_take_four_forms() -> None:
+def test_demonstrations_take_four_forms():
     rows = list(demonstrations(2000, seed=7))
     assert rows == list(demonstrations(2000, seed=7)) != list(demonstrations(2000, seed=8))
     forms: Counter[str] = Counter()
@@ -123,7 +123,7 @@ def test_demonstrations_take_four_forms() -> None:
 
 
 @pytest.mark.nightly
-def test_six_turns_are_five_calls_and_an_answer() -> None:
+def test_six_turns_are_five_calls_and_an_answer():
     def reply(body: Body) -> str | Body:
         told = [message["content"] for message in body["messages"] if message["role"] == "tool"]
         assert body["tools"] == [SCHEMA], "the server offers what demonstrations show"

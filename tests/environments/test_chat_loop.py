@@ -49,30 +49,30 @@ def launched(answers: list[tuple[int, str]], trace: Stops, url: str = "") -> lis
     return seen
 
 
-def test_one_call_is_one_request() -> None:
+def test_one_call_is_one_request():
     (request,) = launched([(200, "{}")], Stops())
     assert request["headers"]["Authorization"] == "Bearer secret"
     messages = [{"role": "system", "content": "be short"}, {"role": "user", "content": "hello"}]
     assert request["body"] == {"model": "policy", "messages": messages}
 
 
-def test_tries_of_one_call_carry_one_key() -> None:
+def test_tries_of_one_call_carry_one_key():
     requests = launched([(503, "busy"), (502, "busy"), (200, "{}")], Stops())
     assert len(requests) == 3
     assert len({request["headers"]["Idempotency-Key"] for request in requests}) == 1
 
 
-def test_the_last_failure_ends_the_rollout() -> None:
+def test_the_last_failure_ends_the_rollout():
     with pytest.raises(HarnessError, match="answered 503: busy"):
         launched([(503, "busy")] * 3, Stops())
 
 
-def test_a_refusal_is_not_tried_again() -> None:
+def test_a_refusal_is_not_tried_again():
     with pytest.raises(HarnessError, match="answered 400: no such model"):
         launched([(400, "no such model")], Stops())
 
 
-def test_a_refusal_beside_connections_to_tool_servers_is_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_beside_connections_to_tool_servers_is_no_group(monkeypatch):
     async def connect(urls: Any, seconds: float, stack: AsyncExitStack) -> Tools:
         await stack.enter_async_context(asyncio.TaskGroup())
         return Tools()
@@ -82,24 +82,24 @@ def test_a_refusal_beside_connections_to_tool_servers_is_no_group(monkeypatch: p
         launched([(400, "no such model")], Stops())
 
 
-def test_a_prompt_that_does_not_fit_truncates() -> None:
+def test_a_prompt_that_does_not_fit_truncates():
     trace = Stops()
     launched([(400, OVERFLOW)], trace)
     assert trace.stop_condition == "max_total_tokens"
 
 
-def test_a_stop_of_the_framework_is_no_failure() -> None:
+def test_a_stop_of_the_framework_is_no_failure():
     trace = Stops()
     trace.stop("max_turns")
     launched([(400, "rollout stopped: max_turns")], trace)
     assert trace.stop_condition == "max_turns"
 
 
-def test_no_endpoint_is_a_failure_of_the_infrastructure() -> None:
+def test_no_endpoint_is_a_failure_of_the_infrastructure():
     with pytest.raises(InterceptionError, match="no answer"):
         launched([], Stops(), url="http://127.0.0.1:9/v1")
 
 
-def test_messages_prompts_are_passed_on() -> None:
+def test_messages_prompts_are_passed_on():
     assert conversation(None, [UserMessage(content="a")]) == [{"role": "user", "content": "a"}]
     assert conversation(None, None) == []

@@ -74,26 +74,26 @@ class NeverFilled(dict[str, Any]):
 
 
 @pytest.mark.nightly
-def test_a_conversation_with_tools(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversation_with_tools(monkeypatch):
     traces = both(monkeypatch, lambda: say)[0]
     assert [trace["ok"] for trace in traces[:-1]] == [True, True] and len(traces[-1]["bodies"]) == 6
 
 
 @pytest.mark.nightly
-def test_a_limit_of_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_limit_of_turns(monkeypatch):
     traces = both(monkeypatch, lambda: say, max_turns=2)[0]
     assert {trace["stop_condition"] for trace in traces[:-1]} == {"max_turns"}
 
 
 @pytest.mark.nightly
-def test_a_refusal_ends_the_rollout_with_the_providers_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refusal_ends_the_rollout_with_the_providers_error(monkeypatch):
     traces = both(monkeypatch, lambda: lambda body: 404)[0]
     assert {trace["errors"][0]["type"] for trace in traces[:-1]} == {"ProviderError"}
     assert {trace["errors"][0]["status_code"] for trace in traces[:-1]} == {404}
 
 
 @pytest.mark.nightly
-def test_a_busy_model_is_asked_again_and_the_turn_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_busy_model_is_asked_again_and_the_turn_is_recorded_once(monkeypatch):
     traces = both(monkeypatch, lambda: Busy(503, 1))[0]
     assert [len(trace["calls"]) for trace in traces[:-1]] == [4, 3] and all(trace["ok"] for trace in traces[:-1])
     assert [call["error"] is None for call in traces[0]["calls"]] == [False, True, True, True]
@@ -109,7 +109,7 @@ class Handled:
         return self.handle
 
 
-def test_a_cancelled_caller_leaves_the_handler_to_the_server() -> None:
+def test_a_cancelled_caller_leaves_the_handler_to_the_server():
     ended = []
 
     async def handle(request: Any) -> None:
@@ -129,7 +129,7 @@ def test_a_cancelled_caller_leaves_the_handler_to_the_server() -> None:
     assert ended == [{"a": 1}]
 
 
-def test_a_handler_that_the_server_ends_is_no_cancellation_of_the_caller() -> None:
+def test_a_handler_that_the_server_ends_is_no_cancellation_of_the_caller():
     async def handle(request: Any) -> None:
         asyncio.current_task().cancel()  # type: ignore[union-attr]
         await asyncio.sleep(1)
@@ -138,7 +138,7 @@ def test_a_handler_that_the_server_ends_is_no_cancellation_of_the_caller() -> No
         asyncio.run(InProcess(Handled(handle)).ask({}, {}))  # type: ignore[arg-type]
 
 
-def test_a_handler_that_fails_answers_as_a_web_server_does() -> None:
+def test_a_handler_that_fails_answers_as_a_web_server_does():
     async def handle(request: Any) -> None:
         raise ValueError("a mistake")
 

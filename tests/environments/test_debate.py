@@ -51,7 +51,7 @@ Answer = Callable[[str, int], str | int]
 # Claims
 
 
-def test_claims_are_seeded_half_of_them_true_and_all_different() -> None:
+def test_claims_are_seeded_half_of_them_true_and_all_different():
     first = list(claims(40, 3, seed=2))
     assert len(set(first)) == 40 and list(claims(60, 3, seed=2))[:40] == first != list(claims(40, 3, seed=3))
     assert [claim.truth for claim in first] == ["affirmative", "negative"] * 20
@@ -59,7 +59,7 @@ def test_claims_are_seeded_half_of_them_true_and_all_different() -> None:
 
 
 @pytest.mark.parametrize(("length", "most"), [(1, 20), (2, 250), (3, 2500)])
-def test_as_many_claims_are_drawn_as_are_promised(length: int, most: int) -> None:
+def test_as_many_claims_are_drawn_as_are_promised(length, most):
     truths = [claim.truth for claim in claims(most, length, seed=0)]
     assert truths == ["affirmative", "negative"] * (most // 2)
     with pytest.raises(ValueError, match=f"there are {10 * 10**length}, and at most {most} of them"):
@@ -71,7 +71,7 @@ def test_as_many_claims_are_drawn_as_are_promised(length: int, most: int) -> Non
     ("statement", "found"),
     [("see 4 7 2", "4 7 2"), ("I see 4 7", "4 7"), ("see 47", None), ("4 7 2", None), ("see 1 see 2", "1"), ("", None)],
 )
-def test_what_a_statement_cites(statement: str, found: str | None) -> None:
+def test_what_a_statement_cites(statement, found):
     assert cited(statement) == found
     assert num_true_citations([statement, "see 4 7 2"], "4 7 2") == 1 + (found == "4 7 2")
 
@@ -137,7 +137,7 @@ def words(member: str, number: int) -> str:
     return "<yes>" if member == "judge" else f"<note>SECRET</note> {member[0]}{number}"
 
 
-def test_by_turns_each_hears_the_other_before_it_speaks() -> None:
+def test_by_turns_each_hears_the_other_before_it_speaks():
     episode, script = played(words, num_rounds=2, private_tag="note")
     assert users(script.asked["affirmative"][-1]) == ["yes: 7 in 4 7 2\n\nsay 1", "negative: n0\n\nsay 2"]
     assert users(script.asked["negative"][-1]) == [
@@ -150,7 +150,7 @@ def test_by_turns_each_hears_the_other_before_it_speaks() -> None:
     }  # fmt: skip
 
 
-def test_at_once_nobody_hears_the_other_before_the_next_round() -> None:
+def test_at_once_nobody_hears_the_other_before_the_next_round():
     episode, script = played(words, num_rounds=2, private_tag="note", schedule="simultaneous")
     assert users(script.asked["affirmative"][-1]) == ["yes: 7 in 4 7 2\n\nsay 1", "negative: n0\n\nsay 2"]
     assert users(script.asked["negative"][-1]) == ["no: 7 in 4 7 2\n\nsay 1", "affirmative: a0\n\nsay 2"]
@@ -159,7 +159,7 @@ def test_at_once_nobody_hears_the_other_before_the_next_round() -> None:
 
 @pytest.mark.parametrize("schedule", ["sequential", "simultaneous"])
 @pytest.mark.essential
-def test_prompts_extend_each_other_and_private_words_stay_with_their_member(schedule: str) -> None:
+def test_prompts_extend_each_other_and_private_words_stay_with_their_member(schedule):
     episode, script = played(words, num_rounds=3, private_tag="note", schedule=schedule)
     for member, requests in script.asked.items():
         for before, after in itertools.pairwise(requests):
@@ -185,9 +185,7 @@ def test_prompts_extend_each_other_and_private_words_stay_with_their_member(sche
         ("<think><no></think><yes>", CLAIM, (1, -1, 0), 1, 1),
     ],
 )
-def test_the_verdict_is_what_an_episode_is_worth(
-    verdict: str, claim: Claim, rewards: tuple[int, ...], given: int, true: int
-) -> None:
+def test_the_verdict_is_what_an_episode_is_worth(verdict, claim, rewards, given, true):
     says = {"affirmative": f"see {claim.listed}", "negative": "see 9 9 9", "judge": verdict}
     traces = by_member(played(lambda member, number: says[member], claim=claim)[0])
     assert tuple(traces[member].reward for member in MEMBERS) == rewards
@@ -199,7 +197,7 @@ def test_the_verdict_is_what_an_episode_is_worth(
 
 
 @pytest.mark.essential
-def test_broken_thoughts_are_flagged_and_the_debate_goes_on() -> None:
+def test_broken_thoughts_are_flagged_and_the_debate_goes_on():
     def answer(member: str, number: int) -> str:
         if (member, number) == ("negative", 1):
             return "n1 <think>SECRET"
@@ -232,7 +230,7 @@ def flagged(trace: vf.Trace) -> list[int]:
 
 
 @pytest.mark.parametrize(("at_once", "schedule"), [(0.0, "sequential"), (1.0, "simultaneous")])
-def test_demonstrations_are_conversations_that_the_environment_has(at_once: float, schedule: str) -> None:
+def test_demonstrations_are_conversations_that_the_environment_has(at_once, schedule):
     rows = list(demonstrations(90, seed=3, at_once=at_once))
     first = next(n for n in range(0, 90, 3) if len(rows[n]["messages"]) == 4)
     told = {member: rows[first + number]["messages"] for number, member in enumerate(MEMBERS)}
@@ -245,7 +243,7 @@ def test_demonstrations_are_conversations_that_the_environment_has(at_once: floa
         assert users(script.asked[member][-1]) == users(told[member])
 
 
-def test_half_of_the_demonstrated_debates_are_of_each_schedule() -> None:
+def test_half_of_the_demonstrated_debates_are_of_each_schedule():
     # Whether the negative has heard the affirmative when it first speaks: the preset's debates are spoken at once.
     openings = [row["messages"][0]["content"] for row in demonstrations(3000, seed=5)][1::3]
     assert all(text.startswith("no: ") for text in openings)
@@ -254,7 +252,7 @@ def test_half_of_the_demonstrated_debates_are_of_each_schedule() -> None:
         next(demonstrations(1, seed=0, at_once=1.5))
 
 
-def test_demonstrations_know_the_forms_and_a_judge_that_goes_by_what_is_cited() -> None:
+def test_demonstrations_know_the_forms_and_a_judge_that_goes_by_what_is_cited():
     """Of one who cites and one who does not, the first wins; two lists win where they agree about the digit."""
     rows = list(demonstrations(900, seed=1))
     assert len(rows) == 900 and list(demonstrations(300, seed=2)) != rows[:300]
@@ -278,7 +276,7 @@ def test_demonstrations_know_the_forms_and_a_judge_that_goes_by_what_is_cited() 
 
 
 @pytest.mark.parametrize("schedule", ["sequential", "simultaneous"])
-def test_a_member_that_fails_ends_the_episode_and_nobody_is_given_a_zero(schedule: str) -> None:
+def test_a_member_that_fails_ends_the_episode_and_nobody_is_given_a_zero(schedule):
     def answer(member: str, number: int) -> str | int:
         return 400 if (member, number) == ("negative", 1) else words(member, number)
 
@@ -301,7 +299,7 @@ class Partial(DebateEnv):
         return {"members": [{"member": "affirmative", "reward": 0.5}], "metrics": {"slots": float(state.num_slots)}}
 
 
-def test_a_partial_score_stands_and_the_rest_is_not_scored() -> None:
+def test_a_partial_score_stands_and_the_rest_is_not_scored():
     episode, _ = played(
         lambda member, number: 400 if member == "negative" else "hi",
         Partial(config_of(num_rounds=2)),  # type: ignore[arg-type]
@@ -330,7 +328,7 @@ class Buggy(DebateEnv):
     ("environment", "told"),
     [(Incomplete, r"ScoreError: .*no reward for \['judge'\]"), (Buggy, "KeyError: 'no such key'")],
 )
-def test_a_score_that_fails_is_the_failure_of_its_episode(environment: type[DebateEnv], told: str) -> None:
+def test_a_score_that_fails_is_the_failure_of_its_episode(environment, told):
     episode, _ = played(lambda member, number: "hi", environment(config_of()))  # type: ignore[arg-type]
     assert not episode.ok and [error.type for error in episode.errors] == ["EnvError"]
     assert re.search(told, episode.errors[0].message)
@@ -348,7 +346,7 @@ class Refusing(DebateEnv):
         return {"metrics": {"slots": float(state.num_slots)}}
 
 
-def test_a_hook_that_refuses_a_slot_fails_the_episode_as_it_was_before_the_slot() -> None:
+def test_a_hook_that_refuses_a_slot_fails_the_episode_as_it_was_before_the_slot():
     episode, script = played(words, Refusing(config_of()))  # type: ignore[arg-type]
     traces = by_member(episode)
     assert [len(script.asked[member]) for member in MEMBERS] == [1, 1, 0] and not episode.ok
@@ -364,14 +362,14 @@ class Stumbling(Partial):
         raise KeyError("no such turn")
 
 
-def test_a_fault_of_the_program_is_raised_and_nothing_is_scored_for_it() -> None:
+def test_a_fault_of_the_program_is_raised_and_nothing_is_scored_for_it():
     episode, _ = played(words, Stumbling(config_of()))  # type: ignore[arg-type]
     assert not episode.ok and [error.type for error in episode.errors] == ["EnvError"]
     assert "KeyError: 'no such turn'" in episode.errors[0].message
     assert all(trace.rewards == {} and not trace.ok for trace in episode.traces)
 
 
-def test_a_failing_episode_leaves_those_beside_it_alone() -> None:
+def test_a_failing_episode_leaves_those_beside_it_alone():
     env = load_environment(config_of())
     broken, _ = played(lambda member, number: 400, env)
     whole, _ = played(words, env, private_tag="note")
@@ -381,7 +379,7 @@ def test_a_failing_episode_leaves_those_beside_it_alone() -> None:
 # Seats
 
 
-def test_the_learner_is_pinned_or_drawn_by_example() -> None:
+def test_the_learner_is_pinned_or_drawn_by_example():
     for pinned in ("affirmative", "negative"):
         traces = by_member(played(words, learner_seat=pinned, private_tag="note")[0])
         assert {trace.info["learner_seat"] for trace in traces.values()} == {pinned}
@@ -390,14 +388,14 @@ def test_the_learner_is_pinned_or_drawn_by_example() -> None:
     assert {trace.info["learner_seat"] for trace in failed.traces} == {"negative"}
 
 
-def test_drawn_by_example_both_seats_get_their_share() -> None:
+def test_drawn_by_example_both_seats_get_their_share():
     drawn = [learner("alternate", MEMBERS[:2], f"{claim.digit} in {claim.listed}") for claim in claims(200, 3, seed=0)]
     assert 70 < drawn.count("affirmative") < 130 and set(drawn) == set(MEMBERS[:2])
     assert [learner("alternate", MEMBERS[:2], "x")] * 3 == [learner("alternate", MEMBERS[:2], "x") for _ in range(3)]
     assert learner("", MEMBERS[:2], "x") is None
 
 
-def test_images_are_refused() -> None:
+def test_images_are_refused():
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
     content = [{"type": "text", "text": "a"}, picture]
     shown = vf.TaskData.model_validate({"idx": 4, "prompt": [{"role": "user", "content": content}]})
@@ -407,7 +405,7 @@ def test_images_are_refused() -> None:
         require_text(vf.TaskData.model_validate({"prompt": fine}))
 
 
-def test_an_episode_that_would_show_an_image_fails_before_anyone_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_episode_that_would_show_an_image_fails_before_anyone_is_asked(monkeypatch):
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
     shown = vf.TaskData.model_validate({"prompt": [{"role": "user", "content": [picture]}]}).prompt
     data = data_of(CLAIM).model_copy(update={"prompt": shown})
@@ -421,7 +419,7 @@ def test_an_episode_that_would_show_an_image_fails_before_anyone_is_asked(monkey
     ("settings", "told"),
     [({"learner_seat": "judge"}, "learner_seat = 'judge'"), ({"private_tag": "think"}, "private tag 'think'")],
 )
-def test_settings_that_cannot_be_played_are_refused(settings: dict[str, str], told: str) -> None:
+def test_settings_that_cannot_be_played_are_refused(settings, told):
     with pytest.raises(ArenaError, match=told):
         load_environment(config_of(**settings))
 
@@ -432,12 +430,12 @@ Rows = tuple[list[dict[str, Any]], list[dict[str, Any]]]
 
 
 @pytest.fixture(scope="module")
-def model(models: dict[str, Path]) -> Path:
+def model(models):
     return models["a"]
 
 
 @pytest.fixture(scope="module")
-def engine(model: Path, small_engine: Engine) -> Engine:
+def engine(model, small_engine):
     small_engine.serve("policy-of-debates", model)
     return small_engine
 
@@ -511,9 +509,7 @@ def check_whole(each: dict[str, dict[str, Any]], messages: list[dict[str, Any]])
         assert all(message["token_ids"] for message in own)
 
 
-def test_by_turns_each_member_has_a_trace_whose_tokens_go_on_from_turn_to_turn(
-    engine: Engine, model: Path, tmp_path: Path
-) -> None:
+def test_by_turns_each_member_has_a_trace_whose_tokens_go_on_from_turn_to_turn(engine, model, tmp_path):
     traces, messages = sampled(engine, model, tmp_path, num_rounds=2, learner_seat="alternate")
     found = episodes_of(traces)
     assert len(found) == 4 and all(len({row["assignment_id"] for row in each.values()}) == 1 for each in found)
@@ -522,7 +518,7 @@ def test_by_turns_each_member_has_a_trace_whose_tokens_go_on_from_turn_to_turn(
 
 
 @pytest.mark.nightly
-def test_so_they_do_at_once(engine: Engine, model: Path) -> None:
+def test_so_they_do_at_once(engine, model):
     settings: dict[str, Any] = {"num_rounds": 2, "schedule": "simultaneous", "learner_seat": "negative"}
     traces, messages = sampled_here(engine, model, 2, **settings)
     for each in episodes_of(traces):
@@ -540,7 +536,7 @@ def cached(messages: list[dict[str, Any]]) -> int:
 
 
 @pytest.mark.nightly
-def test_the_engine_finds_a_members_last_turn_in_its_cache_and_nobody_elses(model: Path, tmp_path: Path) -> None:
+def test_the_engine_finds_a_members_last_turn_in_its_cache_and_nobody_elses(model, tmp_path):
     with engine_of(model, tmp_path / "engine.json", metrics=True) as engine:
         counted = EngineMetrics([ServedModel(engine.url, KEY)])
         with counted.measure():
@@ -556,7 +552,7 @@ def test_the_engine_finds_a_members_last_turn_in_its_cache_and_nobody_elses(mode
 
 
 @pytest.mark.nightly
-def test_a_conversation_that_no_longer_fits_is_cut_and_no_error(engine: Engine, model: Path) -> None:
+def test_a_conversation_that_no_longer_fits_is_cut_and_no_error(engine, model):
     (each,) = episodes_of(sampled_here(engine, model, 1, num_rounds=12, schedule="simultaneous")[0])
     assert {json.loads(row["info"])["stop"] for row in each.values()} == {"prompt_too_long"}
     debaters = [each["affirmative"], each["negative"]]
@@ -567,7 +563,7 @@ def test_a_conversation_that_no_longer_fits_is_cut_and_no_error(engine: Engine, 
 
 
 @pytest.mark.essential
-def test_a_member_without_a_model_leaves_rows_with_errors_and_no_zeros(engine: Engine, model: Path) -> None:
+def test_a_member_without_a_model_leaves_rows_with_errors_and_no_zeros(engine, model):
     nowhere = {"type": "eval", "base_url": "http://127.0.0.1:9/v1", "api_key_var": "NO_SUCH_KEY"}
     (each,) = episodes_of(sampled_here(engine, model, 1, negative={"client": nowhere, "model": "gone"})[0])
     assert [each[member]["error_class"] for member in MEMBERS] == ["incomplete", "infrastructure", "incomplete"]

@@ -2,7 +2,6 @@
 
 import json
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +28,7 @@ COMMANDS: dict[str, tuple[list[str], tuple[Any, ...], dict[str, Any], tuple[Any,
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_command_writes_rows_and_words(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_writes_rows_and_words(name, tmp_path, monkeypatch):
     options, arguments, settings, of_words = COMMANDS[name]
     module = import_module(f"{name}.demonstrations")
     rows, texts = tmp_path / "rows.jsonl", tmp_path / "words.json"

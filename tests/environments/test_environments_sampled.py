@@ -74,7 +74,7 @@ def sampled_preset(
 
 
 @pytest.fixture(scope="module")
-def policy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Path]]:
+def policy(tmp_path_factory):
     """An engine that serves a model that knows what replies look like in both games."""
     games = poker.demonstrations(ROWS, seed=1, unreadable=0.05)
     problems = sums.demonstrations(ROWS, seed=1, largest=LARGEST)
@@ -105,13 +105,13 @@ def playing(preset: str, served: tuple[Engine, Path], directory: Path, *settings
 
 
 @pytest.fixture(scope="module")
-def poker_played(policy: tuple[Engine, Path], tmp_path_factory: pytest.TempPathFactory) -> Played:
+def poker_played(policy, tmp_path_factory):
     """Eighteen games of poker."""
     return playing("kuhn_poker", policy, tmp_path_factory.mktemp("poker"), UNREAD)
 
 
 @pytest.fixture(scope="module")
-def sums_played(policy: tuple[Engine, Path], tmp_path_factory: pytest.TempPathFactory) -> Played:
+def sums_played(policy, tmp_path_factory):
     """Eighteen proposals and their solvers."""
     return playing("proposer_solver", policy, tmp_path_factory.mktemp("sums"))
 
@@ -135,7 +135,7 @@ def check_whole(played: Played) -> None:
     assert packed
 
 
-def test_games_of_poker_are_two_traces_whose_chips_add_up_to_zero(poker_played: Played) -> None:
+def test_games_of_poker_are_two_traces_whose_chips_add_up_to_zero(poker_played):
     check_whole(poker_played)
     episodes = by_episode(poker_played)
     assert len(episodes) == GROUPS * SIZE
@@ -146,7 +146,7 @@ def test_games_of_poker_are_two_traces_whose_chips_add_up_to_zero(poker_played: 
     assert len({row["reward"] for row in poker_played.rows("traces")}) > 2, "no game differs"
 
 
-def test_flagged_replies_of_poker_are_those_that_name_no_move_and_are_not_trained(poker_played: Played) -> None:
+def test_flagged_replies_of_poker_are_those_that_name_no_move_and_are_not_trained(poker_played):
     messages = {(row["trace_id"], row["message"]): row for row in poker_played.rows("messages")}
     read, moves = Counter[bool](), Counter[str]()
     for trace in poker_played.rows("traces"):
@@ -168,7 +168,7 @@ def test_flagged_replies_of_poker_are_those_that_name_no_move_and_are_not_traine
         assert credit["rl_weights"] == [float(own) for own in mask]
 
 
-def test_rae_has_a_baseline_for_each_seat_of_each_deal(poker_played: Played) -> None:
+def test_rae_has_a_baseline_for_each_seat_of_each_deal(poker_played):
     decay = poker_played.config.algorithm.decay  # type: ignore[union-attr]
     kept = {row["trace_id"] for row in poker_played.rows("verdicts") if row["keep"]}
     advantages = {row["trace_id"]: row["advantage"] for row in poker_played.rows("samples")}
@@ -185,7 +185,7 @@ def test_rae_has_a_baseline_for_each_seat_of_each_deal(poker_played: Played) -> 
     }
 
 
-def test_a_proposal_is_tried_by_solvers_who_answer_apart(sums_played: Played) -> None:
+def test_a_proposal_is_tried_by_solvers_who_answer_apart(sums_played):
     check_whole(sums_played)
     replies: dict[str, list[str]] = defaultdict(list)
     for row in sums_played.rows("messages"):
@@ -205,7 +205,7 @@ def test_a_proposal_is_tried_by_solvers_who_answer_apart(sums_played: Played) ->
     assert {row["reward"] for row in sums_played.rows("traces") if row["agent"] == "solver"} == {0, 1}
 
 
-def test_advantages_add_up_to_zero_over_solvers_of_a_problem_and_proposals_of_a_group(sums_played: Played) -> None:
+def test_advantages_add_up_to_zero_over_solvers_of_a_problem_and_proposals_of_a_group(sums_played):
     traces = {row["trace_id"]: row for row in sums_played.rows("traces")}
     compared: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
     for credit in sums_played.rows("samples"):
@@ -220,7 +220,7 @@ def test_advantages_add_up_to_zero_over_solvers_of_a_problem_and_proposals_of_a_
 
 
 @pytest.fixture(scope="module")
-def tool_policy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, Path]]:
+def tool_policy(tmp_path_factory):
     """An engine that serves a model that knows what replies look like in all three."""
     words = [*calc_words(), *walk_words(TOPICS), *names.words(26)]
     lists = names.demonstrations(ROWS // 2, seed=1, min_words=1, max_words=2, num_names=26)
@@ -271,7 +271,7 @@ def results(messages: list[Row]) -> list[str]:
     return [row["content"] for row in messages if row["role"] == "tool"]
 
 
-def test_a_calculation_is_calls_results_and_an_answer(tool_policy: tuple[Engine, Path], tmp_path: Path) -> None:
+def test_a_calculation_is_calls_results_and_an_answer(tool_policy, tmp_path):
     found = talks("calc_tools", tool_policy, tmp_path)
     num_results = 0
     for trace, messages, task in found:
@@ -285,7 +285,7 @@ def test_a_calculation_is_calls_results_and_an_answer(tool_policy: tuple[Engine,
     assert num_results > 0, "the model has not called the tool once"
 
 
-def test_a_walk_leads_from_page_to_page(tool_policy: tuple[Engine, Path], tmp_path: Path) -> None:
+def test_a_walk_leads_from_page_to_page(tool_policy, tmp_path):
     found = talks("wikispeedia", tool_policy, tmp_path)
     num_moves = 0
     for trace, messages, task in found:
@@ -301,7 +301,7 @@ def test_a_walk_leads_from_page_to_page(tool_policy: tuple[Engine, Path], tmp_pa
     assert num_moves > 0, "the model has not followed one link"
 
 
-def test_a_list_is_sorted_in_turns(tool_policy: tuple[Engine, Path], tmp_path: Path) -> None:
+def test_a_list_is_sorted_in_turns(tool_policy, tmp_path):
     from sample_alphabet_sort.lists import asked, score
 
     found = talks("alphabet_sort", tool_policy, tmp_path)

@@ -33,7 +33,7 @@ def ask(program: str, place: Path, **variables: str) -> subprocess.CompletedProc
     return subprocess.run(argv, env=given, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_a_dataset_is_downloaded_once_and_then_read_from_the_cache(tmp_path: Path) -> None:
+def test_a_dataset_is_downloaded_once_and_then_read_from_the_cache(tmp_path):
     data = tmp_path / "hub/datasets/some/sums"
     data.mkdir(parents=True)
     (data / "train.jsonl").write_text("\n".join(map(json.dumps, ROWS)), encoding="utf-8")
@@ -45,7 +45,7 @@ def test_a_dataset_is_downloaded_once_and_then_read_from_the_cache(tmp_path: Pat
     assert again.stdout == first.stdout, again.stderr
 
 
-def test_a_model_is_fetched_while_a_run_is_prepared_and_one_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_model_is_fetched_while_a_run_is_prepared_and_one_that_is_not_there_is_refused(tmp_path):
     model = tmp_path / "hub/models/some/model"
     model.mkdir(parents=True)
     for name in ("config.json", "tokenizer.json", "model.safetensors", "training.log"):

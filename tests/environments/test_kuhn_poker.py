@@ -28,7 +28,7 @@ DEALS = [(cards, first) for cards in deals() for first in (0, 1)]
 
 
 @pytest.mark.parametrize("cards", list(deals()))
-def test_every_ending_of_every_deal_pays_what_the_rules_say(cards: tuple[str, str]) -> None:
+def test_every_ending_of_every_deal_pays_what_the_rules_say(cards):
     sign = 1 if cards in FIRST_WINS else -1
     assert {ending: chips(cards, ending) for ending in endings()} == {
         **{ending: sign * stake for ending, stake in HIGHER_WINS.items()},
@@ -36,18 +36,18 @@ def test_every_ending_of_every_deal_pays_what_the_rules_say(cards: tuple[str, st
     }
 
 
-def test_there_are_thirty_endings() -> None:
+def test_there_are_thirty_endings():
     assert len(list(deals())) * len(endings()) == 30
 
 
 @given(st.permutations(CARDS), st.sampled_from(endings()))
-def test_what_the_cards_swapped_win_at_a_showdown_is_what_was_lost(order: list[str], ending: History) -> None:
+def test_what_the_cards_swapped_win_at_a_showdown_is_what_was_lost(order, ending):
     cards = order[0], order[1]
     swapped = cards[1], cards[0]
     assert chips(cards, ending) == (chips(swapped, ending) if ending in FOLDED else -chips(swapped, ending)) != 0
 
 
-def test_moves_out_of_turn_are_refused() -> None:
+def test_moves_out_of_turn_are_refused():
     for history, move in [((), "call"), (("bet",), "check"), (("check", "check"), "bet"), (("bet", "fold"), "call")]:
         with pytest.raises(IllegalMove, match=f"move '{move}'"):
             after(history, move)
@@ -58,12 +58,12 @@ def test_moves_out_of_turn_are_refused() -> None:
 
 
 @pytest.mark.parametrize("bluff", [Fraction(0), Fraction(1, 7), Fraction(1, 3)])
-def test_the_known_equilibria_are_worth_a_chip_in_eighteen_games_to_the_second_player(bluff: Fraction) -> None:
+def test_the_known_equilibria_are_worth_a_chip_in_eighteen_games_to_the_second_player(bluff):
     pair = equilibrium(bluff)
     assert (value(*pair), nash_conv(*pair)) == (Fraction(-1, 18), 0)
 
 
-def test_what_is_no_equilibrium_can_be_exploited() -> None:
+def test_what_is_no_equilibrium_can_be_exploited():
     assert nash_conv(*equilibrium(Fraction(1, 3) + Fraction(1, 100))) > 0
     even = [{(card, history): Fraction(1, 2) for card in CARDS for history in TURNS[player]} for player in (0, 1)]
     assert (value(*even), nash_conv(*even)) == (Fraction(1, 8), Fraction(11, 12))
@@ -85,11 +85,11 @@ def test_what_is_no_equilibrium_can_be_exploited() -> None:
         ("", None),
     ],
 )
-def test_a_reply_is_a_tag_or_a_word_or_nothing(reply: str, move: str | None) -> None:
+def test_a_reply_is_a_tag_or_a_word_or_nothing(reply, move):
     assert move_of(reply, ("check", "bet")) == move
 
 
-def test_introspection_are_there_where_the_seat_had_the_choice() -> None:
+def test_introspection_are_there_where_the_seat_had_the_choice():
     assert facts("J", [((), "bet")]) == {"bets_with_j": 1, "dominated_moves": 0}
     assert facts("J", [((), "check"), (("check", "bet"), "call")]) == {
         "bets_with_j": 0,
@@ -100,7 +100,7 @@ def test_introspection_are_there_where_the_seat_had_the_choice() -> None:
     assert facts("Q", [(("bet",), "fold")]) == {"calls_with_q": 0, "dominated_moves": 0}
 
 
-def test_deals_have_stable_names() -> None:
+def test_deals_have_stable_names():
     tasks = list(KuhnPokerTaskset(KuhnPokerConfig(id="sample_kuhn_poker")).load())
     assert [task.key for task in tasks] == [f"{a}{b}-{first}" for (a, b), first in DEALS]
     assert {task.data.system_prompt for task in tasks} == {None}
@@ -121,12 +121,12 @@ class Games:
 
 
 @pytest.fixture(scope="module")
-def games() -> Games:
+def games():
     """The sixty games, played once."""
     return Games()
 
 
-def test_chips_are_paid_once_to_both_seats_and_add_up_to_zero(games: Games) -> None:
+def test_chips_are_paid_once_to_both_seats_and_add_up_to_zero(games):
     assert len(games.episodes) == len(games.plan) == 60
     for episode, (cards, first, ending) in zip(games.episodes, games.plan, strict=True):
         assert episode.ok and not episode.errors
@@ -146,7 +146,7 @@ def test_chips_are_paid_once_to_both_seats_and_add_up_to_zero(games: Games) -> N
             assert trace.agent.trainable
 
 
-def test_no_seat_is_told_the_card_of_the_other(games: Games) -> None:
+def test_no_seat_is_told_the_card_of_the_other(games):
     told: Counter[str] = Counter()
     requests = iter(games.bodies)
     for cards, first, ending in games.plan:
@@ -163,19 +163,19 @@ def test_no_seat_is_told_the_card_of_the_other(games: Games) -> None:
     assert len(told) == 12, "as many as the game has information sets: three cards at four histories"
 
 
-def test_a_seats_task_holds_its_own_card_alone(games: Games) -> None:
+def test_a_seats_task_holds_its_own_card_alone(games):
     for episode, (cards, _, _) in zip(games.episodes, games.plan, strict=True):
         for trace in episode.traces:
             own = cards[SEATS.index(trace.agent.name)]
             assert trace.task.data.cards == {trace.agent.name: own}
 
 
-def test_the_seats_of_a_game_do_not_sample_with_one_seed(games: Games) -> None:
+def test_the_seats_of_a_game_do_not_sample_with_one_seed(games):
     assert {body["model"]: body["seed"] for body in games.bodies} == {"player_0": SEED, "player_1": SEED + 1}
     assert len({(body["model"], body["seed"]) for body in games.bodies}) == 2
 
 
-def test_what_cannot_be_read_is_flagged_and_played_as_the_passive_move() -> None:
+def test_what_cannot_be_read_is_flagged_and_played_as_the_passive_move():
     replies = cycle(["check", "bet", "what?"])
     settings = {"id": "sample_kuhn_poker", "unreadable": "passive"}
     episodes, _ = played(settings, SEATS, lambda body: next(replies), lambda task: task.key == "KJ-0")
@@ -200,9 +200,7 @@ def test_what_cannot_be_read_is_flagged_and_played_as_the_passive_move() -> None
     ],
 )
 @pytest.mark.parametrize("deal", ["KJ-0", "JK-0"])
-def test_the_first_who_cannot_be_read_loses_a_chip_whatever_the_cards(
-    said: list[str], moves: list[list[str]], loser: int, deal: str
-) -> None:
+def test_the_first_who_cannot_be_read_loses_a_chip_whatever_the_cards(said, moves, loser, deal):
     replies = iter(said)
     episodes, bodies = played(
         {"id": "sample_kuhn_poker"}, SEATS, lambda body: next(replies), lambda task: task.key == deal
@@ -215,7 +213,7 @@ def test_the_first_who_cannot_be_read_loses_a_chip_whatever_the_cards(
     assert not any("parse_errors" in trace.info for trace in episodes[0].traces)
 
 
-def test_a_seat_that_failed_leaves_both_unscored() -> None:
+def test_a_seat_that_failed_leaves_both_unscored():
     replies = cycle(["check", 400])
     episodes, _ = played(
         {"id": "sample_kuhn_poker"}, SEATS, lambda body: next(replies), lambda task: task.key == "KJ-0"
@@ -229,7 +227,7 @@ def test_a_seat_that_failed_leaves_both_unscored() -> None:
         )
 
 
-def test_a_limit_too_small_for_the_game_is_an_error() -> None:
+def test_a_limit_too_small_for_the_game_is_an_error():
     replies = cycle(["check", "bet"])
     settings: Any = {"max_turns": 1}
     episodes, _ = played(
@@ -239,7 +237,7 @@ def test_a_limit_too_small_for_the_game_is_an_error() -> None:
     assert not any(trace.rewards for trace in episodes[0].traces)
 
 
-def test_demonstrations_are_games_of_weak_players() -> None:
+def test_demonstrations_are_games_of_weak_players():
     rows = list(demonstrations(6000, seed=3))
     assert rows == list(demonstrations(6000, seed=3)) != list(demonstrations(6000, seed=4))
     said: dict[str, Counter[str]] = {}
@@ -257,7 +255,7 @@ def test_demonstrations_are_games_of_weak_players() -> None:
             assert (counts["bet"] + counts["call"]) / counts.total() == pytest.approx(chance, abs=0.08)
 
 
-def test_demonstrations_may_hold_replies_that_name_no_move() -> None:
+def test_demonstrations_may_hold_replies_that_name_no_move():
     mute = list(demonstrations(200, seed=3, unreadable=0.5))
     unread = sum(each["content"] in CARDS for row in mute for each in row["messages"])
     assert 80 < unread < 160
@@ -267,7 +265,7 @@ def test_demonstrations_may_hold_replies_that_name_no_move() -> None:
 
 
 @given(st.lists(st.integers(0, 1), min_size=3, max_size=3))
-def test_any_choices_end_a_game(choices: list[int]) -> None:
+def test_any_choices_end_a_game(choices):
     history: History = ()
     for choice in choices:
         if not is_over(history):

@@ -37,7 +37,7 @@ def pixels(url: str) -> np.ndarray:
 
 
 @given(st.integers(0, 2**32))
-def test_a_picture_has_as_many_squares_as_it_says(seed: int) -> None:
+def test_a_picture_has_as_many_squares_as_it_says(seed):
     for picture in pictures(4, seed):
         shown = pixels(picture.url)
         assert shown.shape == (SIDE * CELL, SIDE * CELL, 3)
@@ -50,11 +50,11 @@ def test_a_picture_has_as_many_squares_as_it_says(seed: int) -> None:
             assert side == columns.max() - columns.min() + 1 and len(rows) == side**2, "a square, and whole"
 
 
-def test_who_does_not_look_is_right_one_time_in_four() -> None:
+def test_who_does_not_look_is_right_one_time_in_four():
     assert Counter(picture.count for picture in pictures(400, 3)) == dict.fromkeys(COUNTS, 100)
 
 
-def test_shuffled_numbers_are_the_same_numbers_of_other_pictures() -> None:
+def test_shuffled_numbers_are_the_same_numbers_of_other_pictures():
     found = list(pictures(400, 3))
     mixed = shuffled(found, 3)
     assert Counter(each.count for each in mixed) == Counter(each.count for each in found)
@@ -63,12 +63,12 @@ def test_shuffled_numbers_are_the_same_numbers_of_other_pictures() -> None:
     assert 60 < right < 140
 
 
-def test_rewards_by_hand() -> None:
+def test_rewards_by_hand():
     assert is_right("3", 3) and is_right(" 3\n", 3)
     assert not any(is_right(reply, 3) for reply in ("", "4", "33", "3 squares", "three"))
 
 
-def test_demonstrations_show_a_picture_and_are_right_as_often_as_asked() -> None:
+def test_demonstrations_show_a_picture_and_are_right_as_often_as_asked():
     rows, seen = list(demonstrations(400, seed=1, right=0.5)), list(pictures(400, 1_000_004))
     for row, picture in zip(rows, seen, strict=True):
         shown, asked = row["prompt"][0]["content"]
@@ -79,7 +79,7 @@ def test_demonstrations_show_a_picture_and_are_right_as_often_as_asked() -> None
         list(demonstrations(1, seed=1, right=2))
 
 
-def test_tasks_name_their_pictures_once() -> None:
+def test_tasks_name_their_pictures_once():
     from sample_looking.taskset import LookingConfig, LookingTaskset
 
     tasks = list(LookingTaskset(LookingConfig(num_examples=8)).load())
@@ -92,7 +92,7 @@ def test_tasks_name_their_pictures_once() -> None:
     assert [message.content[0].image_url.url for message in asked] == [each.url for each in pictures(6, 0)]
 
 
-def test_a_name_says_nothing_of_its_picture() -> None:
+def test_a_name_says_nothing_of_its_picture():
     from sample_looking.taskset import LookingConfig, LookingTaskset
 
     named = list(LookingTaskset(LookingConfig(num_examples=4, tool=True)).load())
@@ -103,7 +103,7 @@ def test_a_name_says_nothing_of_its_picture() -> None:
         picture_names(20_000, 0)
 
 
-def test_the_model_looks_with_a_tool_and_each_turn_of_the_user_counts() -> None:
+def test_the_model_looks_with_a_tool_and_each_turn_of_the_user_counts():
     """The tool server is real, and a function stands in for the model."""
 
     def looking(body: dict[str, Any]) -> Any:
@@ -126,7 +126,7 @@ def test_the_model_looks_with_a_tool_and_each_turn_of_the_user_counts() -> None:
     assert roles == ["user", "assistant", "tool", "assistant", "user", "assistant", "tool"]
 
 
-def test_demonstrations_of_the_tool_call_it_by_the_picture_s_name() -> None:
+def test_demonstrations_of_the_tool_call_it_by_the_picture_s_name():
     for row, picture in zip(tool_demonstrations(8, seed=1, right=1.0), pictures(8, 1_000_004), strict=True):
         asked, call, shown, said = row["messages"]
         name = json.loads(call["tool_calls"][0]["function"]["arguments"])["name"]

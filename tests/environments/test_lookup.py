@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,11 +17,11 @@ pytestmark = pytest.mark.engine
 CHAIN = Chain(("abc", "xyz"), "42")
 
 
-def test_a_chain_leads_from_name_to_name_to_its_value() -> None:
+def test_a_chain_leads_from_name_to_name_to_its_value():
     assert CHAIN.entries == {"abc": "see xyz", "xyz": "is 42"}
 
 
-def test_chains_are_seeded_apart_from_each_other_and_stable_as_they_grow() -> None:
+def test_chains_are_seeded_apart_from_each_other_and_stable_as_they_grow():
     first = list(chains(50, 2, 3, 2, seed=4))
     names = [name for chain in first for name in chain.names]
     assert len(set(names)) == len(names) == 100 and all(len(chain.value) == 2 for chain in first)
@@ -31,7 +30,7 @@ def test_chains_are_seeded_apart_from_each_other_and_stable_as_they_grow() -> No
     assert len(store(first)) == 100
 
 
-def test_more_chains_than_there_are_names_is_an_error() -> None:
+def test_more_chains_than_there_are_names_is_an_error():
     with pytest.raises(ValueError, match="there are 26 names"):
         list(chains(7, 2, 1, 2, seed=0))
     assert len(list(chains(6, 2, 1, 2, seed=0))) == 6
@@ -47,7 +46,7 @@ def test_more_chains_than_there_are_names_is_an_error() -> None:
         ("<ans>42", False, False),
     ],
 )
-def test_the_answer_of_a_reply(reply: str, is_answer: bool, right: bool) -> None:
+def test_the_answer_of_a_reply(reply, is_answer, right):
     assert (answered(reply), is_right(reply, "42")) == (is_answer, right)
 
 
@@ -61,11 +60,11 @@ def test_the_answer_of_a_reply(reply: str, is_answer: bool, right: bool) -> None
         (["is 42"], 0),  # a name that was guessed
     ],
 )
-def test_progress_counts_entries_from_the_first_name(results: list[str], num_found: int) -> None:
+def test_progress_counts_entries_from_the_first_name(results, num_found):
     assert reached(results, CHAIN.names, CHAIN.value) == num_found
 
 
-def test_demonstrations_take_four_forms() -> None:
+def test_demonstrations_take_four_forms():
     rows = list(demonstrations(2000, seed=7))
     assert rows == list(demonstrations(2000, seed=7)) != list(demonstrations(2000, seed=8))
     forms: Counter[str] = Counter()
@@ -82,7 +81,7 @@ def test_demonstrations_take_four_forms() -> None:
         next(demonstrations(1, seed=0, right=0.9, reminded=0.2))
 
 
-def test_words_keep_a_conversation_short(tmp_path: Path) -> None:
+def test_words_keep_a_conversation_short(tmp_path):
     from tasks.inference.trace_rows.demonstrations import demonstration_renderer
     from tasks.learner.tiny import tiny_qwen3
 
@@ -136,7 +135,7 @@ def call(number: int, name: str, arguments: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def served() -> Served:
+def served():
     """A conversation of calls right and wrong, ended by a reply without one."""
     name = next(chains(3, 2, 3, 2, seed=0)).names[0]
     calls = [("lookup", json.dumps({"name": name})), ("lookup", '{"name": "?"}'), ("find", "{}"), ("lookup", "{")]
@@ -145,11 +144,11 @@ def served() -> Served:
     return Served([*replies, {"role": "assistant", "content": tagged("1")}])
 
 
-def test_the_model_is_offered_the_tool_that_demonstrations_show(served: Served) -> None:
+def test_the_model_is_offered_the_tool_that_demonstrations_show(served):
     assert all(body["tools"] == [SCHEMA] for body in served.bodies)
 
 
-def test_calls_are_answered_until_a_reply_has_none(served: Served) -> None:
+def test_calls_are_answered_until_a_reply_has_none(served):
     assert len(served.bodies) == 9
     first, *_, last = (body["messages"] for body in served.bodies)
     assert first == [{"role": "user", "content": prompt(served.chain.names[0])}]
@@ -174,6 +173,6 @@ def test_calls_are_answered_until_a_reply_has_none(served: Served) -> None:
     assert all(result.startswith("error: the arguments are not JSON") for result in results[6:])
 
 
-def test_demonstrated_calls_are_what_the_tool_answers(served: Served) -> None:
+def test_demonstrated_calls_are_what_the_tool_answers(served):
     (_, result) = called(served.chain, 1)
     assert served.bodies[-1]["messages"][2]["content"] == result["content"]

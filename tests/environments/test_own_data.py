@@ -41,7 +41,7 @@ def tasks(**settings: Any) -> list[OwnDataTask]:
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
-def test_rows_of_a_file_become_tasks(tmp_path: Path, name: str) -> None:
+def test_rows_of_a_file_become_tasks(tmp_path, name):
     rows = [{"q": "2+2?", "a": 4, "n": "x"}, {"q": "3+3?", "a": 6, "n": "y"}]
     settings = {"path": written(tmp_path / name, rows), "prompt_column": "q", "answer_column": "a"}
     first, second = tasks(**settings, id_column="n", system="Be short.")
@@ -51,13 +51,13 @@ def test_rows_of_a_file_become_tasks(tmp_path: Path, name: str) -> None:
     assert first.data.system_prompt and tasks(**settings)[0].data.system_prompt is None
 
 
-def test_both_kinds_of_file_give_the_same_keys(tmp_path: Path) -> None:
+def test_both_kinds_of_file_give_the_same_keys(tmp_path):
     keys = [[task.key for task in tasks(path=written(tmp_path / f"rows{end}", ROWS))] for end in (".jsonl", ".parquet")]
     assert keys[0] == keys[1] and len(set(keys[0])) == 2
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
-def test_a_prompt_may_be_messages(tmp_path: Path, name: str) -> None:
+def test_a_prompt_may_be_messages(tmp_path, name):
     messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "2+2?"}]
     (task,) = tasks(path=written(tmp_path / name, [{"prompt": messages, "answer": "4"}]))
     assert [(message.role, message.content) for message in task.data.prompt or []] == [  # type: ignore[union-attr]
@@ -66,7 +66,7 @@ def test_a_prompt_may_be_messages(tmp_path: Path, name: str) -> None:
     ]
 
 
-def test_another_answer_is_another_example(tmp_path: Path) -> None:
+def test_another_answer_is_another_example(tmp_path):
     keys = []
     for answer in ("4", "5"):
         path = written(tmp_path / "rows.jsonl", [{"prompt": "2+2?", "answer": answer, "id": "one"}])
@@ -74,7 +74,7 @@ def test_another_answer_is_another_example(tmp_path: Path) -> None:
     assert len(set(keys)) == 2 and all(key.startswith("one-") for key in keys)
 
 
-def test_files_of_other_editors_are_read_like_any(tmp_path: Path) -> None:
+def test_files_of_other_editors_are_read_like_any(tmp_path):
     text = "".join(json.dumps({**row, "more": {"of": [1, None, "\U0001f600"]}}) + "\r\n\r\n" for row in ROWS)
     (tmp_path / "theirs.jsonl").write_bytes(b"\xef\xbb\xbf" + text.encode())
     (tmp_path / "ours.jsonl").write_text(text.replace("\r\n\r\n", "\n"), newline="")
@@ -82,7 +82,7 @@ def test_files_of_other_editors_are_read_like_any(tmp_path: Path) -> None:
     assert theirs == ours and ours[1].row["more"] == {"of": [1, None, "\U0001f600"]}
 
 
-def test_columns_of_parquet_that_json_does_not_have(tmp_path: Path) -> None:
+def test_columns_of_parquet_that_json_does_not_have(tmp_path):
     row = {"prompt": "a", "answer": Decimal("1.50"), "raw": b"\xff", "n": {"b": None}, "number": None}
     pl.DataFrame([row, {**row, "answer": Decimal("2.00"), "number": 2**60}]).write_parquet(tmp_path / "rows.parquet")
     first, second = tasks(path=str(tmp_path / "rows.parquet"), task={"scoring": "number"})
@@ -91,7 +91,7 @@ def test_columns_of_parquet_that_json_does_not_have(tmp_path: Path) -> None:
     assert second.data.row["number"] == 2**60
 
 
-def test_empty_lines_are_passed_over_and_lines_count_from_one(tmp_path: Path) -> None:
+def test_empty_lines_are_passed_over_and_lines_count_from_one(tmp_path):
     file = tmp_path / "rows.jsonl"
     file.write_text('\n{"a": 1}\n\n{"a": 2}\n')
     assert list(from_file(str(file))) == [(f"{file}, line 2", {"a": 1}), (f"{file}, line 4", {"a": 2})]
@@ -134,7 +134,7 @@ GOOD = '{"prompt": "2+2?", "answer": "4"}\n'
         ),
     ],
 )
-def test_bad_rows_are_named_by_file_line_and_column(tmp_path: Path, text: str, told: str) -> None:
+def test_bad_rows_are_named_by_file_line_and_column(tmp_path, text, told):
     file = tmp_path / "rows.jsonl"
     file.write_text(text)
     with pytest.raises(DataUnusable) as caught:
@@ -143,19 +143,19 @@ def test_bad_rows_are_named_by_file_line_and_column(tmp_path: Path, text: str, t
     assert not text or str(file) in str(caught.value)
 
 
-def test_a_bad_row_of_parquet_is_named_by_its_number(tmp_path: Path) -> None:
+def test_a_bad_row_of_parquet_is_named_by_its_number(tmp_path):
     path = written(tmp_path / "rows.parquet", [*ROWS, {"prompt": None, "answer": "1"}])
     with pytest.raises(DataUnusable, match=r"rows\.parquet, row 2: column 'prompt' is empty"):
         tasks(path=path)
 
 
-def test_an_id_that_comes_twice_is_named_with_both_places(tmp_path: Path) -> None:
+def test_an_id_that_comes_twice_is_named_with_both_places(tmp_path):
     path = written(tmp_path / "rows.jsonl", [{**row, "id": 7} for row in ROWS])
     with pytest.raises(DataUnusable, match=r"line 2, column 'id': id '7' was in .*line 1 already"):
         tasks(path=path, id_column="id")
 
 
-def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "rows.parquet").write_text("no parquet")
     for name, told in (("rows.csv", "ends in"), ("rows.jsonl", "no such file"), ("rows.parquet", "as Parquet")):
         with pytest.raises(DataUnusable, match=told):
@@ -176,12 +176,12 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         ({"path": "a.jsonl", "task": {"scoring": "math:pi"}}, "no function but float"),
     ],
 )
-def test_settings_that_cannot_work_are_refused(settings: Row, told: str) -> None:
+def test_settings_that_cannot_work_are_refused(settings, told):
     with pytest.raises(DataUnusable, match=told):
         tasks(**settings)
 
 
-def test_rows_that_do_not_fit_the_settings_are_refused(tmp_path: Path) -> None:
+def test_rows_that_do_not_fit_the_settings_are_refused(tmp_path):
     path = written(tmp_path / "rows.jsonl", [*ROWS, {"prompt": "?", "answer": "many"}])
     assert len(tasks(path=path)) == 3
     with pytest.raises(DataUnusable, match="line 3, column 'answer': scoring is `number`, and 'many' holds none"):
@@ -192,7 +192,7 @@ def test_rows_that_do_not_fit_the_settings_are_refused(tmp_path: Path) -> None:
         tasks(path=path, system="Be short.")
 
 
-def test_dates_and_the_like_are_text_in_a_row() -> None:
+def test_dates_and_the_like_are_text_in_a_row():
     from datetime import date
 
     (example,) = examples(
@@ -223,11 +223,11 @@ def test_dates_and_the_like_are_text_in_a_row() -> None:
         ("none", "none", 1.0, 1.0, 0.0),
     ],
 )
-def test_the_scores_by_hand(reply: str, answer: str, same: float, within: float, same_number: float) -> None:
+def test_the_scores_by_hand(reply, answer, same, within, same_number):
     assert (exact(reply, answer), contains(reply, answer), number(reply, answer)) == (same, within, same_number)
 
 
-def test_numbers_in_texts() -> None:
+def test_numbers_in_texts():
     assert [last_number(text) for text in ("a 1 b 2.5", "1,234,567.8", "no", "5-3", "-7")] == [
         Decimal("2.5"),
         Decimal("1234567.8"),
@@ -240,7 +240,7 @@ def test_numbers_in_texts() -> None:
     assert scoring("math:isclose")(1.0, 1.0) is True
 
 
-def test_a_directory_is_read_as_a_hub_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_is_read_as_a_hub_dataset(tmp_path, monkeypatch):
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
     data = tmp_path / "data"
     data.mkdir()
@@ -259,7 +259,7 @@ def answers(row_scoring: str, path: str, reply: str) -> list[float | None]:
     return [None if trace.errors else trace.reward for (trace,) in (each.traces for each in episodes)]
 
 
-def test_replies_are_scored_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replies_are_scored_as_asked(tmp_path, monkeypatch):
     path = written(tmp_path / "rows.jsonl", ROWS)
     (tmp_path / "my_scores.py").write_text(
         "def half(reply, answer, row):\n"
@@ -277,7 +277,7 @@ def test_replies_are_scored_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert answers("my_scores:broken", path, "6") == [None, None]
 
 
-def test_another_file_or_another_function_is_another_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_file_or_another_function_is_another_version(tmp_path, monkeypatch):
     def version(scoring: str, path: str) -> str:
         taskset = {"id": "own_data", "path": path, "task": {"scoring": scoring}}
         return package_version(EnvironmentConfig(name="mine", taskset=taskset))
@@ -297,7 +297,7 @@ def test_another_file_or_another_function_is_another_version(tmp_path: Path, mon
     assert version("exact", "/no/such.jsonl") == version("no_such:f", "") == ", ".join([*packages, "verifiers 0.4.0"])
 
 
-def test_a_run_says_what_is_wrong_before_it_starts(tmp_path: Path) -> None:
+def test_a_run_says_what_is_wrong_before_it_starts(tmp_path):
     path = written(tmp_path / "rows.jsonl", [*ROWS, {"prompt": "2"}])
     environment = EnvironmentConfig(name="mine", taskset={"id": "own_data", "path": path})
     with pytest.raises(environments.EnvironmentUnavailable, match="line 3: there is no column 'answer'"):

@@ -51,7 +51,7 @@ SETTINGS = {"id": "sample_proposer_solver", "num_solvers": 4, "largest": 9, "ope
         ("", None),
     ],
 )
-def test_a_proposal_is_a_number_that_is_allowed_or_none(reply: str, problem: Problem | None) -> None:
+def test_a_proposal_is_a_number_that_is_allowed_or_none(reply, problem):
     assert proposed(reply, "7+", 9) == problem
 
 
@@ -59,30 +59,30 @@ def test_a_proposal_is_a_number_that_is_allowed_or_none(reply: str, problem: Pro
     ("reply", "right"),
     [("12", True), (" 12 ", True), ("012", False), ("12.", False), ("twelve", False), ("", False), ("1" * 5000, False)],
 )
-def test_an_answer_is_the_number_alone(reply: str, right: bool) -> None:
+def test_an_answer_is_the_number_alone(reply, right):
     assert is_right(reply, Problem(7, "+", 5)) is right
 
 
-def test_answers_may_be_negative_and_zero_has_no_sign() -> None:
+def test_answers_may_be_negative_and_zero_has_no_sign():
     assert Problem(5, "-", 7).answer == -2 and is_right("-2", Problem(5, "-", 7))
     assert is_right("0", Problem(5, "-", 5)) and not is_right("-0", Problem(5, "-", 5))
 
 
 @given(st.integers(0, 99), st.sampled_from("+-"), st.integers(0, 99))
-def test_every_problem_can_be_proposed(first: int, operator: str, second: int) -> None:
+def test_every_problem_can_be_proposed(first, operator, second):
     problem = Problem(first, operator, second)
     assert proposed(str(second), f"{first}{operator}", 99) == problem_of(problem.text) == problem
     assert proposed(str(second), f"{first}{operator}", second - 1) is None
     assert is_right(str(eval(problem.text)), problem) and not is_right(str(problem.answer + 1), problem)
 
 
-def test_a_proposal_is_worth_most_where_half_were_right() -> None:
+def test_a_proposal_is_worth_most_where_half_were_right():
     assert [difficulty(right, 4) for right in range(5)] == [0, 0.5, 1, 0.5, 0]
     assert [difficulty(right, 3) for right in range(4)] == pytest.approx([0, 2 / 3, 2 / 3, 0])
     assert [difficulty(right, 1) for right in range(2)] == [0, 0]
 
 
-def test_tasks_are_requests_by_beginning() -> None:
+def test_tasks_are_requests_by_beginning():
     def load(**settings: Any) -> list[Any]:
         return list(ProposerSolverTaskset(ProposerSolverConfig(id="sample_proposer_solver", **settings)).load())
 
@@ -117,7 +117,7 @@ def rewards(episode: vf.Episode) -> list[tuple[str, float | None]]:
     ("answers", "worth"),
     [(["12", "12", "11", "x"], 1.0), (["12"] * 4, 0.0), (["12", "1", "2", "3"], 0.5), (["1"] * 4, 0.0)],
 )
-def test_solvers_earn_by_being_right_and_the_proposer_by_their_dissent(answers: list[str | int], worth: float) -> None:
+def test_solvers_earn_by_being_right_and_the_proposer_by_their_dissent(answers, worth):
     (episode,), bodies = episodes_of({"proposer": ["5"], "solver": answers})
     assert episode.ok and rewards(episode) == [
         ("proposer", worth),
@@ -132,38 +132,38 @@ def test_solvers_earn_by_being_right_and_the_proposer_by_their_dissent(answers: 
     ]
 
 
-def test_every_run_samples_with_a_seed_of_its_own() -> None:
+def test_every_run_samples_with_a_seed_of_its_own():
     _, bodies = episodes_of({"proposer": ["5"], "solver": ["12"] * 4})
     assert [body["seed"] for body in bodies] == [SEED + number for number in range(5)]
 
 
-def test_what_is_no_problem_ends_the_episode_and_earns_nothing() -> None:
+def test_what_is_no_problem_ends_the_episode_and_earns_nothing():
     (episode,), bodies = episodes_of({"proposer": ["77"], "solver": []})
     assert episode.ok and not episode.errors and len(bodies) == 1
     assert rewards(episode) == [("proposer", 0)]
     assert episode.traces[0].metrics == {"valid": 0} and "parse_errors" not in episode.traces[0].info
 
 
-def test_a_solver_that_failed_leaves_the_proposer_unscored_and_the_others_scored() -> None:
+def test_a_solver_that_failed_leaves_the_proposer_unscored_and_the_others_scored():
     (episode,), _ = episodes_of({"proposer": ["5"], "solver": ["12", 400, "11", "12"]})
     assert rewards(episode) == [("proposer", None), ("solver", 1), ("solver", None), ("solver", 0), ("solver", 1)]
     assert [bool(trace.errors) for trace in episode.traces] == [False, False, True, False, False]
     assert "solve_rate" not in episode.traces[0].metrics and not episode.ok
 
 
-def test_a_proposer_that_failed_is_no_proposal_of_nothing() -> None:
+def test_a_proposer_that_failed_is_no_proposal_of_nothing():
     (episode,), bodies = episodes_of({"proposer": [400], "solver": []})
     assert rewards(episode) == [("proposer", None)] and episode.traces[0].errors and len(bodies) == 1
     assert "valid" not in episode.traces[0].metrics
 
 
-def test_solvers_are_told_the_rules_where_that_is_asked_for() -> None:
+def test_solvers_are_told_the_rules_where_that_is_asked_for():
     _, bodies = episodes_of({"proposer": ["5"], "solver": ["12"]}, explain_rules=True, num_solvers=1)
     systems = [body["messages"][0]["content"] for body in bodies]
     assert systems == [RULES_OF_PROPOSER, RULES_OF_SOLVER]
 
 
-def test_demonstrations_are_right_and_valid_as_often_as_asked() -> None:
+def test_demonstrations_are_right_and_valid_as_often_as_asked():
     def made(seed: int) -> list[dict[str, Any]]:
         return list(demonstrations(8000, seed=seed, largest=9, right=0.3, invalid=0.2))
 

@@ -27,18 +27,18 @@ LETTERS = st.text(alphabet="abcdef", min_size=1, max_size=8)
         ("<rev>xyz</rev><rev>cba</rev>", 0.0),
     ],
 )
-def test_the_reward_of_a_completion(completion: str, reward: float) -> None:
+def test_the_reward_of_a_completion(completion, reward):
     assert similarity(completion, "cba") == pytest.approx(reward)
 
 
 @given(LETTERS, LETTERS)
-def test_only_the_right_answer_earns_everything(answer: str, expected: str) -> None:
+def test_only_the_right_answer_earns_everything(answer, expected):
     reward = similarity(tagged(answer), expected)
     assert 0.0 <= reward <= 1.0
     assert (reward == 1.0) == (answer == expected)
 
 
-def test_texts_are_seeded_different_and_stable_as_they_grow() -> None:
+def test_texts_are_seeded_different_and_stable_as_they_grow():
     first = list(texts(50, 3, 6, "abcdef", seed=4))
     assert len(set(first)) == 50
     assert all(3 <= len(text) <= 6 and set(text) <= set("abcdef") for text in first)
@@ -46,14 +46,14 @@ def test_texts_are_seeded_different_and_stable_as_they_grow() -> None:
     assert list(texts(50, 3, 6, "abcdef", seed=5)) != first
 
 
-def test_more_texts_than_there_are_is_an_error() -> None:
+def test_more_texts_than_there_are_is_an_error():
     with pytest.raises(ValueError, match="there are 6"):
         list(texts(4, 1, 2, "ab", seed=0))
     with pytest.raises(ValueError, match="want 1 <= min_length"):
         list(texts(1, 3, 2, "ab", seed=0))
 
 
-def test_a_fifth_of_the_demonstrations_is_right() -> None:
+def test_a_fifth_of_the_demonstrations_is_right():
     rows = list(demonstrations(4000, seed=7))
     kinds: Counter[str] = Counter()
     for row in rows:
@@ -69,12 +69,12 @@ def test_a_fifth_of_the_demonstrations_is_right() -> None:
     assert rows == list(demonstrations(4000, seed=7)) != list(demonstrations(4000, seed=8))
 
 
-def test_bad_shares_are_an_error() -> None:
+def test_bad_shares_are_an_error():
     with pytest.raises(ValueError, match="sum to at most 1"):
         list(demonstrations(1, seed=0, right=0.7, untagged=0.4))
 
 
-def test_a_task_says_the_right_answer_where_pages_look_for_it() -> None:
+def test_a_task_says_the_right_answer_where_pages_look_for_it():
     from sample_reverse_text import ReverseTextTaskset
     from sample_reverse_text.taskset import ReverseTextConfig
 

@@ -44,7 +44,7 @@ def all_distances(links: Graph) -> dict[tuple[str, str], float]:
     return found
 
 
-def test_the_shipped_graph_is_whole() -> None:
+def test_the_shipped_graph_is_whole():
     links = every_link()
     assert len(links) == 46
     for topic, linked in links.items():
@@ -56,19 +56,19 @@ def test_the_shipped_graph_is_whole() -> None:
 
 
 @given(SIZES, st.integers(0, 50))
-def test_a_part_of_the_graph_is_connected_and_has_no_links_of_its_own(num_topics: int, seed: int) -> None:
+def test_a_part_of_the_graph_is_connected_and_has_no_links_of_its_own(num_topics, seed):
     links = graph(num_topics, seed)
     assert len(links) == num_topics and links == graph(num_topics, seed)
     assert all(set(linked) == set(every_link()[topic]) & set(links) for topic, linked in links.items())
     assert all(len(distances(links, topic)) == num_topics for topic in links)
 
 
-def test_what_is_connected() -> None:
+def test_what_is_connected():
     assert is_connected(LINKS)
     assert not is_connected({"A": ("B",), "B": ()}) and not is_connected({"A": (), "B": ("A",)})
 
 
-def test_a_graph_too_small_to_hold_together_is_an_error() -> None:
+def test_a_graph_too_small_to_hold_together_is_an_error():
     alone = [seed for seed in range(20) if not made(2, seed)]
     assert alone, "no seed leaves topics that only hold together in a larger graph"
     with pytest.raises(ValueError, match=f"num_topics 2: with graph_seed {alone[0]} it can be [3-9] to 46"):
@@ -85,7 +85,7 @@ def made(num_topics: int, seed: int) -> bool:
         return False
 
 
-def test_distances_are_those_of_a_slow_reference() -> None:
+def test_distances_are_those_of_a_slow_reference():
     links = graph(20, 1)
     slow = all_distances(links)
     assert {(a, b): d for a in links for b, d in distances(links, a).items()} == slow
@@ -99,7 +99,7 @@ def test_distances_are_those_of_a_slow_reference() -> None:
         assert all(step in links[before] for before, step in zip([trip.start, *way], way, strict=False))
 
 
-def test_trips_are_seeded_and_stable_as_they_grow() -> None:
+def test_trips_are_seeded_and_stable_as_they_grow():
     first = list(trips(10, LINKS, 1, 3, seed=0))
     assert len(set(first)) == 10 and list(trips(None, LINKS, 1, 3, seed=0))[:10] == first
     assert first != list(trips(10, LINKS, 1, 3, seed=1))
@@ -109,7 +109,7 @@ def test_trips_are_seeded_and_stable_as_they_grow() -> None:
         next(trips(None, LINKS, 4, 9, seed=0))
 
 
-def test_a_walk_by_hand() -> None:
+def test_a_walk_by_hand():
     walk = Walk()
     walk.begin("A")
     assert walk.back(LINKS) == "nothing to go back to; A: B C"
@@ -125,7 +125,7 @@ def test_a_walk_by_hand() -> None:
     assert efficiency(["A", "C", "D"], "D", 2) == 1.0
 
 
-def test_demonstrations_are_walks_by_the_rules() -> None:
+def test_demonstrations_are_walks_by_the_rules():
     links = graph(12, 0)
     rows = list(demonstrations(600, links, seed=7))
     assert rows == list(demonstrations(600, links, seed=7)) != list(demonstrations(600, links, seed=8))
@@ -155,14 +155,14 @@ def test_demonstrations_are_walks_by_the_rules() -> None:
         next(demonstrations(1, links, seed=0, right=2))
 
 
-def test_all_demonstrations_may_go_the_shortest_way() -> None:
+def test_all_demonstrations_may_go_the_shortest_way():
     for row in demonstrations(50, LINKS, seed=0, right=1.0):
         start, target = row["messages"][0]["content"].splitlines()[0].removeprefix("Go from ").split(" to ")
         assert sum(m["role"] == "assistant" for m in row["messages"]) == distances(LINKS, start)[target]
 
 
 @pytest.mark.nightly
-def test_walks_that_share_a_server_stay_apart() -> None:
+def test_walks_that_share_a_server_stay_apart():
     links = graph(12, 0)
 
     def reply(body: Body) -> str | Body:
@@ -192,7 +192,7 @@ def test_walks_that_share_a_server_stay_apart() -> None:
     assert len(episodes) == 12 == len({trace.task.key for (trace,) in (each.traces for each in episodes)})
 
 
-def test_walks_that_do_not_arrive_earn_nothing() -> None:
+def test_walks_that_do_not_arrive_earn_nothing():
     replies = iter([calling(CLICK, page="Nowhere"), calling(BACK), "I give up"])
     settings = {"id": "sample_wikispeedia", "num_topics": 12, "min_distance": 2, "num_examples": 1}
     ((episode,), bodies) = played(settings, ["agent"], lambda body: next(replies))
@@ -203,7 +203,7 @@ def test_walks_that_do_not_arrive_earn_nothing() -> None:
     assert trace.reward == 0.0 and trace.metrics["num_moves"] == 0.0 and trace.info["trail"] == [trace.task.data.start]
 
 
-def test_the_preset_holds_out_as_many_trips_as_it_evaluates() -> None:
+def test_the_preset_holds_out_as_many_trips_as_it_evaluates():
     config = load(["wikispeedia"])
     splits = Counter(listed(config.environments[0])["split"].to_pylist())
     assert splits["eval"] >= config.evaluation.num_examples and splits["train"] > 60

@@ -11,13 +11,13 @@ OTHER = replace(ONE, test="tests/a/test_a.py::test_full[a | b]", receipt="x" * 1
 ALONE = Fault("log", "a log is cut", "said", "test", "tests/b/test_b.py::test_cut", "3 | 4 bytes", "passed")
 
 
-def test_a_table_that_was_read_is_written_as_it_was() -> None:
+def test_a_table_that_was_read_is_written_as_it_was():
     text = page([ONE, OTHER, ALONE])
     assert page(read_page(text)) == text
     assert [fault.test for fault in read_page(text)] == [OTHER.test, ONE.test, ALONE.test]
 
 
-def test_cases_that_were_run_take_the_place_of_their_rows_alone() -> None:
+def test_cases_that_were_run_take_the_place_of_their_rows_alone():
     earlier = read_page(page([ONE, OTHER, ALONE]))
     joined = join(earlier, [failed := replace(ONE, receipt="EIO", result="failed")])
     assert failed in joined and len(joined) == 3

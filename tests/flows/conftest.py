@@ -1,6 +1,6 @@
 """What tests of bad input stand on: a place to run commands in, and the guard that nothing is started there."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,7 +19,7 @@ Refused = Callable[..., str]
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path, monkeypatch):
     """An empty working directory, with nothing configured for Prefect or Weights & Biases and no way to the hub."""
     for name in ("PREFECT_API_URL", "PREFECT_PROFILE", "PREFECT_PROFILES_PATH", "WANDB_API_KEY", "NETRC"):
         monkeypatch.delenv(name, raising=False)
@@ -32,7 +32,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def started(monkeypatch):
     """The names of services that were started, the Prefect server among them; none of them really is."""
     names: list[str] = []
 
@@ -45,7 +45,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def refused(place: Path, started: list[str], capsys: pytest.CaptureFixture[str]) -> Refused:
+def refused(place, started, capsys):
     """Run a command that must be refused, and return what it says."""
 
     def run(*argv: str) -> str:
@@ -69,13 +69,13 @@ def refused(place: Path, started: list[str], capsys: pytest.CaptureFixture[str])
 
 
 @pytest.fixture
-def weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def weights(tmp_path, monkeypatch):
     """A store that has the weights of every policy."""
     monkeypatch.setattr(Policies, "directory", lambda self, key, verify=False: tmp_path)
     monkeypatch.setattr(replay_config, "config_versions", lambda config: {})
 
 
 @pytest.fixture
-def model(place: Path) -> str:
+def model(place):
     """A directory that looks like a model from afar."""
     return f"model.path={builders.model(place / 'model', max_positions=512)}"

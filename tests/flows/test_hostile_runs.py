@@ -3,7 +3,6 @@
 import csv
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -28,12 +27,12 @@ ACTIVE = {"html_block", "html_inline", "link_open", "image", "code_inline"}
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Hostile:
+def hostile(tmp_path_factory):
     return hostile_store(tmp_path_factory.mktemp("hostile") / "store")
 
 
 @pytest.fixture
-def said(hostile: Hostile, capsys: pytest.CaptureFixture[str]) -> Said:
+def said(hostile, capsys):
     """Run a command on the store and return what it printed; nothing of it may act on a terminal."""
 
     def run(*argv: str, status: int = 0) -> str:
@@ -75,7 +74,7 @@ def failed(hostile: Hostile) -> str:
     ],
     ids=" ".join,
 )
-def test_commands_print_nothing_that_acts(said: Said, command: tuple[str, ...]) -> None:
+def test_commands_print_nothing_that_acts(said, command):
     happened(printed := said(*command))
     assert printed
 
@@ -83,11 +82,11 @@ def test_commands_print_nothing_that_acts(said: Said, command: tuple[str, ...]) 
 @pytest.mark.parametrize(
     "command", ["show base", "show replayed", "diff base replayed", "evals base", "quarantine --list"]
 )
-def test_answers_for_programs_are_whole(said: Said, command: str) -> None:
+def test_answers_for_programs_are_whole(said, command):
     assert json.loads(said(*command.split(), "--json"))
 
 
-def test_rich_markup_is_shown_literally(said: Said) -> None:
+def test_rich_markup_is_shown_literally(said):
     printed = said("sql", "select agent from traces limit 1")
     assert TEXTS["rich"] in printed and "␛[31m" in printed
     assert ENVIRONMENT.replace("\x1b", "␛").replace("\u202e", "⟨U+202E⟩") in said("show", "base")
@@ -95,7 +94,7 @@ def test_rich_markup_is_shown_literally(said: Said) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 5])
-def test_why_says_one_line_for_each_thing(hostile: Hostile, said: Said, place: int) -> None:
+def test_why_says_one_line_for_each_thing(hostile, said, place):
     printed = said("why", hostile.traces[place])
     assert len(printed.split("\n\n")) >= 3, "the rollout and what each of two runs made of it"
     assert {line.split()[0] for line in printed.splitlines() if line} <= {"Trace", "Run", "It"}
@@ -105,12 +104,12 @@ def test_why_says_one_line_for_each_thing(hostile: Hostile, said: Said, place: i
     assert json.loads(said("why", hostile.traces[place], "--json"))["trace"]["trace_id"] == hostile.traces[place]
 
 
-def test_why_names_the_error(hostile: Hostile, said: Said) -> None:
+def test_why_names_the_error(hostile, said):
     assert f"class environment ({TEXTS['script']}␛[31;5mred" in said("why", failed(hostile))
 
 
 @pytest.mark.parametrize("place", [0, 5])
-def test_lineage_goes_both_ways_from_any_id(hostile: Hostile, said: Said, place: int) -> None:
+def test_lineage_goes_both_ways_from_any_id(hostile, said, place):
     printed = said("lineage", hostile.traces[place])
     assert "came from:" in printed and "became:" in printed
     assert json.loads(said("lineage", hostile.traces[place], "--json"))["id"] == hostile.traces[place]
@@ -120,15 +119,13 @@ def test_lineage_goes_both_ways_from_any_id(hostile: Hostile, said: Said, place:
 @pytest.mark.parametrize(
     "text", [TEXTS[name] for name in ("handler", "screen", "eight_bit", "rich", "overrides", "sql")]
 )
-def test_what_is_asked_for_may_be_hostile_too(said: Said, text: str) -> None:
+def test_what_is_asked_for_may_be_hostile_too(said, text):
     happened(repr(text))
     assert "names no trace" in said("why", text + "?", status=2)
     assert said("sql", f"select {text} from", status=2).startswith("stagecoach: ")
 
 
-def test_a_program_is_given_every_character(
-    hostile: Hostile, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_a_program_is_given_every_character(hostile, capsys, tmp_path):
     root = hostile.store.root.address
     query = "select stop_condition from base.traces where group_id not like 'eval-%'"
     capsys.readouterr()
@@ -140,7 +137,7 @@ def test_a_program_is_given_every_character(
             assert [row["stop_condition"] for row in rows] == [ALL] * len(hostile.traces)
 
 
-def test_an_export_is_json_with_every_character(hostile: Hostile, said: Said, tmp_path: Path) -> None:
+def test_an_export_is_json_with_every_character(hostile, said, tmp_path):
     target = tmp_path / "episodes.jsonl"
     said("export", "base", "--format", "verifiers", "--quarantined", "--to", str(target))
     traces = [trace for line in target.read_bytes().split(b"\n")[:-1] for trace in json.loads(line)["traces"]]
@@ -149,7 +146,7 @@ def test_an_export_is_json_with_every_character(hostile: Hostile, said: Said, tm
     assert {trace["task"]["data"]["half"] for trace in traces} == {"\ud800"}
 
 
-def test_questions_hold_no_marks(hostile: Hostile) -> None:
+def test_questions_hold_no_marks(hostile):
     assert len(hostile.questions) == 3
     for each in hostile.questions:
         page = summary("base", each)
@@ -157,7 +154,7 @@ def test_questions_hold_no_marks(hostile: Hostile) -> None:
         assert not acting(page)
 
 
-def test_ten_megabytes_of_one_line_are_cut(said: Said) -> None:
+def test_ten_megabytes_of_one_line_are_cut(said):
     line = "<b>\x1b[31m\u202ex"
     printed = said("sql", f"select repeat('{line}', {10 * 2**20 // len(line.encode())}) as content")
     assert printed.count("<b>␛[31m⟨U+202E⟩x") > 100 and len(printed) < 10_000 and "…" in printed

@@ -33,7 +33,7 @@ def sampled(tables: Any, config: Any, *, step: int, policy: Any) -> dict[str, pa
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
+def store(tmp_path, monkeypatch):
     """A store with a recorded run of two steps."""
     rehearsal.play(monkeypatch, rollout=sampled)
     return rehearse(tmp_path / "store", "base")
@@ -47,7 +47,7 @@ def rows(store: Store, run: str, table: str, step: int = 0) -> Rows:
     return store.read(list(pieces)).to_pylist()
 
 
-def test_each_row_has_the_pictures_of_its_samples(store: Store) -> None:
+def test_each_row_has_the_pictures_of_its_samples(store):
     tensors = {row["digest"] for row in rows(store, "base", "image_tensors")}
     placed = rows(store, "base", "batch_images")
     samples = [name for row in rows(store, "base", "batches") for name in row["sample_ids"]]
@@ -55,7 +55,7 @@ def test_each_row_has_the_pictures_of_its_samples(store: Store) -> None:
     assert sum(bool(row["names"]) for row in placed) == len(tensors) == 3, "once for a batch"
 
 
-def test_a_replay_takes_the_recorded_tensors_and_samples_nothing(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_takes_the_recorded_tensors_and_samples_nothing(store, monkeypatch):
     with monkeypatch.context() as patch:
         rehearsal.play(patch, rollout=lambda *_, **__: pytest.fail("sampled again"))
         session, _ = walk(ask(Path(store.root.address), overrides=[RLOO], steps="0"))
@@ -67,7 +67,7 @@ def test_a_replay_takes_the_recorded_tensors_and_samples_nothing(store: Store, m
     assert not keys[0] & keys[1], "it was packed anew"
 
 
-def test_a_group_in_quarantine_takes_its_picture_out_of_the_batch(store: Store) -> None:
+def test_a_group_in_quarantine_takes_its_picture_out_of_the_batch(store):
     gone = quarantine(store, 0, SMALL["assignment"]["group_size"])
     of_gone = {digest for row in rows(store, "base", "messages") if row["trace_id"] in gone for digest in shown(row)}
     session, _ = walk(ask(Path(store.root.address), from_stage="filtering", steps="0"))
@@ -75,7 +75,7 @@ def test_a_group_in_quarantine_takes_its_picture_out_of_the_batch(store: Store) 
     assert len(of_gone) == 1 and len(left) == 2 and not left & of_gone
 
 
-def test_lineage_goes_from_a_row_to_the_rollouts_that_saw_its_pictures(store: Store) -> None:
+def test_lineage_goes_from_a_row_to_the_rollouts_that_saw_its_pictures(store):
     placed = [row for row in rows(store, "base", "batch_images") if row["row"] == 0]
     found = trace_lineage(Frames(store), "base:0:0", ["up"]).trees["up"]
     traces = {node.id for node in found.facts if node.kind == "trace"}
@@ -89,9 +89,7 @@ def shown(message: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.engine
-def test_files_for_others_have_the_pictures_and_come_back_with_their_tensors(
-    store: Store, seeing_model: Path, tmp_path: Path
-) -> None:
+def test_files_for_others_have_the_pictures_and_come_back_with_their_tensors(store, seeing_model, tmp_path):
     """Exported traces hold the pictures themselves; imported with the model's name they are packed as those sampled."""
     file, target = tmp_path / "traces.jsonl", str(tmp_path / "others")
     export("verifiers", file, RolloutChoice("base", "step < 1"), store=store.root.address, force=False)

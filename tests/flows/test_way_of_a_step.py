@@ -6,7 +6,6 @@ started before, and have returned by then. The aim is 12 files; MOST is the numb
 """
 
 import re
-from pathlib import Path
 
 import pytest
 
@@ -17,7 +16,7 @@ MOST = 18
 BLOCK = re.compile(r"to the first request of a rollout:\n\n```\n(.*?)```", re.DOTALL)
 
 
-def test_a_request_is_sent_by_few_files_and_contributing_lists_them(models: dict[str, Path], tmp_path: Path) -> None:
+def test_a_request_is_sent_by_few_files_and_contributing_lists_them(models, tmp_path):
     small = str(ROOT / "tests/acceptance/small.toml")
     run = "run", "demo", small, f"model.path={models['a']}", "steps=1", "--store", str(tmp_path / "store")
     files = said_by("-m", "tests.fixtures.programs.traced", *run)

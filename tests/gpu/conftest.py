@@ -7,14 +7,13 @@ Without it the tests use the demo's settings and report to nobody.
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from configs.load import load
-from configs.run import RunConfig
 from tasks.runtime.process_variables import inherited_variables
 
 SETTINGS: dict[str, Any] = {"files": ["demo"], "overrides": [], "tokens": 4096, "report": None, "json": True}
@@ -24,25 +23,25 @@ Check = Callable[[str, str, str, bool | None], None]
 
 
 @pytest.fixture(scope="session")
-def variables() -> dict[str, str]:
+def variables():
     """Return the variables of a process that runs a module of `tests`."""
     return inherited_variables() | {"PYTHONPATH": str(ROOT)}
 
 
 @pytest.fixture(scope="session")
-def smoke() -> dict[str, Any]:
+def smoke():
     """Return the settings of the command: files, overrides, tokens."""
     return SETTINGS
 
 
 @pytest.fixture(scope="session")
-def config() -> RunConfig:
+def config():
     """Return the config of the command's files and overrides."""
     return load(SETTINGS["files"], SETTINGS["overrides"])
 
 
 @pytest.fixture
-def check() -> Iterator[Check]:
+def check():
     """Yield a function that reports a check; a wrong one fails the test when all of its checks are reported."""
     wrong = []
 

@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
 
 @pytest.fixture
-def model(config: RunConfig, tmp_path: Path) -> Path:
+def model(config, tmp_path):
     if config.model.path:
         return model_info.model_directory(config.model.path)
     from tasks.learner.tiny import tiny_qwen3
@@ -34,9 +34,7 @@ def model(config: RunConfig, tmp_path: Path) -> Path:
     return tiny_qwen3(tmp_path / "model", seed=3, tied=True)
 
 
-def test_the_engine_here_serves_adapters_beside_their_base(
-    config: RunConfig, model: Path, variables: dict[str, str], tmp_path: Path, check
-) -> None:
+def test_the_engine_here_serves_adapters_beside_their_base(config, model, variables, tmp_path, check):
     training = config.training.model_copy(update={"lora": config.training.lora or LoraConfig(rank=3, alpha=6)})
     config = config.model_copy(update={"training": training})
     base, *adapters = scored_adapters(config, model, variables, tmp_path / "adapters")

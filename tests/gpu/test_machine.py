@@ -82,7 +82,7 @@ class Machine(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def machine(smoke: dict[str, Any], config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Machine:
+def machine(smoke, config, tmp_path_factory):
     scratch = tmp_path_factory.mktemp("machine")
     if config.model.path:
         model = model_info.model_directory(config.model.path)
@@ -98,7 +98,7 @@ def machine(smoke: dict[str, Any], config: RunConfig, tmp_path_factory: pytest.T
     return Machine(model, scratch, config.model_copy(update=sections), request)
 
 
-def test_gpu_and_driver(check) -> None:
+def test_gpu_and_driver(check):
     gpu = smallest_gpu()
     check("GPU", gpu.name if gpu else "none", "one by NVIDIA", gpu is not None)
     for diagnose in (doctor.compiler, doctor.gpus):
@@ -108,7 +108,7 @@ def test_gpu_and_driver(check) -> None:
             check("machine", str(problem), "no problem", False)
 
 
-def test_learner(machine: Machine, variables: dict[str, str], check) -> None:
+def test_learner(machine, variables, check):
     argv = module_command(CHECKS, json.dumps(machine.request))
     done = subprocess.run(argv, env=variables, capture_output=True, text=True)
     for line in done.stdout.splitlines():
@@ -117,7 +117,7 @@ def test_learner(machine: Machine, variables: dict[str, str], check) -> None:
 
 
 @pytest.mark.skipif(len(gpus()) == 1, reason="needs two GPUs")
-def test_ranks_have_the_gradient_of_one(machine: Machine, variables: dict[str, str], check) -> None:
+def test_ranks_have_the_gradient_of_one(machine, variables, check):
     ranks = len(gpus()) or 2  # without a GPU, of processors
     one, several = (gradient_norm(machine, variables, processes, ranks) for processes in (1, ranks))
     difference = abs(several / one - 1)
@@ -134,7 +134,7 @@ def gradient_norm(machine: Machine, variables: dict[str, str], processes: int, n
     return float(done.stdout)
 
 
-def test_engine_and_learner_as_services(machine: Machine, check) -> None:
+def test_engine_and_learner_as_services(machine, check):
     context = RunContext(open_store(machine.scratch / "services"), "gpu-smoke", machine.config, {})
     with Supervisor("gpu-smoke", machine.scratch / "logs") as supervisor:
         engine = InferenceService(supervisor, context, machine.model)
@@ -216,7 +216,7 @@ class LearnerKiller:
         send(signal.SIGKILL, processes)
 
 
-def test_steps_of_a_run_whose_learner_is_killed(smoke: dict[str, Any], machine: Machine, check) -> None:
+def test_steps_of_a_run_whose_learner_is_killed(smoke, machine, check):
     settings = {"model.path": machine.model, "store": machine.scratch / "store", "engine.sleep": "true"}
     settings["training.device"] = machine.config.training.device
     overrides = [*smoke["overrides"], *OF_STEPS, *(f"{key}={value}" for key, value in settings.items())]

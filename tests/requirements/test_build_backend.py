@@ -34,14 +34,14 @@ def imported(tree: ast.Module) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-def test_relocated_files_import_ours_from_stagecoach() -> None:
+def test_relocated_files_import_ours_from_stagecoach():
     for path in FILES:
         text = path.read_text("utf-8")
         before, after = imported(ast.parse(text)), imported(ast.parse(build_backend.relocated(text, ROOT)))
         assert not after & {*PACKAGES} and ("stagecoach" in after) == bool(before & {*PACKAGES}), path
 
 
-def test_strings_that_name_modules_are_in_the_listed_files() -> None:
+def test_strings_that_name_modules_are_in_the_listed_files():
     name = re.compile(rf"(?:{'|'.join(PACKAGES)})(\.\w+)+(:\w+)?")
 
     def names_a_module(node: ast.AST) -> bool:
@@ -56,7 +56,7 @@ def test_strings_that_name_modules_are_in_the_listed_files() -> None:
     assert texts == ['x = "stagecoach.flows.cli"', 'x = "tasks.none"', 'x = "storage.stores:a"']
 
 
-def test_prefect_s_entry_points_are_relocated() -> None:
+def test_prefect_s_entry_points_are_relocated():
     text = build_backend.relocated((ROOT / "flows/orchestration/prefect.yaml").read_text("utf-8"), ROOT)
     entries = re.findall("entrypoint: (.*)", text)
     assert len(entries) > 5 and all(entry.startswith("stagecoach.flows.") for entry in entries)

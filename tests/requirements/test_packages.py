@@ -10,7 +10,6 @@ import sys
 import threading
 import venv
 import zipfile
-from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -128,7 +127,7 @@ class Machine:
 
 
 @pytest.fixture
-def machine(tmp_path: Path) -> Iterator[Machine]:
+def machine(tmp_path):
     """A machine whose index has a build of torch for CUDA alone, and no uv."""
     asked: list[str] = []
 
@@ -154,7 +153,7 @@ WITH_BOTH = pytest.mark.parametrize("uv", [False, pytest.param(True, marks=WITH_
 
 @WITH_UV
 @pytest.mark.parametrize("setting", ["PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL"])
-def test_a_cpu_build_that_pip_knows_is_taken(setting: str, machine: Machine) -> None:
+def test_a_cpu_build_that_pip_knows_is_taken(setting, machine):
     machine.add_uv()
     add_wheel(machine.root / "served/own", "torch", "2.13.0+cpu", {"torch.py": CPU})
     places = {"PIP_FIND_LINKS": str(machine.root / "served/own/torch"), "PIP_EXTRA_INDEX_URL": f"{machine.address}/own"}
@@ -168,9 +167,7 @@ def test_a_cpu_build_that_pip_knows_is_taken(setting: str, machine: Machine) -> 
 
 
 @WITH_BOTH
-def test_the_cpu_build_of_pytorchs_own_index_is_next_and_that_is_asked_for_nothing_else(
-    uv: bool, machine: Machine
-) -> None:
+def test_the_cpu_build_of_pytorchs_own_index_is_next_and_that_is_asked_for_nothing_else(uv, machine):
     if uv:
         machine.add_uv()
     add_wheel(machine.torch, "torch", "2.13.0+cpu", {"torch.py": CPU})
@@ -184,7 +181,7 @@ def test_the_cpu_build_of_pytorchs_own_index_is_next_and_that_is_asked_for_nothi
     assert [path for path in machine.asked if "torch" in path] == []
 
 
-def test_a_cpu_build_without_a_local_version_is_told_by_importing_it(machine: Machine) -> None:
+def test_a_cpu_build_without_a_local_version_is_told_by_importing_it(machine):
     add_wheel(machine.packages, "torch", "2.13.0", {"torch.py": CPU})
     done = machine.install()
     assert done.returncode == 0, done.stdout + done.stderr
@@ -193,7 +190,7 @@ def test_a_cpu_build_without_a_local_version_is_told_by_importing_it(machine: Ma
 
 
 @WITH_UV
-def test_where_there_is_a_build_for_cuda_alone_its_libraries_come_too(machine: Machine) -> None:
+def test_where_there_is_a_build_for_cuda_alone_its_libraries_come_too(machine):
     machine.add_uv()
     done = machine.install()
     assert done.returncode == 0, done.stdout + done.stderr
@@ -201,7 +198,7 @@ def test_where_there_is_a_build_for_cuda_alone_its_libraries_come_too(machine: M
     assert "It is for CUDA" in done.stdout
 
 
-def test_without_any_torch_it_is_said_where_to_get_one(machine: Machine) -> None:
+def test_without_any_torch_it_is_said_where_to_get_one(machine):
     shutil.rmtree(machine.packages / "torch")
     done = machine.install()
     assert done.returncode == 1
@@ -210,7 +207,7 @@ def test_without_any_torch_it_is_said_where_to_get_one(machine: Machine) -> None
 
 
 @WITH_UV
-def test_other_bytes_than_those_of_the_lock_are_refused(machine: Machine) -> None:
+def test_other_bytes_than_those_of_the_lock_are_refused(machine):
     machine.add_uv()
     add_wheel(machine.torch, "torch", "2.13.0+cpu", {"torch.py": CPU})
     machine.write_lock("0" * 64)
@@ -229,7 +226,7 @@ def load() -> ModuleType:
     return module
 
 
-def test_settings_are_read_as_pip_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_are_read_as_pip_reads_them(tmp_path, monkeypatch):
     file = tmp_path / "pip.conf"
     file.write_text(
         "[global]\nindex-url = http://a/\ntimeout = 9\n[install]\nindex-url = http://b/\n[wheel]\ncert = x\n"
@@ -243,7 +240,7 @@ def test_settings_are_read_as_pip_reads_them(tmp_path: Path, monkeypatch: pytest
     assert found.get("cert") != "x"
 
 
-def test_uv_looks_where_pip_does_and_its_own_settings_stay() -> None:
+def test_uv_looks_where_pip_does_and_its_own_settings_stay():
     settings = {
         "index-url": "http://a/simple",
         "extra-index-url": "\nhttp://b/simple\nhttp://c/simple",
@@ -291,7 +288,7 @@ def install_with_library_missing(folder: Path, user: str, apt: str) -> subproces
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
-def test_a_library_of_the_system_that_is_missing_is_installed_before_anything_is_downloaded(tmp_path: Path) -> None:
+def test_a_library_of_the_system_that_is_missing_is_installed_before_anything_is_downloaded(tmp_path):
     done = install_with_library_missing(tmp_path, "0", APT)
     update, packages = (tmp_path / "asked").read_text().splitlines()
     assert update.endswith("update") and packages.endswith("install -y --no-install-recommends libstagecoach1")
@@ -299,7 +296,7 @@ def test_a_library_of_the_system_that_is_missing_is_installed_before_anything_is
 
 
 @pytest.mark.parametrize(("user", "apt"), [("1000", APT), ("0", ""), ("0", "#!/bin/sh\nexit 100\n")])
-def test_where_it_cannot_be_installed_it_is_said_how(user: str, apt: str, tmp_path: Path) -> None:
+def test_where_it_cannot_be_installed_it_is_said_how(user, apt, tmp_path):
     done = install_with_library_missing(tmp_path, user, apt)
     assert done.returncode == 1
     assert "libstagecoach.so.1, which this system lacks" in done.stderr and "apt install libstagecoach1" in done.stderr

@@ -33,7 +33,7 @@ exit {status}
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Path:
+def project(tmp_path):
     """A checkout with a lock, and a machine that has a shell and no Python."""
     (tmp_path / "bin").mkdir()
     for tool in TOOLS:
@@ -68,7 +68,7 @@ def install(project: Path, lock: str = "cpu", **variables: str) -> subprocess.Co
 
 
 @pytest.mark.parametrize("release", ["3.11", "3.12", "3.13"])
-def test_a_python_that_fits_is_taken(release: str, project: Path) -> None:
+def test_a_python_that_fits_is_taken(release, project):
     add_python(project, "python3", release)
     done = install(project)
     assert done.returncode == 0, done.stderr
@@ -77,14 +77,14 @@ def test_a_python_that_fits_is_taken(release: str, project: Path) -> None:
 
 
 @pytest.mark.parametrize("release", ["3.10", "3.14"])
-def test_a_python_that_does_not_fit_is_passed_over(release: str, project: Path) -> None:
+def test_a_python_that_does_not_fit_is_passed_over(release, project):
     add_python(project, "python3", release)
     add_python(project, "python3.12", "3.12")
     assert install(project).returncode == 0
     assert (project / "made").read_text().strip().endswith("bin/python3.12")
 
 
-def test_the_python_that_was_asked_for_is_taken_or_refused(project: Path) -> None:
+def test_the_python_that_was_asked_for_is_taken_or_refused(project):
     add_python(project, "python3.11", "3.11")
     other, old = add_python(project, "mine", "3.13"), add_python(project, "old", "3.9")
     refused = install(project, PYTHON=str(old))
@@ -96,7 +96,7 @@ def test_the_python_that_was_asked_for_is_taken_or_refused(project: Path) -> Non
 
 
 @pytest.mark.parametrize(("system", "machine"), [("Darwin", "arm64"), ("Linux", "armv7l"), ("Linux", "ppc64le")])
-def test_a_platform_without_an_engine_is_told_of_the_container(system: str, machine: str, project: Path) -> None:
+def test_a_platform_without_an_engine_is_told_of_the_container(system, machine, project):
     (project / "bin/uname").unlink()
     add(project / "bin/uname", f'#!/usr/bin/env bash\n[ "$1" = -s ] && echo {system} || echo {machine}\n')
     add_python(project, "python3.11", "3.11")
@@ -106,14 +106,14 @@ def test_a_platform_without_an_engine_is_told_of_the_container(system: str, mach
     assert "docker build -f deploy/Dockerfile" in done.stderr
 
 
-def test_arm_has_an_engine(project: Path) -> None:
+def test_arm_has_an_engine(project):
     (project / "bin/uname").unlink()
     add(project / "bin/uname", '#!/usr/bin/env bash\n[ "$1" = -s ] && echo Linux || echo aarch64\n')
     add_python(project, "python3.11", "3.11")
     assert install(project).returncode == 0
 
 
-def test_uv_brings_a_python_where_there_is_none(project: Path) -> None:
+def test_uv_brings_a_python_where_there_is_none(project):
     brought = add_python(project, "brought", "3.11")
     add(project / "bin/uv", UV.format(found=brought, status=0))
     done = install(project)
@@ -123,7 +123,7 @@ def test_uv_brings_a_python_where_there_is_none(project: Path) -> None:
     assert (project / "made").read_text().strip() == str(brought)
 
 
-def test_the_pip_of_an_old_python_brings_uv(project: Path) -> None:
+def test_the_pip_of_an_old_python_brings_uv(project):
     brought = add_python(project, "brought", "3.11")
     uv = add(project / "uv", UV.format(found=brought, status=0))
     # The folder is the word before the last: pip install ... --target FOLDER uv
@@ -140,7 +140,7 @@ def test_the_pip_of_an_old_python_brings_uv(project: Path) -> None:
     assert not list(project.glob("tmp.*"))
 
 
-def test_without_python_and_uv_it_is_said_what_to_do(project: Path) -> None:
+def test_without_python_and_uv_it_is_said_what_to_do(project):
     done = install(project)
     assert done.returncode == 1
     assert "PYTHON=/path/to/python make install" in done.stderr
@@ -153,7 +153,7 @@ def test_without_python_and_uv_it_is_said_what_to_do(project: Path) -> None:
     assert not (project / ".venv").exists()
 
 
-def test_an_environment_of_another_python_that_fits_stays(project: Path) -> None:
+def test_an_environment_of_another_python_that_fits_stays(project):
     add_python(project, "python3.13", "3.13")
     assert install(project).returncode == 0
     (project / ".venv/kept").touch()
@@ -162,7 +162,7 @@ def test_an_environment_of_another_python_that_fits_stays(project: Path) -> None
     assert (project / ".venv/kept").exists()
 
 
-def test_an_environment_of_the_other_lock_is_made_anew(project: Path) -> None:
+def test_an_environment_of_the_other_lock_is_made_anew(project):
     add_python(project, "python3.11", "3.11")
     assert install(project).returncode == 0
     (project / ".venv/kept").touch()
@@ -172,7 +172,7 @@ def test_an_environment_of_the_other_lock_is_made_anew(project: Path) -> None:
     assert [file.name for file in (project / ".venv").glob("installed-*")] == ["installed-gpu-1"]
 
 
-def test_an_interrupted_install_leaves_no_stamp_and_is_taken_up_again(project: Path) -> None:
+def test_an_interrupted_install_leaves_no_stamp_and_is_taken_up_again(project):
     add_python(project, "python3.11", "3.11")
     assert install(project).returncode == 0
     (project / "requirements/install.py").write_text("import sys\nsys.exit(1)\n")
@@ -184,7 +184,7 @@ def test_an_interrupted_install_leaves_no_stamp_and_is_taken_up_again(project: P
     assert {file.name for file in (project / ".venv").iterdir()} >= {"installed-cpu-1", "kept"}
 
 
-def test_make_does_nothing_once_it_is_done(project: Path) -> None:
+def test_make_does_nothing_once_it_is_done(project):
     make = shutil.which("make")
     assert make is not None
     root = SCRIPT.parents[1]

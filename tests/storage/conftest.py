@@ -1,33 +1,30 @@
 """A new store for each test, at a root whose name holds a space."""
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
-from storage.store import Store, open_store
+from storage.store import open_store
 from tests.fixtures.s3_host import S3Host
 
 
 @pytest.fixture
-def root(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
+def root(request, tmp_path):
     """A directory, or with the parameter "s3" the URL of a place on the S3 server."""
     return request.getfixturevalue("s3_root") if getattr(request, "param", "") == "s3" else tmp_path / "my store"
 
 
 @pytest.fixture
-def store(root: Path | str) -> Store:
+def store(root):
     return open_store(root)
 
 
 @pytest.fixture
-def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+def long_ago(monkeypatch):
     """Runs that finish in a test finished long enough ago to be removed."""
     monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
 
 
 @pytest.fixture(scope="session")
-def s3_host() -> Iterator[S3Host]:
+def s3_host():
     """An S3 server on loopback, one for all tests."""
     host = S3Host()
     yield host
@@ -35,7 +32,7 @@ def s3_host() -> Iterator[S3Host]:
 
 
 @pytest.fixture
-def s3(s3_host: S3Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Host]:
+def s3(s3_host, monkeypatch):
     """The server, well-behaved before and after the test, in the environment as a user would name it."""
     for name, value in s3_host.environment.items():
         monkeypatch.setenv(name, value)
@@ -45,6 +42,6 @@ def s3(s3_host: S3Host, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Host]:
 
 
 @pytest.fixture
-def s3_root(s3: S3Host) -> str:
+def s3_root(s3):
     """The URL of a new place."""
     return s3.new_place()

@@ -32,7 +32,7 @@ def killed(root: Path, count: int, seconds: float, *arguments: str) -> list[int]
 
 
 @pytest.mark.fault("process", "a writer is killed ten times at random", "each acknowledged step is there once")
-def test_steps_of_a_killed_writer_are_whole_and_once(root: Path) -> None:
+def test_steps_of_a_killed_writer_are_whole_and_once(root):
     chance = random.Random(6)
     acknowledged: list[int] = []
     orphans = 0
@@ -57,7 +57,7 @@ def test_steps_of_a_killed_writer_are_whole_and_once(root: Path) -> None:
 @pytest.mark.fault(
     "process", "a publisher of weights is killed eight times at random", "each policy is complete or absent"
 )
-def test_policies_of_a_killed_publisher_are_complete_or_absent(root: Path) -> None:
+def test_policies_of_a_killed_publisher_are_complete_or_absent(root):
     chance = random.Random(7)
     acknowledged: set[int] = set()
     for attempt in range(8):
@@ -79,7 +79,7 @@ def test_policies_of_a_killed_publisher_are_complete_or_absent(root: Path) -> No
 
 
 @pytest.mark.nightly
-def test_a_reader_s_process_ends_well_every_time(root: Path) -> None:
+def test_a_reader_s_process_ends_well_every_time(root):
     killed(root, 2, 0.1, "steps", "attempt")
     command = [sys.executable, "-m", "tests.fixtures.writer", str(root), "read"]
     for _ in range(20):

@@ -17,19 +17,19 @@ VALUES = st.recursive(
 )
 
 
-def test_golden_canonical_spelling() -> None:
+def test_golden_canonical_spelling():
     value = {"b": [1, 1.0, 1e-7, True, None], "a": {"é": "漢", "": -0.0}, "B": (2, "x")}
     assert canonical_json(value) == ('{"B":[2,"x"],"a":{"":-0.0,"\\u00e9":"\\u6f22"},"b":[1,1.0,1e-07,true,null]}')
 
 
-def test_golden_keys() -> None:
+def test_golden_keys():
     assert content_key(b"") == "e3b0c44298fc1c149afbf4c8996fb924"
     assert content_key({}) == "44136fa355b3678a1146ad16f7e8649e"
     key = work_key("advantage", 1, 12, {"algorithm": "grpo", "scale": 0.1}, {"filtering": "a" * 32})
     assert key == "bfcebf7023f5164aca857b1014463264"
 
 
-def test_each_part_of_the_work_changes_its_key() -> None:
+def test_each_part_of_the_work_changes_its_key():
     base = ("advantage", 1, 12, {"x": 1}, {"filtering": "k"})
     others = [
         ("packing", 1, 12, {"x": 1}, {"filtering": "k"}),
@@ -43,7 +43,7 @@ def test_each_part_of_the_work_changes_its_key() -> None:
 
 
 @given(VALUES)
-def test_spelling_is_json_and_does_not_depend_on_order(value: object) -> None:
+def test_spelling_is_json_and_does_not_depend_on_order(value):
     text = canonical_json(value)
     assert canonical_json(json.loads(text)) == text
     if isinstance(value, dict):
@@ -51,6 +51,6 @@ def test_spelling_is_json_and_does_not_depend_on_order(value: object) -> None:
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, {1: 2}, {"a": {2}}, [b"x"], object()])
-def test_what_has_no_single_spelling_has_no_key(value: object) -> None:
+def test_what_has_no_single_spelling_has_no_key(value):
     with pytest.raises(KeyContentError):
         canonical_json(value)

@@ -16,7 +16,7 @@ def contents(root: Path) -> list[str]:
     return sorted(str(path.relative_to(root)) for path in root.rglob("*"))
 
 
-def test_a_new_root_says_its_layout(tmp_path: Path) -> None:
+def test_a_new_root_says_its_layout(tmp_path):
     open_store(tmp_path / "deep" / "down")
     assert json.loads((tmp_path / "deep/down/format.json").read_text()) == {"layout": LAYOUT}
 
@@ -30,9 +30,7 @@ def test_a_new_root_says_its_layout(tmp_path: Path) -> None:
         ("thesis.tex", "...", r"thesis\.tex"),
     ],
 )
-def test_what_is_no_store_of_this_layout_is_refused_and_left_alone(
-    tmp_path: Path, file: str, text: str, words: str
-) -> None:
+def test_what_is_no_store_of_this_layout_is_refused_and_left_alone(tmp_path, file, text, words):
     (tmp_path / file).write_text(text)
     with pytest.raises(LayoutError, match=words) as caught:
         open_store(tmp_path)
@@ -40,18 +38,18 @@ def test_what_is_no_store_of_this_layout_is_refused_and_left_alone(
     assert contents(tmp_path) == [file] and (tmp_path / file).read_text() == text
 
 
-def test_a_root_must_be_named() -> None:
+def test_a_root_must_be_named():
     with pytest.raises(LayoutError, match="empty"):
         open_store("")
 
 
-def test_a_root_left_by_a_process_that_died_at_its_founding_is_used(tmp_path: Path) -> None:
+def test_a_root_left_by_a_process_that_died_at_its_founding_is_used(tmp_path):
     (tmp_path / ".format.json.0123").write_text('{"lay')
     open_store(tmp_path)
     assert (tmp_path / "format.json").exists()
 
 
-def test_a_table_with_other_columns_is_refused(root: Path) -> None:
+def test_a_table_with_other_columns_is_refused(root):
     store = open_store(root)
     store.runs.record(run="r", event="started", kind="train", config={})
     runs = store.runs.table
@@ -60,7 +58,7 @@ def test_a_table_with_other_columns_is_refused(root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["with space", "100%", "pro%20cent", "ha#sh", "quest?ion", "brack[et]", "ünï"])
-def test_a_root_may_have_any_name(tmp_path: Path, name: str) -> None:
+def test_a_root_may_have_any_name(tmp_path, name):
     store = open_store(tmp_path / name)
     for number in range(11):  # beyond the first checkpoint
         piece = append(store, attempt=f"a{number}")
@@ -71,12 +69,12 @@ def test_a_root_may_have_any_name(tmp_path: Path, name: str) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [name]
 
 
-def test_a_file_url_is_the_same_root(root: Path) -> None:
+def test_a_file_url_is_the_same_root(root):
     open_store(root).runs.record(run="r", event="started", kind="train", config={})
     assert open_store(root.as_uri()).runs.names() == ["r"]
 
 
-def test_a_store_that_another_process_has_just_made_is_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_another_process_has_just_made_is_one(root, monkeypatch):
     real, looks = Root.read, []
 
     def read(self: Root, path: str) -> bytes:

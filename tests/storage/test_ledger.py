@@ -3,7 +3,6 @@
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +13,7 @@ from storage.errors import StoreUnavailable
 from storage.ledger import Ledger
 from storage.refs import Entry, File, Slice
 from storage.schemas.system_tables import LEDGER
-from storage.store import Store, open_store
+from storage.store import open_store
 from tests.fixtures.faults import happened
 from tests.fixtures.rows import entry
 from tests.fixtures.writer import race_writers
@@ -23,7 +22,7 @@ LATER = timedelta(seconds=1)
 ANYWHERE = pytest.mark.parametrize("root", ["local", pytest.param("s3", marks=pytest.mark.engine)], indirect=True)
 
 
-def test_an_entry_survives_the_way_through_a_row() -> None:
+def test_an_entry_survives_the_way_through_a_row():
     piece = Slice("messages", "run", "attempt", 3, "digest", (File("run=run/x.parquet", 10, "abc"),))
     full = replace(entry("k", outputs=(piece, piece)), section={"b": [1, None], "a": 0.1}, versions={"torch": "2"})
     bare = replace(entry("other"), inputs={}, outputs=(replace(piece, files=()),))
@@ -32,7 +31,7 @@ def test_an_entry_survives_the_way_through_a_row() -> None:
 
 
 @ANYWHERE
-def test_what_is_committed_is_found_by_everyone(store: Store, root: Path) -> None:
+def test_what_is_committed_is_found_by_everyone(store, root):
     elsewhere = open_store(root)
     assert elsewhere.ledger.find("k") is None
     mine = entry("k")
@@ -42,7 +41,7 @@ def test_what_is_committed_is_found_by_everyone(store: Store, root: Path) -> Non
 
 
 @ANYWHERE
-def test_the_same_row_again_is_not_appended(store: Store) -> None:
+def test_the_same_row_again_is_not_appended(store):
     first = store.ledger.commit(entry("k", attempt="first"))
     version = store.ledger.table.refresh()
     assert store.ledger.commit(entry("k", attempt="second")) == first
@@ -50,7 +49,7 @@ def test_the_same_row_again_is_not_appended(store: Store) -> None:
 
 
 @ANYWHERE
-def test_find_prefers_the_run_s_own_row_and_else_the_earliest(store: Store) -> None:
+def test_find_prefers_the_run_s_own_row_and_else_the_earliest(store):
     now = entry().finished_at
     late = store.ledger.commit(entry("k", run="late", finished_at=now + LATER))
     early = store.ledger.commit(entry("k", run="early", finished_at=now))
@@ -63,7 +62,7 @@ def test_find_prefers_the_run_s_own_row_and_else_the_earliest(store: Store) -> N
 
 
 @ANYWHERE
-def test_parts_and_entries_are_listed(store: Store) -> None:
+def test_parts_and_entries_are_listed(store):
     for part in ("b", "a", ""):
         store.ledger.commit(entry("k", part=part))
     store.ledger.commit(entry("k", run="branch", part="a", finished_at=entry().finished_at + LATER))
@@ -74,7 +73,7 @@ def test_parts_and_entries_are_listed(store: Store) -> None:
     assert len(store.ledger.entries()) == 5
 
 
-def test_a_look_reads_only_what_is_new(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_reads_only_what_is_new(store, root, monkeypatch):
     monkeypatch.setattr("storage.ledger.MERGE_FILES", 100)  # merging reads files too
     elsewhere = open_store(root)
     for number in range(15):
@@ -90,7 +89,7 @@ def test_a_look_reads_only_what_is_new(store: Store, root: Path, monkeypatch: py
     assert len(read) == 1
 
 
-def test_an_application_transaction_is_accepted_once_at_a_look(root: Path, store: Store) -> None:
+def test_an_application_transaction_is_accepted_once_at_a_look(root, store):
     """Two handles that looked at the same state: the second append must lose, look again and return the first's row."""
     other = open_store(root)
     other.ledger.find("k")
@@ -110,7 +109,7 @@ def test_an_application_transaction_is_accepted_once_at_a_look(root: Path, store
     assert len(list((root / "tables/ledger").glob("run=run/*.parquet"))) == 1
 
 
-def test_the_ledger_folds_itself_and_nobody_notices(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ledger_folds_itself_and_nobody_notices(store, root, monkeypatch):
     monkeypatch.setattr("storage.ledger.MERGE_FILES", 4)
     elsewhere = open_store(root)
     for number in range(10):
@@ -121,7 +120,7 @@ def test_the_ledger_folds_itself_and_nobody_notices(store: Store, root: Path, mo
         assert sorted(e.key for e in ledger.entries()) == [f"key-{number}" for number in range(10)]
 
 
-def test_a_fold_that_fails_takes_no_commit_with_it(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fold_that_fails_takes_no_commit_with_it(store, root, monkeypatch):
     def fold(*_: Any, **__: Any) -> int:
         raise StoreUnavailable("no luck")
 
@@ -133,9 +132,7 @@ def test_a_fold_that_fails_takes_no_commit_with_it(store: Store, root: Path, mon
 
 @pytest.mark.fault("log", "the acknowledgement of a commit is lost", "the row is there once")
 @pytest.mark.parametrize("error", [RuntimeError("gone"), OSError("connection reset")])
-def test_a_lost_acknowledgement_neither_loses_nor_doubles(
-    store: Store, root: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
-) -> None:
+def test_a_lost_acknowledgement_neither_loses_nor_doubles(store, root, monkeypatch, error):
     original = StoredTable._write_commit
     lost: list[int] = []
 
@@ -153,9 +150,7 @@ def test_a_lost_acknowledgement_neither_loses_nor_doubles(
 
 
 @pytest.mark.fault("log", "a commit fails", "one error; the commit again succeeds")
-def test_a_commit_that_failed_is_an_error_and_leaves_nothing(
-    store: Store, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_that_failed_is_an_error_and_leaves_nothing(store, root, monkeypatch):
     def push(self: StoredTable, *arguments: Any) -> None:
         raise OSError("the network is down")
 
@@ -172,7 +167,7 @@ def test_a_commit_that_failed_is_an_error_and_leaves_nothing(
 @pytest.mark.fault("two writers", "three processes commit the same keys", "each key once, all agree")
 @ANYWHERE
 @pytest.mark.engine
-def test_processes_that_race_on_the_same_keys_agree(root: Path, store: Store) -> None:
+def test_processes_that_race_on_the_same_keys_agree(root, store):
     keys, names = 8, ("a", "b", "c")
     told = race_writers(root, *(["race", name, str(keys)] for name in names))
     standing = {e.key: e.attempt for e in store.ledger.entries()}
@@ -184,14 +179,14 @@ def test_processes_that_race_on_the_same_keys_agree(root: Path, store: Store) ->
 
 
 @ANYWHERE
-def test_threads_that_share_a_store_agree(store: Store) -> None:
+def test_threads_that_share_a_store_agree(store):
     with ThreadPoolExecutor(4) as pool:
         won = list(pool.map(lambda n: store.ledger.commit(entry("k", attempt=f"attempt-{n}")).attempt, range(8)))
     assert len(set(won)) == 1
     assert len(Ledger(store.root).entries()) == 1
 
 
-def test_finished_work_is_found_while_the_index_is_built_anew(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_work_is_found_while_the_index_is_built_anew(store, monkeypatch):
     """Who trusts a recent refresh takes no lock: the index may lose all rows, and get them back, while it is read."""
     for key in ("removed", "stays"):
         store.ledger.commit(entry(key))

@@ -5,8 +5,7 @@ import resource
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
 
@@ -15,7 +14,7 @@ from deltalake.exceptions import DeltaError
 
 from storage.delta.table import StoredTable
 from storage.errors import NoSpace
-from storage.store import Store, open_store
+from storage.store import open_store
 from tests.fixtures.faults import happened
 from tests.fixtures.rows import append, entry, messages
 
@@ -30,7 +29,7 @@ def full(*_: Any, **__: Any) -> None:
 @pytest.mark.parametrize(
     "call", ["os.fsync", "storage.roots.make_directory", "storage.delta.table.StoredTable._write_commit"]
 )
-def test_wherever_space_runs_out(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_wherever_space_runs_out(store, root, monkeypatch, call):
     good = append(store, 5)
     store.ledger.commit(entry("k", outputs=(good,)))
     with monkeypatch.context() as patch:
@@ -51,7 +50,7 @@ def test_wherever_space_runs_out(store: Store, root: Path, monkeypatch: pytest.M
     assert store.scan("messages").collect().height == 11
 
 
-def test_what_delta_says_of_a_full_disk_is_understood(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_delta_says_of_a_full_disk_is_understood(store, monkeypatch):
     def push(*_: Any) -> None:
         raise DeltaError("Generic LocalFileSystem error: Unable to copy data: No space left on device (os error 28)")
 
@@ -61,7 +60,7 @@ def test_what_delta_says_of_a_full_disk_is_understood(store: Store, monkeypatch:
 
 
 @pytest.mark.engine
-def test_a_limit_on_file_sizes_is_no_space(tmp_path: Path) -> None:
+def test_a_limit_on_file_sizes_is_no_space(tmp_path):
     """A real refusal of the system, in a process of its own since the limit cannot be taken back."""
     script = f"""
         import resource, signal
@@ -86,7 +85,7 @@ def test_a_limit_on_file_sizes_is_no_space(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path):
     """A file system of 1 MiB of its own; skipped where mounting is not allowed."""
     place = tmp_path / "disk"
     place.mkdir()
@@ -108,7 +107,7 @@ def until_full(act: Callable[[int], object]) -> int:
 
 @pytest.mark.fault("disk", "a real file system fills up", "nothing committed is lost; space makes it go on")
 @pytest.mark.engine
-def test_a_real_disk_that_fills_up_loses_nothing(small_disk: Path) -> None:
+def test_a_real_disk_that_fills_up_loses_nothing(small_disk):
     store = open_store(small_disk / "store")
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"x" * 200_000)

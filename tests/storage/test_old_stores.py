@@ -19,13 +19,13 @@ NUM_ENTRIES = 23
 
 
 @pytest.fixture(params=STORES, ids=lambda path: path.name.partition(".")[0])
-def old(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+def old(request, tmp_path):
     with tarfile.open(request.param) as archive:
         archive.extractall(tmp_path, filter="data")
     return tmp_path / "store"
 
 
-def test_nothing_is_wrong_with_an_old_store(old: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_wrong_with_an_old_store(old, capsys):
     assert run_command(capsys, "repair", "--deep", "--store", str(old)) == (0, "nothing is wrong\n")
     assert not open_root(str(old)).names("quarantine")
     store = open_store(old)
@@ -36,7 +36,7 @@ def test_nothing_is_wrong_with_an_old_store(old: Path, capsys: pytest.CaptureFix
     assert run_command(capsys, "repair", "--deep", "--store", str(old)) == (0, "nothing is wrong\n")
 
 
-def test_an_old_run_goes_on(old: Path) -> None:
+def test_an_old_run_goes_on(old):
     before = {entry.row_id for entry in open_store(old).ledger.entries()}
     store = rehearsal.rehearse(old, "base", steps=4)
     after = store.ledger.entries()
@@ -45,7 +45,7 @@ def test_an_old_run_goes_on(old: Path) -> None:
     assert all(store.read([piece]).num_rows == piece.rows for entry in after for piece in entry.outputs)
 
 
-def test_an_old_run_is_replayed_from_its_rollouts(old: Path) -> None:
+def test_an_old_run_is_replayed_from_its_rollouts(old):
     rollouts = {entry.key for entry in open_store(old).ledger.entries(stage="rollout")}
     session, steps = replays.walk(replays.ask(old, overrides=[replays.RLOO], name="again"))
     assert len(steps) == 3

@@ -1,18 +1,17 @@
 """Records of a store: events of runs in order, one row for each finding, and a reason for every rollout in one."""
 
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
 from storage.errors import QuarantineUnknown, RunUnknown
 from storage.maintenance.compact import maintain
 from storage.records import ALL_RUNS, Quarantines
-from storage.store import Store, open_store
+from storage.store import open_store
 from tests.fixtures.faults import happened
 
 
-def test_events_of_a_run(store: Store, root: Path) -> None:
+def test_events_of_a_run(store, root):
     assert store.runs.names() == []
     assert store.runs.latest() is None
     started = store.runs.record(
@@ -32,7 +31,7 @@ def test_events_of_a_run(store: Store, root: Path) -> None:
     assert runs.latest() == "a"
 
 
-def test_a_run_that_is_not_there(store: Store) -> None:
+def test_a_run_that_is_not_there(store):
     store.runs.record(run="known", event="started", kind="train", config={})
     with pytest.raises(RunUnknown, match="'other'") as caught:
         store.runs.events("other")
@@ -55,9 +54,7 @@ class SetBack:
 
 
 @pytest.mark.fault("clock", "the clock is set back by an hour at each look", "events in the order of their commits")
-def test_events_stay_in_the_order_of_their_commits_though_the_clock_is_set_back(
-    store: Store, root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_events_stay_in_the_order_of_their_commits_though_the_clock_is_set_back(store, root, monkeypatch):
     monkeypatch.setattr("storage.records.datetime", SetBack())
     store.runs.record(run="a", event="started", kind="train", config={"steps": 1})
     store.runs.record(run="b", event="started", kind="train", config={})
@@ -75,7 +72,7 @@ def test_events_stay_in_the_order_of_their_commits_though_the_clock_is_set_back(
         assert runs.events("a")[0].at < runs.lost_services("a")[0].at < runs.events("a")[1].at
 
 
-def test_a_finding_is_one_row_that_every_reader_sees(store: Store, root: Path) -> None:
+def test_a_finding_is_one_row_that_every_reader_sees(store, root):
     assert store.quarantines.all() == []
     assert "quarantines" not in store.root.names("tables"), "looking makes no table"
     noted = store.quarantines.record(["b", "a", "b"], where="reward > 0.9", reason="broken verifier", run="demo")
@@ -84,7 +81,7 @@ def test_a_finding_is_one_row_that_every_reader_sees(store: Store, root: Path) -
     assert store.quarantines.table.read(store.quarantines.table.active_files()[0].path).num_rows == 1
 
 
-def test_the_same_rollouts_and_reason_are_the_same_finding(store: Store) -> None:
+def test_the_same_rollouts_and_reason_are_the_same_finding(store):
     first = store.quarantines.record(["a", "b"], where="one way", reason="why")
     assert store.quarantines.record(["b", "a"], where="another way", reason="why", run="demo") == first
     other = store.quarantines.record(["a", "b"], where="one way", reason="another reason")
@@ -92,7 +89,7 @@ def test_the_same_rollouts_and_reason_are_the_same_finding(store: Store) -> None
     assert first.run == ALL_RUNS
 
 
-def test_what_two_writers_recorded_at_once_is_one_finding(store: Store, root: Path) -> None:
+def test_what_two_writers_recorded_at_once_is_one_finding(store, root):
     blind = Quarantines(store.root)
     blind.all = lambda: []  # type: ignore[method-assign] # as if it had looked just before the other wrote
     first = store.quarantines.record(["a"], where="w", reason="r")
@@ -101,7 +98,7 @@ def test_what_two_writers_recorded_at_once_is_one_finding(store: Store, root: Pa
     assert open_store(root).quarantines.all() == [first]
 
 
-def test_reasons_of_chosen_findings(store: Store) -> None:
+def test_reasons_of_chosen_findings(store):
     one = store.quarantines.record(["a", "b"], where="w", reason="one")
     two = store.quarantines.record(["b", "c"], where="w", reason="two")
     assert store.quarantines.reasons([]) == {}
@@ -112,7 +109,7 @@ def test_reasons_of_chosen_findings(store: Store) -> None:
     assert one.quarantine in caught.value.where
 
 
-def test_maintenance_merges_findings_and_loses_none(store: Store, root: Path) -> None:
+def test_maintenance_merges_findings_and_loses_none(store, root):
     noted = [store.quarantines.record([f"t{i}"], where="w", reason="r") for i in range(9)]
     assert maintain(store, retention_hours=0).merged == 9
     assert len(open_store(root).quarantines.table.active_files()) == 1

@@ -16,15 +16,14 @@ from hypothesis import strategies as st
 
 from storage.delta.parquet import decode, encode
 from storage.errors import DamagedSlice, StoreError
-from storage.refs import Slice
-from storage.schemas.contract import FILE, Table
+from storage.schemas.contract import FILE
 from storage.schemas.stage_tables import MESSAGES, STAGE_TABLES
 from storage.slices import content_digest
-from storage.store import Store, open_store
+from storage.store import open_store
 from tests.fixtures.rows import append, entry, messages, random_rows
 
 
-def test_golden() -> None:
+def test_golden():
     rows = pa.table(
         {
             "text": ["a", None, ""],
@@ -37,7 +36,7 @@ def test_golden() -> None:
 
 
 @given(random_rows(MESSAGES, 5), st.integers(0, 5), st.integers(1, 3))
-def test_chunks_slices_and_encoding_do_not_change_it(rows: pa.Table, start: int, size: int) -> None:
+def test_chunks_slices_and_encoding_do_not_change_it(rows, start, size):
     part = rows.slice(min(start, max(0, rows.num_rows - 1)))
     chunked = pa.Table.from_batches(part.to_batches(max_chunksize=size), rows.schema)
     rebuilt = pa.Table.from_pylist(part.to_pylist(), rows.schema)
@@ -45,7 +44,7 @@ def test_chunks_slices_and_encoding_do_not_change_it(rows: pa.Table, start: int,
     assert content_digest(part) == content_digest(chunked) == content_digest(rebuilt) == content_digest(decoded)
 
 
-def test_what_lies_under_a_null_does_not_count() -> None:
+def test_what_lies_under_a_null_does_not_count():
     plain = pa.table({"a": pa.array([1, None], pa.int64())})
     hidden = pa.Array.from_buffers(
         pa.int64(), 2, [pa.py_buffer(b"\x01"), pa.py_buffer(b"\x01" + b"\0" * 7 + b"\x07" * 8)]
@@ -53,7 +52,7 @@ def test_what_lies_under_a_null_does_not_count() -> None:
     assert content_digest(pa.table({"a": hidden})) == content_digest(plain)
 
 
-def test_every_difference_counts() -> None:
+def test_every_difference_counts():
     def of(values: list[object], kind: pa.DataType, name: str = "a") -> str:
         return content_digest(pa.table({name: pa.array(values, kind)}))
 
@@ -87,7 +86,7 @@ def test_every_difference_counts() -> None:
 @pytest.mark.parametrize("table", STAGE_TABLES, ids=lambda table: table.name)
 @given(data=st.data())
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
-def test_any_rows_of_any_table_come_back_equal(table: Table, data: st.DataObject) -> None:
+def test_any_rows_of_any_table_come_back_equal(table, data):
     rows = data.draw(random_rows(table))
     with tempfile.TemporaryDirectory() as directory:
         store = open_store(Path(directory, "a store"))
@@ -99,7 +98,7 @@ def test_any_rows_of_any_table_come_back_equal(table: Table, data: st.DataObject
     assert len(piece.files) == min(1, rows.num_rows)
 
 
-def test_slices_come_in_the_order_given_and_columns_are_chosen(store: Store) -> None:
+def test_slices_come_in_the_order_given_and_columns_are_chosen(store):
     first = append(store, 2, key="a")
     second = append(store, 3, key="b", attempt="b")
     rows = store.read([second, first, second], ["message"])
@@ -107,13 +106,13 @@ def test_slices_come_in_the_order_given_and_columns_are_chosen(store: Store) -> 
     assert rows["message"].to_pylist() == [0, 1, 2, 0, 1, 0, 1, 2]
 
 
-def test_one_attempt_may_append_more_than_once(store: Store) -> None:
+def test_one_attempt_may_append_more_than_once(store):
     pieces = [append(store, n, attempt="same") for n in (1, 2, 3)]
     assert [piece.attempt for piece in pieces] == ["same", "same.1", "same.2"]
     assert [store.read([piece]).num_rows for piece in pieces] == [1, 2, 3]
 
 
-def test_scan_sees_what_the_ledger_names_and_nothing_else(store: Store) -> None:
+def test_scan_sees_what_the_ledger_names_and_nothing_else(store):
     assert store.scan("messages").collect().height == 0
     named = append(store, 3, step=7, attempt="named")
     append(store, 4, step=7, attempt="orphan")
@@ -129,14 +128,14 @@ def test_scan_sees_what_the_ledger_names_and_nothing_else(store: Store) -> None:
 
 
 @pytest.fixture
-def piece(store: Store) -> Slice:
+def piece(store):
     piece = append(store, 20, 50, step=2)
     store.ledger.commit(entry("k", outputs=(piece,)))
     return piece
 
 
 @pytest.fixture
-def file(root: Path, piece: Slice) -> Path:
+def file(root, piece):
     return root / "tables/messages" / piece.files[0].path
 
 
@@ -152,7 +151,7 @@ def flip_bits(file: Path, times: int) -> Iterator[int]:
 
 
 @pytest.mark.engine
-def test_any_flipped_bit_is_found(root: Path, piece: Slice, file: Path) -> None:
+def test_any_flipped_bit_is_found(root, piece, file):
     silent = 0
     for _ in flip_bits(file, 150):
         with pytest.raises(DamagedSlice, match="SHA-256") as caught:
@@ -172,13 +171,13 @@ def _reads_without_complaint(file: Path) -> bool:
 
 
 @pytest.mark.parametrize("keep", [0, 1, 100, -1])
-def test_a_truncated_file_is_found(root: Path, piece: Slice, file: Path, keep: int) -> None:
+def test_a_truncated_file_is_found(root, piece, file, keep):
     file.write_bytes(file.read_bytes()[:keep])
     with pytest.raises(DamagedSlice, match="bytes instead of"):
         open_store(root).read([piece])
 
 
-def test_a_file_of_other_rows_under_the_same_name_is_found(root: Path, store: Store, piece: Slice, file: Path) -> None:
+def test_a_file_of_other_rows_under_the_same_name_is_found(root, store, piece, file):
     other = append(store, 20, 49, step=2, attempt="b")
     file.write_bytes((root / "tables/messages" / other.files[0].path).read_bytes())
     with pytest.raises(DamagedSlice):
@@ -186,7 +185,7 @@ def test_a_file_of_other_rows_under_the_same_name_is_found(root: Path, store: St
 
 
 @pytest.mark.engine
-def test_a_flipped_bit_in_the_ledger_is_found_or_harmless(root: Path, store: Store, piece: Slice) -> None:
+def test_a_flipped_bit_in_the_ledger_is_found_or_harmless(root, store, piece):
     (file,) = (root / "tables/ledger/run=run").glob("*.parquet")
     found = 0
     for _ in flip_bits(file, 100):

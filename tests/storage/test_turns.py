@@ -1,6 +1,6 @@
 """Turns of rollouts under way: what a process that died has left is there, and goes once nobody needs it."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -16,7 +16,7 @@ from tests.fixtures.waiting import until
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def quick(monkeypatch):
     monkeypatch.setattr(turns, "LINGER_SECONDS", 0.01)
     monkeypatch.setattr(turns, "PAUSE_RATIO", 0.0)
 
@@ -47,7 +47,7 @@ def files(store: Store) -> list[str]:
     return [each.path for each in table.active_files()]
 
 
-def test_a_run_that_died_finds_its_turns_in_their_order_and_no_other_run_does(store: Store) -> None:
+def test_a_run_that_died_finds_its_turns_in_their_order_and_no_other_run_does(store):
     own = [turn("a", request="1"), turn("a", request="2", policies=()), turn("a", 1, policies=("p", "q")), turn("b")]
     with dying(store) as kept:
         for each in own:
@@ -58,7 +58,7 @@ def test_a_run_that_died_finds_its_turns_in_their_order_and_no_other_run_does(st
     assert again(store, "another").of("a") == []
 
 
-def test_what_another_policy_sampled_takes_the_place_of_a_turn(store: Store) -> None:
+def test_what_another_policy_sampled_takes_the_place_of_a_turn(store):
     first, second = turn("a"), turn("a", policies=("q",))
     with dying(store) as kept:
         kept.put(first)
@@ -68,7 +68,7 @@ def test_what_another_policy_sampled_takes_the_place_of_a_turn(store: Store) -> 
     assert again(store).of("a") == [second]
 
 
-def test_turns_of_groups_that_are_committed_go_and_their_files_with_them(store: Store) -> None:
+def test_turns_of_groups_that_are_committed_go_and_their_files_with_them(store):
     with dying(store) as kept:
         kept.put(turn("a"))
         until(lambda: len(files(store)) == 1, lambda: str(files(store)))
@@ -81,7 +81,7 @@ def test_turns_of_groups_that_are_committed_go_and_their_files_with_them(store: 
     assert again(store).of("b") == [turn("b")]
 
 
-def test_a_run_that_ends_leaves_none_what_died_before_it_among_them(store: Store) -> None:
+def test_a_run_that_ends_leaves_none_what_died_before_it_among_them(store):
     with dying(store) as kept:
         kept.put(turn("a"))
     with again(store) as kept:
@@ -92,9 +92,7 @@ def test_a_run_that_ends_leaves_none_what_died_before_it_among_them(store: Store
 
 
 @pytest.mark.parametrize("kind", [NoSpace, OSError])
-def test_turns_wait_while_the_store_refuses_and_the_run_goes_on(
-    store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: Callable[[str], Exception]
-) -> None:
+def test_turns_wait_while_the_store_refuses_and_the_run_goes_on(store, monkeypatch, caplog, kind):
     append, refusals = Store.append, list[str]()
 
     def refuse(self: Store, table: str, *arguments: Any, **others: Any) -> Any:
@@ -111,9 +109,7 @@ def test_turns_wait_while_the_store_refuses_and_the_run_goes_on(
 
 
 @pytest.mark.parametrize("kind", [NoSpace, OSError])
-def test_a_removal_that_the_store_refuses_commits_no_turn_again(
-    store: Store, monkeypatch: pytest.MonkeyPatch, kind: Callable[[str], Exception]
-) -> None:
+def test_a_removal_that_the_store_refuses_commits_no_turn_again(store, monkeypatch, kind):
     remove, refusals = TurnCache._remove, list[Sequence[str]]()
     append, appended = Store.append, list[int]()
 
@@ -142,7 +138,7 @@ def test_a_removal_that_the_store_refuses_commits_no_turn_again(
     assert again(store).of("b") == [turn("b")] and again(store).of("a") == []
 
 
-def test_an_error_says_what_could_not_be_kept(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_says_what_could_not_be_kept(store, monkeypatch):
     def refuse(*_: Any, **__: Any) -> Any:
         raise NoSpace("the disk is full", "here", "everything", "make room")
 
@@ -153,7 +149,7 @@ def test_an_error_says_what_could_not_be_kept(store: Store, monkeypatch: pytest.
     assert "1 turns of rollouts under way are lost" in caught.value.__notes__[0]
 
 
-def test_a_file_that_cannot_be_read_is_no_reason_to_stop(store: Store) -> None:
+def test_a_file_that_cannot_be_read_is_no_reason_to_stop(store):
     with dying(store) as kept:
         kept.put(turn("a"))
     (path,) = files(store)

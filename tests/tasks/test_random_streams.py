@@ -97,7 +97,7 @@ def seeds_of_calls(assigned: list[int]) -> dict[tuple[object, ...], int]:
 
 
 @pytest.fixture
-def seeds(monkeypatch: pytest.MonkeyPatch) -> Seeds:
+def seeds(monkeypatch):
     """The seeds of all draws on common inputs: two runs of the same examples."""
     made = Seeds()
     samplers = ("tasks.assignment.samplers.standard", "tasks.assignment.samplers.difficulty_pools")
@@ -122,12 +122,12 @@ def seeds(monkeypatch: pytest.MonkeyPatch) -> Seeds:
     return made
 
 
-def test_each_draw_has_one_seed_for_each_thing_that_is_drawn(seeds: Seeds) -> None:
+def test_each_draw_has_one_seed_for_each_thing_that_is_drawn(seeds):
     for name, by_parts in seeds.of.items():
         assert len({*by_parts.values()}) == len(by_parts), name
 
 
-def test_draws_share_a_stream_where_the_page_says_why_and_nowhere_else(seeds: Seeds) -> None:
+def test_draws_share_a_stream_where_the_page_says_why_and_nowhere_else(seeds):
     page = PAGE.read_text(encoding="utf-8")
     drawn, shared = (re.search(rf"## {title}\n.*?(?=\n## )", page, re.DOTALL) for title in ("Draws", "Shared streams"))
     assert drawn is not None and shared is not None

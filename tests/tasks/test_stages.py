@@ -12,7 +12,7 @@ from tasks.stage_tasks import TASKS, services_of, stage_of
 from tasks.stages import BY_NAME, STAGES
 
 
-def test_the_order_is_the_one_in_which_stages_make_what_others_read() -> None:
+def test_the_order_is_the_one_in_which_stages_make_what_others_read():
     """Rows of a step's own: state of the step before, and policies, come from elsewhere."""
     made: set[str] = set()
     for each in STAGES:
@@ -22,13 +22,13 @@ def test_the_order_is_the_one_in_which_stages_make_what_others_read() -> None:
 
 
 @pytest.mark.parametrize("each", STAGES, ids=lambda each: each.name)
-def test_every_stage_is_declared_as_it_is_registered(each: stages.RegisteredStage) -> None:
+def test_every_stage_is_declared_as_it_is_registered(each):
     of_rollouts = each.name == stages.EVALUATION
     assert {task.stage.name for task in TASKS[each.name]} == {stages.ROLLOUT if of_rollouts else each.name}
     assert all(each.table in task.stage.writes for task in TASKS[each.name])
 
 
-def test_lists_that_cannot_be_derived_agree_with_the_registry() -> None:
+def test_lists_that_cannot_be_derived_agree_with_the_registry():
     assert (*TASKS,) == stages.names()
     assert ORDER == stages.REPLAYABLE
     assert {*WAITS_FOR} == {*PROCESSES, "approve", "example_source"}
@@ -36,7 +36,7 @@ def test_lists_that_cannot_be_derived_agree_with_the_registry() -> None:
     assert services_of("rollout") == ("engine", "teachers", "environments") and services_of("examples") == ()
 
 
-def test_the_derived_lists() -> None:
+def test_the_derived_lists():
     assert stages.STEP_STAGES[:4] == ("assignment", "rollout", "demonstration", "import")
     assert stages.SAMPLING == ("rollout", "demonstration", "import")
     assert " ".join(stages.LINEAGE) == (
@@ -54,7 +54,7 @@ def test_the_derived_lists() -> None:
     assert [BY_NAME[name].colour for name in ("rollout", "training", "evaluation", "examples")] == [0, 1, 2, 7]
 
 
-def test_importing_the_registry_is_light() -> None:
+def test_importing_the_registry_is_light():
     heavy = ("torch", "vllm", "verifiers", "transformers", "prefect", "pydantic", "pyarrow", "numpy")
     code = f"import sys, tasks.stages; print([name for name in {heavy} if name in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"

@@ -8,11 +8,11 @@ import pytest
 from benchmarks.fixtures.large_store import make
 from storage.maintenance import plan
 from storage.store import open_store
-from tests.fixtures.commands import Call, run_command
+from tests.fixtures.commands import run_command
 
 
 @pytest.fixture
-def root(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(original, tmp_path, monkeypatch):
     """A copy of the module's store `original` in the working directory, in which runs finished long enough ago."""
     monkeypatch.setattr(plan, "RECENT_HOURS", 0.0)
     monkeypatch.chdir(tmp_path)
@@ -20,7 +20,7 @@ def root(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 
 
 @pytest.fixture
-def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+def call(tmp_path, monkeypatch, capsys):
     """A function that runs a command on the test's store, which is in `store` or is the test's directory itself."""
 
     def run(*argv: str) -> tuple[int, str]:
@@ -32,7 +32,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 @pytest.fixture(scope="session")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def forked(tmp_path_factory):
     """A store with the run `large`, its evaluations, and two forks of it; commands only read it."""
     place = tmp_path_factory.mktemp("forked") / "store"
     make(place, steps=3, rollouts=16, group_size=8, fork=2)
@@ -40,7 +40,7 @@ def forked(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def trace_id(forked: Path) -> str:
+def trace_id(forked):
     """The first rollout by id of the run `large` in step 1, which is not evaluated."""
     rows = open_store(forked).scan("traces").filter(run="large", step=1).select("trace_id").collect()
     return str(min(rows["trace_id"]))

@@ -11,7 +11,6 @@ import sys
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -24,7 +23,6 @@ from flows.cli.commands import COMMANDS
 from flows.services.process import ServiceFailed
 from storage.store import open_store
 from tasks.runtime.imports import DISTRIBUTION
-from tests.fixtures.commands import Call
 from tests.fixtures.faults import happened
 from tests.fixtures.programs import environment
 from tests.fixtures.waiting import PATIENCE
@@ -46,9 +44,7 @@ EXTERNAL = [
         ("eval --url http://h/v1 --model m --retry-errors 2", "evaluate", [], EXTERNAL),
     ],
 )
-def test_runs_are_started_with_files_and_overrides_in_any_order(
-    argv: str, kind: str, files: list[str], overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_are_started_with_files_and_overrides_in_any_order(argv, kind, files, overrides, tmp_path, monkeypatch):
     start = Mock(return_value=0)
     monkeypatch.setattr(commands, "start", start)
     monkeypatch.chdir(tmp_path)
@@ -91,9 +87,7 @@ def test_runs_are_started_with_files_and_overrides_in_any_order(
         ("lora-smoke", "model.path: say which directory"),
     ],
 )
-def test_arguments_that_are_refused(
-    argv: str, words: str, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arguments_that_are_refused(argv, words, call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, message = call(*argv.split())
     assert status == 2 and message.startswith("stagecoach: ") and words in message
@@ -124,7 +118,7 @@ def test_arguments_that_are_refused(
         ("quarantine --list --where=-reward>1", {"listing": True, "where": "-reward>1"}),
     ],
 )
-def test_options_are_read(argv: str, options: dict[str, Any]) -> None:
+def test_options_are_read(argv, options):
     command = cli.parse(argv.split())
     assert isinstance(command, partial) and command.keywords == options
 
@@ -133,16 +127,16 @@ def test_options_are_read(argv: str, options: dict[str, Any]) -> None:
     ("argv", "suggestion"),
     [("runs --lines 3", ""), ("evals a --set x", ""), ("show --lst 3", "--last")],
 )
-def test_an_option_is_suggested_only_where_it_is_near(argv: str, suggestion: str, call: Call) -> None:
+def test_an_option_is_suggested_only_where_it_is_near(argv, suggestion, call):
     message = call(*argv.split())[1]
     assert f"Did you mean {suggestion}?" in message if suggestion else "Did you mean" not in message
 
 
-def test_ls_lists_the_runs() -> None:
+def test_ls_lists_the_runs():
     assert cli.parse(["ls", "--store", "s"]).func is cli.parse(["runs", "--store", "s"]).func
 
 
-def test_the_version_is_printed(call: Call) -> None:
+def test_the_version_is_printed(call):
     assert call("--version") == (0, f"stagecoach {version(DISTRIBUTION)}\n")
 
 
@@ -180,9 +174,7 @@ READ_ONLY = "the disk is read-only\n  Where: /store/x\n"
         (ServiceFailed("it ended; its log: No space left on device"), "it ended; its log"),
     ],
 )
-def test_errors_for_people_are_one_message_without_a_traceback(
-    error: Exception, words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors_for_people_are_one_message_without_a_traceback(error, words, monkeypatch, capsys):
     error.add_note("all earlier stages are safe")
     assert fail(monkeypatch, error) == 2
     message = capsys.readouterr().err
@@ -196,14 +188,12 @@ def test_errors_for_people_are_one_message_without_a_traceback(
 @pytest.mark.parametrize(
     "error", [ValueError("of a library"), AssertionError("ours"), KeyError("x"), BrokenPipeError("of a service")]
 )
-def test_faults_keep_their_traceback(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_keep_their_traceback(error, monkeypatch):
     with pytest.raises(type(error)):
         fail(monkeypatch, error)
 
 
-def test_the_search_for_damage_is_announced_and_can_be_interrupted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_search_for_damage_is_announced_and_can_be_interrupted(tmp_path, monkeypatch, capsys):
     store = {"store": str(open_store(tmp_path / "store").root.address)}
     announced = pytest.warns(UserWarning, match="looking through all of its files for damage.* Ctrl-C ends it")
     with announced, pytest.raises(KeyError):
@@ -216,9 +206,7 @@ def test_the_search_for_damage_is_announced_and_can_be_interrupted(
 
 
 @pytest.mark.parametrize("lines", [0, 1, 100_000], ids=["help", "a line", "more than a pipe holds"])
-def test_a_reader_that_closes_the_output_ends_the_command_silently(
-    lines: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_reader_that_closes_the_output_ends_the_command_silently(lines, monkeypatch, capsys):
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as closed:
@@ -236,9 +224,7 @@ def test_a_reader_that_closes_the_output_ends_the_command_silently(
         (["Go on with: stagecoach resume a"], "\nInterrupted. Go on with: stagecoach resume a\n"),
     ],
 )
-def test_an_interrupt_gives_advice_only_if_something_can_be_resumed(
-    notes: list[str], printed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_interrupt_gives_advice_only_if_something_can_be_resumed(notes, printed, monkeypatch, capsys):
     interrupt = KeyboardInterrupt()
     for note in notes:
         interrupt.add_note(note)
@@ -276,7 +262,7 @@ sys.exit(cli.main())
 @pytest.mark.fault("signal", "Ctrl-C at the start, pressed three times", "no traceback")
 @pytest.mark.engine
 @pytest.mark.parametrize("moment", ["early", "later"])
-def test_ctrl_c_while_the_program_starts_and_pressed_three_times_leaves_no_traceback(moment: str) -> None:
+def test_ctrl_c_while_the_program_starts_and_pressed_three_times_leaves_no_traceback(moment):
     program = subprocess.Popen(
         [sys.executable, "-c", COMMAND, "--help", moment],
         stdout=subprocess.PIPE,
@@ -297,7 +283,7 @@ def test_ctrl_c_while_the_program_starts_and_pressed_three_times_leaves_no_trace
     assert errors.endswith("\nInterrupted.\n") and ("Already ending" in errors) == (moment == "later")
 
 
-def test_a_second_ctrl_c_after_a_while_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_ctrl_c_after_a_while_ends_the_process(monkeypatch):
     handled, statuses = interrupts.Interrupts(), list[int]()
     monkeypatch.setattr(interrupts.os, "_exit", statuses.append)
     monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", -1.0)
@@ -307,7 +293,7 @@ def test_a_second_ctrl_c_after_a_while_ends_the_process(monkeypatch: pytest.Monk
     assert statuses == [130]
 
 
-def test_the_handler_of_an_embedding_program_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_handler_of_an_embedding_program_stays(monkeypatch):
     handler = Mock()
     monkeypatch.setattr(sys, "argv", ["stagecoach", "--help"])
     previous = signal.signal(signal.SIGINT, handler)
@@ -318,7 +304,7 @@ def test_the_handler_of_an_embedding_program_stays(monkeypatch: pytest.MonkeyPat
         signal.signal(signal.SIGINT, previous)
 
 
-def test_help_lists_every_command_in_its_group(call: Call) -> None:
+def test_help_lists_every_command_in_its_group(call):
     status, page = call("--help")
     assert status == 0 and max(map(len, page.splitlines())) <= 80
     assert re.findall(r"^(\w+):$", page, re.MULTILINE) == ["Run", "Look", "Compare", "Correct", "Keep", "Move"]
@@ -327,7 +313,7 @@ def test_help_lists_every_command_in_its_group(call: Call) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_help_of_every_command_has_examples_that_are_read(command: str, call: Call) -> None:
+def test_help_of_every_command_has_examples_that_are_read(command, call):
     page, text = call(command, "-h")[1], COMMANDS[command].help
     assert f"Usage: stagecoach {command}" in page and f"\n{text.splitlines()[0]}\n" in page
     examples = re.findall(r"^  stagecoach (.*)", text, re.MULTILINE)
@@ -337,11 +323,11 @@ def test_help_of_every_command_has_examples_that_are_read(command: str, call: Ca
         cli.parse(shlex.split(example))
 
 
-def test_help_of_sql_has_the_name_of_a_run_in_one_piece(call: Call) -> None:
+def test_help_of_sql_has_the_name_of_a_run_in_one_piece(call):
     assert '"my-replay".traces' in call("sql", "-h")[1]
 
 
-def test_a_command_that_is_started_without_an_output_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_is_started_without_an_output_runs(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
     monkeypatch.setattr(cli, "parse", lambda _: lambda: print("said to", sys.stdout.isatty()))
     assert cli.main([]) == 0

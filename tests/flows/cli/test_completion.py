@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 
 @pytest.fixture(scope="module")
-def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def script(tmp_path_factory):
     """The installed script, with a program beside it that it asks."""
     place = tmp_path_factory.mktemp("completion")
     program = place / "stagecoach"
@@ -44,7 +43,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=" ".join,
 )
-def test_bash_offers_commands_options_and_choices(script: Path, typed: tuple[str, ...], offered: list[str]) -> None:
+def test_bash_offers_commands_options_and_choices(script, typed, offered):
     variables = environment()
     variables["PATH"] = f"{script.parent}:{variables['PATH']}"
     asked = ["bash", "--norc", "-c", OFFERED, "bash", str(script), "stagecoach", *typed]

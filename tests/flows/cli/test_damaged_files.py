@@ -21,7 +21,7 @@ Harm = Callable[[bytes], bytes | None]
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def original(tmp_path_factory):
     """A store with two runs of every table, and one with weights."""
     place = tmp_path_factory.mktemp("damaged") / "store"
     with play_stages():
@@ -105,9 +105,7 @@ def words(command: str) -> list[str]:
     "each of 16 commands ends in one message that names the file, or is not touched by it",
 )
 @pytest.mark.parametrize(("target", "harm"), CASES)
-def test_each_command_ends_in_one_message(
-    root: Path, capsys: pytest.CaptureFixture[str], target: str, harm: str
-) -> None:
+def test_each_command_ends_in_one_message(root, capsys, target, harm):
     path = TARGETS[target](root)
     spoil(path, HARMS[harm](path.read_bytes()))
     said: dict[str, str] = {}

@@ -17,13 +17,13 @@ from storage.policies.store import Policies
 from storage.refs import File, Slice
 from storage.roots import open_root
 from storage.store import open_store
-from tests.fixtures.commands import Call, file_bytes
+from tests.fixtures.commands import file_bytes
 from tests.fixtures.faults import happened, spoil
 from tests.fixtures.histories import finish, two_runs
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def original(tmp_path_factory):
     """A store with two finished runs that share a step."""
     return two_runs(tmp_path_factory.mktemp("destructive") / "store")
 
@@ -69,9 +69,7 @@ ABSURD = [
 
 @pytest.mark.fault("input", "a number that a command cannot take, absurd arguments", "one message, nothing changed")
 @pytest.mark.parametrize("argv", ABSURD, ids=lambda argv: " ".join(argv)[:60].encode("ascii", "replace").decode())
-def test_an_absurd_argument_is_one_message(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call, argv: list[str]
-) -> None:
+def test_an_absurd_argument_is_one_message(root, tmp_path, monkeypatch, call, argv):
     monkeypatch.chdir(tmp_path)
     before = file_bytes(tmp_path)
     status, message = call(*argv)
@@ -80,7 +78,7 @@ def test_an_absurd_argument_is_one_message(
 
 
 @pytest.mark.fault("input", "the flow is to keep -1 runs", "refused")
-def test_the_flow_refuses_to_keep_a_negative_number_of_runs(root: Path) -> None:
+def test_the_flow_refuses_to_keep_a_negative_number_of_runs(root):
     from flows.runtime.maintenance import choose_removal
 
     with pytest.raises(StoreError, match="-1 runs cannot be kept") as refused:
@@ -100,7 +98,7 @@ OUTPUTS = [
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("argv", OUTPUTS, ids=" ".join)
 @pytest.mark.parametrize("target", ["format.json", "new.json", "policies/training-x", "tables/../x.json", "link"])
-def test_nothing_is_written_into_a_store(root: Path, call: Call, argv: list[str], target: str, force: bool) -> None:
+def test_nothing_is_written_into_a_store(root, call, argv, target, force):
     path = root / target
     if target == "link":
         path = root.parent / "link"
@@ -114,7 +112,7 @@ def test_nothing_is_written_into_a_store(root: Path, call: Call, argv: list[str]
 
 @pytest.mark.fault("paths", "a command is to replace a file", "only with --force, and whole")
 @pytest.mark.parametrize("argv", OUTPUTS[:2], ids=" ".join)
-def test_a_file_is_replaced_only_when_asked_and_whole(root: Path, tmp_path: Path, call: Call, argv: list[str]) -> None:
+def test_a_file_is_replaced_only_when_asked_and_whole(root, tmp_path, call, argv):
     target = tmp_path / "there.json"
     target.write_text("precious")
     status, said = call(*argv, str(target))
@@ -124,7 +122,7 @@ def test_a_file_is_replaced_only_when_asked_and_whole(root: Path, tmp_path: Path
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-def test_a_stream_is_written_to(root: Path, tmp_path: Path) -> None:
+def test_a_stream_is_written_to(root, tmp_path):
     os.mkfifo(pipe := tmp_path / "pipe.json")
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     given = ["--output", str(pipe), "--store", str(root)]
@@ -165,9 +163,7 @@ def begin_repair(root: Path) -> None:
 @pytest.mark.fault("log", "gc or maintain on a store with a damaged ledger", "refused, nothing deleted")
 @pytest.mark.parametrize("command", ["gc --keep new --yes", "maintain --retention-hours 0"])
 @pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
-def test_nothing_is_deleted_while_the_ledger_is_damaged_or_incomplete(
-    root: Path, call: Call, command: str, damage: Callable[[Path], object]
-) -> None:
+def test_nothing_is_deleted_while_the_ledger_is_damaged_or_incomplete(root, call, command, damage):
     for _ in range(6):
         finish(open_store(root), "new")  # events do not hide what happens to the ledger
     damage(root)
@@ -182,7 +178,7 @@ OUT = "../../weights"
 
 
 @pytest.fixture
-def outside(root: Path) -> Path:
+def outside(root):
     """A file beside the store, which a path out of it would reach."""
     path = root.parent / "precious.parquet"
     path.write_text("precious")
@@ -190,7 +186,7 @@ def outside(root: Path) -> Path:
 
 
 @pytest.mark.fault("paths", "a ledger row names a file outside the store", "refused, nothing deleted")
-def test_rows_that_name_a_file_outside_delete_nothing_there(root: Path, outside: Path) -> None:
+def test_rows_that_name_a_file_outside_delete_nothing_there(root, outside):
     store = open_store(root)
     file = File("../../../precious.parquet", 8, "")
     piece = Slice("messages", "old", "a", 1, "", (file,))
@@ -204,7 +200,7 @@ def test_rows_that_name_a_file_outside_delete_nothing_there(root: Path, outside:
 
 @pytest.mark.fault("paths", "a removal names a place outside the store", "refused, nothing deleted")
 @pytest.mark.parametrize("what", ["slices", "policies"])
-def test_removals_that_name_a_place_outside_delete_nothing_there(root: Path, outside: Path, what: str) -> None:
+def test_removals_that_name_a_place_outside_delete_nothing_there(root, outside, what):
     (root.parent / "weights").mkdir()
     piece = Slice("messages", "old", "a", 1, "", (File("../../../precious.parquet", 8, ""),))
     record = {"slices": [piece.to_row()], "policies": []} if what == "slices" else {"slices": [], "policies": [OUT]}
@@ -220,7 +216,7 @@ def test_removals_that_name_a_place_outside_delete_nothing_there(root: Path, out
 
 @pytest.mark.fault("paths", "a manifest names a place outside the store", "refused")
 @pytest.mark.parametrize("field", ["files", "below", "added"])
-def test_a_manifest_that_names_a_place_outside_is_refused(tmp_path: Path, field: str) -> None:
+def test_a_manifest_that_names_a_place_outside_is_refused(tmp_path, field):
     policies = Policies(open_root(str(tmp_path)), cache=tmp_path / "cache")
     scratch = policies.scratch("k")
     (scratch / "model.safetensors").write_text("weights")
@@ -239,7 +235,7 @@ def test_a_manifest_that_names_a_place_outside_is_refused(tmp_path: Path, field:
 
 @pytest.mark.fault("paths", "a path leads out of the store", "each of ten uses is refused")
 @pytest.mark.parametrize("path", ["../x", "a/../../x", "/etc/x", "a/..", "a\0b", "..\\x"])
-def test_no_path_leads_out_of_a_root(tmp_path: Path, path: str) -> None:
+def test_no_path_leads_out_of_a_root(tmp_path, path):
     (tmp_path / "store").mkdir()
     root = open_root(str(tmp_path / "store"))
     uses: list[Callable[[], object]] = [

@@ -48,12 +48,12 @@ BROKEN_TORCH = Mock(side_effect=subprocess.CalledProcessError(1, "python", stder
     ],
 )
 def test_packages_and_programs(
-    check: Callable[[], str],
-    packages: dict[str, str],
-    replaced: dict[str, Any],
-    problem: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    check,
+    packages,
+    replaced,
+    problem,
+    monkeypatch,
+):
     monkeypatch.setattr(doctor, "installed_version", lambda name: packages.get(name, ""))
     for name, value in replaced.items():
         monkeypatch.setattr(f"flows.cli.doctor.{name}", value)
@@ -62,27 +62,25 @@ def test_packages_and_programs(
 
 
 @pytest.mark.parametrize(("free", "problem"), [(4 * GIB, ""), (2 * GIB, "2.0 GiB free; 3 are needed")])
-def test_memory(free: int, problem: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory(free, problem, monkeypatch):
     monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
     assert problem_of(doctor.memory) == problem
 
 
-def test_disk_of_a_store_that_does_not_exist_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_of_a_store_that_does_not_exist_yet(monkeypatch):
     place = Path(__file__).parent
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=GIB * (path == place)))
     assert doctor.disk(str(place / "not" / "yet")) == f"1.0 GiB free in {place}"
     assert problem_of(doctor.shared_memory)
 
 
-def test_a_configured_prefect_api_that_does_not_answer_is_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configured_prefect_api_that_does_not_answer_is_bad(monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     assert "127.0.0.1:9" in problem_of(doctor.prefect)
 
 
 @pytest.mark.parametrize("bad", [0, 2])
-def test_the_exit_status_is_that_of_the_worst(
-    bad: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_exit_status_is_that_of_the_worst(bad, monkeypatch, capsys):
     failures = {name: (Mock(side_effect=error("gone")), "do this") for name, error in (("b", OSError), ("c", Problem))}
     monkeypatch.setattr(doctor, "CHECKS", {"a": (lambda: "fine", "advice"), **(failures if bad else {})})
     monkeypatch.setattr(doctor, "disk", lambda _: "room")
@@ -103,9 +101,7 @@ def test_the_exit_status_is_that_of_the_worst(
         ("", "nvidia-smi does not answer"),
     ],
 )
-def test_compiler_driver_and_memory_of_each_gpu(
-    line: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiler_driver_and_memory_of_each_gpu(line, problem, tmp_path, monkeypatch):
     """The real call, of a program that answers as nvidia-smi does; without a line neither program is installed."""
     for name, text in {"nvidia-smi": f"cat <<'END'\n{line}\nEND", "cc": ""}.items() if line else ():
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")

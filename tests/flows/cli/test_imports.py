@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -45,7 +44,7 @@ HEAVY = {*WORLDS, *WEB, "duckdb", "polars", "pyarrow", "pydantic", "numpy", "del
     ],
     ids=["help", "help of commands", "check", "a run that is refused"],
 )
-def test_commands_without_a_store(commands: list[list[str]], status: int, some: str, none: set[str]) -> None:
+def test_commands_without_a_store(commands, status, some, none):
     loaded = loaded_by(*commands, status=status)
     assert some in loaded and not loaded & none
 
@@ -58,9 +57,7 @@ def test_commands_without_a_store(commands: list[list[str]], status: int, some: 
     ],
     ids=["queries about rows", "looking at runs"],
 )
-def test_commands_that_look_at_a_store(
-    forked: Path, trace_id: str, commands: list[list[str]], some: set[str], none: set[str]
-) -> None:
+def test_commands_that_look_at_a_store(forked, trace_id, commands, some, none):
     argvs = [[trace_id if word == "TRACE" else word for word in argv] for argv in commands]
     loaded = loaded_by(*([*argv, "--store", str(forked)] for argv in argvs))
     assert some <= loaded and not loaded & none

@@ -18,7 +18,6 @@ from flows.cli.project import CONFIG, EXAMPLES, NUM_EXAMPLES, REWARD, example_ro
 from flows.runtime import demo_sources
 from flows.runtime.demo_sources import DEMO, demo_recipe, demo_weights
 from flows.runtime.resolve_run import resolve_run
-from tests.fixtures.commands import Call
 
 ROOT = Path(__file__).parents[3]
 PRIME_RL = """
@@ -54,7 +53,7 @@ def reward_of(text: str) -> Any:
     return module["reward"]
 
 
-def test_a_project_of_own_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_project_of_own_data(tmp_path, capsys):
     directory = tmp_path / "new" / "project"
     project = made(directory)
     assert list(project) and set(project) == {CONFIG, REWARD, EXAMPLES}
@@ -67,7 +66,7 @@ def test_a_project_of_own_data(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ]
 
 
-def test_the_reward_of_the_sample_goes_by_its_answers(tmp_path: Path) -> None:
+def test_the_reward_of_the_sample_goes_by_its_answers(tmp_path):
     project = made(tmp_path)
     reward, row = reward_of(project[REWARD]), json.loads(project[EXAMPLES].splitlines()[0])
     assert reward(f"so: <rev>{row['answer']}</rev>", row["answer"], row) == 1.0
@@ -75,7 +74,7 @@ def test_the_reward_of_the_sample_goes_by_its_answers(tmp_path: Path) -> None:
     assert 0 < reward(f"<rev>{row['answer'][0]}</rev>", row["answer"], row) < 1
 
 
-def test_prompts_and_chat_format_are_those_of_the_warm_up_of_the_demo_s_model(tmp_path: Path) -> None:
+def test_prompts_and_chat_format_are_those_of_the_warm_up_of_the_demo_s_model(tmp_path):
     # In another form the small model has never been asked, and answers at random.
     recipe = demo_recipe()
     prompt = importlib.import_module(f"{recipe.demonstrations[0].split()[0]}.texts").prompt
@@ -90,7 +89,7 @@ def test_prompts_and_chat_format_are_those_of_the_warm_up_of_the_demo_s_model(tm
     assert warm_up.renderer_settings == {"enable_thinking": False}
 
 
-def test_what_cannot_be_made_is_refused_and_nothing_is_written(tmp_path: Path, call: Call) -> None:
+def test_what_cannot_be_made_is_refused_and_nothing_is_written(tmp_path, call):
     (tmp_path / REWARD).write_text("mine")
     (tmp_path / "dangling").mkdir()
     (tmp_path / "dangling" / CONFIG).symlink_to("nowhere")
@@ -107,7 +106,7 @@ def test_what_cannot_be_made_is_refused_and_nothing_is_written(tmp_path: Path, c
     assert sorted(tmp_path.rglob("*")) == before and (tmp_path / REWARD).read_text() == "mine"
 
 
-def test_a_config_of_prime_rl(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_config_of_prime_rl(tmp_path, capsys):
     (tmp_path / "rl.toml").write_text(PRIME_RL)
     project = made(tmp_path / "new", "--from", str(tmp_path / "rl.toml"))
     config = load([tmp_path / "new" / CONFIG])
@@ -118,7 +117,7 @@ def test_a_config_of_prime_rl(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "slurm.partition" in lost and "orchestrator.token_batch_siz" in lost
 
 
-def test_arguments_of_trl_get_a_reward_function_beside_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_arguments_of_trl_get_a_reward_function_beside_them(tmp_path, capsys):
     arguments = {"model_name_or_path": "Qwen/Qwen3-0.6B", "max_steps": 3, "reward_funcs": "mine", "dataset_name": "a/b"}
     (tmp_path / "grpo.json").write_text(json.dumps(arguments))
     project = made(tmp_path / "new", "--from", str(tmp_path / "grpo.json"))
@@ -131,14 +130,14 @@ def test_arguments_of_trl_get_a_reward_function_beside_them(tmp_path: Path, caps
     assert (reward("it is 4", "4", {}), reward("it is 5", "4", {})) == (1.0, 0.0)
 
 
-def test_what_a_config_says_cannot_leave_its_comment(tmp_path: Path) -> None:
+def test_what_a_config_says_cannot_leave_its_comment(tmp_path):
     text = '[orchestrator]\nbatch_size = 8\n[orchestrator.renderer]\nname = "qwen3"\n"a\\nsteps = 9\\n#" = true\n'
     (tmp_path / "rl.toml").write_text(text)
     made(tmp_path / "new", "--from", str(tmp_path / "rl.toml"))
     assert "steps" not in tomllib.loads((tmp_path / "new" / CONFIG).read_text())
 
 
-def test_a_project_for_an_installed_environment(tmp_path: Path) -> None:
+def test_a_project_for_an_installed_environment(tmp_path):
     package = demo_recipe("kuhn_poker").demonstrations[0].split()[0]
     text = made(tmp_path, "--environment", package)[CONFIG]
     config = load([tmp_path / CONFIG])
@@ -151,9 +150,7 @@ def demo_config(*overrides: str) -> Any:
     return load(["demo"], [f"model.path={DEMO}", *overrides])
 
 
-def test_the_model_demo_is_made_before_a_run_and_other_models_are_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_model_demo_is_made_before_a_run_and_other_models_are_left_alone(tmp_path, monkeypatch):
     asked: list[str] = []
     monkeypatch.setattr(demo_sources, "warmed_weights", lambda root, sft: asked.append(root) or "/weights")
     assert demo_weights(load(["demo"], ["model.path=elsewhere"]), print) == ""
@@ -162,9 +159,7 @@ def test_the_model_demo_is_made_before_a_run_and_other_models_are_left_alone(
     assert demo_weights(demo_config(f"store={store}"), print) == "/weights" and asked == [store]
 
 
-def test_the_command_line_warms_the_model_up_as_flows_do_and_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_warms_the_model_up_as_flows_do_and_says_so(tmp_path, monkeypatch, capsys):
     made(tmp_path / "project")
     monkeypatch.chdir(tmp_path / "project")
     started: list[dict[str, Any]] = []
@@ -180,7 +175,7 @@ def test_the_command_line_warms_the_model_up_as_flows_do_and_says_so(
     assert "The run demo-warm-up" in (printed := capsys.readouterr().out) and "later runs find it" in printed
 
 
-def test_an_environment_that_is_not_there_is_refused_before_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_that_is_not_there_is_refused_before_the_warm_up(monkeypatch):
     monkeypatch.setattr(demo_sources, "warmed_weights", pytest.fail)
     with pytest.raises(ValueError, match="no_such_taskset"):
         demo_weights(demo_config("environments.0.taskset.id=no_such_taskset"), print)

@@ -12,13 +12,13 @@ from storage.errors import SliceExpired
 from storage.maintenance.compact import RETENTION_HOURS
 from storage.schemas.stage_tables import STAGE_TABLES
 from storage.store import open_store
-from tests.fixtures.commands import Call, file_bytes
+from tests.fixtures.commands import file_bytes
 from tests.fixtures.faults import spoil
 from tests.fixtures.histories import age, contents, finish, train, two_runs
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def original(tmp_path_factory):
     """A store with two runs that share a step, and a log directory of each."""
     place = two_runs(tmp_path_factory.mktemp("keeping") / "store")
     for run in ("old", "new"):
@@ -40,17 +40,17 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
     ids=" ".join,
 )
-def test_what_changes_nothing(root: Path, argv: list[str], call: Call) -> None:
+def test_what_changes_nothing(root, argv, call):
     before = file_bytes(root)
     call(*argv)
     assert file_bytes(root) == before
 
 
-def test_maintain_keeps_files_as_long_as_the_store_does() -> None:
+def test_maintain_keeps_files_as_long_as_the_store_does():
     assert inspect.signature(maintain).parameters["retention_hours"].default == RETENTION_HOURS
 
 
-def test_gc_says_what_goes_and_removes_it(root: Path, call: Call) -> None:
+def test_gc_says_what_goes_and_removes_it(root, call):
     kept = contents(open_store(root), ["new"])
     status, said = call("gc", "--keep", "new", "--policies", "last", "--yes")
     assert status == 0
@@ -63,7 +63,7 @@ def test_gc_says_what_goes_and_removes_it(root: Path, call: Call) -> None:
     assert (plan["removed"], plan["done"]["rows"]) == ([], 0)
 
 
-def test_gc_removes_nothing_without_yes(root: Path, call: Call) -> None:
+def test_gc_removes_nothing_without_yes(root, call):
     before = file_bytes(root)
     status, said = call("gc", "--remove", "old")
     assert status == 0 and "removed: old\n" in said and "nothing was removed; --yes removes it for good" in said
@@ -86,7 +86,7 @@ def test_gc_removes_nothing_without_yes(root: Path, call: Call) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_is_refused(root: Path, argv: list[str], words: str, call: Call) -> None:
+def test_what_is_refused(root, argv, words, call):
     train(open_store(root), "open", "z", finished=False)
     before = file_bytes(root)
     status, said = call(*argv)
@@ -94,7 +94,7 @@ def test_what_is_refused(root: Path, argv: list[str], words: str, call: Call) ->
     assert file_bytes(root) == before
 
 
-def test_forced_retention_of_a_table_that_stages_read(root: Path, call: Call) -> None:
+def test_forced_retention_of_a_table_that_stages_read(root, call):
     status, said = call("maintain", "--retain", "messages=0h", "--force")
     assert status == 0
     assert "expired:" in said and "messages" in said
@@ -111,7 +111,7 @@ def unlink_output(root: Path, stage: str, number: int) -> str:
     return entry.key
 
 
-def test_repair_tells_what_can_be_done_again(root: Path, call: Call) -> None:
+def test_repair_tells_what_can_be_done_again(root, call):
     trained, _ = unlink_output(root, "training", 1), unlink_output(root, "rollout", 1)
     status, printed = call("repair")
     assert status == 1 and "stagecoach repair --forget" in printed and "of lost work other work was made" in printed
@@ -129,7 +129,7 @@ def test_repair_tells_what_can_be_done_again(root: Path, call: Call) -> None:
     assert (row["stage"], row["runs"], row["step"]) == ("rollout", ["new"], 1)
 
 
-def test_repair_puts_back_what_a_table_that_lost_its_newest_commits_lacks(root: Path, call: Call) -> None:
+def test_repair_puts_back_what_a_table_that_lost_its_newest_commits_lacks(root, call):
     before = contents(open_store(root), ["old", "new"])
     newest = max((root / "tables/messages/_delta_log").glob("*.json"))
     spoil(newest, None)
@@ -146,7 +146,7 @@ def test_repair_puts_back_what_a_table_that_lost_its_newest_commits_lacks(root: 
     assert contents(open_store(root), ["old", "new"]) == before
 
 
-def test_repair_forgets_nothing_while_a_run_may_be_at_work(root: Path, call: Call) -> None:
+def test_repair_forgets_nothing_while_a_run_may_be_at_work(root, call):
     unlink_output(root, "training", 2)
     store = open_store(root)
     store.runs.record(run="new", event="resumed")
@@ -156,13 +156,13 @@ def test_repair_forgets_nothing_while_a_run_may_be_at_work(root: Path, call: Cal
     assert call("repair", "--forget")[0] == 0
 
 
-def test_keep_last_keeps_the_newest(root: Path, call: Call) -> None:
+def test_keep_last_keeps_the_newest(root, call):
     train(open_store(root), "newest", "z")
     plan = json.loads(call("gc", "--keep-last", "2", "--json")[1])
     assert (plan["removed"], plan["kept"]) == (["old"], ["new", "newest"])
 
 
-def test_only_measurements_may_go_without_being_missed() -> None:
+def test_only_measurements_may_go_without_being_missed():
     assert [table.name for table in STAGE_TABLES if not is_read_again(table.name)] == [
         "token_policies",
         "intake_loads",

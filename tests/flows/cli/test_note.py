@@ -16,7 +16,6 @@ from flows.viewer.pages.runs import run_page
 from flows.viewer.pages.search import search_page
 from storage.records import REMOVED
 from storage.store import open_store
-from tests.fixtures.commands import Call
 from tests.fixtures.rehearsal import rehearse
 from tests.flows.viewer.looking import answer
 
@@ -24,7 +23,7 @@ HOSTILE = "<script>alert(1)</script> \x1b[31mred"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
+def store(tmp_path):
     rehearse(tmp_path / "store", "base", steps=1)
     return tmp_path / "store"
 
@@ -33,7 +32,7 @@ def first_trace(store: Path) -> str:
     return str(open_store(store).scan("traces").select("trace_id").first().collect().item())
 
 
-def test_a_note_on_a_run_is_listed_shown_and_taken_back(store: Path, call: Call) -> None:
+def test_a_note_on_a_run_is_listed_shown_and_taken_back(store, call):
     name = json.loads(call("note", "base", "length grew", "--tag", "odd", "--tag", "look", "--json")[1])["written"]
     assert f"note {name}" in (shown := call("show", "base")[1]) and "length grew #look #odd" in shown
     assert "base #look #odd" in " ".join(call("runs")[1].split())
@@ -42,7 +41,7 @@ def test_a_note_on_a_run_is_listed_shown_and_taken_back(store: Path, call: Call)
     assert call("note", "base") == (0, "base has no notes\n")
 
 
-def test_a_note_on_a_rollout_is_on_its_page_and_is_found_by_a_condition(store: Path) -> None:
+def test_a_note_on_a_rollout_is_on_its_page_and_is_found_by_a_condition(store):
     library, trace = StoreReader.at(store), first_trace(store)
     condition = Condition("tags ~ 'hack' and note ~ 'empty'")
     assert search_run(library, "base", condition).rows.is_empty()
@@ -53,7 +52,7 @@ def test_a_note_on_a_rollout_is_on_its_page_and_is_found_by_a_condition(store: P
     assert run_page(library, PageRequest("", {"run": "base"})).values["notes"] == [], "it is not on the run"
 
 
-def test_a_plain_text_finds_notes_of_rollouts(store: Path) -> None:
+def test_a_plain_text_finds_notes_of_rollouts(store):
     library, trace = StoreReader.at(store), first_trace(store)
     note("base", "Begins with a YAWN", trace=trace, store=str(store))
 
@@ -66,7 +65,7 @@ def test_a_plain_text_finds_notes_of_rollouts(store: Path) -> None:
     assert "<mark>YAWN</mark>" in html and addresses.trace("base", trace).partition("?")[0] in html
 
 
-def test_notes_of_a_removed_run_are_not_those_of_the_next_of_its_name(store: Path) -> None:
+def test_notes_of_a_removed_run_are_not_those_of_the_next_of_its_name(store):
     note("base", "of the first", store=str(store))
     root = open_store(store)
     root.runs.record(run="base", event=REMOVED)
@@ -86,7 +85,7 @@ def test_notes_of_a_removed_run_are_not_those_of_the_next_of_its_name(store: Pat
         ("base text --store none", "there is no store"),
     ],
 )
-def test_what_makes_no_sense_is_refused(store: Path, call: Call, argv: str, words: str) -> None:
+def test_what_makes_no_sense_is_refused(store, call, argv, words):
     status, message = call("note", *argv.split())
     assert status == 2 and words in message
     assert notes_of(open_store(store)) == [] and not Path("none").exists()

@@ -1,7 +1,6 @@
 """The plan that `stagecoach check` prints: stages and keys that can be known; and nothing left behind."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +20,7 @@ from tests.fixtures.rehearsal import SOURCE, session_for
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
+def model(tmp_path):
     """A directory that looks like a model from afar."""
     return builders.model(tmp_path / "model", max_positions=512)
 
@@ -33,7 +32,7 @@ def keys(call: Call, *arguments: str) -> dict[str, str]:
     return {line.split()[0]: line.split()[1] for line in table.splitlines() if line[:22].strip().isidentifier()}
 
 
-def test_servers_of_an_environment_are_named(model: Path, call: Call) -> None:
+def test_servers_of_an_environment_are_named(model, call):
     for settings, servers in (
         ("environments.0.servers=3", "reverse_text, reverse_text-2, reverse_text-3"),
         ("environments.0.address=tcp://a:1, tcp://b:2", "tcp://a:1, tcp://b:2"),
@@ -44,7 +43,7 @@ def test_servers_of_an_environment_are_named(model: Path, call: Call) -> None:
 STAGES = ["assignment", "rollout", "filtering", "advantage", "packing", "training", "metrics"]
 
 
-def test_another_advantage_setting_changes_the_keys_from_there_on(model: Path, call: Call) -> None:
+def test_another_advantage_setting_changes_the_keys_from_there_on(model, call):
     def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
         return [stage for stage in before if before[stage] != after[stage]]
 
@@ -62,17 +61,17 @@ def test_another_advantage_setting_changes_the_keys_from_there_on(model: Path, c
     ("overrides", "reason"),
     [(["seed=1"], "weights, which are not here"), ([], "no seed is given")],
 )
-def test_it_says_why_keys_are_not_known(overrides: list[str], reason: str, call: Call) -> None:
+def test_it_says_why_keys_are_not_known(overrides, reason, call):
     assert reason in call("check", "demo", *overrides)[1]
 
 
-def test_json_is_the_resolved_config(call: Call) -> None:
+def test_json_is_the_resolved_config(call):
     config = from_json(call("check", "demo", "--json", "--name", "a", "seed=1")[1])
     assert (config.name, config.seed, config.engine.dtype) == ("a", 1, "float32")
     assert config.training.version
 
 
-def test_missing_files_are_refused_and_nothing_is_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_files_are_refused_and_nothing_is_created(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"model\.path: there is no directory"):
         check("demo", "model.path=./none")
@@ -80,13 +79,13 @@ def test_missing_files_are_refused_and_nothing_is_created(tmp_path: Path, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_plan_of_an_evaluation_has_the_keys_that_it_will_have(tmp_path: Path) -> None:
+def test_the_plan_of_an_evaluation_has_the_keys_that_it_will_have(tmp_path):
     session = session_for(tmp_path / "store", "a", kind="evaluate", evaluation={"temperature": 0.25})
     planned = [ref.key for _, ref in plan.planned_stages(session.config, SOURCE)]
     assert planned == [piece.key for piece in plan_work(session.context, SOURCE)] and len(planned) == 4
 
 
-def test_a_setting_is_explained(call: Call) -> None:
+def test_a_setting_is_explained(call):
     status, said = call("config", "steps", "demo", "steps=3")
     assert status == 0 and said.splitlines()[0] == "steps = 3    (from override steps=3; the default is 20)"
     status, said = call("config", "training", "demo")
@@ -97,7 +96,7 @@ def test_a_setting_is_explained(call: Call) -> None:
 
 
 @pytest.mark.engine
-def test_an_environment_that_is_asked_says_what_it_has(model: Path, call: Call) -> None:
+def test_an_environment_that_is_asked_says_what_it_has(model, call):
     status, said = call("check", "demo", f"model.path={model}", "--load", "evaluation.every=0")
     assert status == 0 and "not checked" not in said
     assert "environment reverse_text loads: " in said and "seats agent; scores" in said
@@ -113,14 +112,14 @@ def test_an_environment_that_is_asked_says_what_it_has(model: Path, call: Call) 
         ("model.path=", "model.path is empty: `stagecoach run` needs it"),
     ],
 )
-def test_settings_that_are_seldom_meant_are_warned_of(override: str, warning: str, model: Path, call: Call) -> None:
+def test_settings_that_are_seldom_meant_are_warned_of(override, warning, model, call):
     status, plain = call("check", "demo", f"model.path={model}")
     assert status == 0 and "warning" not in plain
     status, text = call("check", "demo", f"model.path={model}", override)
     assert status == 0 and f"warning: {warning}" in text
 
 
-def test_more_learner_processes_than_gpus_are_refused(model: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_learner_processes_than_gpus_are_refused(model, call, monkeypatch):
     monkeypatch.setattr(machine_facts, "has_cuda", lambda: True)
     monkeypatch.setattr(machine_facts, "gpus", lambda: [parse_gpu("H200")])
     status, text = call("check", "demo", f"model.path={model}", "training.device=cuda", "learner.processes=2")
@@ -128,7 +127,7 @@ def test_more_learner_processes_than_gpus_are_refused(model: Path, call: Call, m
 
 
 @pytest.mark.parametrize("groups", [10, 25])
-def test_more_groups_than_examples_are_warned_of(groups: int, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_groups_than_examples_are_warned_of(groups, call, monkeypatch):
     examples = builders.table("examples", [builders.example(str(number), "reverse_text") for number in range(10)])
     loaded = LoadedEnvironment(examples, EnvironmentFacts({"agent": True}, scores=True))
     monkeypatch.setattr(plan, "load_all", lambda _: [loaded])
@@ -141,9 +140,7 @@ def test_more_groups_than_examples_are_warned_of(groups: int, call: Call, monkey
     ("scoring", "problem"),
     [("exactly", "neither exact, contains, number nor"), ("my_reward:reward2", "'reward2'; did you mean reward?")],
 )
-def test_a_scoring_function_that_does_not_exist_is_refused(
-    scoring: str, problem: str, model: Path, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scoring_function_that_does_not_exist_is_refused(scoring, problem, model, call, monkeypatch):
     project = model.parent / "project"
     assert cli.main(["init", str(project)]) == 0
     monkeypatch.chdir(project)

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -18,13 +17,13 @@ from storage.policies.scratch import ScratchDirectories
 from storage.policies.store import SCRATCH_DIRECTORY, Policies
 from storage.roots import Root, open_root
 from storage.store import open_store
-from tests.fixtures.commands import Call, file_bytes
+from tests.fixtures.commands import file_bytes
 from tests.fixtures.faults import happened
 from tests.fixtures.histories import age, two_runs
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def original(tmp_path_factory):
     """A store with two finished runs that share a step, with logs and what killed processes left."""
     place = two_runs(tmp_path_factory.mktemp("links") / "store")
     leftovers = ("logs/old/engine.log", "removals/left.json", f"{SCRATCH_DIRECTORY}/left/file", "tables/messages/.left")
@@ -59,9 +58,7 @@ COMMANDS = {
 @pytest.mark.fault("paths", "a directory of a store is a link out of it", "nothing outside is deleted or written")
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS)
 @pytest.mark.parametrize("place", PLANTED)
-def test_a_directory_that_is_a_link_is_not_followed(
-    root: Path, tmp_path: Path, call: Call, place: str, command: str
-) -> None:
+def test_a_directory_that_is_a_link_is_not_followed(root, tmp_path, call, place, command):
     """All that was there is outside now, and would be found by who follows the link."""
     outside = tmp_path / "outside"
     shutil.move(root / place, outside)
@@ -77,7 +74,7 @@ def test_a_directory_that_is_a_link_is_not_followed(
 
 @pytest.mark.fault("paths", "a link out of the store where gc deletes", "the link is named")
 @pytest.mark.parametrize("place", ["policies/training-xy", "logs/old", "tables/messages/run=old"])
-def test_gc_says_which_link_it_does_not_follow(root: Path, tmp_path: Path, call: Call, place: str) -> None:
+def test_gc_says_which_link_it_does_not_follow(root, tmp_path, call, place):
     shutil.move(root / place, tmp_path / "outside")
     (root / place).symlink_to(tmp_path / "outside")
     status, said = call(*COMMANDS["gc"].split())
@@ -85,7 +82,7 @@ def test_gc_says_which_link_it_does_not_follow(root: Path, tmp_path: Path, call:
 
 
 @pytest.mark.fault("paths", "a file of a store is a link out of it", "each of eight uses is refused")
-def test_a_file_that_is_a_link_is_neither_deleted_through_nor_written_to(root: Path, tmp_path: Path) -> None:
+def test_a_file_that_is_a_link_is_neither_deleted_through_nor_written_to(root, tmp_path):
     precious = tmp_path / "precious.parquet"
     precious.write_text("precious")
     store = open_root(str(root))
@@ -107,7 +104,7 @@ def test_a_file_that_is_a_link_is_neither_deleted_through_nor_written_to(root: P
     assert precious.read_text() == "precious"
 
 
-def test_of_a_link_within_the_store_the_link_alone_is_removed(root: Path) -> None:
+def test_of_a_link_within_the_store_the_link_alone_is_removed(root):
     weights = file_bytes(root / "policies/training-xx")
     assert weights
     shutil.rmtree(root / "policies/training-xy")
@@ -120,13 +117,13 @@ def test_of_a_link_within_the_store_the_link_alone_is_removed(root: Path) -> Non
     assert file_bytes(root / "policies/training-xx") == weights
 
 
-def test_a_store_that_is_itself_behind_a_link_is_one(root: Path, tmp_path: Path) -> None:
+def test_a_store_that_is_itself_behind_a_link_is_one(root, tmp_path):
     (tmp_path / "link").symlink_to(root)
     assert open_store(tmp_path / "link").ledger.entries() == open_store(root).ledger.entries()
 
 
 @pytest.mark.fault("paths", "the place of a policy is a link out of the store", "refused")
-def test_a_policy_is_not_published_through_a_link(root: Path, tmp_path: Path) -> None:
+def test_a_policy_is_not_published_through_a_link(root, tmp_path):
     """Neither as a whole nor where files are added to it; and no scratch directories are looked for behind one."""
     policies = Policies(open_root(str(root)))
     (outside := tmp_path / "outside").mkdir()
@@ -152,7 +149,7 @@ def test_a_policy_is_not_published_through_a_link(root: Path, tmp_path: Path) ->
 
 
 @pytest.mark.fault("paths", "a service's log is a link out of the store", "refused")
-def test_no_log_is_written_through_a_link(root: Path, tmp_path: Path) -> None:
+def test_no_log_is_written_through_a_link(root, tmp_path):
     config = RunConfig.model_validate({"name": "old", "store": str(root)})
     assert log_directory(config) == root / "logs/old"
     precious = tmp_path / "precious"

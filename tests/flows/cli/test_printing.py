@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -42,12 +41,12 @@ def numbers(text: str) -> set[str]:
 @pytest.mark.engine
 @pytest.mark.parametrize("argv", PRINTING, ids=" ".join)
 def test_lines_fit_80_columns_and_no_number_is_broken(
-    argv: Sequence[str],
-    forked: Path,
-    trace_id: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    argv,
+    forked,
+    trace_id,
+    capsys,
+    monkeypatch,
+):
     monkeypatch.chdir(forked.parent)
     asked = [trace_id if each == "TRACE" else each for each in argv]
     asked += [] if argv[0] in WITHOUT_STORE else ["--store", "store"]
@@ -74,15 +73,13 @@ ROW = ("a-run", "0.12345", "6")
         (15, ["run     a-run", "reward  0.12345", "n       6"]),
     ],
 )
-def test_a_table_that_does_not_fit_is_records(
-    width: int, printed: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_table_that_does_not_fit_is_records(width, printed, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
     console().print(grid(("run", "reward", "n"), [ROW]))
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [line.split() for line in printed]
 
 
-def test_a_pipe_gets_every_line_as_one(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_gets_every_line_as_one(capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     line = "word " * 60
     console().print(line.strip())

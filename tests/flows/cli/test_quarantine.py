@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,6 @@ from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Ref
 from tests.fixtures.builders import exchange, failed, stage_of, table, trace
-from tests.fixtures.commands import Call
 
 CONFIG = RunConfig.model_validate({"seed": 7, "model": {"vocab_size": 512}, "training": {"dtype": "float32"}})
 REWARDS = {"a": 1.0, "b": 0.0, "c": 0.5}
@@ -69,12 +67,12 @@ def rollout(name: str, step: int, **columns: Any) -> dict[str, Any]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     return open_store(tmp_path / "store")
 
 
 @pytest.fixture
-def run(store: Store) -> Run:
+def run(store):
     return Run(store, "demo")
 
 
@@ -85,13 +83,13 @@ def run(store: Store) -> Run:
         ("error_class = 'timeout' or \"Reward\" = 1", ["0a", "0x", "1a", "1x"]),
     ],
 )
-def test_a_condition_on_the_columns_of_traces(store: Store, run: Run, where: str, ids: list[str]) -> None:
+def test_a_condition_on_the_columns_of_traces(store, run, where, ids):
     run.sample(0)
     run.sample(1)
     assert search(store, where) == (ids, 8)
 
 
-def test_only_the_rollouts_that_a_run_uses(store: Store, run: Run) -> None:
+def test_only_the_rollouts_that_a_run_uses(store, run):
     shared = run.sample(0)
     run.sample(1)
     other = Run(store, "other")
@@ -104,7 +102,7 @@ def test_only_the_rollouts_that_a_run_uses(store: Store, run: Run) -> None:
         search(store, "reward = 1", "nobody")
 
 
-def test_a_rollout_counts_by_any_of_its_gradings(store: Store, run: Run) -> None:
+def test_a_rollout_counts_by_any_of_its_gradings(store, run):
     run.sample(0)
     run.planted(0, "regrade", [rollout("0b", 0, reward=0.75)])
     assert search(store, "reward = 0")[0] == search(store, "reward = 0.75")[0] == ["0b"]
@@ -118,14 +116,14 @@ def test_a_rollout_counts_by_any_of_its_gradings(store: Store, run: Run) -> None
         ("reward > 7", "holds for none of 4"),
     ],
 )
-def test_what_is_no_condition_is_explained_with_the_columns(store: Store, run: Run, where: str, said: str) -> None:
+def test_what_is_no_condition_is_explained_with_the_columns(store, run, where, said):
     run.sample(0)
     with pytest.raises(NoSuchRollouts, match=said) as caught:
         search(store, where)
     assert "error_class" in str(caught.value) and "Nothing was recorded" in str(caught.value)
 
 
-def test_every_batch_step_and_policy_that_used_them(store: Store, run: Run) -> None:
+def test_every_batch_step_and_policy_that_used_them(store, run):
     policy, keys = "imported", []
     for step in range(3):
         packed = run.pack(step, run.sample(step))
@@ -147,12 +145,12 @@ def test_every_batch_step_and_policy_that_used_them(store: Store, run: Run) -> N
     assert found[0].num_rows == 1
 
 
-def test_a_batch_made_without_them_is_no_use(store: Store, run: Run) -> None:
+def test_a_batch_made_without_them_is_no_use(store, run):
     run.pack(0, run.sample(0), quarantined={"0a": "why"})
     assert uses(store, ["0a"]) == [] and len(uses(store, ["0b"])) == 1
 
 
-def test_a_batch_whose_rows_are_kept_no_longer_may_have_held_them(store: Store, run: Run, call: Call) -> None:
+def test_a_batch_whose_rows_are_kept_no_longer_may_have_held_them(store, run, call):
     run.train(0, run.pack(0, run.sample(0)), "imported")
     expire(store, Retention("batches", 0))
     (use,) = uses(store, ["0a"])
@@ -161,7 +159,7 @@ def test_a_batch_whose_rows_are_kept_no_longer_may_have_held_them(store: Store, 
     assert re.search(r"demo +0 +\w{8} +\? +\? +\? +1 ", told), told
 
 
-def test_what_was_graded_again_and_packed_is_found(store: Store, run: Run) -> None:
+def test_what_was_graded_again_and_packed_is_found(store, run):
     sampled = run.sample(0)
     rows = [rollout(f"0{name}", 0, reward=1 - reward) for name, reward in REWARDS.items()]
     again = run.planted(0, "regrade", [*rows, failed("0x")])
@@ -169,7 +167,7 @@ def test_what_was_graded_again_and_packed_is_found(store: Store, run: Run) -> No
     assert [use.batch for use in uses(store, ["0a"])] == [packed.key]
 
 
-def test_the_command_records_and_tells(store: Store, run: Run, call: Call) -> None:
+def test_the_command_records_and_tells(store, run, call):
     run.train(0, run.pack(0, run.sample(0)), "imported")
     first = ["quarantine", "--where", "reward = 1"]
     assert "1 of 4 rollouts fit; nothing was recorded" in call(*first, "--dry-run")[1]
@@ -191,7 +189,7 @@ def test_the_command_records_and_tells(store: Store, run: Run, call: Call) -> No
         assert status == 2 and "say which rollouts" in refusal
 
 
-def test_the_command_proposes_to_replay_the_run_that_was_asked_about(store: Store, run: Run, call: Call) -> None:
+def test_the_command_proposes_to_replay_the_run_that_was_asked_about(store, run, call):
     run.pack(0, run.sample(0))
     other = Run(store, "regraded")  # comes later in the alphabet and uses the same batch
     for each in store.ledger.entries(run="demo"):

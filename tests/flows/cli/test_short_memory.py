@@ -3,7 +3,6 @@
 import resource
 import subprocess
 import sys
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,7 +17,7 @@ LIMIT = 1_500_000 * 1024
 
 @pytest.mark.fault("processes", "an address space of 1.5 GB", "a message, no abort")
 @pytest.mark.parametrize("command", [["runs"], ["show", "latest"], ["repair"], ["sql", "select 1"]])
-def test_a_command_says_which_limit_is_too_small(tmp_path: Path, command: list[str]) -> None:
+def test_a_command_says_which_limit_is_too_small(tmp_path, command):
     done = subprocess.run(
         [sys.executable, "-m", "flows.cli", *command, "--store", str(tmp_path / "store")],
         capture_output=True,
@@ -29,9 +28,7 @@ def test_a_command_says_which_limit_is_too_small(tmp_path: Path, command: list[s
     assert done.returncode == 2 and "is 1.4 GiB (ulimit -v)" in done.stderr and "at least 3 GiB" in done.stderr
 
 
-def test_a_file_that_is_read_when_memory_is_short_is_not_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_read_when_memory_is_short_is_not_damaged(tmp_path, monkeypatch):
     rows = pa.table({"step": [1]})
     pq.write_table(rows, tmp_path / "rows.parquet")
 
@@ -45,6 +42,6 @@ def test_a_file_that_is_read_when_memory_is_short_is_not_damaged(
     assert message.startswith("memory or threads are short: malloc of size 256 failed") and "ulimit" in message
 
 
-def test_threads_that_cannot_be_started_are_explained() -> None:
+def test_threads_that_cannot_be_started_are_explained():
     assert "ulimit" in (explanation(RuntimeError("can't start new thread")) or "")
     assert explanation(RuntimeError("anything else")) is None

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -23,7 +22,6 @@ from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Ref, Stage
 from tests.fixtures.builders import failed, stage_of, table, trace
-from tests.fixtures.commands import Call
 
 CONFIG = RunConfig(name="a", steps=2)
 
@@ -46,7 +44,7 @@ def record(store: Store, run: str = "a", event: str = "started", **more: Any) ->
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     """A store with one recorded run of one step whose rollouts are there, one of them errored."""
     made = open_store(tmp_path / "store")
     record(made)
@@ -54,7 +52,7 @@ def store(tmp_path: Path) -> Store:
     return made
 
 
-def test_a_run_is_described_for_programs_and_for_people(store: Store, call: Call) -> None:
+def test_a_run_is_described_for_programs_and_for_people(store, call):
     report = json.loads(call("show", "latest", "--json")[1])
     (step,) = report["steps"]
     assert (report["run"], report["state"], report["num_steps"]) == ("a", "going", 2)
@@ -68,7 +66,7 @@ def test_a_run_is_described_for_programs_and_for_people(store: Store, call: Call
     assert "train a: going, 1/2 steps" in printed
 
 
-def test_a_long_run_is_curves_and_its_last_steps_and_one_step_is_shown_by_its_name(store: Store, call: Call) -> None:
+def test_a_long_run_is_curves_and_its_last_steps_and_one_step_is_shown_by_its_name(store, call):
     for step in range(1, 12):
         sample(store, step, trace("t0", reward=step / 16), trace("t1", reward=step / 16))
     lines = call("show", "a", "--last", "2")[1].splitlines()
@@ -82,7 +80,7 @@ def test_a_long_run_is_curves_and_its_last_steps_and_one_step_is_shown_by_its_na
     assert json.loads(call("show", "a:4", "--json")[1])["reward"] == 0.25
 
 
-def test_lost_services_are_counted(store: Store, call: Call) -> None:
+def test_lost_services_are_counted(store, call):
     record(store, event="finished")
     assert "services lost" not in call("show", "a")[1]
     for service in ("engine", "learner", "engine"):
@@ -93,18 +91,18 @@ def test_lost_services_are_counted(store: Store, call: Call) -> None:
 
 
 @pytest.mark.parametrize("name", ["demonstration", "import", "regrade"])
-def test_rollouts_of_every_origin_have_their_reward_shown(store: Store, name: str) -> None:
+def test_rollouts_of_every_origin_have_their_reward_shown(store, name):
     sample(store, 1, trace("t0", reward=0.25), name=name)
     assert [step["reward"] for step in describe(store, "a", CONFIG)["steps"]] == [0.5, 0.25]
 
 
-def test_a_step_that_is_not_finished_has_no_numbers(store: Store) -> None:
+def test_a_step_that_is_not_finished_has_no_numbers(store):
     perform(sampling(trace(), name="import"), RunContext(store, "a", CONFIG, {}), 1)
     step = describe(store, "a", CONFIG)["steps"][1]
     assert (step["finished"], step["reward"]) == (False, None)
 
 
-def test_scores_of_policies_are_shown(store: Store, call: Call) -> None:
+def test_scores_of_policies_are_shown(store, call):
     stage = sampling(trace("e0", reward=1.0), trace("e1", reward=0.5), failed("e2"), name="import")
     evaluated = Ref("evaluation_assignment", 0, "k", (), 0, 0.0, True)
     perform(replace(stage, name="rollout"), RunContext(store, "a", CONFIG, {}), 3, (evaluated,))
@@ -127,9 +125,7 @@ def test_scores_of_policies_are_shown(store: Store, call: Call) -> None:
     # Names of their own: with numbers of processes in them, no two workers would know the same tests.
     ids=["it lives", "it is gone", "another machine", "it had ended"],
 )
-def test_a_run_whose_process_was_killed_is_marked(
-    store: Store, call: Call, event: str, host: str, pid: int, gone: bool
-) -> None:
+def test_a_run_whose_process_was_killed_is_marked(store, call, event, host, pid, gone):
     recorded = store.runs.record(run="a", event=event, host=host, pid=pid)
     assert process_gone(recorded) is gone
     assert ("train a: its process is gone, 1/2 steps" in call("show", "a")[1]) is gone
@@ -148,9 +144,7 @@ def test_a_run_whose_process_was_killed_is_marked(
         ("stop a --store empty", ["there is no run 'a'"]),
     ],
 )
-def test_runs_steps_and_stores_that_do_not_exist_are_named(
-    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call, argv: str, words: list[str]
-) -> None:
+def test_runs_steps_and_stores_that_do_not_exist_are_named(store, tmp_path, monkeypatch, call, argv, words):
     monkeypatch.chdir(tmp_path)
     open_store(tmp_path / "empty")
     status, message = call(*argv.split())
@@ -158,7 +152,7 @@ def test_runs_steps_and_stores_that_do_not_exist_are_named(
     assert not (tmp_path / "typo").exists()
 
 
-def test_runs_are_listed(store: Store, call: Call) -> None:
+def test_runs_are_listed(store, call):
     status, printed = call("runs")
     heading, row = printed.splitlines()
     assert status == 0 and heading.split()[:6] == ["run", "kind", "state", "steps", "reward", "held"]
@@ -167,15 +161,13 @@ def test_runs_are_listed(store: Store, call: Call) -> None:
     assert (found["run"], found["rewards"], found["bytes"] > 0) == ("a", [0.5], True)
 
 
-def test_a_change_ahead_of_the_clock_here_is_of_now(store: Store, monkeypatch: pytest.MonkeyPatch, call: Call) -> None:
+def test_a_change_ahead_of_the_clock_here_is_of_now(store, monkeypatch, call):
     monkeypatch.setattr("flows.cli.runs.datetime", Mock(now=lambda zone: datetime(2001, 1, 1, tzinfo=zone)))
     assert call("runs")[1].splitlines()[1].split()[6:8] == ["0", "ms"]
 
 
 @pytest.mark.engine
-def test_status_names_what_is_at_work_its_services_and_a_gate_that_waits(
-    store: Store, tmp_path: Path, call: Call
-) -> None:
+def test_status_names_what_is_at_work_its_services_and_a_gate_that_waits(store, tmp_path, call):
     program = ["-c", "import time; print(flush=True); time.sleep(600)"]
     with subprocess.Popen([sys.executable, *program], stdout=subprocess.PIPE) as run:
         marks = os.environ | {OWNER: identity(run.pid), SERVICE: "engine"}
@@ -195,7 +187,7 @@ def test_status_names_what_is_at_work_its_services_and_a_gate_that_waits(
     assert status == 1 and said == f"no live runs in {tmp_path}/store\n"
 
 
-def test_the_store_is_that_of_the_variable_where_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_is_that_of_the_variable_where_none_is_named(tmp_path, monkeypatch):
     monkeypatch.delenv("STAGECOACH_STORE", raising=False)
     assert RunConfig().store == "stagecoach-store"
     monkeypatch.setenv("STAGECOACH_STORE", str(tmp_path))
@@ -206,9 +198,7 @@ def test_the_store_is_that_of_the_variable_where_none_is_named(tmp_path: Path, m
     ("variables", "is_coloured"),
     [({"FORCE_COLOR": "1"}, True), ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, False), ({}, False)],
 )
-def test_a_state_has_its_colour_on_a_terminal_alone(
-    store: Store, monkeypatch: pytest.MonkeyPatch, call: Call, variables: dict[str, str], is_coloured: bool
-) -> None:
+def test_a_state_has_its_colour_on_a_terminal_alone(store, monkeypatch, call, variables, is_coloured):
     record(store, event="failed")
     for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
         monkeypatch.delenv(name, raising=False)

@@ -22,7 +22,7 @@ RAISED = "\ndef test_three():\n    raise ValueError('no memory')\n"
 @pytest.mark.engine
 @pytest.mark.essential
 @pytest.mark.parametrize(("text", "verdicts"), [(CHECKS, [True, None]), (CHECKS + WRONG + RAISED, [True, None, 0, 0])])
-def test_every_check_has_its_line_and_one_that_is_wrong_decides(text, verdicts, monkeypatch, tmp_path, capfd) -> None:
+def test_every_check_has_its_line_and_one_that_is_wrong_decides(text, verdicts, monkeypatch, tmp_path, capfd):
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_machine.py").write_text(text)
     monkeypatch.setattr(smoke, "TESTS", tmp_path)
@@ -36,7 +36,7 @@ def test_every_check_has_its_line_and_one_that_is_wrong_decides(text, verdicts, 
     assert [line.split()[0] for line in capfd.readouterr().out.splitlines()] == [verdict[passed] for passed in verdicts]
 
 
-def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(smoke, "TESTS", tmp_path)
     with pytest.raises(UsageError, match="an installed package does not bring: clone the project"):
         smoke.gpu_smoke()
@@ -45,7 +45,7 @@ def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.engine
 @pytest.mark.nightly
 @pytest.mark.skipif(smallest_gpu() is not None, reason="this machine has a GPU")
-def test_the_processor_passes_all_but_that_it_is_no_gpu(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_processor_passes_all_but_that_it_is_no_gpu(capfd):
     settings = ["engine.startup_seconds=600", "engine.memory_gib=0.25", "engine.max_model_len=256"]
     assert smoke.gpu_smoke("demo", *settings, tokens=256, as_json=True) == 1
     checks = {check["name"]: check for check in map(json.loads, capfd.readouterr().out.splitlines())}

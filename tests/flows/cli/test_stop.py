@@ -4,7 +4,6 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,7 @@ runs.record(run="a", event="interrupted", message="ended by SIGTERM")
 
 
 @pytest.fixture
-def workers(tmp_path: Path) -> Iterator[list["subprocess.Popen[bytes]"]]:
+def workers(tmp_path):
     """Two processes at work on one run, called as the program is; the second has begun last."""
     program = tmp_path / "stagecoach"
     program.write_text("import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n" + WORKER)
@@ -54,23 +53,21 @@ def events(directory: Path) -> list[Event]:
 
 
 @pytest.mark.fault("two writers", "a run that two processes work on is stopped", "both end")
-def test_all_processes_of_a_run_end(workers: list["subprocess.Popen[bytes]"], tmp_path: Path) -> None:
+def test_all_processes_of_a_run_end(workers, tmp_path):
     assert stop("a", store=str(tmp_path / "store")) == 0
     happened(f"stopped {[process.pid for process in workers]}")
     assert [process.wait(10) for process in workers] == [0, 0]
     assert live_processes(events(tmp_path)) == []
 
 
-def test_the_first_process_is_ended_though_the_second_has_ended_before(
-    workers: list["subprocess.Popen[bytes]"], tmp_path: Path
-) -> None:
+def test_the_first_process_is_ended_though_the_second_has_ended_before(workers, tmp_path):
     workers[1].terminate()
     assert workers[1].wait(10) == 0
     assert stop("a", store=str(tmp_path / "store")) == 0
     assert workers[0].wait(10) == 0
 
 
-def test_processes_that_are_left_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_processes_that_are_left_are_named(tmp_path, capsys):
     store: Store = open_store(tmp_path / "store")
     store.runs.record(run="a", event="started", kind="train", config={"steps": 2}, host="elsewhere", pid=7)
     with pytest.raises(UsageError, match="no process to end here: process 7 on elsewhere"):

@@ -15,7 +15,7 @@ from tests.fixtures.tracked import events, scalars, texts
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def store(tmp_path, monkeypatch):
     """A store with a run that was never tracked."""
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     rehearse(tmp_path / "store", "a", steps=2)
@@ -27,7 +27,7 @@ def _rows(store: Path) -> list[TrackedRow]:
     return [*recorded_rows(library, *recorded_run(library.store, "a"))]
 
 
-def test_a_recorded_run_becomes_files_of_tensorboard(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recorded_run_becomes_files_of_tensorboard(store, capsys):
     assert cli.main(["track", "a", "--to", "tensorboard", "tracking.samples_every=1", "--store", str(store)]) == 0
     directory = store / "logs/a/tensorboard"
     said = f"2 rows of a. TensorBoard files: {directory}; `tensorboard --logdir {directory}` shows them\n"
@@ -38,9 +38,7 @@ def test_a_recorded_run_becomes_files_of_tensorboard(store: Path, capsys: pytest
     assert set(texts(found, "samples")) == {0, 1}
 
 
-def test_success_is_printed_only_after_the_sink_is_closed(
-    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_success_is_printed_only_after_the_sink_is_closed(store, monkeypatch, capsys):
     sink = MagicMock(where="nowhere")
     sink.__enter__.return_value, sink.__exit__.side_effect = sink, TrackingError("the last rows were not sent")
     monkeypatch.setattr(tracking, "open_sink", Mock(return_value=sink))
@@ -56,9 +54,7 @@ def test_success_is_printed_only_after_the_sink_is_closed(
         (["nobody", "--to", "tensorboard"], "no run 'nobody'"),
     ],
 )
-def test_what_cannot_be_sent_is_refused(
-    store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str], says: str
-) -> None:
+def test_what_cannot_be_sent_is_refused(store, monkeypatch, capsys, argv, says):
     monkeypatch.setenv("NETRC", str(store.parent / "netrc"))
     assert cli.main(["track", *argv, "--store", str(store)]) == 2
     assert says in capsys.readouterr().err

@@ -8,7 +8,6 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,14 +25,14 @@ from tests.fixtures.waiting import PATIENCE
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def store(tmp_path_factory):
     """A store with a finished run of three steps that was evaluated twice."""
     root = tmp_path_factory.mktemp("watched") / "store"
     evaluations.train(root, "a", evaluations.Sampler(), steps=3, evaluation={"every": 2, "num_examples": 6})
     return root
 
 
-def test_a_finished_run_is_shown_at_once_with_what_came_of_it(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_run_is_shown_at_once_with_what_came_of_it(store, capsys):
     assert cli.main(["watch", "a", "--plain", "--store", str(store)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "train a: 3 steps"
@@ -44,7 +43,7 @@ def test_a_finished_run_is_shown_at_once_with_what_came_of_it(store: Path, capsy
     assert lines[end + 2].startswith("evaluation of policy 0 on ")
 
 
-def test_the_panel_of_a_run_that_goes_on_grows_with_the_store(tmp_path: Path) -> None:
+def test_the_panel_of_a_run_that_goes_on_grows_with_the_store(tmp_path):
     root = tmp_path / "store"
     rehearsal.rehearse(root, "a", steps=2)
     library = StoreReader.at(root)
@@ -60,7 +59,7 @@ def test_the_panel_of_a_run_that_goes_on_grows_with_the_store(tmp_path: Path) ->
     assert "3/4 steps" in _drawn(panel)
 
 
-def test_the_step_that_is_under_way_is_named(tmp_path: Path) -> None:
+def test_the_step_that_is_under_way_is_named(tmp_path):
     root = tmp_path / "store"
     # Examples, weights and assignments are work, too: this is in the middle of the second step.
     rehearsal.die(root, "a", 12, steps=2)
@@ -75,7 +74,7 @@ def test_the_step_that_is_under_way_is_named(tmp_path: Path) -> None:
     assert "2/2 steps" in _drawn(panel), "it is no longer under way"
 
 
-def test_a_live_run_says_how_many_rollouts_of_a_step_are_there(tmp_path: Path) -> None:
+def test_a_live_run_says_how_many_rollouts_of_a_step_are_there(tmp_path):
     session = rehearsal.session_for(tmp_path / "store", "a", steps=5)
     panel = panel_for(session.config, plain=True)
     session.watchers = (panel,)
@@ -92,7 +91,7 @@ def _drawn(panel: Any) -> str:
 
 
 @pytest.mark.engine  # a process on a terminal of its own
-def test_on_a_terminal_the_panel_grows_and_the_end_of_the_run_ends_it(tmp_path: Path) -> None:
+def test_on_a_terminal_the_panel_grows_and_the_end_of_the_run_ends_it(tmp_path):
     session = rehearsal.session_for(tmp_path / "store", "a", steps=3)
     with record_run(session):
         steps = loop.train_steps(rehearsal.Rehearsal(session), rehearsal.SOURCE)

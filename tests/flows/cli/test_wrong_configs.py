@@ -2,8 +2,6 @@
 
 import socket
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -21,7 +19,7 @@ ASKING = [
 
 
 @pytest.fixture(autouse=True)
-def files(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def files(place, monkeypatch):
     """The files that the configs name, the directory `model` among them, and the tests' own tasksets."""
     write_files(place)
     monkeypatch.syspath_prepend(PLUGINS)
@@ -37,23 +35,23 @@ def check(wrong: WrongConfig, refused: Refused) -> None:
 
 @pytest.mark.fault("input", "a config that cannot work", "one message with what is wrong; nothing started")
 @pytest.mark.parametrize("wrong", [each for each in ALL if not each.asks], ids=str)
-def test_a_wrong_config_is_refused(wrong: WrongConfig, refused: Refused) -> None:
+def test_a_wrong_config_is_refused(wrong, refused):
     check(wrong, refused)
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("wrong", ASKING)
-def test_a_config_that_its_environment_contradicts_is_refused(wrong: WrongConfig, refused: Refused) -> None:
+def test_a_config_that_its_environment_contradicts_is_refused(wrong, refused):
     check(wrong, refused)
 
 
-def test_there_are_a_hundred_of_all_kinds() -> None:
+def test_there_are_a_hundred_of_all_kinds():
     assert len({each.argv for each in ALL}) == len(ALL) >= 100
     assert len({each.section for each in ALL}) >= 10 and sum(each.asks for each in ALL) >= 10
 
 
 @pytest.mark.engine
-def test_the_guard_sees_a_service_that_is_started(started: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_guard_sees_a_service_that_is_started(started, monkeypatch):
     """With good input the same command does start something: the other tests are not vacuous."""
     monkeypatch.delitem(sys.modules, "prefect", raising=False)  # other tests of this process have imported it
     with pytest.raises(AssertionError, match="was started"):
@@ -61,13 +59,13 @@ def test_the_guard_sees_a_service_that_is_started(started: list[str], monkeypatc
     assert started
 
 
-def test_names_and_stores_are_text_whatever_they_look_like() -> None:
+def test_names_and_stores_are_text_whatever_they_look_like():
     config = resolve_run("train", ["demo"], ["model.path=model"], name="2024", store="true", seed=3)
     assert (config.name, config.store, config.seed) == ("2024", "true", 3)
 
 
 @pytest.fixture
-def closed_port() -> Iterator[int]:
+def closed_port():
     """A port of this machine at which no process listens, and that no other process can take during the test."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -85,9 +83,7 @@ def closed_port() -> Iterator[int]:
     ],
     ids=["engine", "environment server", "Prefect"],
 )
-def test_a_server_of_others_that_does_not_answer(
-    refused: Refused, closed_port: int, monkeypatch: pytest.MonkeyPatch, settings: str, words: str
-) -> None:
+def test_a_server_of_others_that_does_not_answer(refused, closed_port, monkeypatch, settings, words):
     monkeypatch.setattr("flows.services.process.EXTERNAL_SECONDS", 0.2)
     if not settings:
         monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{closed_port}/api")

@@ -23,7 +23,7 @@ from tests.flows.exchange.files import TOKENS, lines, rows, write_lines
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+def root(tmp_path_factory):
     """A store with an imported run of ten rollouts in two groups, filtered."""
     from configs.run import RunConfig
 
@@ -41,7 +41,7 @@ def out(root: str, form: Any, target: Path, run: str = "theirs", force: bool = F
     return export(form, target, RolloutChoice(run, **choice), store=root, force=force).number
 
 
-def test_what_was_exported_is_imported_as_it_was(root: str, tmp_path: Path) -> None:
+def test_what_was_exported_is_imported_as_it_was(root, tmp_path):
     assert out(root, "verifiers", tmp_path / "t.jsonl") == 10
     assert lines(tmp_path / "t.jsonl") == lines(TOKENS)
     import_files(ImportRequest([tmp_path / "t.jsonl"], name="again", store=str(tmp_path / "store")))
@@ -49,7 +49,7 @@ def test_what_was_exported_is_imported_as_it_was(root: str, tmp_path: Path) -> N
         assert rows(str(tmp_path / "store"), "again", table).equals(rows(root, "theirs", table))
 
 
-def test_episodes_of_several_traces_or_none_come_back_as_they_were(tmp_path: Path) -> None:
+def test_episodes_of_several_traces_or_none_come_back_as_they_were(tmp_path):
     pair, judged, broken, alone, *_ = lines(TOKENS)
     judge = judged["traces"][0] | {"agent": judged["traces"][0]["agent"] | {"name": "judge", "trainable": False}}
     error = {"type": "SandboxError", "message": "gone"}
@@ -66,7 +66,7 @@ def test_episodes_of_several_traces_or_none_come_back_as_they_were(tmp_path: Pat
     assert lines(tmp_path / "one.jsonl") == [given[1]], "an episode is exported whole"
 
 
-def test_supervised_samples_feed_the_supervised_trainer(root: str, tmp_path: Path) -> None:
+def test_supervised_samples_feed_the_supervised_trainer(root, tmp_path):
     num_good = sum(row["traces"][0]["rewards"]["similarity"]["score"] >= 0.5 for row in lines(TOKENS))
     assert 0 < num_good < 10
     assert out(root, "sft", tmp_path / "s.parquet", where="reward >= 0.5") == num_good
@@ -78,7 +78,7 @@ def test_supervised_samples_feed_the_supervised_trainer(root: str, tmp_path: Pat
     assert pl.read_parquet(tmp_path / "s.parquet")["reward"].min() >= 0.5
 
 
-def test_preference_pairs_of_every_group(root: str, tmp_path: Path) -> None:
+def test_preference_pairs_of_every_group(root, tmp_path):
     assert out(root, "preferences", tmp_path / "p.jsonl") == 2
     pairs = lines(tmp_path / "p.jsonl")
     assert [(pair["chosen_reward"], pair["rejected_reward"]) for pair in pairs] == [(1.0, 0.0), (0.75, 0.0)]
@@ -87,7 +87,7 @@ def test_preference_pairs_of_every_group(root: str, tmp_path: Path) -> None:
     assert pl.read_parquet(tmp_path / "p.parquet")["prompt"].to_list() == [pair["prompt"] for pair in pairs]
 
 
-def test_a_condition_chooses_rollouts(root: str, tmp_path: Path) -> None:
+def test_a_condition_chooses_rollouts(root, tmp_path):
     assert out(root, "sft", tmp_path / "a.jsonl", where="keep") == 10
     assert out(root, "verifiers", tmp_path / "b.jsonl", where="reward = 1.0 -- the best") == 1
     assert lines(tmp_path / "b.jsonl")[0] in lines(TOKENS)
@@ -101,7 +101,7 @@ def test_a_condition_chooses_rollouts(root: str, tmp_path: Path) -> None:
     assert not (tmp_path / "c.jsonl").exists()
 
 
-def test_nothing_is_replaced_unless_asked(root: str, tmp_path: Path) -> None:
+def test_nothing_is_replaced_unless_asked(root, tmp_path):
     target = tmp_path / "t.jsonl"
     target.write_text("mine")
     with pytest.raises(OutputRefused, match="--force"):
@@ -111,7 +111,7 @@ def test_nothing_is_replaced_unless_asked(root: str, tmp_path: Path) -> None:
     assert len(lines(target)) == 10 and list(tmp_path.iterdir()) == [target]
 
 
-def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_what_was_there(tmp_path):
     target, home = tmp_path / "t.jsonl", tmp_path / "home"
     home.mkdir()
     for mine in (target, home / "letters"):
@@ -129,7 +129,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == [home, target]
 
 
-def test_weights_are_a_directory_without_the_optimizer(tmp_path: Path) -> None:
+def test_weights_are_a_directory_without_the_optimizer(tmp_path):
     store, key = open_store(tmp_path / "store"), "k" * 32
     made = store.policies.scratch(key)
     for name in ("config.json", "model.safetensors", "optimizer.safetensors", "tokenizer.json"):
@@ -144,7 +144,7 @@ def test_weights_are_a_directory_without_the_optimizer(tmp_path: Path) -> None:
     assert len(list((tmp_path / "weights").iterdir())) == 3
 
 
-def test_the_command(root: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command(root, tmp_path, capsys):
     target = tmp_path / "t.jsonl"
     argv = ["export", "theirs", "--format", "verifiers", "--to", str(target), "--store", root]
     assert cli.main(argv) == 0

@@ -22,7 +22,7 @@ from tests.flows.exchange.files import TOKENS, lines, rows, sampled_trace, write
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     """A store with an imported run `base` of ten rollouts in two groups, all of them kept."""
     import_files(ImportRequest([TOKENS], name="base", store=str(tmp_path / "store")))
     store = open_store(tmp_path / "store")
@@ -84,7 +84,7 @@ def traces_of(store: Store) -> list[str]:
     return found
 
 
-def test_batches_that_were_scored_together_are_exported_once(store: Store, tmp_path: Path) -> None:
+def test_batches_that_were_scored_together_are_exported_once(store, tmp_path):
     more = write_lines(tmp_path / "more.jsonl", [sampled_trace("a", "x", 1.0), sampled_trace("b", "y", 0.0)])
     import_files(ImportRequest([more], name="more", store=str(store.root.directory)))
     context = context_of(store, "both")
@@ -98,16 +98,14 @@ def test_batches_that_were_scored_together_are_exported_once(store: Store, tmp_p
     assert len({line["trace_id"] for line in lines(tmp_path / "a.jsonl")}) == 12
 
 
-def test_rewards_and_verdicts_are_those_of_the_run(store: Store, tmp_path: Path) -> None:
+def test_rewards_and_verdicts_are_those_of_the_run(store, tmp_path):
     shared(store, "again", reward=0.125, quarantined=dict.fromkeys(traces_of(store)[:3], "why"))
     assert out(store, tmp_path / "a.jsonl", "base", where="keep").number == 10
     assert out(store, tmp_path / "b.jsonl", "again", where="keep").number == 7
     assert 1.0 in rewards(tmp_path / "a.jsonl") and rewards(tmp_path / "b.jsonl") == [0.125] * 7
 
 
-def test_datasets_leave_rollouts_in_quarantine_out_and_say_so(
-    store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_datasets_leave_rollouts_in_quarantine_out_and_say_so(store, tmp_path, capsys):
     store.quarantines.record(traces_of(store)[:3], where="true", reason="fooled", run="base")
     assert out(store, tmp_path / "a.jsonl", "base", where="keep") == ExportResult(7, 3)
     assert out(store, tmp_path / "a.jsonl", "base", quarantined=True) == ExportResult(10, 0)
@@ -123,7 +121,7 @@ def test_datasets_leave_rollouts_in_quarantine_out_and_say_so(
     assert capsys.readouterr().out == f"{tmp_path}/b.jsonl: 10 samples\n"
 
 
-def test_pairs_are_made_without_rollouts_in_quarantine(store: Store, tmp_path: Path) -> None:
+def test_pairs_are_made_without_rollouts_in_quarantine(store, tmp_path):
     out(store, tmp_path / "a.jsonl", "base", "preferences")
     best = [line["chosen_trace_id"] for line in lines(tmp_path / "a.jsonl")]
     store.quarantines.record(best, where="true", reason="fooled", run="base")
@@ -131,7 +129,7 @@ def test_pairs_are_made_without_rollouts_in_quarantine(store: Store, tmp_path: P
     assert not set(best) & set((tmp_path / "b.jsonl").read_text().split('"'))
 
 
-def test_a_run_all_in_quarantine_is_refused_with_the_reason(store: Store, tmp_path: Path) -> None:
+def test_a_run_all_in_quarantine_is_refused_with_the_reason(store, tmp_path):
     store.quarantines.record(traces_of(store), where="true", reason="fooled", run="base")
     with pytest.raises(ExportRefused, match="10 rollouts were left out because they are in quarantine"):
         out(store, tmp_path / "a.jsonl", "base")

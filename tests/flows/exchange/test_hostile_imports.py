@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +80,7 @@ def refused(capsys: pytest.CaptureFixture[str], root: Path, *arguments: str) -> 
 
 @pytest.mark.fault("input", "a line of a file to import that would harm", "the line is named, nothing written")
 @pytest.mark.parametrize(("line", "words"), LINES.values(), ids=LINES)
-def test_a_line_that_would_harm_is_refused_by_name(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], line: str, words: str
-) -> None:
+def test_a_line_that_would_harm_is_refused_by_name(tmp_path, capsys, line, words):
     file = tmp_path / "x.jsonl"
     file.write_text(f"{json.dumps(EPISODE)}\n{line}\n")
     said = refused(capsys, tmp_path / "store", str(file))
@@ -91,13 +88,13 @@ def test_a_line_that_would_harm_is_refused_by_name(
 
 
 @pytest.mark.fault("input", "a path with an absurd step", "refused, nothing written")
-def test_the_step_of_a_path_is_bounded_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_step_of_a_path_is_bounded_too(tmp_path, capsys):
     file = tmp_path / f"step_{'9' * 200}.jsonl"
     file.write_text(f"{LINE}\n")
     assert "step of the path" in refused(capsys, tmp_path / "store", str(file))
 
 
-def test_a_text_with_many_digits_is_no_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_text_with_many_digits_is_no_number(tmp_path, capsys):
     file = tmp_path / "x.jsonl"
     file.write_text(trace(info={"pi": "3" * 5000, "whole": 10**99, "measured": [1e300]}, metrics={"a": float("nan")}))
     assert run_command(capsys, "import", str(file), "--name", "a", "--store", str(tmp_path / "store"))[0] == 0
@@ -105,17 +102,13 @@ def test_a_text_with_many_digits_is_no_number(tmp_path: Path, capsys: pytest.Cap
 
 @pytest.mark.fault("input", "a pipe, a directory or a device to import", "refused, nothing written")
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("/dev/zero", path)])
-def test_what_is_no_file_is_not_read(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], make: Callable[[Path], None]
-) -> None:
+def test_what_is_no_file_is_not_read(tmp_path, capsys, make):
     make(tmp_path / "x.jsonl")
     assert "is no regular file" in refused(capsys, tmp_path / "store", str(tmp_path / "x.jsonl"))
 
 
 @pytest.mark.fault("input", "a line without an end", "refused, nothing written")
-def test_a_line_without_an_end_is_not_read_whole(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_without_an_end_is_not_read_whole(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(files, "MOST_LINE_BYTES", 1000)
     (tmp_path / "x.jsonl").write_text(f"{{}}\n{'x' * 1001}")
     assert "line 2: longer than 1000 bytes" in refused(capsys, tmp_path / "store", str(tmp_path / "x.jsonl"))

@@ -30,12 +30,12 @@ from tests.flows.exchange.files import RELAYED, TOKENS, lines, rows, sampled_tra
 
 
 @pytest.fixture
-def root(tmp_path: Path) -> Path:
+def root(tmp_path):
     return tmp_path / "store"
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+def model(tmp_path_factory):
     directory = tmp_path_factory.mktemp("model")
     return str(tiny_qwen3(directory, hidden=16, layers=1, heads=2, kv_heads=2, intermediate=16))
 
@@ -66,7 +66,7 @@ def through(context: RunContext, run: str) -> Ref:
 FEW_FILTERS = {"filters": [{"type": "errored"}, {"type": "zero_advantage"}]}
 
 
-def test_an_imported_step_stands_in_the_ledger_like_a_sampled_one(root: Path) -> None:
+def test_an_imported_step_stands_in_the_ledger_like_a_sampled_one(root):
     outcome = bring(root, TOKENS)
     assert (outcome.num_computed, outcome.num_steps) == (4, 1)
     assert outcome.figures == {"traces": 10, "with sampled tokens": 10}
@@ -81,14 +81,14 @@ def test_an_imported_step_stands_in_the_ledger_like_a_sampled_one(root: Path) ->
     assert [each["name"] for each in config["environments"]] == ["reverse_text"]
 
 
-def test_imported_traces_can_be_trained_on_by_reinforcement_learning(root: Path) -> None:
+def test_imported_traces_can_be_trained_on_by_reinforcement_learning(root):
     bring(root, TOKENS)
     packed = through(context_of(open_store(root), "theirs", filtering=FEW_FILTERS), "theirs")
     batches = open_store(root).read(open_store(root).ledger.find(packed.key).slices("batches"))  # type: ignore[union-attr]
     assert batches["rl_tokens"][0].as_py() > 0 and batches["ce_tokens"][0].as_py() == 0
 
 
-def test_the_same_files_again_compute_nothing(root: Path, tmp_path: Path) -> None:
+def test_the_same_files_again_compute_nothing(root, tmp_path):
     bring(root, TOKENS)
     copy = tmp_path / "copy.jsonl"
     copy.write_bytes(TOKENS.read_bytes())
@@ -103,7 +103,7 @@ def test_the_same_files_again_compute_nothing(root: Path, tmp_path: Path) -> Non
     assert bring(root, TOKENS, name="anew", groups_per_step=1).num_computed > 0, "another reading is other work"
 
 
-def test_an_import_that_was_interrupted_goes_on(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_that_was_interrupted_goes_on(root, monkeypatch):
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
@@ -115,9 +115,7 @@ def test_an_import_that_was_interrupted_goes_on(root: Path, monkeypatch: pytest.
 
 
 @pytest.mark.fault("input", "a line of a file to import is cut", "the line is named, nothing written")
-def test_one_bad_line_refuses_the_whole_file_unless_it_may_be_left_out(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_bad_line_refuses_the_whole_file_unless_it_may_be_left_out(root, tmp_path, capsys):
     bad = tmp_path / "bad.jsonl"
     good = TOKENS.read_text().splitlines()
     bad.write_text("\n".join([*good[:2], good[2][:50], *good[3:]]) + "\n")
@@ -132,7 +130,7 @@ def test_one_bad_line_refuses_the_whole_file_unless_it_may_be_left_out(
 
 
 @pytest.mark.fault("input", "a file to import is empty or not there", "refused, nothing written")
-def test_a_file_of_nothing_or_that_is_not_there_is_refused(root: Path, tmp_path: Path) -> None:
+def test_a_file_of_nothing_or_that_is_not_there_is_refused(root, tmp_path):
     for content in ("", "\n\n"):
         (tmp_path / "empty.jsonl").write_text(content)
         happened(repr(content))
@@ -142,7 +140,7 @@ def test_a_file_of_nothing_or_that_is_not_there_is_refused(root: Path, tmp_path:
         bring(root, tmp_path / "absent.jsonl")
 
 
-def test_the_name_of_an_import_is_no_other_s(root: Path) -> None:
+def test_the_name_of_an_import_is_no_other_s(root):
     bring(root, TOKENS)
     with pytest.raises(ImportRefused, match="run 'theirs' is in"):
         bring(root, RELAYED)
@@ -151,7 +149,7 @@ def test_the_name_of_an_import_is_no_other_s(root: Path) -> None:
 
 
 @pytest.mark.engine
-def test_text_is_rendered_refused_for_rl_and_trained_on_as_demonstrations(root: Path, model: str) -> None:
+def test_text_is_rendered_refused_for_rl_and_trained_on_as_demonstrations(root, model):
     assert text(root, model).figures == {"traces": 4, "with rendered tokens": 4}
     store = open_store(root)
     with pytest.raises(ImportedWithoutTokens, match=r"algorithm\.type=supervised"):
@@ -169,7 +167,7 @@ def test_text_is_rendered_refused_for_rl_and_trained_on_as_demonstrations(root: 
         bring(root, RELAYED, name="text", model=model, overrides=["model.renderer=default"])
 
 
-def test_the_groups_are_told(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_groups_are_told(root, tmp_path, capsys):
     assert cli.main(["import", str(TOKENS), "--name", "theirs", "--store", str(root)]) == 0
     said = capsys.readouterr().out.splitlines()
     assert said[:2] == [
@@ -191,9 +189,7 @@ def held_out_lines(target: Path) -> Path:
     return write_lines(target, [line | ({"split": "eval"} if line["task"]["data"] == last else {}) for line in found])
 
 
-def test_held_out_attempts_come_in_only_when_asked(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_held_out_attempts_come_in_only_when_asked(root, tmp_path, capsys):
     held_out_lines(tmp_path / "own.jsonl")
     outcome = bring(root, tmp_path / "own.jsonl", name="own")
     assert outcome.figures["traces"] == 5 and list(outcome.left_out.values()) == [5]

@@ -39,17 +39,17 @@ def check(translation: Translation, case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES["published"], ids=lambda case: case["files"][0])
-def test_published_configs(case: dict[str, Any]) -> None:
+def test_published_configs(case):
     check(translate([str(PUBLISHED / name) for name in case["files"]]), case)
 
 
 @pytest.mark.parametrize("case", CASES["keys"], ids=lambda case: case["file"].strip().splitlines()[0][:60])
-def test_what_keys_become(tmp_path: Path, case: dict[str, Any]) -> None:
+def test_what_keys_become(tmp_path, case):
     check(translated(tmp_path, case["file"]), case)
 
 
 @tables
-def test_settings_of_a_table_are_those_of_a_config_and_its_keys_are_on_its_page(table: dict[str, Any]) -> None:
+def test_settings_of_a_table_are_those_of_a_config_and_its_keys_are_on_its_page(table):
     page = (ROOT / f"docs/coming-from-{table['name'].lower()}.md").read_text(encoding="utf-8")
     known = {*known_keys(RunConfig)}
     for key, targets in table["keys"].items():
@@ -65,9 +65,7 @@ VALUES = st.sampled_from(["3", "true", "-2", "0.5", '"linear"', '"dapo"', '"x y"
 @tables
 @settings(max_examples=30)
 @given(data=st.data())
-def test_a_key_is_taken_over_or_listed_and_what_comes_out_loads(
-    tmp_path_factory: pytest.TempPathFactory, table: dict[str, Any], data: st.DataObject
-) -> None:
+def test_a_key_is_taken_over_or_listed_and_what_comes_out_loads(tmp_path_factory, table, data):
     key = data.draw(st.sampled_from([name for name in table["keys"] if "*" not in name]))
     other = "orchestrator.seed" if table["needs"] else "seed"
     text = f"{key} = {data.draw(VALUES)}" + f"\n{other} = 1" * (key != other)
@@ -94,13 +92,13 @@ def test_a_key_is_taken_over_or_listed_and_what_comes_out_loads(
         ),
     ],
 )
-def test_what_cannot_be_read_is_refused(tmp_path: Path, name: str, text: str, keyword: str) -> None:
+def test_what_cannot_be_read_is_refused(tmp_path, name, text, keyword):
     with pytest.raises(ConfigError, match=keyword) as caught:
         translated(tmp_path, text, name)
     assert name in str(caught.value)
 
 
-def test_files_that_are_no_configs_are_refused(tmp_path: Path) -> None:
+def test_files_that_are_no_configs_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="not read"):
         translate([str(tmp_path / "none.toml")])
     with pytest.raises(ConfigError, match=r"not read|no config"):
@@ -111,7 +109,7 @@ def test_files_that_are_no_configs_are_refused(tmp_path: Path) -> None:
         translate([str(tmp_path / "a.toml"), str(tmp_path / "b.yaml")])
 
 
-def test_a_command_has_the_arguments_after_its_script(tmp_path: Path) -> None:
+def test_a_command_has_the_arguments_after_its_script(tmp_path):
     command = (
         "# with two processes\naccelerate launch --num_processes 2 \\\n train.py --use-vllm --learning-rate=1e-6 \\\n"
         ' --lora_target_modules "q_proj", v_proj --beta 0.0 --bf16 False'
@@ -133,5 +131,5 @@ def test_a_command_has_the_arguments_after_its_script(tmp_path: Path) -> None:
         ("a.toml", "batch_size = 8\nseq_len = 9", {"orchestrator.batch_size": 8, "orchestrator.seq_len": 9}),
     ],
 )
-def test_whose_a_file_is(tmp_path: Path, name: str, text: str, keys: dict[str, Any]) -> None:
+def test_whose_a_file_is(tmp_path, name, text, keys):
     assert translated(tmp_path, text, name).keys == keys

@@ -40,7 +40,7 @@ def by_verifiers(directory: Path) -> list[dict[str, Any]]:
     return answer(str(ROOT / "tests/fixtures/programs/reads_verifiers.py"), str(directory))
 
 
-def test_verifiers_reads_an_export_as_the_rows_that_it_was_made_of(tmp_path: Path) -> None:
+def test_verifiers_reads_an_export_as_the_rows_that_it_was_made_of(tmp_path):
     root = str(tmp_path / "store")
     import_files(ImportRequest([TOKENS], name="theirs", store=root))
     export("verifiers", tmp_path / "traces.jsonl", RolloutChoice("theirs"), store=root)
@@ -60,7 +60,7 @@ def test_verifiers_reads_an_export_as_the_rows_that_it_was_made_of(tmp_path: Pat
     assert tokens == {(m["trace_id"], m["message"]): m["token_ids"] for one in found for m in one["messages"]}
 
 
-def test_verifiers_reads_what_our_own_runs_sampled(tmp_path: Path) -> None:
+def test_verifiers_reads_what_our_own_runs_sampled(tmp_path):
     assignment = {"assignment_id": "0-0/0", "group_id": "0-0", "member": 0, "seed": 1}
     assignment |= {"environment": "reverse", "example_id": "e0"}
     episodes = [
@@ -86,7 +86,7 @@ print(json.dumps({**told, "ids": tokenizer("ab").input_ids}))
 
 
 @pytest.mark.nightly
-def test_transformers_loads_exported_weights(tmp_path: Path) -> None:
+def test_transformers_loads_exported_weights(tmp_path):
     store, key = open_store(tmp_path / "store"), "k" * 32
     made = store.policies.scratch(key)
     tiny_qwen3(made, hidden=16, layers=1, heads=2, kv_heads=2, intermediate=16)
@@ -117,7 +117,7 @@ def exported(root: str, run: str, form: Any, target: Path) -> list[dict[str, Any
     return lines(target)
 
 
-def test_what_has_images_is_exported_as_it_was_read_and_kept_small(tmp_path: Path) -> None:
+def test_what_has_images_is_exported_as_it_was_read_and_kept_small(tmp_path):
     source, root = tmp_path / "source.jsonl", str(tmp_path / "store")
     write_lines(source, [pictured(line) for line in lines(TOKENS)])
     import_files(ImportRequest([source], name="theirs", store=root))

@@ -6,7 +6,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,7 @@ class Process:
 
 
 @pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def home(tmp_path_factory):
     """One state directory for all tests, so that the database is made once."""
     yield tmp_path_factory.mktemp("prefect") / "state"
     sweep()
@@ -82,7 +81,7 @@ def states(home: Path) -> dict[str, str]:
     return found
 
 
-def test_a_flow_is_recorded_whole_and_the_ui_works_and_nothing_stays(home: Path) -> None:
+def test_a_flow_is_recorded_whole_and_the_ui_works_and_nothing_stays(home):
     process = Process(home, "wait")
     run = process.until("flow_run")
     assert process.until("published") == [True, True]
@@ -109,7 +108,7 @@ def test_a_flow_is_recorded_whole_and_the_ui_works_and_nothing_stays(home: Path)
 
 
 @pytest.mark.nightly
-def test_a_finished_flow_ends_in_order(home: Path) -> None:
+def test_a_finished_flow_ends_in_order(home):
     process = Process(home, "none")
     assert process.end() == 0
     assert owned_processes(process.said["owner"]) == []  # at once: the process waits for its server
@@ -120,7 +119,7 @@ def test_a_finished_flow_ends_in_order(home: Path) -> None:
 
 @pytest.mark.fault("signal", "SIGTERM and Ctrl-C reach a flow", "Prefect's state is Crashed, no process left")
 @pytest.mark.nightly
-def test_sigterm_and_ctrl_c_are_reported_as_crashes(home: Path) -> None:
+def test_sigterm_and_ctrl_c_are_reported_as_crashes(home):
     processes = {}
     for number, status in ((signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)):
         process = Process(home, "wait")
@@ -136,7 +135,7 @@ def test_sigterm_and_ctrl_c_are_reported_as_crashes(home: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.fault("process", "a flow with an embedded server is killed", "no process left, its state is swept")
-def test_a_killed_flow_leaves_no_process_and_its_run_is_swept_at_the_next_start(home: Path) -> None:
+def test_a_killed_flow_leaves_no_process_and_its_run_is_swept_at_the_next_start(home):
     process = Process(home, "crash")
     assert process.end() == -signal.SIGKILL
     happened("status -9")
@@ -145,7 +144,7 @@ def test_a_killed_flow_leaves_no_process_and_its_run_is_swept_at_the_next_start(
 
 
 @pytest.mark.fault("services", "the embedded Prefect server is killed", "it comes back at its address, no state lost")
-def test_a_killed_server_comes_back_at_the_same_address_and_nothing_is_lost(home: Path) -> None:
+def test_a_killed_server_comes_back_at_the_same_address_and_nothing_is_lost(home):
     process = Process(home, "server")
     assert process.end() == 0
     assert process.said["ended"]
@@ -171,7 +170,7 @@ SILENT = "Prefect does not answer: the run goes on, and its pages there are late
     "the Prefect server is stopped while a run is at work",
     "steps go on, one line, all states later",
 )
-def test_a_server_that_hangs_stops_no_run_and_hears_of_all_of_it_later(tmp_path: Path) -> None:
+def test_a_server_that_hangs_stops_no_run_and_hears_of_all_of_it_later(tmp_path):
     said = said_by("-m", "tests.fixtures.programs.hanging", str(tmp_path))
     assert not said["freed"], "the run waited for the server"
     happened(said["notes"][0])
@@ -184,7 +183,7 @@ def test_a_server_that_hangs_stops_no_run_and_hears_of_all_of_it_later(tmp_path:
 
 @pytest.mark.fault("services", "the Prefect server is stopped for good", "it is started again, the run ends in order")
 @pytest.mark.nightly
-def test_a_server_that_hangs_for_good_is_started_again_and_the_run_ends_in_order(tmp_path: Path) -> None:
+def test_a_server_that_hangs_for_good_is_started_again_and_the_run_ends_in_order(tmp_path):
     said = said_by("-m", "tests.fixtures.programs.hanging", str(tmp_path), "last")
     assert not said["freed"] and said["num_steps"] == 6
     # On a busy machine its start alone is worth a note before.
@@ -197,7 +196,7 @@ def test_a_server_that_hangs_for_good_is_started_again_and_the_run_ends_in_order
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path):
     """A real file system with room for a small run and Prefect's database."""
     directory = tmp_path / "disk"
     directory.mkdir()
@@ -210,7 +209,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.nightly
 @pytest.mark.fault("disk", "the disk of store and Prefect database fills up", "one message; with space the run goes on")
-def test_a_disk_that_is_full_under_store_and_prefect_is_one_message_and_the_run_goes_on_later(small_disk: Path) -> None:
+def test_a_disk_that_is_full_under_store_and_prefect_is_one_message_and_the_run_goes_on_later(small_disk):
     said = said_by("-m", "tests.fixtures.programs.hanging", str(small_disk), "full")
     assert said["error"].startswith("NoSpace: ") and "500 Internal" not in said["error"]
     assert f"Where: {small_disk}/store" in said["error"] and "free some space" in said["error"]
@@ -224,7 +223,7 @@ def test_a_disk_that_is_full_under_store_and_prefect_is_one_message_and_the_run_
 
 
 @pytest.mark.nightly
-def test_two_processes_share_a_state_directory(home: Path) -> None:
+def test_two_processes_share_a_state_directory(home):
     processes = [Process(home, "none"), Process(home, "none")]
     assert [process.end() for process in processes] == [0, 0]
     assert processes[0].said["url"] != processes[1].said["url"]

@@ -10,7 +10,7 @@ from tasks.runtime.stage import Ref
 
 
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def sent(monkeypatch):
     """The names of the events that were sent, within a flow run."""
     names: list[str] = []
     monkeypatch.setattr("prefect.events.emit_event", lambda event, **named: names.append(event.rpartition(".")[2]))
@@ -18,7 +18,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def test_outside_of_a_flow_run_nothing_is_sent(sent: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_of_a_flow_run_nothing_is_sent(sent, monkeypatch):
     watch = EventWatcher("a", "store")
     done = {"ref": Ref("training", 2, "k" * 32, (("updates", 1),), 0, 0.0, True, "a")}
     with monkeypatch.context() as patch:
@@ -30,9 +30,7 @@ def test_outside_of_a_flow_run_nothing_is_sent(sent: list[str], monkeypatch: pyt
     assert sent == ["published"]
 
 
-def test_an_event_that_cannot_be_sent_is_a_line_in_the_log(
-    sent: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_event_that_cannot_be_sent_is_a_line_in_the_log(sent, monkeypatch, caplog):
     def broken(*given: Any, **named: Any) -> None:
         raise RuntimeError("no thread\nleft")
 
@@ -42,6 +40,6 @@ def test_an_event_that_cannot_be_sent_is_a_line_in_the_log(
 
 
 @pytest.mark.parametrize(("num_computed", "names"), [(0, ["finished", "cached"]), (3, ["finished"])])
-def test_a_run_that_computed_nothing_is_an_event(sent: list[str], num_computed: int, names: list[str]) -> None:
+def test_a_run_that_computed_nothing_is_an_event(sent, num_computed, names):
     EventWatcher("a", "store")("end", {"ending": "finished", "text": "run a", "num_computed": num_computed})
     assert sent == names

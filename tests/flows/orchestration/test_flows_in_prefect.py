@@ -13,7 +13,7 @@ from tests.fixtures.replays import ask, walk
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 
-def test_a_stage_is_called_again_only_where_that_can_help_and_leaves_its_rows_once(tmp_path: Path) -> None:
+def test_a_stage_is_called_again_only_where_that_can_help_and_leaves_its_rows_once(tmp_path):
     said = said_by("-m", "tests.fixtures.programs.retried", str(tmp_path))
     assert said["calls"] == {"passes": 3, "stays": 1, "lasts": 3}
     assert said["raised"] == {"stays": "ValueError", "lasts": "StoreUnavailable"}
@@ -36,7 +36,7 @@ print("SAID", json.dumps(done))
 
 
 @pytest.mark.nightly
-def test_a_scheduled_round(tmp_path: Path) -> None:
+def test_a_scheduled_round(tmp_path):
     store = open_store(tmp_path / "store")
     train(store, "old", "xy")
     train(store, "new", "xxx")
@@ -56,7 +56,7 @@ def rows_made(root: Path, run: str) -> dict[str, list[str]]:
     return {entry.stage: [entry.key, *(piece.digest for piece in entry.outputs)] for entry in entries}
 
 
-def test_worker_processes_of_dask_make_the_rows_that_the_flow_makes(tmp_path: Path) -> None:
+def test_worker_processes_of_dask_make_the_rows_that_the_flow_makes(tmp_path):
     here, there, noted = (tmp_path / name for name in ("here", "there", "noted"))
     noted.mkdir()
     changed = ["packing.tokens_per_row=64"]

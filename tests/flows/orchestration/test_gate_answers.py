@@ -23,10 +23,10 @@ class Form:
             raise PrefectHTTPStatusError.from_httpx_error(error) from error
 
 
-def test_a_form_that_an_earlier_try_saved_is_kept() -> None:
+def test_a_form_that_an_earlier_try_saved_is_kept():
     save_form(Form(409), {"schema": "a key"})
 
 
-def test_a_form_that_is_not_saved_ends_the_run_before_it_pauses() -> None:
+def test_a_form_that_is_not_saved_ends_the_run_before_it_pauses():
     with pytest.raises(PrefectHTTPStatusError):
         save_form(Form(500), {"schema": "a key"})

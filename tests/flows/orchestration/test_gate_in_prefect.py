@@ -4,7 +4,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -57,7 +57,7 @@ class Waiting:
 
 
 @pytest.fixture
-def run(tmp_path_factory: pytest.TempPathFactory) -> Driven:
+def run(tmp_path_factory):
     """A run of one step behind a gate, of each test its own: a refusal leaves rows."""
     place = tmp_path_factory.mktemp("gate")
     model = tiny_qwen3(place / "tiny", hidden=64, layers=2, seed=3)
@@ -65,7 +65,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Driven:
 
 
 @pytest.fixture
-def waiting(run: Driven) -> Iterator[Waiting]:
+def waiting(run):
     """The run in a process of its own, that comes to its gate; the test answers."""
     with ThreadPoolExecutor(1) as threads:
         life = threads.submit(run.live, prefect=True, overrides=["steps=1"])
@@ -78,7 +78,7 @@ def events(store: Store) -> list[str]:
 
 
 @pytest.mark.nightly
-def test_a_batch_is_refused_on_the_command_line(run: Driven, waiting: Waiting) -> None:
+def test_a_batch_is_refused_on_the_command_line(run, waiting):
     waiting.paused()
     words = ("gate", NAME, "--refuse", "--by", "Ada", "--reason", "too easy", "--store", str(run.store))
     command = [sys.executable, "-m", "flows.cli", *words]
@@ -95,7 +95,7 @@ def test_a_batch_is_refused_on_the_command_line(run: Driven, waiting: Waiting) -
 
 
 @pytest.mark.nightly
-def test_a_run_that_is_cancelled_while_it_waits_ends_and_has_decided_nothing(run: Driven, waiting: Waiting) -> None:
+def test_a_run_that_is_cancelled_while_it_waits_ends_and_has_decided_nothing(run, waiting):
     place = f"/flow_runs/{waiting.paused()['id']}/set_state"
     before = decisions(open_store(run.store), NAME)
     polite = waiting.ask(place, state={"type": "CANCELLING"})
@@ -106,7 +106,7 @@ def test_a_run_that_is_cancelled_while_it_waits_ends_and_has_decided_nothing(run
     assert decisions(open_store(run.store), NAME) == before
 
 
-def test_a_batch_is_approved_as_the_page_does_it_and_the_run_goes_on(run: Driven, waiting: Waiting) -> None:
+def test_a_batch_is_approved_as_the_page_does_it_and_the_run_goes_on(run, waiting):
     flow_run = waiting.paused()
 
     def waits() -> bool:
@@ -131,7 +131,7 @@ def test_a_batch_is_approved_as_the_page_does_it_and_the_run_goes_on(run: Driven
 
 
 @pytest.mark.nightly
-def test_a_run_that_nobody_answers_ends_and_says_how_to_be_asked_again(run: Driven) -> None:
+def test_a_run_that_nobody_answers_ends_and_says_how_to_be_asked_again(run):
     life = run.live(name="unanswered", prefect=True, overrides=["steps=1", "gate.timeout_seconds=1"])
     assert life.status != 0 and "waits for approval and nobody answered within gate.timeout_seconds, 1." in life.output
     store = open_store(run.store)

@@ -3,8 +3,6 @@
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -32,14 +30,14 @@ Variable.set("stagecoach-gpu", {"slots": 1}, overwrite=True)
 """
 
 
-def test_the_name_of_a_pool_is_made_one_of_a_variable() -> None:
+def test_the_name_of_a_pool_is_made_one_of_a_variable():
     assert [variable_name(limit) for limit in ("stagecoach-gpu", "A100_east-gpu")] == [
         "stagecoach-gpu",
         "a100-east-gpu",
     ]
 
 
-def test_a_lease_begins_anew_when_the_server_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_begins_anew_when_the_server_answers_again(monkeypatch):
     most = round(LEASE_SECONDS / LOOK_SECONDS)
     looks: list[bool | None] = []
 
@@ -58,7 +56,7 @@ def test_a_lease_begins_anew_when_the_server_answers_again(monkeypatch: pytest.M
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Serving]:
+def served(tmp_path):
     server = Serving(tmp_path)
     try:
         server.server()
@@ -74,7 +72,7 @@ def served(tmp_path: Path) -> Iterator[Serving]:
     "Prefect's server restarts while a run holds the GPU slot, and then that run is killed",
     "the slot stays the run's while it lives, and is free a minute after its last renewal",
 )
-def test_a_slot_outlives_a_restart_of_the_server_and_not_its_holder(served: Serving) -> None:
+def test_a_slot_outlives_a_restart_of_the_server_and_not_its_holder(served):
     assert subprocess.run([sys.executable, "-c", SLOTS], env=served.environment, timeout=120).returncode == 0
     lines = served.place / "lines"
 

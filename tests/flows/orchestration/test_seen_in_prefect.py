@@ -5,7 +5,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,7 @@ class Seen:
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
+def seen(tmp_path_factory):
     """One run for all tests: cancelled after its first step, then called again."""
     place = tmp_path_factory.mktemp("small")
     tiny_sources(place)
@@ -87,7 +86,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
     assert process.returncode == 0
 
 
-def test_a_cancelled_run_ends_between_two_stages_and_goes_on_from_there(seen: Seen) -> None:
+def test_a_cancelled_run_ends_between_two_stages_and_goes_on_from_there(seen):
     said = seen.said["cancelled"]
     assert said.startswith("cancelled before stage assignment of step 1")
     assert f"safe in {seen.root}; go on with: stagecoach resume small --store {seen.root}" in said
@@ -102,7 +101,7 @@ def test_a_cancelled_run_ends_between_two_stages_and_goes_on_from_there(seen: Se
     assert [step["computed"] for step in outcome["steps"]] == [False, True]
 
 
-def test_task_runs_are_named_after_stage_and_step(seen: Seen) -> None:
+def test_task_runs_are_named_after_stage_and_step(seen):
     first, second = seen.runs()
     before = {f"{stage}-0" for stage in ("examples", "policy_import", *STAGES)}
     assert seen.tasks(first["id"], len(before)) == before
@@ -110,7 +109,7 @@ def test_task_runs_are_named_after_stage_and_step(seen: Seen) -> None:
     assert seen.tasks(second["id"], len(before) + len(STAGES)) == before | {f"{stage}-1" for stage in STAGES}
 
 
-def test_a_task_run_is_running_and_then_completed(seen: Seen) -> None:
+def test_a_task_run_is_running_and_then_completed(seen):
     chosen = {"flow_runs": {"id": {"any_": [seen.runs()[0]["id"]]}}, "task_runs": {"name": {"any_": ["training-0"]}}}
 
     def states() -> list[str]:
@@ -123,7 +122,7 @@ def test_a_task_run_is_running_and_then_completed(seen: Seen) -> None:
     assert states() == ["Pending", "Running", "Completed"]
 
 
-def test_nobody_waits_for_heartbeats_of_a_run_with_its_own_server(seen: Seen) -> None:
+def test_nobody_waits_for_heartbeats_of_a_run_with_its_own_server(seen):
     def names() -> set[str]:
         return {each["event"] for each in seen.ask("/events/filter", limit=50)["events"]}
 
@@ -131,7 +130,7 @@ def test_nobody_waits_for_heartbeats_of_a_run_with_its_own_server(seen: Seen) ->
     assert "prefect.flow-run.heartbeat" not in names()
 
 
-def test_artifacts_show_the_curve_and_the_progress(seen: Seen) -> None:
+def test_artifacts_show_the_curve_and_the_progress(seen):
     artifacts = {artifact["key"]: artifact for artifact in seen.ask("/artifacts/latest/filter")}
     assert artifacts.keys() == {"run-small", "progress-small"}
     page = artifacts["run-small"]["data"]
@@ -145,7 +144,7 @@ def test_artifacts_show_the_curve_and_the_progress(seen: Seen) -> None:
     assert {artifact["flow_run_id"] for artifact in artifacts.values()} == {seen.runs()[1]["id"]}
 
 
-def test_secrets_are_nowhere(seen: Seen) -> None:
+def test_secrets_are_nowhere(seen):
     told = json.dumps([seen.ask("/logs/filter"), seen.runs(), seen.ask("/artifacts/filter")]) + "".join(seen.printed)
     files = [path for path in seen.root.parent.rglob("*") if path.is_file()]
     texts = {str(path): path.read_bytes() for path in files}

@@ -8,9 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +23,7 @@ VARIABLES = ("PREFECT_API_URL", "PREFECT_PROFILE", "PREFECT_PROFILES_PATH", "PRE
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def place(tmp_path, monkeypatch):
     """An empty working directory and home, with no Prefect variable set."""
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
@@ -35,7 +33,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_every_place_of_configuration_in_prefects_own_order(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_place_of_configuration_in_prefects_own_order(place, monkeypatch):
     assert configured_url() == ""
     (place / "home/.prefect/profiles.toml").write_text('active = "mine"\n[profiles.mine]\n')
     (place / "pyproject.toml").write_text("[project]\nname = 'x'\n")
@@ -56,7 +54,7 @@ def test_every_place_of_configuration_in_prefects_own_order(place: Path, monkeyp
 
 
 @pytest.mark.engine
-def test_the_order_is_prefects_own(place: Path) -> None:
+def test_the_order_is_prefects_own(place):
     (place / "home/.prefect/profiles.toml").write_text('active = "m"\n[profiles.m]\nPREFECT_API_URL = "http://a/api"\n')
     (place / "prefect.toml").write_text('[api]\nurl = "http://b/api"\n')
     program = "from prefect.settings import get_current_settings; print(get_current_settings().api.url)"
@@ -66,13 +64,13 @@ def test_the_order_is_prefects_own(place: Path) -> None:
     assert answer.stdout.strip() == configured_url() == "http://b/api"
 
 
-def test_a_broken_settings_file_is_named(place: Path) -> None:
+def test_a_broken_settings_file_is_named(place):
     (place / "prefect.toml").write_text("[api\n")
     with pytest.raises(ValueError, match=r"prefect\.toml is not valid TOML"):
         configured_url()
 
 
-def test_embedded_state_is_all_in_one_place(tmp_path: Path) -> None:
+def test_embedded_state_is_all_in_one_place(tmp_path):
     settings = embedded_settings(tmp_path, URL)
     assert settings["PREFECT_API_URL"] == URL
     for name in ("HOME", "PROFILES_PATH", "LOCAL_STORAGE_PATH", "MEMO_STORE_PATH"):
@@ -81,7 +79,7 @@ def test_embedded_state_is_all_in_one_place(tmp_path: Path) -> None:
     assert "PREFECT_API_URL" not in embedded_settings(tmp_path, "")
 
 
-def test_a_configured_api_that_does_not_answer_is_one_clear_error(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configured_api_that_does_not_answer_is_one_clear_error(place, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", URL)
     before = dict(os.environ)
     api = prefect_api.begin(place / "state")
@@ -102,7 +100,7 @@ class _Elsewhere(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server() -> Iterator[str]:
+def server():
     answering = http.server.HTTPServer(("127.0.0.1", 0), _Elsewhere)
     thread = threading.Thread(target=answering.serve_forever, args=(0.02,))
     thread.start()
@@ -112,13 +110,13 @@ def server() -> Iterator[str]:
     answering.server_close()
 
 
-def test_probe_tells_an_api_from_something_else(server: str) -> None:
+def test_probe_tells_an_api_from_something_else(server):
     prefect_api.probe(f"{server}/api")
     with pytest.raises(prefect_api.PrefectUnreachable, match="404"):
         prefect_api.probe(server)
 
 
-def test_a_run_is_gone_only_when_its_process_certainly_is() -> None:
+def test_a_run_is_gone_only_when_its_process_certainly_is():
     mine = prefect_api.run_tags("demo", "/data/store")
     assert {"stagecoach", "run:demo", "store:/data/store"} < set(mine)
     found = prefect_api.process_of(mine)
@@ -142,7 +140,7 @@ def test_a_run_is_gone_only_when_its_process_certainly_is() -> None:
 
 @pytest.mark.engine
 @pytest.mark.parametrize("where", ["outside a flow", "while Prefect hands it on"])
-def test_sigterm_ends_the_process_in_order(where: str) -> None:
+def test_sigterm_ends_the_process_in_order(where):
     send = "os.kill(os.getpid(), signal.SIGTERM)"
     if where == "outside a flow":
         body = f"    {send}; until_told()"
@@ -162,7 +160,7 @@ def test_sigterm_ends_the_process_in_order(where: str) -> None:
     assert answer.stderr == ""
 
 
-def test_the_handler_before_is_put_back() -> None:
+def test_the_handler_before_is_put_back():
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyError), signals.termination_reported():
         assert signal.getsignal(signal.SIGTERM) is signals._terminate
@@ -171,7 +169,7 @@ def test_the_handler_before_is_put_back() -> None:
 
 
 @pytest.mark.engine
-def test_an_installation_is_prepared_with_prefects_tables_and_no_rows(tmp_path: Path) -> None:
+def test_an_installation_is_prepared_with_prefects_tables_and_no_rows(tmp_path):
     template, database = tmp_path / "kept/template.db", tmp_path / "new.db"
     code = "from pathlib import Path; import sys; from flows.orchestration import server_process"
     command = [sys.executable, "-c", f"{code}; server_process.prepare(Path(sys.argv[1]))", str(template)]
@@ -185,7 +183,7 @@ def test_an_installation_is_prepared_with_prefects_tables_and_no_rows(tmp_path: 
     assert not (tmp_path / "mine").exists() and [path.name for path in template.parent.iterdir()] == ["template.db"]
 
 
-def test_a_new_database_is_a_copy_of_the_template_and_neither_is_overwritten(tmp_path: Path) -> None:
+def test_a_new_database_is_a_copy_of_the_template_and_neither_is_overwritten(tmp_path):
     template, database = tmp_path / "template.db", tmp_path / "new.db"
     server_process.begin_database(database, template)
     assert not database.exists(), "without a template the server migrates its database itself"

@@ -61,7 +61,7 @@ def ending(error: Exception) -> Any:
     return flow()
 
 
-def test_a_cancelled_flow_ends_as_cancelled() -> None:
+def test_a_cancelled_flow_ends_as_cancelled():
     cancelled = RunCancelled("cancelled before stage packing")
     state = ending(cancelled)
     assert (state.type.value, state.message) == ("CANCELLED", str(cancelled))
@@ -70,7 +70,7 @@ def test_a_cancelled_flow_ends_as_cancelled() -> None:
 
 
 @pytest.mark.parametrize("error", [ConfigError(["steps: 0 is too few"]), KeyError("x")])
-def test_a_failed_flow_says_its_notes_and_whoever_calls_it_gets_the_error(error: Exception) -> None:
+def test_a_failed_flow_says_its_notes_and_whoever_calls_it_gets_the_error(error):
     state = ending(noted(error, "Nothing was started.", "Correct it."))
     told = f"{type(error).__name__}: {error}\nNothing was started.\nCorrect it."
     assert (state.type.value, state.message) == ("FAILED", told)
@@ -78,7 +78,7 @@ def test_a_failed_flow_says_its_notes_and_whoever_calls_it_gets_the_error(error:
         state.result()
 
 
-def test_what_a_flow_returns_is_its_own() -> None:
+def test_what_a_flow_returns_is_its_own():
     flow: Callable[[], int] = reports_its_end(lambda: 7)
     assert flow() == 7
 
@@ -95,13 +95,13 @@ def test_what_a_flow_returns_is_its_own() -> None:
         (SystemExit(2), ("failed", "SystemExit: 2")),
     ],
 )
-def test_the_event_of_an_error(error: BaseException, event: tuple[str, str]) -> None:
+def test_the_event_of_an_error(error, event):
     assert event_of(error) == event
 
 
 def test_a_run_that_was_cancelled_is_not_called_failed_because_the_api_was_busy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    monkeypatch,
+):
     class TerminationSignal(BaseException):
         """Called as Prefect calls it."""
 
@@ -131,7 +131,7 @@ def test_a_run_that_was_cancelled_is_not_called_failed_because_the_api_was_busy(
         (OSError("disk"), False),
     ],
 )
-def test_only_what_may_pass_is_called_again(error: Exception, again: bool) -> None:
+def test_only_what_may_pass_is_called_again(error, again):
     """Prefect hands over the error itself where it was raised, and the returned state where one was returned."""
     returned = SimpleNamespace(data=error, message=error_text(error))
     assert is_transient(None, None, SimpleNamespace(data=error)) is again
@@ -152,18 +152,16 @@ class Api:
 
 
 @pytest.fixture
-def api() -> Api:
+def api():
     return Api()
 
 
 @pytest.fixture
-def cancellation(api: Api) -> Cancellation:
+def cancellation(api):
     return Cancellation(api.ask, lambda: api.now)
 
 
-def test_it_asks_at_once_and_then_not_for_a_while_and_once_cancelled_it_stays_so(
-    api: Api, cancellation: Cancellation
-) -> None:
+def test_it_asks_at_once_and_then_not_for_a_while_and_once_cancelled_it_stays_so(api, cancellation):
     assert not cancellation.asked_for(None) and api.asked == [], "outside of a flow run"
     assert not cancellation.asked_for("run")
     api.answer = True
@@ -176,7 +174,7 @@ def test_it_asks_at_once_and_then_not_for_a_while_and_once_cancelled_it_stays_so
     assert cancellation.asked_for("run") and api.asked == ["run", "run"]
 
 
-def test_a_silent_api_is_waited_for_once_and_its_late_answer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_api_is_waited_for_once_and_its_late_answer_counts(monkeypatch):
     monkeypatch.setattr(bookkeeping, "PATIENCE_SECONDS", 0.05)
     monkeypatch.setattr(states, "ASK_SECONDS", 0.0)
     silence, asked, told = threading.Event(), list[str](), list[str]()
@@ -200,9 +198,7 @@ def config_of(root: Path) -> RunConfig:
 
 
 @pytest.mark.parametrize("end", [{"steps": []}, ValueError("the run's own"), None])
-def test_a_prefect_that_cannot_write_down_an_end_does_not_change_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, end: Any
-) -> None:
+def test_a_prefect_that_cannot_write_down_an_end_does_not_change_it(monkeypatch, tmp_path, end):
     """`end` is what the run returns or raises; with None Prefect fails before the flow is called."""
 
     def loop(session: Any) -> Any:
@@ -232,9 +228,7 @@ def test_a_prefect_that_cannot_write_down_an_end_does_not_change_it(
     assert raised.value is end or "Nothing was started" in str(raised.value)
 
 
-def test_what_prefect_is_only_told_of_costs_a_line_where_it_answers_with_an_error(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+def test_what_prefect_is_only_told_of_costs_a_line_where_it_answers_with_an_error(monkeypatch, caplog, tmp_path):
     def fail(*_: Any, **__: Any) -> None:
         raise httpx.HTTPError("Server error '500 Internal Server Error'\nresponse: {}")
 
@@ -253,9 +247,7 @@ def test_what_prefect_is_only_told_of_costs_a_line_where_it_answers_with_an_erro
     assert all("500" in line and "\n" not in line for line in told)
 
 
-def test_a_full_disk_is_named_as_the_reason_for_an_error_of_the_server(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_full_disk_is_named_as_the_reason_for_an_error_of_the_server(monkeypatch, tmp_path):
     monkeypatch.setattr(server, "_embedded", server.PrefectApi("http://x/api"))
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
     problem = httpx.HTTPError("Server error '500 Internal Server Error'")
@@ -278,9 +270,7 @@ def test_a_full_disk_is_named_as_the_reason_for_an_error_of_the_server(
         ("finished", "another", "CRASHED"),
     ],
 )
-def test_a_flow_run_that_could_not_report_its_end_gets_the_one_that_its_store_has(
-    store: Store, event: str, flow_run: str, expected: str
-) -> None:
+def test_a_flow_run_that_could_not_report_its_end_gets_the_one_that_its_store_has(store, event, flow_run, expected):
     store.runs.record(run="a", event=event, kind="train", config=CONFIG, flow_run=flow_run)
     tags = ["stagecoach", "run:a", f"store:{store.root.address}"]
     assert server.missed_state(tags, "f").type.value == expected
@@ -291,7 +281,7 @@ CONFIG = RunConfig().model_dump(mode="json")
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     return open_store(tmp_path / "store")
 
 
@@ -305,7 +295,7 @@ def begin(store: Store, run: str, pid: int, host: str | None = None, event: str 
     store.runs.record(run=run, event=event, kind="train", config=CONFIG, flow_run=f"flow-{run}", pid=pid, host=host)
 
 
-def test_a_run_of_a_dead_process_is_marked_once(store: Store) -> None:
+def test_a_run_of_a_dead_process_is_marked_once(store):
     gone = dead_process()
     begin(store, "dead", gone)
     begin(store, "again", gone, event="resumed")
@@ -316,7 +306,7 @@ def test_a_run_of_a_dead_process_is_marked_once(store: Store) -> None:
     assert mark_crashed(store) == []
 
 
-def test_a_living_run_an_ended_one_and_another_host_are_left_alone(store: Store) -> None:
+def test_a_living_run_an_ended_one_and_another_host_are_left_alone(store):
     begin(store, "living", os.getpid())
     begin(store, "elsewhere", dead_process(), host="another")
     begin(store, "ended", dead_process())
@@ -324,7 +314,7 @@ def test_a_living_run_an_ended_one_and_another_host_are_left_alone(store: Store)
     assert mark_crashed(store) == []
 
 
-def test_a_process_id_that_came_back_is_not_the_run(store: Store) -> None:
+def test_a_process_id_that_came_back_is_not_the_run(store):
     begin(store, "a", os.getpid())
     event = store.runs.events("a")[-1]
     assert event.process == "" and writer_alive(event), "as older versions have written it"
@@ -335,7 +325,7 @@ def test_a_process_id_that_came_back_is_not_the_run(store: Store) -> None:
 
 
 @pytest.mark.fault("clock", "the clock is set forward while a run works", "its process is seen by its start ticks")
-def test_a_clock_that_was_set_takes_no_living_run_for_dead(store: Store) -> None:
+def test_a_clock_that_was_set_takes_no_living_run_for_dead(store):
     store.runs.record(run="a", event="started", kind="train", config=CONFIG, process=recorded_identity())
     # After a step of an hour the kernel says that this process has begun an hour later than it did.
     (event,) = open_store(store.root.address).runs.events("a")
@@ -346,7 +336,7 @@ def test_a_clock_that_was_set_takes_no_living_run_for_dead(store: Store) -> None
 
 
 @pytest.mark.fault("two writers", "a second process goes to work on a run", "each is told of the other")
-def test_each_writer_is_told_of_the_others(store: Store) -> None:
+def test_each_writer_is_told_of_the_others(store):
     assert other_writers(store, "a") == []
     begin(store, "a", os.getppid())
     since = store.runs.events("a")[-1].at
@@ -363,7 +353,7 @@ def test_each_writer_is_told_of_the_others(store: Store) -> None:
     assert other_writers(store, "dead") == []
 
 
-def test_whoever_opens_a_run_that_is_at_work_sees_so(store: Store) -> None:
+def test_whoever_opens_a_run_that_is_at_work_sees_so(store):
     begin(store, "a", os.getppid())
     notes: list[str] = []
     with open_session(config_of(Path(store.root.address)), (lambda event, facts: notes.append(facts["text"]),)):
@@ -372,9 +362,7 @@ def test_whoever_opens_a_run_that_is_at_work_sees_so(store: Store) -> None:
 
 
 @pytest.mark.parametrize(("before", "warns"), [(None, False), ("Completed", False), ("Cached", True)])
-def test_a_run_that_computed_nothing_says_so_and_a_schedule_that_repeats_it_warns(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, before: str | None, warns: bool
-) -> None:
+def test_a_run_that_computed_nothing_says_so_and_a_schedule_that_repeats_it_warns(monkeypatch, caplog, before, warns):
     earlier = [SimpleNamespace(state_name=before)] if before else []
     client = nullcontext(SimpleNamespace(read_flow_runs=lambda flow_run_filter, sort, limit: earlier))
     monkeypatch.setattr(run_flow, "get_client", lambda sync_client: client)
@@ -392,7 +380,7 @@ def test_a_run_that_computed_nothing_says_so_and_a_schedule_that_repeats_it_warn
     assert flow().name == "Completed"
 
 
-def test_a_mistake_is_logged_once_and_without_a_traceback(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_mistake_is_logged_once_and_without_a_traceback(caplog):
     """Prefect's engine logs what a flow raised once more, with a traceback."""
     prefects, mistake = logging.getLogger("prefect.flow_runs"), ConfigError("no such key")
     monkeyed = list(prefects.filters)

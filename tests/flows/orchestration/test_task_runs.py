@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,13 +24,13 @@ def ref(number: int = 0, computed: bool = True, run: str = "first", stage: str =
     return Ref(stage, number, f"26d94296{number:024}", rows, 3281, 0.5, computed, run)
 
 
-def test_a_result_in_a_line() -> None:
+def test_a_result_in_a_line():
     assert describe_ref(ref()) == "128 traces, 256 messages, 3,281 tokens, key 26d94296"
     assert describe_ref(ref(computed=False)).endswith(", key 26d94296, computed by run first")
     assert describe_ref(Ref("gate", 0, "k" * 32, (), 0, 0.0, True)) == "key kkkkkkkk"
 
 
-def test_much_found_work_in_a_line() -> None:
+def test_much_found_work_in_a_line():
     found = [ref(0, run="a"), ref(1, run="b"), ref(0, run="b", stage="filtering")]
     assert found_message(found) == "3 pieces of work: rollout 2, filtering 1; computed by: b 2, a 1"
 
@@ -49,7 +48,7 @@ class Recorded(StageTask):
 
 
 @pytest.fixture
-def reports(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, bool]]:
+def reports(monkeypatch):
     """The task runs that stand for several pieces of work, in a flow run that there is not."""
     made: list[tuple[str, str, bool]] = []
     monkeypatch.setattr(task_runs, "current_flow_run", lambda: "a flow run")
@@ -74,21 +73,21 @@ def shows(wanted: Any, num_computed: int, num_found: int, reports: list[Any]) ->
     return shown, task
 
 
-def test_each_stage_and_what_was_found_is_a_task_run(reports: list[Any]) -> None:
+def test_each_stage_and_what_was_found_is_a_task_run(reports):
     _, task = shows("auto", 2, 3, reports)
     assert [call[:2] for call in task.calls] == [(number, "rollout") for number in range(5)]
     assert all(call[2] == TAGS for call in task.calls)
     assert reports == []
 
 
-def test_what_was_found_is_one_task_run_where_it_is_much(reports: list[Any]) -> None:
+def test_what_was_found_is_one_task_run_where_it_is_much(reports):
     _, task = shows("auto", 1, MOST_FOUND + 1, reports)
     assert [call[0] for call in task.calls] == [MOST_FOUND + 1]
     assert [name for name, _, _ in reports] == ["cached"]
     assert reports[0][1].startswith(f"{MOST_FOUND + 1} pieces of work: rollout {MOST_FOUND + 1}; computed by: first")
 
 
-def test_a_long_run_shows_its_steps_in_place_of_its_stages(reports: list[Any]) -> None:
+def test_a_long_run_shows_its_steps_in_place_of_its_stages(reports):
     step = {"reward": 0.5, "update": None, "tokens": 12, "seconds": {"rollout": 1.0}, "runs": ["first"]}
     shown, task = shows("auto", MOST_STAGES + 1, 0, reports)
     assert shown.shown == "steps" and task.calls == []
@@ -99,13 +98,13 @@ def test_a_long_run_shows_its_steps_in_place_of_its_stages(reports: list[Any]) -
     assert reports[-1] == ("step-4", "cached (first), reward 0.500", True)
 
 
-def test_nothing_is_a_task_run_where_none_is_asked_for(reports: list[Any]) -> None:
+def test_nothing_is_a_task_run_where_none_is_asked_for(reports):
     shown, task = shows("none", 2, MOST_FOUND + 1, reports)
     shown.finish_step({"step": 1, "computed": True})
     assert task.calls == [] and reports == []
 
 
-def test_work_without_a_task_run_is_tried_again_where_that_can_help(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_without_a_task_run_is_tried_again_where_that_can_help(monkeypatch):
     monkeypatch.setattr(prefect_task, "RETRY_SECONDS", 0.0)
     calls: Counter[str] = Counter()
 
@@ -127,7 +126,7 @@ def test_work_without_a_task_run_is_tried_again_where_that_can_help(monkeypatch:
 
 
 @pytest.mark.engine
-def test_prefect_shows_cached_work_figures_tags_events_and_the_log(tmp_path: Path) -> None:
+def test_prefect_shows_cached_work_figures_tags_events_and_the_log(tmp_path):
     said = said_by("-m", "tests.fixtures.programs.shown", str(tmp_path))
     first, second = said["first"], said["second"]
     assert first["message"].startswith("2 steps, reward 0.51 to 0.44; 16 computed, 0 cached")

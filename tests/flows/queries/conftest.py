@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ Rows = Callable[[str, str], list[Row]]
 
 
 @pytest.fixture(scope="session")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     """The root of the store."""
     place = tmp_path_factory.mktemp("outcomes") / "store"
     every_outcome.everything(place)
@@ -26,13 +25,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def frames(root: Path) -> Frames:
+def frames(root):
     """Its tables."""
     return Frames(open_store(root), relations)
 
 
 @pytest.fixture(scope="session")
-def rows(root: Path) -> Rows:
+def rows(root):
     """Reads the rows of a table that a run's ledger names, each with the key and the inputs of its work.
 
     This is the way that stages read, entry by entry, and not that of the questions.

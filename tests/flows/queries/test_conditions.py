@@ -52,7 +52,7 @@ def found(condition: Condition) -> list[int]:
         ("len([x for x in [step, 4] if x > 2]) = 2", [3, 4]),
     ],
 )
-def test_conditions(text: str, steps: list[int]) -> None:
+def test_conditions(text, steps):
     assert found(search_condition(text)) == found(Condition(text)) == steps, "the search field takes what --where does"
 
 
@@ -74,7 +74,7 @@ def test_conditions(text: str, steps: list[int]) -> None:
         ("true); select (1", []),
     ],
 )
-def test_texts_are_looked_for_in_replies_and_notes_and_expressions_in_replies(text: str, steps: list[int]) -> None:
+def test_texts_are_looked_for_in_replies_and_notes_and_expressions_in_replies(text, steps):
     condition = search_condition(text)
     assert condition.columns == ({"reply"} if text.startswith("/") else {"reply", "note"})
     assert found(condition) == steps
@@ -94,7 +94,7 @@ def test_texts_are_looked_for_in_replies_and_notes_and_expressions_in_replies(te
         ("(" * 9000 + "1" + ")" * 9000 + " > 0", "depth"),
     ],
 )
-def test_nothing_but_one_condition_and_mistakes_are_explained(text: str, said: str) -> None:
+def test_nothing_but_one_condition_and_mistakes_are_explained(text, said):
     with pytest.raises(BadCondition, match=said.replace("(", r"\(")):
         found(Condition(text))
 
@@ -108,13 +108,13 @@ def test_nothing_but_one_condition_and_mistakes_are_explained(text: str, said: s
         ("(select len(list(range)) from range(len(range(3000000000)))) > 0", LIMITS, "needs more than 0.5 GiB"),
     ],
 )
-def test_a_condition_ends_at_its_limits(sql: str, limits: Bounds, message: str) -> None:
+def test_a_condition_ends_at_its_limits(sql, limits, message):
     with pytest.raises(ConditionFailed, match=message):
         true_rows(pa.table({INDEX: [0]}), sql, limits=limits)
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 2 * 2**20, "KiB of the largest child"
 
 
-def test_a_condition_ends_with_its_reader() -> None:
+def test_a_condition_ends_with_its_reader():
     gone = Event()
     gone.set()
     with pytest.raises(BadCondition, match="its reader went away"):
@@ -131,5 +131,5 @@ def test_a_condition_ends_with_its_reader() -> None:
         ("reply !~ 'a' or reply like '%a%' or environment ~ 'x'", []),
     ],
 )
-def test_regular_expressions_of_texts_are_highlighted(text: str, patterns: list[tuple[str, str]]) -> None:
+def test_regular_expressions_of_texts_are_highlighted(text, patterns):
     assert list(search_condition(text).patterns) == patterns

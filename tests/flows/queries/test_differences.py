@@ -1,7 +1,6 @@
 """Two runs compared: what they share, where they part, and their figures, to the number; as text and as pages."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -36,7 +35,7 @@ SHORT = ("spread", "packed", "strict", "seeded", "gated")
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     """A store with these runs, and replays of `base` until packing: of both steps, of the last one."""
     root = tmp_path_factory.mktemp("diff") / "store"
     for name, changes in CHANGES.items():
@@ -47,12 +46,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def store(root: Path) -> Store:
+def store(root):
     return open_store(root)
 
 
 @pytest.fixture(scope="module")
-def library(store: Store) -> StoreReader:
+def library(store):
     return StoreReader(store)
 
 
@@ -77,7 +76,7 @@ PARTING: dict[str, tuple[str, set[str], list[tuple[str, Any, Any]]]] = {
 
 
 @pytest.mark.parametrize("run", PARTING)
-def test_a_setting_parts_the_runs_at_the_stage_that_reads_it(library: StoreReader, run: str) -> None:
+def test_a_setting_parts_the_runs_at_the_stage_that_reads_it(library, run):
     stage, different, settings = PARTING[run]
     found = compare(library, "base", run)
     assert found["parting"] == {"step": 0, "stage": stage, "state": "different key"}
@@ -85,7 +84,7 @@ def test_a_setting_parts_the_runs_at_the_stage_that_reads_it(library: StoreReade
     assert [(each["key"], each["a"], each["b"]) for each in found["config"] if each["in_keys"]] == settings
 
 
-def test_two_runs_with_the_same_keys_are_the_same_work(library: StoreReader) -> None:
+def test_two_runs_with_the_same_keys_are_the_same_work(library):
     found = compare(library, "base", "twin")
     assert found["same_work"] and found["parting"] is None and found["weights_part_at"] is None
     assert {piece["state"] for piece in found["pieces"]} == {"same key"} and len(found["pieces"]) == 14
@@ -94,7 +93,7 @@ def test_two_runs_with_the_same_keys_are_the_same_work(library: StoreReader) -> 
     assert all(step["weights_equal"] for step in found["steps"])
 
 
-def test_another_advantage_parts_there_with_the_traces_shared(store: Store, library: StoreReader) -> None:
+def test_another_advantage_parts_there_with_the_traces_shared(store, library):
     found = compare(library, "base", "spread")
     assert set(states(found, 1).values()) == {"only in a"} and found["together"]["steps"] == [0]
     rewards = rows(store, "base", "rollout", "traces").select("group_id", "reward")
@@ -108,13 +107,13 @@ def test_another_advantage_parts_there_with_the_traces_shared(store: Store, libr
     assert found["steps"][0]["weights_equal"] is False and found["weights_part_at"] == 0
 
 
-def test_other_rows_have_the_same_samples(library: StoreReader) -> None:
+def test_other_rows_have_the_same_samples(library):
     assert set(compared_samples(library, "base", "packed", 0)["difference"]) == {0.0}
     both = compare(library, "base", "packed")["together"]
     assert both["a"]["num_tokens"] == both["b"]["num_tokens"] and both["a"]["num_rows"] < both["b"]["num_rows"]
 
 
-def test_the_figures_of_a_step_are_those_that_it_wrote(store: Store, library: StoreReader) -> None:
+def test_the_figures_of_a_step_are_those_that_it_wrote(store, library):
     (entry, *_) = store.ledger.entries(run="strict", stage="metrics")
     values = metric_values(store.read(entry.slices("metrics")))
     figures = dict(compare(library, "base", "strict")["steps"][0]["b"])
@@ -122,13 +121,13 @@ def test_the_figures_of_a_step_are_those_that_it_wrote(store: Store, library: St
     assert figures == {name: values.get(("", metric)) for name, metric in METRICS.items()}
 
 
-def test_a_count_of_zero_is_a_whole_number(tmp_path: Path) -> None:
+def test_a_count_of_zero_is_a_whole_number(tmp_path):
     HandMade(tmp_path).step([trace("a", trainable=False)], [message("a", 0)])
     (step,) = compare(StoreReader.at(tmp_path), RUN, RUN)["steps"]
     assert repr(step["a"]["num_trainable"]) == "0"
 
 
-def test_figures_over_steps_are_sums_of_counts_and_means_of_the_rest(library: StoreReader) -> None:
+def test_figures_over_steps_are_sums_of_counts_and_means_of_the_rest(library):
     found = compare(library, "base", "faster")
     first, second = (step["a"] for step in found["steps"])
     together = found["together"]["a"]
@@ -138,7 +137,7 @@ def test_figures_over_steps_are_sums_of_counts_and_means_of_the_rest(library: St
     assert together["reward_std"] == pytest.approx((first["reward_std"] + second["reward_std"]) / 2)
 
 
-def test_other_verdicts_are_told_by_trace(store: Store, library: StoreReader) -> None:
+def test_other_verdicts_are_told_by_trace(store, library):
     spread = (pl.col("reward").max() - pl.col("reward").min()).over("group_id")
     lost = rows(store, "base", "rollout", "traces").filter(spread <= NARROW)["trace_id"].sort().to_list()
     detail = step_detail(library, "base", "strict", 0)
@@ -146,7 +145,7 @@ def test_other_verdicts_are_told_by_trace(store: Store, library: StoreReader) ->
     assert len(lost) == 4 and detail["verdicts"] == [{"trace_id": trace_id} | verdict for trace_id in lost]
 
 
-def test_a_step_is_gone_into_by_sample_the_farthest_first(store: Store, library: StoreReader) -> None:
+def test_a_step_is_gone_into_by_sample_the_farthest_first(store, library):
     detail = step_detail(library, "base", "spread", 0)
     sizes = [abs(row["difference"]) for row in detail["samples"]]
     assert len(sizes) == 10 and sizes == sorted(sizes, reverse=True)
@@ -157,14 +156,14 @@ def test_a_step_is_gone_into_by_sample_the_farthest_first(store: Store, library:
     assert detail["verdicts"] == []
 
 
-def test_another_seed_shares_weights_and_examples_alone(library: StoreReader) -> None:
+def test_another_seed_shares_weights_and_examples_alone(library):
     found = compare(library, "base", "seeded")
     shared = {stage for stage, state in states(found, 0).items() if state == "same key"}
     assert shared <= {"policy_import", "examples"} and found["parting"]["stage"] == "assignment"
     assert ("seed", 7, 8) in [(each["key"], each["a"], each["b"]) for each in found["config"]]
 
 
-def test_a_decision_at_a_gate_is_no_difference_in_work(library: StoreReader) -> None:
+def test_a_decision_at_a_gate_is_no_difference_in_work(library):
     found = compare(library, "base", "gated")
     assert states(found, 0)["gate"] == "only in b" and found["parting"] is None
     assert sentences(found) == [
@@ -174,7 +173,7 @@ def test_a_decision_at_a_gate_is_no_difference_in_work(library: StoreReader) -> 
     ]
 
 
-def test_weights_that_only_the_source_brought_in_part_no_replay_from_it(library: StoreReader) -> None:
+def test_weights_that_only_the_source_brought_in_part_no_replay_from_it(library):
     found = compare(library, "base", "whole")
     assert states(found, 0)["policy_import"] == "only in a"
     assert found["parting"] == {"step": 0, "stage": "training", "state": "only in a"} and not found["same_work"]
@@ -183,7 +182,7 @@ def test_weights_that_only_the_source_brought_in_part_no_replay_from_it(library:
     assert not [key for key in keys if key in ("name", "kind") or key.startswith("replay.")]
 
 
-def test_a_replay_of_later_steps_has_the_examples_and_no_first_step(library: StoreReader) -> None:
+def test_a_replay_of_later_steps_has_the_examples_and_no_first_step(library):
     found = compare(library, "base", "last")
     assert states(found, 0)["examples"] == "same key" and found["parting"]["step"] == 1
     assert [each["only"] for each in found["steps"]] == ["only in a", None]
@@ -191,22 +190,20 @@ def test_a_replay_of_later_steps_has_the_examples_and_no_first_step(library: Sto
     assert sentences(compare(library, "last", "base"))[1] == "Only in b: step 0."
 
 
-def test_nothing_done_is_not_the_same_work_as_weights_brought_in(tmp_path: Path) -> None:
+def test_nothing_done_is_not_the_same_work_as_weights_brought_in(tmp_path):
     store = rehearse(tmp_path / "store", "base", steps=1)
     store.runs.record(run="begun", event="started", kind="train", config=store.runs.config("base"))
     assert not compare(StoreReader(store), "base", "begun")["same_work"]
     assert compare(StoreReader(store), "begun", "begun")["same_work"]
 
 
-def test_what_was_not_measured_is_none_and_not_zero(library: StoreReader) -> None:
+def test_what_was_not_measured_is_none_and_not_zero(library):
     second = compare(library, "base", "gated")["steps"][1]
     assert second["only"] == "only in a" and second["b"] == {} and second["weights_equal"] is None
     assert {*second["a"]} == {*FIGURES, "weights"}
 
 
-def test_differences_are_printed_for_people_and_for_programs(
-    root: Path, library: StoreReader, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_differences_are_printed_for_people_and_for_programs(root, library, capsys):
     assert cli.main(["diff", "base", "spread", "--step", "0", "--store", str(root)]) == 0
     printed = capsys.readouterr().out
     assert "They differ from step 0, stage advantage on: another key. Shared results: 5." in printed
@@ -224,14 +221,12 @@ def test_differences_are_printed_for_people_and_for_programs(
         (["twin", "--step", "5"], "has step 5; the nearest are 1, 0"),
     ],
 )
-def test_unknown_runs_and_steps_are_refused_with_the_nearest(
-    root: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
+def test_unknown_runs_and_steps_are_refused_with_the_nearest(root, capsys, arguments, message):
     assert cli.main(["diff", "base", *arguments, "--store", str(root)]) == 2
     assert message in capsys.readouterr().err
 
 
-def test_pairs_of_numbers_and_steps_in_few_characters() -> None:
+def test_pairs_of_numbers_and_steps_in_few_characters():
     pairs = [(1.0, 1.0), (None, None), (0.25, None), (1.23456, 1.23457), (0.1, 0.2)]
     assert [both_numbers(*pair) for pair in pairs] == ["1", "-", "0.25 → -", "1.23456 → 1.23457", "0.1 → 0.2"]
     assert ranges([0, 1, 2, 4, 7, 8]) == "0-2, 4, 7-8" and ranges([]) == ""

@@ -35,7 +35,7 @@ Raise = Any
 
 
 @pytest.fixture
-def raised(monkeypatch: pytest.MonkeyPatch) -> Raise:
+def raised(monkeypatch):
     """Gives a stage another version, as a later program may; what is done from it on then has other keys."""
 
     def to(stage: Stage, version: int) -> None:
@@ -87,9 +87,7 @@ def agreed(root: Path, trained: StepLineage) -> None:
 
 
 @pytest.mark.parametrize("stage", [packing.STAGE, filtering.STAGE], ids=lambda stage: stage.name)
-def test_what_was_trained_stays_trained_where_the_batch_is_packed_again_and_held_back(
-    tmp_path: Path, raised: Raise, stage: Stage
-) -> None:
+def test_what_was_trained_stays_trained_where_the_batch_is_packed_again_and_held_back(tmp_path, raised, stage):
     rehearse(tmp_path, "run", steps=1)
     before = outcomes_of(look(tmp_path))
     first = only(look(tmp_path))
@@ -106,7 +104,7 @@ def test_what_was_trained_stays_trained_where_the_batch_is_packed_again_and_held
     agreed(tmp_path, last)
 
 
-def test_of_several_trainings_the_last_one_counts(tmp_path: Path, raised: Raise) -> None:
+def test_of_several_trainings_the_last_one_counts(tmp_path, raised):
     rehearse(tmp_path, "run", steps=1)
     first = only(look(tmp_path))
     raised(packing.STAGE, 2)
@@ -119,7 +117,7 @@ def test_of_several_trainings_the_last_one_counts(tmp_path: Path, raised: Raise)
     agreed(tmp_path, lineage)
 
 
-def test_a_batch_that_an_old_packing_was_trained_of_last_is_the_one_that_counts(tmp_path: Path, raised: Raise) -> None:
+def test_a_batch_that_an_old_packing_was_trained_of_last_is_the_one_that_counts(tmp_path, raised):
     rehearse(tmp_path, "run", steps=1)
     first = only(look(tmp_path))
     raised(packing.STAGE, 2)
@@ -132,7 +130,7 @@ def test_a_batch_that_an_old_packing_was_trained_of_last_is_the_one_that_counts(
     agreed(tmp_path, lineage)
 
 
-def test_a_rollout_of_a_batch_that_was_done_again_leads_to_no_row_of_the_other(tmp_path: Path, raised: Raise) -> None:
+def test_a_rollout_of_a_batch_that_was_done_again_leads_to_no_row_of_the_other(tmp_path, raised):
     rehearse(tmp_path, "run", steps=1)
     first = only(look(tmp_path))
     raised(rehearsal.STAND_INS["rollout"], 99)
@@ -148,7 +146,7 @@ def test_a_rollout_of_a_batch_that_was_done_again_leads_to_no_row_of_the_other(t
     assert "of a batch before the step was done again" in text and "in no batch" not in text
 
 
-def test_without_a_training_the_last_work_of_each_stage_counts(tmp_path: Path, raised: Raise) -> None:
+def test_without_a_training_the_last_work_of_each_stage_counts(tmp_path, raised):
     refused(tmp_path)
     first = only(look(tmp_path))
     raised(packing.STAGE, 2)

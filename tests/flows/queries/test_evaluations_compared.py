@@ -1,7 +1,6 @@
 """Evaluations of several runs beside each other: over which rollouts and examples their figures and differences are."""
 
 import json
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -18,9 +17,7 @@ TRIED = {"num_examples": 4, "attempts": 2, "every": 1}
 
 
 @pytest.mark.essential
-def test_evaluations_of_runs_stand_side_by_side_in_all_and_by_tier(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_evaluations_of_runs_stand_side_by_side_in_all_and_by_tier(tmp_path, capsys):
     root, settings = str(tmp_path / "store"), TRIED | {"num_examples": HELD_OUT, "pass_at": (1, 2)}
     train(tmp_path / "store", "one", Sampler(), evaluation=settings)
     evaluate(tmp_path / "store", "two", Sampler(frozenset({"eval-reverse_text-0/0"})), seed=8, evaluation=settings)
@@ -46,7 +43,7 @@ def test_evaluations_of_runs_stand_side_by_side_in_all_and_by_tier(
         evals("one", by="level", store=root)
 
 
-def test_two_runs_are_compared_set_by_set(tmp_path: Path) -> None:
+def test_two_runs_are_compared_set_by_set(tmp_path):
     sets = ({"name": "hard", "where": {"tier": [2]}, "num_examples": 2}, {"name": "all", "num_examples": HELD_OUT})
     settings, failing = {"every": 2, "retry_errors": 1, "sets": sets}, frozenset({"eval-reverse_text-0/0"})
     train(tmp_path / "store", "one", Sampler(), evaluation=settings)
@@ -61,9 +58,7 @@ def test_two_runs_are_compared_set_by_set(tmp_path: Path) -> None:
     assert {row["set"] for row in rows} == {"hard", "all"}
 
 
-def test_figures_and_differences_say_over_how_many_examples_they_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_figures_and_differences_say_over_how_many_examples_they_are(tmp_path, capsys):
     lost = frozenset({"eval-reverse_text-0/0", "eval-reverse_text-0/1", "eval-reverse_text-1/0"})
     settings = TRIED | {"pass_at": (1, 2)}
     evaluate(tmp_path / "store", "one", Sampler(lost), evaluation=settings)

@@ -2,7 +2,6 @@
 
 import json
 import random
-from pathlib import Path
 
 import pytest
 
@@ -73,7 +72,7 @@ def expected_down(rows: Rows, trace: Row) -> Names:
     return names
 
 
-def test_every_ancestor_of_random_batch_rows(frames: Frames, rows: Rows) -> None:
+def test_every_ancestor_of_random_batch_rows(frames, rows):
     every = [(run, row) for run in RUNS for row in rows(run, "batches") if row["sample_ids"]]
     for run, row in random.Random(4).sample(every, 6):
         names = expected_up(rows, run, row)
@@ -82,7 +81,7 @@ def test_every_ancestor_of_random_batch_rows(frames: Frames, rows: Rows) -> None
     assert {run for run, _ in random.Random(4).sample(every, 6)} > {"base"}
 
 
-def test_every_descendant_of_random_rollouts_in_all_runs(frames: Frames, rows: Rows) -> None:
+def test_every_descendant_of_random_rollouts_in_all_runs(frames, rows):
     every = {(row["trace_id"], row["key"]): row for run in RUNS for row in rows(run, "traces")}
     for row in random.Random(5).sample(list(every.values()), 8):
         start = {name for name in found(frames, row["trace_id"], "down") if name[0] == "trace"}
@@ -90,7 +89,7 @@ def test_every_descendant_of_random_rollouts_in_all_runs(frames: Frames, rows: R
         assert found(frames, row["trace_id"], "down") == names
 
 
-def test_a_policy_leads_to_what_it_sampled_and_to_the_next_one(frames: Frames, rows: Rows) -> None:
+def test_a_policy_leads_to_what_it_sampled_and_to_the_next_one(frames, rows):
     policy = next(row["key"] for row in rows("base", "policies") if row["version"] == 1)
     down = found(frames, "base:1", "down")
     sampled = {(row["trace_id"], row["key"]) for row in rows("base", "traces") if row["policy_key"] == policy}
@@ -105,7 +104,7 @@ def find_policies(frames: Frames, text: str) -> set[str]:
     return {root.key for root in identify(frames, text, "policy").roots}
 
 
-def test_a_rollout_that_runs_share_goes_different_ways(frames: Frames, rows: Rows) -> None:
+def test_a_rollout_that_runs_share_goes_different_ways(frames, rows):
     trained = [row for row in rows("base", "samples") if row["step"] == 0]
     in_both = {row["trace_id"] for row in trained} & {row["trace_id"] for row in rows("branch", "samples")}
     trace = sorted(in_both)[0]
@@ -119,7 +118,7 @@ def test_a_rollout_that_runs_share_goes_different_ways(frames: Frames, rows: Row
     assert {frames.graph.works[key].runs for _, _, key in samples} == {("branch",)}
 
 
-def test_a_rollout_that_was_scored_again_came_from_the_one_that_was_sampled(frames: Frames) -> None:
+def test_a_rollout_that_was_scored_again_came_from_the_one_that_was_sampled(frames):
     edges = [
         (near, far)
         for near, reached in trace_lineage(frames.run("regraded"), "trace-0-0-2", ["up"]).trees["up"].next.items()
@@ -131,7 +130,7 @@ def test_a_rollout_that_was_scored_again_came_from_the_one_that_was_sampled(fram
     ]
 
 
-def test_all_ways_to_name_a_row_name_the_same(frames: Frames, rows: Rows) -> None:
+def test_all_ways_to_name_a_row_name_the_same(frames, rows):
     row = next(row for row in rows("base", "batches") if row["step"] == 1)
     policy = next(row for row in rows("base", "policies") if row["version"] == 2)
     number = row["row"]
@@ -144,7 +143,7 @@ def test_all_ways_to_name_a_row_name_the_same(frames: Frames, rows: Rows) -> Non
     assert {root.kind for root in identify(frames, "trace-0-0-2/1").roots} == {"sample"}
 
 
-def test_ids_that_name_nothing_or_too_much_are_errors_with_the_nearest(frames: Frames, rows: Rows) -> None:
+def test_ids_that_name_nothing_or_too_much_are_errors_with_the_nearest(frames, rows):
     with pytest.raises(UnknownId, match="'trace-0-0-9' names nothing; the nearest ids are trace-0-0-"):
         identify(frames, "trace-0-0-9")
     with pytest.raises(UnknownId, match="is the beginning of several ids, trace-0-0-0, trace-0-0-1"):
@@ -156,9 +155,7 @@ def test_ids_that_name_nothing_or_too_much_are_errors_with_the_nearest(frames: F
     assert nearest("bade", ["base", "branch", "reverse_text/example-1"]) == ["base"]
 
 
-def test_programs_get_sections_versions_and_edges(
-    root: Path, frames: Frames, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_programs_get_sections_versions_and_edges(root, frames, capsys):
     assert cli.main(["lineage", "base:2", "--up", "--json", "--store", str(root)]) == 0
     values = json.loads(capsys.readouterr().out)
     assert values == json.loads(json.dumps(as_values(trace_lineage(frames, "base:2", ["up"]))))
@@ -171,7 +168,7 @@ def test_programs_get_sections_versions_and_edges(
     assert "down" not in values
 
 
-def test_a_rollout_that_was_stopped_has_not_failed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rollout_that_was_stopped_has_not_failed(root, capsys):
     for trace, said in (
         ("trace-0-3-1", ": stopped, by "),
         ("trace-0-3-3", ": stale, by "),
@@ -181,7 +178,7 @@ def test_a_rollout_that_was_stopped_has_not_failed(root: Path, capsys: pytest.Ca
         assert said in capsys.readouterr().out
 
 
-def test_people_get_a_tree(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_people_get_a_tree(root, capsys):
     assert cli.main(["lineage", UNFIT, "--store", str(root)]) == 0
     printed = capsys.readouterr().out
     assert "└─ assignment 0-0/0: seed" in printed and "verdict: left out by quarantined" in printed

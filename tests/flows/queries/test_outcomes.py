@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -51,25 +50,25 @@ def of_table(frames: Frames, run: str, step: int) -> Figures:
 @pytest.mark.parametrize(
     ("run", "step"), [("base", 0), ("base", 1), ("branch", 0), ("branch", 1), ("regraded", 0), ("hurried", 0)]
 )
-def test_the_table_agrees_with_the_account_of_the_step(frames: Frames, run: str, step: int) -> None:
+def test_the_table_agrees_with_the_account_of_the_step(frames, run, step):
     assert of_table(frames, run, step) == of_account(frames, run, step)
     assert len(of_table(frames, run, step)) >= 4
 
 
-def test_a_refused_batch_is_trained_in_no_table(frames: Frames) -> None:
+def test_a_refused_batch_is_trained_in_no_table(frames):
     told, expected = of_table(frames, "gated", 0), of_account(frames, "gated", 0)
     assert told.pop((REFUSED, "")) == expected.pop((TRAINED, ""))
     assert told == expected
 
 
-def test_what_no_stage_has_judged_is_pending(frames: Frames) -> None:
+def test_what_no_stage_has_judged_is_pending(frames):
     assert {outcome: num for (outcome, _), (num, *_) in of_table(frames, "begun", 0).items()} == {
         "errored": 3,
         PENDING: 15,
     }
 
 
-def test_every_kind_of_outcome_is_there(frames: Frames) -> None:
+def test_every_kind_of_outcome_is_there(frames):
     found = set(frames.accounting.select("outcome", "detail").collect().iter_rows())
     assert found == {
         ("trained", ""),
@@ -88,7 +87,7 @@ def test_every_kind_of_outcome_is_there(frames: Frames) -> None:
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_sums_are_those_of_the_rollouts_that_the_run_uses(frames: Frames, rows, run: str) -> None:
+def test_sums_are_those_of_the_rollouts_that_the_run_uses(frames, rows, run):
     traces = rows(run, "traces")
     again = {row["inputs"]["rollout"] for row in traces if frames.graph.works[row["key"]].stage == "regrade"}
     counted = [row for row in traces if row["key"] not in again]
@@ -101,7 +100,7 @@ def test_sums_are_those_of_the_rollouts_that_the_run_uses(frames: Frames, rows, 
     assert total["num_stale"] == sum(row["staleness"] > 0 for row in counted)
 
 
-def test_one_row_for_each_rollout_of_a_run(frames: Frames) -> None:
+def test_one_row_for_each_rollout_of_a_run(frames):
     found = frames.outcomes.collect()
     assert found.columns == list(schema("outcomes"))
     assert set(Counter(found.select("run", "key", "trace_id").iter_rows()).values()) == {1}
@@ -116,7 +115,7 @@ def test_one_row_for_each_rollout_of_a_run(frames: Frames) -> None:
     }
 
 
-def test_of_one_run_and_of_an_empty_store(frames: Frames, tmp_path) -> None:
+def test_of_one_run_and_of_an_empty_store(frames, tmp_path):
     alone = frames.run("branch").outcomes.collect()
     assert alone.equals(frames.outcomes.filter(run="branch").collect(), null_equal=True)
     empty = Frames(open_store(tmp_path / "store"), relations)
@@ -131,7 +130,7 @@ def reason_of(frames: Frames, trace: str, run: str, step: int = 0) -> str:
     return sentence(found, use)
 
 
-def test_there_is_a_sentence_for_every_outcome(frames: Frames) -> None:
+def test_there_is_a_sentence_for_every_outcome(frames):
     table = frames.outcomes.filter(step=0).collect()
     for trace in sorted(set(table["trace_id"])):
         found = explain(frames, trace)
@@ -139,7 +138,7 @@ def test_there_is_a_sentence_for_every_outcome(frames: Frames) -> None:
     assert set(table["outcome"]) == set(SENTENCES) - {"evaluated", "expired"}, "expired: test_retired_rows"
 
 
-def test_a_trained_rollout_has_batch_row_update_and_policy(frames: Frames, rows: Any) -> None:
+def test_a_trained_rollout_has_batch_row_update_and_policy(frames, rows):
     said = reason_of(frames, UNFIT, "base")
     credit = next(row for row in rows("base", "samples") if row["trace_id"] == UNFIT)
     batch = next(row for row in rows("base", "batches") if f"{UNFIT}/0" in row["sample_ids"])
@@ -173,11 +172,11 @@ def test_a_trained_rollout_has_batch_row_update_and_policy(frames: Frames, rows:
         ("trace-0-0-4", "gated", "the rule gate held back the whole batch. Decided by rule: reward_mean < 0 does not"),
     ],
 )
-def test_what_decided_against_it_and_with_which_numbers(frames: Frames, trace: str, run: str, words: str) -> None:
+def test_what_decided_against_it_and_with_which_numbers(frames, trace, run, words):
     assert words in reason_of(frames, trace, run)
 
 
-def test_a_seat_that_never_moved_is_left_out_as_untrainable_with_its_reward(tmp_path: Path) -> None:
+def test_a_seat_that_never_moved_is_left_out_as_untrainable_with_its_reward(tmp_path):
     """The first rollout of a run is of such a seat: nothing failed, and there is nothing of it to train on."""
 
     def silent(number: int, row: dict[str, Any]) -> dict[str, Any]:
@@ -194,20 +193,20 @@ def test_a_seat_that_never_moved_is_left_out_as_untrainable_with_its_reward(tmp_
     assert of_table(frames, "base", 0) == of_account(frames, "base", 0)
 
 
-def test_a_rollout_that_was_scored_again_says_both_rewards(frames: Frames, rows: Any) -> None:
+def test_a_rollout_that_was_scored_again_says_both_rewards(frames, rows):
     before = next(row["reward"] for row in rows("base", "traces") if row["trace_id"] == "trace-0-0-4")
     said = reason_of(frames, "trace-0-0-4", "regraded")
     assert f"It was scored again: its reward was {before:.4g} and is {before + 0.5:.4g}." in said
 
 
-def test_an_evaluation_says_which_policy_was_scored(frames: Frames) -> None:
+def test_an_evaluation_says_which_policy_was_scored(frames):
     trace = frames.outcomes.filter(outcome="evaluated", step=2).collect()["trace_id"][0]
     assert reason_of(frames, trace, "base", 2).startswith(
         "Run base sampled it to score policy base:2, not to train on."
     )
 
 
-def test_the_command_for_people_and_for_programs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_for_people_and_for_programs(root, capsys):
     assert cli.main(["why", UNFIT, "--store", str(root)]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith(f"Trace {UNFIT}: agent agent on example reverse_text/example-")

@@ -31,14 +31,14 @@ def _recorded(root: Path, seed: int, new_phrase: str = "") -> StoreReader:
     return StoreReader.at(root)
 
 
-def test_words_of_single_examples_are_no_change(tmp_path: Path) -> None:
+def test_words_of_single_examples_are_no_change(tmp_path):
     found = [policy_changes(_recorded(tmp_path / str(seed), seed), RUN, 0, 1) for seed in range(2)]
     listed = [line["phrase"] for each in found for line in (*each["gained"], *each["lost"])]
     assert len(listed) <= 2, "at most one a comparison may be chance; thousands of phrases are compared"
     assert not any(phrase.startswith("topic") for phrase in listed)
 
 
-def test_a_phrase_of_many_examples_is_found_with_its_examples(tmp_path: Path) -> None:
+def test_a_phrase_of_many_examples_is_found_with_its_examples(tmp_path):
     (line, *_) = policy_changes(_recorded(tmp_path, 0, "<rev></rev>"), RUN, 0, 1)["gained"]
     assert (line["phrase"], line["a"], line["b"]) == ("<rev></rev>", 0, 48)
     assert (line["examples_a"], line["examples_b"], line["share_b"]) == (0, 8, 0.75)

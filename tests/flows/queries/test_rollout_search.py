@@ -1,7 +1,5 @@
 """The table of rollouts and the search over a run: what it reads, what it finds, and the sentence around a hit."""
 
-from pathlib import Path
-
 import pytest
 
 from flows.queries.conditions import Pattern, search_condition
@@ -19,7 +17,7 @@ CALLS = '{"reasoning_content": "I think so", "tool_calls": [{"function": {"name"
 
 
 @pytest.fixture
-def library(tmp_path: Path) -> StoreReader:
+def library(tmp_path):
     """Two steps: a rollout of several messages, one with a call, one without a reply; then another, trained on."""
     made = HandMade(tmp_path / "store")
     several = [
@@ -40,7 +38,7 @@ def library(tmp_path: Path) -> StoreReader:
     return StoreReader.at(tmp_path / "store")
 
 
-def test_the_texts_and_what_became_of_each_rollout(library: StoreReader) -> None:
+def test_the_texts_and_what_became_of_each_rollout(library):
     rows = library.frames(RUN)["rollouts"].select("trace_id", "prompt", "reply", "advantage", "outcome", "length")
     assert {row[0]: row[1:] for row in rows.collect().iter_rows()} == {
         "long": ("Count!\nGo on.", "One. Two.\nThree <b>bold</b>. Four.", None, "pending", 2),
@@ -51,7 +49,7 @@ def test_the_texts_and_what_became_of_each_rollout(library: StoreReader) -> None
     assert library.frames(RUN)["rollouts"].collect().columns == list(ROLLOUT_COLUMNS)
 
 
-def test_sql_has_long_texts_where_they_are_named(library: StoreReader) -> None:
+def test_sql_has_long_texts_where_they_are_named(library):
     frames = Frames(library.store, relations)
     assert ask(frames, f"select trace_id from {RUN}.rollouts where reply ~ 'bold'").to_pylist() == [
         {"trace_id": "long"}
@@ -60,13 +58,13 @@ def test_sql_has_long_texts_where_they_are_named(library: StoreReader) -> None:
     assert ask(frames, "select count(*) as rollouts from traces").to_pylist() == [{"rollouts": 4}]
 
 
-def test_sql_has_the_tokens_of_rollouts_with_their_weights(library: StoreReader) -> None:
+def test_sql_has_the_tokens_of_rollouts_with_their_weights(library):
     frames = Frames(library.store, relations)
     query = "select sum(rl_weight) as weight, count(*) as tokens from trace_tokens group by trace_id order by weight"
     assert ask(frames, f"{query} limit 1").to_pylist() == [{"weight": 1.0, "tokens": 6}]
 
 
-def test_hits_with_a_count_for_each_step(library: StoreReader) -> None:
+def test_hits_with_a_count_for_each_step(library):
     found = search_run(library, RUN, search_condition("three"))
     assert found.rows["trace_id"].to_list() == ["long", "later"]
     assert found.counts.rows() == [(True, 0, 3, 1), (True, 1, 1, 1)] and found.first_step == 0
@@ -76,7 +74,7 @@ def test_hits_with_a_count_for_each_step(library: StoreReader) -> None:
         search_run(library, "nobody", search_condition("three"))
 
 
-def test_a_hit_is_told_with_its_sentence(library: StoreReader) -> None:
+def test_a_hit_is_told_with_its_sentence(library):
     condition = search_condition("bold")
     (hit,) = describe_hits(library, RUN, search_run(library, RUN, condition).rows, condition)
     assert hit["piece"] == {
@@ -104,12 +102,12 @@ def test_a_hit_is_told_with_its_sentence(library: StoreReader) -> None:
         ("none", r"\C", ("none", "", "")),
     ],
 )
-def test_the_text_around(text: str, regex: str, around: tuple[str, str, str]) -> None:
+def test_the_text_around(text, regex, around):
     found = text_around({"reply": text}, [Pattern("reply", regex)])
     assert (found["before"], found["match"], found["after"]) == around
 
 
-def test_phrases_of_words_begin_and_end_with_words() -> None:
+def test_phrases_of_words_begin_and_end_with_words():
     phrases = {phrase for text in ("so. <a></a>!", "so much\nmore", "!!") for phrase in phrases_of(text)}
     assert {"<a></a>", "!!", "so much", "so"} <= phrases
     assert {". <a>", "</a>!", "much\nmore", "so."} & phrases == set()

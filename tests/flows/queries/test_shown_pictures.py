@@ -34,16 +34,16 @@ def header(width: int, height: int) -> bytes:
 
 
 @pytest.mark.parametrize("data", [png(5000, 4000), header(5000, 4000), header(2**31 - 1, 2**31 - 1)], ids=len)
-def test_a_picture_of_too_many_pixels_is_not_shown(data: bytes) -> None:
+def test_a_picture_of_too_many_pixels_is_not_shown(data):
     assert len(data) < 10_000 and refusal("image/png", data) == "it has more than 16 megapixels"
 
 
-def test_one_at_the_bound_is_shown_and_one_of_too_many_bytes_is_not() -> None:
+def test_one_at_the_bound_is_shown_and_one_of_too_many_bytes_is_not():
     assert refusal("image/png", png(4000, 4000)) is None
     assert refusal("image/png", png(8, 8) + bytes(LARGEST)) == "it has more than 4 MiB"
 
 
-def test_the_pictures_of_a_page_have_a_bound_together() -> None:
+def test_the_pictures_of_a_page_have_a_bound_together():
     data = png(8, 8) + bytes(LARGEST - 1000)
     rows = [{"digest": f"{number}", "media_type": "image/png", "data": data} for number in range(5)]
     page = Images(rows)

@@ -11,9 +11,7 @@ import pytest
 
 from flows import cli
 from storage.read import sql as storage_sql
-from storage.read.frames import Frames
 from tests.fixtures.waiting import PATIENCE
-from tests.flows.queries.conftest import Rows
 
 FOREVER = "select count(*) from range(100000000000) a, range(1000) b"
 BY_RUN = "select run, count(*) as num from outcomes group by run order by run"
@@ -24,7 +22,7 @@ def sql(root: Path, *arguments: str) -> int:
     return cli.main(["sql", *arguments, "--store", str(root)])
 
 
-def test_formats_say_the_same(root: Path, frames: Frames, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_formats_say_the_same(root, frames, tmp_path, capsys):
     expected = dict(frames.outcomes.group_by("run").len().sort("run").collect().iter_rows())
 
     def printed(*arguments: str) -> str:
@@ -39,7 +37,7 @@ def test_formats_say_the_same(root: Path, frames: Frames, tmp_path: Path, capsys
     assert json.loads((tmp_path / "answer.json").read_text()) == pl.read_csv(tmp_path / "answer.csv").to_dicts()
 
 
-def test_lists_and_times_have_a_form_everywhere(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lists_and_times_have_a_form_everywhere(root, tmp_path, capsys):
     question = "select sample_ids, token_ids from base.batches where row = 0 and step = 0"
     assert sql(root, question, "--tokens", "--output", str(tmp_path / "rows.csv")) == 0
     (row,) = pl.read_csv(tmp_path / "rows.csv").to_dicts()
@@ -49,14 +47,14 @@ def test_lists_and_times_have_a_form_everywhere(root: Path, tmp_path: Path, caps
     assert json.loads(capsys.readouterr().out)[0]["latest"].endswith("+00:00")
 
 
-def test_columns_of_one_name_are_all_there(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_columns_of_one_name_are_all_there(root, tmp_path, capsys):
     query, path = "select 1 as a, [2] as a", tmp_path / "answer.csv"
     assert sql(root, query) == sql(root, query, "--output", str(path)) == 0
     assert path.read_text() == '"a","a"\n1,"[2]"\n'
     assert capsys.readouterr().out.split()[:4] == ["a", "a", "1", "[2]"]
 
 
-def test_the_rows_of_one_run(root: Path, rows: Rows, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_rows_of_one_run(root, rows, capsys):
     used = len(rows("branch", "traces"))
     assert sql(root, "select count(*) as num from branch.traces", "--json") == 0
     assert json.loads(capsys.readouterr().out) == [{"num": used}]
@@ -65,7 +63,7 @@ def test_the_rows_of_one_run(root: Path, rows: Rows, capsys: pytest.CaptureFixtu
     assert 0 < computed["num"] < used, "what the run computed itself is less than what it uses"
 
 
-def test_accounts_of_a_run_in_sql(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_accounts_of_a_run_in_sql(root, capsys):
     question = "select sum(num_traces) as num from branch.accounting union all select count(*) from branch.traces"
     assert sql(root, question, "--json") == 0
     account, table = json.loads(capsys.readouterr().out)
@@ -75,14 +73,12 @@ def test_accounts_of_a_run_in_sql(root: Path, capsys: pytest.CaptureFixture[str]
 @pytest.mark.parametrize(
     "question", ["from rollouts", "select columns(*) from rollouts", "select '--', outcome from rollouts"]
 )
-def test_columns_are_read_however_they_are_asked_for(
-    root: Path, question: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_columns_are_read_however_they_are_asked_for(root, question, capsys):
     assert sql(root, question, "--json") == 0
     assert all(row["outcome"] for row in json.loads(capsys.readouterr().out))
 
 
-def test_without_a_question_the_tables_are_listed(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_question_the_tables_are_listed(root, capsys):
     assert sql(root) == 0
     listed = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
     assert {"traces", "ledger", "quarantines", "uses", "outcomes", "accounting"} <= set(listed)
@@ -105,18 +101,14 @@ def test_without_a_question_the_tables_are_listed(root: Path, capsys: pytest.Cap
         (["select * from test_all_types()"], "cast the column to varchar"),
     ],
 )
-def test_mistakes_are_one_message(
-    root: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
-) -> None:
+def test_mistakes_are_one_message(root, capsys, arguments, words):
     assert sql(root, *arguments) == 2
     said = capsys.readouterr()
     assert words in said.err and "Traceback" not in said.err and said.out == ""
 
 
 @pytest.mark.parametrize("question", [FOREVER, "select range from range(100000000000) where range = 10 ** 11"])
-def test_ctrl_c_ends_a_question(
-    question: str, root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ctrl_c_ends_a_question(question, root, capsys, monkeypatch):
     begun, answer = threading.Event(), storage_sql._answer
 
     def interrupt() -> None:
@@ -133,7 +125,7 @@ def test_ctrl_c_ends_a_question(
 
 
 @pytest.mark.parametrize("command", [["sql", "select 1"], ["lineage", "base:1"], ["why", "trace"], ["show"]])
-def test_no_store_is_made_by_asking(tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+def test_no_store_is_made_by_asking(tmp_path, capsys, command):
     assert cli.main([*command, "--store", str(tmp_path / "typo")]) == 2
     assert "there is no store" in capsys.readouterr().err
     assert not (tmp_path / "typo").exists()

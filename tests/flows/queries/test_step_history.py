@@ -57,7 +57,7 @@ def keys(step: RecordedStep) -> dict[str, str]:
     return {name: work.key for name, work in step.work.items()}
 
 
-def test_a_batch_that_is_on_its_way_does_not_count_until_it_is_judged() -> None:
+def test_a_batch_that_is_on_its_way_does_not_count_until_it_is_judged():
     rows = Rows()
     empty = rows.sampled("empty")
     rows.credited("empty", **empty)
@@ -72,7 +72,7 @@ def test_a_batch_that_is_on_its_way_does_not_count_until_it_is_judged() -> None:
     assert found is not None and found[0].key == "packing-empty", "it is there to be looked at all the same"
 
 
-def test_what_was_trained_counts_whatever_was_judged_after_it() -> None:
+def test_what_was_trained_counts_whatever_was_judged_after_it():
     rows = Rows()
     traces = rows.sampled("one")
     first = rows.trained(rows.credited("old", **traces), "policy")
@@ -85,7 +85,7 @@ def test_what_was_trained_counts_whatever_was_judged_after_it() -> None:
     assert keys(rows.step())["packing"] == "packing-new"
 
 
-def test_refills_are_of_one_batch_as_soon_as_they_are_sampled() -> None:
+def test_refills_are_of_one_batch_as_soon_as_they_are_sampled():
     rows = Rows()
     one = rows.sampled("one")
     two = rows.sampled("two", batch="1", groups="{}", assignment="assignment-one")
@@ -96,7 +96,7 @@ def test_refills_are_of_one_batch_as_soon_as_they_are_sampled() -> None:
     assert [work.key for work in rows.step().traces] == [one["rollout"], two["rollout"]]
 
 
-def test_a_step_that_was_not_trained_goes_on_from_the_policy_trained_last() -> None:
+def test_a_step_that_was_not_trained_goes_on_from_the_policy_trained_last():
     rows = Rows()
     rows.work("policy", "policy_import")
     traces = rows.sampled("zero")
@@ -106,7 +106,7 @@ def test_a_step_that_was_not_trained_goes_on_from_the_policy_trained_last() -> N
     assert [step.policy and step.policy.key for step in rows.history().steps.values()] == ["policy", last]
 
 
-def test_rollouts_in_part_are_of_the_step_while_there_are_no_others() -> None:
+def test_rollouts_in_part_are_of_the_step_while_there_are_no_others():
     rows = Rows()
     assigned = rows.work("assignment", "assignment")
     rows.work("rollout", "rollout", part="0", assignment=assigned)
@@ -120,7 +120,7 @@ def test_rollouts_in_part_are_of_the_step_while_there_are_no_others() -> None:
     assert rows.step().finished
 
 
-def test_what_is_left_of_a_removed_run_is_found_in_the_rows_of_those_that_share_it() -> None:
+def test_what_is_left_of_a_removed_run_is_found_in_the_rows_of_those_that_share_it():
     rows = Rows()
     traces = rows.sampled("one")
     packed = rows.credited("one", **traces)
@@ -131,7 +131,7 @@ def test_what_is_left_of_a_removed_run_is_found_in_the_rows_of_those_that_share_
     assert left.sampled_steps == [] and [work.stage for work in left.steps[0].works] == ["packing"]
 
 
-def test_rollouts_that_score_a_policy_are_of_no_step() -> None:
+def test_rollouts_that_score_a_policy_are_of_no_step():
     rows = Rows()
     tried = rows.work("tried", "evaluation_assignment")
     rows.work("scored", "rollout", 3, evaluation_assignment=tried)

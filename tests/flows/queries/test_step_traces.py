@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import polars as pl
 import pytest
@@ -20,13 +19,13 @@ from tests.flows.viewer.looking import what_is_read
 
 
 @pytest.fixture(scope="module")
-def library(root: Path) -> StoreReader:
+def library(root):
     """The store with every outcome that a rollout can have, to look at."""
     return StoreReader.at(root)
 
 
 @pytest.mark.parametrize("run", RUNS)
-def test_columns_that_are_read_one_by_one_have_one_order(library: StoreReader, run: str) -> None:
+def test_columns_that_are_read_one_by_one_have_one_order(library, run):
     assert steps_of(library, run)
     for step in steps_of(library, run):
         lineages, names = lineages_of(library, run, step), ["trace_id", "num_output_tokens", "outcome"]
@@ -38,7 +37,7 @@ def test_columns_that_are_read_one_by_one_have_one_order(library: StoreReader, r
         assert whole["trace_id"].to_list() == library.store.read(pieces, ["trace_id"])["trace_id"].to_pylist()
 
 
-def test_rows_by_hand(library: StoreReader) -> None:
+def test_rows_by_hand(library):
     rows = {row["trace_id"]: row for row in traces(library, "base", 0).to_dicts()}
     kept, cut, two = (rows[f"trace-0-0-{member}"] for member in range(3))
     assert len(rows) == 18 and (kept["num_samples"], two["num_samples"], two["num_branches"]) == (1, 2, 2)
@@ -47,7 +46,7 @@ def test_rows_by_hand(library: StoreReader) -> None:
     assert (cut["detected"], cut["advantage"]) == (["truncated"], None)
 
 
-def test_what_is_regraded_has_the_reward_of_today(library: StoreReader) -> None:
+def test_what_is_regraded_has_the_reward_of_today(library):
     before = traces(library, "base", 0).select("trace_id", old="reward")
     now = traces(library, "regraded", 0)
     both = now.join(before, on="trace_id").drop_nulls(["reward", "old"])
@@ -56,7 +55,7 @@ def test_what_is_regraded_has_the_reward_of_today(library: StoreReader) -> None:
     assert (unfit["outcome"], unfit["reason"]) == ("quarantined", "quarantined")
 
 
-def test_only_the_step_is_read_and_only_once(library: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_step_is_read_and_only_once(library, monkeypatch):
     fresh, read = StoreReader(library.store), what_is_read(monkeypatch)
     monkeypatch.setattr(Frames, "__getitem__", lambda *_: pytest.fail("a whole table was read"))
     one = traces(fresh, "base", 1)
@@ -71,7 +70,7 @@ def test_only_the_step_is_read_and_only_once(library: StoreReader, monkeypatch: 
     assert not [name for name in one.columns if one.schema[name] == pl.List(pl.Float32)]
 
 
-def test_an_evaluation_by_version(library: StoreReader) -> None:
+def test_an_evaluation_by_version(library):
     assert steps_of(library, "base", for_training=False) == [1, 2]
     rows = evaluation_traces(library, "base", 1)
     assert rows.height == 8 and set(rows["outcome"]) == {"evaluated"}
@@ -81,7 +80,7 @@ def test_an_evaluation_by_version(library: StoreReader) -> None:
     assert score == 8
 
 
-def test_what_is_not_there(library: StoreReader) -> None:
+def test_what_is_not_there(library):
     with pytest.raises(NotThere, match=r"run 'base' has no rollouts at step 7; the nearest are at 1, 0"):
         traces(library, "base", 7)
     with pytest.raises(NotThere, match="has no evaluation of policy 0; it has none at all"):
@@ -90,7 +89,7 @@ def test_what_is_not_there(library: StoreReader) -> None:
         traces(library, "nobody", 0)
 
 
-def test_the_figures_of_a_step(library: StoreReader) -> None:
+def test_the_figures_of_a_step(library):
     frame = traces(library, "base", 0)
     found = figures(frame)
     scored = frame.drop_nulls("reward")["reward"].to_list()
@@ -104,7 +103,7 @@ def test_the_figures_of_a_step(library: StoreReader) -> None:
     json.dumps(found)
 
 
-def test_stopped_rollouts_are_in_no_mean(library: StoreReader) -> None:
+def test_stopped_rollouts_are_in_no_mean(library):
     frame = traces(library, "hurried", 0)
     given_up = pl.col("outcome").is_in(["stopped", "stale"])
     assert frame.filter(given_up).height == 5 and not frame.filter(outcome="stale").is_empty()
@@ -117,7 +116,7 @@ def test_stopped_rollouts_are_in_no_mean(library: StoreReader) -> None:
 @pytest.mark.parametrize(
     ("view", "name"), [("step_rewards", "max"), ("groups", "reward_max"), ("group_rewards", "highest")]
 )
-def test_a_reward_that_is_no_number_is_not_the_greatest(library: StoreReader, view: str, name: str) -> None:
+def test_a_reward_that_is_no_number_is_not_the_greatest(library, view, name):
     frame = traces(library, "base", 0)
     odd = pl.when(trace_id="trace-0-0-0").then(math.nan).otherwise("reward")
     found = select_from(frame.with_columns(reward=odd), f"select max({name}) as most from {view}")
@@ -125,7 +124,7 @@ def test_a_reward_that_is_no_number_is_not_the_greatest(library: StoreReader, vi
 
 
 @pytest.mark.parametrize("run", ["base", "hurried"])
-def test_figures_of_a_finished_step_are_those_that_it_has_written(library: StoreReader, run: str) -> None:
+def test_figures_of_a_finished_step_are_those_that_it_has_written(library, run):
     written, counted = numbers(library, run)[0], figures(traces(library, run, 0))
     for name, measure in {"mean": "reward/mean", "spread": "reward/std", "min": "reward/min"}.items():
         assert counted["reward"][name] == pytest.approx(written.value(measure, "all"))
@@ -133,7 +132,7 @@ def test_figures_of_a_finished_step_are_those_that_it_has_written(library: Store
         assert counted["means"][name] == pytest.approx(written.value(measure, "all"))
 
 
-def test_the_updates_and_policies_of_a_step(library: StoreReader) -> None:
+def test_the_updates_and_policies_of_a_step(library):
     lineages = lineages_of(library, "base", 1)
     measured = updates(library, "base", lineages)
     assert [each["update"] for each in measured] == [0, 1] and measured[0]["loss"] == 0.1
@@ -144,7 +143,7 @@ def test_the_updates_and_policies_of_a_step(library: StoreReader) -> None:
     assert policies(library, "begun", traces_of(library, "begun", begun), begun)["after"] is None
 
 
-def test_rewards_in_bins(library: StoreReader) -> None:
+def test_rewards_in_bins(library):
     rewards = pl.Series([None, 0.0, 0.09, 0.1, 0.55, 1.0, float("nan"), *[None] * 11], dtype=pl.Float64)
     (found,) = histogram(traces(library, "base", 0).with_columns(reward=rewards))
     counts = {place: count for place, count in enumerate(found["counts"]) if count}
@@ -154,12 +153,12 @@ def test_rewards_in_bins(library: StoreReader) -> None:
 @pytest.mark.parametrize(
     ("rewards", "scale"), [((-0.5, 0.5), (-1.0, 1.0)), ((2.0, 6.0), (2.0, 6.0)), ((3.0, 3.0), (2.5, 3.5))]
 )
-def test_the_scale_of_rewards(library: StoreReader, rewards: tuple[float, float], scale: tuple[float, float]) -> None:
+def test_the_scale_of_rewards(library, rewards, scale):
     frame = traces(library, "base", 0).head(2).with_columns(reward=pl.Series(rewards))
     assert [(each["low"], each["high"]) for each in histogram(frame)] == [scale]
 
 
-def test_groups_by_hand(library: StoreReader) -> None:
+def test_groups_by_hand(library):
     frame = traces(library, "base", 0)
     found = {row["group_id"]: row for row in of_traces(traces(library, "base", 0)).to_dicts()}
     assert list(found) == ["0-0", "0-1", "0-2"]
@@ -175,7 +174,7 @@ def test_groups_by_hand(library: StoreReader) -> None:
     assert of_traces(traces(library, "begun", 0))["num_kept"].null_count() == 3
 
 
-def test_groups_are_in_the_order_that_people_count_in(library: StoreReader) -> None:
+def test_groups_are_in_the_order_that_people_count_in(library):
     ids = ["3-10", "3-2", "3.1-0", "3-0"]
     frame = traces(library, "base", 0).head(4).with_columns(group_id=pl.Series(ids))
     assert of_traces(frame)["group_id"].to_list() == ["3-0", "3-2", "3-10", "3.1-0"]

@@ -1,6 +1,5 @@
 """The rows that are sent of a recorded run, against those that it sends while it goes on."""
 
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +15,7 @@ from tests.fixtures.builders import message, table, trace
 from tests.fixtures.tracked import Written
 
 
-def test_a_recorded_run_gives_the_rows_that_it_sent_itself(tmp_path: Path) -> None:
+def test_a_recorded_run_gives_the_rows_that_it_sent_itself(tmp_path):
     root, sink = tmp_path / "store", Written()
     tracking = {"type": "tensorboard", "samples_every": 2, "num_samples": 3}
     session = rehearsal.session_for(root, "a", steps=3, tracking=tracking, evaluation={"every": 2, "num_examples": 6})
@@ -43,7 +42,7 @@ def _tables(traces: list[dict[str, Any]], messages: list[dict[str, Any]]) -> dic
     return {"traces": table("traces", traces), "messages": table("messages", messages)}
 
 
-def test_samples_are_spread_over_the_rewards() -> None:
+def test_samples_are_spread_over_the_rewards():
     rewards = [0.5, None, 1.0, 0.0, 0.25]
     tables = _tables([trace(f"t{number}", reward=reward) for number, reward in enumerate(rewards)], [])
     assert [each["reward"] for each in sample_rollouts(tables, 3)] == [None, 0.25, 1.0]
@@ -52,7 +51,7 @@ def test_samples_are_spread_over_the_rewards() -> None:
     assert sample_rollouts({"traces": tables["traces"]}, 3) == [], "a step without rollouts of its own has none"
 
 
-def test_a_sample_has_its_prompt_apart_from_its_reply() -> None:
+def test_a_sample_has_its_prompt_apart_from_its_reply():
     parts = [("system", "Be brief.", False), ("user", "2+2?", False), ("assistant", "4" * 2 * TEXT, True)]
     rows = [
         message("t0", number, parent=number - 1 if number else None, role=role, content=content, sampled=sampled)

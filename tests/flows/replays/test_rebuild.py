@@ -49,7 +49,7 @@ def trained(tables: Any, config: View, *, step: int, key: str, policy: Policy, d
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory):
     """A store with a run of two steps with weights, and a replay of it."""
     place = tmp_path_factory.mktemp("whole")
     model = builders.model(place / "model")
@@ -69,12 +69,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
+def long_ago(monkeypatch):
     monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
 
 
 @pytest.fixture
-def root(whole: Path, tmp_path: Path) -> Path:
+def root(whole, tmp_path):
     shutil.copytree(whole, tmp_path / "store")
     age(tmp_path / "store", 1000)
     return tmp_path / "store"
@@ -93,7 +93,7 @@ def facts(entry: Entry) -> Any:
 
 
 @pytest.mark.parametrize("with_head", [True, False])
-def test_a_lost_ledger_is_named_and_rebuilt(root: Path, with_head: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lost_ledger_is_named_and_rebuilt(root, with_head, capsys):
     before = [facts(entry) for entry in open_store(root).ledger.entries()]
     files = {path for path in root.rglob("*") if path.is_file() and "tables/ledger" not in str(path)}
     lose(root, "ledger", with_head)
@@ -111,7 +111,7 @@ def test_a_lost_ledger_is_named_and_rebuilt(root: Path, with_head: bool, capsys:
     assert {entry.run for entry in open_store(root).ledger.entries()} == {"base", "again"}
 
 
-def test_what_no_file_proves_is_named(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_no_file_proves_is_named(root, capsys):
     lose(root, "ledger", with_head=True)
     lose(root, "verdicts", with_head=False)
     status, said = run_command(capsys, "repair", "--deep", "--store", str(root))
@@ -122,7 +122,7 @@ def test_what_no_file_proves_is_named(root: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize("with_head", [True, False])
-def test_lost_events_of_runs_are_named(root: Path, with_head: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lost_events_of_runs_are_named(root, with_head, capsys):
     lose(root, "runs", with_head)
     status, said = run_command(capsys, "repair", "--deep", "--store", str(root))
     assert status == 1 and "rows of run 'base', the table runs has no event of it" in said
@@ -131,7 +131,7 @@ def test_lost_events_of_runs_are_named(root: Path, with_head: bool, capsys: pyte
     assert run_command(capsys, "gc", "--remove", "base", "--yes", "--trust-ledger", "--store", str(root))[0] == 0
 
 
-def test_the_nightly_maintenance_has_the_same_brake(root: Path) -> None:
+def test_the_nightly_maintenance_has_the_same_brake(root):
     from flows.maintain import MaintenanceParameters, maintain
 
     lose(root, "ledger", with_head=True)
@@ -141,7 +141,7 @@ def test_the_nightly_maintenance_has_the_same_brake(root: Path) -> None:
     assert open_store(root).policies.names() == weights
 
 
-def test_rollouts_that_are_not_all_there_are_rebuilt_as_a_part(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rollouts_that_are_not_all_there_are_rebuilt_as_a_part(root, capsys):
     (rollout,) = (entry for entry in open_store(root).ledger.entries(run="base", stage="rollout") if entry.step == 1)
     lose(root, "ledger", with_head=True)
     traces = open_store(root).slices.table("traces")
@@ -154,7 +154,7 @@ def test_rollouts_that_are_not_all_there_are_rebuilt_as_a_part(root: Path, capsy
         assert (part.key, part.part) == (rollout.key, rollout.attempt)
 
 
-def test_a_table_of_which_most_would_go_is_left_alone(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_of_which_most_would_go_is_left_alone(root, capsys):
     store = open_store(root)
     named = len(store.slices.table("messages").active_files())
     for number in range(named + MIN_FILES):
@@ -169,7 +169,7 @@ def test_a_table_of_which_most_would_go_is_left_alone(root: Path, capsys: pytest
     assert len(open_store(root).slices.table("messages").active_files()) == named
 
 
-def test_work_is_not_forgotten_while_the_ledger_is_in_doubt(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_work_is_not_forgotten_while_the_ledger_is_in_doubt(root, capsys):
     store = open_store(root)
     entry = next(entry for entry in store.ledger.entries(run="again", stage="packing"))
     (root / "tables" / "batches" / entry.outputs[0].files[0].path).unlink()
@@ -182,7 +182,7 @@ def test_work_is_not_forgotten_while_the_ledger_is_in_doubt(root: Path, capsys: 
     assert entry.row_id not in {each.row_id for each in open_store(root).ledger.entries()}
 
 
-def test_a_removal_that_was_cut_off_is_no_lost_ledger(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_removal_that_was_cut_off_is_no_lost_ledger(root, capsys):
     store = open_store(root)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store.runs, "record", lambda **event: (_ for _ in ()).throw(KeyboardInterrupt))

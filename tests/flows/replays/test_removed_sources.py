@@ -28,7 +28,7 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def root(tmp_path, monkeypatch):
     """A store with a run of three steps that finished long enough ago."""
     monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
     monkeypatch.setattr(Policies, "directory", lambda self, key, verify=False: tmp_path)
@@ -47,7 +47,7 @@ def remove(root: Path, force: bool = False) -> Store:
 
 
 @pytest.mark.parametrize("begin", ["rollout", "filtering"])
-def test_a_replay_up_to_packing_can_still_be_trained_from_the_same_policies(root: Path, begin: str) -> None:
+def test_a_replay_up_to_packing_can_still_be_trained_from_the_same_policies(root, begin):
     walk(
         ask(root, from_stage=begin, overrides=["rollout.temperature=0.5" if begin == "rollout" else RLOO], name="kept")
     )
@@ -61,7 +61,7 @@ def test_a_replay_up_to_packing_can_still_be_trained_from_the_same_policies(root
     assert not {entry.key for entry in later.rows} & {*keys}
 
 
-def test_what_an_unfinished_replay_goes_through_is_not_removed_unless_it_is_forced(root: Path) -> None:
+def test_what_an_unfinished_replay_goes_through_is_not_removed_unless_it_is_forced(root):
     walk(ask(root, overrides=[RLOO], name="kept"))
     store = open_store(root)
     store.runs.record(run="kept", event="resumed")
@@ -75,9 +75,7 @@ def test_what_an_unfinished_replay_goes_through_is_not_removed_unless_it_is_forc
 
 
 @pytest.mark.parametrize("last", ["advantage", "packing"])
-def test_a_replay_that_loses_its_source_says_what_can_still_be_done(
-    root: Path, monkeypatch: pytest.MonkeyPatch, last: str
-) -> None:
+def test_a_replay_that_loses_its_source_says_what_can_still_be_done(root, monkeypatch, last):
     class Removing(Rehearsal):
         def __call__(self, task: StageTask, step: int, *arguments: Any, **named: Any) -> Ref:
             if (task.stage.name, step) == (last, 1):
@@ -92,7 +90,7 @@ def test_a_replay_that_loses_its_source_says_what_can_still_be_done(
         loop.loop_replay(session)
 
 
-def test_a_finished_replay_keeps_its_rows_without_its_source(root: Path) -> None:
+def test_a_finished_replay_keeps_its_rows_without_its_source(root):
     walk(ask(root, overrides=[RLOO], name="kept"))
     remove(root)
     with pytest.raises(ConfigError, match=r"run 'base' was removed.*Look at what it finished"):

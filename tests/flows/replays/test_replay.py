@@ -1,6 +1,5 @@
 """What a replay is asked for and what it comes to: which stages, which steps, which name, and what is refused."""
 
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -22,7 +21,7 @@ NUM_GROUPS = SMALL["assignment"]["groups_per_step"]
 
 
 @pytest.fixture(scope="module")
-def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def origin(tmp_path_factory):
     """A store with a recorded run of three steps."""
     root = tmp_path_factory.mktemp("replay") / "store"
     rehearse(root, "base", steps=STEPS)
@@ -32,14 +31,14 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("text", "steps"), [("", [0, 1, 2]), (":", [0, 1, 2]), ("1", [1]), ("1:", [1, 2]), (":2", [0, 1]), ("1:2", [1])]
 )
-def test_steps(origin: Path, text: str, steps: list[int]) -> None:
+def test_steps(origin, text, steps):
     config = ask(origin, from_stage="packing", steps=text)
     assert config.steps == len(steps)
     assert [piece.step for piece in pieces(config) if piece.stage == "packing"] == steps
 
 
 @pytest.mark.parametrize("text", ["a", "1-2", "2:1", "1:1", "1:2:3"])
-def test_steps_that_say_nothing_sensible(origin: Path, text: str) -> None:
+def test_steps_that_say_nothing_sensible(origin, text):
     with pytest.raises(ConfigError, match="--steps"):
         ask(origin, from_stage="packing", steps=text)
 
@@ -54,7 +53,7 @@ def test_steps_that_say_nothing_sensible(origin: Path, text: str) -> None:
         (["assignment.group_size=2"], "assignment"),
     ],
 )
-def test_the_first_stage_is_the_first_that_the_settings_reach(origin: Path, overrides: list[str], begin: str) -> None:
+def test_the_first_stage_is_the_first_that_the_settings_reach(origin, overrides, begin):
     until = "packing" if begin != "assignment" else "assignment"
     asked = {"from_stage": "packing"} if not overrides else {}
     config = ask(origin, overrides=overrides, until=until, **asked)
@@ -89,19 +88,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("asked", "message"), REFUSED, ids=[str(asked) for asked, _ in REFUSED])
-def test_what_cannot_be_is_refused_before_anything_starts(origin: Path, asked: dict[str, Any], message: str) -> None:
+def test_what_cannot_be_is_refused_before_anything_starts(origin, asked, message):
     with pytest.raises(ConfigError, match=message) as refused:
         ask(origin, **asked)
     assert any("nothing" in note.lower() for note in [str(refused.value), *getattr(refused.value, "__notes__", [])])
 
 
-def test_a_replay_without_a_name_has_one_that_it_has_again(origin: Path) -> None:
+def test_a_replay_without_a_name_has_one_that_it_has_again(origin):
     names = [ask(origin, overrides=overrides).name for overrides in ([RLOO], [RLOO], ["algorithm.normalise_std=true"])]
     assert names[0] == names[1] != names[2]
     assert names[0].startswith("base-advantage-")
 
 
-def test_an_environments_own_algorithm_is_part_of_what_is_asked_for(origin: Path) -> None:
+def test_an_environments_own_algorithm_is_part_of_what_is_asked_for(origin):
     configs = [ask(origin, overrides=[f'environments.0.algorithm={{type="{kind}"}}']) for kind in ("rloo", "max_rl")]
     assert [config.replay.from_stage for config in configs] == ["advantage", "advantage"]
     assert len({config.name for config in configs} | {ask(origin, overrides=[RLOO]).name}) == 3
@@ -110,7 +109,7 @@ def test_an_environments_own_algorithm_is_part_of_what_is_asked_for(origin: Path
         require_same(*(config.model_copy(update={"name": "mine"}) for config in configs))
 
 
-def test_a_name_keeps_what_it_was_asked_for(tmp_path: Path) -> None:
+def test_a_name_keeps_what_it_was_asked_for(tmp_path):
     rehearse(tmp_path / "store", "base", steps=2)
     begun = ask(tmp_path / "store", overrides=[RLOO], name="mine", steps="1:")
     walk(begun)
@@ -122,7 +121,7 @@ def test_a_name_keeps_what_it_was_asked_for(tmp_path: Path) -> None:
         ask(tmp_path / "store", overrides=[RLOO], name="mine", steps="0:")
 
 
-def test_the_source_is_not_changed_and_its_rows_are_shared(tmp_path: Path) -> None:
+def test_the_source_is_not_changed_and_its_rows_are_shared(tmp_path):
     store = rehearse(tmp_path / "store", "base", steps=2)
     before = (store.ledger.entries(run="base"), store.runs.events("base"))
     session, steps = walk(ask(tmp_path / "store", overrides=[RLOO], name="branch"))
@@ -137,9 +136,7 @@ def test_the_source_is_not_changed_and_its_rows_are_shared(tmp_path: Path) -> No
     assert store.runs.events("branch")[0].parent_run == "base"
 
 
-def test_a_step_drawn_twice_is_replayed_from_the_batch_that_was_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_drawn_twice_is_replayed_from_the_batch_that_was_trained(tmp_path, monkeypatch):
     calls: list[int] = []
 
     def narrow_at_first(assignments: list[dict[str, Any]], policy: dict[str, Any], step: int) -> fixed.Group:
@@ -160,7 +157,7 @@ def test_a_step_drawn_twice_is_replayed_from_the_batch_that_was_trained(
     assert set(work) == {*LINEAGE} - {"regrade", "reference"}
 
 
-def test_quarantined_rollouts_are_left_out_and_untouched_steps_are_found(tmp_path: Path) -> None:
+def test_quarantined_rollouts_are_left_out_and_untouched_steps_are_found(tmp_path):
     store = rehearse(tmp_path / "store", "base", steps=3)
     names = quarantine(store, step=1, count=2)
     with pytest.raises(ConfigError, match="are in quarantine now"):
@@ -179,7 +176,7 @@ def test_quarantined_rollouts_are_left_out_and_untouched_steps_are_found(tmp_pat
     assert not set(names) & set(store.read(credits.slices("samples"), ["trace_id"])["trace_id"].to_pylist())
 
 
-def test_a_quarantine_of_later_does_not_change_a_replay_that_began(tmp_path: Path) -> None:
+def test_a_quarantine_of_later_does_not_change_a_replay_that_began(tmp_path):
     store = rehearse(tmp_path / "store", "base", steps=2)
     quarantine(store, step=0, count=1)
     begun = ask(tmp_path / "store", name="clean")
@@ -193,7 +190,7 @@ def test_a_quarantine_of_later_does_not_change_a_replay_that_began(tmp_path: Pat
     assert kept.replay.quarantines == ()
 
 
-def test_an_empty_batch_is_not_trained_on_and_the_policy_goes_on(tmp_path: Path) -> None:
+def test_an_empty_batch_is_not_trained_on_and_the_policy_goes_on(tmp_path):
     store = rehearse(tmp_path / "store", "base", steps=2)
     config = ask(tmp_path / "store", overrides=["filtering.filters.2.tolerance=9"], name="empty")
     config = config.model_copy(update={"replay": config.replay.model_copy(update={"until": "training"})})
@@ -204,9 +201,7 @@ def test_an_empty_batch_is_not_trained_on_and_the_policy_goes_on(tmp_path: Path)
 
 
 @pytest.mark.parametrize("until", ["assignment", "filtering", "advantage"])
-def test_a_replay_that_ends_early_describes_what_is_there(
-    tmp_path: Path, until: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_replay_that_ends_early_describes_what_is_there(tmp_path, until, capsys):
     rehearse(tmp_path / "store", "base", steps=1)
     config = ask(tmp_path / "store", until=until, name="short")
     assert config.replay.from_stage == until, "no setting reaches a stage: the last one is done again"

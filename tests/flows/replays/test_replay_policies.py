@@ -1,7 +1,6 @@
 """Replays that train: which policies they start from, whose work is whose, and how far they are from home."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture
-def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def models(tmp_path, monkeypatch):
     """Two directories of weights, and a store that has the weights of every policy."""
     found = []
     for name in ("a", "b"):
@@ -35,7 +34,7 @@ def models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def test_other_weights_are_another_replay_whatever_they_are_called(tmp_path: Path, models: list[str]) -> None:
+def test_other_weights_are_another_replay_whatever_they_are_called(tmp_path, models):
     rehearse(tmp_path / "store", "base", steps=2, model={"vocab_size": 512, "path": models[0]})
     path = [f"model.path={each}" for each in models]
     whole = {"until": "training", "from_stage": "training"}
@@ -47,7 +46,7 @@ def test_other_weights_are_another_replay_whatever_they_are_called(tmp_path: Pat
         ask(tmp_path / "store", until="training", name="mine", overrides=path[1:])
 
 
-def test_a_replay_of_a_replay_from_other_weights_goes_on_from_its_policies(tmp_path: Path, models: list[str]) -> None:
+def test_a_replay_of_a_replay_from_other_weights_goes_on_from_its_policies(tmp_path, models):
     root = tmp_path / "store"
     rehearse(root, "base", steps=3)
     store, _ = trained(root, from_stage="training", overrides=[f"model.path={models[1]}"], name="fresh")
@@ -58,7 +57,7 @@ def test_a_replay_of_a_replay_from_other_weights_goes_on_from_its_policies(tmp_p
     assert starts(store, "faster")[0] == made[0]
 
 
-def test_policies_that_counterfactual_steps_start_from_are_not_their_own(tmp_path: Path, models: list[str]) -> None:
+def test_policies_that_counterfactual_steps_start_from_are_not_their_own(tmp_path, models):
     root = tmp_path / "store"
     rehearse(root, "base", steps=3)
     trained(root, overrides=["training.learning_rate=0.5"], name="first")
@@ -75,7 +74,7 @@ def test_policies_that_counterfactual_steps_start_from_are_not_their_own(tmp_pat
     assert began == starts(store, "second"), "a replay of it would start from the same"
 
 
-def test_a_step_emptied_by_a_quarantine_stays_empty_in_replays_of_the_replay(tmp_path: Path, models: list[str]) -> None:
+def test_a_step_emptied_by_a_quarantine_stays_empty_in_replays_of_the_replay(tmp_path, models):
     root = tmp_path / "store"
     store = rehearse(root, "base", steps=3)
     names = quarantine(store, step=1, count=12)
@@ -94,7 +93,7 @@ def test_a_step_emptied_by_a_quarantine_stays_empty_in_replays_of_the_replay(tmp
     assert [entry.step for entry in entries] == [0, 2] and versions == [1, 3]
 
 
-def test_rollouts_of_a_replay_that_are_found_again_are_left_out_when_unfit(tmp_path: Path, models: list[str]) -> None:
+def test_rollouts_of_a_replay_that_are_found_again_are_left_out_when_unfit(tmp_path, models):
     root = tmp_path / "store"
     rehearse(root, "base", steps=1)
     hot = {"from_stage": "rollout", "overrides": ["rollout.temperature=0.5"]}
@@ -109,7 +108,7 @@ def test_rollouts_of_a_replay_that_are_found_again_are_left_out_when_unfit(tmp_p
     assert {row["trace_id"] for row in rows if row["reason"] == "quarantined"} == set(names)
 
 
-def test_a_quarantine_elsewhere_or_heeded_before_stops_nothing(tmp_path: Path, models: list[str]) -> None:
+def test_a_quarantine_elsewhere_or_heeded_before_stops_nothing(tmp_path, models):
     root = tmp_path / "store"
     quarantine(rehearse(root, "base", steps=2), step=0, count=1)
     assert ask(root, from_stage="packing", steps="1:").replay.from_stage == "packing"
@@ -120,7 +119,7 @@ def test_a_quarantine_elsewhere_or_heeded_before_stops_nothing(tmp_path: Path, m
 
 
 @pytest.mark.parametrize("lag", [0, 1])
-def test_unchanged_settings_find_everything_from_every_stage(tmp_path: Path, models: list[str], lag: int) -> None:
+def test_unchanged_settings_find_everything_from_every_stage(tmp_path, models, lag):
     root = tmp_path / "store"
     rehearse(root, "base", steps=3, rollout={"max_off_policy_steps": lag})
     for stage in ORDER:
@@ -130,14 +129,14 @@ def test_unchanged_settings_find_everything_from_every_stage(tmp_path: Path, mod
         assert all(step["same_weights"] for step in steps)
 
 
-def test_other_examples_are_listed_again_and_assigned(tmp_path: Path, models: list[str]) -> None:
+def test_other_examples_are_listed_again_and_assigned(tmp_path, models):
     root = tmp_path / "store"
     rehearse(root, "base", steps=1)
     config = ask(root, from_stage="assignment", until="assignment", overrides=["environments.0.holdout_fraction=0.5"])
     assert [piece.stage for piece in pieces(config) if piece.computed] == ["examples", "assignment"]
 
 
-def test_weights_are_not_asked_for_where_nothing_is_trained(tmp_path: Path, models: list[str]) -> None:
+def test_weights_are_not_asked_for_where_nothing_is_trained(tmp_path, models):
     root = tmp_path / "store"
     rehearse(root, "base", steps=1)
     with pytest.raises(ConfigError, match=r"model\.path: no weights are needed"):
@@ -168,9 +167,7 @@ def longer(assignments: list[dict[str, Any]], policy: dict[str, Any], step: int)
 GROUP = fixed.group
 
 
-def test_turns_branches_and_agents_are_replayed_as_a_run_would_train_them(
-    tmp_path: Path, models: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_turns_branches_and_agents_are_replayed_as_a_run_would_train_them(tmp_path, models, monkeypatch):
     monkeypatch.setattr(fixed, "group", longer)
     root = tmp_path / "store"
     rehearse(root, "base", steps=2)

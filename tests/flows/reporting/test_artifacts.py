@@ -38,21 +38,21 @@ def line(svg: str) -> list[tuple[float, float]]:
     return [(float(x), float(y)) for x, y in re.findall(r"[ML]([-\d.]+) ([-\d.]+)", found.attrib["d"])]
 
 
-def test_the_curve_goes_from_axis_to_axis_and_up() -> None:
+def test_the_curve_goes_from_axis_to_axis_and_up():
     points = line(curve_svg([Point(0, 0.0), Point(1, 0.5), Point(2, 1.0)], "demo"))
     assert [x for x, _ in points] == [LEFT, (LEFT + WIDTH - RIGHT) / 2, WIDTH - RIGHT]
     assert points[0][1] - points[1][1] == pytest.approx(points[1][1] - points[2][1], abs=0.11)
     assert points[0][1] > points[1][1] > points[2][1]  # the y of SVG grows downwards
 
 
-def test_a_curve_of_nothing_and_of_what_is_not_finite_says_so() -> None:
+def test_a_curve_of_nothing_and_of_what_is_not_finite_says_so():
     for points in ([], [Point(0, math.nan), Point(1, math.inf), Point(2, 0.5, math.nan)]):
         svg = curve_svg(points, "demo")
         assert "no scored step yet" in svg
         assert "nan" not in svg and "inf" not in svg
 
 
-def test_the_curve_stays_small_and_well_formed() -> None:
+def test_the_curve_stays_small_and_well_formed():
     svg = curve_svg([Point(k, math.sin(k) ** 2, 0.123456) for k in range(20_000)], "a <b> & c")
     assert len(base64.b64encode(svg.encode())) < 20_000
     texts = [element.text for element in ElementTree.fromstring(svg).iter(f"{SVG}text")]
@@ -60,12 +60,12 @@ def test_the_curve_stays_small_and_well_formed() -> None:
     assert len(line(svg)) <= MOST_POINTS
 
 
-def test_ticks_are_round() -> None:
+def test_ticks_are_round():
     assert ticks(0.0, 1.0, 6) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0] and ticks(0.0, 19.0, 9) == [0.0, 5.0, 10.0, 15.0]
     assert ticks(0.0, 0.7, 8)[3] == 0.3 and ticks(0.0, 1.1e-13, 6) == [0.0, 5e-14, 1e-13]
 
 
-def test_the_report_has_the_curve_inline_the_last_steps_and_the_store() -> None:
+def test_the_report_has_the_curve_inline_the_last_steps_and_the_store():
     page = artifacts.report("my_run", "/data/store", [step(k) for k in range(12)])
     [image] = re.findall(r"!\[curve\]\(data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)\)", page)
     assert len(line(base64.b64decode(image).decode())) == 12
@@ -78,7 +78,7 @@ def test_the_report_has_the_curve_inline_the_last_steps_and_the_store() -> None:
     assert r"# my\_run" in page
 
 
-def test_a_step_without_reward_is_not_a_step_of_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_without_reward_is_not_a_step_of_zero(monkeypatch):
     monkeypatch.setenv(artifacts.VIEW_VARIABLE, "https://viewer.example/")
     page = artifacts.report("my run", "/s", [step(0, reward=None, update=None), step(1)])
     assert "| 0 | - | 0.1 | - | - | - | 1.75 | 12,345 |" in page
@@ -86,7 +86,7 @@ def test_a_step_without_reward_is_not_a_step_of_zero(monkeypatch: pytest.MonkeyP
     assert "(https://viewer.example/runs/my%20run)" in page and "stagecoach view" not in page
 
 
-def test_text_is_escaped() -> None:
+def test_text_is_escaped():
     assert artifacts.escape("a|b `c` <img> [x](y)\n# h") == r"a\|b \`c\` &lt;img&gt; \[x\]\(y\) \# h"
     assert artifacts.link("https://store.example/run") == r"[https:/\/store.example/run](https://store.example/run)"
     assert artifacts.link("https://a/) [x](javascript:1)") == r"https:/\/a/\) \[x\]\(javascript:1\)"
@@ -94,11 +94,11 @@ def test_text_is_escaped() -> None:
 
 
 @given(st.text(max_size=40))
-def test_keys_are_as_prefect_wants_them(name: str) -> None:
+def test_keys_are_as_prefect_wants_them(name):
     assert re.fullmatch(r"run(-[a-z0-9]+)*", artifacts.artifact_key("run", name))
 
 
-def test_artifacts_of_quick_steps_are_renewed_once_in_a_while_and_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_artifacts_of_quick_steps_are_renewed_once_in_a_while_and_at_the_end(monkeypatch):
     published, now = list[int](), 0.0
     watch = artifacts.RunArtifacts("run", "/s", 9, clock=lambda: now)
     monkeypatch.setattr(watch, "_publish", lambda steps, comparison: published.append(len(steps)))
@@ -109,7 +109,7 @@ def test_artifacts_of_quick_steps_are_renewed_once_in_a_while_and_at_the_end(mon
     assert published == [1, 4, 7, 9]
 
 
-def test_what_a_busy_api_has_not_shown_by_the_end_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_busy_api_has_not_shown_by_the_end_is_waited_for(monkeypatch):
     watch, published, busy = artifacts.RunArtifacts("run", "/s", 2), list[tuple[int, int]](), threading.Event()
 
     def publish(steps: artifacts.Steps, comparison: artifacts.Rows) -> None:
@@ -130,9 +130,7 @@ def test_what_a_busy_api_has_not_shown_by_the_end_is_waited_for(monkeypatch: pyt
     assert published == [(2, 0), (2, 2)]
 
 
-def test_an_api_that_fails_is_told_of_once_and_asked_again_after_a_while_and_at_the_end(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_api_that_fails_is_told_of_once_and_asked_again_after_a_while_and_at_the_end(monkeypatch, caplog):
     watch, asked = artifacts.RunArtifacts("run", "/s", 3), list[int]()
 
     def publish(*_: Any) -> None:

@@ -16,7 +16,7 @@ ROW: dict[str, Any] = {
 NONE = {"before": None, "after": None, "difference": None, "interval": None, "num_examples": 0}
 
 
-def test_a_difference_in_cells() -> None:
+def test_a_difference_in_cells():
     told = dict(zip(EVALUATION_HEADINGS, evaluation_cells(ROW), strict=True))
     assert told == {
         **{"held-out": "hard/sums", "policies": "0 to 4", "figure": "avg", "before": "0.250", "after": "0.500"},
@@ -25,7 +25,7 @@ def test_a_difference_in_cells() -> None:
     assert evaluation_cells(ROW | NONE)[3:7] == ("-", "-", "-", "-")
 
 
-def test_scores_with_their_intervals() -> None:
+def test_scores_with_their_intervals():
     interval = {"low": 0.1, "high": 0.9}
     passed = {"k": 1, "estimate": 0.5, "interval": interval}
     scores = {"average": 0.5, "interval": None, "pass_at": [passed], "errors": {"timeout": 1}, "num_attempts": 4}

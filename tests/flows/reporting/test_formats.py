@@ -13,7 +13,7 @@ from flows.reporting.formats import DASH, cut, error_words, one_line, visible
 
 
 @pytest.mark.parametrize("word", ["number", "with_sign", "share", "seconds", "moment", "short", "line"])
-def test_none_is_a_dash_and_no_other_value_is(word: str) -> None:
+def test_none_is_a_dash_and_no_other_value_is(word):
     assert formats.FILTERS[word](None) == DASH
     zero: Any = {"moment": datetime(1970, 1, 1, tzinfo=UTC), "short": "0", "line": "0"}.get(word, 0)
     assert DASH not in formats.FILTERS[word](zero) and "0" in formats.FILTERS[word](zero)
@@ -38,16 +38,16 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("word", NUMBERS)
-def test_numbers_are_written_in_few_digits_and_the_unit_that_fits(word: str) -> None:
+def test_numbers_are_written_in_few_digits_and_the_unit_that_fits(word):
     assert {value: formats.FILTERS[word](value) for value in NUMBERS[word]} == NUMBERS[word]
     assert formats.number(True) == "True"
 
 
-def test_moments_are_in_universal_time() -> None:
+def test_moments_are_in_universal_time():
     assert formats.moment("2026-01-02T03:04:05+02:00") == "2026-01-02 01:04:05"
 
 
-def test_json_is_laid_out_and_what_is_none_stays_as_it_is() -> None:
+def test_json_is_laid_out_and_what_is_none_stays_as_it_is():
     assert formats.pretty('{"a": [1]}') == '{\n  "a": [\n    1\n  ]\n}'
     assert formats.pretty("{no json") == "{no json"
     deep = ["[" * depth + "]" * depth for depth in (100, 5000, 500_000)]
@@ -84,7 +84,7 @@ DRAWN_FORMATS = {*range(0x600, 0x606), 0x6DD, 0x70F, 0x890, 0x891, 0x8E2, 0x110B
         ("soft\xadhyphen", "soft⟨U+00AD⟩hyphen"),
     ],
 )
-def test_what_acts_or_hides_is_shown(text: str, shown: str) -> None:
+def test_what_acts_or_hides_is_shown(text, shown):
     assert visible(text) == shown
 
 
@@ -98,11 +98,11 @@ def test_what_acts_or_hides_is_shown(text: str, shown: str) -> None:
         "a\xa0b\u2003c",
     ],
 )
-def test_harmless_text_stays(text: str) -> None:
+def test_harmless_text_stays(text):
     assert visible(text) is text
 
 
-def test_joiners_and_selectors_stay_in_emoji_alone() -> None:
+def test_joiners_and_selectors_stay_in_emoji_alone():
     assert visible("a\u200db") == "a⟨U+200D⟩b"
     assert visible("👩\u200d\u200d👧") == "👩⟨U+200D⟩⟨U+200D⟩👧"
     assert visible("👩\u200d") == "👩⟨U+200D⟩"
@@ -110,7 +110,7 @@ def test_joiners_and_selectors_stay_in_emoji_alone() -> None:
 
 
 @given(TEXTS)
-def test_nothing_acts_or_hides_in_what_comes_out(text: str) -> None:
+def test_nothing_acts_or_hides_in_what_comes_out(text):
     shown = visible(text)
     shown.encode()  # a lone surrogate would refuse
     for place, each in enumerate(shown):
@@ -124,12 +124,12 @@ def test_nothing_acts_or_hides_in_what_comes_out(text: str) -> None:
 
 
 @given(st.text(st.characters(categories=["L", "N", "P", "S", "Zs"], exclude_characters="\u115f\u1160\u3164\uffa0")))
-def test_letters_and_signs_of_all_scripts_stay(text: str) -> None:
+def test_letters_and_signs_of_all_scripts_stay(text):
     assert visible(text) == text
 
 
 @given(TEXTS, st.integers(0, 40))
-def test_a_cut_is_a_head_and_counts_the_rest(text: str, most: int) -> None:
+def test_a_cut_is_a_head_and_counts_the_rest(text, most):
     head, left_out = cut(text, most)
     assert text.startswith(head)
     assert len(head) + left_out == len(text)
@@ -139,7 +139,7 @@ def test_a_cut_is_a_head_and_counts_the_rest(text: str, most: int) -> None:
 
 
 @given(TEXTS, st.integers(1, 40))
-def test_one_line_is_one_line_of_its_width(text: str, most: int) -> None:
+def test_one_line_is_one_line_of_its_width(text, most):
     line = one_line(text, most)
     assert len(line) <= most
     assert len(line.splitlines()) <= 1
@@ -149,14 +149,14 @@ def test_one_line_is_one_line_of_its_width(text: str, most: int) -> None:
     assert len(words) <= max(most, 6) and not set(words) & set("\n\r\t\x1b")
 
 
-def test_one_line_draws_what_it_leaves_out() -> None:
+def test_one_line_draws_what_it_leaves_out():
     assert one_line("a\n\tb", 10) == "a⏎⇥b"
     assert one_line("abcdef", 6) == "abcdef"
     assert one_line("abcdefg", 6) == "abcde…"
     assert one_line("\x1b" * 3 + "\x9b", 6) == "␛␛␛⟨U…"
 
 
-def test_of_an_error_what_was_raised_and_the_advice_at_its_end_stay() -> None:
+def test_of_an_error_what_was_raised_and_the_advice_at_its_end_stay():
     frames = "".join(f'  File "x.py", line {number}, in call\n    step({number})\n    ^^^^\n' for number in range(30))
     trace = f"Traceback (most recent call last):\n{frames}"
     said = (
@@ -174,7 +174,7 @@ def test_of_an_error_what_was_raised_and_the_advice_at_its_end_stay() -> None:
     assert "ExceptionGroup: two" in error_words(group, 500)
 
 
-def test_ten_megabytes_of_one_line_go_through() -> None:
+def test_ten_megabytes_of_one_line_go_through():
     text = "\x1b]0;title\x07" * 1_000_000
     assert visible(text) == "␛]0;title␇" * 1_000_000
     assert one_line(text, 12) == "␛]0;title␇␛…"

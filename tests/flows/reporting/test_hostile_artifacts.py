@@ -22,7 +22,7 @@ def shown(text: str, reader: MarkdownIt = READERS[0]) -> str:
     return "".join(each.content for each in tokens(reader, text) if each.type in ("text", "text_special"))
 
 
-def test_the_readers_find_what_is_not_escaped() -> None:
+def test_the_readers_find_what_is_not_escaped():
     found = kinds("\n\n".join(TEXTS.values()))
     assert {"html_block", "html_inline", "link_open", "image", "heading_open", "table_open", "fence"} <= found
     assert "link_open" in kinds("https://evil.example") and "link_open" in kinds("a@evil.com")
@@ -32,7 +32,7 @@ STARTS = ["- x", "-", "1. x", "12345. x", "1.", "1) x", "+ x", "=", "---", "WWW.
 
 
 @pytest.mark.parametrize("text", [*TEXTS.values(), ALL, *STARTS])
-def test_escaped_text_is_read_as_text(text: str) -> None:
+def test_escaped_text_is_read_as_text(text):
     line = escape(text)
     assert kinds(line) <= PLAIN
     assert not acting(line) and "\n" not in line
@@ -40,14 +40,14 @@ def test_escaped_text_is_read_as_text(text: str) -> None:
 
 
 @given(st.text(st.sampled_from("a1. -+=*_`[]()!<>&|~#:/\\@\n\twWhtps\x1b\u202e"), max_size=30))
-def test_no_text_is_read_as_anything_else(text: str) -> None:
+def test_no_text_is_read_as_anything_else(text):
     line = escape(text)
     assert kinds(line) <= PLAIN
     assert "".join(shown(line).split()) == "".join(text.replace("\x1b", "␛").replace("\u202e", "⟨U+202E⟩").split())
 
 
 @given(st.text(st.sampled_from("a |\\\n`<"), max_size=20))
-def test_a_cell_stays_a_cell(text: str) -> None:
+def test_a_cell_stays_a_cell(text):
     table = f"| a | b |\n|---|---|\n| {escape(text)} | end |"
     cells = [each for each in tokens(READERS[1], table) if each.type == "td_open"]
     assert len(cells) == 2
@@ -59,7 +59,7 @@ def question(texts: Sequence[str], role: str = "user") -> Question:
 
 
 @pytest.mark.parametrize("role", ["user", "-", "1.", "- [ ]", ">", "```", "<div>", *SHORT])
-def test_a_gate_shows_texts_as_they_are(role: str) -> None:
+def test_a_gate_shows_texts_as_they_are(role):
     page = summary("run", question([*TEXTS.values(), ALL], role))
     allowed = PLAIN | {"heading_open", "heading_close", "code_block", "table_open", "table_close", "thead_open"}
     found = {kind for kind in kinds(page) if not kind.startswith(("th", "tr", "td", "tbody"))}
@@ -70,12 +70,12 @@ def test_a_gate_shows_texts_as_they_are(role: str) -> None:
     assert any(TEXTS["script"] in each for each in blocks)
 
 
-def test_a_gate_cuts_what_is_long_and_says_so() -> None:
+def test_a_gate_cuts_what_is_long_and_says_so():
     page = summary("run", question(["x" * LONGEST_TEXT + "y" * 7]))
     assert f"{'x' * LONGEST_TEXT} ... (7 more)\n" in page + "\n" and "y" not in page.split("user")[1]
 
 
-def test_a_report_shows_names_and_one_picture_of_its_own() -> None:
+def test_a_report_shows_names_and_one_picture_of_its_own():
     steps: list[dict[str, Any]] = [{"step": 0, "reward": 0.5, "tokens": 1, "seconds": {}, "update": None}]
     for name in SHORT:
         page = artifacts.report(name, "javascript:alert(1)//https://x", steps)

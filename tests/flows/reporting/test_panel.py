@@ -19,7 +19,7 @@ from tests.fixtures.waiting import PATIENCE
 
 
 @pytest.fixture(autouse=True)
-def no_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_ci(monkeypatch):
     monkeypatch.delenv("CI", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
 
@@ -44,7 +44,7 @@ def drawn(panel: Panel) -> str:
     return text
 
 
-def test_plain_lines_say_each_step_and_note() -> None:
+def test_plain_lines_say_each_step_and_note():
     stream = io.StringIO()
     with Panel("demo", 12, "http://127.0.0.1:4000", stream=stream) as panel:
         panel.stage(0, "rollout")
@@ -65,7 +65,7 @@ def test_plain_lines_say_each_step_and_note() -> None:
     ]
 
 
-def test_the_panel_shows_stage_progress_curve_speed_time_and_address() -> None:
+def test_the_panel_shows_stage_progress_curve_speed_time_and_address():
     clock = iter([0.0] + [100.0] * 9)
     panel = Panel("demo", 20, "http://127.0.0.1:4000", plain=True, stream=io.StringIO(), clock=lambda: next(clock))
     for number in range(10):
@@ -80,7 +80,7 @@ def test_the_panel_shows_stage_progress_curve_speed_time_and_address() -> None:
     assert "▁" in text and "█" in text
 
 
-def test_a_run_without_steps_has_no_bar_and_no_curve() -> None:
+def test_a_run_without_steps_has_no_bar_and_no_curve():
     stream = io.StringIO()
     panel = Panel("evaluate demo", 0, plain=True, stream=stream)
     panel.stage(0, "rollout")
@@ -90,7 +90,7 @@ def test_a_run_without_steps_has_no_bar_and_no_curve() -> None:
     assert stream.getvalue() == "evaluate demo\n"
 
 
-def test_on_a_terminal_the_panel_is_live_and_leaves_its_last_state() -> None:
+def test_on_a_terminal_the_panel_is_live_and_leaves_its_last_state():
     master, slave = pty.openpty()
     with os.fdopen(slave, "w") as terminal:
         assert is_terminal(terminal)
@@ -111,7 +111,7 @@ def test_on_a_terminal_the_panel_is_live_and_leaves_its_last_state() -> None:
     assert "step 1/2  reward" not in text  # no plain lines
 
 
-def test_where_the_panel_is_not_live(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_the_panel_is_not_live(monkeypatch):
     assert not is_terminal(io.StringIO())
     master, slave = pty.openpty()
     with os.fdopen(slave, "w") as terminal:
@@ -127,7 +127,7 @@ def test_where_the_panel_is_not_live(monkeypatch: pytest.MonkeyPatch) -> None:
     os.close(master)
 
 
-def test_a_reader_that_went_away_does_not_stop_the_run() -> None:
+def test_a_reader_that_went_away_does_not_stop_the_run():
     read, write = os.pipe()
     os.close(read)
     stream = os.fdopen(write, "w")
@@ -137,18 +137,18 @@ def test_a_reader_that_went_away_does_not_stop_the_run() -> None:
         stream.close()
 
 
-def test_control_sequences_do_not_reach_the_terminal() -> None:
+def test_control_sequences_do_not_reach_the_terminal():
     assert printable("\x1b[31mred\x1b[0m a\nb\x9bc\x00") == "␛[31mred␛[0m a b⟨U+009B⟩c␀"
 
 
 @given(st.text(max_size=80))
-def test_printable_text_is_one_line_without_escapes(text: str) -> None:
+def test_printable_text_is_one_line_without_escapes(text):
     result = printable(text)
     assert not any(ord(letter) < 32 or 127 <= ord(letter) < 160 for letter in result)
     assert printable(result) == result
 
 
-def test_values_are_drawn_in_eighths_of_blocks() -> None:
+def test_values_are_drawn_in_eighths_of_blocks():
     assert block_rows([0.0, 0.5, 1.0], 0.0, 1.0) == ["▁▅█"] == [sparkline([2.0, 3.0, 4.0])]
     assert block_rows([0.0, None, 1.0], 0.0, 1.0, 2) == ["  █", "▁ █"]
     assert block_rows([-1.0, 1.0, float("nan")], -1.0, 1.0) == ["▁█ "]
@@ -156,17 +156,17 @@ def test_values_are_drawn_in_eighths_of_blocks() -> None:
 
 
 @given(st.lists(st.none() | st.floats(-5, 5), max_size=30), st.integers(1, 6))
-def test_plots_are_as_wide_and_high_as_asked(values: list[float | None], rows: int) -> None:
+def test_plots_are_as_wide_and_high_as_asked(values, rows):
     lines = block_rows(values, -5.0, 5.0, rows)
     assert len(lines) == rows and {len(line) for line in lines} == {len(values)}
     assert [sign == " " for sign in lines[-1]] == [value is None for value in values]
 
 
-def test_durations() -> None:
+def test_durations():
     assert [duration(value) for value in (None, 0, 7.4, 750, 3723)] == ["-", "0:00", "0:07", "12:30", "1:02:03"]
 
 
-def test_importing_the_panel_does_not_import_prefect() -> None:
+def test_importing_the_panel_does_not_import_prefect():
     modules = "flows.reporting.panel, flows.services.base, flows.orchestration.server"
     program = f"import sys, {modules}; print('prefect' in sys.modules)"
     answer = subprocess.run(
@@ -176,7 +176,7 @@ def test_importing_the_panel_does_not_import_prefect() -> None:
 
 
 @pytest.mark.parametrize(("width", "rows_of_charts"), [(80, 2), (200, 1), (40, 4)])
-def test_charts_stand_side_by_side_over_the_width(width: int, rows_of_charts: int) -> None:
+def test_charts_stand_side_by_side_over_the_width(width, rows_of_charts):
     panel = Panel("train a", 8, plain=True, stream=io.StringIO())
     for number in range(8):
         panel.step(done(number, number / 8, 1_000 * (number + 1), 1.0, entropy=0.5 - number / 20))
@@ -194,13 +194,13 @@ def test_charts_stand_side_by_side_over_the_width(width: int, rows_of_charts: in
     assert all(part in text for part in ("reward 0.875", "held out 0.750", "entropy 0.150", "tokens/s 8,000"))
 
 
-def test_values_are_stretched_over_the_width_or_taken_together() -> None:
+def test_values_are_stretched_over_the_width_or_taken_together():
     assert over_width([1.0, None], 4, 8) == [1.0, 1.0, None, None]
     assert over_width([0.0, 1.0, 2.0, 3.0], 4, 2) == [0.5, 2.5]
     assert over_width([], 4, 8) == []
 
 
-def test_a_service_that_starts_is_named() -> None:
+def test_a_service_that_starts_is_named():
     panel = Panel("demo", 12, stream=io.StringIO())
     panel("starting", {"service": "learner"})
     assert "starting learner" in drawn(panel)

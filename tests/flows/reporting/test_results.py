@@ -1,7 +1,6 @@
 """What a run is said to have come to: lost rollouts and figures outside their range, the same in every place."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ STEPS = 20
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
+def run(tmp_path_factory):
     """A store and the reported steps of a run that loses rollouts, and whose reward grows fourfold."""
     root = tmp_path_factory.mktemp("results") / "store"
     seen = {"number": 0}
@@ -39,7 +38,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
     return root, [facts for event, facts in events if event == "step"]
 
 
-def test_losses_in_words() -> None:
+def test_losses_in_words():
     counts = {"timeout": 2, "provider": 1, "sandbox": 1, "program": 1}
     shares = [{"outcome": "errored", "detail": name, "num_traces": count} for name, count in counts.items()]
     shares += [{"outcome": "filtered", "detail": "zero_advantage", "num_traces": 3}]
@@ -52,9 +51,7 @@ def test_losses_in_words() -> None:
     assert losses_message([]) == losses_message([{"step": 0}]) == ""
 
 
-def test_lost_rollouts_are_told_where_a_reward_is(
-    run: tuple[Path, list[Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_lost_rollouts_are_told_where_a_reward_is(run, capsys):
     root, steps = run
     total = "20 of 240 rollouts errored (timeout 20), 40 truncated"
     assert LOST in step_message(steps[0]) and total in outcome_message({"steps": steps})
@@ -73,9 +70,7 @@ def test_lost_rollouts_are_told_where_a_reward_is(
     assert {"outcome": "errored", "detail": "timeout", "num_traces": 1} in step["outcomes"]
 
 
-def test_a_figure_outside_its_range_is_told_as_on_the_page(
-    run: tuple[Path, list[Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_figure_outside_its_range_is_told_as_on_the_page(run, capsys):
     root, steps = run
     page = values(StoreReader.at(root), addresses.run("base"))["exits"]
     assert [(each["title"], each["description"]) for each in page] == [("Reward", "grew to 4 x since step 12")]

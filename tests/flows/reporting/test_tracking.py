@@ -5,7 +5,6 @@ import logging
 import math
 import subprocess
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -35,7 +34,7 @@ def _config(**tracking: Any) -> RunConfig:
     return RunConfig.model_validate({"name": "demo-1", "seed": 7, "tracking": tracking})
 
 
-def test_figures_are_named_as_others_name_them() -> None:
+def test_figures_are_named_as_others_name_them():
     names = {
         ("", "update/learning_rate"): "optim/lr",
         ("", "updates/grad_norm/mean"): "optim/grad_norm",
@@ -77,7 +76,7 @@ def _scores(average: float | None) -> dict[str, Any]:
     }
 
 
-def test_an_evaluation_has_its_intervals_and_nothing_that_was_not_scored() -> None:
+def test_an_evaluation_has_its_intervals_and_nothing_that_was_not_scored():
     found = evaluation_figures({"version": 3, "set": "hard", "scores": [_scores(0.5)]})
     where = "eval/hard/sums"
     assert found == {
@@ -90,7 +89,7 @@ def test_an_evaluation_has_its_intervals_and_nothing_that_was_not_scored() -> No
     }
 
 
-def test_what_is_not_finite_is_left_out_and_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_not_finite_is_left_out_and_named(caplog):
     assert finite({"a": 1.0, "b": math.nan, "c": -math.inf}) == ({"a": 1.0}, ["b", "c"])
     sink = Written()
     with caplog.at_level(logging.WARNING, "stagecoach"):
@@ -100,7 +99,7 @@ def test_what_is_not_finite_is_left_out_and_named(caplog: pytest.LogCaptureFixtu
     assert [record.getMessage() for record in caplog.records] == said
 
 
-def test_without_tracking_nothing_is_imported_or_written(tmp_path: Path) -> None:
+def test_without_tracking_nothing_is_imported_or_written(tmp_path):
     program = (
         "import sys\nfrom pathlib import Path\nfrom configs.run import RunConfig\n"
         "from flows.reporting.tracking import open_sink\n"
@@ -112,7 +111,7 @@ def test_without_tracking_nothing_is_imported_or_written(tmp_path: Path) -> None
     assert not (tmp_path / "w").exists()
 
 
-def test_online_without_a_key_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_online_without_a_key_is_one_clear_error(tmp_path, monkeypatch):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     online = WandbTracking(mode="online")
@@ -132,7 +131,7 @@ def test_online_without_a_key_is_one_clear_error(tmp_path: Path, monkeypatch: py
     check_tracking(WandbTracking())
 
 
-def test_a_run_goes_on_in_its_own_and_a_replay_forks_the_recorded_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_goes_on_in_its_own_and_a_replay_forks_the_recorded_one(monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "k" * 40)
     with pytest.raises(TrackingError, match="branches"):
         check_tracking(WandbTracking(branches="fork"))
@@ -148,7 +147,7 @@ def test_a_run_goes_on_in_its_own_and_a_replay_forks_the_recorded_one(monkeypatc
     assert beginning(branch, WandbTracking(), known=True) == {}
 
 
-def test_the_files_of_tensorboard_have_the_figures_the_samples_and_the_config(tmp_path: Path) -> None:
+def test_the_files_of_tensorboard_have_the_figures_the_samples_and_the_config(tmp_path):
     config = _config(type="tensorboard")
     with open_sink(config, tmp_path) as sink:
         assert sink is not None and str(tmp_path / "tensorboard") in sink.where
@@ -160,7 +159,7 @@ def test_the_files_of_tensorboard_have_the_figures_the_samples_and_the_config(tm
     assert json.loads(texts(found, "config")[0])["seed"] == 7
 
 
-def test_steps_that_are_sent_again_replace_those_of_earlier_files(tmp_path: Path) -> None:
+def test_steps_that_are_sent_again_replace_those_of_earlier_files(tmp_path):
     for first in (0, 1):
         with open_sink(_config(type="tensorboard"), tmp_path) as sink:
             assert sink is not None
@@ -173,9 +172,7 @@ def test_steps_that_are_sent_again_replace_those_of_earlier_files(tmp_path: Path
 
 @pytest.mark.engine
 @pytest.mark.essential
-def test_an_offline_run_is_read_back_row_by_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_offline_run_is_read_back_row_by_row(tmp_path, monkeypatch, capfd):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setitem(sys.modules, "verifiers", ModuleType("verifiers"))  # wandb has advice for who imports it
     asked = {"entity": "team", "group": "tries", "tags": ["small", "first"], "notes": "a try", "job_type": "probe"}
@@ -214,7 +211,7 @@ def _step(number: int, **others: Any) -> dict[str, Any]:
     return facts | {"samples": lambda count: [{"trace": f"{number}"}] * count} | others
 
 
-def test_what_is_sent_of_a_run_samples_each_so_many_steps_and_services_that_were_lost() -> None:
+def test_what_is_sent_of_a_run_samples_each_so_many_steps_and_services_that_were_lost():
     sink = Written()
     watch = TrackingWatcher(sink, TensorboardTracking(samples_every=2, num_samples=3))
     for step in range(3):
@@ -228,7 +225,7 @@ def test_what_is_sent_of_a_run_samples_each_so_many_steps_and_services_that_were
     assert not is_sampled(0, TensorboardTracking(samples_every=0))
 
 
-def test_trouble_with_a_sink_is_told_of_once_and_the_run_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+def test_trouble_with_a_sink_is_told_of_once_and_the_run_goes_on(caplog):
     class Refusing(Written):
         def write(self, row: TrackedRow) -> None:
             raise OSError("no space")

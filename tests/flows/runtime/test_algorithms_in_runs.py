@@ -1,8 +1,7 @@
 """Algorithms in whole runs: functions by import path are refused early and part of keys; a constant length counts."""
 
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +27,7 @@ def credit(kept, settings):
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def here(tmp_path, monkeypatch):
     """A working directory with a module that a config may name; it is forgotten after."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -45,12 +44,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         ('algorithm={type="echo", keep_mask="json:__all__"}', ["algorithm.keep_mask: ", "'__all__' there cannot be"]),
     ],
 )
-def test_what_cannot_be_called_is_refused(refused: Refused, model: str, override: str, words: list[str]) -> None:
+def test_what_cannot_be_called_is_refused(refused, model, override, words):
     said = refused("run", "demo", model, override)
     assert all(word in said for word in words), said
 
 
-def test_every_function_that_cannot_be_loaded_is_told(place: Path, model: str) -> None:
+def test_every_function_that_cannot_be_loaded_is_told(place, model):
     own = 'environments.0.algorithm={type="echo", keep_mask="nowhere:short"}'
     with pytest.raises(ConfigError) as caught:
         resolve_run("train", ["demo"], [model, OWN, own])
@@ -60,7 +59,7 @@ def test_every_function_that_cannot_be_loaded_is_told(place: Path, model: str) -
     ]
 
 
-def test_a_run_records_the_version_and_goes_on_with_that_one_only(here: Path, model: str) -> None:
+def test_a_run_records_the_version_and_goes_on_with_that_one_only(here, model):
     config = resolve_run("train", ["demo"], [model, OWN], name="mine", seed=1, store=str(here / "store"))
     (function,) = imported_functions(config)
     assert function.version.startswith("sha256:")
@@ -73,13 +72,13 @@ def test_a_run_records_the_version_and_goes_on_with_that_one_only(here: Path, mo
         resolve_run("train", [], [model], name="mine", store=str(here / "store"))
 
 
-def test_an_evaluation_loads_no_algorithm(here: Path, model: str) -> None:
+def test_an_evaluation_loads_no_algorithm(here, model):
     assert (
         function_facts(resolve_run("evaluate", ["demo"], [model, 'algorithm={type="custom", function="no:no"}'])) == {}
     )
 
 
-def test_a_whole_run_credits_by_it_as_its_source_does(here: Path) -> None:
+def test_a_whole_run_credits_by_it_as_its_source_does(here):
     def own() -> dict[str, str]:
         return {"type": "custom", "function": "own_credit:credit", "version": code_version("own_credit:credit")}
 
@@ -101,7 +100,7 @@ def read(store: Store, run: str, stage: str, table: str) -> list[pa.Table]:
     return [store.read(entry.slices(table)) for entry in store.ledger.entries(run=run, stage=stage)]
 
 
-def test_dr_grpo_shares_all_before_the_credits_with_grpo_and_divides_by_its_constant(tmp_path: Path) -> None:
+def test_dr_grpo_shares_all_before_the_credits_with_grpo_and_divides_by_its_constant(tmp_path):
     rehearse(tmp_path, "grpo", algorithm={"type": "grpo"})
     store = rehearse(tmp_path, "dr", algorithm={"type": "dr_grpo", "length_normaliser": LENGTH})
     keys = {

@@ -2,8 +2,7 @@
 
 import json
 import subprocess
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
@@ -87,9 +86,7 @@ REFUSALS: list[tuple[str, str, tuple[str, ...]]] = [
         for what, command, words in REFUSALS
     ],
 )
-def test_what_cannot_be_used_is_refused(
-    refused: Refused, model: str, place: Path, command: str, words: tuple[str, ...]
-) -> None:
+def test_what_cannot_be_used_is_refused(refused, model, place, command, words):
     for name, text in FILES.items():
         (place / name).parent.mkdir(exist_ok=True)
         (place / name).write_text(text)
@@ -107,13 +104,13 @@ def test_what_cannot_be_used_is_refused(
     ]
 
 
-def test_rows_of_both_kinds_are_good(place: Path, model: str) -> None:
+def test_rows_of_both_kinds_are_good(place, model):
     (place / "both.jsonl").write_text(FILES["both.jsonl"])
     resolve_run("sft", [], [model, "data.path=both.jsonl"])
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
+def small_disk(tmp_path):
     """A real file system of one MiB."""
     directory = tmp_path / "disk"
     directory.mkdir()
@@ -127,7 +124,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.fault("disk", "a disk without room for a step", "one message; nothing started")
-def test_a_disk_without_room_for_a_step(refused: Refused, model: str, small_disk: Path) -> None:
+def test_a_disk_without_room_for_a_step(refused, model, small_disk):
     said = refused("run", "demo", model, "--store", str(small_disk / "store"))
     assert "the disk has no room for the weights of this run: " in said
     assert "make room there" in said
@@ -135,7 +132,7 @@ def test_a_disk_without_room_for_a_step(refused: Refused, model: str, small_disk
 
 
 @pytest.mark.fault("disk", "a disk that is full to the last byte", "one message; nothing started")
-def test_a_disk_that_is_full_to_the_last_byte(refused: Refused, model: str, small_disk: Path) -> None:
+def test_a_disk_that_is_full_to_the_last_byte(refused, model, small_disk):
     with pytest.raises(OSError, match="No space left"), (small_disk / "filler").open("wb", buffering=0) as filler:
         while True:
             filler.write(bytes(4096))

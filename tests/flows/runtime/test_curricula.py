@@ -1,6 +1,5 @@
 """Curricula in whole runs: what is known of examples goes from step to step, and a resume finds it as it was."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,9 +18,7 @@ def of_step(store: Store, stage: str, table: str, step: int) -> list[dict[str, A
 
 
 @pytest.mark.parametrize("settings", [POOLS, REFILLED_POOLS], ids=["pools", "pools and refill"])
-def test_what_is_known_after_a_step_is_what_its_rollouts_earned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
-) -> None:
+def test_what_is_known_after_a_step_is_what_its_rollouts_earned(tmp_path, monkeypatch, settings):
     """Every group of a step counts, replaced or not; a loop over traces says the same."""
     play_equal(monkeypatch, {"1-0", "0-2"})
     store = rehearse(tmp_path / "store", "base", **settings)
@@ -41,7 +38,7 @@ def test_what_is_known_after_a_step_is_what_its_rollouts_earned(
     assert len(known) > SMALL["assignment"]["groups_per_step"]
 
 
-def test_a_replay_that_would_begin_without_state_is_an_error(tmp_path: Path, weights: None) -> None:
+def test_a_replay_that_would_begin_without_state_is_an_error(tmp_path, weights):
     rehearse(tmp_path / "store", "base", steps=2)
     override = 'assignment.sampler={type="difficulty_pools"}'
     cold = {"from_stage": "assignment", "until": "assignment", "overrides": [override]}
@@ -49,9 +46,7 @@ def test_a_replay_that_would_begin_without_state_is_an_error(tmp_path: Path, wei
         walk(ask(tmp_path / "store", steps="1:", **cold))
 
 
-def test_a_batch_that_is_drawn_again_knows_what_came_of_the_one_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: None
-) -> None:
+def test_a_batch_that_is_drawn_again_knows_what_came_of_the_one_before(tmp_path, monkeypatch, weights):
     play_equal(monkeypatch, {"0-0", "0-1", "0-2"})
     store = rehearse(tmp_path / "store", "base", **POOLS | {"steps": 1})
     first, second = (entry for entry in store.ledger.entries(run="base", stage="assignment"))

@@ -34,7 +34,7 @@ pathlib.Path(words).write_text(json.dumps(["{word}", "both"]))
 
 
 @pytest.fixture
-def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def packages(tmp_path, monkeypatch):
     """Two packages with demonstrations, for the processes that are started, and a model that is but its words."""
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
@@ -59,7 +59,7 @@ TWO = Recipe("It learnt", ("first --count 3", "second"), f"{__name__}:make", mod
 
 
 @pytest.mark.engine
-def test_sources_are_what_the_packages_say_and_are_made_once(tmp_path: Path, packages: None) -> None:
+def test_sources_are_what_the_packages_say_and_are_made_once(tmp_path, packages):
     build(sources := Sources(tmp_path / "sources"), TWO)
     rows = [json.loads(line)["asked"] for line in sources.demonstrations.read_text().splitlines()]
     assert rows == [["--count", "3"], []]
@@ -74,7 +74,7 @@ def test_sources_are_what_the_packages_say_and_are_made_once(tmp_path: Path, pac
 
 
 @pytest.mark.engine
-def test_a_package_that_fails_leaves_nothing_that_looks_complete(tmp_path: Path, packages: None) -> None:
+def test_a_package_that_fails_leaves_nothing_that_looks_complete(tmp_path, packages):
     with pytest.raises(SourceFailed, match=r"second\.demonstrations failed: the disk is full\nNothing was stored"):
         build(Sources(tmp_path / "sources"), replace(TWO, demonstrations=("first", "second --fail")))
     sources = Sources(tmp_path / "sources")
@@ -88,7 +88,7 @@ def test_a_package_that_fails_leaves_nothing_that_looks_complete(tmp_path: Path,
 
 
 @pytest.mark.parametrize("preset", demo_presets())
-def test_a_recipe_fits_its_preset(preset: str) -> None:
+def test_a_recipe_fits_its_preset(preset):
     recipe, config = demo_recipe(preset), load([preset])
     assert config.kind == "train" and preset in presets()
     packages = {each.split()[0] for each in recipe.demonstrations}
@@ -100,7 +100,7 @@ def test_a_recipe_fits_its_preset(preset: str) -> None:
     load([preset], [recipe.try_next])
 
 
-def test_every_preset_of_ours_with_an_environment_of_ours_can_be_shown() -> None:
+def test_every_preset_of_ours_with_an_environment_of_ours_can_be_shown():
     ours = {path.name for path in (ROOT / "examples").iterdir() if (path / path.name / "demonstrations.py").is_file()}
     assert "sample_lookup" in ours
     trained = {name: load([name]) for name in presets() if name != "sft_demo"}
@@ -108,13 +108,13 @@ def test_every_preset_of_ours_with_an_environment_of_ours_can_be_shown() -> None
     assert {name for name in shown if not trained[name].model.path} == set(demo_presets())
 
 
-def test_presets_without_a_demo_and_several_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_presets_without_a_demo_and_several_are_refused(capsys):
     for wrong in (["qwen3_gpu"], ["calc_tools", "debate"]):
         assert cli.main(["demo", *wrong]) == 2
         assert "demo takes one of demo, alphabet_sort, " in capsys.readouterr().err
 
 
-def test_the_summary_says_what_the_recipe_says() -> None:
+def test_the_summary_says_what_the_recipe_says():
     config = load(["kuhn_poker"], ["name=poker", "store=/s"])
     outcome = {
         "steps": [{"step": 0, "reward": 0.25}, {"step": 1, "reward": 0.5}],
@@ -133,9 +133,7 @@ def test_the_summary_says_what_the_recipe_says() -> None:
     ("override", "says"),
     [("algorithm.type=raee", "did you mean rae"), ("environments.0.taskset.id=no_such_taskset", "no_such_taskset")],
 )
-def test_what_cannot_train_is_refused_before_the_warm_up(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, override: str, says: str
-) -> None:
+def test_what_cannot_train_is_refused_before_the_warm_up(monkeypatch, tmp_path, override, says):
     monkeypatch.setattr(demo, "warmed_weights", pytest.fail)
     with pytest.raises(ValueError, match=says) as refused:
         demo.train_demo(["demo"], [override], "", str(tmp_path / "store"), True)
@@ -143,9 +141,7 @@ def test_what_cannot_train_is_refused_before_the_warm_up(
 
 
 @pytest.mark.parametrize(("overrides", "seed"), [([], demo_sources.SEED), (["seed=5"], 5)])
-def test_a_seed_that_is_given_is_the_one_of_the_training(
-    overrides: list[str], seed: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_seed_that_is_given_is_the_one_of_the_training(overrides, seed, monkeypatch, tmp_path):
     monkeypatch.setattr(demo, "warmed_weights", lambda *_: "weights")
     monkeypatch.setattr(demo, "resolve_run", lambda *_, **settings: settings)
     monkeypatch.setattr(demo, "watch", lambda config, plain: config)

@@ -22,7 +22,7 @@ OLD, NEW = "return 1.0\n", "return 2.0\n"
 
 
 @pytest.fixture
-def code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def code(tmp_path, monkeypatch):
     """The file of a module that is no package."""
     monkeypatch.syspath_prepend(tmp_path)
     file = tmp_path / "own_game.py"
@@ -50,7 +50,7 @@ def keys(config: RunConfig) -> dict[str, str]:
     return {ref.stage: ref.key for ref in reversed(plan_work(context, SOURCE, None))}
 
 
-def test_a_new_run_finds_nothing_of_the_code_before(tmp_path: Path, code: Path) -> None:
+def test_a_new_run_finds_nothing_of_the_code_before(tmp_path, code):
     first = keys(prepared(tmp_path, "a", seed=1))
     assert keys(prepared(tmp_path, "b", seed=1)) == first
     code.write_text(NEW)
@@ -59,7 +59,7 @@ def test_a_new_run_finds_nothing_of_the_code_before(tmp_path: Path, code: Path) 
 
 
 @pytest.mark.parametrize("files", [(), ("demo",)])
-def test_a_run_is_not_resumed_with_edited_code(tmp_path: Path, code: Path, files: tuple[str, ...]) -> None:
+def test_a_run_is_not_resumed_with_edited_code(tmp_path, code, files):
     begun = prepared(tmp_path, "a")
     record(begun)
     assert prepared(tmp_path, "a", files=files) == begun
@@ -73,7 +73,7 @@ def test_a_run_is_not_resumed_with_edited_code(tmp_path: Path, code: Path, files
     assert prepared(tmp_path, "a", files=files) == begun
 
 
-def test_recorded_rollouts_can_be_scored_by_edited_code(tmp_path: Path, code: Path) -> None:
+def test_recorded_rollouts_can_be_scored_by_edited_code(tmp_path, code):
     root = tmp_path / "store"
     environments = (
         {"name": fixed.ENVIRONMENT, "taskset": {"id": "own_game"}, "harness": {"id": "null"}, "version": "own_game"},
@@ -90,7 +90,7 @@ def test_recorded_rollouts_can_be_scored_by_edited_code(tmp_path: Path, code: Pa
         require_same(config, edited.model_copy(update={"name": config.name, "replay": config.replay}))
 
 
-def test_check_and_diff_show_the_code(tmp_path: Path, code: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_check_and_diff_show_the_code(tmp_path, code, capsys):
     config = prepared(tmp_path, "a")
     asked = ["check", "demo", "environments.0.taskset.id=own_game", 'environments.0.harness={id="null"}']
     assert cli.main(asked) == 0

@@ -33,9 +33,7 @@ def evicted(root: Path, batches: int = 1, filters: Sequence[Row] = STANDARD, **c
     return [line.strip() for line in str(caught.value).split("\n")]
 
 
-def test_errors_are_counted_by_class_with_the_commonest_words_and_rewards_are_not_blamed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_errors_are_counted_by_class_with_the_commonest_words_and_rewards_are_not_blamed(monkeypatch, tmp_path):
     late = {"error_class": "timeout", "error_type": "TimeoutError", "error_message": "took too long"}
     play(monkeypatch, lambda number, row: late if number == 0 else ALL)
     *lines, todo = evicted(tmp_path / "store", 3)
@@ -52,9 +50,7 @@ def test_errors_are_counted_by_class_with_the_commonest_words_and_rewards_are_no
 
 
 @pytest.mark.engine
-def test_more_attempts_under_the_same_name_sample_anew_as_the_error_says(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_more_attempts_under_the_same_name_sample_anew_as_the_error_says(monkeypatch, tmp_path):
     with monkeypatch.context() as broken:
         play(broken, lambda number, row: ALL)
         evicted(tmp_path / "store", 3)
@@ -64,7 +60,7 @@ def test_more_attempts_under_the_same_name_sample_anew_as_the_error_says(
     assert len([each for each in store.ledger.entries(run="base", stage="rollout") if each.step == 0]) == 4
 
 
-def test_filters_and_errors_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_filters_and_errors_are_told_apart(monkeypatch, tmp_path):
     """Of the first group two stand, equal; of the second one; the third fails whole."""
 
     def change(number: int, row: Row) -> Row:
@@ -78,17 +74,13 @@ def test_filters_and_errors_are_told_apart(monkeypatch: pytest.MonkeyPatch, tmp_
 
 
 @pytest.mark.engine
-def test_advantages_of_zero_that_no_filter_refuses_name_the_setting_that_trains_them(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_advantages_of_zero_that_no_filter_refuses_name_the_setting_that_trains_them(monkeypatch, tmp_path):
     play(monkeypatch, lambda number, row: {"reward": 1.0})
     lines = evicted(tmp_path / "store", filters=[ERRORED])
     assert lines[1] == "12 no weight" and "packing.zero_advantages=true trains" in lines[-1]
 
 
-def test_a_refilled_step_counts_all_its_batches_and_who_fell_with_a_member(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_refilled_step_counts_all_its_batches_and_who_fell_with_a_member(monkeypatch, tmp_path):
     play(monkeypatch, lambda number, row: ALL if number % 4 == 0 else {})
     filters = [ERRORED, {"type": "incomplete_group"}]
     refill = SMALL["assignment"] | {"refill": True}
@@ -100,9 +92,7 @@ def test_a_refilled_step_counts_all_its_batches_and_who_fell_with_a_member(
     ]
 
 
-def test_words_of_an_environment_cannot_act_and_are_cut_before_the_advice_at_their_end(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_words_of_an_environment_cannot_act_and_are_cut_before_the_advice_at_their_end(monkeypatch, tmp_path):
     hostile = "\x1b[2J\u202egnp.exe\nSafe: nothing\n" + "a" * 10_000 + ". Install the package `datasets`"
     play(monkeypatch, lambda number, row: ALL | {"error_message": hostile, "error_type": "Bad\x07Error"})
     lines = evicted(tmp_path / "store")

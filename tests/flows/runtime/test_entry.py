@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from importlib import import_module
 from inspect import Parameter, signature
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +17,7 @@ from configs.errors import ConfigError
 from configs.run import RunConfig
 from configs.services import PrefectConfig
 from flows.orchestration import run_flow
-from flows.orchestration.deployments import FILE, DeploymentEntry, read
+from flows.orchestration.deployments import FILE, read
 from flows.orchestration.run_flow import flow_run_name, run_name
 from flows.orchestration.states import RunCancelled
 from flows.runtime import demo_sources, entry, run
@@ -46,7 +45,7 @@ def within(
     monkeypatch.setattr("prefect.context.FlowRunContext.get", lambda: context)
 
 
-def test_flow_runs_of_one_batch_of_a_schedule_have_runs_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flow_runs_of_one_batch_of_a_schedule_have_runs_of_their_own(monkeypatch):
     ids = [str(uuid7(ms=1795921200000 + number)) for number in range(60)]
     assert len({each[:8] for each in ids}) == 1
     names = []
@@ -57,7 +56,7 @@ def test_flow_runs_of_one_batch_of_a_schedule_have_runs_of_their_own(monkeypatch
     assert re.fullmatch(r"train-nightly-20261129-0100-[0-9a-f]{8}", names[0])
 
 
-def test_a_run_of_another_flow_run_is_not_taken_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_run_of_another_flow_run_is_not_taken_up(monkeypatch, tmp_path):
     within(monkeypatch, "mine")
     config = RunConfig(name=run_name("train"), store=str(tmp_path / "store"))
     runs = open_store(config.store).runs
@@ -80,17 +79,13 @@ def test_a_run_of_another_flow_run_is_not_taken_up(monkeypatch: pytest.MonkeyPat
         ("higher rate", {"continue_run": "demo"}, {}, "higher rate train-demo"),
     ],
 )
-def test_a_typed_name_stays(
-    monkeypatch: pytest.MonkeyPatch, typed: str, parameters: dict[str, Any], record: dict[str, Any], name: str
-) -> None:
+def test_a_typed_name_stays(monkeypatch, typed, parameters, record, name):
     within(monkeypatch, "id", typed, parameters, **record)
     assert flow_run_name("train")() == name
 
 
 @pytest.mark.parametrize("described", read(FILE), ids=lambda entry: entry.name)
-def test_every_deployment_has_a_name_for_its_required_parameters_alone(
-    monkeypatch: pytest.MonkeyPatch, described: DeploymentEntry
-) -> None:
+def test_every_deployment_has_a_name_for_its_required_parameters_alone(monkeypatch, described):
     """As Prefect calls it: what is left out is there, with its default."""
     module, _, name = described.entrypoint.partition(":")
     flow = getattr(import_module(module), name)
@@ -100,9 +95,7 @@ def test_every_deployment_has_a_name_for_its_required_parameters_alone(
     assert flow.flow_run_name is None or flow.flow_run_name().startswith(f"{flow.name}-")
 
 
-def test_what_services_write_goes_to_the_logs_of_the_flow_run(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_services_write_goes_to_the_logs_of_the_flow_run(monkeypatch, caplog):
     watcher = run.LogWatcher()
     watcher("service_lines", {"service": "engine", "lines": ["before the flow run is known"]})
     monkeypatch.setattr(run, "flow_logger", lambda: logging.getLogger("flow run"))
@@ -111,9 +104,7 @@ def test_what_services_write_goes_to_the_logs_of_the_flow_run(
     assert caplog.messages == ["[engine] loading 100%", "[engine] ready"]
 
 
-def test_a_run_that_is_cancelled_while_it_waits_for_the_gpu_writes_no_event(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_run_that_is_cancelled_while_it_waits_for_the_gpu_writes_no_event(monkeypatch, tmp_path):
     """Another flow run may train the run of the same name meanwhile, and its state is of that one."""
     config = RunConfig(name="a", store=str(tmp_path / "store"))
     store = open_store(config.store)
@@ -129,9 +120,7 @@ def test_a_run_that_is_cancelled_while_it_waits_for_the_gpu_writes_no_event(
     assert [event.event for event in store.runs.events("a")] == ["started"]
 
 
-def test_workers_for_tables_are_there_before_the_services_of_a_deployed_flow(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_workers_for_tables_are_there_before_the_services_of_a_deployed_flow(monkeypatch, tmp_path):
     order = list[str]()
 
     @contextmanager
@@ -161,9 +150,7 @@ def test_workers_for_tables_are_there_before_the_services_of_a_deployed_flow(
         ({"continue_run": "a", "presets": [], "model": ""}, "has no run 'a' of kind train"),
     ],
 )
-def test_a_wrong_setting_is_refused_before_the_demo_s_model_is_made(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, wrong: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_setting_is_refused_before_the_demo_s_model_is_made(monkeypatch, tmp_path, wrong, message):
     monkeypatch.setattr(demo_sources, "build", pytest.fail)
     parameters: dict[str, Any] = {"presets": ["demo"], "model": "demo", "advanced": {"store": str(tmp_path / "store")}}
     state = train.fn(**{**parameters, **wrong})

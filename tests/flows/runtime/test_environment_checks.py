@@ -80,18 +80,16 @@ LATE = {"where": {"colour": ["red"]}, "num_examples": 1}
         (ONE, {"kind": "evaluate", "evaluation": LATE}, ["evaluation: "]),
     ],
 )
-def test_an_algorithm_that_does_not_fit_the_seats(
-    seats: dict[str, bool], sections: dict[str, Any], says: list[str]
-) -> None:
+def test_an_algorithm_that_does_not_fit_the_seats(seats, sections, says):
     lines = problems(loaded(seats, prompt="short"), **sections)
     assert len(lines) == len(says) and all(line.startswith(start) for line, start in zip(lines, says, strict=True))
 
 
-def test_nothing_speaks_against_what_fits() -> None:
+def test_nothing_speaks_against_what_fits():
     assert found(loaded(prompt="short")) == Findings([], [])
 
 
-def test_environments_of_one_and_of_several_seats_are_not_trained_in_one_run() -> None:
+def test_environments_of_one_and_of_several_seats_are_not_trained_in_one_run():
     environments = [GAME | {"algorithm": RAE}, GAME | {"name": "sums"}]
     config = RunConfig.model_validate({"seed": 1, "kind": "train", "environments": environments})
     games = {"game": loaded(TWO), "sums": loaded(name="sums")}
@@ -99,7 +97,7 @@ def test_environments_of_one_and_of_several_seats_are_not_trained_in_one_run() -
     assert line.startswith("environments: 'game' trains several seats and 'sums' one")
 
 
-def test_rewards_that_nothing_gives_stop_what_learns_from_them() -> None:
+def test_rewards_that_nothing_gives_stop_what_learns_from_them():
     (line,) = problems(loaded(scores=False))
     assert line.startswith("environments.0: ") and "no reward function" in line and "@vf.reward" in line
     for sections in (EVALUATE, {"algorithm": {"type": "opd"}}):
@@ -108,13 +106,13 @@ def test_rewards_that_nothing_gives_stop_what_learns_from_them() -> None:
 
 
 @pytest.mark.parametrize("every", [0, 1])
-def test_a_set_that_is_due_needs_its_examples(every: int) -> None:
+def test_a_set_that_is_due_needs_its_examples(every):
     lines = problems(loaded(held_out=2), evaluation={"num_examples": 3, "every": every})
     assert bool(lines) == bool(every)
     assert all(line.startswith("evaluation: ") and "2 examples" in line and "3 are wanted" in line for line in lines)
 
 
-def test_something_must_be_left_to_train_on() -> None:
+def test_something_must_be_left_to_train_on():
     rows = table("examples", [example("e", "game", "eval")])
     (line,) = problems(LoadedEnvironment(rows, EnvironmentFacts(ONE, True)))
     assert line.startswith("environments.0.holdout_fraction: all 1 examples")
@@ -128,13 +126,13 @@ def test_something_must_be_left_to_train_on() -> None:
         {"prompt": [{"role": "user", "content": [{"type": "text", "text": "x" * 600}]}]},
     ],
 )
-def test_prompts_that_are_all_longer_than_the_context_name_both_lengths(task: dict[str, Any]) -> None:
+def test_prompts_that_are_all_longer_than_the_context_name_both_lengths(task):
     (line,) = problems(loaded(**task))
     assert line.startswith("environments.0: 14 of the first 14 prompts")
     assert "600 tokens" in line and "engine.max_model_len is 512" in line
 
 
-def test_a_prompt_of_many_that_is_longer_is_said_and_the_run_goes_on() -> None:
+def test_a_prompt_of_many_that_is_longer_is_said_and_the_run_goes_on():
     rows = [
         example(f"e{number}", "game") | {"task": json.dumps({"prompt": "x" * (511 + number % 2)})}
         for number in range(99)
@@ -144,7 +142,7 @@ def test_a_prompt_of_many_that_is_longer_is_said_and_the_run_goes_on() -> None:
     assert f"{FIRST // 2} of the first {FIRST} prompts" in findings.notes[0] and "512 tokens" in findings.notes[0]
 
 
-def test_without_a_tokenizer_nothing_is_said_of_lengths() -> None:
+def test_without_a_tokenizer_nothing_is_said_of_lengths():
     def unknown(texts: Sequence[str]) -> None:
         return None
 
@@ -152,7 +150,7 @@ def test_without_a_tokenizer_nothing_is_said_of_lengths() -> None:
     assert environment_findings(config, {"game": loaded(prompt="x" * 9999)}, unknown) == Findings([], [])
 
 
-def test_the_key_of_a_judge_reaches_the_environment_or_is_said_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_of_a_judge_reaches_the_environment_or_is_said_to_be_missing(monkeypatch):
     own = loaded()
     asks = replace(own, facts=replace(own.facts, keys={"PRIME_API_KEY": "https://judge/v1"}))
     monkeypatch.delenv("PRIME_API_KEY", raising=False)
@@ -165,7 +163,7 @@ def test_the_key_of_a_judge_reaches_the_environment_or_is_said_to_be_missing(mon
     assert found(asks, own={"variables": ["PRIME_API_KEY"]}) == Findings([], [])
 
 
-def test_examples_that_are_left_out_are_counted_in_a_note() -> None:
+def test_examples_that_are_left_out_are_counted_in_a_note():
     environment = loaded()
     facts = replace(environment.facts, num_beyond="100,000", num_repeated=2)
     assert found(replace(environment, facts=facts), own={"max_examples": 14}).notes == [
@@ -175,7 +173,7 @@ def test_examples_that_are_left_out_are_counted_in_a_note() -> None:
     ]
 
 
-def test_a_long_prompt_is_counted_as_far_as_its_beginning() -> None:
+def test_a_long_prompt_is_counted_as_far_as_its_beginning():
     """Prompts of megabytes are not counted whole."""
     config = RunConfig.model_validate({"seed": 1, "environments": [GAME], "engine": {"max_model_len": 100}})
     prompts, counted = ["a" * 1_000_000, "a" * 30], list[int]()

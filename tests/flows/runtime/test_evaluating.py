@@ -3,7 +3,6 @@
 import io
 import signal
 import threading
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,7 +37,7 @@ def averages(outcome: dict[str, Any]) -> list[tuple[str, int, float]]:
 
 
 @pytest.mark.parametrize("lag", [0, 1])
-def test_every_policy_is_evaluated_in_order_beside_the_next_step(tmp_path: Path, lag: int) -> None:
+def test_every_policy_is_evaluated_in_order_beside_the_next_step(tmp_path, lag):
     sampler = Sampler()
     settings = {"evaluation": TRIED, "steps": 3, "rollout": {"max_off_policy_steps": lag}}
     session, outcome = train(tmp_path / "store", "run", sampler, **settings)
@@ -49,7 +48,7 @@ def test_every_policy_is_evaluated_in_order_beside_the_next_step(tmp_path: Path,
     assert not any(piece.computed for piece in plan_work(session.context, SOURCE))
 
 
-def test_a_run_goes_on_while_a_policy_is_evaluated(tmp_path: Path) -> None:
+def test_a_run_goes_on_while_a_policy_is_evaluated(tmp_path):
     sampler = Sampler()
     sampler.gate = threading.Event()
 
@@ -67,7 +66,7 @@ def test_a_run_goes_on_while_a_policy_is_evaluated(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("lag", [0, 1])
-def test_without_overlap_no_step_samples_during_an_evaluation(tmp_path: Path, lag: int) -> None:
+def test_without_overlap_no_step_samples_during_an_evaluation(tmp_path, lag):
     evaluating, begun, overlaps = threading.Event(), threading.Event(), list[bool]()
 
     class Slow(Sampler):
@@ -92,7 +91,7 @@ def test_without_overlap_no_step_samples_during_an_evaluation(tmp_path: Path, la
     assert sampler.evaluated == [0, 1, 2]
 
 
-def test_an_evaluation_that_fails_fails_the_run_and_its_steps_are_safe(tmp_path: Path) -> None:
+def test_an_evaluation_that_fails_fails_the_run_and_its_steps_are_safe(tmp_path):
     class Broken(Sampler):
         def _trace(self, row: Any, policy: Any) -> Any:
             if policy.version == 1:
@@ -110,7 +109,7 @@ def test_an_evaluation_that_fails_fails_the_run_and_its_steps_are_safe(tmp_path:
     assert 0 not in sampler.evaluated and [each["version"] for each in outcome["evaluations"]] == [0, 1, 2]
 
 
-def test_sets_have_examples_intervals_and_starts_of_their_own(tmp_path: Path) -> None:
+def test_sets_have_examples_intervals_and_starts_of_their_own(tmp_path):
     sets = (
         {"name": "hard", "where": {"tier": [2]}, "num_examples": 2, "attempts": 1, "every": 2},
         {"name": "all", "every": 1, "at_start": False},
@@ -129,7 +128,7 @@ def test_sets_have_examples_intervals_and_starts_of_their_own(tmp_path: Path) ->
     ]
 
 
-def test_a_set_is_the_same_work_in_any_run_whatever_it_is_called(tmp_path: Path) -> None:
+def test_a_set_is_the_same_work_in_any_run_whatever_it_is_called(tmp_path):
     root, own = tmp_path / "store", {"num_examples": 2, "attempts": 1, "where": {"tier": [0]}}
     evaluate(root, "one", Sampler(), evaluation={"sets": ({"name": "a", **own}, {"name": "b", "num_examples": 3})})
     sampler = Sampler()
@@ -139,7 +138,7 @@ def test_a_set_is_the_same_work_in_any_run_whatever_it_is_called(tmp_path: Path)
 
 
 @pytest.mark.essential
-def test_errors_are_made_again_once_and_the_replacement_counts(tmp_path: Path) -> None:
+def test_errors_are_made_again_once_and_the_replacement_counts(tmp_path):
     root, name = tmp_path / "store", "eval-reverse_text-1/0"
     settings = {"num_examples": 3, "attempts": 2, "pass_at": (1, 2)}
     _, first = evaluate(root, "run", Sampler(frozenset({name})), evaluation=settings)
@@ -161,7 +160,7 @@ def test_errors_are_made_again_once_and_the_replacement_counts(tmp_path: Path) -
     assert shown["scores"] == again["scores"]
 
 
-def test_errors_that_stay_are_made_again_as_often_as_asked_and_no_more(tmp_path: Path) -> None:
+def test_errors_that_stay_are_made_again_as_often_as_asked_and_no_more(tmp_path):
     root, failing = tmp_path / "store", frozenset({"eval-reverse_text-0/0", "eval-reverse_text-2/0"})
     settings = {"num_examples": 3, "retry_errors": 2}
     sampler = Sampler(failing)
@@ -171,7 +170,7 @@ def test_errors_that_stay_are_made_again_as_often_as_asked_and_no_more(tmp_path:
     assert [each.outputs[0].rows for each in found.rounds] == [3, 2, 2]
 
 
-def test_a_set_that_cannot_be_made_stops_a_run_before_its_first_step(tmp_path: Path) -> None:
+def test_a_set_that_cannot_be_made_stops_a_run_before_its_first_step(tmp_path):
     late = TRIED | {"every": 2, "at_start": False, "where": {"level": (1,)}}
     with pytest.raises(FieldMissing, match=r"no field 'level'"):
         train(tmp_path / "store", "run", Sampler(), evaluation=late)
@@ -182,7 +181,7 @@ def test_a_set_that_cannot_be_made_stops_a_run_before_its_first_step(tmp_path: P
     assert not session.context.store.ledger.entries(run="other", stage="evaluation_assignment")
 
 
-def test_a_run_that_is_resumed_shows_no_evaluation_as_a_step_and_logs_none_again(tmp_path: Path) -> None:
+def test_a_run_that_is_resumed_shows_no_evaluation_as_a_step_and_logs_none_again(tmp_path):
     class Shown(Panel):
         def stage(self, step: int | None, stage: str) -> None:
             stages.append((step, stage))
@@ -204,9 +203,7 @@ def test_a_run_that_is_resumed_shows_no_evaluation_as_a_step_and_logs_none_again
 
 
 @pytest.mark.parametrize(("lag", "overlap"), [(0, True), (1, True), (0, False)])
-def test_a_run_that_is_interrupted_ends_the_evaluation_under_way_and_is_resumed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lag: int, overlap: bool
-) -> None:
+def test_a_run_that_is_interrupted_ends_the_evaluation_under_way_and_is_resumed(tmp_path, monkeypatch, lag, overlap):
     begun, ended = threading.Event(), threading.Event()
 
     class UnderWay(Sampler):
@@ -237,7 +234,7 @@ def test_a_run_that_is_interrupted_ends_the_evaluation_under_way_and_is_resumed(
     assert sampler.evaluated == [0, 1, 2, 3] == [each["version"] for each in outcome["evaluations"]]
 
 
-def test_an_evaluation_has_its_own_temperature_in_every_environment(tmp_path: Path) -> None:
+def test_an_evaluation_has_its_own_temperature_in_every_environment(tmp_path):
     environments = [{"name": name, "taskset": {"id": "t"}, "temperature": 0.7} for name in ("a", "b")]
     session = session_for(tmp_path / "store", "run", environments=environments, evaluation={"temperature": 0.25})
     (config,) = evaluation_configs(session.config).values()

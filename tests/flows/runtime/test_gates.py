@@ -20,7 +20,7 @@ PAUSE = {"type": "pause"}
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     """A store in which the three steps of an ungated run are recorded: other runs share all but their gates."""
     root = tmp_path_factory.mktemp("gates") / "store"
     rehearse(root, "base", steps=3)
@@ -28,7 +28,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def refused(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def refused(tmp_path_factory):
     """A store with a run whose second batch a rule has refused."""
     root = tmp_path_factory.mktemp("refused") / "store"
     with pytest.raises(GateRefused):
@@ -50,7 +50,7 @@ def foretold(root: Path, name: str, **changes: Any) -> list[tuple[str, int]]:
     return [(each.stage, each.step) for each in plan_work(place, SOURCE) if each.computed]
 
 
-def test_a_refused_batch_stops_the_run_and_another_rule_lets_it_go_on(tmp_path: Path) -> None:
+def test_a_refused_batch_stops_the_run_and_another_rule_lets_it_go_on(tmp_path):
     ungated = rehearse(tmp_path / "ungated", "run")
     with pytest.raises(GateRefused) as caught:
         rehearse(tmp_path / "store", "run", gate=RULE)
@@ -68,7 +68,7 @@ def test_a_refused_batch_stops_the_run_and_another_rule_lets_it_go_on(tmp_path: 
     assert store.runs.events("run")[-1].event == "finished"
 
 
-def test_what_a_rule_has_refused_is_refused_again_without_computing_anything(refused: Path) -> None:
+def test_what_a_rule_has_refused_is_refused_again_without_computing_anything(refused):
     with pytest.raises(GateRefused):
         rehearse(refused, "run", gate=RULE)
     assert decided(open_store(refused), "run") == [(0, True), (1, False)]
@@ -81,7 +81,7 @@ def test_what_a_rule_has_refused_is_refused_again_without_computing_anything(ref
     ]
 
 
-def test_a_person_who_refused_is_asked_again(root: Path) -> None:
+def test_a_person_who_refused_is_asked_again(root):
     first, second = Person(True, False), Person(True)
     with pytest.raises(GateRefused, match="refused by Ada: no reason given"):
         rehearse(root, "run", first, gate=PAUSE)
@@ -93,7 +93,7 @@ def test_a_person_who_refused_is_asked_again(root: Path) -> None:
     rehearse(root, "run", gate=PAUSE)  # all is decided and done; nobody is asked
 
 
-def test_a_rule_speaks_for_every_run_and_a_person_for_one(root: Path) -> None:
+def test_a_rule_speaks_for_every_run_and_a_person_for_one(root):
     person = Person(True, True)
     for name in ("one", "other"):
         rehearse(root, name, person, gate=PAUSE, steps=1)
@@ -102,29 +102,27 @@ def test_a_rule_speaks_for_every_run_and_a_person_for_one(root: Path) -> None:
     assert keys(store, "ruled-one", "gate") == keys(store, "ruled-other", "gate") != []
 
 
-def test_a_gate_that_was_set_up_later_asks_about_what_is_to_come(root: Path) -> None:
+def test_a_gate_that_was_set_up_later_asks_about_what_is_to_come(root):
     person = Person(True)
     rehearse(root, "later", steps=1)
     store = rehearse(root, "later", person, gate=PAUSE)
     assert [question.step for question in person.asked] == [1] and decided(store, "later") == [(1, True)]
 
 
-def test_every_nth_step_is_asked_about_from_the_first_on(root: Path) -> None:
+def test_every_nth_step_is_asked_about_from_the_first_on(root):
     person = Person(True, True)
     rehearse(root, "nth", person, gate=PAUSE | {"every": 2}, steps=3)
     assert [question.step for question in person.asked] == [0, 2]
 
 
-def test_a_rule_that_is_none_is_known_before_anything_starts(tmp_path: Path) -> None:
+def test_a_rule_that_is_none_is_known_before_anything_starts(tmp_path):
     session = session_for(tmp_path, "run", gate={"type": "rule", "rule": "reward > 0"})
     with pytest.raises(ValueError, match=r"gate\.rule: 'reward > 0': Binder Error") as caught:
         preflight(session, [])
     assert "nothing was started" in str(caught.value)
 
 
-def test_decisions_are_printed_and_an_answer_needs_a_question(
-    refused: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_decisions_are_printed_and_an_answer_needs_a_question(refused, capsys):
     assert cli.main(["gate", "run", "--store", str(refused)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("step 0: approved by rule: reward_mean > 0.45 holds: reward_mean 0.")
@@ -136,7 +134,7 @@ def test_decisions_are_printed_and_an_answer_needs_a_question(
     assert cli.main(["gate", "run", "--by", "Ada", "--store", str(refused)]) == 2
 
 
-def test_the_summary_shows_texts_as_they_are(tmp_path: Path) -> None:
+def test_the_summary_shows_texts_as_they_are(tmp_path):
     shown = Shown("best", "t|1", 1.0, (("user", "# not a heading\n<b>"), ("assistant", "x" * 2000)))
     page = summary("my_run", Question(4, "k", {"num_traces": 3, "reward_mean": None}, (shown,), 1.0))
     assert page.startswith("# my\\_run, step 4: may this batch be trained on?")

@@ -1,7 +1,5 @@
 """Dynamic sampling in whole runs: which groups are replaced, when it ends, and that interruptions and replays agree."""
 
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, ClassVar
 
 import polars as pl
@@ -37,14 +35,14 @@ GROUPS, SIZE = 3, 4
 
 
 @pytest.fixture(autouse=True)
-def equals() -> Iterator[None]:
+def equals():
     with pytest.MonkeyPatch.context() as patch:
         play_equal(patch, EQUAL)
         yield
 
 
 @pytest.fixture(scope="module")
-def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def origin(tmp_path_factory):
     """A store with a run that replaced groups."""
     root = tmp_path_factory.mktemp("refilled") / "store"
     with pytest.MonkeyPatch.context() as patch:
@@ -62,7 +60,7 @@ def rows(store: Store, stage: str, table: str, step: int) -> list[list[dict[str,
     return made(store, stage, table, step=step)
 
 
-def test_exactly_the_missing_groups_are_drawn_until_none_is_missing(origin: Path) -> None:
+def test_exactly_the_missing_groups_are_drawn_until_none_is_missing(origin):
     store = open_store(origin)
     drawn = [{row["group_id"] for row in each} for each in rows(store, "assignment", "assignments", 0)]
     assert drawn == [{"0-0", "0-1", "0-2"}, {"0.1-0", "0.1-1"}, {"0.2-0"}]
@@ -75,7 +73,7 @@ def test_exactly_the_missing_groups_are_drawn_until_none_is_missing(origin: Path
     assert [len(each) for each in rows(store, "rollout", "traces", 1)] == [3 * SIZE, SIZE]
 
 
-def test_samples_are_of_the_rollouts_that_they_were_made_of_alone(origin: Path) -> None:
+def test_samples_are_of_the_rollouts_that_they_were_made_of_alone(origin):
     frames = Frames(open_store(origin), relations)
     rollouts = frames["rollouts"].filter(pl.col("num_samples") > 0).select("key", "trace_id").collect()
     for view in ("rollout_samples", "training_samples"):
@@ -83,7 +81,7 @@ def test_samples_are_of_the_rollouts_that_they_were_made_of_alone(origin: Path) 
         assert made.sort(pl.all()).equals(rollouts.sort(pl.all())), view
 
 
-def test_no_example_is_tried_twice_in_a_step_and_all_by_one_policy(origin: Path) -> None:
+def test_no_example_is_tried_twice_in_a_step_and_all_by_one_policy(origin):
     store = open_store(origin)
     for step in range(2):
         traces = [row for each in rows(store, "rollout", "traces", step) for row in each]
@@ -92,7 +90,7 @@ def test_no_example_is_tried_twice_in_a_step_and_all_by_one_policy(origin: Path)
         assert len({row["policy_key"] for row in traces}) == 1
 
 
-def test_the_walk_of_later_steps_does_not_move(origin: Path, tmp_path: Path) -> None:
+def test_the_walk_of_later_steps_does_not_move(origin, tmp_path):
     plain = rehearse(tmp_path / "store", "base", steps=2)
     tried = [
         {row["example_id"] for row in rows(store, "assignment", "assignments", 1)[0]}
@@ -101,7 +99,7 @@ def test_the_walk_of_later_steps_does_not_move(origin: Path, tmp_path: Path) -> 
     assert tried[0] == tried[1]
 
 
-def test_what_is_there_after_the_last_batch_is_trained_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_what_is_there_after_the_last_batch_is_trained_on(monkeypatch, tmp_path):
     play_equal(monkeypatch, {"0-0", "0-2", "0.1-0", "0.1-1", "0.2-0", "0.2-1"})
     (described,) = reported(tmp_path / "store", "base", lambda event, facts: None, **REFILL | {"steps": 1})
     counts = {name: described["metrics"][f"groups/{name}"] for name in ("wanted", "drawn", "admitted", "batches")}
@@ -111,7 +109,7 @@ def test_what_is_there_after_the_last_batch_is_trained_on(monkeypatch: pytest.Mo
     assert outcomes == {"trained": SIZE, "filtered": 6 * SIZE}
 
 
-def test_nothing_at_all_after_the_last_batch_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_nothing_at_all_after_the_last_batch_ends_the_run(monkeypatch, tmp_path):
     play_equal(monkeypatch, {"all"})
     with pytest.raises(EmptyBatch, match="step 0: 3 batches in a row"):
         rehearse(tmp_path / "store", "base", **REFILL)
@@ -120,7 +118,7 @@ def test_nothing_at_all_after_the_last_batch_ends_the_run(monkeypatch: pytest.Mo
     assert store.runs.events("base")[-1].event == "evicted"
 
 
-def test_what_is_to_come_is_taken_to_be_enough(tmp_path: Path) -> None:
+def test_what_is_to_come_is_taken_to_be_enough(tmp_path):
     fresh = session_for(tmp_path / "store", "base", **REFILL)
     assert [ref.stage for ref in plan_work(fresh.context, SOURCE)].count("rollout") == 2
     die(tmp_path / "store", "base", 6, **REFILL)
@@ -132,7 +130,7 @@ def test_what_is_to_come_is_taken_to_be_enough(tmp_path: Path) -> None:
     ]
 
 
-def test_a_recorded_step_knows_all_its_assignments_and_rollouts_in_order(origin: Path) -> None:
+def test_a_recorded_step_knows_all_its_assignments_and_rollouts_in_order(origin):
     store = open_store(origin)
     past = step_history(store, "base").steps[0]
     for stage in ("assignment", "rollout"):
@@ -141,7 +139,7 @@ def test_a_recorded_step_knows_all_its_assignments_and_rollouts_in_order(origin:
     assert list(past.work)[-1] == "training"
 
 
-def test_a_replay_with_another_algorithm_credits_all_rollouts_of_a_step(origin: Path) -> None:
+def test_a_replay_with_another_algorithm_credits_all_rollouts_of_a_step(origin):
     session, steps = walk(ask(origin, overrides=[RLOO], name="branch"))
     assert [sum(share["num_traces"] for share in step["outcomes"]) for step in steps] == [6 * SIZE, 4 * SIZE]
     branch = [
@@ -151,9 +149,7 @@ def test_a_replay_with_another_algorithm_credits_all_rollouts_of_a_step(origin: 
 
 
 @pytest.mark.engine
-def test_a_replay_that_assigns_anew_replaces_what_is_missing_now(
-    origin: Path, weights: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_replay_that_assigns_anew_replaces_what_is_missing_now(origin, weights, monkeypatch):
     """Other rollouts leave other groups to be replaced; one that ends before the advantages knows of none."""
     play_equal(monkeypatch, {"0-1", "1-0", "1-1"})
     again = {"overrides": ["assignment.group_size=2"], "from_stage": "assignment"}
@@ -167,7 +163,7 @@ PLAIN = [(0, 2), (0, 4), (0, 6), (1, 2), (1, 6)]
 """Rollouts of the recorded assignments with groups of two, by step."""
 
 
-def test_refills_that_were_not_judged_yet_are_of_one_batch_nevertheless(origin: Path, weights: None) -> None:
+def test_refills_that_were_not_judged_yet_are_of_one_batch_nevertheless(origin, weights):
     """A replay that ends before filtering can itself be gone through: with all that it sampled."""
     hotter = {"overrides": ["rollout.temperature=0.5"], "from_stage": "rollout"}
     walk(ask(origin, name="half", until="rollout", **hotter))
@@ -177,7 +173,7 @@ def test_refills_that_were_not_judged_yet_are_of_one_batch_nevertheless(origin: 
     assert [step["num_traces"] for step in steps] == [6 * SIZE, 4 * SIZE]
 
 
-def test_a_refused_group_is_replaced_too_and_has_no_weight(tmp_path: Path) -> None:
+def test_a_refused_group_is_replaced_too_and_has_no_weight(tmp_path):
     changes = {"filtering": {"filters": [{"type": "errored"}]}, "admission": {}}
     (described,) = reported(tmp_path / "store", "base", **REFILL | changes | {"steps": 1})
     assert described["metrics"]["groups/admitted"] == 3.0 and described["metrics"]["groups/drawn"] == 6.0
@@ -186,7 +182,7 @@ def test_a_refused_group_is_replaced_too_and_has_no_weight(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("last", ["advantage", "rollout"])
-def test_a_step_that_still_lacks_groups_is_not_replayed(tmp_path: Path, last: str) -> None:
+def test_a_step_that_still_lacks_groups_is_not_replayed(tmp_path, last):
     """Dies in step 1 after its first batch was credited, or the second one sampled."""
 
     class Dying(Rehearsal):

@@ -36,7 +36,7 @@ def events(root: Path) -> list[Event]:
 
 @pytest.mark.fault("signal", "the terminal of a run is closed", "the run is interrupted, and its event says so")
 @pytest.mark.parametrize("closed", [True, False], ids=["the terminal is closed", "SIGHUP alone"])
-def test_a_run_whose_terminal_is_closed_is_interrupted(tmp_path: Path, closed: bool) -> None:
+def test_a_run_whose_terminal_is_closed_is_interrupted(tmp_path, closed):
     root = tmp_path / "store"
     child, terminal = pty.fork()
     if not child:

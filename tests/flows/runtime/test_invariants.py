@@ -122,7 +122,7 @@ def told(error: BaseException) -> str:
     return message
 
 
-def test_a_step_without_a_fault_is_not_stopped(tmp_path: Path) -> None:
+def test_a_step_without_a_fault_is_not_stopped(tmp_path):
     step = Step(tmp_path, {})
     drawn = step.draw()
     step.account(drawn)
@@ -141,7 +141,7 @@ def test_a_step_without_a_fault_is_not_stopped(tmp_path: Path) -> None:
         ("mask", [True, False, False], "although 'sampled' is false"),
     ],
 )
-def test_per_token_arrays(tmp_path: Path, column: str, value: list[Any], words: str) -> None:
+def test_per_token_arrays(tmp_path, column, value, words):
     step = Step(tmp_path, {"messages": with_first(column, value)})
     with pytest.raises(ValueError, match=words) as caught:
         step.draw()
@@ -157,7 +157,7 @@ def keep_all(rows: pa.Table) -> pa.Table:
     return table("verdicts", [row | {"keep": True, "reason": None} for row in kept])
 
 
-def test_an_errored_row_in_a_baseline(tmp_path: Path) -> None:
+def test_an_errored_row_in_a_baseline(tmp_path):
     step = Step(tmp_path, {"verdicts": keep_all})
     with pytest.raises(ValueError, match="errored trace c is kept and would enter a baseline") as caught:
         step.draw()
@@ -187,9 +187,7 @@ def twice(rows: pa.Table) -> pa.Table:
     ],
     ids=["a sample in two rows", "an assignment without a trace", "a trace that nobody assigned"],
 )
-def test_rollouts_that_are_lost_or_there_twice(
-    tmp_path: Path, changes: dict[str, Change], words: str, column: str
-) -> None:
+def test_rollouts_that_are_lost_or_there_twice(tmp_path, changes, words, column):
     step = Step(tmp_path, changes)
     drawn = step.draw()
     with pytest.raises(ValueError, match=words) as caught:
@@ -207,7 +205,7 @@ def test_rollouts_that_are_lost_or_there_twice(
         ("ce_tokens", 1, r"ce_tokens says \[1\], but 0 tokens have ce weight"),
     ],
 )
-def test_denominators_that_do_not_match(tmp_path: Path, column: str, value: int, words: str) -> None:
+def test_denominators_that_do_not_match(tmp_path, column, value, words):
     step = Step(tmp_path, {"batches": with_first(column, value)})
     drawn = step.draw()
     with pytest.raises(Exception, match=words) as caught:
@@ -251,7 +249,7 @@ class LyingEngine:
 
 
 @pytest.fixture
-def engine(monkeypatch: pytest.MonkeyPatch) -> type[LyingEngine]:
+def engine(monkeypatch):
     """An engine of others: it outlives the run, as one of our own would not."""
     monkeypatch.setattr("flows.services.engine.Engine", LyingEngine)
     monkeypatch.setattr("flows.services.engine.engine_command", lambda *_, **__: ([], {}))
@@ -292,9 +290,7 @@ def sample_with(engine: type[LyingEngine], root: Path) -> Step:
     ],
     ids=["old weights or head", "not a number", "stale prefix cache"],
 )
-def test_an_engine_that_does_not_hold_what_it_says(
-    tmp_path: Path, engine: type[LyingEngine], monkeypatch: pytest.MonkeyPatch, fresh: float, cached: float, cause: str
-) -> None:
+def test_an_engine_that_does_not_hold_what_it_says(tmp_path, engine, monkeypatch, fresh, cached, cause):
     monkeypatch.setattr(engine, "fresh", fresh)
     monkeypatch.setattr(engine, "cached", cached)
     for attempt in ("the first", "resumed, when the engine already says that it holds the policy"):
@@ -309,7 +305,7 @@ def test_an_engine_that_does_not_hold_what_it_says(
 
 
 @pytest.mark.engine
-def test_an_honest_engine_gets_to_sample(tmp_path: Path, engine: type[LyingEngine]) -> None:
+def test_an_honest_engine_gets_to_sample(tmp_path, engine):
     """The way there is not what stops: with honest log-probs the stage goes on to look for its environments."""
     with pytest.raises(Exception) as caught:
         sample_with(engine, tmp_path / "store")

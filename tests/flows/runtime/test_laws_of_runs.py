@@ -88,7 +88,7 @@ def played(kind: str) -> Iterator[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def origin(tmp_path_factory: pytest.TempPathFactory) -> Origin:
+def origin(tmp_path_factory):
     """Return a function that returns the store of an undisturbed run of a kind."""
 
     @cache
@@ -117,7 +117,7 @@ def rows(store: Store) -> dict[tuple[str, str], list[str]]:
         *(("mixed", last) for last in (9, 20)),
     ],
 )
-def test_killed_anywhere_it_goes_on_as_if_it_had_not(origin: Origin, tmp_path: Path, kind: str, last: int) -> None:
+def test_killed_anywhere_it_goes_on_as_if_it_had_not(origin, tmp_path, kind, last):
     whole = rows(open_store(origin(kind)))
     with played(kind) as settings:
         die(tmp_path / "store", "base", last, **settings)
@@ -126,14 +126,14 @@ def test_killed_anywhere_it_goes_on_as_if_it_had_not(origin: Origin, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", ["stateful", "pools"])
-def test_a_longer_run_goes_on_from_the_state_of_the_shorter(origin: Origin, tmp_path: Path, kind: str) -> None:
+def test_a_longer_run_goes_on_from_the_state_of_the_shorter(origin, tmp_path, kind):
     with played(kind) as settings:
         rehearse(tmp_path / "store", "base", **settings | {"steps": 1})
         assert rows(rehearse(tmp_path / "store", "base", **settings)) == rows(open_store(origin(kind)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_is_recorded_is_foretold(origin: Origin, kind: str) -> None:
+def test_what_is_recorded_is_foretold(origin, kind):
     with played(kind) as settings:
         foretold = plan_work(session_for(origin(kind), "base", **settings).context, SOURCE)
     entries = open_store(origin(kind)).ledger.entries(run="base")
@@ -148,16 +148,14 @@ def test_what_is_recorded_is_foretold(origin: Origin, kind: str) -> None:
         ("stateful", "advantage", "1:"),
     ],
 )
-def test_a_replay_with_the_same_settings_finds_everything(
-    origin: Origin, weights: None, kind: str, begin: str, steps: str
-) -> None:
+def test_a_replay_with_the_same_settings_finds_everything(origin, weights, kind, begin, steps):
     with played(kind):
         config = ask(origin(kind), from_stage=begin, until="training", steps=steps)
         assert [ref for ref in pieces(config) if ref.computed] == []
         assert walk(config)[0].num_computed == 0
 
 
-def test_every_part_of_a_mixed_run_has_work_to_do_and_is_found(origin: Origin) -> None:
+def test_every_part_of_a_mixed_run_has_work_to_do_and_is_found(origin):
     store = open_store(origin("mixed"))
     assert len(store.ledger.entries(run="base", stage="assignment")) > MIXED["steps"], "groups were replaced"
     state = max(store.ledger.entries(run="base", stage="advantage"), key=lambda entry: entry.finished_at)

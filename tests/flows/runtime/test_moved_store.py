@@ -34,7 +34,7 @@ def imported(tables: Tables, config: View, *, key: str, source: str, directory: 
 
 
 @pytest.fixture(autouse=True)
-def importing(monkeypatch: pytest.MonkeyPatch) -> None:
+def importing(monkeypatch):
     stage = builders.stand_in(policy_import.STAGE, imported)
     monkeypatch.setitem(rehearsal.STAND_INS, "policy_import", stage)
     monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
@@ -59,7 +59,7 @@ def begin(store: Store, model: Path, *overrides: str) -> RunConfig:
 
 
 @pytest.fixture
-def moved(tmp_path: Path) -> Path:
+def moved(tmp_path):
     """A store at a new place, in which a run trained from weights that another run of the store made."""
     store = open_store(tmp_path / "old" / "store")
     store.runs.record(run="warm-up", event="started", kind="sft", config={})
@@ -73,7 +73,7 @@ def moved(tmp_path: Path) -> Path:
     return (tmp_path / "old" / "store").rename(tmp_path / "new" / "store")
 
 
-def test_a_run_of_a_moved_store_goes_on(moved: Path) -> None:
+def test_a_run_of_a_moved_store_goes_on(moved):
     recorded = open_store(moved).runs.config("first")
     assert recorded["model"]["path"] == f"{STORE}policies/{KEY}", "recorded relative to the store"
     config = resolve_run("train", (), (), name="first", store=str(moved), steps=2)
@@ -81,9 +81,7 @@ def test_a_run_of_a_moved_store_goes_on(moved: Path) -> None:
     assert {step for _, step in go_on(config)} == {1}, "what was recorded is found"
 
 
-def test_a_run_of_a_moved_store_is_replayed_and_its_store_maintained(
-    moved: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_of_a_moved_store_is_replayed_and_its_store_maintained(moved, capsys):
     config = replays.ask(moved, run="first", until="training", overrides=[replays.RLOO], name="again")
     assert Path(config.model.path).parent == moved / "policies" and config.store == str(moved)
     assert len(replays.walk(config)[1]) == 1
@@ -94,13 +92,13 @@ def test_a_run_of_a_moved_store_is_replayed_and_its_store_maintained(
         assert answer(StoreReader.at(moved), address)[0] == 200
 
 
-def test_weights_that_the_config_of_a_kept_run_names_stay(moved: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_weights_that_the_config_of_a_kept_run_names_stay(moved, capsys):
     assert run_command(capsys, "gc", "--force", "warm-up", "--yes", "--store", str(moved))[0] == 0
     assert open_store(moved).policies.find(KEY)
     assert resolve_run("train", (), (), name="first", store=str(moved), steps=2).model.path.endswith(KEY)
 
 
-def test_a_run_whose_model_directory_is_gone_goes_on_from_the_store(tmp_path: Path) -> None:
+def test_a_run_whose_model_directory_is_gone_goes_on_from_the_store(tmp_path):
     store, model = open_store(tmp_path / "store"), builders.model(tmp_path / "model", max_positions=4096)
     begin(store, model)
     model.rename(tmp_path / "elsewhere")
@@ -127,7 +125,7 @@ def test_a_run_whose_model_directory_is_gone_goes_on_from_the_store(tmp_path: Pa
         ("/old/store", f"{STORE}policies/gone", "policies/gone"),
     ],
 )
-def test_recorded_paths_are_looked_for_in_the_store(tmp_path: Path, store: str, path: str, now: str | None) -> None:
+def test_recorded_paths_are_looked_for_in_the_store(tmp_path, store, path, now):
     (tmp_path / "policies" / "k").mkdir(parents=True)
     config = RunConfig.model_validate(rehearsal.SMALL | {"store": store, "model": {"path": path}})
     found = absolute_paths(config, tmp_path)

@@ -1,7 +1,6 @@
 """Oversampling in whole runs: as many groups are trained as without it, and every rollout is accounted for."""
 
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,13 +30,13 @@ def stopped(_: int, row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+def steps(tmp_path, monkeypatch):
     """The finished steps of a run, as watchers are told of them."""
     rehearsal.play(monkeypatch, rollout=rehearsal.sampled_with(stopped))
     return reported(tmp_path / "store", "oversampled", **OVERSAMPLED)
 
 
-def test_what_is_needed_is_trained_and_the_rest_accounted_for(steps: list[dict[str, Any]]) -> None:
+def test_what_is_needed_is_trained_and_the_rest_accounted_for(steps):
     assert len(steps) == 2
     for step in steps:
         # ceil(1.5 x 3) = 5 groups of 4: 3 are trained; of each of the other 2, two are stopped and two filtered.
@@ -50,7 +49,7 @@ def test_what_is_needed_is_trained_and_the_rest_accounted_for(steps: list[dict[s
         assert step["num_traces"] == 20 and "errored" not in {share["outcome"] for share in step["outcomes"]}
 
 
-def test_without_the_filter_it_is_refused_with_the_reason() -> None:
+def test_without_the_filter_it_is_refused_with_the_reason():
     (line,) = problems(_with([{"type": "errored"}, {"type": "zero_advantage"}]))
     assert line.startswith("assignment.oversampling: 1.5 begins more groups") and "short rollouts" in line
     watching = [*FILTERS[:2], {"type": "incomplete_group", "enforce": False}]
@@ -58,7 +57,7 @@ def test_without_the_filter_it_is_refused_with_the_reason() -> None:
 
 
 @pytest.mark.parametrize(("stage", "num_problems"), [("rollout", 1), ("filtering", 1), ("advantage", 0)])
-def test_a_replay_that_judges_rollouts_again_needs_the_filter_as_well(stage: str, num_problems: int) -> None:
+def test_a_replay_that_judges_rollouts_again_needs_the_filter_as_well(stage, num_problems):
     replay = {"kind": "replay", "replay": {"run": "before", "from_stage": stage}}
     found = [line for line in problems(_with(FILTERS[:2], **replay)) if "oversampling" in line]
     assert len(found) == num_problems

@@ -9,7 +9,7 @@ from flows.runtime.pipeline import PendingBatch
 from flows.runtime.records import StepBatch
 
 
-def test_a_batch_that_could_not_be_built_says_so_to_everybody() -> None:
+def test_a_batch_that_could_not_be_built_says_so_to_everybody():
     def build(engine_free: Event) -> StepBatch:
         raise EmptyBatch("nothing to train on")
 

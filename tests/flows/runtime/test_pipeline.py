@@ -68,7 +68,7 @@ class Recorder:
         return [(name, step) for name, step, _, _ in self.asked]
 
 
-def test_every_stage_is_fed_by_the_right_work_and_policy() -> None:
+def test_every_stage_is_fed_by_the_right_work_and_policy():
     do = Recorder()
     finished = list(loop.train_steps(do, SOURCE))
     assert do.asked == [
@@ -95,7 +95,7 @@ def test_every_stage_is_fed_by_the_right_work_and_policy() -> None:
 LAG_1: dict[str, Any] = {"steps": 3, "rollout": {"max_off_policy_steps": 1}}
 
 
-def test_one_step_off_policy_draws_the_next_step_while_this_one_trains() -> None:
+def test_one_step_off_policy_draws_the_next_step_while_this_one_trains():
     class Waiting(Recorder):
         """Trains step 0 only once the rollouts of step 1 are sampled."""
 
@@ -126,7 +126,7 @@ def test_one_step_off_policy_draws_the_next_step_while_this_one_trains() -> None
         ({"assignment": {"refill": True}}, []),  # the policy before may be asked again
     ],
 )
-def test_the_next_policy_is_preloaded_before_the_step_is_measured(changes: dict[str, Any], expected: list[str]) -> None:
+def test_the_next_policy_is_preloaded_before_the_step_is_measured(changes, expected):
     do, preloaded = Recorder(steps=3, **changes), list[str]()
 
     def preload(policy: Policy) -> None:
@@ -164,11 +164,11 @@ class Sampling(Recorder):
         return ref
 
 
-def test_the_next_rollouts_wait_for_those_before_and_not_for_their_commit() -> None:
+def test_the_next_rollouts_wait_for_those_before_and_not_for_their_commit():
     assert len(list(loop.train_steps(Sampling(), SOURCE, prefetch=True))) == 3
 
 
-def test_an_error_of_a_batch_that_is_built_ahead_ends_the_run() -> None:
+def test_an_error_of_a_batch_that_is_built_ahead_ends_the_run():
     class EmptyAhead(Recorder):
         def __call__(self, task: StageTask, step: int, *arguments: Any, **named: Any) -> Ref:
             self.empty = step
@@ -182,9 +182,7 @@ def test_an_error_of_a_batch_that_is_built_ahead_ends_the_run() -> None:
 
 
 @pytest.mark.parametrize("lag", [1, 2])
-def test_a_step_that_is_trained_is_reported_before_an_error_of_what_comes_after_it(
-    monkeypatch: pytest.MonkeyPatch, lag: int
-) -> None:
+def test_a_step_that_is_trained_is_reported_before_an_error_of_what_comes_after_it(monkeypatch, lag):
     add = RolloutSource.add
 
     def refuse(rollouts: RolloutSource, steps: Sequence[int], policy: Policy) -> None:
@@ -200,14 +198,14 @@ def test_a_step_that_is_trained_is_reported_before_an_error_of_what_comes_after_
 
 
 @pytest.mark.parametrize(("empty", "batches"), [(0, 1), (1, 2), (2, 3)])
-def test_an_empty_batch_is_drawn_again(empty: int, batches: int) -> None:
+def test_an_empty_batch_is_drawn_again(empty, batches):
     do = Recorder(empty, steps=1)
     list(loop.train_steps(do, SOURCE))
     assert do.stages.count(("rollout", 0)) == batches
     assert do.stages.count(("training", 0)) == 1
 
 
-def test_three_empty_batches_end_the_run_before_training() -> None:
+def test_three_empty_batches_end_the_run_before_training():
     do = Recorder(3, steps=1)
     with pytest.raises(EmptyBatch, match=r"step 0: 3 batches in a row hold nothing to train on"):
         list(loop.train_steps(do, SOURCE))
@@ -215,7 +213,7 @@ def test_three_empty_batches_end_the_run_before_training() -> None:
     assert do.asked[-1] == ("metrics", 0, MEASURED[:-1], None), "what there is of the last batch"
 
 
-def test_what_is_drawn_is_checked_before_training_spends_anything() -> None:
+def test_what_is_drawn_is_checked_before_training_spends_anything():
     do = Recorder()
 
     def refuse(batch: StepBatch) -> None:
@@ -227,7 +225,7 @@ def test_what_is_drawn_is_checked_before_training_spends_anything() -> None:
     assert ("training", 0) not in do.stages
 
 
-def test_a_supervised_run_has_demonstrations_in_place_of_rollouts() -> None:
+def test_a_supervised_run_has_demonstrations_in_place_of_rollouts():
     do = Recorder(kind="sft", steps=1)
     list(loop.train_steps(do, Source("weights", "w", "file", "f")))
     names = [name for name, _ in do.stages]
@@ -261,13 +259,11 @@ def stages_that_differ(one: Sequence[Ref], other: Sequence[Ref], step: int) -> l
         ({"store": "elsewhere", "learner": {"threads": 2}}, []),
     ],
 )
-def test_a_change_reaches_its_descendants_and_nothing_else(
-    tmp_path: Path, change: dict[str, Any], stages: list[str]
-) -> None:
+def test_a_change_reaches_its_descendants_and_nothing_else(tmp_path, change, stages):
     assert stages_that_differ(foretold(tmp_path), foretold(tmp_path, **change), step=0) == stages
 
 
-def test_evaluations_during_training_are_foretold_too(tmp_path: Path) -> None:
+def test_evaluations_during_training_are_foretold_too(tmp_path):
     with_evaluation = foretold(tmp_path, steps=4, evaluation={"every": 2})
     assert [piece.step for piece in with_evaluation if piece.stage == "evaluation_assignment"] == [0]
     assert len({piece.key for piece in with_evaluation}) == len(with_evaluation)
@@ -278,7 +274,7 @@ def test_evaluations_during_training_are_foretold_too(tmp_path: Path) -> None:
 STREAM: dict[str, Any] = {"steps": 5, "rollout": {"max_off_policy_steps": 2}}
 
 
-def test_a_step_is_keyed_by_the_oldest_policy_that_may_sample_for_it() -> None:
+def test_a_step_is_keyed_by_the_oldest_policy_that_may_sample_for_it():
     do = Recorder(**STREAM)
     list(loop.train_steps(do, SOURCE))
     policies = {step: policy for name, step, _, policy in do.asked if name == "rollout"}
@@ -289,13 +285,13 @@ def test_a_step_is_keyed_by_the_oldest_policy_that_may_sample_for_it() -> None:
     assert do.stages.index(("assignment", 3)) > do.stages.index(("training", 0))
 
 
-def test_a_stream_refuses_rollouts_that_the_policy_scores() -> None:
+def test_a_stream_refuses_rollouts_that_the_policy_scores():
     stream, one = (config(rollout={"max_off_policy_steps": lag}, algorithm={"type": "opsd"}) for lag in (2, 1))
     assert [line for line in problems(stream) if line.startswith("rollout.max_off_policy") and "scored" in line]
     assert not [line for line in problems(one) if line.startswith("rollout.max_off_policy")]
 
 
-def test_how_policies_are_made_is_in_the_key_and_the_length_of_the_run_is_not(tmp_path: Path) -> None:
+def test_how_policies_are_made_is_in_the_key_and_the_length_of_the_run_is_not(tmp_path):
     def keys(**changes: Any) -> dict[int, str]:
         planned = foretold(tmp_path, **(STREAM | changes))
         return {ref.step: ref.key for ref in planned if ref.stage == "rollout"}

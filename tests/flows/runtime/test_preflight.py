@@ -39,19 +39,19 @@ def checked(session: Session, seats: dict[str, bool] = ONE, needs_nothing: bool 
     return len(calls), notes
 
 
-def test_an_environment_whose_seats_do_not_fit_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_an_environment_whose_seats_do_not_fit_is_refused_before_anything_starts(tmp_path):
     with pytest.raises(ConfigError, match="trains 2 seats") as refused:
         checked(session_for(tmp_path / "store", "run"), {"left": True, "right": True})
     assert "nothing was started" in str(refused.value)
 
 
-def test_a_recorded_run_is_not_checked_again_and_a_new_one_is(tmp_path: Path) -> None:
+def test_a_recorded_run_is_not_checked_again_and_a_new_one_is(tmp_path):
     root = tmp_path / "store"
     rehearse(root, "before", steps=1)
     assert [checked(session_for(root, name, steps=2))[0] for name in ("before", "again")] == [0, 1]
 
 
-def test_a_machine_without_an_engine_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_an_engine_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(engine_service, "engine_version", lambda: "")
     with pytest.raises(ServiceFailed, match="no inference engine is installed") as refused:
         checked(session_for(tmp_path / "store", "run"), needs_nothing=False)

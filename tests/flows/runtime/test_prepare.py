@@ -21,7 +21,7 @@ from tests.fixtures.builders import table
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
+def model(tmp_path):
     """A directory that says of itself what preparation reads of a model."""
     return builders.model(tmp_path / "model", vocab_size=300, max_positions=4096)
 
@@ -37,7 +37,7 @@ def record(config: RunConfig) -> None:
     )
 
 
-def test_what_is_left_open_is_filled_in(tmp_path: Path, model: Path) -> None:
+def test_what_is_left_open_is_filled_in(tmp_path, model):
     config = prepared(tmp_path, f"model.path={model}")
     assert config.seed is not None and config.name.startswith("train-")
     assert config.model.vocab_size == 300 and config.model.renderer == "qwen3"
@@ -47,21 +47,19 @@ def test_what_is_left_open_is_filled_in(tmp_path: Path, model: Path) -> None:
 @pytest.mark.parametrize(
     ("chosen", "library"), [("lora={rank=4}", "peft"), ('optimizer={type="sign_sgd"}', "pytorch-optimizer")]
 )
-def test_what_a_setting_trains_with_is_part_of_the_version(
-    tmp_path: Path, model: Path, chosen: str, library: str
-) -> None:
+def test_what_a_setting_trains_with_is_part_of_the_version(tmp_path, model, chosen, library):
     with_it = prepared(tmp_path, f"model.path={model}", f"training.{chosen}").training.version
     plain = prepared(tmp_path, f"model.path={model}").training.version
     assert with_it == f"{plain}, {library} {version(library)}"
 
 
-def test_two_new_runs_take_two_seeds_unless_one_is_given(tmp_path: Path, model: Path) -> None:
+def test_two_new_runs_take_two_seeds_unless_one_is_given(tmp_path, model):
     seeds = {prepared(tmp_path, f"model.path={model}").seed for _ in range(3)}
     given = {prepared(tmp_path, f"model.path={model}", seed=5).seed for _ in range(3)}
     assert len(seeds) > 1 and given == {5}
 
 
-def test_a_recorded_run_goes_on_with_its_own_config(tmp_path: Path, model: Path) -> None:
+def test_a_recorded_run_goes_on_with_its_own_config(tmp_path, model):
     asked = (f"model.path={model}", "training.learning_rate=1e-4")
     first = prepared(tmp_path, *asked, name="a")
     record(first)
@@ -72,7 +70,7 @@ def test_a_recorded_run_goes_on_with_its_own_config(tmp_path: Path, model: Path)
 
 
 @pytest.mark.parametrize("renderer", ["qwen33", ""])
-def test_a_renderer_that_is_not_known_is_refused(tmp_path: Path, model: Path, renderer: str) -> None:
+def test_a_renderer_that_is_not_known_is_refused(tmp_path, model, renderer):
     with pytest.raises(ValueError, match=r"renderer") as caught:
         prepared(tmp_path, f"model.path={model}", f'model.renderer="{renderer}"')
     assert "Nothing was started" in "".join(getattr(caught.value, "__notes__", []))
@@ -85,7 +83,7 @@ def begun_with(config: RunConfig, digest: str) -> None:
     perform(stage, context, 0, extra_inputs={"weights": digest})
 
 
-def test_other_weights_under_the_same_name_are_refused(tmp_path: Path, model: Path) -> None:
+def test_other_weights_under_the_same_name_are_refused(tmp_path, model):
     config = prepared(tmp_path, f"model.path={model}", name="a")
     record(config)
     begun_with(config, directory_digest(model))
@@ -95,13 +93,13 @@ def test_other_weights_under_the_same_name_are_refused(tmp_path: Path, model: Pa
         prepared(tmp_path, files=(), name="a")
 
 
-def test_another_kind_under_the_same_name_is_refused(tmp_path: Path, model: Path) -> None:
+def test_another_kind_under_the_same_name_is_refused(tmp_path, model):
     record(prepared(tmp_path, f"model.path={model}", name="a"))
     with pytest.raises(ConfigError, match=r'kind: "train" is recorded, "evaluate" is asked for'):
         resolve_run("evaluate", ["demo"], [f"model.path={model}"], name="a", store=str(tmp_path / "store"))
 
 
-def test_a_supervised_run_is_prepared_again_from_its_record(tmp_path: Path, model: Path) -> None:
+def test_a_supervised_run_is_prepared_again_from_its_record(tmp_path, model):
     data = tmp_path / "demonstrations.jsonl"
     data.write_text(json.dumps({"prompt": "p", "completion": "c"}) + "\n")
     settings = {"name": "s", "store": str(tmp_path / "store")}
@@ -111,15 +109,13 @@ def test_a_supervised_run_is_prepared_again_from_its_record(tmp_path: Path, mode
     assert resolve_run("sft", ["sft_demo"], [f"model.path={model}", f"data.path={data}"], **settings) == first
 
 
-def test_another_chat_template_is_another_config(tmp_path: Path, model: Path) -> None:
+def test_another_chat_template_is_another_config(tmp_path, model):
     before = prepared(tmp_path, f"model.path={model}", seed=1).model.tokenizer_digest
     (model / "chat_template.jinja").write_text("{{ messages }}")
     assert prepared(tmp_path, f"model.path={model}", seed=1).model.tokenizer_digest != before
 
 
-def test_a_policy_is_evaluated_under_the_config_of_the_run_that_made_it(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_policy_is_evaluated_under_the_config_of_the_run_that_made_it(tmp_path, model, monkeypatch):
     maker = prepared(tmp_path, f"model.path={model}", "rollout.max_tokens=77", "seed=5", name="maker")
     record(with_versions(maker, {"engine.version": "vllm 0.0.1"}))
     monkeypatch.setattr(preparation, "_with_stored_weights", lambda store, config: config)
@@ -131,9 +127,7 @@ def test_a_policy_is_evaluated_under_the_config_of_the_run_that_made_it(
     assert resolve_run("evaluate", ["demo"], [f"model.path={model}"], **settings).rollout.max_tokens != 77
 
 
-def test_an_evaluation_takes_policies_of_one_run_alone(
-    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_takes_policies_of_one_run_alone(tmp_path, model, monkeypatch):
     for name in ("one", "other"):
         record(prepared(tmp_path, f"model.path={model}", f"rollout.max_tokens={7 * len(name)}", "seed=5", name=name))
     monkeypatch.setattr(preparation, "_with_stored_weights", lambda store, config: config)
@@ -144,7 +138,7 @@ def test_an_evaluation_takes_policies_of_one_run_alone(
         resolve_run("evaluate", [], [], **settings, **{"evaluation.policy": "other:3"})
 
 
-def test_a_run_is_continued_by_further_steps_and_a_retry_plans_none_twice(tmp_path: Path, model: Path) -> None:
+def test_a_run_is_continued_by_further_steps_and_a_retry_plans_none_twice(tmp_path, model):
     first = prepared(tmp_path, f"model.path={model}", "steps=4", name="a")
     record(first)
     store = open_store(first.store)

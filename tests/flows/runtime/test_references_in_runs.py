@@ -45,7 +45,7 @@ def play(patch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.fixture(autouse=True)
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def asked(monkeypatch):
     return play(monkeypatch)
 
 
@@ -57,7 +57,7 @@ def opd(root: Path, name: str = "teacher") -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def taught(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def taught(tmp_path_factory):
     """A directory with a recorded run of two steps, drawn to a teacher, in `store`, and the `teacher`."""
     place = tmp_path_factory.mktemp("taught")
     with pytest.MonkeyPatch.context() as patch:
@@ -70,7 +70,7 @@ def rows(store: Store, run: str, stage: str, table: str) -> list[dict[str, Any]]
     return [row for rows in made(store, stage, table, run) for row in rows]
 
 
-def test_a_run_scores_before_it_credits_and_finds_both_again(tmp_path: Path, asked: list[int]) -> None:
+def test_a_run_scores_before_it_credits_and_finds_both_again(tmp_path, asked):
     store = rehearse(tmp_path / "store", "base", **opd(tmp_path))
     assert len(asked) == 2, "one call for each step"
     sampled = {
@@ -91,7 +91,7 @@ def test_a_run_scores_before_it_credits_and_finds_both_again(tmp_path: Path, ask
     assert all("timing/stage/reference" in step["metrics"] for step in describe(store, "base", config)["steps"])
 
 
-def test_another_teacher_scores_anew_and_the_same_under_another_name_is_found(tmp_path: Path, asked: list[int]) -> None:
+def test_another_teacher_scores_anew_and_the_same_under_another_name_is_found(tmp_path, asked):
     rehearse(tmp_path / "store", "base", steps=1, **opd(tmp_path))
     rehearse(tmp_path / "store", "same", steps=1, **opd(tmp_path))
     assert len(asked) == 1
@@ -99,7 +99,7 @@ def test_another_teacher_scores_anew_and_the_same_under_another_name_is_found(tm
     assert len(asked) == 2
 
 
-def test_a_recorded_run_is_credited_by_a_teacher_and_asks_for_nobody_else(tmp_path: Path, asked: list[int]) -> None:
+def test_a_recorded_run_is_credited_by_a_teacher_and_asks_for_nobody_else(tmp_path, asked):
     settings = opd(tmp_path)
     store = rehearse(tmp_path / "store", "base", model=settings["model"])
     drawn = ["algorithm.type=opd", f"algorithm.teacher.path={tmp_path / 'teacher'}"]
@@ -114,7 +114,7 @@ def test_a_recorded_run_is_credited_by_a_teacher_and_asks_for_nobody_else(tmp_pa
     assert len(rows(store, config.name, "advantage", "samples")) == len(rows(store, "base", "advantage", "samples"))
 
 
-def test_a_replay_of_what_comes_after_takes_the_references_over(taught: Path, asked: list[int]) -> None:
+def test_a_replay_of_what_comes_after_takes_the_references_over(taught, asked):
     config = ask(taught / "store", overrides=["packing.tokens_per_row=96"])
     assert needs([piece for piece in pieces(config) if piece.computed], config) == []
     store = walk(config)[0].context.store
@@ -123,7 +123,7 @@ def test_a_replay_of_what_comes_after_takes_the_references_over(taught: Path, as
     assert ours.key == theirs.key and config.name in ours.runs
 
 
-def test_settings_of_the_engine_mean_something_to_a_reference(taught: Path) -> None:
+def test_settings_of_the_engine_mean_something_to_a_reference(taught):
     longer = "engine.max_model_len=1024"
     with pytest.raises(ConfigError, match="belongs to stage rollout"):
         ask(taught / "store", from_stage="packing", overrides=[longer])
@@ -142,22 +142,20 @@ def test_settings_of_the_engine_mean_something_to_a_reference(taught: Path) -> N
         ({"type": "grpo"}, {"type": "sft"}, 0, {"teachers", "environments", "learner"}),
     ],
 )
-def test_only_who_is_needed_is_started(
-    tmp_path: Path, algorithm: dict[str, Any], own: dict[str, Any] | None, every: int, expected: set[str]
-) -> None:
+def test_only_who_is_needed_is_started(tmp_path, algorithm, own, every, expected):
     environments = tuple(each | {"algorithm": own} for each in SMALL["environments"])
     changes = {"algorithm": algorithm, "environments": environments, "evaluation": {"every": every}}
     session = session_for(tmp_path / "store", "run", **changes)
     assert set(needs(plan_work(session.context, session.source), session.config)) == expected
 
 
-def test_an_evaluation_is_of_the_policy_and_is_found_whoever_taught_it(tmp_path: Path) -> None:
+def test_an_evaluation_is_of_the_policy_and_is_found_whoever_taught_it(tmp_path):
     made = [session_for(tmp_path / "store", "run", algorithm={"type": kind}).context for kind in ("grpo", "sft")]
     keys = [evaluation_contexts(place)[""].key(STAGE, 0, {}) for place in made]
     assert keys[0] == keys[1] and made[0].key(STAGE, 0, {}) != made[1].key(STAGE, 0, {})
 
 
-def test_rollouts_of_a_teacher_do_not_depend_on_the_policy(tmp_path: Path) -> None:
+def test_rollouts_of_a_teacher_do_not_depend_on_the_policy(tmp_path):
     session = session_for(tmp_path / "store", "run", algorithm={"type": "sft"})
     inputs = [piece for piece in plan_work(session.context, session.source) if piece.stage == "rollout"]
     other = session_for(tmp_path / "store", "run", algorithm={"type": "sft"}, training={"learning_rate": 1.0})

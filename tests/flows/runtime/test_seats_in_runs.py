@@ -44,7 +44,7 @@ def debated(tables: Tables, config: View, *, step: int, policy: Policy) -> Table
 
 
 @pytest.fixture(autouse=True)
-def debates(monkeypatch: pytest.MonkeyPatch) -> None:
+def debates(monkeypatch):
     rehearsal.play(monkeypatch, rollout=debated)
 
 
@@ -76,7 +76,7 @@ def packed(store: Store) -> Counter[str]:
     return Counter(sample for row in table(store, "batches", ["sample_ids"]) for sample in row["sample_ids"] if sample)
 
 
-def test_debaters_are_trained_and_the_judge_is_not(tmp_path: Path) -> None:
+def test_debaters_are_trained_and_the_judge_is_not(tmp_path):
     store = run(tmp_path / "store", "debate")
     assert reasons(store) == {("for", None): 24, ("against", None): 24, ("judge", "judge"): 24}
     assert set(packed(store).values()) == {1} and len(packed(store)) == 48
@@ -85,7 +85,7 @@ def test_debaters_are_trained_and_the_judge_is_not(tmp_path: Path) -> None:
     assert {row["agent"] for row in states} == {"for", "against"}, "no baseline ever saw a judge"
 
 
-def test_only_the_learner_of_each_episode_is_trained(tmp_path: Path) -> None:
+def test_only_the_learner_of_each_episode_is_trained(tmp_path):
     store = run(tmp_path / "store", "learner", learner_seat=True)
     found = reasons(store)
     assert found == {
@@ -98,7 +98,7 @@ def test_only_the_learner_of_each_episode_is_trained(tmp_path: Path) -> None:
     assert len(packed(store)) == 24
 
 
-def test_examples_are_as_hard_as_they_are_for_the_learner(tmp_path: Path) -> None:
+def test_examples_are_as_hard_as_they_are_for_the_learner(tmp_path):
     """What one debater earns the other loses: over both, every example would be as hard as any."""
     pools = {"assignment": rehearsal.SMALL["assignment"] | {"sampler": {"type": "difficulty_pools"}}}
     both, learner = (
@@ -109,13 +109,13 @@ def test_examples_are_as_hard_as_they_are_for_the_learner(tmp_path: Path) -> Non
     assert {row["reward"] for row in table(learner, "difficulties", ["reward"])} - {0.5}
 
 
-def test_a_run_whose_rollouts_do_not_name_the_learner_stops(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_rollouts_do_not_name_the_learner_stops(tmp_path, monkeypatch):
     rehearsal.play(monkeypatch, rollout=rehearsal.sampled)
     with pytest.raises(LearnerSeatMissing, match="has no 'learner_seat'"):
         run(tmp_path / "store", "nameless", learner_seat=True)
 
 
-def test_recorded_episodes_are_replayed_with_other_seats_trained(tmp_path: Path) -> None:
+def test_recorded_episodes_are_replayed_with_other_seats_trained(tmp_path):
     store = run(tmp_path / "store", "base")
     config = ask(tmp_path / "store", overrides=["environments.0.learner_seat=true"])
     assert config.replay.from_stage == "filtering"
@@ -137,7 +137,7 @@ def test_recorded_episodes_are_replayed_with_other_seats_trained(tmp_path: Path)
         ("filtering", "seats.for.temperature=0.5", "seats.for.temperature: the examples are the recorded ones"),
     ],
 )
-def test_a_replay_reads_settings_of_seats_where_they_are_used(begin: str, setting: str, said: str) -> None:
+def test_a_replay_reads_settings_of_seats_where_they_are_used(begin, setting, said):
     config = RunConfig.model_validate({"kind": "replay", "replay": {"run": "base", "from_stage": begin}})
     if not said:
         return refuse_unread(config, [f"environments.0.{setting}"], supervised=False)

@@ -26,7 +26,7 @@ from tests.fixtures.waiting import until
 
 
 @pytest.fixture
-def session(tmp_path: Path) -> Session:
+def session(tmp_path):
     """A session that starts nothing."""
     context = RunContext(open_store(tmp_path / "store"), "a", RunConfig(name="a"), {})
     return Session(context, Source("", ""), Supervisor("a", tmp_path / "logs"))
@@ -42,8 +42,8 @@ def session(tmp_path: Path) -> Session:
     ],
 )
 def test_a_run_takes_a_gpu_slot_of_the_machine_where_a_service_is_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, placement: str, keywords: tuple[str, ...], takes: bool
-) -> None:
+    tmp_path, monkeypatch, placement, keywords, takes
+):
     held, begun = list[str](), list[str]()
 
     @contextmanager
@@ -68,7 +68,7 @@ def events(session: Session) -> list[tuple[str, str]]:
     return [(event.event, event.message) for event in session.context.store.runs.events("a")]
 
 
-def test_a_run_that_ends_well_is_started_and_finished(session: Session) -> None:
+def test_a_run_that_ends_well_is_started_and_finished(session):
     for _ in range(2):
         with record_run(session):
             pass
@@ -79,15 +79,13 @@ def test_a_run_that_ends_well_is_started_and_finished(session: Session) -> None:
     ("error", "event", "told"),
     [(ValueError("broken"), "failed", "ValueError: broken"), (KeyboardInterrupt(), "interrupted", "from the keyboard")],
 )
-def test_what_goes_wrong_is_in_the_events_and_passed_on(
-    session: Session, error: BaseException, event: str, told: str
-) -> None:
+def test_what_goes_wrong_is_in_the_events_and_passed_on(session, error, event, told):
     with pytest.raises(type(error)), record_run(session):
         raise error
     assert events(session)[-1][0] == event and told in events(session)[-1][1]
 
 
-def test_a_process_that_goes_to_work_later_is_a_note_once_at_the_next_step(session: Session) -> None:
+def test_a_process_that_goes_to_work_later_is_a_note_once_at_the_next_step(session):
     notes = notes_of(session)
     with record_run(session):
         session.notify("stage", stage="rollout", step=1, evaluating=False)
@@ -108,7 +106,7 @@ def as_prefect_does(*_: Any) -> None:
 
 
 @pytest.fixture
-def handled() -> Iterator[Callable[..., None]]:
+def handled():
     """Sets the handler of SIGTERM; the one before is put back."""
     before = signal.getsignal(signal.SIGTERM)
     yield lambda handler: signal.signal(signal.SIGTERM, handler)
@@ -128,9 +126,7 @@ def told_in_a_callback() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_signal_that_was_printed_and_lost_ends_a_run_all_the_same(
-    session: Session, handled: Callable[..., None]
-) -> None:
+def test_a_signal_that_was_printed_and_lost_ends_a_run_all_the_same(session, handled):
     handled(as_prefect_does)
     with pytest.raises(TerminationSignal), record_run(session):
         told_in_a_callback()
@@ -138,12 +134,12 @@ def test_a_signal_that_was_printed_and_lost_ends_a_run_all_the_same(
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_one_outside_a_flow_of_prefect_is_not_lost_either(session: Session) -> None:
+def test_one_outside_a_flow_of_prefect_is_not_lost_either(session):
     with pytest.raises(SystemExit, match="143"), termination_reported(), record_run(session):
         told_in_a_callback()
 
 
-def test_runs_that_end_in_another_order_than_they_began_leave_no_hook_that_sends_signals() -> None:
+def test_runs_that_end_in_another_order_than_they_began_leave_no_hook_that_sends_signals():
     at_first = sys.unraisablehook
     sent: list[object] = []
     sys.unraisablehook = sent.append
@@ -176,7 +172,7 @@ def lose_a_signal() -> None:
 LOSS = ServiceLoss("engine", "was killed by signal 9", 1, 3, Path("engine.log"))
 
 
-def test_a_lost_service_is_shown_and_an_event_that_says_nothing_of_the_state_of_the_run(session: Session) -> None:
+def test_a_lost_service_is_shown_and_an_event_that_says_nothing_of_the_state_of_the_run(session):
     seen: list[tuple[str, Any]] = []
     session.watchers = (lambda event, facts: seen.append((event, facts)),)
     runs = session.context.store.runs
@@ -198,7 +194,7 @@ def test_a_lost_service_is_shown_and_an_event_that_says_nothing_of_the_state_of_
 SLOW = ServiceNote("engine", "still starting, 30 s; log: engine.log")
 
 
-def test_a_store_that_refuses_a_loss_stops_nobody(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_refuses_a_loss_stops_nobody(session, monkeypatch):
     seen = notes_of(session)
     with record_run(session):
 
@@ -211,9 +207,7 @@ def test_a_store_that_refuses_a_loss_stops_nobody(session: Session, monkeypatch:
     assert seen[-1] == "the loss of engine is not among the run's events: no answer"
 
 
-def test_an_interrupted_run_says_how_it_goes_on_and_a_store_that_refuses_its_end_hides_nothing(
-    session: Session, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_says_how_it_goes_on_and_a_store_that_refuses_its_end_hides_nothing(session, monkeypatch):
     def refuse(*_: Any) -> None:
         raise StoreUnavailable("no answer")
 

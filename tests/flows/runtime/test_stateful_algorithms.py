@@ -1,8 +1,7 @@
 """Estimators with state in whole runs: interrupted, resumed and replayed, they credit as if nothing had happened."""
 
 import shutil
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -24,14 +23,14 @@ CREDIT = ("sample_id", "baseline", "advantage", "advantages", "rl_weights")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def two_seats() -> Iterator[None]:
+def two_seats():
     with pytest.MonkeyPatch.context() as patch:
         rehearsal.play(patch, rollout=rehearsal.in_turns)
         yield
 
 
 @pytest.fixture(scope="module")
-def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def origin(tmp_path_factory):
     """A store with a recorded run of three steps whose estimator has state."""
     root = tmp_path_factory.mktemp("stateful") / "store"
     rehearse(root, "base", **RAE)
@@ -47,7 +46,7 @@ def states(store: Store, run: str = "base") -> list[Rows]:
     return credits(store, run, "estimator_states", ("environment", "example_id", "agent", "values", "num_traces"))
 
 
-def test_a_run_credits_as_one_trace_after_the_other_says_and_keeps_the_last_state(origin: Path) -> None:
+def test_a_run_credits_as_one_trace_after_the_other_says_and_keeps_the_last_state(origin):
     store = open_store(origin)
     baselines: dict[tuple[str, str], float] = {}
     for step, traces in enumerate(made(store, "rollout", "traces")):
@@ -62,20 +61,20 @@ def test_a_run_credits_as_one_trace_after_the_other_says_and_keeps_the_last_stat
     assert {row["num_traces"] for row in states(store)[-1]} == {2, 4}
 
 
-def test_state_is_part_of_the_key(origin: Path) -> None:
+def test_state_is_part_of_the_key(origin):
     entries = open_store(origin).ledger.entries(run="base", stage="advantage")
     keys = {entry.step: entry.key for entry in entries}
     before = {entry.step: entry.inputs.get("advantage") for entry in entries}
     assert before == {0: None, 1: keys[0], 2: keys[1]}
 
 
-def test_no_state_no_rows(origin: Path) -> None:
+def test_no_state_no_rows(origin):
     store = rehearse(origin, "plain", **RAE | {"algorithm": {"type": "supervised"}})
     for entry in store.ledger.entries(run="plain", stage="advantage"):
         assert not entry.slices("estimator_states") and "advantage" not in entry.inputs
 
 
-def test_a_replay_that_credits_the_second_step_anew_credits_the_same(origin: Path) -> None:
+def test_a_replay_that_credits_the_second_step_anew_credits_the_same(origin):
     filters = ['filtering.filters=[{type="errored"}]']
     session, _ = walk(ask(origin, steps="1:", overrides=filters, name="anew"))
     store = session.context.store
@@ -85,7 +84,7 @@ def test_a_replay_that_credits_the_second_step_anew_credits_the_same(origin: Pat
     assert states(store, "anew") == states(store)[1:]
 
 
-def test_the_step_whose_state_a_replay_goes_on_from_is_none_of_its_own(origin: Path) -> None:
+def test_the_step_whose_state_a_replay_goes_on_from_is_none_of_its_own(origin):
     filters = ['filtering.filters=[{type="errored"}, {type="truncated"}]']
     session, _ = walk(ask(origin, steps="1:", overrides=filters, name="late"))
     assert list(step_history(session.context.store, "late").steps) == [1, 2]
@@ -94,7 +93,7 @@ def test_the_step_whose_state_a_replay_goes_on_from_is_none_of_its_own(origin: P
 
 
 @pytest.mark.engine
-def test_state_with_rollouts_in_quarantine_in_it_is_refused(origin: Path, tmp_path: Path) -> None:
+def test_state_with_rollouts_in_quarantine_in_it_is_refused(origin, tmp_path):
     root = shutil.copytree(origin, tmp_path / "store")
     name = quarantine(open_store(root), step=0, count=1)[0]
     for first in (1, 2):
@@ -107,7 +106,7 @@ def test_state_with_rollouts_in_quarantine_in_it_is_refused(origin: Path, tmp_pa
 
 
 @pytest.mark.engine
-def test_a_replay_of_a_replay_goes_on_from_the_state_that_it_did(origin: Path, tmp_path: Path) -> None:
+def test_a_replay_of_a_replay_goes_on_from_the_state_that_it_did(origin, tmp_path):
     root = shutil.copytree(origin, tmp_path / "store")
     filters = ['filtering.filters=[{type="errored"}, {type="repetition"}]']
     walk(ask(root, steps="1:", overrides=filters, name="kept"))
@@ -121,13 +120,13 @@ def test_a_replay_of_a_replay_goes_on_from_the_state_that_it_did(origin: Path, t
 
 
 @pytest.mark.parametrize("changed", ["algorithm.decay=0.9", "algorithm.order=pre"])
-def test_state_that_other_settings_made_is_refused(origin: Path, changed: str) -> None:
+def test_state_that_other_settings_made_is_refused(origin, changed):
     with pytest.raises(ConfigError, match="goes on from the state after step 0, and run 'base' recorded none under"):
         ask(origin, steps="1:", overrides=[changed])
     assert ask(origin, steps="0:", overrides=[changed]).steps == STEPS
 
 
-def test_a_replay_from_the_third_step_of_a_run_without_state_is_refused(origin: Path) -> None:
+def test_a_replay_from_the_third_step_of_a_run_without_state_is_refused(origin):
     rehearse(origin, "without", **RAE | {"algorithm": {"type": "supervised"}})
     with pytest.raises(ConfigError, match="goes on from the state after step 1, and run 'without' recorded none") as no:
         ask(origin, run="without", steps="2:", overrides=["algorithm.type=rae"])
@@ -143,19 +142,19 @@ class Forgetful(Rehearsal):
         return super().__call__(task, step, given, *others, **named)
 
 
-def test_state_that_is_gone_stops_the_stage(tmp_path: Path) -> None:
+def test_state_that_is_gone_stops_the_stage(tmp_path):
     session = session_for(tmp_path / "store", "base", **RAE)
     with record_run(session), pytest.raises(StateMissing, match="the state after step 0, which recorded none"):
         list(loop.train_steps(Forgetful(session), SOURCE))
 
 
-def test_several_agents_are_refused_under_another_algorithm(tmp_path: Path) -> None:
+def test_several_agents_are_refused_under_another_algorithm(tmp_path):
     session = session_for(tmp_path / "store", "base", **RAE | {"algorithm": {"type": "grpo"}})
     with record_run(session), pytest.raises(ValueError, match="'first' and 'second', and 'grpo' keeps no agents apart"):
         next(loop.train_steps(Rehearsal(session), SOURCE))
 
 
-def test_rollouts_of_one_agent_are_not_credited_again_under_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rollouts_of_one_agent_are_not_credited_again_under_it(tmp_path, monkeypatch):
     rehearsal.play(monkeypatch, rollout=rehearsal.sampled)
     root = tmp_path / "store"
     rehearse(root, "base", **RAE | {"algorithm": {"type": "grpo"}})
@@ -164,7 +163,7 @@ def test_rollouts_of_one_agent_are_not_credited_again_under_it(tmp_path: Path, m
     assert ask(root, overrides=["algorithm.type=rloo"]).steps == STEPS
 
 
-def test_a_function_of_ones_own_keeps_its_state_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_of_ones_own_keeps_its_state_too(tmp_path, monkeypatch):
     own = {"type": "custom", "function": "tests.fixtures.masks:remembering", "keeps_state": True}
     rehearsal.play(monkeypatch, rollout=rehearsal.sampled)
     store = rehearse(tmp_path / "store", "base", **RAE | {"algorithm": own})

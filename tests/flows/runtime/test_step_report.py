@@ -20,7 +20,7 @@ from tests.fixtures.builders import table
 from tests.fixtures.fixed import ENVIRONMENT
 
 
-def test_a_run_with_hardly_anything_to_train_on_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_with_hardly_anything_to_train_on_says_so(tmp_path, monkeypatch):
     """Nine of ten groups are equal: two rollouts of twenty are left, a tenth, and one more group would be enough."""
     told: list[str] = []
     for name, equal in (("low", 9), ("enough", 8)):
@@ -81,9 +81,7 @@ def walked(root: Path, monkeypatch: pytest.MonkeyPatch, function: Any = None) ->
     [(1.0, True, 1.0), (0.0, False, 0.0), (0.5, False, None)],
     ids=["masked", "none masked", "masked before masks were kept"],
 )
-def test_a_trained_step_has_metrics_of_its_tokens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fraction: float, with_masks: bool, masked: float | None
-) -> None:
+def test_a_trained_step_has_metrics_of_its_tokens(tmp_path, monkeypatch, fraction, with_masks, masked):
     steps = walked(tmp_path / "store", monkeypatch, learnt(fraction, with_masks))
     assert len(steps) == 2
     for found in steps:
@@ -95,6 +93,6 @@ def test_a_trained_step_has_metrics_of_its_tokens(
         assert ("mismatch_kl_masked/all/mean" in found) == with_masks
 
 
-def test_a_step_without_statistics_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_without_statistics_has_none(tmp_path, monkeypatch):
     for found in walked(tmp_path / "store", monkeypatch):
         assert not [name for name in found if name.startswith(("entropy/", "rl_tokens/", "mismatch_kl/"))]

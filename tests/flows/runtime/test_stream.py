@@ -90,9 +90,7 @@ def intakes(store: Store, name: str = "base") -> list[list[dict[str, Any]]]:
 
 
 @pytest.mark.parametrize("bound", [2, 4])
-def test_every_group_is_taken_once_and_none_is_older_than_the_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: int
-) -> None:
+def test_every_group_is_taken_once_and_none_is_older_than_the_bound(tmp_path, monkeypatch, bound):
     sampling = Sampling(order=lambda groups: groups[::-1], batch=4)
     store = run(tmp_path / "store", monkeypatch, sampling, rollout={"max_off_policy_steps": bound})
     steps = intakes(store)
@@ -120,9 +118,7 @@ def test_every_group_is_taken_once_and_none_is_older_than_the_bound(
             assert trace["staleness"] == row["age"] == step - trace["policy_version"]
 
 
-def test_what_was_recorded_is_used_again_and_nothing_is_sampled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_recorded_is_used_again_and_nothing_is_sampled(tmp_path, monkeypatch):
     store = run(tmp_path / "store", monkeypatch, Sampling())
     before = intakes(store)
     again = Sampling(order=lambda groups: groups[::-1], batch=4)
@@ -133,9 +129,7 @@ def test_what_was_recorded_is_used_again_and_nothing_is_sampled(
 
 @pytest.mark.engine
 @pytest.mark.parametrize("last", ["0-0", "0-2", "1-1", "2-2", "4-2"])
-def test_after_a_crash_finished_groups_are_used_and_the_others_sampled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str
-) -> None:
+def test_after_a_crash_finished_groups_are_used_and_the_others_sampled(tmp_path, monkeypatch, last):
     first, second = Sampling(die_at=last, batch=2), Sampling(order=lambda groups: groups[::-1], batch=5)
     with pytest.raises(Interrupted):
         run(tmp_path / "store", monkeypatch, first)
@@ -151,7 +145,7 @@ def test_after_a_crash_finished_groups_are_used_and_the_others_sampled(
     assert max(row["age"] for step in steps for row in step) <= BOUND
 
 
-def test_a_gate_stops_the_training_and_not_the_sampling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gate_stops_the_training_and_not_the_sampling(tmp_path, monkeypatch):
     sampling, rule = Sampling(), {"type": "rule", "rule": "num_groups > 3"}
     with pytest.raises(GateRefused):
         run(tmp_path / "store", monkeypatch, sampling, gate=rule)
@@ -182,9 +176,7 @@ def taken_groups(store: Store) -> list[list[str]]:
 
 @pytest.mark.engine
 @pytest.mark.parametrize("last", ["", "0-2", "0.1-0", "2-1", "3-1"])
-def test_a_step_takes_further_groups_in_place_of_those_that_teach_nothing_crash_or_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str
-) -> None:
+def test_a_step_takes_further_groups_in_place_of_those_that_teach_nothing_crash_or_not(tmp_path, monkeypatch, last):
     root, dull = tmp_path / "store", {"0-0", "0-2", "0.1-1", "3-1"}
     first = Sampling(change=alike(dull), die_at=last, batch=2)
     with pytest.raises(Interrupted) if last else nullcontext():
@@ -203,16 +195,14 @@ def test_a_step_takes_further_groups_in_place_of_those_that_teach_nothing_crash_
     assert max(row["age"] for rows in of_steps(store, "intakes") for row in rows) <= BOUND
 
 
-def test_a_step_of_which_nothing_is_left_takes_another_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_of_which_nothing_is_left_takes_another_batch(tmp_path, monkeypatch):
     sampling = Sampling(change=alike({f"0-{slot}" for slot in range(GROUPS)}))
     store = run(tmp_path / "store", monkeypatch, sampling)
     # The first batch, which was given up, is recorded beside the one that was trained on.
     assert [len(groups) for groups in taken_groups(store)] == [2 * GROUPS, *[GROUPS] * (STEPS - 1)]
 
 
-def test_a_step_says_how_full_the_engine_was_who_waited_and_how_old_its_tokens_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_says_how_full_the_engine_was_who_waited_and_how_old_its_tokens_are(tmp_path, monkeypatch):
     store = run(tmp_path / "store", monkeypatch, Sampling(order=lambda groups: groups[::-1], batch=4))
     loads, measured = of_steps(store, "intake_loads"), of_steps(store, "metrics", stage="metrics")
     traces = of_steps(store, "traces")
@@ -231,7 +221,7 @@ def test_a_step_says_how_full_the_engine_was_who_waited_and_how_old_its_tokens_a
         assert shares == {age: pytest.approx(count / ages.total()) for age, count in ages.items()}
 
 
-def test_a_newer_policy_is_known_before_it_is_served() -> None:
+def test_a_newer_policy_is_known_before_it_is_served():
     queue, known = RolloutQueue(lambda table, ref: ASSIGNMENTS.arrow.empty_table(), BOUND), list[dict[str, int]]()
     queue.add([], Policy("old", 0))
     queue.add([], Policy("new", 1))
@@ -240,7 +230,7 @@ def test_a_newer_policy_is_known_before_it_is_served() -> None:
     assert known == [{"old": 0, "new": 1}] and queue.policy == Policy("new", 1)
 
 
-def test_a_cancelled_run_keeps_its_groups_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancelled_run_keeps_its_groups_and_goes_on(tmp_path, monkeypatch):
     root = tmp_path / "store"
     with pytest.raises(RunCancelled):
         run(root, monkeypatch, Sampling(batch=2), cancel_after=2)
@@ -253,9 +243,7 @@ def test_a_cancelled_run_keeps_its_groups_and_goes_on(tmp_path: Path, monkeypatc
     assert len(before) >= 2 * GROUPS and not before & {group for group, _ in again.sampled}
 
 
-def test_every_policy_is_evaluated_beside_a_stream_as_without_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_policy_is_evaluated_beside_a_stream_as_without_one(tmp_path, monkeypatch):
     sampling = Sampling(batch=2)
     monkeypatch.setattr(rollout, "BatchSampler", sampling.sampler)
     monkeypatch.setattr(loop, "Executor", Streaming)
@@ -280,7 +268,7 @@ def test_every_policy_is_evaluated_beside_a_stream_as_without_one(
     assert len(taken) == len(set(taken)) == STEPS * GROUPS, "no rollout of an evaluation is in a step"
 
 
-def test_a_recorded_step_is_replayed_and_exported_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_step_is_replayed_and_exported_whole(tmp_path, monkeypatch):
     root = tmp_path / "store"
     store = run(root, monkeypatch, Sampling(order=lambda groups: groups[::-1], batch=4))
     again, steps = walk(ask(root, from_stage="filtering", overrides=[RLOO]))
@@ -301,9 +289,7 @@ def known(store: Store, step: int) -> dict[str, float]:
     return {row["example_id"]: row["reward"] for row in rows}
 
 
-def test_examples_are_drawn_by_what_was_trained_on_when_they_are_assigned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_examples_are_drawn_by_what_was_trained_on_when_they_are_assigned(tmp_path, monkeypatch):
     store = run(tmp_path / "store", monkeypatch, Sampling(order=lambda groups: groups[::-1], batch=4), **POOLS)
     rewards: dict[str, float] = {}
     for step in range(STEPS):
@@ -321,7 +307,7 @@ def test_examples_are_drawn_by_what_was_trained_on_when_they_are_assigned(
 
 @pytest.mark.engine
 @pytest.mark.parametrize("last", ["0-2", "2-1", "3-2", "4-0"])
-def test_a_resumed_run_draws_the_same_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str) -> None:
+def test_a_resumed_run_draws_the_same_examples(tmp_path, monkeypatch, last):
     # In order, so that a run that nobody stops takes the same groups, and so knows the same.
     undisturbed = run(tmp_path / "undisturbed", monkeypatch, Sampling(), **POOLS)
     with pytest.raises(Interrupted):
@@ -359,7 +345,7 @@ class Counted:
         return self.take(100.0)
 
 
-def test_what_engines_count_goes_with_the_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_engines_count_goes_with_the_groups(tmp_path, monkeypatch):
     monkeypatch.setattr(rollout, "EngineMetrics", Counted)
     store = run(tmp_path / "store", monkeypatch, Sampling(), engine={"metrics": True})
     steps = of_steps(store, "engine_metrics")

@@ -151,9 +151,7 @@ def run(
 
 
 @pytest.mark.parametrize("refusals", [0, 3])
-def test_rollouts_under_way_go_on_and_no_token_is_older_than_the_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusals: int
-) -> None:
+def test_rollouts_under_way_go_on_and_no_token_is_older_than_the_bound(tmp_path, monkeypatch, refusals):
     sampling = Exchanging(refusals=refusals)
     store = run(tmp_path / "store", monkeypatch, sampling, recompute_states=False)
     assert sampling.exchanged and all(sampling.kept)
@@ -186,9 +184,7 @@ def with_policies(stage: Stage, version: Callable[[int], int]) -> Stage:
     return replace(stage, writes=(*stage.writes, "policies"), function=make)
 
 
-def test_lineage_leads_from_a_gradient_to_every_policy_that_sampled_a_part(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lineage_leads_from_a_gradient_to_every_policy_that_sampled_a_part(tmp_path, monkeypatch):
     versions: dict[str, Callable[[int], int]] = {"training": lambda step: step + 1, "policy_import": lambda step: 0}
     for name, version in versions.items():
         monkeypatch.setitem(STAND_INS, name, with_policies(STAND_INS[name], version))
@@ -210,9 +206,7 @@ def test_lineage_leads_from_a_gradient_to_every_policy_that_sampled_a_part(
     assert several, "no step has a policy that only a part of a rollout leads to"
 
 
-def test_what_was_under_way_when_the_engine_was_lost_is_sampled_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_under_way_when_the_engine_was_lost_is_sampled_again(tmp_path, monkeypatch):
     sampling = Exchanging(losses=2)
     groups = [row for step in of_steps(run(tmp_path / "store", monkeypatch, sampling), "intakes") for row in step]
     assert len(groups) == len({row["group_id"] for row in groups}) == STEPS * GROUPS
@@ -225,9 +219,7 @@ def test_what_was_under_way_when_the_engine_was_lost_is_sampled_again(
     ("moment", "update"),
     [("exchange", "keep"), ("exchanged", "keep"), ("1-0", "keep"), ("3-0", "keep"), ("1-1", "abort"), ("3-0", "abort")],
 )
-def test_after_a_crash_nothing_is_lost_and_nothing_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str, update: str
-) -> None:
+def test_after_a_crash_nothing_is_lost_and_nothing_twice(tmp_path, monkeypatch, moment, update):
     with pytest.raises(Interrupted):
         run(tmp_path / "store", monkeypatch, Exchanging(die_at=moment), update)
     store = open_store(tmp_path / "store")
@@ -242,7 +234,7 @@ def test_after_a_crash_nothing_is_lost_and_nothing_twice(
     assert max(row["age"] for row in groups) <= BOUND
 
 
-def test_dropped_groups_are_sampled_again_with_one_policy_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropped_groups_are_sampled_again_with_one_policy_each(tmp_path, monkeypatch):
     sampling = Exchanging()
     store = run(tmp_path / "store", monkeypatch, sampling, "abort")
     assert sorted(sampling.sampled) == sorted(set(sampling.begun)) and len(sampling.begun) > len(sampling.sampled)
@@ -276,9 +268,7 @@ def check_taken(store: Store) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("stale", ["drop", "top_up"])
-def test_a_group_that_a_step_would_wait_for_is_stopped_and_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stale: str
-) -> None:
+def test_a_group_that_a_step_would_wait_for_is_stopped_and_replaced(tmp_path, monkeypatch, stale):
     root, sampling = tmp_path / "store", Exchanging(hanging=LONG.__contains__)
     store = run(root, monkeypatch, sampling, stale=stale)
     found = check_taken(store)
@@ -305,7 +295,7 @@ def test_a_group_that_a_step_would_wait_for_is_stopped_and_replaced(
 
 @pytest.mark.engine
 @pytest.mark.parametrize("moment", ["1-0", "2-2", "2.1000-1", "3-1", "exchange"])
-def test_after_a_crash_what_was_stale_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+def test_after_a_crash_what_was_stale_stays_so(tmp_path, monkeypatch, moment):
     root = tmp_path / "store"
     with pytest.raises(Interrupted):
         run(root, monkeypatch, Exchanging(hanging=LONG.__contains__, die_at=moment), stale="drop")
@@ -328,9 +318,7 @@ def rows_of(store: Store, name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("update", ["wait", "keep", "abort"])
-def test_a_stream_that_oversamples_leaves_the_slowest_groups(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, update: str
-) -> None:
+def test_a_stream_that_oversamples_leaves_the_slowest_groups(tmp_path, monkeypatch, update):
     sampling = Exchanging(hanging=lambda name: name in LONG)
     store = run(tmp_path / "store", monkeypatch, sampling, update, oversampling=1.5, stale="drop")
     found = check_taken(store)
@@ -339,7 +327,7 @@ def test_a_stream_that_oversamples_leaves_the_slowest_groups(
     assert not LONG & {row["group_id"] for rows in of_steps(store, "intakes") for row in rows}
 
 
-def test_a_replay_computes_the_same_rows_bit_by_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replay_computes_the_same_rows_bit_by_bit(tmp_path, monkeypatch):
     root = tmp_path / "store"
     store = run(root, monkeypatch, Exchanging(hanging=LONG.__contains__), stale="drop")
     stages = ("filtering", "advantage", "packing")

@@ -1,7 +1,6 @@
 """Weights within bounds: which policies keep theirs while a run goes on, and how much disk the run is said to need."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -55,9 +54,7 @@ def note_all(retention: WeightRetention, last: int, **named: Any) -> list[str]:
     steps=st.integers(1, 25),
     overlap=st.booleans(),
 )
-def test_what_is_kept_is_what_the_definition_says(
-    last: int, every: int | None, saved: int, steps: int, overlap: bool
-) -> None:
+def test_what_is_kept_is_what_the_definition_says(last, every, saved, steps, overlap):
     text = f"last:{last}" + (f",every:{every}" if every else "")
     settings = config(
         f"training.keep_weights={text}",
@@ -73,17 +70,17 @@ def test_what_is_kept_is_what_the_definition_says(
         assert (version in kept) == (new or with_state or (every is not None and version % every == 0))
 
 
-def test_all_is_the_default_and_keeps_all() -> None:
+def test_all_is_the_default_and_keeps_all():
     assert kept_versions(config(), range(1, 8)) == set(range(1, 8))
 
 
 @pytest.mark.parametrize("text", ["", "none", "last:0", "every", "last:2,", "last:-1", "last:2;every:3", "last:1e9"])
-def test_what_cannot_be_meant_is_refused(text: str) -> None:
+def test_what_cannot_be_meant_is_refused(text):
     with pytest.raises(ValidationError, match="keep_weights"):
         TrainingConfig(keep_weights=text)
 
 
-def test_weights_go_as_the_run_goes_on(tmp_path: Path) -> None:
+def test_weights_go_as_the_run_goes_on(tmp_path):
     store = open_store(tmp_path)
     train(store, "a", "xxxxxx", finished=False)  # versions 1 to 6
     gone = note_all(retention_of(store, "a", "training.keep_weights=last:2", "training.save_optimizer_every=3"), 6)
@@ -93,7 +90,7 @@ def test_weights_go_as_the_run_goes_on(tmp_path: Path) -> None:
         store.policies.directory("training-x")
 
 
-def test_what_others_use_and_what_is_needed_stays(tmp_path: Path) -> None:
+def test_what_others_use_and_what_is_needed_stays(tmp_path):
     store = open_store(tmp_path)
     train(store, "a", "xxxxx", finished=False)
     evaluate(store, "tried", "training-xx")
@@ -103,7 +100,7 @@ def test_what_others_use_and_what_is_needed_stays(tmp_path: Path) -> None:
     assert store.policies.find("training-xx")
 
 
-def test_a_run_that_is_gone_through_again_removes_nothing_more(tmp_path: Path) -> None:
+def test_a_run_that_is_gone_through_again_removes_nothing_more(tmp_path):
     store = open_store(tmp_path)
     train(store, "a", "xxxx", finished=False)
     settings = ("training.keep_weights=last:2,every:3", "training.save_optimizer_every=2")
@@ -113,7 +110,7 @@ def test_a_run_that_is_gone_through_again_removes_nothing_more(tmp_path: Path) -
     assert store.policies.names() == before == names([3, 4])
 
 
-def test_the_ledger_comes_first(tmp_path: Path) -> None:
+def test_the_ledger_comes_first(tmp_path):
     """Nothing goes before what replaces it is in the ledger: a run killed in between would have neither."""
     store = open_store(tmp_path)
     train(store, "a", "xx", finished=False)
@@ -135,11 +132,11 @@ def test_the_ledger_comes_first(tmp_path: Path) -> None:
         (("training.save_optimizer_every=5", "training.policy_dtype=bfloat16", "training.dtype=bfloat16"), 4 * 2 + 14),
     ],
 )
-def test_the_most_that_weights_take(overrides: tuple[str, ...], expected: int) -> None:
+def test_the_most_that_weights_take(overrides, expected):
     assert most_bytes(config("steps=5", *overrides), 10**6) == expected * 10**6
 
 
-def test_a_run_without_room_for_its_weights_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_room_for_its_weights_is_refused(tmp_path, monkeypatch):
     import torch
     from safetensors.torch import save_file
 
@@ -157,7 +154,7 @@ def test_a_run_without_room_for_its_weights_is_refused(tmp_path: Path, monkeypat
     require_space(store, settings, model)
 
 
-def test_a_hundred_steps_of_the_gpu_preset_have_room_on_a_small_disk() -> None:
+def test_a_hundred_steps_of_the_gpu_preset_have_room_on_a_small_disk():
     """Qwen3-0.6B has 596,049,920 parameters."""
     preset = load(["qwen3_gpu"])
     assert preset.steps == 100

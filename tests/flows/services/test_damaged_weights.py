@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -49,7 +48,7 @@ class Untouched:
 
 
 @pytest.fixture
-def context(tmp_path: Path) -> RunContext:
+def context(tmp_path):
     """A run whose only policies came in: whole weights, and an adapter over them."""
     store = open_store(tmp_path / "store")
     for key in ("whole", "adapter"):
@@ -76,7 +75,7 @@ def serve(context: RunContext, policy: str) -> Any:
     return service._load(Policy(policy, 0), "http://127.0.0.1:1")
 
 
-def test_whole_weights_are_loaded(context: RunContext) -> None:
+def test_whole_weights_are_loaded(context):
     assert recover(context, "whole") == ["whole"]
 
 
@@ -84,9 +83,7 @@ def test_whole_weights_are_loaded(context: RunContext) -> None:
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("use", [recover, serve, lambda context, key: whole_weights(context.store, key)])
 @pytest.mark.parametrize("policy", ["whole", "adapter"])  # of an adapter, the weights below it are damaged
-def test_one_flipped_bit_is_refused(
-    context: RunContext, monkeypatch: pytest.MonkeyPatch, name: str, use: Callable[..., Any], policy: str
-) -> None:
+def test_one_flipped_bit_is_refused(context, monkeypatch, name, use, policy):
     monkeypatch.setattr("flows.services.engine.Engine", Untouched)
     file = context.store.policies.directory("whole") / name
     data = bytearray(file.read_bytes())

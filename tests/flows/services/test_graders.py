@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,14 +32,14 @@ EXAMPLE = '{"prompt":"Reverse inside <rev>: abc","text":"abc"}'
 
 
 @pytest.fixture
-def plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+def plugins(monkeypatch):
     """Make the tests' own tasksets importable, here and in the processes that are started."""
     monkeypatch.syspath_prepend(PLUGINS)
     monkeypatch.setenv("PYTHONPATH", str(PLUGINS))
 
 
 @pytest.fixture
-def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
+def supervisor(tmp_path):
     with Supervisor("regrading", tmp_path / "logs") as started:
         yield started
 
@@ -74,7 +73,7 @@ def planted(context: RunContext, rows: dict[str, pa.Table]) -> tuple[Ref, Ref]:
 
 
 @pytest.mark.nightly
-def test_a_changed_reward_function_is_another_piece_of_work(tmp_path: Path) -> None:
+def test_a_changed_reward_function_is_another_piece_of_work(tmp_path):
     store = open_store(tmp_path / "store")
     as_it_was = config(reverse())
     stricter = {"similarity": {"fn": f"{PLUGINS / 'stricter.py'}:exactly", "weight": 3.0}}
@@ -101,7 +100,7 @@ def test_a_changed_reward_function_is_another_piece_of_work(tmp_path: Path) -> N
 
 
 @pytest.mark.fault("services", "a grader is killed", "it comes back, the same scores")
-def test_a_killed_grader_comes_back(supervisor: Supervisor, plugins: None) -> None:
+def test_a_killed_grader_comes_back(supervisor, plugins):
     rows = reversals()
     graders = GraderProcesses(supervisor, config(reverse()))
     first = graders.scores(**rows)
@@ -113,7 +112,7 @@ def test_a_killed_grader_comes_back(supervisor: Supervisor, plugins: None) -> No
     assert handle.generation == 2
 
 
-def test_who_does_not_know_the_key_is_not_served(supervisor: Supervisor) -> None:
+def test_who_does_not_know_the_key_is_not_served(supervisor):
     rows = reversals()
     graders = GraderProcesses(supervisor, config(reverse()))
     graders.begin()
@@ -124,7 +123,7 @@ def test_who_does_not_know_the_key_is_not_served(supervisor: Supervisor) -> None
 
 
 @pytest.mark.nightly
-def test_two_environments_are_scored_each_by_its_own(supervisor: Supervisor, plugins: None) -> None:
+def test_two_environments_are_scored_each_by_its_own(supervisor, plugins):
     import duel
 
     task = duel.DuelTask(duel.DuelData(prompt="p"))
@@ -140,7 +139,7 @@ def test_two_environments_are_scored_each_by_its_own(supervisor: Supervisor, plu
 
 
 @pytest.mark.nightly
-def test_what_needs_a_rollout_is_refused_and_the_grader_lives(supervisor: Supervisor, plugins: None) -> None:
+def test_what_needs_a_rollout_is_refused_and_the_grader_lives(supervisor, plugins):
     import duel
 
     graders = GraderProcesses(supervisor, config({"name": "duel", "taskset": {"id": "duel"}}))
@@ -156,7 +155,7 @@ def test_what_needs_a_rollout_is_refused_and_the_grader_lives(supervisor: Superv
 
 
 @pytest.mark.nightly
-def test_an_environment_that_does_not_load(supervisor: Supervisor, tmp_path: Path, monkeypatch: Any) -> None:
+def test_an_environment_that_does_not_load(supervisor, tmp_path, monkeypatch):
     (tmp_path / "broken_taskset.py").write_text("raise RuntimeError('the planted error')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))

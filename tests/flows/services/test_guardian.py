@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -50,7 +49,7 @@ class Flow:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[str], Flow]]:
+def start(tmp_path):
     flows: list[Flow] = []
 
     def begin(ending: str) -> Flow:
@@ -69,7 +68,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], Flow]]:
 @pytest.mark.fault("process", "a flow's process group gets a signal", "no process of its services is left")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 @pytest.mark.essential
-def test_a_killed_flow_leaves_nothing(start: Callable[[str], Flow], number: signal.Signals) -> None:
+def test_a_killed_flow_leaves_nothing(start, number):
     flow = start("wait")
     before = owned_processes(flow.owner)
     assert flow.orphan() in before
@@ -81,7 +80,7 @@ def test_a_killed_flow_leaves_nothing(start: Callable[[str], Flow], number: sign
 
 
 @pytest.mark.parametrize(("ending", "status"), [("return", 0), ("raise", 1)])
-def test_the_end_of_the_block_leaves_nothing(start: Callable[[str], Flow], ending: str, status: int) -> None:
+def test_the_end_of_the_block_leaves_nothing(start, ending, status):
     flow = start(ending)
     assert flow.process.wait(PATIENCE) == status
     assert owned_processes(flow.owner) == []  # at once: the block waits
@@ -91,7 +90,7 @@ def test_the_end_of_the_block_leaves_nothing(start: Callable[[str], Flow], endin
 @pytest.mark.fault(
     "process", "a guardian is killed while its flow is stopped", "the service ends with it, the sweep finds the orphan"
 )
-def test_a_killed_guardian_takes_the_service_along_and_the_sweep_finds_the_rest(start: Callable[[str], Flow]) -> None:
+def test_a_killed_guardian_takes_the_service_along_and_the_sweep_finds_the_rest(start):
     flow = start("wait")
     service = int((flow.directory / "stubborn.json").read_text().split()[-1].rstrip("}"))
     keeper = guardian.parents()[service]
@@ -108,13 +107,13 @@ def test_a_killed_guardian_takes_the_service_along_and_the_sweep_finds_the_rest(
     assert owned_processes(flow.owner) == []
 
 
-def test_sweep_spares_what_has_a_living_owner(start: Callable[[str], Flow]) -> None:
+def test_sweep_spares_what_has_a_living_owner(start):
     flow = start("wait")
     sweep()
     assert len(owned_processes(flow.owner)) == 5
 
 
-def test_guardian_exits_with_the_status_of_its_service() -> None:
+def test_guardian_exits_with_the_status_of_its_service():
     def guard(*program: str) -> int:
         read, write = os.pipe()
         command = [sys.executable, "-I", "-S", guardian.__file__, str(read), "0.5", *program]
@@ -129,7 +128,7 @@ def test_guardian_exits_with_the_status_of_its_service() -> None:
     assert guard("/no/such/program") == 127
 
 
-def test_guardian_forwards_sigterm(tmp_path: Path) -> None:
+def test_guardian_forwards_sigterm(tmp_path):
     read, write = os.pipe()
     report = tmp_path / "report"
     program = [sys.executable, PROGRAM, "polite", str(report)]
@@ -146,7 +145,7 @@ def test_guardian_forwards_sigterm(tmp_path: Path) -> None:
         os.close(write)
 
 
-def test_an_identity_is_of_one_process_only() -> None:
+def test_an_identity_is_of_one_process_only():
     process = subprocess.Popen(["sleep", "60"])
     name = identity(process.pid)
     assert is_alive(name)

@@ -38,7 +38,7 @@ STATISTICS = TOKEN_STATISTICS.arrow.append(TOKEN_MASKS.arrow.field("masked"))
 
 
 @pytest.fixture
-def context(tmp_path: Path) -> RunContext:
+def context(tmp_path):
     config = RunConfig.model_validate({"name": "a", "training": {"learning_rate": 1e-2}, "model": {"vocab_size": 256}})
     return RunContext(open_store(tmp_path / "store"), "a", config, {})
 
@@ -55,7 +55,7 @@ def trained(context: RunContext, learners: Sequence[Any]) -> tuple[str, tuple[Fi
     return done.key, policy.files
 
 
-def test_files_that_are_open_and_files_that_are_made_anew_stay_apart(context: RunContext) -> None:
+def test_files_that_are_open_and_files_that_are_made_anew_stay_apart(context):
     """A file that was begun is written to its end, others are made in a directory that is made again."""
     open_files: list[Any] = []
     state = {"weights_sha256": "w", "probe_token_ids": [1, 2], "files": []}
@@ -92,7 +92,7 @@ def test_files_that_are_open_and_files_that_are_made_anew_stay_apart(context: Ru
 
 @pytest.mark.fault("services", "a learner that was given up writes later", "the policy of the one after it, to the bit")
 @pytest.mark.engine
-def test_a_real_learner_that_was_cut_off_writes_its_policy_late(context: RunContext, tmp_path: Path) -> None:
+def test_a_real_learner_that_was_cut_off_writes_its_policy_late(context, tmp_path):
     given: list[Path] = []
     threads: list[threading.Thread] = []
     made: dict[str, dict[str, str]] = {}

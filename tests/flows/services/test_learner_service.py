@@ -2,8 +2,6 @@
 
 import json
 import socket
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -22,7 +20,7 @@ PULSE = "127.0.0.1:1"
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def asked(monkeypatch):
     """The addresses at which a learner was asked whether it answers, which all do."""
     addresses: list[str] = []
     monkeypatch.setattr(pulse, "ask", lambda address, seconds, key: addresses.append(address))
@@ -30,31 +28,27 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def learner(tmp_path: Path) -> LearnerProcess:
+def learner(tmp_path):
     """A service whose process nobody has started."""
     context = RunContext(open_store(tmp_path / "store"), "a", RunConfig(name="a"), {})
     return LearnerProcess(Supervisor("a", tmp_path / "logs"), context)
 
 
 @pytest.fixture
-def closed() -> Iterator[str]:
+def closed():
     """An address at which nobody listens."""
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{held.getsockname()[1]}"
 
 
-def test_a_generation_that_answered_is_not_asked_again_and_another_one_is(
-    learner: LearnerProcess, asked: list[str]
-) -> None:
+def test_a_generation_that_answered_is_not_asked_again_and_another_one_is(learner, asked):
     first, second = ({"address": "a", "pulse": PULSE, "pid": pid} for pid in (1, 2))
     assert [learner._ready(each) for each in (first, first, second, second)] == [True] * 4
     assert asked == [PULSE] * 2
 
 
-def test_a_learner_that_was_lost_is_asked_before_it_is_gone_back_to(
-    learner: LearnerProcess, asked: list[str], closed: str
-) -> None:
+def test_a_learner_that_was_lost_is_asked_before_it_is_gone_back_to(learner, asked, closed):
     """Its guardian may see its end later than we do: until then the same generation is there, with the same report."""
     report: dict[str, Any] = {"address": closed, "pulse": PULSE, "pid": 1}
 
@@ -74,9 +68,7 @@ def test_a_learner_that_was_lost_is_asked_before_it_is_gone_back_to(
     assert asked == [PULSE] * 3
 
 
-def test_nodes_on_a_pool_meet_at_a_port_that_the_first_one_holds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_on_a_pool_meet_at_a_port_that_the_first_one_holds(tmp_path, monkeypatch):
     monkeypatch.setenv(TOKEN, "a secret of these machines")
     learner = {"nodes": 2, "processes": 4, "replicas": 2}
     run = RunConfig.model_validate({"name": "a", "placement": {"services": "pools"}, "learner": learner})

@@ -1,9 +1,7 @@
 """Logs that are bounded: what is kept, where it goes, and that the service goes on writing without a hole."""
 
 import os
-from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +11,7 @@ from flows.services.logs import first_error, keep_newest, last_lines
 SECRET = "sk-very-secret-0123"
 
 
-def test_a_larger_one_keeps_its_newest_bytes_beside_it(tmp_path: Path) -> None:
+def test_a_larger_one_keeps_its_newest_bytes_beside_it(tmp_path):
     log, aside = tmp_path / "engine.log", tmp_path / "engine.log.1"
     with log.open("ab", buffering=0) as service:
         service.write(b"old\nnew\n")
@@ -28,9 +26,7 @@ def test_a_larger_one_keeps_its_newest_bytes_beside_it(tmp_path: Path) -> None:
 
 
 @given(lines=st.lists(st.binary(min_size=1, max_size=40), max_size=30), most=st.integers(200, 400))
-def test_nothing_is_lost_between_two_looks(
-    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], most: int
-) -> None:
+def test_nothing_is_lost_between_two_looks(tmp_path_factory, lines, most):
     log = tmp_path_factory.mktemp("logs") / "x.log"
     aside, written = log.with_name("x.log.1"), b""
     with log.open("ab", buffering=0) as service:
@@ -43,7 +39,7 @@ def test_nothing_is_lost_between_two_looks(
     assert written.endswith(kept) and len(kept) >= min(len(written), most - 100)
 
 
-def test_a_disk_that_is_full_costs_what_the_log_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_is_full_costs_what_the_log_held(tmp_path, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -56,7 +52,7 @@ def test_a_disk_that_is_full_costs_what_the_log_held(tmp_path: Path, monkeypatch
     )
 
 
-def test_a_writer_that_does_not_append_leaves_a_hole_that_counts_for_nothing(tmp_path: Path) -> None:
+def test_a_writer_that_does_not_append_leaves_a_hole_that_counts_for_nothing(tmp_path):
     log, aside, most = tmp_path / "a.log", tmp_path / "a.log.1", 40_000
     with log.open("wb", buffering=0) as program:
         program.write(b"first\n" * 20_000)
@@ -70,7 +66,7 @@ def test_a_writer_that_does_not_append_leaves_a_hole_that_counts_for_nothing(tmp
     assert aside.read_bytes() == (b"last!\n" * 7_000)[-most:]
 
 
-def test_last_lines_of_a_log(tmp_path: Path) -> None:
+def test_last_lines_of_a_log(tmp_path):
     log = tmp_path / "log"
     assert last_lines(log, {}) == []
     log.write_text("".join(f"line {number} {SECRET}\n" for number in range(50)))
@@ -78,7 +74,7 @@ def test_last_lines_of_a_log(tmp_path: Path) -> None:
     assert last_lines(log, {"PORT": SECRET}, 1) == [f"line 49 {SECRET}"]
 
 
-def test_the_first_error_since_the_last_start_is_the_cause(tmp_path: Path) -> None:
+def test_the_first_error_since_the_last_start_is_the_cause(tmp_path):
     log = tmp_path / "log"
     assert first_error(log, {}) == ""
     earlier = "--- engine, generation 1\nValueError: of another start\n"
@@ -91,7 +87,7 @@ def test_the_first_error_since_the_last_start_is_the_cause(tmp_path: Path) -> No
         assert first_error(log, {"HF_TOKEN": SECRET}) == "torch.OutOfMemoryError: no memory for ***"
 
 
-def test_a_line_as_long_as_a_log_is_shown_without_its_middle_and_without_a_cut_secret(tmp_path: Path) -> None:
+def test_a_line_as_long_as_a_log_is_shown_without_its_middle_and_without_a_cut_secret(tmp_path):
     log = tmp_path / "log"
     log.write_text("x" * 1000 + SECRET + "y" * (64 * 1024 - 10))  # the last ten characters of the secret are read
     (line,) = last_lines(log, {"HF_TOKEN": SECRET})

@@ -3,10 +3,7 @@
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
-
-import pytest
 
 from flows.services.base import PolicyLock
 from tasks.inference.engine.client import ServedModel
@@ -17,7 +14,7 @@ from tests.fixtures.waiting import PATIENCE, until
 SECONDS = PATIENCE
 
 
-def test_another_policy_waits_until_nobody_holds_the_first() -> None:
+def test_another_policy_waits_until_nobody_holds_the_first():
     lock, told, left = PolicyLock(), threading.Event(), []
 
     def other() -> None:
@@ -34,7 +31,7 @@ def test_another_policy_waits_until_nobody_holds_the_first() -> None:
     assert left == ["a", "b"]
 
 
-def test_who_has_waited_longest_is_next() -> None:
+def test_who_has_waited_longest_is_next():
     lock, order = PolicyLock(), list[str]()
 
     def other(policy: str) -> None:
@@ -53,7 +50,7 @@ def test_who_has_waited_longest_is_next() -> None:
             done.result(SECONDS)
 
 
-def test_only_who_holds_a_policy_alone_exchanges_it_and_not_before_others_who_wait() -> None:
+def test_only_who_holds_a_policy_alone_exchanges_it_and_not_before_others_who_wait():
     lock = PolicyLock()
     with ThreadPoolExecutor(2) as threads, lock.hold("a"):
         with lock.hold("a"):
@@ -78,7 +75,7 @@ def test_only_who_holds_a_policy_alone_exchanges_it_and_not_before_others_who_wa
     assert not lock._holders
 
 
-def test_draws_ahead_and_evaluations_never_see_two_policies_and_all_end() -> None:
+def test_draws_ahead_and_evaluations_never_see_two_policies_and_all_end():
     """As in a run one step off policy: each policy is drawn with and evaluated, by threads of their own."""
     lock, guard = PolicyLock(), threading.Lock()
     held: Counter[str] = Counter()
@@ -105,9 +102,7 @@ def test_draws_ahead_and_evaluations_never_see_two_policies_and_all_end() -> Non
     assert not mixed and not +held
 
 
-def test_the_engine_exchanges_a_policy_only_under_its_one_holder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_engine_exchanges_a_policy_only_under_its_one_holder(tmp_path, monkeypatch):
     engine = session_for(tmp_path / "store", "run").engine
     brought: list[tuple[str, bool]] = []
 

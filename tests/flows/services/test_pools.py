@@ -1,7 +1,6 @@
 """What a run and its services on pools agree on: leases by one's own clock, keys of a shared token, an interface."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +24,7 @@ from storage.store import open_store
 RUN = RunConfig.model_validate({"name": "a", "store": "/data", "placement": {"services": "pools"}})
 
 
-def test_a_lease_ends_when_nothing_new_was_read_in_so_many_looks() -> None:
+def test_a_lease_ends_when_nothing_new_was_read_in_so_many_looks():
     renewals = RenewalWatch(3 * BEAT_SECONDS)
     assert [renewals.look(1) for _ in range(4)] == [True, True, True, False], "the first look is a renewal"
     assert renewals.look(2), "whoever says something new is there, however late it is read"
@@ -33,7 +32,7 @@ def test_a_lease_ends_when_nothing_new_was_read_in_so_many_looks() -> None:
     assert [never.look(None), never.look(None)] == [True, False], "a run that never renewed it is no run"
 
 
-def test_keys_are_of_the_token_the_run_and_the_purpose(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_are_of_the_token_the_run_and_the_purpose(monkeypatch):
     monkeypatch.delenv(TOKEN, raising=False)
     with pytest.raises(ServiceFailed, match=f"{TOKEN} is not set here. Nothing was started"):
         shared_key(RUN, "engine")
@@ -43,7 +42,7 @@ def test_keys_are_of_the_token_the_run_and_the_purpose(monkeypatch: pytest.Monke
     assert len(keys) == 3 and shared_key(RUN, "engine") in keys
 
 
-def test_a_proof_fits_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_proof_fits_one_request(monkeypatch):
     monkeypatch.setenv(TOKEN, "one")
     asked = RUN, "engine", "2", "/weights"
     proof = proof_of(*asked)
@@ -57,7 +56,7 @@ def test_a_proof_fits_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
         require_proof(proof, *asked)
 
 
-def test_a_request_has_the_config_and_no_token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_request_has_the_config_and_no_token(monkeypatch, tmp_path):
     monkeypatch.setenv(TOKEN, "a very long secret")
     stand_in(RUN, "engine", "2", "/weights", tmp_path / "engine-2.json")
     file = tmp_path / "engine-2.request.json"
@@ -69,7 +68,7 @@ def test_a_request_has_the_config_and_no_token(monkeypatch: pytest.MonkeyPatch, 
     assert RunConfig.model_validate(request["parameters"]["config"]) == RUN
 
 
-def test_a_worker_finds_the_store_from_any_directory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_worker_finds_the_store_from_any_directory(monkeypatch, tmp_path):
     monkeypatch.setenv(TOKEN, "one")
     monkeypatch.chdir(tmp_path)
     run = RUN.model_copy(update={"store": "store"})
@@ -84,9 +83,7 @@ def test_a_worker_finds_the_store_from_any_directory(monkeypatch: pytest.MonkeyP
     assert shared_key(run, "learner") == key
 
 
-def test_a_machine_without_the_store_or_the_model_serves_no_weights(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_machine_without_the_store_or_the_model_serves_no_weights(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     run = RUN.model_copy(update={"store": str(tmp_path / "store")})
     for service in ("engine", "learner"):
@@ -103,9 +100,7 @@ def test_a_machine_without_the_store_or_the_model_serves_no_weights(
     assert _log_directory(bucket, "learner", "") == tmp_path / ".stagecoach/logs/a"
 
 
-def test_each_server_of_an_environment_is_asked_for_by_its_own_name(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_each_server_of_an_environment_is_asked_for_by_its_own_name(monkeypatch, tmp_path):
     monkeypatch.setenv(TOKEN, "one")
     environment = {"name": "calc", "taskset": {"id": "sample_calc_tools"}, "servers": 2}
     run = RunConfig.model_validate({**RUN.model_dump(), "environments": [environment]})
@@ -124,7 +119,7 @@ def test_each_server_of_an_environment_is_asked_for_by_its_own_name(
         assert (only.name, only.server_names, only.max_restarts) == ("calc", ("calc",), 0), "one, and it is its run's"
 
 
-def test_an_interface_has_an_address_of_this_machine_or_is_explained() -> None:
+def test_an_interface_has_an_address_of_this_machine_or_is_explained():
     assert address_of("lo") == "127.0.0.1"
     with pytest.raises(ServiceFailed, match=r"placement.interface is 'eth99'.*Here there are: .*\blo\b"):
         address_of("eth99")

@@ -4,12 +4,11 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -40,7 +39,7 @@ REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "sample_reverse_text"
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InferenceService]:
+def engine(tmp_path_factory):
     """Two replicas, and two policies in the store, of which they serve the first."""
     directory = tmp_path_factory.mktemp("replicas")
     model, other = tiny_qwen3(directory / "model", seed=3), tiny_qwen3(directory / "other", seed=4)
@@ -73,7 +72,7 @@ def served_keys(engine: InferenceService) -> set[str | None]:
     return keys
 
 
-def test_a_policy_that_is_expected_is_there_before_anybody_asks_for_it(engine: InferenceService) -> None:
+def test_a_policy_that_is_expected_is_there_before_anybody_asks_for_it(engine):
     with engine.pinned(POLICY):
         engine.preload(NEXT)
         until(lambda: engine._policy_lock._waiting == [NEXT.key], lambda: "nobody waits for the next policy")
@@ -81,9 +80,7 @@ def test_a_policy_that_is_expected_is_there_before_anybody_asks_for_it(engine: I
     until(lambda: served_keys(engine) == {NEXT.key}, lambda: f"the engines serve {served_keys(engine)}")
 
 
-def test_who_waits_while_a_policy_is_brought_does_not_bring_it_again(
-    engine: InferenceService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_while_a_policy_is_brought_does_not_bring_it_again(engine, monkeypatch):
     bring, seen, asked = InferenceService._load, list[str](), list[bool]()
     ready_urls = services._ready_urls
 
@@ -108,18 +105,14 @@ def test_who_waits_while_a_policy_is_brought_does_not_bring_it_again(
     assert engine.serve(POLICY) is not first.result() and len(seen) == 4, "who comes later asks the engines"
 
 
-def test_files_are_read_only_to_bring_or_prove_a_policy(
-    engine: InferenceService, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_read_only_to_bring_or_prove_a_policy(engine, monkeypatch):
     engine.serve(POLICY)
     with monkeypatch.context() as unread:
         unread.setattr(type(engine._context.store.policies), "directory", lambda *_: pytest.fail("files are verified"))
         assert engine.serve(POLICY).urls
 
 
-def test_a_policy_that_cannot_be_brought_early_is_told_to_who_asks_for_it(
-    engine: InferenceService, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_policy_that_cannot_be_brought_early_is_told_to_who_asks_for_it(engine, caplog):
     absent = Policy("absent", 2)
     with caplog.at_level("INFO", "flows.services.engine"):
         engine.preload(absent)
@@ -143,7 +136,7 @@ def tokens(groups: dict[str, dict[str, pa.Table]]) -> dict[str, list[list[int]]]
     return found
 
 
-def test_a_killed_replica_costs_no_row(engine: InferenceService, tmp_path: Path) -> None:
+def test_a_killed_replica_costs_no_row(engine, tmp_path):
     examples = environments.examples(REVERSE)
     dealt: dict[str, str] = {}
     assignments = assigned("reverse", examples["example_id"].to_pylist()[:12], 4)

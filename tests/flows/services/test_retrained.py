@@ -54,7 +54,7 @@ class Retraining:
 
 
 @pytest.fixture
-def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunContext:
+def context(tmp_path, monkeypatch):
     """A run of a first policy, and one that was trained without its optimizer state."""
     store = open_store(tmp_path / "store")
     for version, key in enumerate(("first", "second")):
@@ -78,9 +78,7 @@ def recover(context: RunContext, by: float, device: str) -> dict[str, Any]:
     return learner.held
 
 
-def test_a_small_difference_on_cuda_goes_on_from_what_is_recorded(
-    context: RunContext, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_small_difference_on_cuda_goes_on_from_what_is_recorded(context, caplog):
     held = recover(context, MAX_DIFFERENCE / 2, "cuda")
     assert held["key"] == "second" and held["state"] == [7.0], "with the state that training again came to"
     assert all((held["weights"][name] == WEIGHTS[name]).all() for name in WEIGHTS)
@@ -88,19 +86,17 @@ def test_a_small_difference_on_cuda_goes_on_from_what_is_recorded(
 
 
 @pytest.mark.parametrize(("by", "device"), [(MAX_DIFFERENCE / 2, "cpu"), (MAX_DIFFERENCE * 2, "cuda")])
-def test_the_processor_is_exact_and_a_large_difference_stops_everywhere(
-    context: RunContext, by: float, device: str
-) -> None:
+def test_the_processor_is_exact_and_a_large_difference_stops_everywhere(context, by, device):
     with pytest.raises(WeightsDiffer, match="training its recorded batches again"):
         recover(context, by, device)
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_equal_weights_are_taken_as_they_are(context: RunContext, device: str) -> None:
+def test_equal_weights_are_taken_as_they_are(context, device):
     assert recover(context, 0.0, device)["key"] == "second"
 
 
-def test_a_learner_that_was_lost_cannot_write_where_the_next_one_trains_again(context: RunContext) -> None:
+def test_a_learner_that_was_lost_cannot_write_where_the_next_one_trains_again(context):
     given: list[Path] = []
 
     class Lost(Retraining):
@@ -128,9 +124,7 @@ def test_a_learner_that_was_lost_cannot_write_where_the_next_one_trains_again(co
 
 
 @pytest.mark.parametrize(("own", "ranks"), [({}, 1), ({"processes": 3}, 3), ({"processes": 2, "nodes": 2}, 4)])
-def test_state_that_was_kept_is_that_of_all_ranks_or_none(
-    context: RunContext, tmp_path: Path, own: dict[str, int], ranks: int
-) -> None:
+def test_state_that_was_kept_is_that_of_all_ranks_or_none(context, tmp_path, own, ranks):
     loaded: list[str] = []
 
     class Keeping(Retraining):
@@ -149,13 +143,13 @@ def test_state_that_was_kept_is_that_of_all_ranks_or_none(
     assert loaded == [str(kept)]
 
 
-def test_without_recorded_weights_nothing_can_be_compared(context: RunContext) -> None:
+def test_without_recorded_weights_nothing_can_be_compared(context):
     context.store.policies.remove("second", "a test")
     with pytest.raises(WeightsDiffer):
         recover(context, MAX_DIFFERENCE / 2, "cuda")
 
 
-def test_other_tensors_are_infinitely_far(tmp_path: Path) -> None:
+def test_other_tensors_are_infinitely_far(tmp_path):
     for name, arrays in (("a", WEIGHTS), ("b", {"a": WEIGHTS["a"]}), ("c", {**WEIGHTS, "b": WEIGHTS["b"][:4]})):
         (tmp_path / name).mkdir()
         save_file(arrays, tmp_path / name / "model.safetensors")

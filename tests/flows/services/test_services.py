@@ -6,7 +6,6 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -55,7 +54,7 @@ def spec(directory: Path, name: str = "engine", program: str = "polite", **chang
 
 
 @pytest.fixture
-def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
+def supervisor(tmp_path):
     with Supervisor("run", tmp_path / "services") as supervisor:
         yield supervisor
     assert owned_processes(identity()) == []
@@ -77,7 +76,7 @@ def failure(handle: Handle) -> ServiceFailed:
     return caught.value
 
 
-def test_a_service_starts_reports_and_ends(tmp_path: Path) -> None:
+def test_a_service_starts_reports_and_ends(tmp_path):
     with Supervisor("run", tmp_path) as supervisor:
         handle = supervisor.start(spec(tmp_path))
         assert handle.wait() == {"pid": handle.pid}
@@ -88,7 +87,7 @@ def test_a_service_starts_reports_and_ends(tmp_path: Path) -> None:
     assert (tmp_path / "engine.json.ended").exists()
 
 
-def test_starts_are_side_by_side(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_starts_are_side_by_side(supervisor, tmp_path):
     asked: list[str] = []
 
     def both_there(_: dict[str, Any]) -> bool:
@@ -103,9 +102,7 @@ def test_starts_are_side_by_side(supervisor: Supervisor, tmp_path: Path) -> None
 
 
 @pytest.mark.fault("services", "a service is killed twice", "it is started again once, then its failure is named")
-def test_a_killed_service_comes_back_with_a_fresh_report_until_no_restart_is_left(
-    supervisor: Supervisor, tmp_path: Path
-) -> None:
+def test_a_killed_service_comes_back_with_a_fresh_report_until_no_restart_is_left(supervisor, tmp_path):
     handle = supervisor.start(spec(tmp_path))
     first = killed(handle)
     assert start_time(first) is None
@@ -132,7 +129,7 @@ class OneProcess(RunService):
 
 
 @pytest.mark.fault("two writers", "two processes start the services of one run", "each knows its own alone")
-def test_what_services_report_is_private_to_who_started_them(tmp_path: Path) -> None:
+def test_what_services_report_is_private_to_who_started_them(tmp_path):
     with Supervisor("run", tmp_path) as first, Supervisor("run", tmp_path) as second:
         handles = []
         for service in map(OneProcess, (first, second)):
@@ -148,7 +145,7 @@ def test_what_services_report_is_private_to_who_started_them(tmp_path: Path) -> 
 
 
 @pytest.fixture
-def told(supervisor: Supervisor) -> Iterator[list[str]]:
+def told(supervisor):
     """What a run is told of its services."""
     told: list[str] = []
     with supervisor.subscribe(lambda news: None if isinstance(news, Starting) else told.append(str(news))):
@@ -156,9 +153,7 @@ def told(supervisor: Supervisor) -> Iterator[list[str]]:
 
 
 @pytest.mark.fault("services", "a service is killed three times", "each loss is told with the restart that follows")
-def test_every_loss_is_told_with_its_end_and_the_restart_that_follows(
-    supervisor: Supervisor, tmp_path: Path, told: list[str]
-) -> None:
+def test_every_loss_is_told_with_its_end_and_the_restart_that_follows(supervisor, tmp_path, told):
     log = tmp_path / "engine.log"
     handle = supervisor.start(spec(tmp_path, max_restarts=2))
     for _ in range(3):
@@ -169,9 +164,7 @@ def test_every_loss_is_told_with_its_end_and_the_restart_that_follows(
     assert told == [f"engine: was killed by signal 9; {end}; log: {log}" for end in ends]
 
 
-def test_of_several_of_a_kind_those_that_answer_are_enough_and_the_last_that_fails_is_all(
-    supervisor: Supervisor, tmp_path: Path, told: list[str]
-) -> None:
+def test_of_several_of_a_kind_those_that_answer_are_enough_and_the_last_that_fails_is_all(supervisor, tmp_path, told):
     refused = supervisor.start(spec(tmp_path, "first", arguments=("3",)))
     other = supervisor.start(spec(tmp_path, "second", max_restarts=0))
     assert ready_reports([refused, other]) == [{"pid": other.pid}]
@@ -183,9 +176,7 @@ def test_of_several_of_a_kind_those_that_answer_are_enough_and_the_last_that_fai
         ready_reports([refused, other])
 
 
-def test_of_several_of_a_kind_the_first_that_answers_is_taken_and_the_others_are_waited_for(
-    supervisor: Supervisor, tmp_path: Path
-) -> None:
+def test_of_several_of_a_kind_the_first_that_answers_is_taken_and_the_others_are_waited_for(supervisor, tmp_path):
     may_answer = threading.Event()
     slow = supervisor.start(spec(tmp_path, "slow", ready=lambda _: may_answer.is_set()))
     quick = supervisor.start(spec(tmp_path, "quick"))
@@ -196,9 +187,7 @@ def test_of_several_of_a_kind_the_first_that_answers_is_taken_and_the_others_are
 
 
 @pytest.mark.fault("services", "a service exits, another hangs", "each is told with how it ended")
-def test_an_exit_and_a_hang_are_told_as_such_and_an_end_that_was_asked_for_is_not(
-    watchful: Supervisor, tmp_path: Path, told: list[str]
-) -> None:
+def test_an_exit_and_a_hang_are_told_as_such_and_an_end_that_was_asked_for_is_not(watchful, tmp_path, told):
     watchful.start(spec(tmp_path, "first", arguments=("3",), max_restarts=5))
     hanging = iter([True])
     watchful.start(spec(tmp_path, "second", hangs=lambda _: next(hanging, False))).wait()
@@ -212,9 +201,7 @@ def test_an_exit_and_a_hang_are_told_as_such_and_an_end_that_was_asked_for_is_no
     assert len(told) == 2
 
 
-def test_who_waits_for_a_slow_service_is_told_of_it_once_in_a_while(
-    supervisor: Supervisor, tmp_path: Path, told: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_for_a_slow_service_is_told_of_it_once_in_a_while(supervisor, tmp_path, told, monkeypatch):
     monkeypatch.setattr(process, "SLOW_SECONDS", 0.2)
     handle = supervisor.start(spec(tmp_path, ready=lambda _: len(told) > 1))
     handle.wait()
@@ -222,7 +209,7 @@ def test_who_waits_for_a_slow_service_is_told_of_it_once_in_a_while(
     assert all(re.fullmatch(rf"engine: still starting, \d+ s; log: {tmp_path}/engine.log", news) for news in told)
 
 
-def test_what_nobody_heard_is_told_to_the_first_who_listens(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_what_nobody_heard_is_told_to_the_first_who_listens(supervisor, tmp_path):
     heard: list[ServiceNews] = []
     killed(supervisor.start(spec(tmp_path)))
     until(lambda: has_loss(supervisor._undelivered), lambda: "the loss was not noticed")
@@ -238,7 +225,7 @@ def has_loss(news: list[ServiceNews]) -> bool:
 
 
 @pytest.mark.fault("services", "a service's guardian is killed", "no orphan, and the service is started again")
-def test_a_killed_guardian_leaves_nothing_and_counts_as_a_restart(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_a_killed_guardian_leaves_nothing_and_counts_as_a_restart(supervisor, tmp_path):
     handle = supervisor.start(spec(tmp_path, program="stubborn"))
     handle.wait()
     orphan = int((tmp_path / "engine.json.orphan").read_text())
@@ -252,7 +239,7 @@ def test_a_killed_guardian_leaves_nothing_and_counts_as_a_restart(supervisor: Su
     assert len(owned_processes(identity())) == 3
 
 
-def test_a_service_that_changes_its_title_keeps_its_mark(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_a_service_that_changes_its_title_keeps_its_mark(supervisor, tmp_path):
     pytest.importorskip("setproctitle")
     handle = supervisor.start(spec(tmp_path, program="titled"))
     handle.wait()
@@ -264,9 +251,7 @@ def test_a_service_that_changes_its_title_keeps_its_mark(supervisor: Supervisor,
 @pytest.mark.fault(
     "services", "a service ends before it is ready", "its failure with the end of its log, secrets masked"
 )
-def test_a_service_that_cannot_start_fails_at_once_with_the_end_of_its_log(
-    supervisor: Supervisor, tmp_path: Path
-) -> None:
+def test_a_service_that_cannot_start_fails_at_once_with_the_end_of_its_log(supervisor, tmp_path):
     handle = supervisor.start(spec(tmp_path, arguments=("3",), max_restarts=5))
     message = str(failure(handle))
     happened(message)
@@ -277,14 +262,14 @@ def test_a_service_that_cannot_start_fails_at_once_with_the_end_of_its_log(
     assert handle.generation == 1
 
 
-def test_the_cause_is_in_the_message_however_much_was_printed_after_it(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_the_cause_is_in_the_message_however_much_was_printed_after_it(supervisor, tmp_path):
     program = "print('MemoryError: of a worker', *['  File noise'] * 40, 'RuntimeError: see above', sep='\\n'); exit(3)"
     message = str(failure(supervisor.start(spec(tmp_path, argv=[sys.executable, "-c", program]))))
     assert "log, whose first error is\n  | MemoryError: of a worker\nand which ends" in message
 
 
 @pytest.mark.fault("services", "a service never gets ready", "its failure with its last answer")
-def test_a_service_that_never_gets_ready_fails_with_its_last_answer(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_a_service_that_never_gets_ready_fails_with_its_last_answer(supervisor, tmp_path):
     def refuse(_: dict[str, Any]) -> bool:
         raise ConnectionError("not yet listening")
 
@@ -296,7 +281,7 @@ def test_a_service_that_never_gets_ready_fails_with_its_last_answer(supervisor: 
 
 
 @pytest.mark.fault("services", "a service's report is half written", "it is no report")
-def test_a_half_written_report_is_not_a_report(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_a_half_written_report_is_not_a_report(supervisor, tmp_path):
     handle = supervisor.start(spec(tmp_path))
     handle.wait()
     for text in ('{"pid": 1', "[1]", ""):
@@ -305,7 +290,7 @@ def test_a_half_written_report_is_not_a_report(supervisor: Supervisor, tmp_path:
         assert handle.read_report() is None
 
 
-def test_an_external_service_is_adopted_and_left_alone(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_an_external_service_is_adopted_and_left_alone(supervisor, tmp_path):
     asked: list[dict[str, Any]] = []
     url = "http://127.0.0.1:1"
     handle = supervisor.start(spec(tmp_path, external=url, ready=lambda report: not asked.append(report)))
@@ -315,7 +300,7 @@ def test_an_external_service_is_adopted_and_left_alone(supervisor: Supervisor, t
     assert not (tmp_path / "engine.log").exists()
 
 
-def test_an_unreachable_external_service_says_that_nothing_was_started(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_an_unreachable_external_service_says_that_nothing_was_started(supervisor, tmp_path):
     away = spec(tmp_path, "away", external="http://127.0.0.1:1", ready=lambda _: False, startup_seconds=0.1)
     message = str(failure(supervisor.start(away)))
     assert "'away' at http://127.0.0.1:1 is not ready" in message and "Nothing was started" in message
@@ -332,9 +317,7 @@ with socket.socket(socket.AF_UNIX) as bound:
 """
 
 
-def test_an_engine_finds_room_for_its_socket_though_tmpdir_is_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_finds_room_for_its_socket_though_tmpdir_is_long(tmp_path, monkeypatch):
     long = tmp_path / ("x" * 60)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
@@ -345,7 +328,7 @@ def test_an_engine_finds_room_for_its_socket_though_tmpdir_is_long(
     assert not there.exists()
 
 
-def test_every_tmpdir_that_is_short_enough_is_taken_and_none_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_tmpdir_that_is_short_enough_is_taken_and_none_is_one_message(monkeypatch):
     most = SOCKET_CHARACTERS - ROOM - len(f"/stagecoach-{os.getuid()}")
     monkeypatch.setattr(os, "access", lambda place, mode: place.startswith("/x"))
     monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * (most - 1))
@@ -356,7 +339,7 @@ def test_every_tmpdir_that_is_short_enough_is_taken_and_none_is_one_message(monk
 
 
 @pytest.mark.parametrize("problem", [RuntimeError, KeyboardInterrupt])
-def test_an_exception_ends_the_services(tmp_path: Path, problem: type[BaseException]) -> None:
+def test_an_exception_ends_the_services(tmp_path, problem):
     with pytest.raises(problem), Supervisor("run", tmp_path) as supervisor:
         supervisor.start(spec(tmp_path)).wait()
         assert owned_processes(identity()) != []
@@ -364,7 +347,7 @@ def test_an_exception_ends_the_services(tmp_path: Path, problem: type[BaseExcept
     assert owned_processes(identity()) == []
 
 
-def test_services_end_though_a_forked_child_of_the_flow_lives(tmp_path: Path) -> None:
+def test_services_end_though_a_forked_child_of_the_flow_lives(tmp_path):
     with Supervisor("run", tmp_path) as supervisor:
         supervisor.start(spec(tmp_path)).wait()
         child = os.fork()
@@ -377,22 +360,20 @@ def test_services_end_though_a_forked_child_of_the_flow_lives(tmp_path: Path) ->
     assert ended
 
 
-def test_a_secret_in_the_command_line_is_refused(supervisor: Supervisor, tmp_path: Path) -> None:
+def test_a_secret_in_the_command_line_is_refused(supervisor, tmp_path):
     with pytest.raises(AssertionError, match="a secret in the command line"):
         supervisor.start(spec(tmp_path, arguments=(f"--key={SECRET}",)))
 
 
 @pytest.fixture
-def watchful(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> Supervisor:
+def watchful(supervisor, monkeypatch):
     """A supervisor that asks often whether a service hangs."""
     monkeypatch.setattr(process, "ASK_SECONDS", 0.1)
     return supervisor
 
 
 @pytest.mark.fault("services", "a service hangs", "it is started again, and its log says why")
-def test_a_service_that_does_not_answer_is_started_again_and_its_log_says_why(
-    watchful: Supervisor, tmp_path: Path
-) -> None:
+def test_a_service_that_does_not_answer_is_started_again_and_its_log_says_why(watchful, tmp_path):
     asked: list[dict[str, Any]] = []
 
     def hangs(report: dict[str, Any]) -> bool:
@@ -410,9 +391,7 @@ def test_a_service_that_does_not_answer_is_started_again_and_its_log_says_why(
     assert head in (tmp_path / "server.log").read_text()
 
 
-def test_who_waits_for_a_service_without_an_answer_is_told(
-    watchful: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_waits_for_a_service_without_an_answer_is_told(watchful, tmp_path, monkeypatch):
     monkeypatch.setattr(process, "SLOW_SECONDS", 0.1)
     heard: list[ServiceNews] = []
     may_answer = threading.Event()
@@ -427,7 +406,7 @@ def test_who_waits_for_a_service_without_an_answer_is_told(
 
 
 @pytest.mark.fault("services", "a service hangs and has no restart left", "its failure with that reason")
-def test_one_that_hangs_again_fails_with_that_reason(watchful: Supervisor, tmp_path: Path) -> None:
+def test_one_that_hangs_again_fails_with_that_reason(watchful, tmp_path):
     handle = watchful.start(spec(tmp_path, "server", hangs=lambda _: True, max_restarts=0))
     handle.wait()
     handle._await_change(1, PATIENCE)
@@ -435,7 +414,7 @@ def test_one_that_hangs_again_fails_with_that_reason(watchful: Supervisor, tmp_p
     assert "'server' did not answer any more and was ended in generation 1: no rest" in str(failure(handle))
 
 
-def test_a_service_is_not_asked_before_it_was_ready(watchful: Supervisor, tmp_path: Path) -> None:
+def test_a_service_is_not_asked_before_it_was_ready(watchful, tmp_path):
     asked: list[dict[str, Any]] = []
     handle = watchful.start(spec(tmp_path, "server", hangs=lambda report: bool(asked.append(report))))
     assert handle.ready_report() is None
@@ -448,9 +427,7 @@ def test_a_service_is_not_asked_before_it_was_ready(watchful: Supervisor, tmp_pa
 @pytest.mark.fault(
     "services", "the system refuses to start a service again", "its failure with the system's words, no descriptor lost"
 )
-def test_one_that_cannot_be_started_again_fails_at_once_and_says_what_the_system_said(
-    watchful: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_cannot_be_started_again_fails_at_once_and_says_what_the_system_said(watchful, tmp_path, monkeypatch):
     handle = watchful.start(spec(tmp_path, "server"))
     handle.wait()
     descriptors = len(os.listdir("/proc/self/fd"))
@@ -466,7 +443,7 @@ def test_one_that_cannot_be_started_again_fails_at_once_and_says_what_the_system
 
 
 @pytest.mark.fault("services", "a service floods its log", "the log stays within its share, whole lines")
-def test_a_flood_fills_no_more_than_its_share_of_the_disk(watchful: Supervisor, tmp_path: Path) -> None:
+def test_a_flood_fills_no_more_than_its_share_of_the_disk(watchful, tmp_path):
     flood = "import sys\nfor number in range(10**9): sys.stdout.write(f'line {number:09}\\n'), sys.stdout.flush()"
     argv = [sys.executable, "-c", flood]
     handle = watchful.start(spec(tmp_path, "server", argv=argv, report=None, log_bytes=140_000))
@@ -482,7 +459,7 @@ def test_a_flood_fills_no_more_than_its_share_of_the_disk(watchful: Supervisor, 
     assert log.stat().st_size <= 140_000 and log.read_bytes().count(b"\0") == 0
 
 
-def test_lines_of_a_log_are_passed_on_as_they_come_without_secrets(tmp_path: Path) -> None:
+def test_lines_of_a_log_are_passed_on_as_they_come_without_secrets(tmp_path):
     log = tmp_path / "engine.log"
     log.write_text("of an earlier run\n")
     heard: list[ServiceNews] = []

@@ -87,7 +87,7 @@ def machine(tmp_path_factory):
         yield found
 
 
-def test_it_sleeps_for_the_learner_and_wakes_for_rollouts(machine) -> None:
+def test_it_sleeps_for_the_learner_and_wakes_for_rollouts(machine):
     assert machine.serves()
     with machine.learner.turn(), machine.client() as client:
         assert client.is_sleeping() and client.state().policy_key == ""
@@ -99,7 +99,7 @@ def test_it_sleeps_for_the_learner_and_wakes_for_rollouts(machine) -> None:
     assert machine.serves()
 
 
-def test_a_turn_waits_for_those_who_sample_and_they_for_it(machine) -> None:
+def test_a_turn_waits_for_those_who_sample_and_they_for_it(machine):
     order = []
 
     def train() -> None:
@@ -130,7 +130,7 @@ def test_a_turn_waits_for_those_who_sample_and_they_for_it(machine) -> None:
 
 
 @pytest.mark.nightly
-def test_the_engine_is_killed_before_it_sleeps(machine) -> None:
+def test_the_engine_is_killed_before_it_sleeps(machine):
     assert machine.serves()
     killed = machine.kill(machine.engine)
     with machine.learner.turn(), machine.client() as client:
@@ -139,7 +139,7 @@ def test_the_engine_is_killed_before_it_sleeps(machine) -> None:
 
 
 @pytest.mark.nightly
-def test_the_engine_is_killed_asleep_and_stays_away_from_the_learner_s_memory(machine) -> None:
+def test_the_engine_is_killed_asleep_and_stays_away_from_the_learner_s_memory(machine):
     with machine.learner.turn():
         handle = machine.handle(machine.engine)
         killed = machine.kill(machine.engine)
@@ -150,7 +150,7 @@ def test_the_engine_is_killed_asleep_and_stays_away_from_the_learner_s_memory(ma
     assert machine.serves() and handle.generation == killed + 1
 
 
-def test_the_learner_is_killed_while_the_engine_sleeps(machine) -> None:
+def test_the_learner_is_killed_while_the_engine_sleeps(machine):
     engine = machine.handle(machine.engine).generation
     with machine.learner.turn():
         killed = machine.kill(machine.learner)
@@ -160,7 +160,7 @@ def test_the_learner_is_killed_while_the_engine_sleeps(machine) -> None:
 
 
 @pytest.mark.nightly
-def test_the_engine_is_killed_before_it_wakes(machine) -> None:
+def test_the_engine_is_killed_before_it_wakes(machine):
     with machine.learner.turn():
         pass
     killed = machine.kill(machine.engine)
@@ -169,7 +169,7 @@ def test_the_engine_is_killed_before_it_wakes(machine) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("dies", [True, False])
-def test_it_is_awake_and_not_handed_over_yet(machine, monkeypatch, dies: bool) -> None:
+def test_it_is_awake_and_not_handed_over_yet(machine, monkeypatch, dies):
     """Killed, or the hand-over failed: half awake, it goes on from there."""
     with machine.learner.turn():
         pass

@@ -27,7 +27,7 @@ def config(root: Path, kind: str = "opd", **teacher: Any) -> RunConfig:
 
 
 @pytest.mark.parametrize("kind", ["opd", "sft"])
-def test_the_version_is_the_digest_of_the_weights_and_is_filled_in(tmp_path: Path, kind: str) -> None:
+def test_the_version_is_the_digest_of_the_weights_and_is_filled_in(tmp_path, kind):
     digest = directory_digest(model(tmp_path / "teacher", b"teacher"))
     found = config(tmp_path, kind)
     assert teacher_facts(found) == {"teachers": {"algorithm.teacher": digest}}
@@ -44,13 +44,13 @@ def test_the_version_is_the_digest_of_the_weights_and_is_filled_in(tmp_path: Pat
         ({"vocab_size": 511}, "has 511 tokens in its vocabulary, the model 512"),
     ],
 )
-def test_who_cannot_teach_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_who_cannot_teach_is_refused(tmp_path, changes, said):
     model(tmp_path / "teacher", **({"weights": b"teacher"} | changes))
     with pytest.raises(ConfigError, match=said):
         teacher_facts(config(tmp_path))
 
 
-def test_other_weights_than_recorded_are_refused(tmp_path: Path) -> None:
+def test_other_weights_than_recorded_are_refused(tmp_path):
     recorded = config(tmp_path, version="another digest")
     model(tmp_path / "teacher", b"teacher")
     for look in (teacher_facts, require_teachers):
@@ -59,7 +59,7 @@ def test_other_weights_than_recorded_are_refused(tmp_path: Path) -> None:
     assert reopened_teachers(recorded).algorithm.teacher.version == ""  # type: ignore[union-attr]
 
 
-def test_a_recorded_teacher_that_is_gone_is_missed_when_it_is_asked(tmp_path: Path) -> None:
+def test_a_recorded_teacher_that_is_gone_is_missed_when_it_is_asked(tmp_path):
     recorded = config(tmp_path, version="its digest", path=str(tmp_path / "gone"))
     assert teacher_facts(recorded) == {"teachers": {}}
     assert reopened_teachers(recorded) == recorded
@@ -68,7 +68,7 @@ def test_a_recorded_teacher_that_is_gone_is_missed_when_it_is_asked(tmp_path: Pa
 
 
 @pytest.mark.parametrize("place", ["algorithm.teacher", "environments.0.seats.rival.model"])
-def test_an_engine_of_others_that_does_not_answer_is_refused(tmp_path: Path, place: str) -> None:
+def test_an_engine_of_others_that_does_not_answer_is_refused(tmp_path, place):
     run = config if place.startswith("algorithm") else seated
     with pytest.raises(ConfigError, match=rf"{place}\.url: no answer from the engine at http://127.0.0.1:9"):
         teacher_facts(run(tmp_path, path="", url="http://127.0.0.1:9"))
@@ -89,9 +89,7 @@ def replaying(config: RunConfig, begin: str, until: str = "packing") -> RunConfi
         ("sft", "advantage", "training", False),
     ],
 )
-def test_a_replay_asks_the_teachers_of_what_it_does_again(
-    tmp_path: Path, kind: str, begin: str, until: str, asked: bool
-) -> None:
+def test_a_replay_asks_the_teachers_of_what_it_does_again(tmp_path, kind, begin, until, asked):
     assert bool(list(asked_teachers(replaying(config(tmp_path, kind), begin, until)))) == asked
 
 
@@ -102,7 +100,7 @@ def seated(root: Path, kind: str = "train", **player: Any) -> RunConfig:
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
-def test_a_frozen_seat_s_version_is_filled_in_and_is_in_keys(tmp_path: Path, kind: str) -> None:
+def test_a_frozen_seat_s_version_is_filled_in_and_is_in_keys(tmp_path, kind):
     digest = directory_digest(model(tmp_path / "player", b"player"))
     found = seated(tmp_path, kind)
     assert teacher_facts(found) == {"teachers": {"environments.0.seats.rival.model": digest}}
@@ -115,22 +113,22 @@ def test_a_frozen_seat_s_version_is_filled_in_and_is_in_keys(tmp_path: Path, kin
     assert reopened is not None and reopened.version == ""
 
 
-def test_a_player_may_have_a_smaller_vocabulary(tmp_path: Path) -> None:
+def test_a_player_may_have_a_smaller_vocabulary(tmp_path):
     model(tmp_path / "player", b"other", vocab_size=500)
     require_teachers(seated(tmp_path))
 
 
-def test_a_player_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_a_player_with_another_tokenizer_is_refused(tmp_path):
     model(tmp_path / "player", b"player", tokenizer="other words")
     with pytest.raises(ConfigError, match=r"environments\.0\.seats\.rival\.model\.path: the tokenizer of"):
         require_teachers(seated(tmp_path))
 
 
 @pytest.mark.parametrize(("kind", "asked"), [("train", True), ("evaluate", True), ("sft", False), ("replay", False)])
-def test_who_samples_asks_the_players(tmp_path: Path, kind: str, asked: bool) -> None:
+def test_who_samples_asks_the_players(tmp_path, kind, asked):
     assert bool(list(asked_teachers(seated(tmp_path, kind)))) == asked
 
 
 @pytest.mark.parametrize(("begin", "asked"), [("rollout", True), ("advantage", False)])
-def test_a_replay_asks_the_players_where_it_samples_again(tmp_path: Path, begin: str, asked: bool) -> None:
+def test_a_replay_asks_the_players_where_it_samples_again(tmp_path, begin, asked):
     assert bool(list(asked_teachers(replaying(seated(tmp_path), begin)))) == asked

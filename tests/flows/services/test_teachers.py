@@ -1,9 +1,7 @@
 """Teachers with a real engine: ours, which is started again when it dies, and one of somebody else."""
 
 import signal
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,7 +44,7 @@ class Taught:
 
 
 @pytest.fixture(scope="module")
-def taught(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Taught]:
+def taught(tmp_path_factory):
     root = tmp_path_factory.mktemp("taught")
     models = {name: tiny_qwen3(root / name, seed=seed, layers=2) for seed, name in enumerate(("policy", "teacher"))}
     teacher = {"path": str(models["teacher"]), "memory_gib": 0.1, "startup_seconds": 600}
@@ -70,7 +68,7 @@ def scored(served: ServedModel) -> list[float]:
 
 
 @pytest.mark.nightly
-def test_a_teacher_that_dies_is_started_again_with_the_same_weights(taught: Taught) -> None:
+def test_a_teacher_that_dies_is_started_again_with_the_same_weights(taught):
     taught.teachers.check_available()
     taught.teachers.begin()
     served = taught.teachers.serve(taught.teacher)
@@ -86,9 +84,7 @@ def test_a_teacher_that_dies_is_started_again_with_the_same_weights(taught: Taug
     assert again.url != served.url and scored(again) == pytest.approx(before, abs=1e-5)
 
 
-def test_a_teacher_of_somebody_else_is_known_by_what_it_says_it_serves(
-    taught: Taught, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_teacher_of_somebody_else_is_known_by_what_it_says_it_serves(taught, monkeypatch):
     served = taught.teachers.serve(taught.teacher)
     monkeypatch.setenv(VARIABLE, served.api_key)
     config = resolve(taught.elsewhere(served), teacher_facts(taught.elsewhere(served)))
@@ -104,9 +100,7 @@ def test_a_teacher_of_somebody_else_is_known_by_what_it_says_it_serves(
         teachers.serve(teacher.model_copy(update={"version": "another"}))
 
 
-def test_a_teacher_of_somebody_else_with_other_tokens_or_another_key_is_refused(
-    taught: Taught, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_teacher_of_somebody_else_with_other_tokens_or_another_key_is_refused(taught, monkeypatch, tmp_path):
     served = taught.teachers.serve(taught.teacher)
     monkeypatch.setenv(VARIABLE, served.api_key)
     large = taught.elsewhere(served, model=taught.config.model.model_dump(mode="json") | {"vocab_size": 4096})

@@ -51,7 +51,7 @@ ENVIRONMENT = {"name": "a", "taskset": {"id": "sample_reverse_text"}}
 
 
 @pytest.fixture(autouse=True)
-def variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def variables(monkeypatch):
     for name, value in (SECRETS | PLAIN).items():
         monkeypatch.setenv(name, value)
 
@@ -85,7 +85,7 @@ SERVICES: dict[str, tuple[Callable[[Supervisor, RunConfig], ServiceSpec], set[st
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_each_service_gets_what_it_needs(tmp_path: Path, service: str) -> None:
+def test_each_service_gets_what_it_needs(tmp_path, service):
     describe, expected = SERVICES[service]
     config = load(("demo",))
     spec = describe(Supervisor("run", tmp_path), config)
@@ -93,7 +93,7 @@ def test_each_service_gets_what_it_needs(tmp_path: Path, service: str) -> None:
     assert not spec.env.keys() & SECRETS.keys()
 
 
-def test_an_engine_gets_what_loads_a_tokenizer() -> None:
+def test_an_engine_gets_what_loads_a_tokenizer():
     assert given(NEEDS) == {"HF_TOKEN"}
     assert issubclass(InferenceService, RunService)
 
@@ -109,12 +109,12 @@ def test_an_engine_gets_what_loads_a_tokenizer() -> None:
         ({"seats": {"b": {"runtime": {"type": "prime"}}}}, {"PRIME_API_KEY"}),
     ],
 )
-def test_an_environment_gets_what_its_section_names(settings: dict[str, Any], expected: set[str]) -> None:
+def test_an_environment_gets_what_its_section_names(settings, expected):
     environment = EnvironmentConfig.model_validate(ENVIRONMENT | settings)
     assert given(needed_by(environment)) == expected | {"HF_TOKEN"}
 
 
-def test_a_model_of_others_is_asked_with_its_key(tmp_path: Path) -> None:
+def test_a_model_of_others_is_asked_with_its_key(tmp_path):
     external = "evaluation.external={url='https://host/v1', model='m', api_key_variable='JUDGE_KEY'}"
     config = load(("demo",), ["kind=evaluate", external])
     spec = EnvironmentServers(Supervisor("run", tmp_path), config, "own")._spec(config.environments[0])
@@ -123,7 +123,7 @@ def test_a_model_of_others_is_asked_with_its_key(tmp_path: Path) -> None:
 
 @pytest.mark.engine
 @pytest.mark.essential
-def test_a_process_that_is_started_has_no_others(tmp_path: Path) -> None:
+def test_a_process_that_is_started_has_no_others(tmp_path):
     """As the system tells, of the guardian and of the service behind it."""
     report = tmp_path / "report.json"
     program = f"import json, os; open({str(report)!r} + '.tmp', 'w').write(json.dumps(dict(os.environ)))"
@@ -151,9 +151,7 @@ def test_a_process_that_is_started_has_no_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "1", None])
-def test_environments_ask_the_hub_as_the_shell_says(
-    value: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environments_ask_the_hub_as_the_shell_says(value, tmp_path, monkeypatch):
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     if value:
         monkeypatch.setenv("HF_HUB_OFFLINE", value)
@@ -162,7 +160,7 @@ def test_environments_ask_the_hub_as_the_shell_says(
     assert variables.get("HF_HUB_OFFLINE") == value
 
 
-def test_a_section_reaches_its_process_by_a_file_for_one_pair_of_eyes(tmp_path: Path) -> None:
+def test_a_section_reaches_its_process_by_a_file_for_one_pair_of_eyes(tmp_path):
     environment = EnvironmentConfig.model_validate(
         ENVIRONMENT | {"taskset": {"id": "sample_reverse_text", "judge_key": "s"}}
     )
@@ -177,7 +175,7 @@ def test_a_section_reaches_its_process_by_a_file_for_one_pair_of_eyes(tmp_path: 
     assert precious.read_text() == "precious"
 
 
-def test_examples_are_read_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_are_read_without_secrets(monkeypatch):
     """The process that reads them runs the taskset's code as well."""
     seen: list[dict[str, str]] = []
 

@@ -9,7 +9,7 @@ from tests.flows.viewer import compared_runs
 
 
 @pytest.fixture(scope="session")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
+def forked(tmp_path_factory):
     """A run of two steps, and a replay of it with another algorithm, up to packing."""
     root = tmp_path_factory.mktemp("forked") / "store"
     rehearse(root, "base", steps=2)
@@ -18,6 +18,6 @@ def forked(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
 
 
 @pytest.fixture(scope="session")
-def ten_runs(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
+def ten_runs(tmp_path_factory):
     """The runs of `compared_runs`."""
     return StoreReader.at(compared_runs.make(tmp_path_factory.mktemp("compared") / "store").root.address)

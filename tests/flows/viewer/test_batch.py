@@ -1,6 +1,5 @@
 """The packed batch: against the tables themselves, before and after training; and what its pages make of it."""
 
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -23,7 +22,7 @@ REFUSED = {"type": "rule", "rule": "reward_mean > 0.45"}  # of the first step it
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
+def library(tmp_path_factory):
     """A run whose first batch was trained, and whose second one a rule held back, and one with more ranks than work."""
     root = tmp_path_factory.mktemp("batches") / "store"
     packing = {"tokens_per_row": 64, "updates_per_step": 2}
@@ -40,7 +39,7 @@ def stored(library: StoreReader, table: str, step: int, run: str = "run") -> lis
     return found.to_dicts()
 
 
-def test_samples_stand_where_the_borders_say_and_know_their_traces(library: StoreReader) -> None:
+def test_samples_stand_where_the_borders_say_and_know_their_traces(library):
     of = packed_step(library, "run", 0)
     found = samples(library, of).to_dicts()
     expected = [
@@ -58,7 +57,7 @@ def test_samples_stand_where_the_borders_say_and_know_their_traces(library: Stor
         assert (each["key"], each["example_id"]) == (trace["key"], trace["example_id"])
 
 
-def test_a_rows_tokens_and_weights_are_those_it_was_packed_with_and_padding_has_none(library: StoreReader) -> None:
+def test_a_rows_tokens_and_weights_are_those_it_was_packed_with_and_padding_has_none(library):
     of = packed_step(library, "run", 0)
     row = next(each for each in stored(library, "batches", 0) if len(each["sample_ids"]) > 1)
     query = 'select token_id, advantage, place from batch_tokens where "row" = $row'
@@ -78,12 +77,12 @@ def test_a_rows_tokens_and_weights_are_those_it_was_packed_with_and_padding_has_
     assert row_samples(library, of, number).is_empty()
 
 
-def test_of_other_rows_no_token_is_read(library: StoreReader) -> None:
+def test_of_other_rows_no_token_is_read(library):
     of, query = packed_step(library, "run", 0), 'select distinct "row" from batch_tokens'
     assert select_rows(library.frames("run"), of.lineages, [1], query)["row"].to_list() == [1]
 
 
-def test_a_batch_that_was_not_trained_has_nothing_measured_and_says_who_held_it_back(library: StoreReader) -> None:
+def test_a_batch_that_was_not_trained_has_nothing_measured_and_says_who_held_it_back(library):
     trained, held = (packed_step(library, "run", step) for step in (0, 1))
     assert updates(library, trained)["update"].to_list() == [0], "the learner that is played makes one row"
     assert held.updates is None and updates(library, held).is_empty()
@@ -91,7 +90,7 @@ def test_a_batch_that_was_not_trained_has_nothing_measured_and_says_who_held_it_
     assert [each["approved"] for each in decisions(library, trained)] == [True]
 
 
-def test_of_several_packings_the_one_trained_last_counts(tmp_path: Path) -> None:
+def test_of_several_packings_the_one_trained_last_counts(tmp_path):
     hand = HandMade(tmp_path / "store")
     sample = credit("t0", 0, (0,), {"rl_weights": [0.0, 1.0], "advantages": [0.0, 0.5]})
     above = hand.step([trace("t0")], [], [sample])
@@ -110,7 +109,7 @@ def test_of_several_packings_the_one_trained_last_counts(tmp_path: Path) -> None
 
 
 @pytest.fixture(scope="module")
-def paged(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
+def paged(tmp_path_factory):
     root = tmp_path_factory.mktemp("pages") / "store"
     rehearse(root, "run", steps=2, packing={"tokens_per_row": 64, "data_parallel": 8})
     return StoreReader.at(root)
@@ -119,7 +118,7 @@ def paged(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
 BATCH = addresses.batch("run", 0)
 
 
-def test_a_batch_says_what_was_measured_and_which_policy_came_of_it(paged: StoreReader) -> None:
+def test_a_batch_says_what_was_measured_and_which_policy_came_of_it(paged):
     said = values(paged, addresses.batch("run", 1))
     assert (said["state"], said["policy"]["made"], said["policy"]["from"]) == ("trained", "run:2", "run:1")
     assert (said["previous"], said["next"], said["num_samples"]) == (0, None, 12)
@@ -130,7 +129,7 @@ def test_a_batch_says_what_was_measured_and_which_policy_came_of_it(paged: Store
     assert said["largest"] == max(abs(sample["advantage"]) for row in said["rows"] for sample in row["samples"])
 
 
-def test_a_row_has_its_samples_with_the_sums_of_their_weights(paged: StoreReader) -> None:
+def test_a_row_has_its_samples_with_the_sums_of_their_weights(paged):
     said = values(paged, addresses.row("run", 0, 0).partition("#")[0])
     (drawn,) = (row for row in said["rows"] if row["row"] == 0)
     assert [each["sample_id"] for each in said["row"]["samples"]] == [each["sample_id"] for each in drawn["samples"]]
@@ -138,7 +137,7 @@ def test_a_row_has_its_samples_with_the_sums_of_their_weights(paged: StoreReader
     assert values(paged, BATCH)["row"] is None
 
 
-def test_a_page_of_a_batch_holds_so_many_samples(paged: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_of_a_batch_holds_so_many_samples(paged, monkeypatch):
     def per_page(*num_samples: int) -> int:
         return rows_per_page(pl.DataFrame({"num_samples": num_samples}, schema={"num_samples": pl.Int64}))
 

@@ -2,7 +2,6 @@
 
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import polars as pl
@@ -16,7 +15,7 @@ def frame(rows: int) -> pl.DataFrame:
     return pl.DataFrame({"n": pl.Series(range(rows), dtype=pl.Int64)})
 
 
-def test_a_value_is_made_once_and_again_where_making_it_failed() -> None:
+def test_a_value_is_made_once_and_again_where_making_it_failed():
     cache, made = Cache(), []
     with pytest.raises(ValueError):
         cache.once("a", lambda: int("no number"))
@@ -25,7 +24,7 @@ def test_a_value_is_made_once_and_again_where_making_it_failed() -> None:
     assert made == [1] and cache.peek("a") == "value" and cache.peek("b") is None
 
 
-def test_the_value_that_was_not_requested_for_longest_goes_first() -> None:
+def test_the_value_that_was_not_requested_for_longest_goes_first():
     cache = Cache(most_bytes=3 * (SMALL + 800))
     for name in "abc":
         cache.once(name, lambda: frame(100))
@@ -41,7 +40,7 @@ def test_the_value_that_was_not_requested_for_longest_goes_first() -> None:
     assert cache.peek("large").height == 100 and cache.num_bytes == SMALL + 800
 
 
-def test_values_are_read_together_and_weighed_by_some_of_them() -> None:
+def test_values_are_read_together_and_weighed_by_some_of_them():
     cache = Cache()
     found = cache.each_once("steps", range(100), lambda names: {name: frame(name) for name in names if name != 7})
     assert [*found] == [name for name in range(100) if name != 7] and found[5].height == 5
@@ -49,7 +48,7 @@ def test_values_are_read_together_and_weighed_by_some_of_them() -> None:
     cache.each_once("steps", range(7), lambda names: pytest.fail("all are held"))
 
 
-def test_many_threads_leave_the_weight_right() -> None:
+def test_many_threads_leave_the_weight_right():
     cache = Cache(most_bytes=20 * (SMALL + 800))
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda n: cache.once(n % 40, lambda: frame(100)), range(800)))
@@ -64,7 +63,7 @@ def test_many_threads_leave_the_weight_right() -> None:
         lambda: [{"step": n + 1000, "name": f"{n}" * 9, "value": n / 3} for n in range(1500)],
     ],
 )
-def test_the_weight_is_about_what_python_takes(make: Any) -> None:
+def test_the_weight_is_about_what_python_takes(make):
     tracemalloc.start()
     try:
         value = make()
@@ -83,5 +82,5 @@ def test_the_weight_is_about_what_python_takes(make: Any) -> None:
         (np.zeros(1000), 8000),
     ],
 )
-def test_tables_say_what_they_take(table: Any, size: int) -> None:
+def test_tables_say_what_they_take(table, size):
     assert size_in_bytes(table) == SMALL + size

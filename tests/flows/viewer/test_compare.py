@@ -1,7 +1,5 @@
 """Two runs on pages: the values of the command, the same step of both, and their attempts at an example."""
 
-from pathlib import Path
-
 import polars as pl
 import pytest
 
@@ -30,13 +28,13 @@ SUMMARIES = {
 
 
 @pytest.mark.parametrize(("pair", "sentence"), SUMMARIES.items(), ids=str)
-def test_the_page_says_where_the_runs_part(ten_runs: StoreReader, pair: tuple[str, str], sentence: str) -> None:
+def test_the_page_says_where_the_runs_part(ten_runs, pair, sentence):
     page, html = values(ten_runs, addresses.compare(*pair)), answer(ten_runs, addresses.compare(*pair))[1]
     assert page["summary"] == sentences(compare(ten_runs, *pair)) and page["summary"][0] == sentence
     assert all(line in html for line in page["summary"])
 
 
-def test_steps_of_runs_of_unlike_lengths_and_of_one_that_failed(ten_runs: StoreReader) -> None:
+def test_steps_of_runs_of_unlike_lengths_and_of_one_that_failed(ten_runs):
     assert sentences(compare(ten_runs, "base", "longer"))[1] == "Only in b: step 2."
     rows = compared_steps(ten_runs, "base", "longer").filter(figure="loss").select("only", "first_difference", "a", "b")
     assert rows.rows() == [(None, None, 0.0, 0.0), (None, None, 0.1, 0.1), ("only in b", "assignment", None, 0.2)]
@@ -46,7 +44,7 @@ def test_steps_of_runs_of_unlike_lengths_and_of_one_that_failed(ten_runs: StoreR
     assert 'b=later&amp;step=1">Look at step 1</a>' in html, "step 0 is there for its examples alone"
 
 
-def test_the_ledger_of_both_is_one_picture_of_states(ten_runs: StoreReader) -> None:
+def test_the_ledger_of_both_is_one_picture_of_states(ten_runs):
     ledger = values(ten_runs, addresses.compare("base", "credited"))["ledger"]
     assert ledger["steps"] == [0, 1]
     states = {(ledger["stages"][cell["row"]], cell["column"]): cell["class"] for cell in ledger["cells"]}
@@ -57,7 +55,7 @@ def test_the_ledger_of_both_is_one_picture_of_states(ten_runs: StoreReader) -> N
     assert [each["count"] for each in ledger["legend"]] == [7, 4, 3, 0]
 
 
-def test_a_comparison_is_made_once_for_the_same_work_and_is_live_while_a_run_goes(tmp_path: Path) -> None:
+def test_a_comparison_is_made_once_for_the_same_work_and_is_live_while_a_run_goes(tmp_path):
     store = rehearse(tmp_path / "store", "base", steps=1)
     reader = StoreReader.at(tmp_path / "store")
     first = compare(reader, "base", "base")
@@ -73,7 +71,7 @@ def test_a_comparison_is_made_once_for_the_same_work_and_is_live_while_a_run_goe
 
 
 # One step of both runs.
-def test_a_replay_from_the_advantage_has_the_same_rollouts_credited_otherwise(ten_runs: StoreReader) -> None:
+def test_a_replay_from_the_advantage_has_the_same_rollouts_credited_otherwise(ten_runs):
     traces = compared_traces(ten_runs, "base", "credited", 0)
     assert traces["side"].to_list() == ["both"] * 12 and traces["key_a"].equals(traces["key_b"].rename("key_a"))
     # RLOO leaves the rollout itself out of the mean: with four in a group that is 4/3 of the distance to the mean.
@@ -85,7 +83,7 @@ def test_a_replay_from_the_advantage_has_the_same_rollouts_credited_otherwise(te
     assert groups["difference"].to_list() == [0.0] * 3 and groups["num_shared"].to_list() == [4] * 3
 
 
-def test_groups_of_another_seed_are_paired_by_their_example_alone(ten_runs: StoreReader) -> None:
+def test_groups_of_another_seed_are_paired_by_their_example_alone(ten_runs):
     traces = compared_traces(ten_runs, "base", "seeded", 0)
     assert set(traces["side"]) == {"a", "b"} and traces.height == 24
     groups = compared_groups(ten_runs, "base", "seeded", 0)
@@ -101,14 +99,14 @@ def test_groups_of_another_seed_are_paired_by_their_example_alone(ten_runs: Stor
     assert set(lone["difference"]) <= {None} and set(lone["max_advantage_difference"]) <= {None}
 
 
-def test_a_step_that_only_one_has_stands_alone(ten_runs: StoreReader) -> None:
+def test_a_step_that_only_one_has_stands_alone(ten_runs):
     page = values(ten_runs, addresses.compare("base", "longer", step=2))["detail"]
     assert page["only"] == "only in b" and page["num_rollouts"] == {"both": 0, "a": 0, "b": 12}
     assert [(row["num_a"], row["reward_a"], row["num_b"]) for row in page["groups"]] == [(0, None, 4)] * 3
 
 
 @pytest.mark.parametrize(("other", "num_differing"), [("credited", 10), ("seeded", 0), ("strict", 4)])
-def test_a_step_leads_to_the_traces_that_differ(ten_runs: StoreReader, other: str, num_differing: int) -> None:
+def test_a_step_leads_to_the_traces_that_differ(ten_runs, other, num_differing):
     address = addresses.compare("base", other, step=0)
     page, html = values(ten_runs, address)["detail"], answer(ten_runs, address)[1]
     differing = [row["trace_id"] for row in page["verdicts"]]
@@ -117,7 +115,7 @@ def test_a_step_leads_to_the_traces_that_differ(ten_runs: StoreReader, other: st
     assert all(f'href="{addresses.trace("base", trace)}"' in html for trace in differing)
 
 
-def test_agents_of_an_episode_are_compared_each_with_its_like(tmp_path: Path) -> None:
+def test_agents_of_an_episode_are_compared_each_with_its_like(tmp_path):
     """What one wins the other loses: over all agents every mean would be zero."""
 
     def opposed(tables: Tables, config: View, *, step: int, policy: Policy) -> Tables:
@@ -135,7 +133,7 @@ def test_agents_of_an_episode_are_compared_each_with_its_like(tmp_path: Path) ->
     assert set(groups.drop_nulls("difference")["difference"]) <= {0.0}
 
 
-def test_the_last_attempts_stand_beside_each_other_and_a_prompt_once_over_both(ten_runs: StoreReader) -> None:
+def test_the_last_attempts_stand_beside_each_other_and_a_prompt_once_over_both(ten_runs):
     trace = ten_runs.frames("base")["traces"].filter(step=0).head(1).collect().row(0, named=True)
     example = {"environment": trace["environment"], "id": trace["example_id"]}
     page = values(ten_runs, addresses.compare("base", "credited", **example))["example"]
@@ -150,7 +148,7 @@ def test_the_last_attempts_stand_beside_each_other_and_a_prompt_once_over_both(t
 
 # Evaluations: whole runs, about a second each.
 @pytest.fixture(scope="module")
-def evaluated(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
+def evaluated(tmp_path_factory):
     """Two runs: the second has a step and a policy more, and one rollout of its evaluations failed."""
     root, settings = tmp_path_factory.mktemp("evaluated") / "store", {"attempts": 2, "every": 1}
     settings["num_examples"] = HELD_OUT
@@ -159,7 +157,7 @@ def evaluated(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
     return StoreReader.at(root)
 
 
-def test_policies_of_a_version_are_paired_and_the_last_ones_too(evaluated: StoreReader) -> None:
+def test_policies_of_a_version_are_paired_and_the_last_ones_too(evaluated):
     rows = compared_evaluations(evaluated, "one", "two").filter(figure="avg")
     assert [(row["version_a"], row["version_b"]) for row in rows.to_dicts()] == [(0, 0), (1, 1), (1, 2)]
     # Each later policy earns a tenth more on every example; where a rollout failed, the other one is left.
@@ -171,7 +169,7 @@ def test_policies_of_a_version_are_paired_and_the_last_ones_too(evaluated: Store
     assert itself["same_work"].all() and set(itself["difference"]) == {0.0} and not rows["same_work"].any()
 
 
-def test_held_out_attempts_are_listed_by_version(evaluated: StoreReader) -> None:
+def test_held_out_attempts_are_listed_by_version(evaluated):
     rows = compared_attempts(evaluated, "two", "two", "reverse_text", "held-1")
     assert set(rows["for_training"]) == {False} and rows.filter(side="a")["step"].to_list() == [0, 0, 1, 1, 2, 2]
     html = answer(evaluated, addresses.compare("two", "two", environment="reverse_text", id="held-1"))[1]

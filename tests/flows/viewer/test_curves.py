@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 from shutil import copytree
 from typing import Any
 
@@ -37,26 +36,24 @@ def drawn(library: StoreReader, title: str, **query: str) -> Any:
     return json.loads(found[1].replace("&#34;", '"').replace("&quot;", '"'))
 
 
-def test_a_chart_of_zeros_is_only_named(forked: StoreReader) -> None:
+def test_a_chart_of_zeros_is_only_named(forked):
     values, asked = page(forked)
     assert values.values["zeros"] and not {*values.values["zeros"]} & {*titles(values.values)}
     assert f"Always zero: {', '.join(values.values['zeros'])}." in as_html(values, asked).decode()
 
 
-def test_links_of_a_chart_keep_what_else_was_asked(forked: StoreReader) -> None:
+def test_links_of_a_chart_keep_what_else_was_asked(forked):
     html = as_html(*page(forked, spread="1", smooth="5")).decode()
     assert "spread=1&amp;smooth=5&amp;with=fork#curves" in html
 
 
-def test_runs_stand_in_one_chart(forked: StoreReader) -> None:
+def test_runs_stand_in_one_chart(forked):
     told = drawn(forked, "Rollouts", **{"with": "fork"})
     assert [(each["name"], each["values"]) for each in told["series"]] == [("base", [12, 12]), ("fork", [12, 12])]
     assert [each["steps"] for each in told["series"]] == [[0, 1], [0, 1]]
 
 
-def test_runs_of_other_lengths_stand_in_one_chart_and_the_table_has_those_of_the_page(
-    forked: StoreReader, tmp_path: Path
-) -> None:
+def test_runs_of_other_lengths_stand_in_one_chart_and_the_table_has_those_of_the_page(forked, tmp_path):
     copytree(forked.store.root.address, tmp_path / "store")
     rehearse(tmp_path / "store", "short", steps=1)
     library = StoreReader.at(tmp_path / "store")
@@ -70,7 +67,7 @@ def test_runs_of_other_lengths_stand_in_one_chart_and_the_table_has_those_of_the
         assert {*rows} == {addresses.step(run, step) for step in range(num_steps)}
 
 
-def test_curves_may_run_over_tokens_and_time(forked: StoreReader) -> None:
+def test_curves_may_run_over_tokens_and_time(forked):
     for axis, unit in (("tokens", "tokens"), ("time", "min")):
         told = drawn(forked, "Reward", x=axis)
         assert told["across"] == unit and told["steps"] == [0, 1] and told["x"][0] < told["x"][1]
@@ -81,7 +78,7 @@ def test_curves_may_run_over_tokens_and_time(forked: StoreReader) -> None:
     assert [each["x"] for each in by_step["steps"]] == [0.0, 1.0] and over["steps"][0]["x"] > 1
 
 
-def test_a_stretch_of_steps_is_drawn_alone_and_smoothing_keeps_what_was(forked: StoreReader) -> None:
+def test_a_stretch_of_steps_is_drawn_alone_and_smoothing_keeps_what_was(forked):
     assert drawn(forked, "Reward", **{"from": "1"})["steps"] == [1]
     every, smoothed = drawn(forked, "Reward"), page(forked, smooth="5")[0].values
     reward = next(each for each in smoothed["sections"][0]["charts"] if each["title"] == "Reward")["series"][0]
@@ -90,7 +87,7 @@ def test_a_stretch_of_steps_is_drawn_alone_and_smoothing_keeps_what_was(forked: 
     assert reward["values"] == [reward["raw"][0], pytest.approx(sum(reward["raw"]) / 2)]
 
 
-def test_the_spread_of_rewards_and_identical_replies_are_read_where_asked_for(forked: StoreReader) -> None:
+def test_the_spread_of_rewards_and_identical_replies_are_read_where_asked_for(forked):
     assert "Spread of rewards" not in titles(page(forked)[0].values)
     shown, _ = page(forked, spread="1")
     charts = {each["title"]: each for section in shown.values["sections"] for each in section["charts"]}
@@ -102,14 +99,14 @@ def test_the_spread_of_rewards_and_identical_replies_are_read_where_asked_for(fo
     assert drawn(forked, "Spread of rewards", spread="1")["cells"]
 
 
-def test_replies_to_one_example_that_say_the_same_are_identical() -> None:
+def test_replies_to_one_example_that_say_the_same_are_identical():
     told = [("e1", "a"), ("e1", "a"), ("e1", "b"), ("e2", "a")]
     same = {"run": "base", "for_training": True, "step": 3, "environment": "words"}
     rows = [same | {"example_id": each, "reply": reply} for each, reply in told]
     assert identical_replies(pl.DataFrame(rows), [2, 3])["series"][0]["values"] == [None, 0.5]
 
 
-def test_a_figure_that_leaves_its_band_is_marked_in_its_chart() -> None:
+def test_a_figure_that_leaves_its_band_is_marked_in_its_chart():
     steps = [{"step": each} for each in range(30)]
     drawn: Any = {"title": "Entropy", "series": [{"name": "entropy", "values": [1.0] * 20 + [5.0] * 10}]}
     cut = {**drawn, "series": [{"name": "entropy", "values": [1.0] * 20}], "exit": {"step": 20, "description": ""}}

@@ -1,7 +1,6 @@
 """Work that was removed and done again while somebody looks: its keys are the same, its rows are not."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -48,7 +47,7 @@ def looked_at(library: StoreReader) -> dict[str, str]:
 
 
 @pytest.mark.nightly
-def test_pages_tell_the_rows_that_are_there_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_tell_the_rows_that_are_there_now(tmp_path, monkeypatch):
     root = tmp_path / "store"
     train(root, "run", Sampler(), steps=1, evaluation=EVALUATED)
     train(root, "other", Sampler(), steps=1, seed=8, evaluation=EVALUATED)

@@ -28,7 +28,7 @@ def figures(values: list[float | None], of: list[dict[str, Any]] | None = None, 
     return found
 
 
-def test_a_chart_tells_places_values_and_where_its_steps_are() -> None:
+def test_a_chart_tells_places_values_and_where_its_steps_are():
     found = figures([0.123456789, None, math.nan, math.inf, -math.inf])
     assert found["series"][0]["values"] == [0.12346, None, "NaN", "∞", "-∞"]
     assert found["x"] == found["steps"] == [0, 1, 2, 3, 4] and found["across"] == "step"
@@ -36,14 +36,14 @@ def test_a_chart_tells_places_values_and_where_its_steps_are() -> None:
     assert figures([1.0, 2.0], [{**each, "x": 0.5} for each in steps(2)])["x"] == [0.5, 0.5]
 
 
-def test_long_charts_are_thinned_in_all_their_lists() -> None:
+def test_long_charts_are_thinned_in_all_their_lists():
     values: list[float | None] = [math.sin(n) for n in range(2000)]
     found = figures(values, exit={"step": 1234}, low=values)
     assert len(found["x"]) == len(found["series"][0]["values"]) < 300 and found["exit"] == 1234
 
 
 @pytest.mark.parametrize("count", [2, 100, 101, 1999])
-def test_a_heat_map_adds_up_neighbouring_steps_and_leaves_none_out(count: int) -> None:
+def test_a_heat_map_adds_up_neighbouring_steps_and_leaves_none_out(count):
     found = figures([0.5] * count, cells=[[n, 1] for n in range(count)], range=[0, 1])
     assert len(found["x"]) == len(found["cells"]) == len(found["series"][0]["values"]) <= 100
     assert [sum(counts) for counts in zip(*found["cells"], strict=True)] == [sum(range(count)), count]
@@ -51,7 +51,7 @@ def test_a_heat_map_adds_up_neighbouring_steps_and_leaves_none_out(count: int) -
     assert [column[1] for column in found["cells"]] == [b - a for a, b in zip(found["steps"], ends, strict=True)]
 
 
-def test_without_scripts_a_chart_is_a_sentence_and_its_texts_stay_in_their_place() -> None:
+def test_without_scripts_a_chart_is_a_sentence_and_its_texts_stay_in_their_place():
     made = visible(chart({"title": HOSTILE, "series": [{"name": HOSTILE, "values": [1.0, None, 2.0]}]}, steps(3)))
     element = ElementTree.fromstring(made)
     assert (element[0].text or "").endswith(": 1 at step 0, 2 at step 2")
@@ -61,7 +61,7 @@ def test_without_scripts_a_chart_is_a_sentence_and_its_texts_stay_in_their_place
     assert ElementTree.fromstring(chart({"title": "r", "series": []}, [])).attrib["aria-label"] == "r, by step"
 
 
-def test_many_points_are_thinned_and_every_peak_is_kept() -> None:
+def test_many_points_are_thinned_and_every_peak_is_kept():
     values: list[float | None] = [math.sin(n / 50) for n in range(5000)]
     values[1234], values[3456], values[777], values[4000] = 9.0, -9.0, None, math.nan
     places = thin([values])
@@ -70,7 +70,7 @@ def test_many_points_are_thinned_and_every_peak_is_kept() -> None:
     assert thin([values[:MOST_POINTS]]) == list(range(MOST_POINTS)), "few are all drawn"
 
 
-def test_a_sparkline_has_gaps_and_an_end() -> None:
+def test_a_sparkline_has_gaps_and_an_end():
     line, dot = ElementTree.fromstring(sparkline([None, 1.0, 2.0, None, 3.0, 4.0], "reward"))
     assert line.attrib["d"].count("M") == 2 and dot.attrib["class"] == "dot"
     assert sparkline([None, math.nan], "reward") == ""
@@ -87,7 +87,7 @@ def ledger_picture(table: dict[str, Any], addresses: dict[str, str]) -> ElementT
     return picture("ledger_picture", table["stages"], steps, [*ledger_cells(table, addresses)])
 
 
-def test_the_ledger_shows_whose_each_cell_is() -> None:
+def test_the_ledger_shows_whose_each_cell_is():
     cell = {"key": "k" * 32, "by": 1, "finished": False, "rows": {"traces": 4}, "seconds": 1.5}
     columns = [{"step": 0, "cells": [cell, None]}, {"step": 1, "cells": []}]
     table = {"stages": ["rollout", "evaluation"], "columns": columns, "runs": ["a", HOSTILE]}

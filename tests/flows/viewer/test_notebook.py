@@ -19,7 +19,7 @@ PAGE = (Path(__file__).parents[3] / "docs/viewing.md").read_text()
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     """A run of two steps, and a replay that credits its rollouts by another algorithm."""
     root = tmp_path_factory.mktemp("notebook") / "store"
     rehearse(root, "demo")
@@ -28,25 +28,25 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def viewer(root: Path) -> Viewer:
+def viewer(root):
     return Viewer(root)
 
 
-def test_what_the_page_on_viewing_writes_works(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_page_on_viewing_writes_works(root, monkeypatch):
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert "stagecoach-store" in example and len(example.splitlines()) > 8
     monkeypatch.chdir(root.parent)
     exec(compile(example.replace("stagecoach-store", "store"), "viewing.md", "exec"), {})
 
 
-def test_every_command_of_the_page_is_one() -> None:
+def test_every_command_of_the_page_is_one():
     commands = [shlex.split(line) for line in re.findall(r"^\$ (?:ssh .* )?stagecoach (.*)$", PAGE, re.MULTILINE)]
     assert len(commands) >= 9, "or the page writes its commands in another form"
     for command in commands:
         assert parse(command)
 
 
-def test_frames_are_those_of_the_tables(root: Path, viewer: Viewer) -> None:
+def test_frames_are_those_of_the_tables(root, viewer):
     stored = Frames(viewer.reader.store).run("demo")
     traces = stored.traces.filter(pl.col("step") == 1).collect()
     assert viewer.runs()["run"].to_list() == ["demo", "other"] and len(viewer.steps("demo")) == 2
@@ -65,7 +65,7 @@ def test_frames_are_those_of_the_tables(root: Path, viewer: Viewer) -> None:
         viewer.steps("nobody")
 
 
-def test_a_trace_comes_with_its_messages_tokens_and_outcome(viewer: Viewer) -> None:
+def test_a_trace_comes_with_its_messages_tokens_and_outcome(viewer):
     sample = viewer.batch("demo", 0).samples.row(0, named=True)
     trace = viewer.trace(sample["trace_id"], run="demo")
     assert (trace.run, trace.row["reward"], trace.outcome["outcome"]) == ("demo", sample["reward"], "trained")
@@ -77,19 +77,19 @@ def test_a_trace_comes_with_its_messages_tokens_and_outcome(viewer: Viewer) -> N
         viewer.trace("nothing-like-it")
 
 
-def test_texts_are_harmless_and_cut_where_they_are_printed(viewer: Viewer) -> None:
+def test_texts_are_harmless_and_cut_where_they_are_printed(viewer):
     messages = pl.DataFrame({"role": ["user", "assistant"], "content": [None, "\x1b[2J" + "long" * 999]})
     shown = repr(Rollout("demo", {"trace_id": "t", "reward": None}, {"outcome": "errored"}, messages, messages))
     assert "\x1b" not in shown and "characters more" in shown
     assert "demo" in repr(viewer) and "finished" in repr(viewer)
 
 
-def test_a_comparison_is_of_the_two_runs(viewer: Viewer) -> None:
+def test_a_comparison_is_of_the_two_runs(viewer):
     pair = viewer.compare("demo", "other")
     assert set(pair.steps["step"]) == {0, 1} and pair.evaluations.is_empty()
 
 
-def test_what_is_no_store_is_refused_and_none_is_made(tmp_path: Path) -> None:
+def test_what_is_no_store_is_refused_and_none_is_made(tmp_path):
     with pytest.raises(LayoutError):
         Viewer(tmp_path / "nowhere")
     assert not (tmp_path / "nowhere").exists()

@@ -17,7 +17,6 @@ from storage.errors import StoreUnavailable
 from storage.read.frames import existing_store
 from storage.store import LAYOUT, Store, open_store
 from tests.fixtures.rehearsal import SMALL, rehearse
-from tests.fixtures.s3_host import S3Host
 from tests.flows.viewer.looking import everything, formed, traces, visitor
 from tests.storage.conftest import s3, s3_host, s3_root  # noqa: F401
 
@@ -65,14 +64,14 @@ def look_at_all(library: StoreReader, *only: str) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     place = tmp_path_factory.mktemp("read") / "store"
     rehearse(place, "base")
     rehearse(place, "other", seed=8, steps=1)
     return place
 
 
-def test_opening_everything_twice_changes_nothing(root: Path) -> None:
+def test_opening_everything_twice_changes_nothing(root):
     before = state(root)
     first = look_at_all(StoreReader.at(root))
     assert len(first) > 40 and set(first[:-1]) == {200} and first[-1] == 405
@@ -82,7 +81,7 @@ def test_opening_everything_twice_changes_nothing(root: Path) -> None:
     assert state(root) != before  # so it is seen where somebody writes
 
 
-def test_a_terminal_changes_nothing(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_terminal_changes_nothing(root, capsys):
     library = StoreReader.at(root)
     trace = next(traces(library, "base"))
     before = state(root)
@@ -92,7 +91,7 @@ def test_a_terminal_changes_nothing(root: Path, capsys: pytest.CaptureFixture[st
     assert state(root) == before
 
 
-def test_a_store_that_holds_nothing_yet_stays_so(tmp_path: Path) -> None:
+def test_a_store_that_holds_nothing_yet_stays_so(tmp_path):
     root = tmp_path / "store"
     root.mkdir()
     (root / "format.json").write_text(json.dumps({"layout": LAYOUT}))
@@ -109,7 +108,7 @@ def test_a_store_that_holds_nothing_yet_stays_so(tmp_path: Path) -> None:
     assert client.get("/mark").json() != first and client.get("/runs/base").status_code == 200
 
 
-def test_a_run_that_has_just_started_can_be_looked_at(tmp_path: Path) -> None:
+def test_a_run_that_has_just_started_can_be_looked_at(tmp_path):
     root = tmp_path / "store"
     started(open_store(root), "new")
     before = state(root)
@@ -123,7 +122,7 @@ def test_a_run_that_has_just_started_can_be_looked_at(tmp_path: Path) -> None:
     assert state(root) == before
 
 
-def test_a_store_that_nobody_may_write_to_can_be_looked_at(root: Path) -> None:
+def test_a_store_that_nobody_may_write_to_can_be_looked_at(root):
     """Root may write anywhere: a process of a user without rights looks."""
     if os.getuid() != 0:
         pytest.skip("only root can become another user")
@@ -144,7 +143,7 @@ def test_a_store_that_nobody_may_write_to_can_be_looked_at(root: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_in_an_object_store_nothing_is_put(root: Path, s3: S3Host, s3_root: str) -> None:  # noqa: F811
+def test_in_an_object_store_nothing_is_put(root, s3, s3_root):  # noqa: F811
     for path in root.rglob("*"):
         if path.is_file():
             s3.put(f"{s3_root}/{path.relative_to(root)}", path.read_bytes())
@@ -158,7 +157,7 @@ def test_in_an_object_store_nothing_is_put(root: Path, s3: S3Host, s3_root: str)
     assert requests and not [each for each in requests if each.split()[0] not in ("GET", "HEAD")]
 
 
-def test_what_would_write_is_a_fault_and_writes_nothing(tmp_path: Path) -> None:
+def test_what_would_write_is_a_fault_and_writes_nothing(tmp_path):
     root = tmp_path / "store"
     started(open_store(root), "new")
     before = state(root)
@@ -170,7 +169,7 @@ def test_what_would_write_is_a_fault_and_writes_nothing(tmp_path: Path) -> None:
     assert state(root) == before
 
 
-def test_a_torn_log_is_left_as_it_is(tmp_path: Path) -> None:
+def test_a_torn_log_is_left_as_it_is(tmp_path):
     """Whoever writes next sets it aside; who only looks must not."""
     root = tmp_path / "store"
     started(open_store(root), "new")

@@ -1,7 +1,6 @@
 """What rollouts said, as values and on pages: prompts once, folded turns, what was expected."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,7 +37,7 @@ def conversation() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
+def library(tmp_path_factory):
     """A step of two groups: two replies and a conversation; the reply of another agent, and one that failed."""
     made = HandMade(tmp_path_factory.mktemp("read") / "store")
     tasks = {"e0": {"prompt": "What is seven?", "answer": 7, "id": "x"}, "e1": {"prompt": "?", "text": "tfel"}}
@@ -71,7 +70,7 @@ def names(found: dict[str, Any]) -> list[str]:
     return [each["trace_id"] for each in found["replies"]]
 
 
-def test_a_prompt_stands_once_over_its_replies(library: StoreReader) -> None:
+def test_a_prompt_stands_once_over_its_replies(library):
     found = read(library)
     assert names(found) == list(REWARDS) and found["num_rollouts"] == 5 and found["num_agents"] == 2
     prompts = [each["prompt"] and [one["head"] for one in each["prompt"]["messages"]] for each in found["replies"]]
@@ -80,7 +79,7 @@ def test_a_prompt_stands_once_over_its_replies(library: StoreReader) -> None:
     assert heads == ["The answer is seven.", "The result is seven.", "seven", "line 0", None]
 
 
-def test_a_reply_has_what_was_expected_and_what_it_earned(library: StoreReader) -> None:
+def test_a_reply_has_what_was_expected_and_what_it_earned(library):
     found = read(library)["replies"]
     expected = [[(one["name"], one["head"]) for one in each["expected"]] for each in found]
     assert expected == [[("answer", "7")]] * 3 + [[("text", "tfel")]] * 2
@@ -89,7 +88,7 @@ def test_a_reply_has_what_was_expected_and_what_it_earned(library: StoreReader) 
     assert told[0] == (0.5, 0.5, "trained", None) and told[4] == (None, None, "errored", "timeout")
 
 
-def test_earlier_turns_long_texts_and_replies_of_others_are_folded(library: StoreReader) -> None:
+def test_earlier_turns_long_texts_and_replies_of_others_are_folded(library):
     found = {each["trace_id"]: each for each in read(library)["replies"]}
     earlier = [(each["role"], each["head"]) for each in found["talk"]["earlier"]["messages"]]
     assert [role for role, _ in earlier] == ["assistant", "tool"] and "look" in earlier[0][1]
@@ -99,7 +98,7 @@ def test_earlier_turns_long_texts_and_replies_of_others_are_folded(library: Stor
 
 
 @pytest.mark.parametrize("text", [LONG, "x" * 3 * CHARACTERS, "\n" * 100, ""], ids=["lines", "one line", "empty", "no"])
-def test_no_long_text_is_lost(tmp_path: Path, text: str) -> None:
+def test_no_long_text_is_lost(tmp_path, text):
     made = HandMade(tmp_path / "store")
     made.step([trace("t")], exchange("t", text, text))
     (found,) = read(StoreReader.at(tmp_path / "store"))["replies"]
@@ -108,7 +107,7 @@ def test_no_long_text_is_lost(tmp_path: Path, text: str) -> None:
     assert text in (head + rest, f"{head}\n{rest}") and found["reply"]["left_out"] == 0
 
 
-def test_of_a_long_conversation_the_last_messages_are_read_and_the_rest_counted(tmp_path: Path) -> None:
+def test_of_a_long_conversation_the_last_messages_are_read_and_the_rest_counted(tmp_path):
     made = HandMade(tmp_path / "store")
     said = [message("t", at, parent=at - 1 if at else None, content=f"{at}", sampled=at > 0) for at in range(99)]
     made.step([trace("t")], said)
@@ -118,7 +117,7 @@ def test_of_a_long_conversation_the_last_messages_are_read_and_the_rest_counted(
     assert found["reply"]["head"] == "98"
 
 
-def test_rollouts_of_an_agent_stand_under_each_other_in_their_group(tmp_path: Path) -> None:
+def test_rollouts_of_an_agent_stand_under_each_other_in_their_group(tmp_path):
     made = HandMade(tmp_path / "store")
     seats = [(group, agent, n) for group in "ba" for n in range(2) for agent in ("judge", "actor")]
     own = [trace(f"{group}-{agent}-{n}", group_id=group, agent=agent) for group, agent, n in seats]
@@ -129,7 +128,7 @@ def test_rollouts_of_an_agent_stand_under_each_other_in_their_group(tmp_path: Pa
     assert [bool(each["prompt"]) for each in read(library)["replies"]] == [True, False] * 2 + [True, False] * 2
 
 
-def test_the_lowest_and_highest_of_any_column_are_read(library: StoreReader) -> None:
+def test_the_lowest_and_highest_of_any_column_are_read(library):
     lowest = read(library, sort="reward", order="asc", k="2")
     assert names(lowest) == ["other", "talk"] and lowest["num_pages"] == 3
     assert names(read(library, sort="reward", order="desc", k="2")) == ["second", "first"]

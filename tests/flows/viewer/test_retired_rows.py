@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -28,7 +27,7 @@ Without = Callable[[str], StoreReader]
 
 
 @pytest.fixture(scope="module")
-def without(tmp_path_factory: pytest.TempPathFactory) -> Without:
+def without(tmp_path_factory):
     """Returns a store of two runs that has lost the rows of a table; of none, where none is named."""
     base = tmp_path_factory.mktemp("retired")
     rehearse(base / "whole", "run", steps=1)
@@ -46,7 +45,7 @@ def without(tmp_path_factory: pytest.TempPathFactory) -> Without:
 
 @pytest.mark.engine  # every page of a store, seven times
 @pytest.mark.parametrize("table", TABLES)
-def test_every_page_opens_and_says_which_rows_went(without: Without, table: str) -> None:
+def test_every_page_opens_and_says_which_rows_went(without, table):
     library, told = without(table), {}
     for address in everything(without("")):
         name = parsed_address(address)[0]
@@ -62,7 +61,7 @@ def test_every_page_opens_and_says_which_rows_went(without: Without, table: str)
 
 
 @pytest.mark.parametrize("table", ["verdicts", "samples", "batches"])
-def test_nobody_says_that_a_rollout_had_no_weight_whose_batch_cannot_be_read(without: Without, table: str) -> None:
+def test_nobody_says_that_a_rollout_had_no_weight_whose_batch_cannot_be_read(without, table):
     before, library = traces(without(""), "run", 0), without(table)
     assert set(before["outcome"]) == {"trained"} and before["trained"].all()
     found = traces(library, "run", 0)
@@ -75,7 +74,7 @@ def test_nobody_says_that_a_rollout_had_no_weight_whose_batch_cannot_be_read(wit
     assert ("not known any more" in sentence({"trace": {"reward": 0.0}}, use)) != known
 
 
-def test_tokens_of_runs_outlive_the_rows_that_they_were_counted_in(without: Without) -> None:
+def test_tokens_of_runs_outlive_the_rows_that_they_were_counted_in(without):
     whole = runs(without("")).row(0, named=True)
     assert whole["tokens_sampled"] > 0 and whole["tokens_trained"] is not None
     for table in ("traces", "updates"):
@@ -86,13 +85,13 @@ def test_tokens_of_runs_outlive_the_rows_that_they_were_counted_in(without: With
     assert (lost["tokens_sampled"], lost["tokens_trained"]) == (None, None), "unknown is not zero"
 
 
-def test_a_trace_whose_row_went_is_said_to_be_gone(without: Without) -> None:
+def test_a_trace_whose_row_went_is_said_to_be_gone(without):
     with pytest.raises(NotThere, match="dropped for their age"):
         find_trace(without("traces"), "run", "trace-0-0-0")
 
 
 @pytest.mark.parametrize("table", ["", "samples", "batches", "token_masks", "updates"])
-def test_tokens_are_not_called_untrained_or_inside(tmp_path: Path, table: str) -> None:
+def test_tokens_are_not_called_untrained_or_inside(tmp_path, table):
     made = HandMade(tmp_path)
     credits = [
         credit(FORKED, at, path, {"rl_weights": [0.0] * 3 + [1.0] * (2 + 4 * (at == 0))})

@@ -1,6 +1,5 @@
 """The page of a run: charts and where they lead, ledger, time, and what was said; and every metric of it by itself."""
 
-from pathlib import Path
 from typing import Any
 
 import polars as pl
@@ -40,7 +39,7 @@ def series(page: Page, title: str, name: str = "values") -> dict[str, Any]:
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> StoreReader:
+def two(tmp_path):
     """Two steps of two environments and two agents in one of them; the second step has no error."""
     made = HandMade(tmp_path)
     rows = [
@@ -54,7 +53,7 @@ def two(tmp_path: Path) -> StoreReader:
     return StoreReader.at(tmp_path)
 
 
-def test_the_charts_hold_what_was_measured(forked: StoreReader) -> None:
+def test_the_charts_hold_what_was_measured(forked):
     page = told(forked, "base")
     rewards: list[list[float]] = [
         forked.store.read(entry.slices("traces"), ["reward"])["reward"].to_numpy().tolist()
@@ -77,7 +76,7 @@ def test_the_charts_hold_what_was_measured(forked: StoreReader) -> None:
     assert undescribed == []
 
 
-def test_a_fork_shows_what_it_shares_and_planned_steps_have_empty_columns(forked: StoreReader) -> None:
+def test_a_fork_shows_what_it_shares_and_planned_steps_have_empty_columns(forked):
     table = ledger(forked, "fork")
     assert table["stages"] == ["assignment", "rollout", "filtering", "advantage", "packing", "metrics"]
     assert table["runs"] == ["fork", "base"] and table["num_pieces"] == [6, 6]
@@ -92,13 +91,13 @@ def test_a_fork_shows_what_it_shares_and_planned_steps_have_empty_columns(forked
     assert [len(column["cells"]) for column in ledger(forked, "base", 4)["columns"]] == [7, 7, 0, 0]
 
 
-def test_a_fork_tells_what_was_set_otherwise(forked: StoreReader) -> None:
+def test_a_fork_tells_what_was_set_otherwise(forked):
     values = told(forked, "fork").values
     assert values["parent"] == "base" and told(forked, "base").values["forks"] == ["fork"]
     assert {"key": "algorithm.type", "a": "grpo", "b": "rloo", "in_keys": True} in values["differences"]
 
 
-def test_times_are_those_of_the_ledger(forked: StoreReader) -> None:
+def test_times_are_those_of_the_ledger(forked):
     frame = forked.frames("base").stage_times.collect()
     assert frame["own"].all()
     rows = frame.select("key", "started_at", "finished_at", "tokens").rows()
@@ -106,7 +105,7 @@ def test_times_are_those_of_the_ledger(forked: StoreReader) -> None:
     assert {*rows} >= {(entry.key, entry.started_at, entry.finished_at, entry.tokens) for entry in entries}
 
 
-def test_a_run_without_work_and_an_unfinished_step_say_so(tmp_path: Path) -> None:
+def test_a_run_without_work_and_an_unfinished_step_say_so(tmp_path):
     store = open_store(tmp_path / "empty")
     store.runs.record(run="a", event="started", kind="train", config={"name": "a", "steps": 3})
     empty = StoreReader.at(tmp_path / "empty")
@@ -123,7 +122,7 @@ def test_a_run_without_work_and_an_unfinished_step_say_so(tmp_path: Path) -> Non
     assert [cell and cell["finished"] for cell in page.values["ledger"]["columns"][0]["cells"]] == [False]
 
 
-def test_environments_and_agents_have_lines_and_colours_of_their_own(two: StoreReader) -> None:
+def test_environments_and_agents_have_lines_and_colours_of_their_own(two):
     page = told(two)
     assert series(page, "Reward by environment") == {"debate": [0.0, 0.0], "sums": [0.5, 0.5]}
     assert series(page, "Reward by agent: debate") == {"con": [-1.0, -1.0], "pro": [1.0, 1.0]}
@@ -133,7 +132,7 @@ def test_environments_and_agents_have_lines_and_colours_of_their_own(two: StoreR
     assert colours == {("all", "s0"), ("debate", "s1"), ("sums", "s2")}, "one colour in all charts"
 
 
-def test_what_was_counted_and_did_not_happen_is_zero_and_anything_else_a_gap(two: StoreReader) -> None:
+def test_what_was_counted_and_did_not_happen_is_zero_and_anything_else_a_gap(two):
     page = told(two)
     assert series(page, "Errors")["timeout"] == [0.25, 0.0]
     assert series(page, "Outcomes") == {"errored/timeout": [1.0, 0.0], "pending": [3.0, 4.0]}
@@ -144,7 +143,7 @@ def test_what_was_counted_and_did_not_happen_is_zero_and_anything_else_a_gap(two
 
 
 @pytest.mark.engine  # a whole run
-def test_evaluations_are_points_that_lead_to_them(tmp_path: Path) -> None:
+def test_evaluations_are_points_that_lead_to_them(tmp_path):
     root = tmp_path / "store"
     held_out = {"num_examples": 4, "attempts": 1, "every": 1, "at_start": True}
     train(root, "a", Sampler(), steps=2, evaluation=held_out)
@@ -159,14 +158,12 @@ def test_evaluations_are_points_that_lead_to_them(tmp_path: Path) -> None:
     assert runs(reader).row(0, named=True)["held_out"] == points["values"][-1]
 
 
-def test_a_long_run_has_its_last_numbers_until_all_are_requested(
-    two: StoreReader, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_run_has_its_last_numbers_until_all_are_requested(two, monkeypatch):
     monkeypatch.setattr("flows.viewer.pages.runs.MOST_NUMBERS", 1)
     assert [told(two, **query).values["numbers_from"] for query in ({}, {"numbers": "all"})] == [1, 0]
 
 
-def test_words_find_metrics_by_name_unit_and_environment(two: StoreReader) -> None:
+def test_words_find_metrics_by_name_unit_and_environment(two):
     every = metrics(numbers(two, RUN))
     assert [metric["name"] for metric in matching(every, "TIMEOUT share")] == ["errored_rollout/timeout"]
     assert matching(every, "") == every and matching(every, "nothing like it") == []
@@ -177,7 +174,7 @@ def test_words_find_metrics_by_name_unit_and_environment(two: StoreReader) -> No
     assert html.count('aria-label="errored_rollout/timeout, by step"') == 1, "a metric has a chart of its own"
 
 
-def test_a_metric_says_what_it_is() -> None:
+def test_a_metric_says_what_it_is():
     assert about("timing/stage/rollout") == About("s", "wall-clock of the stage") and about("timing/model").unit == "s"
     assert about("update/entropy").unit == "nats" and "last optimizer step" in about("update/entropy").description
     words = [about(name).description.partition(" ")[0] for name in ("update/mismatch_kl", "update/mismatch_kl_max")]

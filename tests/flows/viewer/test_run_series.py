@@ -2,7 +2,6 @@
 
 import math
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
@@ -27,7 +26,7 @@ from tests.flows.viewer.looking import what_is_read
 from tests.flows.viewer.stepped import begun
 
 
-def test_page_show_and_tracking_give_what_the_table_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_show_and_tracking_give_what_the_table_says(tmp_path, monkeypatch):
     """Every number of the table, and of the ledger beside it, in all places: one that differs would be seen here."""
     session, sink = session_for(tmp_path / "store", "a"), Written()
     session.watchers = (TrackingWatcher(sink, TensorboardTracking()),)
@@ -49,7 +48,7 @@ def test_page_show_and_tracking_give_what_the_table_says(tmp_path: Path, monkeyp
             assert each.value(f"updates/{name}/mean") == pytest.approx(told[name], rel=1e-12)
 
 
-def test_what_is_not_finite_stays_so(tmp_path: Path) -> None:
+def test_what_is_not_finite_stays_so(tmp_path):
     rows = [trace("t0", reward=math.inf), trace("t1", reward=None), trace("t2", reward=None)]
     HandMade(tmp_path).step(rows, [])
     (each,) = numbers(StoreReader.at(tmp_path), RUN)
@@ -57,7 +56,7 @@ def test_what_is_not_finite_stays_so(tmp_path: Path) -> None:
     assert each.value("rollouts", "all") == 3
 
 
-def test_of_an_unfinished_step_only_the_ledger_is_told_and_no_number(tmp_path: Path) -> None:
+def test_of_an_unfinished_step_only_the_ledger_is_told_and_no_number(tmp_path):
     (each,) = numbers(begun(tmp_path / "begun", 2), RUN)
     assert (each.work.finished, each.values) == (False, {})
     HandMade(tmp_path / "worked").work("rollout", {"traces": [trace("t0")]})
@@ -65,7 +64,7 @@ def test_of_an_unfinished_step_only_the_ledger_is_told_and_no_number(tmp_path: P
     assert not each.work.finished and {name for _, name in each.values} == {"timing/stage/rollout"}
 
 
-def test_of_a_step_that_was_drawn_again_the_last_batch_counts(tmp_path: Path) -> None:
+def test_of_a_step_that_was_drawn_again_the_last_batch_counts(tmp_path):
     made = HandMade(tmp_path)
     for number, reward in enumerate((0.0, 1.0)):
         rollouts, verdicts, metrics = (
@@ -87,7 +86,7 @@ def test_of_a_step_that_was_drawn_again_the_last_batch_counts(tmp_path: Path) ->
 
 
 @pytest.mark.engine  # a whole run of its own
-def test_a_refresh_reads_only_the_new_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_refresh_reads_only_the_new_step(tmp_path, monkeypatch):
     root = tmp_path / "store"
     rehearse(root, "a", steps=1)
     library, read = StoreReader.at(root), what_is_read(monkeypatch)

@@ -3,7 +3,6 @@
 import os
 import socket
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e"
 
 
 @pytest.fixture(scope="module")
-def forked(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
+def forked(tmp_path_factory):
     """A run, a replay of it with another algorithm, and a run that failed and says so in a hostile way."""
     root = tmp_path_factory.mktemp("runs") / "store"
     rehearse(root, "base", steps=2)
@@ -41,7 +40,7 @@ def listed(library: StoreReader, **query: str) -> list[dict[str, Any]]:
     return [dict(row) for row in runs_page(library, PageRequest("/", {}, query)).values["runs"]]
 
 
-def test_what_each_run_came_to(forked: StoreReader) -> None:
+def test_what_each_run_came_to(forked):
     found = {row["run"]: row for row in runs(forked).to_dicts()}
     base, fork, broken = found["base"], found["fork"], found["broken"]
     told = describe(forked.store, "base", forked.config("base"))["steps"]
@@ -61,7 +60,7 @@ def test_what_each_run_came_to(forked: StoreReader) -> None:
     assert runs(forked).columns == list(RUNS)
 
 
-def test_the_list_is_filtered_and_sorted(forked: StoreReader) -> None:
+def test_the_list_is_filtered_and_sorted(forked):
     assert [row["run"] for row in listed(forked, q="RLOO")] == ["fork"]
     assert [row["run"] for row in listed(forked, q="reverse_text grpo")] == ["base"]
     assert listed(forked, q="nothing like it") == []
@@ -74,7 +73,7 @@ def test_the_list_is_filtered_and_sorted(forked: StoreReader) -> None:
     assert [row["run"] for row in listed(forked)] == ["broken", "fork", "base"], "the newest change first"
 
 
-def test_a_config_that_is_none_of_ours_hides_no_run(tmp_path: Path) -> None:
+def test_a_config_that_is_none_of_ours_hides_no_run(tmp_path):
     store = open_store(tmp_path)
     odd = {"environments": "x", "model": "m", "algorithm": [], "replay": 3, "steps": "many", "kind": "replay"}
     store.runs.record(run="odd", event="started", kind="train", config=odd)
@@ -104,13 +103,13 @@ def event(name: str, minutes: float = 0.0, **more: Any) -> Event:
         (event("resumed", host=socket.gethostname(), pid=2**22 + 1), GONE, "warn"),
     ],
 )
-def test_a_state_in_a_word(last: Event, state: str, look: str) -> None:
+def test_a_state_in_a_word(last, state, look):
     told = state_of(last)
     assert (told["state"], told["look"]) == (state, look)
     assert is_going(last) == (state == "going")
 
 
-def test_the_end_of_a_second_process_does_not_end_a_run_that_another_process_trains() -> None:
+def test_the_end_of_a_second_process_does_not_end_a_run_that_another_process_trains():
     here, now = socket.gethostname(), datetime.now(UTC)
     first = event("started", host=here, pid=os.getpid(), at=now)
     second = [event(name, 1, pid=7) for name in ("resumed", "cancelled")]
@@ -120,7 +119,7 @@ def test_the_end_of_a_second_process_does_not_end_a_run_that_another_process_tra
     assert deciding_event([first, event("finished", 2, host=here, pid=os.getpid())]).event == "finished"
 
 
-def test_the_list_says_that_it_is_live_only_while_a_run_is_going(forked: StoreReader, tmp_path: Path) -> None:
+def test_the_list_says_that_it_is_live_only_while_a_run_is_going(forked, tmp_path):
     assert runs_page(forked, PageRequest("/")).live and runs_page(forked, PageRequest("/")).quiet, (
         "followed: something may begin"
     )
@@ -141,8 +140,6 @@ def test_the_list_says_that_it_is_live_only_while_a_run_is_going(forked: StoreRe
         ([("failed", 0)], None, 0),
     ],
 )
-def test_the_time_at_work_leaves_out_what_was_idle(
-    events: list[tuple[str, int]], last_work: int | None, minutes: int
-) -> None:
+def test_the_time_at_work_leaves_out_what_was_idle(events, last_work, minutes):
     last = None if last_work is None else T0 + timedelta(minutes=last_work)
     assert seconds_at_work([event(*each) for each in events], last) == 60 * minutes

@@ -13,7 +13,6 @@ from starlette.testclient import TestClient
 from flows import cli
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
-from storage.store import Store
 from tests.fixtures.cheating import HACK, LEARNT, STEPS, cheated_store
 from tests.fixtures.replays import ask, walk
 from tests.flows.viewer.hand_made import RUN
@@ -22,7 +21,7 @@ from tests.flows.viewer.stepped import stepped
 
 
 @pytest.fixture(scope="module")
-def cheated(tmp_path_factory: pytest.TempPathFactory) -> Store:
+def cheated(tmp_path_factory):
     """A run whose model learns to cheat at step LEARNT."""
     return cheated_store(tmp_path_factory.mktemp("cheated") / "store")
 
@@ -76,7 +75,7 @@ class Clicker:
         return self.page
 
 
-def test_a_reward_hack_is_hunted_down(cheated: Store, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reward_hack_is_hunted_down(cheated, capsys):
     root = Path(cheated.root.address)
     person = Clicker(visitor(root), addresses.run("base"))
     changed = person.click("What changed")
@@ -101,7 +100,7 @@ def test_a_reward_hack_is_hunted_down(cheated: Store, capsys: pytest.CaptureFixt
     assert out["num_hits"] == num_fooled and out["first_step"] == LEARNT
 
 
-def test_the_rollouts_of_an_example_are_a_search(cheated: Store) -> None:
+def test_the_rollouts_of_an_example_are_a_search(cheated):
     library = StoreReader.at(cheated.root.address)
     found = values(library, addresses.search("base", "reward > -1"))["hits"][0]
     told = values(library, addresses.example("base", found["environment"], found["example_id"]))
@@ -111,7 +110,7 @@ def test_the_rollouts_of_an_example_are_a_search(cheated: Store) -> None:
     assert (quoted["num_hits"], quoted["problem"]) == (0, None)
 
 
-def test_hits_are_paged(cheated: Store) -> None:
+def test_hits_are_paged(cheated):
     library = StoreReader.at(cheated.root.address)
     first, last = addresses.search("base", "reward > -1"), addresses.search("base", "reward > -1") + "&page=4"
     told = values(library, last)
@@ -121,9 +120,7 @@ def test_hits_are_paged(cheated: Store) -> None:
     assert "page=2#hits" in answer(library, first)[1] and "page=3#hits" in answer(library, last)[1]
 
 
-def test_every_printed_command_selects_the_hits(
-    cheated: Store, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_printed_command_selects_the_hits(cheated, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     library = StoreReader.at(cheated.root.address)
     told = values(library, addresses.search("base", f"reward > 0.8 and length < 20 and reply ~ '{HACK}'"))
@@ -142,7 +139,7 @@ def test_every_printed_command_selects_the_hits(
     assert len(lines) == 27 and all(HACK in line for line in lines)
 
 
-def test_what_changed_between_two_policies(cheated: Store) -> None:
+def test_what_changed_between_two_policies(cheated):
     library = StoreReader.at(cheated.root.address)
     told = values(library, addresses.changes("base", 0, LEARNT))
     assert told["counts"] == [12, 12]
@@ -157,14 +154,14 @@ def test_what_changed_between_two_policies(cheated: Store) -> None:
     ("text", "said"),
     [("rewrd > 0.8", "nearest columns are reward"), ("reward >", "syntax error"), ("reply ~ '('", "missing")],
 )
-def test_a_wrong_condition_is_explained_beside_the_field(tmp_path: Path, text: str, said: str) -> None:
+def test_a_wrong_condition_is_explained_beside_the_field(tmp_path, text, said):
     library = stepped(tmp_path / "store")
     told = values(library, addresses.search(RUN, text))
     assert said in told["problem"] and told["q"] == text
     assert answer(library, addresses.search(RUN, text))[0] == 200
 
 
-def test_the_search_field_of_a_run_leads_to_the_page(tmp_path: Path) -> None:
+def test_the_search_field_of_a_run_leads_to_the_page(tmp_path):
     library = stepped(tmp_path / "store")
     page = answer(library, addresses.run(RUN))[1]
     assert f'action="{addresses.search(RUN)}"' in page

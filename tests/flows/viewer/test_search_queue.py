@@ -3,7 +3,6 @@
 import http.client
 import os
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from urllib.parse import urlencode, urlsplit
 
@@ -24,7 +23,7 @@ SITE = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
 
 
 @pytest.fixture(scope="module")
-def viewer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[psutil.Process, int]]:
+def viewer(tmp_path_factory):
     root = tmp_path_factory.mktemp("searched") / "store"
     stepped(root)
     with viewing(root, "--port", "0") as (process, address):
@@ -66,8 +65,8 @@ def memory(process: psutil.Process) -> int:
 
 
 def test_pages_are_answered_beside_a_hundred_conditions_which_end_with_their_readers(
-    viewer: tuple[psutil.Process, int],
-) -> None:
+    viewer,
+):
     process, port = viewer
     with ExitStack() as stack:
         for number in range(100):
@@ -83,7 +82,7 @@ def test_pages_are_answered_beside_a_hundred_conditions_which_end_with_their_rea
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one search at a time on one processor")
-def test_a_client_does_not_wait_for_the_searches_of_another(viewer: tuple[psutil.Process, int]) -> None:
+def test_a_client_does_not_wait_for_the_searches_of_another(viewer):
     process, port = viewer
     with ExitStack() as stack:
         for _ in range(5):
@@ -94,7 +93,7 @@ def test_a_client_does_not_wait_for_the_searches_of_another(viewer: tuple[psutil
         assert len(process.children()) == 1, "the first client's search still runs"
 
 
-def test_pages_of_other_sites_make_the_viewer_compute_nothing(viewer: tuple[psutil.Process, int]) -> None:
+def test_pages_of_other_sites_make_the_viewer_compute_nothing(viewer):
     _, port = viewer
     image = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"}
     assert body(send(port, search(ENDLESS), **image)) == (
@@ -111,7 +110,7 @@ def test_pages_of_other_sites_make_the_viewer_compute_nothing(viewer: tuple[psut
     assert status == 200 and "Another site" not in page
 
 
-def test_a_condition_that_is_nested_too_deeply_is_no_fault_of_the_viewer(viewer: tuple[psutil.Process, int]) -> None:
+def test_a_condition_that_is_nested_too_deeply_is_no_fault_of_the_viewer(viewer):
     _, port = viewer
     for text in ("abs(" * 900 + "1" + ")" * 900 + " > 0", "(" * 9000 + "1" + ")" * 9000, "reward > abs(" * 900):
         assert body(send(port, search(text)))[0] == 200

@@ -25,7 +25,7 @@ CHECKOUT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     place = tmp_path_factory.mktemp("served") / "store"
     rehearse(place, "base", steps=1)
     return place
@@ -39,9 +39,7 @@ def get(address: str, **headers: str) -> http.client.HTTPResponse:
 
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 @pytest.mark.essential
-def test_it_serves_behind_a_run_and_ends_at_once_while_somebody_looks(
-    root: Path, sent: signal.Signals, status: int
-) -> None:
+def test_it_serves_behind_a_run_and_ends_at_once_while_somebody_looks(root, sent, status):
     with viewing(root, "--port", "0") as (process, address):
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", address)
         assert get(address).status == 200
@@ -64,7 +62,7 @@ def test_it_serves_behind_a_run_and_ends_at_once_while_somebody_looks(
             socket.create_connection(("127.0.0.1", int(place[1])), timeout=1)
 
 
-def test_it_ends_when_told_though_nobody_reads_its_output_any_more(root: Path) -> None:
+def test_it_ends_when_told_though_nobody_reads_its_output_any_more(root):
     with viewing(root, "--port", "0") as (process, address):
         assert get(address).status == 200
         assert process.stdout is not None
@@ -73,7 +71,7 @@ def test_it_ends_when_told_though_nobody_reads_its_output_any_more(root: Path) -
         assert process.wait(PATIENCE) == 0
 
 
-def test_a_long_address_and_a_broken_request_are_survived(root: Path) -> None:
+def test_a_long_address_and_a_broken_request_are_survived(root):
     with viewing(root, "--port", "0") as (_, address):
         port = int(address.rstrip("/").rpartition(":")[2])
         for sent in (
@@ -96,7 +94,7 @@ def test_a_long_address_and_a_broken_request_are_survived(root: Path) -> None:
         assert get(address).status == 200
 
 
-def test_other_machines_need_the_token_and_no_line_is_written_for_a_request(root: Path) -> None:
+def test_other_machines_need_the_token_and_no_line_is_written_for_a_request(root):
     given = {TOKEN: "the given one"}
     with viewing(root, "--host", "0.0.0.0", "--port", "0", "--run", "latest", **given) as (process, address):
         assert address.endswith("/runs/base?token=the%20given%20one")
@@ -117,18 +115,18 @@ def test_other_machines_need_the_token_and_no_line_is_written_for_a_request(root
         assert "token" not in out + err and "GET" not in out + err
 
 
-def test_without_a_token_of_ones_own_one_is_made(root: Path) -> None:
+def test_without_a_token_of_ones_own_one_is_made(root):
     with viewing(root, "--host", "0.0.0.0", "--port", "0", **{TOKEN: ""}) as (_, address):
         assert len(address.partition("?token=")[2]) >= 32
 
 
-def test_an_unknown_run_is_refused_before_anything_is_served(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_run_is_refused_before_anything_is_served(root, capsys):
     assert main(["view", "--store", str(root), "--run", "nun"]) == 2
     said = capsys.readouterr()
     assert "nun" in said.err and "base" in said.err and said.out == ""
 
 
-def test_what_is_no_store_is_refused_and_nothing_is_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_store_is_refused_and_nothing_is_made(tmp_path, capsys):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("x")
     before = sorted(tmp_path.rglob("*"))
@@ -141,7 +139,7 @@ def test_what_is_no_store_is_refused_and_nothing_is_made(tmp_path: Path, capsys:
     assert "there is no run" in capsys.readouterr().err
 
 
-def test_a_port_that_is_taken_is_passed_over_or_told() -> None:
+def test_a_port_that_is_taken_is_passed_over_or_told():
     with listen("127.0.0.1") as first, listen("127.0.0.1") as second:
         taken = first.getsockname()[1]
         assert PORT <= taken < second.getsockname()[1]
@@ -150,6 +148,6 @@ def test_a_port_that_is_taken_is_passed_over_or_told() -> None:
 
 
 @pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 65536), ("127.0.0.1", -1), ("no-such.invalid", None)])
-def test_what_cannot_be_listened_on_is_told(host: str, port: int | None) -> None:
+def test_what_cannot_be_listened_on_is_told(host, port):
     with pytest.raises(BadQuestion, match="--port"):
         listen(host, port)

@@ -78,7 +78,7 @@ def ids(found: pl.DataFrame) -> list[str]:
 
 
 @pytest.mark.parametrize("names", [each for n in (1, 2, 3) for each in combinations(FILTERS, n)], ids="+".join)
-def test_filters_alone_and_together(names: tuple[str, ...]) -> None:
+def test_filters_alone_and_together(names):
     made = frame()
     found = choose(made, TraceChoice({name: FILTERS[name][0] for name in names}))
     expected = [row["trace_id"] for row in made.to_dicts() if all(FILTERS[name][1](row) for name in names)]
@@ -103,13 +103,13 @@ def test_filters_alone_and_together(names: tuple[str, ...]) -> None:
         (TraceChoice(page=0), "page=0 of 50 traces: both count from 1"),
     ],
 )
-def test_what_is_not_known_is_refused_with_what_is(choice: TraceChoice, said: str) -> None:
+def test_what_is_not_known_is_refused_with_what_is(choice, said):
     with pytest.raises(BadQuestion) as caught:
         choose(frame(), choice)
     assert str(caught.value).startswith(said)
 
 
-def test_an_outcome_or_error_that_none_has_here_is_an_answer() -> None:
+def test_an_outcome_or_error_that_none_has_here_is_an_answer():
     assert "refused" in OUTCOMES and ids(choose(frame(), TraceChoice({"outcome": "refused"})).rows) == []
     assert ids(choose(frame(), TraceChoice({"error": "infrastructure"})).rows) == []
     assert known_values(frame())["outcome"] == ["trained", "filtered", "errored", "quarantined", "pending"]
@@ -142,7 +142,7 @@ TYPES = {"text": pl.String, "number": pl.Float64, "whole": pl.Int64, "flag": pl.
 @pytest.mark.parametrize("kind", VALUES)
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_orders_are_those_of_plain_sorting(kind: str, data: st.DataObject) -> None:
+def test_orders_are_those_of_plain_sorting(kind, data):
     values = data.draw(st.lists(st.none() | VALUES[kind], max_size=12))
     rows = pl.DataFrame({"value": pl.Series(values, dtype=TYPES[kind])}).with_row_index("place")
     column = RolloutColumn("value", "value", kind, "")
@@ -152,7 +152,7 @@ def test_orders_are_those_of_plain_sorting(kind: str, data: st.DataObject) -> No
         assert found == slowly(rows.to_dicts(), "value", descending)
 
 
-def test_equals_of_a_large_step_stay_as_they_came() -> None:
+def test_equals_of_a_large_step_stay_as_they_came():
     values = [(n * 7919) % 3 or None for n in range(20_000)]  # few values: a sort that is not stable mixes thousands
     rows = pl.DataFrame({"value": values}).with_row_index("place")
     found = sort_rows(rows, RolloutColumn("value", "value", "whole", ""), True)["place"].to_list()
@@ -160,18 +160,18 @@ def test_equals_of_a_large_step_stay_as_they_came() -> None:
 
 
 @pytest.mark.parametrize("name", [column.name for column in COLUMNS])
-def test_every_column_can_be_sorted_by(name: str) -> None:
+def test_every_column_can_be_sorted_by(name):
     found = choose(frame(), TraceChoice(sort=name, order="desc")).rows
     assert found["place"].to_list() == slowly(frame().to_dicts(), name, True)
 
 
-def test_a_column_is_named_by_its_heading_too() -> None:
+def test_a_column_is_named_by_its_heading_too():
     assert ids(choose(frame(), TraceChoice(sort="trace", order="desc")).rows)[0] == "t6"
     assert ids(choose(frame(), TraceChoice(order="desc")).rows) == [f"t{n}" for n in range(6, -1, -1)]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, LARGEST_PAGE])
-def test_the_pages_hold_every_row_once(size: int) -> None:
+def test_the_pages_hold_every_row_once(size):
     choice = TraceChoice(sort="reward", order="desc", size=size)
     pages = choose(frame(), choice).num_pages
     assert pages == math.ceil(len(ROWS) / size)
@@ -187,14 +187,14 @@ def named() -> pl.DataFrame:
     return frame().with_columns(rewards=pl.Series(rewards, dtype=pl.String), metrics=pl.Series(metrics))
 
 
-def test_named_rewards_and_metrics_are_columns() -> None:
+def test_named_rewards_and_metrics_are_columns():
     chosen = choose(named(), TraceChoice(columns=("metric:a,b", "reward:style"), sort="reward:style", order="desc"))
     assert [each.name for each in chosen.columns] == ["trace_id", "metric:a,b", "reward:style"]
     assert chosen.rows["reward:style"].to_list() == [2.0, 0.5, None, None, None, None, None]
     assert ids(chosen.rows)[:3] == ["t5", "t0", "t1"]
 
 
-def test_measures_of_any_name_and_size_can_be_listed() -> None:
+def test_measures_of_any_name_and_size_can_be_listed():
     """An environment wrote them: a name that nothing can ask for, a number that no float holds."""
     odd = [f'{{"":1,"huge":{10**400},"long":{"1" * 5000}}}', f'{{"":1,"huge":{10**400}}}', *["{}"] * 5]
     measured = frame().with_columns(rewards=pl.lit("{}"), metrics=pl.Series(odd))
@@ -202,7 +202,7 @@ def test_measures_of_any_name_and_size_can_be_listed() -> None:
     assert chosen.rows["metric:huge"].to_list() == [None] * 7
 
 
-def test_an_address_says_a_choice() -> None:
+def test_an_address_says_a_choice():
     assert read_names(" reward , metric:a%2Cb ,") == ("reward", "metric:a,b")
     query = {"environment": "a", "page": "2", "columns": "outcome,metric:x"}
     found = choice_of(PageRequest("/runs/r/steps/0", {}, query))

@@ -41,7 +41,7 @@ def packed(
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
+def library(tmp_path_factory):
     root: Path = tmp_path_factory.mktemp("mismatch") / "store"
     made = [trace(FORKED), trace("near"), trace("outside", policy_key=""), trace("unused")]
     said = [*forked(), *(message(name, 0) for name in ("near", "outside", "unused"))]
@@ -69,7 +69,7 @@ def k3(log_ratio: float) -> float:
 
 
 @pytest.mark.parametrize("name", [MISMATCH, MISMATCH_TITLE])
-def test_it_is_the_mean_over_all_tokens_of_a_trace_with_rl_weight(library: StoreReader, name: str) -> None:
+def test_it_is_the_mean_over_all_tokens_of_a_trace_with_rl_weight(library, name):
     lineages = lineages_of(library, RUN, 0)
     found = with_mismatch(library, RUN, lineages, traces(library, RUN, 0), ["reward", name])
     told = dict(zip(found["trace_id"], found[MISMATCH], strict=True))
@@ -82,13 +82,13 @@ def test_it_is_the_mean_over_all_tokens_of_a_trace_with_rl_weight(library: Store
     assert found["trace_id"].to_list() == traces(library, RUN, 0)["trace_id"].to_list()
 
 
-def test_it_is_read_only_where_it_is_asked_for(library: StoreReader) -> None:
+def test_it_is_read_only_where_it_is_asked_for(library):
     lineages = lineages_of(library, RUN, 0)
     found = with_mismatch(library, RUN, lineages, traces(library, RUN, 0), ["reward"])
     assert found[MISMATCH].null_count() == 4
 
 
-def test_the_page_of_a_step_sorts_by_it_and_shows_it(library: StoreReader) -> None:
+def test_the_page_of_a_step_sorts_by_it_and_shows_it(library):
     traces = {
         columns: values(library, addresses.step(RUN, 0), sort=MISMATCH, order="desc", columns=columns)["traces"]
         for columns in ("", "reward")

@@ -1,8 +1,6 @@
 """The pages of a step and of an evaluation: what they say as values and as HTML, and where they lead."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +28,7 @@ def html(library: StoreReader, run: str, number: int | str, **query: str) -> Ele
     return Elements(text)
 
 
-def test_the_values_are_those_of_the_frames(forked: StoreReader) -> None:
+def test_the_values_are_those_of_the_frames(forked):
     found = values(forked, "base", 0)
     frame = traces(forked, "base", 0)
     assert found["figures"]["num_traces"] == frame.height == found["traces"]["num_chosen"] == 12
@@ -47,7 +45,7 @@ def test_the_values_are_those_of_the_frames(forked: StoreReader) -> None:
     assert sum(map(sum, (each["counts"] for each in found["histogram"]))) == 12
 
 
-def test_a_forks_rows_are_told_as_computed_by_the_other(forked: StoreReader) -> None:
+def test_a_forks_rows_are_told_as_computed_by_the_other(forked):
     found = values(forked, "fork", 1)
     assert found["computed_by"] == ["base"]
     assert found["policies"]["after"] is None and {row["outcome"] for row in found["traces"]["rows"]} == {"pending"}
@@ -55,7 +53,7 @@ def test_a_forks_rows_are_told_as_computed_by_the_other(forked: StoreReader) -> 
     assert [row["trace_id"] for row in found["traces"]["rows"]] == same
 
 
-def test_a_step_of_which_parts_are_done(tmp_path: Path) -> None:
+def test_a_step_of_which_parts_are_done(tmp_path):
     library = begun(tmp_path / "store", 1)
     found = values(library, RUN, 0)
     assert (found["finished"], found["num_batches"], found["figures"]["num_traces"]) == (False, 1, 2)
@@ -71,7 +69,7 @@ def test_a_step_of_which_parts_are_done(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def scored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreReader]:
+def scored(tmp_path_factory):
     """A run that evaluates two sets after each step, with an error that a second round makes up for."""
     root = tmp_path_factory.mktemp("scored") / "store"
     sets = [{"name": "easy", "where": {"tier": [0]}}, {"name": "hard", "where": {"tier": [1, 2]}}]
@@ -85,7 +83,7 @@ def evaluated(library: StoreReader, version: int, **query: str) -> dict[str, Any
     return looking.values(library, addresses.evaluation("base", version), **query)
 
 
-def test_an_evaluation_and_its_sets(scored: StoreReader) -> None:
+def test_an_evaluation_and_its_sets(scored):
     every = evaluated(scored, 1)
     assert every["evaluation"]["sets"] == ["easy", "hard"] and every["evaluation"]["set"] is None
     assert every["evaluation"]["num_replaced"] == 2
@@ -107,7 +105,7 @@ def test_an_evaluation_and_its_sets(scored: StoreReader) -> None:
     assert [each["set"] for each in every["evaluation"]["scores"]] == ["easy", "hard"]
 
 
-def test_evaluations_lead_to_each_other(scored: StoreReader) -> None:
+def test_evaluations_lead_to_each_other(scored):
     versions = steps_of(scored, "base", for_training=False)
     assert len(versions) > 1
     for at, version in enumerate(versions):

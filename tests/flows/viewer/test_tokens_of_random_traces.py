@@ -3,7 +3,6 @@
 import math
 import random
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -120,7 +119,7 @@ def expected(rows: list[Row], credits: list[Row], statistics: Mapping[str, Row],
     return found
 
 
-def test_tokens_are_those_that_a_walk_finds(tmp_path: Path) -> None:
+def test_tokens_are_those_that_a_walk_finds(tmp_path):
     chance = random.Random(11)
     names = [f"{number:032x}" for number in range(NUM_TRACES)]
     graphs = {name: graph(name, chance) for name in names}

@@ -50,7 +50,7 @@ WHOLE: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
+def library(tmp_path_factory):
     """The store with everything in it."""
     root = tmp_path_factory.mktemp("tokens") / "store"
     tokens_of(root)
@@ -58,7 +58,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
 
 
 @pytest.fixture(scope="module")
-def found(library: StoreReader) -> pl.DataFrame:
+def found(library):
     """The tokens of its trace."""
     return tokens(library, find_trace(library, RUN, FORKED))
 
@@ -116,14 +116,14 @@ false - - -
 
 
 @pytest.mark.parametrize("table", [EXPECTED, MEASURED, REST])
-def test_every_token_has_what_each_table_says_of_it(found: pl.DataFrame, table: str) -> None:
+def test_every_token_has_what_each_table_says_of_it(found, table):
     assert dict(found.schema) == TOKENS
     rows = StringIO("\n".join(",".join(line.split()) for line in table.split("\n")[1:]))
     expected = pl.read_csv(rows, null_values="-", schema_overrides=TOKENS)
     assert_frame_equal(found.select(expected.columns), expected, check_exact=True)
 
 
-def test_a_tiny_mismatch_is_not_rounded_away(tmp_path: Path) -> None:
+def test_a_tiny_mismatch_is_not_rounded_away(tmp_path):
     near = [STATISTICS[0] | {"logprobs": [0, 0, 0, 0, -1.5, -2, 0, -0.25, -0.25 + 2**-26]}, STATISTICS[1]]
     found = tokens_of(tmp_path / "store", token_statistics=near)
     assert found["log_ratio"][8] == 2**-26
@@ -131,7 +131,7 @@ def test_a_tiny_mismatch_is_not_rounded_away(tmp_path: Path) -> None:
 
 
 @pytest.mark.engine  # torch takes its time to load
-def test_the_learners_own_measure_says_the_same(found: pl.DataFrame) -> None:
+def test_the_learners_own_measure_says_the_same(found):
     torch = pytest.importorskip("torch")
     from configs.losses import DppoLoss
     from tasks.learner.loss import WeightedTokens, measure_loss, rl_term
@@ -148,14 +148,14 @@ def test_the_learners_own_measure_says_the_same(found: pl.DataFrame) -> None:
     assert found["entropy"].sum() == pytest.approx(measured.sums["entropy"].item())
 
 
-def test_without_credits_weights_are_unknown_not_zero(tmp_path: Path) -> None:
+def test_without_credits_weights_are_unknown_not_zero(tmp_path):
     found = tokens_of(tmp_path / "store", samples=(), batches=None, updates=None)
     for name in ("rl_weight", "ce_weight", "ref_kl_weight", "advantage", "branch"):
         assert found[name].null_count() == len(found), name
     assert found["engine_logprob"].to_list()[4] == -1
 
 
-def test_a_sample_that_was_not_packed_was_not_trained(tmp_path: Path) -> None:
+def test_a_sample_that_was_not_packed_was_not_trained(tmp_path):
     found = tokens_of(tmp_path / "store", batches=[batch(SAMPLES[:1])], token_statistics=STATISTICS[:1])
     assert found["trained"].to_list() == [False] * 4 + [True, True, False, True, True, False, False]
     assert found["learner_logprob"].to_list()[9:] == [None, None]
@@ -163,13 +163,13 @@ def test_a_sample_that_was_not_packed_was_not_trained(tmp_path: Path) -> None:
     assert found["trained_rl_weight"].to_list()[9:] == [None, None], "nothing was trained with it, not even zero"
 
 
-def test_masks_that_were_not_kept_are_unknown(tmp_path: Path) -> None:
+def test_masks_that_were_not_kept_are_unknown(tmp_path):
     assert tokens_of(tmp_path / "a", token_masks=None)["outside"].to_list()[4:6] == [False, False]
     lost = tokens_of(tmp_path / "b", token_masks=None, updates=[update(masked_fraction=0.25)])
     assert lost["outside"].null_count() == len(lost)
 
 
-def test_log_probs_of_a_text_that_was_only_rendered_are_unknown(tmp_path: Path) -> None:
+def test_log_probs_of_a_text_that_was_only_rendered_are_unknown(tmp_path):
     rendered = builders.trace(FORKED, policy_key="")
     rows = [row | {"logprobs": [0.0] * len(row["token_ids"])} for row in forked()]
     HandMade(tmp_path / "store").step([rendered], rows, **WHOLE)
@@ -179,7 +179,7 @@ def test_log_probs_of_a_text_that_was_only_rendered_are_unknown(tmp_path: Path) 
     assert found["learner_logprob"].to_list()[4] == -1.5
 
 
-def test_the_first_token_of_a_sample_has_no_weight_in_its_batch(tmp_path: Path) -> None:
+def test_the_first_token_of_a_sample_has_no_weight_in_its_batch(tmp_path):
     alone = [builders.message(FORKED, 0, tokens=(1, 2), sampled=True)]
     credits = [credit(FORKED, 0, [0], {"advantages": [1, 1], "rl_weights": [1, 1]})]
     statistics = [{"sample_id": f"{FORKED}/0", "logprobs": [0, -1], "entropies": [0, 1]}]
@@ -194,7 +194,7 @@ def test_the_first_token_of_a_sample_has_no_weight_in_its_batch(tmp_path: Path) 
     assert found["learner_logprob"].to_list() == [None, -1]
 
 
-def test_messages_have_texts_and_counts_and_a_window_the_same_tokens(library: StoreReader, found: pl.DataFrame) -> None:
+def test_messages_have_texts_and_counts_and_a_window_the_same_tokens(library, found):
     trace = find_trace(library, RUN, FORKED)
     rows = messages(library, trace)
     assert rows["num_tokens"].to_list() == [3, 3, 1, 2, 2] and rows["num_sampled"].to_list() == [0, 2, 0, 2, 2]
@@ -206,7 +206,7 @@ def test_messages_have_texts_and_counts_and_a_window_the_same_tokens(library: St
     assert some.equals(found.filter(pl.col("message").is_in([1, 4])))
 
 
-def test_a_rejected_attempt_is_named(tmp_path: Path) -> None:
+def test_a_rejected_attempt_is_named(tmp_path):
     links = [{}, {}, {}, {}, {"semantic_parents": [{"type": "compaction_attempt", "node": 0}]}]
     record = builders.trace(FORKED, record=f'{{"nodes": {links!r}}}'.replace("'", '"'))
     HandMade(tmp_path / "store").step([record], forked())
@@ -235,19 +235,19 @@ CHANCES = [None, *(math.log(chance) for chance in (1.0, 0.995, 0.95, 0.6, 0.3, 0
         ("trained", [True, False], 0.0, "yn"),
     ],
 )
-def test_shades(name: str, values: list[Any], size: float, letters: str) -> None:
+def test_shades(name, values, size, letters):
     column = BY_NAME[name].column
     frame = pl.DataFrame({column: values}, schema={column: TOKENS[column]}, strict=False)
     assert BY_NAME[name].shades(frame, size) == letters
 
 
-def test_the_mask_has_a_letter_for_each_writer() -> None:
+def test_the_mask_has_a_letter_for_each_writer():
     tokens = {"sampled": [True, False, False, False], "is_content": [None, True, False, None]}
     shades = [BY_NAME[name].shades(pl.DataFrame(tokens), 0.0) for name in ("mask", "content")]
     assert shades == ["suuu", "-pt-"]
 
 
-def test_every_shade_that_can_be_is_in_its_legend() -> None:
+def test_every_shade_that_can_be_is_in_its_legend():
     for each in COLOURINGS:
         letters = [letter for letter, _ in each.legend(2.0)]
         assert len(set(letters)) == len(letters) and NONE not in letters
@@ -255,7 +255,7 @@ def test_every_shade_that_can_be_is_in_its_legend() -> None:
     assert [label for _, label in BY_NAME["ratio"].legend(0.0)][3:6] == ["-0.001", "0", "+0.001"]
 
 
-def test_what_is_looked_at_first_is_what_there_is() -> None:
+def test_what_is_looked_at_first_is_what_there_is():
     def tokens(**columns: list[float | None]) -> pl.DataFrame:
         names = ("rl_weight", "ce_weight", "engine_logprob")
         return pl.DataFrame(
@@ -268,14 +268,14 @@ def test_what_is_looked_at_first_is_what_there_is() -> None:
     assert default_colouring(tokens()) == "mask" and largest(tokens(), "rl_weight") == 0.0
 
 
-def test_blanks_of_tokens_can_be_seen() -> None:
+def test_blanks_of_tokens_can_be_seen():
     assert drawn_text(" the  end ", 1) == "·the··end·"
     assert drawn_text("two words", 1) == "two words"
     assert drawn_text("a\n\tb", 1) == "a⏎\n⇥b"
     assert drawn_text("", 1) == "∅" and drawn_text(None, 12) == "⟨12⟩"
 
 
-def test_tokens_of_a_trace_of_several_policies_know_theirs(tmp_path: Path) -> None:
+def test_tokens_of_a_trace_of_several_policies_know_theirs(tmp_path):
     root = tmp_path / "store"
     places = [(1, 1, 1, 3), (1, 2, 1, 4), (3, 0, 2, 5), (4, 0, 2, 3)]
     runs = [

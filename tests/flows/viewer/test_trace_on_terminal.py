@@ -29,7 +29,7 @@ ESCAPE = re.compile("\x1b\\[[0-9;]*m")
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(tmp_path_factory):
     """A store with a trace of two branches that was trained on, one that failed, and one whose texts are hostile."""
     tmp_path = tmp_path_factory.mktemp("made")
     (tmp_path / "tokenizer").mkdir()
@@ -68,9 +68,7 @@ def coloured(root: Path, trace_id: str, colour: str = "") -> str:
     return str(text)
 
 
-def test_a_pipe_gets_the_outcome_the_rewards_and_the_messages_without_an_escape(
-    made: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pipe_gets_the_outcome_the_rewards_and_the_messages_without_an_escape(made, capsys):
     out = printed(made, FORKED[:8], capsys=capsys)
     assert "\x1b" not in out
     assert f"trace {FORKED}  trained" in out
@@ -86,7 +84,7 @@ def test_a_pipe_gets_the_outcome_the_rewards_and_the_messages_without_an_escape(
     ]
 
 
-def test_sampled_messages_are_drawn_as_tokens_in_the_colours_of_their_values(made: Path) -> None:
+def test_sampled_messages_are_drawn_as_tokens_in_the_colours_of_their_values(made):
     text = coloured(made, FORKED)
     assert "-0.5" in ESCAPE.sub("", text) and "+0.5" in ESCAPE.sub("", text), "the legend"
     assert "\x1b[38;2;255;255;255;48;2;29;79;196m <5>" in text, "0.5 is the largest: the deepest blue"
@@ -95,7 +93,7 @@ def test_sampled_messages_are_drawn_as_tokens_in_the_colours_of_their_values(mad
     assert "engine log-prob" in coloured(made, FORKED, "engine")
 
 
-def test_a_span_chooses_messages_of_the_terminal_and_of_json(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_span_chooses_messages_of_the_terminal_and_of_json(made, capsys):
     for span, numbers in {"1:3": [1, 2, 3], "3:": [3, 4], ":1": [0, 1]}.items():
         out = printed(made, FORKED, "--messages", span, capsys=capsys)
         assert [int(each) for each in re.findall(r"^ +(\d+) (?:user|assistant)  ", out, re.MULTILINE)] == numbers
@@ -113,14 +111,12 @@ def test_a_span_chooses_messages_of_the_terminal_and_of_json(made: Path, capsys:
         ((FORKED, "--run", "nobody"), "there is no run 'nobody'"),
     ],
 )
-def test_what_cannot_be_shown_is_explained(
-    made: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
-) -> None:
+def test_what_cannot_be_shown_is_explained(made, capsys, arguments, said):
     assert cli.main(["trace", *arguments, "--store", str(made)]) == 2
     assert said in capsys.readouterr().err
 
 
-def test_tokens_are_listed_with_what_was_measured(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tokens_are_listed_with_what_was_measured(made, capsys):
     out = printed(made, FORKED, "--tokens", "--messages", "1", capsys=capsys)
     heading, *lines = [line.split() for line in out.splitlines() if re.match(r"^ *(message|1) ", line)]
     assert len(lines) == 3 and "rl_weight" in heading and "ce_weight" not in heading, "no token has a weight in it"
@@ -130,26 +126,24 @@ def test_tokens_are_listed_with_what_was_measured(made: Path, capsys: pytest.Cap
     assert rows[0]["advantage"] == "null" and rows[2]["engine_logprob"] == "-2.0"
 
 
-def test_errors_come_with_their_tracebacks(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_come_with_their_tracebacks(made, capsys):
     out = printed(made, "e" * 32, capsys=capsys)
     assert "timeout error: TimeoutError\ntoo slow\nTraceback\n  a line\nTimeoutError: x" in out
     assert "reward \u2013" in out, "it was not scored, which is not 0"
 
 
-def test_texts_of_an_enemy_are_shown_and_do_nothing(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_texts_of_an_enemy_are_shown_and_do_nothing(made, capsys):
     out = printed(made, "h" * 32, capsys=capsys)
     assert acting(out) == set() and "␛[2J" in out and "[bold red]x[/]" in out
     assert acting(ESCAPE.sub("", coloured(made, "h" * 32))) == set()
 
 
-def test_long_texts_are_cut_with_a_count(
-    made: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_texts_are_cut_with_a_count(made, capsys, monkeypatch):
     monkeypatch.setattr("flows.viewer.terminal.MAX_CHARACTERS", 100)
     assert re.search(r"\.\.\. \d+ more characters \(--json has all\)", printed(made, "h" * 32, capsys=capsys))
 
 
-def test_no_color_and_pipes_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_color_and_pipes_are_plain(monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert terminal().color_system is not None
@@ -159,5 +153,5 @@ def test_no_color_and_pipes_are_plain(monkeypatch: pytest.MonkeyPatch) -> None:
     assert terminal().width == 120
 
 
-def test_every_shade_has_a_style() -> None:
+def test_every_shade_has_a_style():
     assert {letter for measure in MEASURES.values() for letter, _ in measure.legend(1.0)} <= set(STYLES)

@@ -4,7 +4,6 @@ import base64
 import hashlib
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,7 +60,7 @@ def tools() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
+def library(tmp_path_factory):
     """A store with a forked trace that was trained on, its mate, and a hostile one."""
     made = HandMade(tmp_path_factory.mktemp("pages") / "store")
     streams = {"advantages": [0, 0, 0, 0, 0.5, 0.5, 0, 0, 0], "rl_weights": [0, 0, 0, 0, 1, 1, 0, 0, 0]}
@@ -98,7 +97,7 @@ def refused(library: StoreReader, address: str = addresses.trace(RUN, FORKED), *
     return text
 
 
-def test_the_top_says_what_became_of_it_and_leads_there(library: StoreReader) -> None:
+def test_the_top_says_what_became_of_it_and_leads_there(library):
     found = values(library)
     assert found["outcome"]["outcome"] == "trained"
     assert found["outcome"]["sentence"].startswith(f"Run {RUN} trained on it")
@@ -111,7 +110,7 @@ def test_the_top_says_what_became_of_it_and_leads_there(library: StoreReader) ->
     ]
 
 
-def test_mates_and_episode_lead_to_their_traces(library: StoreReader) -> None:
+def test_mates_and_episode_lead_to_their_traces(library):
     found = values(library)
     assert [(each["trace_id"], each["here"]) for each in found["mates"]] == [(FORKED, True), ("mate", False)]
     assert [each["trace_id"] for each in found["episode"]] == ["judge"]
@@ -121,7 +120,7 @@ def test_mates_and_episode_lead_to_their_traces(library: StoreReader) -> None:
     assert judge["trace"]["reward"] is None and judge["next"] is None
 
 
-def test_branches_are_read_one_after_the_other_or_alone(library: StoreReader) -> None:
+def test_branches_are_read_one_after_the_other_or_alone(library):
     whole = values(library)
     assert [each["message"] for each in whole["messages"]] == [0, 1, 2, 3, 4]
     assert [each["goes_on_from"] for each in whole["messages"]] == [None, None, None, None, 0]
@@ -132,7 +131,7 @@ def test_branches_are_read_one_after_the_other_or_alone(library: StoreReader) ->
     assert "branch=&#39;7&#39;" in refused(library, branch="7")
 
 
-def test_a_window_a_jump_and_a_message_alone(library: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_a_jump_and_a_message_alone(library, monkeypatch):
     monkeypatch.setattr("flows.viewer.pages.trace.WINDOW", 2)
     assert [each["message"] for each in values(library)["messages"]] == [0, 1]
     assert [each["message"] for each in values(library, **{"from": "3"})["messages"]] == [3, 4]
@@ -144,7 +143,7 @@ def test_a_window_a_jump_and_a_message_alone(library: StoreReader, monkeypatch: 
     assert values(library, **{"from": "99"})["from"] == 4
 
 
-def test_calls_and_the_messages_that_answer_them(library: StoreReader) -> None:
+def test_calls_and_the_messages_that_answer_them(library):
     messages = values(library, TOOLS)["messages"]
     assert [call["id"] for call in messages[1]["calls"]] == ["1", "2"]
     assert [message["answers"] for message in messages] == [None, None, "1", "2", None]
@@ -152,7 +151,7 @@ def test_calls_and_the_messages_that_answer_them(library: StoreReader) -> None:
     assert messages[1]["thoughts"]["text"] == "hm"
 
 
-def test_only_images_of_safe_kinds_that_are_what_they_say_are_shown(library: StoreReader) -> None:
+def test_only_images_of_safe_kinds_that_are_what_they_say_are_shown(library):
     parts = values(library, TOOLS)["messages"][0]["parts"]
     images = [part["image"] for part in parts if part["kind"] == "image"]
     assert images[0]["url"] == f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
@@ -167,7 +166,7 @@ def test_only_images_of_safe_kinds_that_are_what_they_say_are_shown(library: Sto
 
 
 @pytest.mark.engine
-def test_a_line_of_ten_megabytes_is_cut_and_whole_in_the_json(tmp_path: Path) -> None:
+def test_a_line_of_ten_megabytes_is_cut_and_whole_in_the_json(tmp_path):
     line = "x" * 10_000_000 + "y"
     HandMade(tmp_path / "store").step([builders.trace(TOOLS)], [builders.message(TOOLS, content=line, body="[]")])
     own = StoreReader.at(tmp_path / "store")
@@ -178,7 +177,7 @@ def test_a_line_of_ten_megabytes_is_cut_and_whole_in_the_json(tmp_path: Path) ->
     assert part["text"]["text"] == line and part["text"]["left_out"] == len(line) - LONGEST
 
 
-def test_tokens_carry_all_values_and_a_shade_for_every_colouring(library: StoreReader) -> None:
+def test_tokens_carry_all_values_and_a_shade_for_every_colouring(library):
     tokens = values(library, color="advantage")["messages"][1]["tokens"]
     assert tokens["columns"]["token_id"] == [4, 5, 6] and tokens["columns"]["advantage"] == [None, 0.5, 0.5]
     assert tokens["columns"]["learner_logprob"] == [None, -1.5, -2]
@@ -187,13 +186,13 @@ def test_tokens_carry_all_values_and_a_shade_for_every_colouring(library: StoreR
     assert {len(letters) for letters in shades.values()} == {3}
 
 
-def test_the_colouring_of_the_address_is_the_one_that_is_drawn(library: StoreReader) -> None:
+def test_the_colouring_of_the_address_is_the_one_that_is_drawn(library):
     assert [values(library, color=color)["color"] for color in ("ratio", "none")] == ["ratio", "none"]
     assert values(library)["color"] == "advantage" and values(library, TOOLS)["color"] == "engine"
     assert "is not known" in refused(library, color="purple")
 
 
-def test_tokens_beyond_what_a_page_draws_are_told(library: StoreReader, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_beyond_what_a_page_draws_are_told(library, monkeypatch):
     monkeypatch.setattr("flows.queries.shown_tokens.DRAWN", 4)
     found = values(library)
     assert [each["tokens"]["left_out"] for each in found["messages"]] == [0, 2, 1, 2, 2]
@@ -201,7 +200,7 @@ def test_tokens_beyond_what_a_page_draws_are_told(library: StoreReader, monkeypa
     assert "message=1&amp;at=1" in html(library)
 
 
-def test_a_trace_is_found_without_its_run_and_an_unknown_one_refused_with_the_nearest(library: StoreReader) -> None:
+def test_a_trace_is_found_without_its_run_and_an_unknown_one_refused_with_the_nearest(library):
     found = looking.values(library, addresses.any_trace(FORKED[:8]))
     assert found["trace_id"] == FORKED and found["run"] == RUN
     assert "names no trace" in refused(library, addresses.any_trace("mote"))
@@ -210,12 +209,12 @@ def test_a_trace_is_found_without_its_run_and_an_unknown_one_refused_with_the_ne
 
 
 @pytest.fixture(scope="module")
-def listed(tmp_path_factory: pytest.TempPathFactory) -> StoreReader:
+def listed(tmp_path_factory):
     """A step of a trace for each of SAID, in whose order rewards rise."""
     return stepped(tmp_path_factory.mktemp("walk") / "store")
 
 
-def test_a_batch_of_rollouts_is_walked_from_its_first_trace_to_its_last(listed: StoreReader) -> None:
+def test_a_batch_of_rollouts_is_walked_from_its_first_trace_to_its_last(listed):
     walked: list[str] = []
     here = next(iter(SAID))
     while here:

@@ -22,7 +22,7 @@ BROKEN = {"reward": None, "error_class": "timeout", "error_type": HOSTILE, "erro
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     place = tmp_path_factory.mktemp("listed") / "store"
     stepped(place, hostile={"example_id": HOSTILE, "environment": "[b]x[/b]"}, silent=BROKEN)
     return place
@@ -39,7 +39,7 @@ def ids(printed: Sequence[str]) -> list[str]:
     return [line.split()[0] for line in printed[2:-1]]
 
 
-def test_the_last_step_of_the_newest_run_unless_told(capsys: pytest.CaptureFixture[str], root: Path) -> None:
+def test_the_last_step_of_the_newest_run_unless_told(capsys, root):
     assert ids(lines(capsys, root)) == ids(lines(capsys, root, "latest", "--step", "1")) == ["later"]
     printed = lines(capsys, root, RUN, "--step", "0")
     assert ids(printed) == list(SAID)
@@ -48,7 +48,7 @@ def test_the_last_step_of_the_newest_run_unless_told(capsys: pytest.CaptureFixtu
     assert printed[-1] == "7 of 7 traces. One of them: stagecoach trace plain"
 
 
-def test_a_line_is_a_trace_with_all_its_columns(capsys: pytest.CaptureFixture[str], root: Path) -> None:
+def test_a_line_is_a_trace_with_all_its_columns(capsys, root):
     columns = "group,reward,outcome,detail,error_type,num_turns,is_truncated,setup_seconds,started_at"
     printed = lines(capsys, root, "--step", "0", "--columns", columns)
     assert printed[1].split() == [
@@ -76,26 +76,24 @@ def test_a_line_is_a_trace_with_all_its_columns(capsys: pytest.CaptureFixture[st
         (("--sort", "trace", "--limit", "1"), ["greek"]),
     ],
 )
-def test_the_list_is_chosen_as_on_the_page(
-    capsys: pytest.CaptureFixture[str], root: Path, arguments: tuple[str, ...], names: list[str]
-) -> None:
+def test_the_list_is_chosen_as_on_the_page(capsys, root, arguments, names):
     assert ids(lines(capsys, root, "--step", "0", *arguments)) == names
 
 
-def test_counts_are_told(capsys: pytest.CaptureFixture[str], root: Path) -> None:
+def test_counts_are_told(capsys, root):
     printed = lines(capsys, root, "--step", "0", "--where", "group_id = 'g1'", "--limit", "2")
     assert printed[-1].startswith("3 of 3 traces; page 1 of 2 (--page, --limit).")
     none = lines(capsys, root, "--step", "0", "--where", "outcome = 'refused'")
     assert none[1:] == ["0 of 0 traces. One of them: stagecoach trace ID"]
 
 
-def test_json_is_that_of_the_page(capsys: pytest.CaptureFixture[str], root: Path) -> None:
+def test_json_is_that_of_the_page(capsys, root):
     found = json.loads("".join(lines(capsys, root, "--step", "0", "--sort", "reward", "--limit", "50", "--json")))
     page = values(StoreReader.at(root), f"/runs/{RUN}/steps/0", sort="reward")
     assert found["traces"] == page["traces"] and found["figures"] == page["figures"]
 
 
-def test_nothing_acts_on_the_terminal(capsys: pytest.CaptureFixture[str], root: Path) -> None:
+def test_nothing_acts_on_the_terminal(capsys, root):
     for arguments in (
         (),
         ("--columns", "error_message,error_type,example_id"),
@@ -109,9 +107,7 @@ def test_nothing_acts_on_the_terminal(capsys: pytest.CaptureFixture[str], root: 
     assert "too slow⏎for us" in "\n".join(printed)
 
 
-def test_a_terminal_gets_the_columns_that_it_has_room_for(
-    capsys: pytest.CaptureFixture[str], root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_gets_the_columns_that_it_has_room_for(capsys, root, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
     for width in (40, 80, 120):
@@ -121,9 +117,7 @@ def test_a_terminal_gets_the_columns_that_it_has_room_for(
         assert any(line.startswith("trace ") and line.rstrip().endswith("reply") for line in printed)
 
 
-def test_long_ids_are_set_apart_on_a_terminal(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_ids_are_set_apart_on_a_terminal(capsys, tmp_path, monkeypatch):
     names = [f"{'a' * 30}{number}" for number in range(2)]
     HandMade(tmp_path / "store").step([trace(name) for name in names], [message(name, 0) for name in names])
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
@@ -141,9 +135,7 @@ def test_long_ids_are_set_apart_on_a_terminal(
         (("--set", "small"), "--set chooses of an evaluation: name its policy's version with --evaluation"),
     ],
 )
-def test_mistakes_are_explained(
-    capsys: pytest.CaptureFixture[str], root: Path, arguments: tuple[str, ...], said: str
-) -> None:
+def test_mistakes_are_explained(capsys, root, arguments, said):
     assert lines(capsys, root, *arguments, status=2)[0].startswith(f"stagecoach: {said}")
 
 
@@ -154,36 +146,34 @@ def test_mistakes_are_explained(
         ("trace", "t", "--json", "--save", "x.html"),
     ],
 )
-def test_what_excludes_each_other_is_refused(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
+def test_what_excludes_each_other_is_refused(capsys, arguments):
     assert cli.main(arguments) == 2
     assert "exclusive" in capsys.readouterr().err
 
 
-def test_the_help_names_every_measure() -> None:
+def test_the_help_names_every_measure():
     assert COLOURS.partition(": ")[2].split(", ") == [*MEASURES]
 
 
-def test_the_newest_run_can_be_saved_by_the_name_latest(
-    capsys: pytest.CaptureFixture[str], root: Path, tmp_path: Path
-) -> None:
+def test_the_newest_run_can_be_saved_by_the_name_latest(capsys, root, tmp_path):
     newest = StoreReader.at(root).latest()
     assert cli.main(["view", "--save", "/runs/latest", str(tmp_path / "run.html"), "--store", str(root)]) == 0
     assert f"/runs/{newest} is in" in capsys.readouterr().out and f"{newest}" in (tmp_path / "run.html").read_text()
 
 
-def test_a_run_that_has_just_begun(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_run_that_has_just_begun(capsys, tmp_path):
     begun(tmp_path / "store", 0)
     assert lines(capsys, tmp_path / "store", status=2) == ["stagecoach: run 'hand' has no rollouts yet"]
     begun(tmp_path / "store", 1)
     assert ids(lines(capsys, tmp_path / "store")) == ["p0-0", "p0-1"]
 
 
-def test_a_command_that_is_offered_runs_nothing_of_a_rollout() -> None:
+def test_a_command_that_is_offered_runs_nothing_of_a_rollout():
     found = {"num_chosen": 1, "num_all": 1, "num_pages": 1, "id_length": 12}
     assert _ending({**found, "rows": [{"trace_id": "$(reboot);x y z"}]}).endswith("stagecoach trace '$(reboot);x '")
 
 
-def test_a_step_is_named_with_its_run(capsys: pytest.CaptureFixture[str], root: Path) -> None:
+def test_a_step_is_named_with_its_run(capsys, root):
     assert ids(lines(capsys, root, f"{RUN}:0")) == ids(lines(capsys, root, RUN, "--step", "0"))
     assert "a step is named RUN:STEP" in lines(capsys, root, f"{RUN}:x", status=2)[0]
     assert "leave out --step" in lines(capsys, root, f"{RUN}:0", "--step", "1", status=2)[0]

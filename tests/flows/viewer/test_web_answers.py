@@ -2,8 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     place = tmp_path_factory.mktemp("answers") / "store"
     rehearse(place, "base")
     rehearse(place, "other", seed=8, steps=1)
@@ -31,17 +30,17 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def library(root: Path) -> StoreReader:
+def library(root):
     return StoreReader.at(root)
 
 
 @pytest.fixture(scope="module")
-def client(library: StoreReader) -> TestClient:
+def client(library):
     return visitor(library)
 
 
 @pytest.fixture
-def made(library: StoreReader, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def made(library, monkeypatch):
     """A way to let an address of traces be answered by a function of the test."""
 
     def make(read: Callable[[StoreReader, PageRequest], Page]) -> TestClient:
@@ -55,7 +54,7 @@ def protected(answer: Any) -> bool:
     return all(answer.headers[name] == value for name, value in HEADERS.items())
 
 
-def test_every_address_answers_in_every_form(library: StoreReader, client: TestClient) -> None:
+def test_every_address_answers_in_every_form(library, client):
     found = everything(library)
     kinds = {name: 0 for name in PAGES if name != "evaluation"}
     for address in found:
@@ -115,7 +114,7 @@ def test_every_address_answers_in_every_form(library: StoreReader, client: TestC
         ("/docs", 404),
     ],
 )
-def test_what_is_not_there_is_said_on_a_page_of_ours(client: TestClient, address: str, status: int, form: str) -> None:
+def test_what_is_not_there_is_said_on_a_page_of_ours(client, address, status, form):
     answer = client.get(formed(address, form))
     assert answer.status_code == status, answer.text[:500]
     assert protected(answer) and "Traceback" not in answer.text and "def page" not in answer.text
@@ -127,12 +126,12 @@ def test_what_is_not_there_is_said_on_a_page_of_ours(client: TestClient, address
 
 
 @pytest.mark.parametrize("form", ["xml", "HTML", "json,html", "../json", "<script>", "\u202e", "%00", "x" * 9000])
-def test_a_form_that_is_not_known_is_refused(client: TestClient, form: str) -> None:
+def test_a_form_that_is_not_known_is_refused(client, form):
     answer = client.get("/", params={"format": form})
     assert answer.status_code == 400 and "<script>" not in answer.text and "html, json, file" in answer.text
 
 
-def test_a_slash_at_the_end_leads_to_the_page(client: TestClient) -> None:
+def test_a_slash_at_the_end_leads_to_the_page(client):
     answer = client.get("/runs/base/?format=json")
     assert answer.status_code == 200 and answer.json()["run"] == "base"
 
@@ -140,7 +139,7 @@ def test_a_slash_at_the_end_leads_to_the_page(client: TestClient) -> None:
 @pytest.mark.parametrize(
     "written", ["a/b", "a%b", "..", "a b?c=d#e", "line\nbreak", "ends\n", "\n", "\u202e\x00\x1b", "\U0001f600", "a//b/"]
 )
-def test_an_id_of_any_text_reaches_the_page(made: Any, written: str) -> None:
+def test_an_id_of_any_text_reaches_the_page(made, written):
     from flows.viewer.addresses import any_trace
 
     seen: list[PageRequest] = []
@@ -159,7 +158,7 @@ def test_an_id_of_any_text_reaches_the_page(made: Any, written: str) -> None:
     assert client.get(address).text.count(f"{address}?format=") == 2  # the page's own links to JSON and file
 
 
-def test_a_fault_of_the_viewer_is_no_traceback_and_no_half_of_a_page(made: Any) -> None:
+def test_a_fault_of_the_viewer_is_no_traceback_and_no_half_of_a_page(made):
     def fails(library: StoreReader, asked: PageRequest) -> Page:
         raise KeyError("a secret of the store")
 
@@ -175,7 +174,7 @@ def test_a_fault_of_the_viewer_is_no_traceback_and_no_half_of_a_page(made: Any) 
     assert client.get("/traces/x").status_code == 500
 
 
-def test_a_store_that_cannot_be_read_is_told_so(made: Any) -> None:
+def test_a_store_that_cannot_be_read_is_told_so(made):
     def gone(library: StoreReader, asked: PageRequest) -> Page:
         raise StoreUnavailable("the disk is gone", "/data<b>", "all", "mount it")
 
@@ -183,9 +182,7 @@ def test_a_store_that_cannot_be_read_is_told_so(made: Any) -> None:
     assert answer.status_code == 503 and "mount it" in answer.text and "<b>" not in answer.text
 
 
-def test_files_that_went_while_they_were_read_are_no_fault_of_the_viewer(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_files_that_went_while_they_were_read_are_no_fault_of_the_viewer(tmp_path, caplog):
     rehearse(tmp_path / "store", "base")
     for file in (tmp_path / "store" / "tables" / "traces").rglob("*.parquet"):
         file.unlink()
@@ -196,7 +193,7 @@ def test_files_that_went_while_they_were_read_are_no_fault_of_the_viewer(
     assert "/runs/base/steps/0 could not be answered" in caplog.text and "Traceback" in caplog.text
 
 
-def test_numbers_that_are_none_and_halves_of_characters_come_through_as_json(made: Any) -> None:
+def test_numbers_that_are_none_and_halves_of_characters_come_through_as_json(made):
     values = {"nan": float("nan"), "inf": [float("-inf")], "half": "\ud800\udc00\ud800", "none": None, "zero": 0}
     client = made(lambda library, asked: Page("mistake.html", "x\ud800", {**values, "message": "\ud800\0"}))
     found = client.get("/traces/x?format=json").json()
@@ -204,7 +201,7 @@ def test_numbers_that_are_none_and_halves_of_characters_come_through_as_json(mad
     assert client.get("/traces/x").status_code == client.get("/traces/x?format=file").status_code == 200
 
 
-def test_the_mark_is_another_after_a_commit_and_only_then(tmp_path: Path) -> None:
+def test_the_mark_is_another_after_a_commit_and_only_then(tmp_path):
     store = rehearse(tmp_path / "store", "base")
     client = visitor(tmp_path / "store")
     marks = [client.get("/mark").json()["mark"]]
@@ -225,7 +222,7 @@ def test_the_mark_is_another_after_a_commit_and_only_then(tmp_path: Path) -> Non
 
 
 @pytest.mark.nightly
-def test_many_ask_while_a_run_commits_and_each_sees_one_moment(tmp_path: Path) -> None:
+def test_many_ask_while_a_run_commits_and_each_sees_one_moment(tmp_path):
     """A page that reads the graph twice must find the same in it, whatever was committed in between."""
     root = tmp_path / "store"
     rehearse(root, "base")

@@ -27,7 +27,7 @@ def asked(host: str, *hosts: str, token: str = "", **headers: str) -> Any:
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "127.0.0.1:8265", "localhost", "LOCALHOST:1", "[::1]", "[::1]:8265", "127.0.0.1:65535"]
 )
-def test_the_names_of_this_machine_are_answered_to(host: str) -> None:
+def test_the_names_of_this_machine_are_answered_to(host):
     assert asked(host).text == "inside"
 
 
@@ -57,13 +57,13 @@ def test_the_names_of_this_machine_are_answered_to(host: str) -> None:
         "\xe9",
     ],
 )
-def test_any_other_name_is_turned_away(host: str) -> None:
+def test_any_other_name_is_turned_away(host):
     answer = client().get("/", headers=[(b"host", host.encode("latin-1"))])
     assert (answer.status_code, "inside" in answer.text) == (421, False)
     happened(f"status {answer.status_code}")
 
 
-def test_a_name_that_was_given_is_answered_to_in_any_case() -> None:
+def test_a_name_that_was_given_is_answered_to_in_any_case():
     assert asked("my-machine:80", "My-Machine").text == "inside"
     assert asked("MY-MACHINE", "My-Machine").text == "inside"
     assert asked("my-machine.local", "My-Machine").status_code == 421
@@ -71,13 +71,13 @@ def test_a_name_that_was_given_is_answered_to_in_any_case() -> None:
 
 
 @pytest.mark.parametrize("host", ["192.168.1.5:8265", "[fe80::1]:8265", "0.0.0.0"])
-def test_where_a_token_is_asked_for_numbers_are_answered_to_and_other_names_not(host: str) -> None:
+def test_where_a_token_is_asked_for_numbers_are_answered_to_and_other_names_not(host):
     assert asked(host, token=TOKEN).status_code == 401
     assert asked(host, token=TOKEN, authorization=f"Bearer {TOKEN}").text == "inside"
     assert asked("attacker.example", token=TOKEN, authorization=f"Bearer {TOKEN}").status_code == 421
 
 
-def test_the_token_of_an_address_becomes_a_cookie_and_leaves_the_address() -> None:
+def test_the_token_of_an_address_becomes_a_cookie_and_leaves_the_address():
     visitor = client(token=TOKEN)
     assert visitor.get("/runs/a").status_code == 401
     first = visitor.get("/runs/a%2Fb?x=1&token=a+secret+token&y=&x=2")
@@ -92,7 +92,7 @@ def test_the_token_of_an_address_becomes_a_cookie_and_leaves_the_address() -> No
 @pytest.mark.parametrize(
     "path", ["//evil.example/x", "///evil.example", "/\\evil.example", "/%5C%5Cevil.example", "//evil.example\\@x"]
 )
-def test_the_way_on_leads_to_no_other_host(path: str) -> None:
+def test_the_way_on_leads_to_no_other_host(path):
     scope_path = path.encode()
 
     async def raw(scope: Any, receive: Any, send: Any) -> None:
@@ -106,7 +106,7 @@ def test_the_way_on_leads_to_no_other_host(path: str) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "a secret toke", "a secret token ", "gehe\xefm", "\u20ac"])
-def test_a_wrong_token_is_turned_away_however_it_is_brought(token: str) -> None:
+def test_a_wrong_token_is_turned_away_however_it_is_brought(token):
     visitor = client(token=TOKEN)
     assert visitor.get("/", params={"token": token}).status_code == 401
     for header in (b"authorization", b"cookie"):
@@ -117,7 +117,7 @@ def test_a_wrong_token_is_turned_away_however_it_is_brought(token: str) -> None:
 
 
 @pytest.mark.parametrize("token", ["schl\xfcssel", "\u20ac5", 'a b;c="d"', "\udcff"])
-def test_any_text_can_be_a_token(token: str) -> None:
+def test_any_text_can_be_a_token(token):
     visitor = client(token=token)
     if token != "\udcff":  # no address can hold that one
         assert visitor.get("/", params={"token": token}).status_code == 303
@@ -126,7 +126,7 @@ def test_any_text_can_be_a_token(token: str) -> None:
 
 
 @pytest.mark.parametrize("junk", ['a={"b": 1}', "\xe9=1", "x[1]=2; ;;=", "a b c", 'q="', "=" * 5000])
-def test_cookies_of_others_on_the_same_host_do_not_matter(junk: str) -> None:
+def test_cookies_of_others_on_the_same_host_do_not_matter(junk):
     visitor = client(token=TOKEN)
     good = visitor.get("/?token=a+secret+token").headers["set-cookie"].partition(";")[0]
     other = client(token="of another viewer").get("/?token=of+another+viewer").headers["set-cookie"].partition(";")[0]
@@ -139,14 +139,14 @@ def test_cookies_of_others_on_the_same_host_do_not_matter(junk: str) -> None:
 
 @pytest.mark.fault("hostile text", "a request that is to change something", "turned away")
 @pytest.mark.parametrize("method", ["POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "ANY"])
-def test_nothing_but_reading_is_allowed(method: str) -> None:
+def test_nothing_but_reading_is_allowed(method):
     for token in ("", TOKEN):
         answer = client(token=token).request(method, "/")
         happened(f"status {answer.status_code}")
         assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
 
 
-def test_every_answer_has_the_headers_whoever_gives_it() -> None:
+def test_every_answer_has_the_headers_whoever_gives_it():
     answers = [
         client().get("/"),
         client().head("/"),
@@ -175,21 +175,21 @@ def test_every_answer_has_the_headers_whoever_gives_it() -> None:
         ("", "", False),
     ],
 )
-def test_what_is_listened_on_is_answered_to(host: str, own: str, loopback: bool) -> None:
+def test_what_is_listened_on_is_answered_to(host, own, loopback):
     assert is_loopback(host) is loopback
     assert names(host)[0] == own
     if own:
         assert host_name(f"{own}:8265") == own
 
 
-def test_the_address_that_is_printed_can_be_opened() -> None:
+def test_the_address_that_is_printed_can_be_opened():
     assert address("127.0.0.1", 8265, "", "") == "http://127.0.0.1:8265/"
     assert address("::1", 1, "a", "t") == "http://[::1]:1/runs/a?token=t"
     assert address("127.0.0.1", 1, "", "a&b=c #") == "http://127.0.0.1:1/?token=a%26b%3Dc%20%23"
     assert "0.0.0.0" not in address("0.0.0.0", 1, "", "t")
 
 
-def test_the_mark_is_read_outside_the_event_loop() -> None:
+def test_the_mark_is_read_outside_the_event_loop():
     class Reader:
         @property
         def mark(self) -> str:

@@ -14,9 +14,8 @@ import pytest
 from flows.queries.request import plain
 from flows.queries.store_reader import StoreReader
 from flows.viewer import rendering
-from flows.viewer.addresses import Page
 from flows.viewer.routes import parsed_address, read_page
-from tests.fixtures.hostile import ALL, Hostile, acting, hostile_store
+from tests.fixtures.hostile import ALL, acting, hostile_store
 from tests.flows.viewer.looking import Elements, everything, visitor
 
 pytestmark = pytest.mark.engine
@@ -26,17 +25,17 @@ OURS = re.compile(r"/|#|\?|data:image/svg\+xml,%3Csvg xmlns='http://www\.w3\.org
 
 
 @pytest.fixture(scope="module")
-def hostile(tmp_path_factory: pytest.TempPathFactory) -> Hostile:
+def hostile(tmp_path_factory):
     return hostile_store(tmp_path_factory.mktemp("hostile") / "store")
 
 
 @pytest.fixture(scope="module")
-def library(hostile: Hostile) -> StoreReader:
+def library(hostile):
     return StoreReader.at(hostile.store.root.address)
 
 
 @pytest.fixture(scope="module")
-def pages(library: StoreReader) -> dict[str, Page]:
+def pages(library):
     """Every kind of page twice at least, by address; traces in colours and searched as well."""
     found = {}
     known = everything(library)
@@ -56,7 +55,7 @@ def harmless(value: Any) -> Any:
     return value.translate(MARKUP) if isinstance(value, str) and not value.startswith("/") else value
 
 
-def test_no_element_and_no_attribute_comes_from_data(pages: dict[str, Page]) -> None:
+def test_no_element_and_no_attribute_comes_from_data(pages):
     for address, page in pages.items():
         question = parsed_address(address)[1]
         twin = replace(page, title=harmless(page.title), values=harmless(dict(page.values)))
@@ -65,7 +64,7 @@ def test_no_element_and_no_attribute_comes_from_data(pages: dict[str, Page]) -> 
         assert shown.odd == [], (address, shown.odd)
 
 
-def test_nothing_on_a_page_runs_or_leads_elsewhere(pages: dict[str, Page]) -> None:
+def test_nothing_on_a_page_runs_or_leads_elsewhere(pages):
     for address, page in pages.items():
         shown = Elements(rendering.as_html(page, parsed_address(address)[1]).decode())
         assert not {tag for tag, _ in shown.tags} & {"iframe", "object", "embed", "img", "base", "style", "textarea"}
@@ -75,7 +74,7 @@ def test_nothing_on_a_page_runs_or_leads_elsewhere(pages: dict[str, Page]) -> No
                 assert OURS.match(value) and not value.startswith("//"), (address, tag, name, value[:80])
 
 
-def test_no_character_acts_or_hides(pages: dict[str, Page]) -> None:
+def test_no_character_acts_or_hides(pages):
     for address, page in pages.items():
         for made in (
             rendering.as_html(page, parsed_address(address)[1]),
@@ -87,7 +86,7 @@ def test_no_character_acts_or_hides(pages: dict[str, Page]) -> None:
             assert acting(" ".join(texts(drawn))) == set(), address
 
 
-def test_json_reads_back_as_what_the_page_says(pages: dict[str, Page]) -> None:
+def test_json_reads_back_as_what_the_page_says(pages):
     for address, page in pages.items():
         made = rendering.as_json(page)
         assert json.loads(made) == plain(page.values), address
@@ -105,7 +104,7 @@ def texts(value: Any) -> Iterator[str]:
         yield value
 
 
-def test_a_saved_page_loads_nothing_leads_nowhere_and_runs_only_what_is_ours(pages: dict[str, Page]) -> None:
+def test_a_saved_page_loads_nothing_leads_nowhere_and_runs_only_what_is_ours(pages):
     for address, page in pages.items():
         text = rendering.as_file(page, parsed_address(address)[1]).decode()
         shown = Elements(text)
@@ -126,7 +125,7 @@ def test_a_saved_page_loads_nothing_leads_nowhere_and_runs_only_what_is_ours(pag
         assert text.index("charset") < 1000 and text.index("Security-Policy") < text.index("<style>")
 
 
-def test_the_sources_keep_to_what_cannot_be_made_to_run() -> None:
+def test_the_sources_keep_to_what_cannot_be_made_to_run():
     for path in rendering.TEMPLATES.glob("*.html"):
         source = path.read_text()
         assert not re.search(r"\|\s*safe\b|autoescape|<style|\sstyle=|\son[a-z]+=|javascript:", source), path.name
@@ -143,7 +142,7 @@ def test_the_sources_keep_to_what_cannot_be_made_to_run() -> None:
         assert not re.search(r"@import|url\(|</", path.read_text()), path.name
 
 
-def test_errors_repeat_what_was_asked_as_text_alone(library: StoreReader) -> None:
+def test_errors_repeat_what_was_asked_as_text_alone(library):
     client = visitor(library)
     for text in ("<script>alert(1)</script>", "\x1b[31m", "\u202e", '"><img src=x onerror=alert(1)>', "{{7019*7057}}"):
         for address in ("/runs/base/steps/0", "/runs/base/search", "/"):

@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,7 +30,7 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def root(tmp_path_factory):
     """A store with a run of each algorithm, of two updates on one batch, whose rollouts go to different rows."""
     root = tmp_path_factory.mktemp("weights") / "store"
     packing = {"tokens_per_row": 24, "updates_per_step": 2, "data_parallel": 2}
@@ -41,7 +40,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reader(root: Path) -> StoreReader:
+def reader(root):
     return StoreReader.at(root)
 
 
@@ -65,7 +64,7 @@ def packed_samples(reader: StoreReader, run: str) -> dict[str, dict[str, np.ndar
 
 
 @pytest.mark.parametrize("run", list(ALGORITHMS))
-def test_every_token_was_trained_with_what_its_batch_row_has(reader: StoreReader, run: str) -> None:
+def test_every_token_was_trained_with_what_its_batch_row_has(reader, run):
     packed, compared, updates = packed_samples(reader, run), 0, set()
     for trace in traces(reader, run):
         branches = {row["branch"]: row for row in samples(reader, trace).iter_rows(named=True)}
@@ -81,9 +80,7 @@ def test_every_token_was_trained_with_what_its_batch_row_has(reader: StoreReader
     assert compared == weighted > 50 and {0, 1} <= updates, "of both updates"
 
 
-def test_dr_grpo_shows_the_weight_of_the_credit_and_the_one_that_was_trained(
-    reader: StoreReader, root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_dr_grpo_shows_the_weight_of_the_credit_and_the_one_that_was_trained(reader, root, capsys):
     step = batch.packed_step(reader, "dr_grpo", 0)
     rows, packed = batch.rows(reader, step).filter(update=0), batch.samples(reader, step)
     in_update = packed.filter(pl.col("row").is_in(rows["row"].implode()))["trace_id"].n_unique()
@@ -103,7 +100,7 @@ def test_dr_grpo_shows_the_weight_of_the_credit_and_the_one_that_was_trained(
     assert re.search(r" rl_weight +trained_rl_weight ", capsys.readouterr().out)
 
 
-def test_the_sums_on_the_page_are_those_of_the_batch_row(reader: StoreReader) -> None:
+def test_the_sums_on_the_page_are_those_of_the_batch_row(reader):
     step = batch.packed_step(reader, "dr_grpo", 0)
     for trace in traces(reader, "dr_grpo"):
         page = looking.values(reader, addresses.trace("dr_grpo", trace.trace_id))
@@ -120,7 +117,7 @@ def test_the_sums_on_the_page_are_those_of_the_batch_row(reader: StoreReader) ->
     assert looking.values(reader, addresses.trace("grpo", other.trace_id))["scaled"] == [], "both are the same"
 
 
-def test_what_was_packed_and_not_trained_has_no_weight_as_trained(tmp_path: Path) -> None:
+def test_what_was_packed_and_not_trained_has_no_weight_as_trained(tmp_path):
     with pytest.raises(GateRefused):
         rehearse(tmp_path, "held", steps=1, algorithm=ALGORITHMS["dr_grpo"], gate={"type": "rule", "rule": "false"})
     reader, num_packed = StoreReader.at(tmp_path), 0

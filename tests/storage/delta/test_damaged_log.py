@@ -16,7 +16,7 @@ from storage.errors import SchemaError, StoreError, StoreUnavailable
 from storage.keys import sha256
 from storage.maintenance.repair import inspect_logs
 from storage.roots import Root
-from storage.store import Store, open_store
+from storage.store import open_store
 from tests.fixtures.faults import happened, spoil
 from tests.fixtures.histories import finish, work
 from tests.fixtures.rows import entry
@@ -25,7 +25,7 @@ TABLES = ("ledger", "runs", "messages")
 
 
 @pytest.fixture
-def filled(store: Store) -> Store:
+def filled(store):
     """A store with events, rows and finished work, beyond the first checkpoint."""
     store.runs.record(run="a", event="started", kind="train", config={})
     for step in range(12):
@@ -65,7 +65,7 @@ def flips(data: bytes, number: int) -> list[bytes]:
     ("file", "table"),
     [(file, table) for file in ("commit", "checkpoint") for table in TABLES] + [("head", "ledger"), ("head", "runs")],
 )
-def test_one_flipped_bit_is_said_or_changes_nothing(root: Path, filled: Store, table: str, file: str) -> None:
+def test_one_flipped_bit_is_said_or_changes_nothing(root, filled, table, file):
     before = contents(root)
     path = newest(root, table, CHECKPOINT if file == "checkpoint" else ".json")
     if file == "head":
@@ -99,9 +99,7 @@ HARM: dict[str, tuple[Callable[[bytes], bytes | None], str]] = {
     "log", "the newest commit of the ledger is damaged", "one of four words: torn, cut off, missing, altered"
 )
 @pytest.mark.parametrize(("harm", "words"), HARM.values(), ids=HARM)
-def test_the_newest_commit_of_the_ledger(
-    root: Path, filled: Store, harm: Callable[[bytes], bytes | None], words: str
-) -> None:
+def test_the_newest_commit_of_the_ledger(root, filled, harm, words):
     path = newest(root, "ledger")
     spoil(path, harm(path.read_bytes()))
     for read_only in (False, True):
@@ -111,7 +109,7 @@ def test_the_newest_commit_of_the_ledger(
 
 @pytest.mark.fault("log", "the log or the directory of a table is gone", "the store is not opened as one without rows")
 @pytest.mark.parametrize("gone", ["_delta_log", "."])
-def test_a_log_that_is_gone_is_no_new_table(root: Path, filled: Store, gone: str) -> None:
+def test_a_log_that_is_gone_is_no_new_table(root, filled, gone):
     (root / "tables/ledger" / gone).rename(root.parent / "elsewhere")
     happened(f"tables/ledger/{gone} is elsewhere")
     for read_only in (False, True):
@@ -124,7 +122,7 @@ def test_a_log_that_is_gone_is_no_new_table(root: Path, filled: Store, gone: str
 
 
 @pytest.mark.fault("process", "a process dies as it makes the first table of a store", "the next one makes it")
-def test_a_table_that_was_about_to_be_made_is_made(root: Path) -> None:
+def test_a_table_that_was_about_to_be_made_is_made(root):
     open_store(root)
     log = root / "tables/ledger/_delta_log"
     log.mkdir(parents=True)
@@ -135,7 +133,7 @@ def test_a_table_that_was_about_to_be_made_is_made(root: Path) -> None:
 
 
 @pytest.mark.fault("log", "the table of quarantines is gone", "it is not one without records")
-def test_a_table_of_records_that_is_gone_is_not_one_without_records(root: Path, filled: Store) -> None:
+def test_a_table_of_records_that_is_gone_is_not_one_without_records(root, filled):
     filled.quarantines.record(["t"], where="reward > 1", reason="unfit")
     (root / "tables/quarantines").rename(root.parent / "elsewhere")
     happened("tables/quarantines is elsewhere")
@@ -143,7 +141,7 @@ def test_a_table_of_records_that_is_gone_is_not_one_without_records(root: Path, 
         open_store(root).quarantines.all()
 
 
-def test_a_head_that_is_behind_is_no_damage(root: Path, filled: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_is_behind_is_no_damage(root, filled, monkeypatch):
     """A process died between a commit and its head, or the disk was full; a loss of power leaves an empty one."""
     head = root / head_path("ledger")
     behind = head.read_bytes()
@@ -163,7 +161,7 @@ def test_a_head_that_is_behind_is_no_damage(root: Path, filled: Store, monkeypat
         assert len(open_store(root).ledger.entries()) == 13
 
 
-def test_logs_without_digests_are_read(root: Path, filled: Store) -> None:
+def test_logs_without_digests_are_read(root, filled):
     """As this program wrote them before it took digests, and wherever another one writes."""
     before = contents(root)
     for path in root.glob("heads/*"):
@@ -189,7 +187,7 @@ def without_digest(line: bytes) -> bytes:
     return json.dumps(action).encode() + b"\n"
 
 
-def test_the_library_may_append_and_reads_what_we_append(tmp_path: Path) -> None:
+def test_the_library_may_append_and_reads_what_we_append(tmp_path):
     store = open_store(root := tmp_path / "plain")
     store.ledger.commit(entry("one"))
     table = store.ledger.table
@@ -201,7 +199,7 @@ def test_the_library_may_append_and_reads_what_we_append(tmp_path: Path) -> None
     assert len(open_store(root).ledger.entries()) == 3
 
 
-def test_a_table_that_another_program_altered_is_refused_until_it_is_put_right(tmp_path: Path) -> None:
+def test_a_table_that_another_program_altered_is_refused_until_it_is_put_right(tmp_path):
     """Also by a process that has it open, however often it tries again."""
     store = open_store(tmp_path / "plain")
     store.ledger.commit(entry("one"))
@@ -221,7 +219,7 @@ def test_a_table_that_another_program_altered_is_refused_until_it_is_put_right(t
 
 
 @pytest.mark.parametrize("has_columns", [False, True], ids=["nothing", "other columns"])
-def test_a_checkpoint_that_is_not_whole_is_passed_over(root: Path, filled: Store, has_columns: bool) -> None:
+def test_a_checkpoint_that_is_not_whole_is_passed_over(root, filled, has_columns):
     before = contents(root)
     last = newest(root, "ledger")
     torn = last.with_name(last.stem + CHECKPOINT)
@@ -239,7 +237,7 @@ def test_a_checkpoint_that_is_not_whole_is_passed_over(root: Path, filled: Store
         assert (caught.value.where, caught.value.do) == (str(torn), "run `stagecoach repair`")
 
 
-def test_a_table_is_opened_anew_from_the_versions_that_are_there(root: Path, filled: Store) -> None:
+def test_a_table_is_opened_anew_from_the_versions_that_are_there(root, filled):
     """Not from those in memory, which a repair has taken out."""
     other = open_store(root).slices.table("messages")
     for _ in range(2):

@@ -51,7 +51,7 @@ def added(delta: DeltaTable) -> list[dict[str, Any]]:
     return pa.table(delta.get_add_actions(flatten=True)).to_pylist()
 
 
-def test_the_library_reads_what_we_wrote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_library_reads_what_we_wrote(tmp_path, monkeypatch):
     monkeypatch.setattr(snapshot, "RETAINED_MINUTES", 0)
     store = open_store(root := tmp_path / "plain")  # Polars finds no Delta table below a space
     tables = store.slices.table("messages"), store.ledger.table
@@ -72,7 +72,7 @@ def test_the_library_reads_what_we_wrote(tmp_path: Path, monkeypatch: pytest.Mon
     assert pl.scan_delta(str(root / "tables/ledger")).collect().height == 48
 
 
-def test_checkpoints_are_whole_and_small(store: Store, root: Path) -> None:
+def test_checkpoints_are_whole_and_small(store, root):
     fill(store, range(45))
     names = [path.name for path in sorted((root / "tables/ledger/_delta_log").glob("*.checkpoint.parquet"))]
     assert [int(name[:20]) for name in names] == [9, 19, 29, 39]
@@ -87,9 +87,7 @@ def test_checkpoints_are_whole_and_small(store: Store, root: Path) -> None:
 
 
 @pytest.mark.parametrize("pointer", [None, b"", b"{}", b'{"version": 3, "size": 1}'])
-def test_without_a_pointer_the_next_checkpoint_is_written_all_the_same(
-    store: Store, root: Path, pointer: bytes | None
-) -> None:
+def test_without_a_pointer_the_next_checkpoint_is_written_all_the_same(store, root, pointer):
     fill(store, range(15))
     path = root / "tables/ledger/_delta_log/_last_checkpoint"
     assert json.loads(path.read_bytes())["version"] == 9
@@ -99,7 +97,7 @@ def test_without_a_pointer_the_next_checkpoint_is_written_all_the_same(
     check_same(store.ledger.table, root)
 
 
-def test_a_handle_left_behind_loses_no_commit(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handle_left_behind_loses_no_commit(store, root, monkeypatch):
     behind = open_store(root).slices.table("messages")
     behind.refresh()
     fill(store, range(PRUNE_INTERVAL))
@@ -119,7 +117,7 @@ def test_a_handle_left_behind_loses_no_commit(store: Store, root: Path, monkeypa
     check_same(behind, root)
 
 
-def test_others_in_between_do_not_matter_unless_they_have_the_same_number(store: Store, root: Path) -> None:
+def test_others_in_between_do_not_matter_unless_they_have_the_same_number(store, root):
     fill(store, range(1))
     one, other = (open_store(root).slices.table("messages") for _ in range(2))
     rows = one.read(one.active_files()[0].path)
@@ -136,9 +134,7 @@ def test_others_in_between_do_not_matter_unless_they_have_the_same_number(store:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_an_interrupt_is_passed_on_and_nothing_is_lost(
-    store: Store, root: Path, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
+def test_an_interrupt_is_passed_on_and_nothing_is_lost(store, root, monkeypatch, when):
     fill(store, range(2))
     create: Callable[[Log, int, Any], None] = Log.create
 
@@ -156,7 +152,7 @@ def test_an_interrupt_is_passed_on_and_nothing_is_lost(
     check_same(store.ledger.table, root)
 
 
-def test_drafts_of_the_dead_are_seen_by_nobody_and_swept(store: Store, root: Path) -> None:
+def test_drafts_of_the_dead_are_seen_by_nobody_and_swept(store, root):
     fill(store, range(3))
     draft = root / "tables/messages/_delta_log/.00000000000000000004.json.0123"
     draft.write_text('{"commitInfo":')
@@ -168,7 +164,7 @@ def test_drafts_of_the_dead_are_seen_by_nobody_and_swept(store: Store, root: Pat
     assert remove_temporary(store.root) == 1 and not draft.exists()
 
 
-def test_pruning_leaves_no_gap(store: Store, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pruning_leaves_no_gap(store, root, monkeypatch):
     fill(store, range(35))
     log = root / "tables/messages/_delta_log"
     for path in log.iterdir():
@@ -183,7 +179,7 @@ def test_pruning_leaves_no_gap(store: Store, root: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("table", [MESSAGES, TRACES, BATCHES], ids=lambda table: table.name)
-def test_floats_are_split_byte_streams_and_nothing_has_a_dictionary(table: Any) -> None:
+def test_floats_are_split_byte_streams_and_nothing_has_a_dictionary(table):
     schema = table.stored.remove(0)
     values = {pa.int32(): 1, pa.int64(): 1, pa.float32(): -0.5, pa.float64(): 0.5, pa.bool_(): True, pa.string(): "x"}
 

@@ -15,14 +15,14 @@ def rows_of(attempt: str) -> pa.Table:
     return pa.table({"attempt": [attempt] * 2, "seq": [0, 1]}, schema=SCHEMA)
 
 
-def test_rows_of_chosen_attempts_come_from_their_row_groups() -> None:
+def test_rows_of_chosen_attempts_come_from_their_row_groups():
     data = encode([rows_of(f"attempt-{number}") for number in range(4)])
     assert decode(buffer_reader(data), SCHEMA, {"attempt-2"}).equals(rows_of("attempt-2"))
     assert decode(buffer_reader(data), SCHEMA, {"other"}).num_rows == 0
     assert decode(buffer_reader(data), SCHEMA).num_rows == 8
 
 
-def test_a_file_that_does_not_say_its_attempts_is_read_whole() -> None:
+def test_a_file_that_does_not_say_its_attempts_is_read_whole():
     sink = pa.BufferOutputStream()
     pq.write_table(pa.concat_tables([rows_of("a"), rows_of("b")]), sink, store_schema=False)
     assert decode(pa.BufferReader(sink.getvalue()), SCHEMA, {"b"}).equals(rows_of("b"))
@@ -32,7 +32,7 @@ def test_a_file_that_does_not_say_its_attempts_is_read_whole() -> None:
     "files", "each bit of a Parquet footer is flipped in turn", "an error or rows, and the process lives"
 )
 @pytest.mark.parametrize("bit", range(8))
-def test_no_flipped_bit_of_a_footer_ends_the_process(bit: int) -> None:
+def test_no_flipped_bit_of_a_footer_ends_the_process(bit):
     good = encode([rows_of(f"attempt-{number}") for number in range(3)])
     first = len(good) - 8 - int.from_bytes(good[-8:-4], "little")
     read = 0

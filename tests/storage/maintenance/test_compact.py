@@ -18,7 +18,7 @@ from tests.fixtures.rows import append, entry, messages
 
 
 @pytest.mark.engine
-def test_compaction_then_deletion_leaves_every_slice_readable(root: Path, store: Store) -> None:
+def test_compaction_then_deletion_leaves_every_slice_readable(root, store):
     pieces = fill(store, 6) + fill(store, 5, "other")
     before = [store.read([piece]) for piece in pieces]
     scanned = store.scan("messages").sort("run", "step", "attempt", "seq").collect()
@@ -38,7 +38,7 @@ def test_compaction_then_deletion_leaves_every_slice_readable(root: Path, store:
         assert reader.ledger.entries() == ledger
 
 
-def test_rows_that_the_ledger_does_not_name_are_left_where_they_are(root: Path, store: Store) -> None:
+def test_rows_that_the_ledger_does_not_name_are_left_where_they_are(root, store):
     fill(store, 6)
     flying = append(store, 4, step=6, key="run-6", attempt="in flight")
     table = store.slices.table("messages")
@@ -50,7 +50,7 @@ def test_rows_that_the_ledger_does_not_name_are_left_where_they_are(root: Path, 
     assert store.read([flying]).equals(messages(4))
 
 
-def test_young_files_are_not_deleted(root: Path, store: Store) -> None:
+def test_young_files_are_not_deleted(root, store):
     fill(store, 6)
     table = store.slices.table("messages")
     compact(store, table)
@@ -59,7 +59,7 @@ def test_young_files_are_not_deleted(root: Path, store: Store) -> None:
     assert vacuum(store, table, retention_hours=100) == (12, [])
 
 
-def test_the_only_copy_of_a_slice_is_never_deleted(root: Path, store: Store) -> None:
+def test_the_only_copy_of_a_slice_is_never_deleted(root, store):
     pieces = fill(store, 6)
     table = store.slices.table("messages")
     compact(store, table)
@@ -86,7 +86,7 @@ def alone(root: Path, store: Store) -> tuple[list[Slice], Path]:
 
 @pytest.mark.fault("files", "a byte of a compacted file is another, each 97th", "DamagedSlice, or the same rows")
 @pytest.mark.engine
-def test_a_damaged_copy_is_found_when_nothing_else_is_left(root: Path, store: Store) -> None:
+def test_a_damaged_copy_is_found_when_nothing_else_is_left(root, store):
     pieces, compacted = alone(root, store)
     good, before, found = compacted.read_bytes(), store.read(pieces), 0
     for place in range(4, len(good), 97):
@@ -102,7 +102,7 @@ def test_a_damaged_copy_is_found_when_nothing_else_is_left(root: Path, store: St
 
 
 @pytest.mark.fault("files", "a compacted file is written again with one value changed", "DamagedSlice")
-def test_another_value_in_a_compacted_file_is_found(root: Path, store: Store) -> None:
+def test_another_value_in_a_compacted_file_is_found(root, store):
     pieces, compacted = alone(root, store)
     rows = pq.read_table(compacted, partitioning=None)
     roles = rows["role"].to_pylist()
@@ -115,7 +115,7 @@ def test_another_value_in_a_compacted_file_is_found(root: Path, store: Store) ->
 
 
 @pytest.mark.engine
-def test_ledger_and_runs_are_compacted_under_a_reader_that_has_them_open(root: Path, store: Store) -> None:
+def test_ledger_and_runs_are_compacted_under_a_reader_that_has_them_open(root, store):
     elsewhere = open_store(root)
     fill(store, 10)
     for number in range(9):
@@ -132,7 +132,7 @@ def test_ledger_and_runs_are_compacted_under_a_reader_that_has_them_open(root: P
         assert reader.ledger.commit(entry("run-3", attempt="again")) == before[3]
 
 
-def test_a_second_compactor_that_looked_too_early_changes_nothing(root: Path, store: Store) -> None:
+def test_a_second_compactor_that_looked_too_early_changes_nothing(root, store):
     fill(store, 8)
     other = open_store(root)
     stale = other.slices.table("messages")
@@ -145,7 +145,7 @@ def test_a_second_compactor_that_looked_too_early_changes_nothing(root: Path, st
 
 
 @pytest.mark.engine
-def test_old_checkpoints_and_half_made_things_are_swept(root: Path, store: Store) -> None:
+def test_old_checkpoints_and_half_made_things_are_swept(root, store):
     fill(store, 18)
     table = store.slices.table("messages")
     log = root / table.place / "_delta_log"
@@ -169,7 +169,7 @@ def test_old_checkpoints_and_half_made_things_are_swept(root: Path, store: Store
 
 
 @pytest.mark.engine
-def test_a_commit_prunes_the_log_by_itself(root: Path, store: Store) -> None:
+def test_a_commit_prunes_the_log_by_itself(root, store):
     for number in range(48):
         store.runs.record(run="run", event=f"event-{number}", kind="train", config={})
     age(root, 1)
@@ -180,7 +180,7 @@ def test_a_commit_prunes_the_log_by_itself(root: Path, store: Store) -> None:
 
 
 @pytest.fixture
-def left(root: Path, store: Store) -> Path:
+def left(root, store):
     """Rows and weights of an attempt whose ledger row never came; the file with the rows."""
     train(store, "run", "xx")
     piece = append(store, 4, step=2, attempt="died")
@@ -188,7 +188,7 @@ def left(root: Path, store: Store) -> Path:
     return root / "tables/messages" / piece.files[0].path
 
 
-def test_old_ones_go(root: Path, store: Store, left: Path) -> None:
+def test_old_ones_go(root, store, left):
     before = contents(store, ["run"])
     age(root, 200)
     seen = maintain(store, dry_run=True)
@@ -200,20 +200,20 @@ def test_old_ones_go(root: Path, store: Store, left: Path) -> None:
     assert len(store.slices.table("messages").active_files()) == 4
 
 
-def test_young_ones_stay(root: Path, store: Store, left: Path) -> None:
+def test_young_ones_stay(root, store, left):
     age(root, 167)
     assert maintain(store).policies == ()
     assert left.exists() and store.policies.find("died")
 
 
-def test_those_of_a_run_that_may_be_at_work_stay(root: Path, store: Store, left: Path) -> None:
+def test_those_of_a_run_that_may_be_at_work_stay(root, store, left):
     store.runs.record(run="run", event="resumed")
     age(root, 200)
     assert maintain(store).policies == ()
     assert left.exists() and store.policies.find("died")
 
 
-def test_short_retention_is_refused_while_a_run_may_be_at_work(store: Store, left: Path) -> None:
+def test_short_retention_is_refused_while_a_run_may_be_at_work(store, left):
     store.runs.record(run="run", event="resumed")
     with pytest.raises(StoreError, match="run may be at work"):
         maintain(store, 23)

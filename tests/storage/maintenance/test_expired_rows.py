@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +25,7 @@ def made(store: Store, key: str, days: float, run: str = "run") -> Slice:
     return piece
 
 
-def test_what_is_past_its_time_goes_and_says_so(root: Path, store: Store) -> None:
+def test_what_is_past_its_time_goes_and_says_so(root, store):
     old, young = made(store, "old", 2), made(store, "young", 0.5)
     before = store.ledger.entries()
     done = expire(store, DAY)
@@ -42,7 +41,7 @@ def test_what_is_past_its_time_goes_and_says_so(root: Path, store: Store) -> Non
     assert inspect_slices(store, deep=True) == []
 
 
-def test_a_second_call_finds_nothing_and_a_dry_run_changes_nothing(root: Path, store: Store) -> None:
+def test_a_second_call_finds_nothing_and_a_dry_run_changes_nothing(root, store):
     made(store, "old", 2)
     assert expire(store, DAY, dry_run=True).slices == 1
     assert not (root / "tables/retirements").exists()
@@ -53,7 +52,7 @@ def test_a_second_call_finds_nothing_and_a_dry_run_changes_nothing(root: Path, s
     assert sum(table.read(each.path).num_rows for each in table.active_files()) == 1
 
 
-def test_work_that_another_run_took_over_counts_by_when_it_was_made(store: Store) -> None:
+def test_work_that_another_run_took_over_counts_by_when_it_was_made(store):
     old = made(store, "old", 2)
     adopted = store.ledger.find("old")
     assert adopted is not None
@@ -63,7 +62,7 @@ def test_work_that_another_run_took_over_counts_by_when_it_was_made(store: Store
         store.read([old])
 
 
-def test_rows_among_those_of_others_in_a_merged_file_go_too(root: Path, store: Store) -> None:
+def test_rows_among_those_of_others_in_a_merged_file_go_too(root, store):
     pieces = [made(store, f"key {number}", number) for number in range(10)]
     compact(store, store.slices.table("messages"))
     age(root, 200)
@@ -79,7 +78,7 @@ def test_rows_among_those_of_others_in_a_merged_file_go_too(root: Path, store: S
             store.read([piece])
 
 
-def test_a_call_that_died_between_saying_and_doing_is_finished_by_the_next(root: Path, store: Store) -> None:
+def test_a_call_that_died_between_saying_and_doing_is_finished_by_the_next(root, store):
     old = made(store, "old", 2)
     store.slices.expired_slices.record([old], 24)
     assert open_store(root).read([old]).equals(messages(3))  # said, and still there
@@ -88,7 +87,7 @@ def test_a_call_that_died_between_saying_and_doing_is_finished_by_the_next(root:
         open_store(root).read([old])
 
 
-def test_rows_that_nobody_retired_are_missed_as_damage(store: Store) -> None:
+def test_rows_that_nobody_retired_are_missed_as_damage(store):
     gone = made(store, "gone", 2)
     drop_slices(store, [gone])
     with pytest.raises(StoreError) as caught:
@@ -97,13 +96,13 @@ def test_rows_that_nobody_retired_are_missed_as_damage(store: Store) -> None:
 
 
 @pytest.mark.parametrize(("text", "hours"), [("messages=30d", 720), ("token_statistics=12h", 12), ("traces=0h", 0)])
-def test_a_retention_is_a_table_and_a_time(text: str, hours: int) -> None:
+def test_a_retention_is_a_table_and_a_time(text, hours):
     assert Retention.parse(text).hours == hours
 
 
 @pytest.mark.parametrize(
     "text", ["", "messages", "messages=3", "ledger=3d", "runs=3d", "messages=-1d", "messages=1.5d"]
 )
-def test_other_words_are_no_retention(text: str) -> None:
+def test_other_words_are_no_retention(text):
     with pytest.raises(StoreError, match="is no retention"):
         Retention.parse(text)

@@ -13,7 +13,7 @@ from storage.maintenance.compact import maintain
 from storage.maintenance.plan import PolicyRetention, plan_removal
 from storage.maintenance.sweep import carry_out
 from storage.refs import Entry
-from storage.store import Store, open_store
+from storage.store import open_store
 from tests.fixtures.histories import age, contents, evaluate, finish, lasting, publish, train, work
 from tests.fixtures.rows import append, messages
 
@@ -24,7 +24,7 @@ def files(root: Path) -> set[str]:
     return {path.name for path in (root / "tables").rglob("run=*/*.parquet")}
 
 
-def test_a_run_goes_and_what_another_shares_with_it_stays(root: Path, store: Store) -> None:
+def test_a_run_goes_and_what_another_shares_with_it_stays(root, store):
     train(store, "a", "xxxx")
     train(store, "b", "xxyy")
     before = contents(store, ["b"])
@@ -49,7 +49,7 @@ def test_a_run_goes_and_what_another_shares_with_it_stays(root: Path, store: Sto
     assert not list((root / "removals").iterdir())
 
 
-def test_a_copy_of_the_directory_is_cut_down_to_one_run(root: Path, store: Store, tmp_path: Path) -> None:
+def test_a_copy_of_the_directory_is_cut_down_to_one_run(root, store, tmp_path):
     train(store, "a", "xxxx")
     train(store, "b", "xxyy")
     evaluate(store, "trial", "training-xxx")
@@ -62,7 +62,7 @@ def test_a_copy_of_the_directory_is_cut_down_to_one_run(root: Path, store: Store
     assert contents(store, ["a"]) and store.policies.directory("training-xxxx").is_dir(), "the original has all of it"
 
 
-def test_the_row_that_made_a_policy_stays_while_a_kept_run_tried_it(store: Store) -> None:
+def test_the_row_that_made_a_policy_stays_while_a_kept_run_tried_it(store):
     train(store, "a", "xxx")
     evaluate(store, "tried", "training-xx")
     going = plan_removal(store, ["tried"])
@@ -77,7 +77,7 @@ def test_the_row_that_made_a_policy_stays_while_a_kept_run_tried_it(store: Store
     assert store.policies.names() == ["training-xx"]
 
 
-def test_compacted_files_lose_only_the_rows_of_the_removed_run(root: Path, store: Store) -> None:
+def test_compacted_files_lose_only_the_rows_of_the_removed_run(root, store):
     train(store, "a", "xxxxxx")
     train(store, "b", "xxxyyy")
     maintain(store)
@@ -95,7 +95,7 @@ def test_compacted_files_lose_only_the_rows_of_the_removed_run(root: Path, store
     assert contents(open_store(root), ["b"]) == before
 
 
-def test_runs_that_may_go_on_are_spared_unless_they_are_named(store: Store) -> None:
+def test_runs_that_may_go_on_are_spared_unless_they_are_named(store):
     train(store, "done", "x")
     train(store, "open", "y", finished=False)
     train(store, "failed", "z", finished=False)
@@ -107,14 +107,14 @@ def test_runs_that_may_go_on_are_spared_unless_they_are_named(store: Store) -> N
     assert plan_removal(store, ["open"]).protected == (("failed", "its last event is 'failed'"),)
 
 
-def test_a_run_that_just_finished_is_spared(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_just_finished_is_spared(store, monkeypatch):
     monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 1.0)
     train(store, "a", "x")
     assert dict(plan_removal(store, []).protected) == {"a": "it finished less than 1 h ago"}
     assert plan_removal(store, [], force=["a"]).removed == ("a",)
 
 
-def test_names_are_checked(store: Store) -> None:
+def test_names_are_checked(store):
     train(store, "a", "x")
     with pytest.raises(RunUnknown, match="no run b, c"):
         plan_removal(store, ["c"], force=["b"])
@@ -122,7 +122,7 @@ def test_names_are_checked(store: Store) -> None:
         plan_removal(store, ["a"], force=["a"])
 
 
-def test_another_process_sees_the_removal_and_computes_again(root: Path, store: Store) -> None:
+def test_another_process_sees_the_removal_and_computes_again(root, store):
     train(store, "a", "xx")
     elsewhere = open_store(root)
     assert elsewhere.ledger.find("rollout-xx") is not None
@@ -133,7 +133,7 @@ def test_another_process_sees_the_removal_and_computes_again(root: Path, store: 
     lasting(store, ["a"])
 
 
-def test_whoever_found_work_before_it_went_cannot_take_it_over(root: Path, store: Store) -> None:
+def test_whoever_found_work_before_it_went_cannot_take_it_over(root, store):
     train(store, "a", "x")
     elsewhere = open_store(root)
     found = elsewhere.ledger.find("rollout-x")
@@ -144,7 +144,7 @@ def test_whoever_found_work_before_it_went_cannot_take_it_over(root: Path, store
     assert open_store(root).ledger.entries() == []
 
 
-def test_a_run_removed_while_it_works_cannot_commit_what_it_began_before(root: Path, store: Store) -> None:
+def test_a_run_removed_while_it_works_cannot_commit_what_it_began_before(root, store):
     train(store, "a", "x", finished=False)
     elsewhere = open_store(root)
     began = datetime.now(UTC)
@@ -158,9 +158,7 @@ def test_a_run_removed_while_it_works_cannot_commit_what_it_began_before(root: P
     assert store.read([made]).equals(messages(3))  # what the ledger did not name is left to time
 
 
-def test_a_row_that_is_committed_meanwhile_is_not_lost(
-    root: Path, store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_row_that_is_committed_meanwhile_is_not_lost(root, store, monkeypatch):
     train(store, "a", "x")
     elsewhere = open_store(root)
     late: list[Entry] = []
@@ -178,7 +176,7 @@ def test_a_row_that_is_committed_meanwhile_is_not_lost(
     assert store.read(late[0].outputs).equals(messages(2 + len("late") % 3))
 
 
-def test_thinning_keeps_what_a_run_starts_from_and_goes_on_from(store: Store) -> None:
+def test_thinning_keeps_what_a_run_starts_from_and_goes_on_from(store):
     train(store, "a", "xxxxxx")  # versions 1 to 6; optimizer state with 1, 3, 5
     names = [f"training-{'x' * number}" for number in range(1, 7)]
     assert plan_removal(store, ["a"], retention=PolicyRetention()).pruned == tuple(names[n - 1] for n in (2, 3, 4))
@@ -190,14 +188,14 @@ def test_thinning_keeps_what_a_run_starts_from_and_goes_on_from(store: Store) ->
     assert plan_removal(store, ["a", "tried", "branch"], retention=PolicyRetention()).pruned == (names[3],)
 
 
-def test_policies_of_a_run_that_may_go_on_are_not_thinned(store: Store) -> None:
+def test_policies_of_a_run_that_may_go_on_are_not_thinned(store):
     train(store, "a", "xxxxx", finished=False)
     assert plan_removal(store, ["a"], retention=PolicyRetention()).pruned == ()
     finish(store, "a")
     assert len(plan_removal(store, ["a"], retention=PolicyRetention()).pruned) == 3
 
 
-def test_a_thinned_run_can_be_read_and_says_what_is_gone(root: Path, store: Store) -> None:
+def test_a_thinned_run_can_be_read_and_says_what_is_gone(root, store):
     train(store, "a", "xxxxx")
     before = contents(store, ["a"])
     swept = carry_out(store, plan_removal(store, ["a"], retention=PolicyRetention()))
@@ -209,7 +207,7 @@ def test_a_thinned_run_can_be_read_and_says_what_is_gone(root: Path, store: Stor
         again.policies.directory("training-xxx")
 
 
-def test_thinned_weights_can_be_made_again_but_no_others_in_their_place(store: Store) -> None:
+def test_thinned_weights_can_be_made_again_but_no_others_in_their_place(store):
     train(store, "a", "xxx")
     carry_out(store, plan_removal(store, ["a"], retention=PolicyRetention()))
     assert store.policies.find("training-xx") is None
@@ -224,6 +222,6 @@ def test_thinned_weights_can_be_made_again_but_no_others_in_their_place(store: S
 @pytest.mark.parametrize(
     "text", ["", "every", "every:0", "every:x", "last:0", "last:2,", "all,last:2", "last,last:2", "some"]
 )
-def test_other_words_are_no_retention(text: str) -> None:
+def test_other_words_are_no_retention(text):
     with pytest.raises(StoreError, match="which policies to keep"):
         PolicyRetention.parse(text)

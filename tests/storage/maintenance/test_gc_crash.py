@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from storage.maintenance import plan
-from storage.store import Store, open_store
+from storage.store import open_store
 from tests.fixtures.dying import collect, count_moments, die_at
 from tests.fixtures.faults import happened
 from tests.fixtures.histories import contents, train
 
 
 @pytest.fixture
-def full(root: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> Path:
+def full(root, store, monkeypatch):
     """A store with runs to remove, a kept run that shares a step with one, and policies to thin."""
     monkeypatch.setattr(plan, "RECENT_HOURS", 0.0)
     train(store, "first", "xy")
@@ -45,7 +45,7 @@ def check(root: Path, before: dict[tuple[str, str, str], list]) -> None:
     "process", "gc dies before and after each of its changes", "no row names what is gone; the next gc finishes"
 )
 @pytest.mark.engine
-def test_dying_at_any_moment(full: Path, tmp_path: Path) -> None:
+def test_dying_at_any_moment(full, tmp_path):
     before = contents(open_store(full), ["kept"])
     whole = tmp_path / "whole"
     shutil.copytree(full, whole)
@@ -67,7 +67,7 @@ def test_dying_at_any_moment(full: Path, tmp_path: Path) -> None:
 @pytest.mark.fault("process", "gc is killed at one of its moments", "no row names what is gone; the next gc finishes")
 @pytest.mark.engine
 @pytest.mark.parametrize("moment", [2, 9, 21, 30])
-def test_killed_for_real(full: Path, moment: int) -> None:
+def test_killed_for_real(full, moment):
     before = contents(open_store(full), ["kept"])
     command = [sys.executable, "-m", "tests.fixtures.dying", str(full), str(moment)]
     assert subprocess.run(command, timeout=120, check=False).returncode == -9

@@ -30,7 +30,7 @@ HISTORIES = st.lists(TRAIN | EVALUATE | MAINTAIN | COLLECT, min_size=2, max_size
 @settings(max_examples=100)
 @given(HISTORIES, st.sets(RUN))
 @example([("train", "a", "xxx"), ("gc", {"a"}, "last")], {"a"})  # what is thinned once stays thinned
-def test_kept_runs_lose_nothing(history: list[tuple], last: set[str]) -> None:
+def test_kept_runs_lose_nothing(history, last):
     """Begin with a run that nobody keeps and one that shares its first step, end with gc and retention 0."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as directory:
         patch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)

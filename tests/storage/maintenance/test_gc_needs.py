@@ -24,7 +24,7 @@ def train_again(store: Store, run: str, policy: str, finished: bool = True) -> N
 
 
 @pytest.mark.parametrize("kind", ["all", "last"])
-def test_the_way_back_to_optimizer_state_stays_with_a_policy_that_is_trained_on(store: Store, kind: str) -> None:
+def test_the_way_back_to_optimizer_state_stays_with_a_policy_that_is_trained_on(store, kind):
     train(store, "a", "xxxxxx")  # every other policy has optimizer state
     train_again(store, "again", "training-xxxx")
     going = plan_removal(store, ["again"], retention=PolicyRetention.parse(kind))
@@ -37,13 +37,13 @@ def test_the_way_back_to_optimizer_state_stays_with_a_policy_that_is_trained_on(
     assert not plan_removal(store, ["again"]).rows
 
 
-def test_a_policy_with_optimizer_state_is_enough(store: Store) -> None:
+def test_a_policy_with_optimizer_state_is_enough(store):
     train(store, "a", "xxxx")
     train_again(store, "again", "training-xxx")
     assert [entry.key for entry in plan_removal(store, ["again"]).staying] == ["training-xxx"]
 
 
-def test_what_an_unfinished_run_goes_through_again_stays_whole(store: Store) -> None:
+def test_what_an_unfinished_run_goes_through_again_stays_whole(store):
     train(store, "a", "xxxx")
     train(store, "b", "yy")
     train_again(store, "again", "training-x", finished=False)
@@ -62,14 +62,14 @@ def test_what_an_unfinished_run_goes_through_again_stays_whole(store: Store) -> 
     assert plan_removal(store, ["again"], needs=needs).removed == ("a", "b")
 
 
-def test_runs_that_go_through_each_other_are_no_endless_way(store: Store) -> None:
+def test_runs_that_go_through_each_other_are_no_endless_way(store):
     train(store, "a", "x", finished=False)
     train(store, "b", "y", finished=False)
     needs = {"a": Needs("b", frozenset()), "b": Needs("a", frozenset())}
     assert plan_removal(store, ["a", "b"], needs=needs).empty
 
 
-def test_work_that_a_kept_run_may_go_on_from_stays(store: Store) -> None:
+def test_work_that_a_kept_run_may_go_on_from_stays(store):
     train(store, "a", "xxxxx")
     train(store, "again", "y")
     needs = {"again": Needs("a", frozenset({"training-xxxx"}))}
@@ -87,7 +87,7 @@ def test_work_that_a_kept_run_may_go_on_from_stays(store: Store) -> None:
         store.policies.directory("training-xxxxx")
 
 
-def test_an_event_of_a_clock_that_was_ahead_protects_no_run(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_of_a_clock_that_was_ahead_protects_no_run(store, monkeypatch):
     train(store, "a", "x")
     ahead = replace(store.runs.events("a")[-1], event="lost-clock", at=datetime.now(UTC) + timedelta(days=900))
     store.runs.add_records([ahead])

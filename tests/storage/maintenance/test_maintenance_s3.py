@@ -15,7 +15,7 @@ pytestmark = pytest.mark.engine
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("long_ago")
-def test_a_run_goes_weights_are_thinned_and_what_is_kept_reads(s3_root: str) -> None:
+def test_a_run_goes_weights_are_thinned_and_what_is_kept_reads(s3_root):
     store = open_store(s3_root)
     train(store, "a", "xy")
     train(store, "b", "xzzz")
@@ -36,7 +36,7 @@ def test_a_run_goes_weights_are_thinned_and_what_is_kept_reads(s3_root: str) -> 
     assert contents(open_store(s3_root), ["b"]) == before
 
 
-def test_rows_expire(s3_root: str) -> None:
+def test_rows_expire(s3_root):
     store = open_store(s3_root)
     train(store, "a", "xx")
     assert expire(store, Retention("messages", 0)).slices == 4
@@ -45,7 +45,7 @@ def test_rows_expire(s3_root: str) -> None:
     lasting(store, ["a"])
 
 
-def test_a_log_is_mended(s3_root: str) -> None:
+def test_a_log_is_mended(s3_root):
     store = open_store(s3_root)
     train(store, "a", "xxx")
     before = contents(store, ["a"])

@@ -1,7 +1,6 @@
 """Damage that a store does not survive by itself, each shown to be so, then mended with nothing lost that was whole."""
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -29,7 +28,7 @@ from storage.read import frames
 from storage.refs import Entry, Slice
 from storage.roots import Root, open_root
 from storage.schemas.system_tables import LEDGER
-from storage.store import Store, open_store
+from storage.store import open_store
 from tests.fixtures.dying import die_at
 from tests.fixtures.faults import happened, spoil
 from tests.fixtures.histories import add, age, contents, fill, finish, lasting, train, work
@@ -46,7 +45,7 @@ def mended(root: Path) -> list[RepairedLog]:
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+def original(tmp_path_factory):
     """A store whose logs are long enough to have been pruned up to the last checkpoint but one, and what it holds."""
     root = tmp_path_factory.mktemp("original") / "my store"
     store = open_store(root)
@@ -61,7 +60,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
 
 
 @pytest.fixture
-def long(root: Path, original: tuple[Path, dict]) -> dict:
+def long(root, original):
     """The same store at this test's root; what it holds."""
     shutil.copytree(original[0], root)
     return original[1]
@@ -102,7 +101,7 @@ CHECKPOINT, POINTER = ".checkpoint.parquet", "_last_checkpoint"
         ("messages", POINTER, 10),
     ],
 )
-def test_a_truncated_or_missing_checkpoint(root: Path, long: dict, table: str, ending: str, keep: int | None) -> None:
+def test_a_truncated_or_missing_checkpoint(root, long, table, ending, keep):
     path = last(root, table, ending)
     spoil(path, None if keep is None else path.read_bytes()[:keep])
     if keep is None:
@@ -115,14 +114,14 @@ def test_a_truncated_or_missing_checkpoint(root: Path, long: dict, table: str, e
 
 
 @pytest.mark.fault("log", "the pointer to the last checkpoint is gone", "nothing is wrong")
-def test_a_missing_pointer_is_no_damage(root: Path, long: dict) -> None:
+def test_a_missing_pointer_is_no_damage(root, long):
     spoil(log(root, "messages") / "_last_checkpoint", None)
     assert mended(root) == []
     whole_again(root, long)
 
 
 @pytest.mark.fault("log", "the last commit is cut at the end of a line", "repair brings its row back")
-def test_a_last_commit_cut_at_the_end_of_a_line_would_be_believed(root: Path, long: dict) -> None:
+def test_a_last_commit_cut_at_the_end_of_a_line_would_be_believed(root, long):
     commit = last(root, "ledger", ".json")
     spoil(commit, commit.read_bytes().splitlines(keepends=True)[0])
     delta = DeltaTable(str(log(root, "ledger").parent))  # which says nothing: finished work is not there any more
@@ -135,7 +134,7 @@ def test_a_last_commit_cut_at_the_end_of_a_line_would_be_believed(root: Path, lo
 @pytest.mark.fault("log", "the last commit is cut", "repair brings its rows back")
 @pytest.mark.parametrize("keep", [0, 40])
 @pytest.mark.parametrize("table", ["messages", "ledger"])
-def test_a_truncated_last_commit_goes_and_its_rows_come_back(root: Path, long: dict, table: str, keep: int) -> None:
+def test_a_truncated_last_commit_goes_and_its_rows_come_back(root, long, table, keep):
     cut(last(root, table, ".json"), keep)
     (one,) = mended(root)
     assert len(one.damage.lost_versions) == len(one.restored) == 1
@@ -144,9 +143,7 @@ def test_a_truncated_last_commit_goes_and_its_rows_come_back(root: Path, long: d
 
 @pytest.mark.fault("log", "the last commit is cut, a dead process left rows of its work", "each row is there once")
 @pytest.mark.parametrize("lost", [2, 3])
-def test_rows_that_a_dead_process_left_do_not_stand_beside_those_of_the_work_done_again(
-    root: Path, store: Store, lost: int
-) -> None:
+def test_rows_that_a_dead_process_left_do_not_stand_beside_those_of_the_work_done_again(root, store, lost):
     table = store.ledger.table
 
     def leave(key: str, attempt: str) -> Entry:
@@ -173,7 +170,7 @@ def test_rows_that_a_dead_process_left_do_not_stand_beside_those_of_the_work_don
 
 @pytest.mark.fault("log", "a commit in the middle is gone", "repair brings its rows and those after it back")
 @pytest.mark.parametrize("table", ["messages", "ledger"])
-def test_a_commit_missing_in_the_middle(root: Path, long: dict, table: str) -> None:
+def test_a_commit_missing_in_the_middle(root, long, table):
     commits = sorted(log(root, table).glob("*.json"))
     checkpoint = last(root, table, ".checkpoint.parquet").name[:20]
     after = [commit for commit in commits if commit.name[:20] > checkpoint]
@@ -189,7 +186,7 @@ def test_a_commit_missing_in_the_middle(root: Path, long: dict, table: str) -> N
 
 
 @pytest.mark.fault("log", "the newest commits of a stage table are gone", "no scan is silent, repair puts them back")
-def test_missing_newest_commits_of_a_stage_table(root: Path, long: dict) -> None:
+def test_missing_newest_commits_of_a_stage_table(root, long):
     commits = sorted(log(root, "messages").glob("*.json"))[-2:]
     for commit in commits:
         spoil(commit, None)
@@ -207,7 +204,7 @@ def test_missing_newest_commits_of_a_stage_table(root: Path, long: dict) -> None
 
 @pytest.mark.fault("log", "the newest commit of a compacted table is gone", "no scan is silent, repair puts it back")
 @pytest.mark.parametrize(("key", "part"), [("135", ""), ("21", ".3")], ids=["work", "a part among others of its work"])
-def test_merged_files_do_not_hide_that_a_slice_is_not_held(root: Path, store: Store, key: str, part: str) -> None:
+def test_merged_files_do_not_hide_that_a_slice_is_not_held(root, store, key, part):
     for each in range(10, 18):
         add(store, f"{each}")
     for each in (1, 5):
@@ -230,7 +227,7 @@ def test_merged_files_do_not_hide_that_a_slice_is_not_held(root: Path, store: St
 
 
 @pytest.mark.fault("log", "a commit that a checkpoint holds is cut, and then the newest", "repair loses nothing")
-def test_a_damaged_commit_that_a_checkpoint_holds_does_not_stop_a_repair(root: Path, long: dict) -> None:
+def test_a_damaged_commit_that_a_checkpoint_holds_does_not_stop_a_repair(root, long):
     held = max(log(root, "ledger").glob("*.checkpoint.parquet")).name.replace(".checkpoint.parquet", ".json")
     for commit in (log(root, "ledger") / held, last(root, "ledger", ".json")):
         spoil(commit, commit.read_bytes()[:40])
@@ -240,7 +237,7 @@ def test_a_damaged_commit_that_a_checkpoint_holds_does_not_stop_a_repair(root: P
 
 
 @pytest.mark.fault("log", "the log of a stage table is gone", "no scan is silent, repair makes it anew")
-def test_a_log_that_is_gone_is_not_taken_for_a_table_without_rows(root: Path, long: dict) -> None:
+def test_a_log_that_is_gone_is_not_taken_for_a_table_without_rows(root, long):
     shutil.rmtree(log(root, "messages"))
     happened("the directory of the log is gone")
     with pytest.raises(StoreUnavailable, match="the log is missing"):
@@ -251,7 +248,7 @@ def test_a_log_that_is_gone_is_not_taken_for_a_table_without_rows(root: Path, lo
 
 
 @pytest.mark.fault("log", "all files of a log are cut", "repair makes the log anew")
-def test_a_log_that_is_gone_is_made_anew_from_what_the_ledger_names(root: Path, long: dict) -> None:
+def test_a_log_that_is_gone_is_made_anew_from_what_the_ledger_names(root, long):
     for path in log(root, "messages").iterdir():
         cut(path, 5)
     (one,) = mended(root)
@@ -259,7 +256,7 @@ def test_a_log_that_is_gone_is_made_anew_from_what_the_ledger_names(root: Path, 
     whole_again(root, long)
 
 
-def test_nothing_wrong_nothing_touched(root: Path, long: dict) -> None:
+def test_nothing_wrong_nothing_touched(root, long):
     before = open_root(str(root)).file_sizes("")
     assert inspect_logs(open_root(str(root))) == [] and mended(root) == []
     store = open_store(root)
@@ -268,7 +265,7 @@ def test_nothing_wrong_nothing_touched(root: Path, long: dict) -> None:
 
 
 @pytest.mark.usefixtures("long_ago")
-def test_rows_that_gc_removed_do_not_come_back(root: Path, store: Store) -> None:
+def test_rows_that_gc_removed_do_not_come_back(root, store):
     train(store, "gone", "yy")
     train(store, "a", "xx")
     carry_out(store, plan_removal(store, ["a"]))
@@ -283,7 +280,7 @@ def test_rows_that_gc_removed_do_not_come_back(root: Path, store: Store) -> None
 
 
 @pytest.mark.usefixtures("long_ago")
-def test_a_removal_whose_commit_is_lost_is_done_again(root: Path, store: Store) -> None:
+def test_a_removal_whose_commit_is_lost_is_done_again(root, store):
     train(store, "gone", "yy")
     train(store, "a", "xx")
     work(store, "a", "one more", 2)  # the removal is not the version that a checkpoint repeats
@@ -316,9 +313,7 @@ HARM = {
     "the work is forgotten where it can be done again, and comes out the same",
 )
 @pytest.mark.parametrize(("harm", "words", "deep"), HARM.values(), ids=HARM)
-def test_damaged_work_that_can_be_done_again_is_forgotten_and_done_again(
-    root: Path, store: Store, harm: Callable[[Path], None], words: str, deep: bool
-) -> None:
+def test_damaged_work_that_can_be_done_again_is_forgotten_and_done_again(root, store, harm, words, deep):
     train(store, "a", "xx")
     train(store, "b", "xx")
     before = contents(store, ["a", "b"])
@@ -348,7 +343,7 @@ def test_damaged_work_that_can_be_done_again_is_forgotten_and_done_again(
     lasting(again, ["a", "b"])
 
 
-def test_work_by_chance_is_done_again_while_nothing_was_made_of_it(root: Path, store: Store) -> None:
+def test_work_by_chance_is_done_again_while_nothing_was_made_of_it(root, store):
     train(store, "a", "x")
     last_work = work(store, "a", "nobody built on it", 1)
     first_file(root, last_work.outputs[0]).unlink()
@@ -359,7 +354,7 @@ def test_work_by_chance_is_done_again_while_nothing_was_made_of_it(root: Path, s
 
 
 @pytest.mark.fault("files", "the last byte of weights is another", "repair finds it, training is done again")
-def test_damaged_weights_are_found_forgotten_and_made_again(root: Path, store: Store) -> None:
+def test_damaged_weights_are_found_forgotten_and_made_again(root, store):
     train(store, "a", "xx")
     weights = root / "policies" / "training-x" / "model.safetensors"
     spoil(weights, weights.read_bytes()[:-1] + b"?")
@@ -372,7 +367,7 @@ def test_damaged_weights_are_found_forgotten_and_made_again(root: Path, store: S
     assert inspect_policies(store, deep=True) == []
 
 
-def test_a_slice_that_compaction_moved_is_not_missing(root: Path, store: Store) -> None:
+def test_a_slice_that_compaction_moved_is_not_missing(root, store):
     pieces = fill(store, 6)
     compact(store, store.slices.table("messages"))
     for piece in pieces:
@@ -387,7 +382,7 @@ def die_after(moment: int, root: Path) -> bool:
 
 
 @pytest.fixture(scope="module")
-def short(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:
+def short(tmp_path_factory):
     """A store with one checkpoint and two commits after it, and what it holds."""
     root = tmp_path_factory.mktemp("short") / "my store"
     store = open_store(root)
@@ -421,9 +416,7 @@ HARMED = [lose_the_last_commits, lose_the_logs, lose_commits_in_the_middle, dama
 
 @pytest.mark.fault("repair", "repair dies after each of its changes", "called again it ends the same")
 @pytest.mark.parametrize("harm", HARMED)
-def test_killed_at_any_moment_and_called_again_it_ends_the_same(
-    root: Path, short: tuple[Path, dict], harm: Callable[[Path], None]
-) -> None:
+def test_killed_at_any_moment_and_called_again_it_ends_the_same(root, short, harm):
     shutil.copytree(short[0], damaged := root.parent / "damaged")
     harm(damaged)
     moment, killed = 1, True
@@ -445,7 +438,7 @@ def test_killed_at_any_moment_and_called_again_it_ends_the_same(
 
 
 @pytest.mark.fault("repair", "repair dies three times", "called again it ends the same")
-def test_killed_again_and_again_it_goes_on(root: Path, long: dict) -> None:
+def test_killed_again_and_again_it_goes_on(root, long):
     lose_the_last_commits(root)
     for moment in (4, 3, 5):
         assert die_after(moment, root)

@@ -48,7 +48,7 @@ def adapted(store: Store, run: str, name: str, steps: int = 4) -> None:
     finish(store, run)
 
 
-def test_an_adapter_names_its_base(store: Store) -> None:
+def test_an_adapter_names_its_base(store):
     adapted(store, "a", "a", steps=1)
     assert store.policies.adapter_bases(["a-1"]) == {BASE}
     assert store.policies.adapter_bases([BASE, "no-such-policy"]) == set()
@@ -57,7 +57,7 @@ def test_an_adapter_names_its_base(store: Store) -> None:
 
 
 @pytest.mark.parametrize("thinning", ["last", "every:2"])
-def test_thinning_keeps_the_base(store: Store, thinning: str) -> None:
+def test_thinning_keeps_the_base(store, thinning):
     adapted(store, "a", "a")
     carry_out(store, plan_removal(store, ["a"], retention=PolicyRetention.parse(thinning)))
     left = {BASE, "a-4"} | ({"a-2"} if thinning == "every:2" else set())
@@ -65,7 +65,7 @@ def test_thinning_keeps_the_base(store: Store, thinning: str) -> None:
     assert store.policies.directory(BASE, verify=True).is_dir()
 
 
-def test_a_base_in_the_middle_of_a_kept_run_stays(store: Store) -> None:
+def test_a_base_in_the_middle_of_a_kept_run_stays(store):
     """A replay laid adapters over a later policy of whole weights; it is gone, and a kept run tried its last one."""
     adapted(store, "source", "source", steps=0)
     for version in (1, 2, 3):
@@ -80,7 +80,7 @@ def test_a_base_in_the_middle_of_a_kept_run_stays(store: Store) -> None:
     assert going.pruned == ("whole-1",)
 
 
-def test_the_base_stays_while_a_kept_run_tried_an_adapter(store: Store) -> None:
+def test_the_base_stays_while_a_kept_run_tried_an_adapter(store):
     adapted(store, "a", "a")
     evaluate(store, "tried", "a-3")
     going = plan_removal(store, ["tried"])
@@ -90,7 +90,7 @@ def test_the_base_stays_while_a_kept_run_tried_an_adapter(store: Store) -> None:
     assert plan_removal(store, ["tried"]).policies == ()
 
 
-def test_without_a_user_the_base_goes_as_well(store: Store) -> None:
+def test_without_a_user_the_base_goes_as_well(store):
     adapted(store, "a", "a")
     carry_out(store, plan_removal(store, []))
     assert store.policies.names() == []

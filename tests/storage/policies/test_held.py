@@ -13,13 +13,13 @@ from storage.roots import open_root
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Path:
+def memory(tmp_path):
     (tmp_path / "memory").mkdir()
     return tmp_path / "memory"
 
 
 @pytest.fixture
-def policies(tmp_path: Path) -> Policies:
+def policies(tmp_path):
     (tmp_path / "store").mkdir()
     return Policies(open_root(str(tmp_path / "store")))
 
@@ -35,7 +35,7 @@ def there(memory: Path) -> set[str]:
     return {path.name.split("-")[0] for path in memory.glob("*/*")}
 
 
-def test_what_is_held_is_handed_out_here_alone_until_it_is_published(policies: Policies, memory: Path) -> None:
+def test_what_is_held_is_handed_out_here_alone_until_it_is_published(policies, memory):
     directory = held(policies, "a", memory)
     found = policies.find("a")
     assert policies.directory("a") == directory and policies.is_in_memory(directory) and found is not None
@@ -48,7 +48,7 @@ def test_what_is_held_is_handed_out_here_alone_until_it_is_published(policies: P
     assert policies.directory("a") == directory, "from where it is read faster"
 
 
-def test_the_newest_two_stay_in_memory_once_they_are_published(policies: Policies, memory: Path) -> None:
+def test_the_newest_two_stay_in_memory_once_they_are_published(policies, memory):
     for key in "abc":
         policies.publish(held(policies, key, memory), key)
     assert there(memory) == {"b", "c"}
@@ -57,7 +57,7 @@ def test_the_newest_two_stay_in_memory_once_they_are_published(policies: Policie
     assert there(memory) == set() and all(policies.directory(key) for key in "abc")
 
 
-def test_what_is_not_published_yet_stays_however_many_there_are(policies: Policies, memory: Path) -> None:
+def test_what_is_not_published_yet_stays_however_many_there_are(policies, memory):
     directories = {key: held(policies, key, memory) for key in "abcd"}
     assert there(memory) == set("abcd")
     for key, directory in directories.items():
@@ -67,14 +67,14 @@ def test_what_is_not_published_yet_stays_however_many_there_are(policies: Polici
     assert there(memory) == {"d", "e"}
 
 
-def test_what_was_held_and_never_published_is_absent_afterwards(policies: Policies, memory: Path) -> None:
+def test_what_was_held_and_never_published_is_absent_afterwards(policies, memory):
     held(policies, "a", memory)
     policies.drop_held()
     with pytest.raises(PolicyAbsent):
         policies.directory("a")
 
 
-def test_digests_are_taken_from_the_writer_until_a_file_changes(tmp_path: Path) -> None:
+def test_digests_are_taken_from_the_writer_until_a_file_changes(tmp_path):
     file = tmp_path / "model.safetensors"
     file.write_text("weights")
     right = file_sha256(file)

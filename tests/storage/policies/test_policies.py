@@ -12,14 +12,14 @@ import pytest
 from storage.errors import DamagedSlice, NoSpace, PolicyAbsent, PolicyConflict, StoreError
 from storage.policies.manifest import MANIFEST
 from storage.policies.store import Policies
-from storage.roots import Root, open_root
+from storage.roots import open_root
 from tests.fixtures.faults import happened, spoil
 
 FILES = {"config.json": "{}", "model.safetensors": "weights", "sub/tokenizer.json": "tokens"}
 
 
 @pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.engine)])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Root:
+def place(request, tmp_path):
     """A local root, and one in an object store."""
     if request.param == "s3":
         return open_root(request.getfixturevalue("s3_root"))
@@ -28,7 +28,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Root:
 
 
 @pytest.fixture
-def policies(place: Root, tmp_path: Path) -> Policies:
+def policies(place, tmp_path):
     return Policies(place, cache=tmp_path / "cache")
 
 
@@ -44,7 +44,7 @@ def read(directory: Path) -> dict[str, str]:
     return {path.relative_to(directory).as_posix(): path.read_text() for path in files}
 
 
-def test_what_is_published_is_there_for_everyone(policies: Policies, place: Root, tmp_path: Path) -> None:
+def test_what_is_published_is_there_for_everyone(policies, place, tmp_path):
     assert policies.find("k") is None
     scratch = write(policies.scratch("k"))
     policy = policies.publish(scratch, "k")
@@ -56,14 +56,14 @@ def test_what_is_published_is_there_for_everyone(policies: Policies, place: Root
     assert read(again.directory("k", verify=True)) == FILES
 
 
-def test_a_directory_from_elsewhere_is_copied(policies: Policies, tmp_path: Path) -> None:
+def test_a_directory_from_elsewhere_is_copied(policies, tmp_path):
     source = write(tmp_path / "model")
     policies.publish(source, "k")
     assert read(source) == FILES
     assert read(policies.directory("k")) == FILES
 
 
-def test_equal_weights_again_are_fine_and_others_are_not(policies: Policies) -> None:
+def test_equal_weights_again_are_fine_and_others_are_not(policies):
     first = policies.publish(write(policies.scratch("k")), "k")
     again = policies.publish(write(policies.scratch("k"), {**FILES, "config.json": '{"library": "newer"}'}), "k")
     assert again == first
@@ -74,7 +74,7 @@ def test_equal_weights_again_are_fine_and_others_are_not(policies: Policies) -> 
     assert read(policies.directory("k", verify=True)) == FILES
 
 
-def test_optimizer_state_that_was_missing_is_added(policies: Policies, place: Root, tmp_path: Path) -> None:
+def test_optimizer_state_that_was_missing_is_added(policies, place, tmp_path):
     policies.publish(write(policies.scratch("k")), "k")
     more = {**FILES, "optimizer.safetensors": "moments"}
     policy = policies.publish(write(policies.scratch("k"), more), "k")
@@ -83,19 +83,19 @@ def test_optimizer_state_that_was_missing_is_added(policies: Policies, place: Ro
     assert {f.path for f in policies.publish(write(policies.scratch("k")), "k").files} == set(more)
 
 
-def test_an_absent_policy_is_an_error(policies: Policies) -> None:
+def test_an_absent_policy_is_an_error(policies):
     with pytest.raises(PolicyAbsent, match="'nothing'"):
         policies.directory("nothing")
 
 
-def test_nothing_cannot_be_published(policies: Policies) -> None:
+def test_nothing_cannot_be_published(policies):
     with pytest.raises(StoreError, match="holds no files"):
         policies.publish(policies.scratch("k"), "k")
     assert policies.names() == []
 
 
 @pytest.mark.parametrize("key", ["", "a/b", "..", ".hidden", "a b"])
-def test_a_key_is_a_name(policies: Policies, key: str) -> None:
+def test_a_key_is_a_name(policies, key):
     for use in (policies.find, policies.directory, policies.scratch):
         with pytest.raises(StoreError, match="no policy key"):
             use(key)
@@ -113,7 +113,7 @@ def flip(file: Path) -> None:
     "weights", "one bit of a policy's file is flipped, its size and time as before", "refused with the file's name"
 )
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "config.json"])
-def test_one_flipped_bit_is_found_before_anything_is_loaded(tmp_path: Path, name: str) -> None:
+def test_one_flipped_bit_is_found_before_anything_is_loaded(tmp_path, name):
     policies = Policies(open_root(str(tmp_path)))
     policies.publish(write(policies.scratch("k"), {**FILES, "optimizer.safetensors": "moments"}), "k")
     file = policies.directory("k") / name
@@ -127,7 +127,7 @@ def test_one_flipped_bit_is_found_before_anything_is_loaded(tmp_path: Path, name
 
 
 @pytest.mark.fault("weights", "each bit of a manifest is flipped in turn", "refused")
-def test_no_manifest_with_a_flipped_bit_is_read(tmp_path: Path) -> None:
+def test_no_manifest_with_a_flipped_bit_is_read(tmp_path):
     policies = Policies(open_root(str(tmp_path)))
     policies.publish(write(policies.scratch("k")), "k")
     path = tmp_path / "policies/k" / MANIFEST
@@ -143,7 +143,7 @@ def test_no_manifest_with_a_flipped_bit_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.fault("weights", "one bit of a local copy of an S3 policy is flipped", "it is fetched again")
 @pytest.mark.engine
-def test_a_flipped_bit_of_a_local_copy_is_mended_by_a_download(s3_root: str, tmp_path: Path) -> None:
+def test_a_flipped_bit_of_a_local_copy_is_mended_by_a_download(s3_root, tmp_path):
     policies = Policies(open_root(s3_root), cache=tmp_path / "cache")
     policies.publish(write(policies.scratch("k")), "k")
     time.sleep(0.02)
@@ -153,7 +153,7 @@ def test_a_flipped_bit_of_a_local_copy_is_mended_by_a_download(s3_root: str, tmp
 
 
 @pytest.mark.fault("weights", "weights are short, then gone", "refused with the size, then as missing")
-def test_damage_is_found(tmp_path: Path) -> None:
+def test_damage_is_found(tmp_path):
     policies = Policies(open_root(str(tmp_path)))
     policies.publish(write(policies.scratch("k")), "k")
     file = policies.directory("k") / "model.safetensors"
@@ -166,9 +166,7 @@ def test_damage_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.fault("process", "publishing dies at each of its calls", "the policy is absent or complete")
-def test_dying_anywhere_before_the_end_leaves_it_absent(
-    policies: Policies, place: Root, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dying_anywhere_before_the_end_leaves_it_absent(policies, place, monkeypatch):
     """Break each call of the publication in turn; afterwards the policy is absent, or complete."""
     broken = 0
     for point in range(40):
@@ -214,7 +212,7 @@ class _Countdown:
 
 
 @pytest.mark.fault("disk", "the disk is full as a policy is published", "the policy is absent; space makes it go on")
-def test_a_full_disk_leaves_it_absent(policies: Policies, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_it_absent(policies, monkeypatch):
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 

@@ -3,7 +3,6 @@
 import os
 import stat
 import tempfile
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ ANOTHER_USER = 65534
 
 
 @pytest.fixture
-def shared(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def shared(monkeypatch):
     """A place that users share, with a name that is short enough for sockets."""
     with tempfile.TemporaryDirectory(dir="/tmp") as place:
         monkeypatch.setattr(tempfile, "tempdir", place)
@@ -64,9 +63,7 @@ PLANTS = [
 
 @pytest.mark.fault("paths", "another user's directory, or a link, in a shared place", "refused, nothing written")
 @pytest.mark.parametrize(("plant", "message"), PLANTS)
-def test_a_directory_that_others_could_exchange_is_refused(
-    shared: Path, tmp_path: Path, plant: Callable[[Path], None], message: str
-) -> None:
+def test_a_directory_that_others_could_exchange_is_refused(shared, tmp_path, plant, message):
     place, store = user_directory(shared), open_root(str(tmp_path / "store"))
     assert temporary_directory() == place
     plant(place)
@@ -84,7 +81,7 @@ def test_a_directory_that_others_could_exchange_is_refused(
     assert not any(list(path.iterdir()) for path in (place, copies) if path.is_dir())
 
 
-def test_the_user_alone_can_enter_it(tmp_path: Path) -> None:
+def test_the_user_alone_can_enter_it(tmp_path):
     before = os.umask(0)
     try:
         directory = Policies(open_root(str(tmp_path / "store"))).scratch("key", memory=tmp_path / "memory")
@@ -94,7 +91,7 @@ def test_the_user_alone_can_enter_it(tmp_path: Path) -> None:
     assert stat.S_IMODE(directory.parent.stat().st_mode) == 0o700
 
 
-def test_one_that_others_can_only_read_is_closed_to_them(tmp_path: Path) -> None:
+def test_one_that_others_can_only_read_is_closed_to_them(tmp_path):
     (place := tmp_path / "place").mkdir()
     place.chmod(0o755)
     make_private_directory(place)

@@ -4,8 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from storage.policies.scratch import ScratchDirectories
 
 HOLDER = """
@@ -20,7 +18,7 @@ sys.stdin.read()
 """
 
 
-def test_only_those_of_the_dead_are_removed(tmp_path: Path) -> None:
+def test_only_those_of_the_dead_are_removed(tmp_path):
     scratches = ScratchDirectories(tmp_path / "scratch")
     mine = scratches.make("mine")
     command = [sys.executable, "-c", HOLDER, str(tmp_path / "scratch")]
@@ -38,7 +36,7 @@ def test_only_those_of_the_dead_are_removed(tmp_path: Path) -> None:
     assert sorted(scratches.directory.iterdir()) == sorted([mine, second, third])
 
 
-def test_what_is_discarded_is_gone_and_what_was_moved_away_stays(tmp_path: Path) -> None:
+def test_what_is_discarded_is_gone_and_what_was_moved_away_stays(tmp_path):
     scratches = ScratchDirectories(tmp_path / "scratch")
     moved, dropped = scratches.make("moved"), scratches.make("dropped")
     place = moved.rename(tmp_path / "place")
@@ -48,7 +46,7 @@ def test_what_is_discarded_is_gone_and_what_was_moved_away_stays(tmp_path: Path)
     assert list(scratches.directory.iterdir()) == []
 
 
-def test_where_locks_do_not_work_nothing_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_locks_do_not_work_nothing_is_removed(tmp_path, monkeypatch):
     def no_locks(*_: object) -> None:
         raise OSError("no locks here")
 

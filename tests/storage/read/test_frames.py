@@ -1,7 +1,5 @@
 """Tables for a notebook: the rows that the ledger names and no others, of all runs or of one, and nothing is made."""
 
-from pathlib import Path
-
 import pytest
 
 import storage
@@ -9,13 +7,12 @@ from storage.errors import LayoutError, RunUnknown, SchemaError
 from storage.maintenance.compact import MIN_FILES, compact
 from storage.read.sql import ask
 from storage.schemas.stage_tables import TABLES
-from storage.store import Store, open_store
+from storage.store import open_store
 from tests.fixtures.histories import add, counts, share
 from tests.fixtures.rows import entry
-from tests.fixtures.s3_host import S3Host
 
 
-def test_a_run_has_the_rows_that_it_shares(store: Store, root: Path) -> None:
+def test_a_run_has_the_rows_that_it_shares(store, root):
     add(store, "1", "a", count=3)
     share(store, "1", "b")
     add(store, "2", "b", count=2)
@@ -36,7 +33,7 @@ def test_a_run_has_the_rows_that_it_shares(store: Store, root: Path) -> None:
     assert tables.run("b").runs.collect()["run"].to_list() == ["b"]
 
 
-def test_parts_are_seen_until_the_whole_names_what_counts(store: Store, root: Path) -> None:
+def test_parts_are_seen_until_the_whole_names_what_counts(store, root):
     add(store, "1", part=".one", count=2)
     add(store, "1", part=".two", count=3)
     assert counts(storage.open(root).messages) == {"1": 5}
@@ -45,7 +42,7 @@ def test_parts_are_seen_until_the_whole_names_what_counts(store: Store, root: Pa
     assert counts(storage.open(root).messages) == {"1": 2}
 
 
-def test_compaction_changes_nothing_and_attempts_without_a_row_stay_hidden(store: Store, root: Path) -> None:
+def test_compaction_changes_nothing_and_attempts_without_a_row_stay_hidden(store, root):
     for key in range(MIN_FILES + 1):
         add(store, str(key), count=key + 1, commit=key != 3)
     before = storage.open(root).messages.sort("key", "seq").collect()
@@ -56,7 +53,7 @@ def test_compaction_changes_nothing_and_attempts_without_a_row_stay_hidden(store
     assert counts(after.messages) == {str(key): key + 1 for key in range(MIN_FILES + 1) if key != 3}
 
 
-def test_every_table_is_there_with_its_columns(store: Store, root: Path) -> None:
+def test_every_table_is_there_with_its_columns(store, root):
     tables = storage.open(root)
     for name, table in TABLES.items():
         frame = getattr(tables, name)
@@ -66,7 +63,7 @@ def test_every_table_is_there_with_its_columns(store: Store, root: Path) -> None
     assert set(tables.names) <= set(dir(tables))
 
 
-def test_looking_makes_no_store_and_no_table(store: Store, root: Path, tmp_path: Path) -> None:
+def test_looking_makes_no_store_and_no_table(store, root, tmp_path):
     with pytest.raises(LayoutError, match="there is no store"):
         storage.open(tmp_path / "elsewhere")
     assert not (tmp_path / "elsewhere").exists()
@@ -82,7 +79,7 @@ def test_looking_makes_no_store_and_no_table(store: Store, root: Path, tmp_path:
     assert sorted(root.rglob("*")) == before
 
 
-def test_names_that_are_not_there_are_errors(store: Store, root: Path) -> None:
+def test_names_that_are_not_there_are_errors(store, root):
     tables = storage.open(root)
     with pytest.raises(SchemaError, match="no table 'rollouts'"):
         tables["rollouts"]
@@ -94,7 +91,7 @@ def test_names_that_are_not_there_are_errors(store: Store, root: Path) -> None:
         _ = storage.opened
 
 
-def test_a_frame_is_a_snapshot(store: Store, root: Path) -> None:
+def test_a_frame_is_a_snapshot(store, root):
     add(store, "1")
     tables = storage.open(root)
     assert counts(tables.messages) == {"1": 4}
@@ -105,7 +102,7 @@ def test_a_frame_is_a_snapshot(store: Store, root: Path) -> None:
 
 @pytest.mark.engine
 @pytest.mark.essential
-def test_s3_answers_like_a_directory(s3: S3Host, s3_root: str) -> None:
+def test_s3_answers_like_a_directory(s3, s3_root):
     with pytest.raises(LayoutError, match="there is no store"):
         storage.open(s3_root)
     store = open_store(s3_root)

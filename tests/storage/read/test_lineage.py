@@ -33,8 +33,8 @@ def graphs(draw: st.DrawFn) -> dict[str, list[str]]:
 
 @given(graphs())
 def test_ancestors_are_what_the_inputs_reach_and_descendants_are_the_same_backwards(
-    inputs: dict[str, list[str]],
-) -> None:
+    inputs,
+):
     above: dict[str, set[str]] = {}
     for key, names in inputs.items():
         known = {name for name in names if name in inputs}
@@ -46,7 +46,7 @@ def test_ancestors_are_what_the_inputs_reach_and_descendants_are_the_same_backwa
         assert len(graph.ancestors(key)) == len(above[key])
 
 
-def test_shared_work_is_one_node_of_several_runs() -> None:
+def test_shared_work_is_one_node_of_several_runs():
     mine = work("k", run="mine", tables=("traces",), finished_at=MOMENT + timedelta(seconds=1))
     theirs = work("k", run="theirs", tables=("traces",))
     only = work("only", "k", run="mine")
@@ -58,7 +58,7 @@ def test_shared_work_is_one_node_of_several_runs() -> None:
     assert [each.key for each in graph.of_run("mine").children("k")] == ["only"]
 
 
-def test_parts_count_until_the_whole_is_there() -> None:
+def test_parts_count_until_the_whole_is_there():
     parts = [replace(entry("k", part=name, outputs=(piece("traces", attempt=name),)), attempt=name) for name in "ba"]
     unfinished = Graph(parts).works["k"]
     assert not unfinished.finished and [each.attempt for each in unfinished.slices] == ["a", "b"]
@@ -67,7 +67,7 @@ def test_parts_count_until_the_whole_is_there() -> None:
     assert finished.finished and [each.attempt for each in finished.slices] == ["a"]
 
 
-def test_rows_are_taken_from_the_input_that_made_them_last() -> None:
+def test_rows_are_taken_from_the_input_that_made_them_last():
     sampled, judged = work("r", tables=("traces",)), work("v", "r", "again", tables=("verdicts",))
     again = work("again", "r", tables=("traces",))
     graph = Graph([sampled, again, judged])

@@ -17,7 +17,7 @@ from storage.read.frames import Frames
 from storage.read.query_limits import Bounds
 from storage.read.sql import QuestionError, ask, columns_of
 from storage.schemas.stage_tables import TABLES
-from storage.store import Store, open_store
+from storage.store import open_store
 from tests.fixtures.histories import add, share
 
 PER_TOKEN = {
@@ -30,7 +30,7 @@ PER_TOKEN = {
 
 
 @pytest.fixture(scope="module")
-def frames(tmp_path_factory: pytest.TempPathFactory) -> Frames:
+def frames(tmp_path_factory):
     """Run `a` with two pieces of work; run `my-replay` shares one of them and has one of its own."""
     store = open_store(tmp_path_factory.mktemp("asked") / "my store")
     add(store, "1", "a", count=3)
@@ -45,12 +45,12 @@ def rows(frames: Frames, sql: str, tokens: bool = False) -> list[dict[str, objec
     return found
 
 
-def test_tables_go_by_name_and_rows_are_there_once(frames: Frames) -> None:
+def test_tables_go_by_name_and_rows_are_there_once(frames):
     found = rows(frames, "select run, count(*) as num, sum(seq) as total from messages group by run order by run")
     assert found == [{"run": "a", "num": 7, "total": 9}, {"run": "my-replay", "num": 5, "total": 10}]
 
 
-def test_the_rows_of_a_run_are_those_that_it_uses(frames: Frames) -> None:
+def test_the_rows_of_a_run_are_those_that_it_uses(frames):
     used = 'select key, count(*) as num from "my-replay".messages group by key order by key'
     assert rows(frames, used) == [{"key": "1", "num": 3}, {"key": "3", "num": 5}]
     assert rows(frames, "select count(*) as num from a.messages") == [{"num": 7}]
@@ -62,7 +62,7 @@ def test_the_rows_of_a_run_are_those_that_it_uses(frames: Frames) -> None:
     assert rows(frames, both) == [{"run": "a", "num": 7}, {"run": "my-replay", "num": 8}]
 
 
-def test_books_are_there_too(frames: Frames) -> None:
+def test_books_are_there_too(frames):
     assert rows(frames, "select count(*) as num from ledger where stage = 'rollout'") == [{"num": 4}]
     assert rows(frames, "select run from runs order by pid, run") == [{"run": "a"}, {"run": "my-replay"}]
     assert rows(frames, "select * from quarantines") == []
@@ -70,14 +70,14 @@ def test_books_are_there_too(frames: Frames) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PER_TOKEN))
-def test_columns_per_token_are_left_out_unless_asked_for(frames: Frames, name: str) -> None:
+def test_columns_per_token_are_left_out_unless_asked_for(frames, name):
     stored = TABLES[name].stored.names
     assert columns_of(frames, name) == [column for column in stored if column not in PER_TOKEN[name]]
     assert ask(frames, f"select * from {name}").column_names == columns_of(frames, name)
     assert ask(frames, f"select * from {name}", tokens=True).column_names == stored
 
 
-def test_an_error_says_how_to_get_them(frames: Frames) -> None:
+def test_an_error_says_how_to_get_them(frames):
     with pytest.raises(QuestionError, match='"token_ids" not found') as caught:
         ask(frames, "select token_ids from messages")
     assert "add --tokens" in str(caught.value)
@@ -97,7 +97,7 @@ def spoil(path: Path, columns: str = "") -> None:
     path.write_bytes(data)
 
 
-def test_one_column_of_twenty_steps_does_not_read_tokens(store: Store, root: Path) -> None:
+def test_one_column_of_twenty_steps_does_not_read_tokens(store, root):
     for step in range(20):
         add(store, str(step), count=4)
     for path in (root / "tables/messages").glob("run=*/*.parquet"):
@@ -110,7 +110,7 @@ def test_one_column_of_twenty_steps_does_not_read_tokens(store: Store, root: Pat
         ask(frames, "select sum(len(token_ids)) from messages", tokens=True)
 
 
-def test_one_step_does_not_read_the_others(store: Store, root: Path) -> None:
+def test_one_step_does_not_read_the_others(store, root):
     for step in range(5):
         add(store, str(step), count=4)
     kept = {file.path for found in store.ledger.entries() if found.step == 3 for file in found.outputs[0].files}
@@ -151,9 +151,7 @@ def test_one_step_does_not_read_the_others(store: Store, root: Path) -> None:
         "select * from '.tmp/spilled.csv'",
     ],
 )
-def test_nothing_but_the_tables_can_be_read_and_nothing_changed(
-    frames: Frames, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sql: str
-) -> None:
+def test_nothing_but_the_tables_can_be_read_and_nothing_changed(frames, tmp_path, monkeypatch, sql):
     root = Path(frames.store.root.address)
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".tmp").mkdir()  # where the database would spill to, and so could read
@@ -182,7 +180,7 @@ FOREVER = "select count(*) from range(100000000000) a, range(1000) b"
         ("with recursive x as (select 1 as a union all select a from x) from x", Bounds(seconds=0.05), "0.05 s"),
     ],
 )
-def test_a_question_ends_at_its_bounds(frames: Frames, sql: str, bounds: Bounds, words: str) -> None:
+def test_a_question_ends_at_its_bounds(frames, sql, bounds, words):
     before = resource.getrlimit(resource.RLIMIT_DATA)
     with pytest.raises(QuestionError, match=words) as caught:
         ask(frames, sql, bounds=bounds)
@@ -191,7 +189,7 @@ def test_a_question_ends_at_its_bounds(frames: Frames, sql: str, bounds: Bounds,
     assert ask(frames, "select * from range(1000)", bounds=Bounds(rows=1000, seconds=60)).num_rows == 1000
 
 
-def test_ctrl_c_that_another_thread_receives_ends_a_question(frames: Frames, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_that_another_thread_receives_ends_a_question(frames, monkeypatch):
     """The thread that waits is not woken by it, as it is not by one that comes just before it waits."""
     answer = storage_sql._answer
 
@@ -219,13 +217,13 @@ def test_ctrl_c_that_another_thread_receives_ends_a_question(frames: Frames, mon
         ("select case when range > 99999 then 'x'::int end from range(100001)", "Could not convert string 'x'"),
     ],
 )
-def test_errors_are_the_databases_with_what_to_do(frames: Frames, sql: str, words: str) -> None:
+def test_errors_are_the_databases_with_what_to_do(frames, sql, words):
     with pytest.raises(QuestionError, match=words) as caught:
         ask(frames, sql)
     assert caught.value.safe == "the store was only read" and caught.value.do
 
 
-def test_runs_that_differ_by_case_alone_are_not_mixed_up(store: Store) -> None:
+def test_runs_that_differ_by_case_alone_are_not_mixed_up(store):
     add(store, "1", "a", count=3)
     add(store, "9", "A", count=1)
     with pytest.raises(QuestionError, match="already exists"):
@@ -233,7 +231,7 @@ def test_runs_that_differ_by_case_alone_are_not_mixed_up(store: Store) -> None:
     assert rows(Frames(store).run("A"), "select count(*) as num from messages") == [{"num": 1}]
 
 
-def test_sums_are_integers_and_times_are_in_utc(frames: Frames) -> None:
+def test_sums_are_integers_and_times_are_in_utc(frames):
     answer = ask(frames, "select sum(step) as steps, max(started_at) as latest from ledger")
     assert answer.schema.field("steps").type == pa.int64()
     assert answer.schema.field("latest").type == pa.timestamp("us", tz="UTC")

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from pathlib import Path
 
 import pytest
 
@@ -42,7 +41,7 @@ readers = pytest.mark.parametrize("read", [scanned, framed, asked, of_run])
 
 
 @pytest.fixture
-def store(root: Path) -> Store:
+def store(root):
     made = open_store(root)
     made.runs.record(run="run", event="started", kind="train", config={})
     return made
@@ -64,7 +63,7 @@ def commit_whole(store: Store, *parts: Entry) -> None:
 
 
 @readers
-def test_of_finished_work_the_parts_of_its_own_row_alone_count(store: Store, read: Reader) -> None:
+def test_of_finished_work_the_parts_of_its_own_row_alone_count(store, read):
     first = [commit_part(store, "a", "pq", 0), commit_part(store, "a", "rs", 3)]
     commit_part(store, "b", "p", 1)
     commit_part(store, "b", "qr", 2)
@@ -74,7 +73,7 @@ def test_of_finished_work_the_parts_of_its_own_row_alone_count(store: Store, rea
 
 
 @readers
-def test_of_unfinished_work_a_group_counts_once_in_the_part_that_was_first(store: Store, read: Reader) -> None:
+def test_of_unfinished_work_a_group_counts_once_in_the_part_that_was_first(store, read):
     commit_part(store, "b", "pq", 1)
     commit_part(store, "a", "p", 0)
     commit_part(store, "b", "r", 3)
@@ -82,7 +81,7 @@ def test_of_unfinished_work_a_group_counts_once_in_the_part_that_was_first(store
     assert sorted(read(store)) == sorted("prs" * MEMBERS), "q is sampled again by whoever goes on: its part repeats p"
 
 
-def test_a_run_whose_part_is_repeated_keeps_its_unfinished_work(store: Store) -> None:
+def test_a_run_whose_part_is_repeated_keeps_its_unfinished_work(store):
     store.runs.record(run="other", event="started", kind="train", config={})
     commit_part(store, "a", "pq", 0)
     commit_part(store, "b", "pq", 1, run="other")
@@ -92,7 +91,7 @@ def test_a_run_whose_part_is_repeated_keeps_its_unfinished_work(store: Store) ->
     assert frames.graph.works["k"].runs == ("other", "run")
 
 
-def test_tokens_and_rows_of_unfinished_work_count_once(store: Store) -> None:
+def test_tokens_and_rows_of_unfinished_work_count_once(store):
     parts = [commit_part(store, "a", "pq", 0), commit_part(store, "b", "q", 1), commit_part(store, "b", "r", 2)]
     assert [part.tokens for part in parts] == [20, 10, 10]
     library = StoreReader(store)
@@ -100,7 +99,7 @@ def test_tokens_and_rows_of_unfinished_work_count_once(store: Store) -> None:
     assert library.frames("run").slices.collect()["rows"].to_list() == [6]
 
 
-def test_a_damaged_part_hides_no_other(store: Store, root: Path) -> None:
+def test_a_damaged_part_hides_no_other(store, root):
     part = commit_part(store, "a", "p", 0)
     commit_part(store, "b", "q", 1)
     (root / "tables/traces" / part.outputs[0].files[0].path).write_bytes(b"")
@@ -110,7 +109,7 @@ def test_a_damaged_part_hides_no_other(store: Store, root: Path) -> None:
 
 
 @pytest.mark.parametrize("finished", [True, False])
-def test_maintenance_changes_no_count(store: Store, finished: bool) -> None:
+def test_maintenance_changes_no_count(store, finished):
     first = [commit_part(store, "a", group, 2 * second) for second, group in enumerate("pqrstuvw")]
     for second, groups in enumerate(("pq", "rs", "tu")):
         commit_part(store, "b", groups, 2 * second + 1)

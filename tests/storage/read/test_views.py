@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from flows.queries.views import schema
-from storage.read.views import SqlView, all_views, needed_views, select
+from storage.read.views import all_views, needed_views, select
 
 VIEWS = all_views()
 SUMMED = re.compile(
@@ -17,18 +17,18 @@ WHOLE = ("rows", "num_tokens", "num_sampled_tokens", "num_input_tokens", "num_ou
 
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-def test_a_view_describes_its_rows_and_has_the_columns_that_it_describes(view: SqlView) -> None:
+def test_a_view_describes_its_rows_and_has_the_columns_that_it_describes(view):
     assert view.row and all(view.columns.values())
     assert schema(view.name).names() == list(view.columns)
 
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-def test_sums_of_floats_have_one_order(view: SqlView) -> None:
+def test_sums_of_floats_have_one_order(view):
     for match in SUMMED.finditer(view.sql):
         assert match["order"] or match[1] in WHOLE or match[2] == "::int", f"{view.name}: {match[0].strip()}"
 
 
-def test_floats_are_summed_by_these_columns_alone() -> None:
+def test_floats_are_summed_by_these_columns_alone():
     ordered = {
         f"{view.name}.{match[4]}" for view in VIEWS.values() for match in SUMMED.finditer(view.sql) if match["order"]
     }
@@ -45,7 +45,7 @@ def test_floats_are_summed_by_these_columns_alone() -> None:
     }
 
 
-def test_what_a_join_takes_is_read_where_a_query_names_its_columns() -> None:
+def test_what_a_join_takes_is_read_where_a_query_names_its_columns():
     for query, read in (("select reward", False), ("select reply", True), ("select *", False)):
         assert ("rollout_texts" in needed_views(f"{query} from rollouts", VIEWS)) == read, query
     assert "traces.record" not in needed_views("select * from rollouts", VIEWS)["rollouts"]
@@ -59,7 +59,7 @@ def test_what_a_join_takes_is_read_where_a_query_names_its_columns() -> None:
         *("select count(*) from (from rollouts)", "select '--', outcome, advantage from rollouts"),
     ],
 )
-def test_a_query_asks_for_columns_by_name_or_for_all(query: str) -> None:
+def test_a_query_asks_for_columns_by_name_or_for_all(query):
     assert {"rollout_outcomes", "rollout_samples"} <= needed_views(query, VIEWS).keys()
 
 
@@ -67,11 +67,11 @@ def test_a_query_asks_for_columns_by_name_or_for_all(query: str) -> None:
     "query",
     ["select count(*) from rollouts", "select reward from rollouts -- outcome *", "select 'it''s' from rollouts"],
 )
-def test_what_counts_is_no_column(query: str) -> None:
+def test_what_counts_is_no_column(query):
     assert needed_views(query, VIEWS).keys() == {"rollouts"}
 
 
-def test_a_relation_takes_the_place_of_a_view() -> None:
+def test_a_relation_takes_the_place_of_a_view():
     rows = pl.DataFrame({"run": ["a", "a"], "step": [0, 0], "outcome": ["errored", "trained"]})
     columns = "environment, example_id, group_id, agent, trace_id, reward, baseline, keep, trained"
     rows = rows.with_columns(pl.lit(None).alias(name) for name in columns.split(", "))

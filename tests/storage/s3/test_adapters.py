@@ -49,7 +49,7 @@ def policies(store: Store) -> dict[int, tuple[str, str]]:
     return {version: (key, digest) for version, key, digest in rows}
 
 
-def test_each_machine_has_them_from_the_bucket(s3_root: str, tmp_path: Path) -> None:
+def test_each_machine_has_them_from_the_bucket(s3_root, tmp_path):
     model, demonstrations = tiny_qwen3(tmp_path / "model", seed=3), tmp_path / "demonstrations.jsonl"
     rows = [{"prompt": f"Reverse: {word}", "completion": word[::-1]} for word in WORDS]
     demonstrations.write_text("\n".join(map(json.dumps, rows * 8)))

@@ -1,6 +1,5 @@
 """What the requests that we send ourselves make of the connections of a server, and of what comes over them."""
 
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Barrier, Thread
@@ -38,7 +37,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
+def bucket(monkeypatch):
     monkeypatch.setattr(Handler, "connections", [])
     monkeypatch.setattr(s3, "FIRST_PAUSE", 0.001)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -47,7 +46,7 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bucket]:
     server.shutdown()
 
 
-def test_every_thread_keeps_its_connection(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_thread_keeps_its_connection(bucket, monkeypatch):
     monkeypatch.setattr(Handler, "together", Barrier(NUM_THREADS))
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         for _ in range(2):

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pyarrow.fs as pafs
 import pytest
@@ -58,7 +57,7 @@ def _paths(store: Store, below: str) -> list[str]:
         ("after ledger", 1, 1),
     ],
 )
-def test_a_commit_is_whole_or_not_at_all(s3_root: str, moment: str, committed: int, visible: int) -> None:
+def test_a_commit_is_whole_or_not_at_all(s3_root, moment, committed, visible):
     die(s3_root, moment)
     store = open_store(s3_root)
     assert len(store.slices.table("messages").active_files()) == committed
@@ -79,7 +78,7 @@ def test_a_commit_is_whole_or_not_at_all(s3_root: str, moment: str, committed: i
 
 @pytest.mark.fault("process", "a writer to S3 is killed", "whole or absent; the next writer goes on")
 @pytest.mark.parametrize("moment", ["during upload", "before manifest", "after manifest"])
-def test_a_policy_is_complete_or_absent(s3_root: str, moment: str, tmp_path: Path) -> None:
+def test_a_policy_is_complete_or_absent(s3_root, moment, tmp_path):
     die(s3_root, moment)
     complete = moment == "after manifest"
     store = open_store(s3_root)
@@ -101,7 +100,7 @@ def test_a_policy_is_complete_or_absent(s3_root: str, moment: str, tmp_path: Pat
 
 
 @pytest.mark.fault("process", "a writer is killed within an upload in parts", "the upload is given up")
-def test_an_upload_in_parts_that_never_ended_is_given_up(s3_root: str, tmp_path: Path) -> None:
+def test_an_upload_in_parts_that_never_ended_is_given_up(s3_root, tmp_path):
     store = open_store(s3_root)
     assert store.root.bucket is not None
     large = bytes(range(256)) * (1 << 17)  # 32 MiB: more than one part

@@ -27,7 +27,7 @@ SEEING = (
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory):
     return tiny_qwen3_vl(tmp_path_factory.mktemp("s3-model") / "tiny", seed=3)
 
 
@@ -72,7 +72,7 @@ def finished(store: Store) -> set[tuple[str, str, int]]:
 
 
 @pytest.mark.nightly
-def test_a_run_survives_a_kill_and_another_run_beside_it(s3_root: str, tmp_path: Path, model: Path) -> None:
+def test_a_run_survives_a_kill_and_another_run_beside_it(s3_root, tmp_path, model):
     runs = Runs(tmp_path, s3_root, model)
     status, output = runs.live("one", "after commit rollout 0 part #2")
     assert status == -9, output
@@ -117,7 +117,7 @@ def test_a_run_survives_a_kill_and_another_run_beside_it(s3_root: str, tmp_path:
     assert open_store(s3_root).ledger.entries() == entries
 
 
-def test_a_run_in_s3_is_shown(s3_root: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_in_s3_is_shown(s3_root, capsys):
     open_store(s3_root).runs.record(run="one", event="started", kind="train", config={"seed": 7, "steps": 2})
     assert show.show("one", store=s3_root) == 0
     assert s3_root in capsys.readouterr().out

@@ -1,7 +1,6 @@
 """Settings of an object store: what is wrong with them is said before anything is asked of a server."""
 
 import re
-from collections.abc import Mapping
 
 import pytest
 
@@ -18,12 +17,12 @@ GIVEN = {
 
 
 @pytest.fixture(autouse=True)
-def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+def bare(monkeypatch):
     for name in (*SETTINGS, "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_given_settings_come_before_the_environment_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_given_settings_come_before_the_environment_s(monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://elsewhere")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "token")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-3")
@@ -32,7 +31,7 @@ def test_given_settings_come_before_the_environment_s(monkeypatch: pytest.Monkey
     assert settings({})["AWS_ENDPOINT_URL"] == "https://elsewhere"
 
 
-def test_the_host_is_signed_as_it_is_sent_and_the_session_s_token_with_it() -> None:
+def test_the_host_is_signed_as_it_is_sent_and_the_session_s_token_with_it():
     given = settings({**GIVEN, "AWS_ENDPOINT_URL": "http://MinIO:9000", "AWS_SESSION_TOKEN": "token"})
     bucket = locate("s3://bucket", given)
     headers = bucket._sign("GET", f"{bucket.endpoint}/bucket/key", b"", {"range": "bytes=0-0"})
@@ -41,7 +40,7 @@ def test_the_host_is_signed_as_it_is_sent_and_the_session_s_token_with_it() -> N
     assert names and {"host", "range", "x-amz-security-token"} <= {*names[1].split(";")}
 
 
-def test_without_an_endpoint_it_is_aws() -> None:
+def test_without_an_endpoint_it_is_aws():
     given = settings({**GIVEN, "AWS_ENDPOINT_URL": "", "AWS_REGION": "eu-central-1"})
     assert locate("s3://bucket", given).endpoint == "https://s3.eu-central-1.amazonaws.com"
     assert settings({})["AWS_REGION"] == "us-east-1"
@@ -55,7 +54,7 @@ def test_without_an_endpoint_it_is_aws() -> None:
         ("s3a://my.bucket/a/b-c/", "s3://my.bucket/a/b-c"),
     ],
 )
-def test_a_place_has_one_address(url: str, address: str) -> None:
+def test_a_place_has_one_address(url, address):
     root = open_root(url, GIVEN)
     assert root.address == address
     assert root.directory is None
@@ -78,7 +77,7 @@ def test_a_place_has_one_address(url: str, address: str) -> None:
         "ftp://host/a",
     ],
 )
-def test_other_places_are_refused(url: str) -> None:
+def test_other_places_are_refused(url):
     with pytest.raises(LayoutError, match="s3://bucket/prefix"):
         open_root(url, GIVEN)
 
@@ -96,13 +95,13 @@ def test_other_places_are_refused(url: str) -> None:
         ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9/minio"}, "no address of a server"),
     ],
 )
-def test_what_is_wrong_with_settings_is_said(spoilt: Mapping[str, str], told: str) -> None:
+def test_what_is_wrong_with_settings_is_said(spoilt, told):
     with pytest.raises(StoreError, match=told) as caught:
         open_root("s3://bucket/a", {**GIVEN, **spoilt})
     assert caught.value.safe == "nothing was touched"
 
 
-def test_secrets_are_not_told() -> None:
+def test_secrets_are_not_told():
     root = open_root("s3://bucket/a", {**GIVEN, "AWS_SESSION_TOKEN": "also secret"})
     assert "secret" not in repr(root)
     assert root.options["AWS_SECRET_ACCESS_KEY"] == "very secret"

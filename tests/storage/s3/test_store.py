@@ -22,12 +22,12 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture
-def root(s3_root: str) -> str:
+def root(s3_root):
     return s3_root
 
 
 @pytest.fixture
-def store(root: str) -> Store:
+def store(root):
     return open_store(root)
 
 
@@ -37,7 +37,7 @@ def fill(store: Store, steps: range) -> None:
         store.ledger.commit(entry(f"k{step}", step=step, outputs=(piece,)))
 
 
-def test_packed_rows_are_read_row_by_row_with_the_credentials_of_the_environment(root: str, store: Store) -> None:
+def test_packed_rows_are_read_row_by_row_with_the_credentials_of_the_environment(root, store):
     rows = batches([[sample(f"s{number}", 5 + number, number)] for number in range(4)])
     pieces = [
         store.append("batches", rows.slice(first, 2), run="run", step=0, key="k", attempt="a") for first in (0, 2)
@@ -47,7 +47,7 @@ def test_packed_rows_are_read_row_by_row_with_the_credentials_of_the_environment
     assert pa.concat_tables([reader.read(group) for group in found]).equals(rows)
 
 
-def test_the_first_to_make_a_store_decides(s3: S3Host, root: str, store: Store) -> None:
+def test_the_first_to_make_a_store_decides(s3, root, store):
     assert store.root.create("format.json", b"another") is False
     assert json.loads(s3.get(f"{root}/format.json")) == {"layout": LAYOUT}
     assert store.root.create("once", b"one") is True
@@ -60,7 +60,7 @@ def test_the_first_to_make_a_store_decides(s3: S3Host, root: str, store: Store) 
 
 
 @pytest.mark.nightly
-def test_two_writers_side_by_side_lose_nothing(root: str, store: Store) -> None:
+def test_two_writers_side_by_side_lose_nothing(root, store):
     count, runs = 50, ("one", "two")
     told = race_writers(root, *(["rows", run, str(count)] for run in runs))
     assert told == [[str(number) for number in range(count)]] * 2
@@ -70,7 +70,7 @@ def test_two_writers_side_by_side_lose_nothing(root: str, store: Store) -> None:
     assert len(rows) == len(wanted), "each of them once"
 
 
-def test_every_commit_is_a_conditional_put(s3: S3Host, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_commit_is_a_conditional_put(s3, store, monkeypatch):
     monkeypatch.setenv("AWS_S3_ALLOW_UNSAFE_RENAME", "true")
     monkeypatch.setenv("AWS_CONDITIONAL_PUT", "disabled")  # what somebody's environment says must not undo it
     s3.requests()
@@ -81,7 +81,7 @@ def test_every_commit_is_a_conditional_put(s3: S3Host, store: Store, monkeypatch
 
 
 @pytest.mark.parametrize(("mode", "told"), [("ignored", "wrote over an object"), ("unknown", "501 NotImplemented")])
-def test_a_server_without_conditional_puts_is_refused(s3: S3Host, root: str, mode: str, told: str) -> None:
+def test_a_server_without_conditional_puts_is_refused(s3, root, mode, told):
     s3.behave(conditional=mode)
     with pytest.raises(LayoutError, match=f"does not keep writers apart.*{told}") as caught:
         open_store(root)
@@ -95,7 +95,7 @@ def test_a_server_without_conditional_puts_is_refused(s3: S3Host, root: str, mod
 
 
 @pytest.mark.parametrize("num_lost", [1, 3])
-def test_lost_answers_neither_lose_nor_double_a_commit(s3: S3Host, root: str, store: Store, num_lost: int) -> None:
+def test_lost_answers_neither_lose_nor_double_a_commit(s3, root, store, num_lost):
     s3.behave(lost=str(num_lost))
     fill(store, range(2))
     assert [found.step for found in open_store(root).ledger.entries()] == [0, 1]
@@ -104,7 +104,7 @@ def test_lost_answers_neither_lose_nor_double_a_commit(s3: S3Host, root: str, st
     assert sum(rows) == 2
 
 
-def test_a_conflict_is_not_taken_for_an_object_that_is_there(s3: S3Host, store: Store) -> None:
+def test_a_conflict_is_not_taken_for_an_object_that_is_there(s3, store):
     """S3 answers 409 to a conditional put beside another one, which may fail: then nobody's object is there."""
     s3.behave(conflict="2")
     assert store.root.create("once", b"one") is True
@@ -112,7 +112,7 @@ def test_a_conflict_is_not_taken_for_an_object_that_is_there(s3: S3Host, store: 
     assert store.root.create("once", b"two") is False
 
 
-def test_an_endpoint_where_nobody_listens_is_an_error(s3: S3Host, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_where_nobody_listens_is_an_error(s3, root, monkeypatch):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{unused.getsockname()[1]}")
@@ -121,7 +121,7 @@ def test_an_endpoint_where_nobody_listens_is_an_error(s3: S3Host, root: str, mon
     assert "AWS_ENDPOINT_URL" in caught.value.do
 
 
-def test_a_server_that_goes_away_is_an_error_for_everyone_at_work(store: Store) -> None:
+def test_a_server_that_goes_away_is_an_error_for_everyone_at_work(store):
     host = S3Host()
     options = {**host.environment}
     mine = open_store(host.new_place(), options)
@@ -136,19 +136,19 @@ def test_a_server_that_goes_away_is_an_error_for_everyone_at_work(store: Store) 
     fill(store, range(1))  # the other server is well
 
 
-def test_a_bucket_that_is_not_there_is_an_error(s3: S3Host) -> None:
+def test_a_bucket_that_is_not_there_is_an_error(s3):
     with pytest.raises(StoreUnavailable, match="there is no bucket 'nowhere'"):
         open_store("s3://nowhere/store")
 
 
-def test_a_server_of_another_kind_is_an_error(s3: S3Host, root: str) -> None:
+def test_a_server_of_another_kind_is_an_error(s3, root):
     s3.behave(missing="all")
     with pytest.raises(StoreUnavailable, match="answered GET with 404") as caught:
         open_store(root)
     assert "S3-compatible" in caught.value.do
 
 
-def test_the_doctor_asks_the_server(s3: S3Host, root: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_asks_the_server(s3, root, monkeypatch):
     assert doctor.disk(root) == f"the store's server answers for {root}, where no store is yet"
     assert not [each for each in s3.requests() if each.startswith("PUT")], "a doctor makes nothing"
     open_store(root)
@@ -158,14 +158,14 @@ def test_the_doctor_asks_the_server(s3: S3Host, root: str, monkeypatch: pytest.M
         doctor.disk(root)
 
 
-def test_a_bucket_elsewhere_is_an_error(s3: S3Host, root: str) -> None:
+def test_a_bucket_elsewhere_is_an_error(s3, root):
     s3.behave(region="ap-south-1")
     with pytest.raises(StoreUnavailable, match="in region ap-south-1, not eu-central-1") as caught:
         open_store(root)
     assert caught.value.do == "set AWS_REGION=ap-south-1"
 
 
-def test_who_may_not_read_is_told_and_who_may_only_read_reads(s3: S3Host, root: str, store: Store) -> None:
+def test_who_may_not_read_is_told_and_who_may_only_read_reads(s3, root, store):
     fill(store, range(1))
     s3.behave(denied="all")
     with pytest.raises(StoreUnavailable, match="refuses us: 403 AccessDenied") as caught:
@@ -180,7 +180,7 @@ def test_who_may_not_read_is_told_and_who_may_only_read_reads(s3: S3Host, root: 
         open_store(s3.new_place())
 
 
-def test_a_stage_s_commit_costs_few_requests(s3: S3Host, store: Store) -> None:
+def test_a_stage_s_commit_costs_few_requests(s3, store):
     """What docs/s3.md says: one step of one table, its row in the ledger included, once everything is open."""
     fill(store, range(3))
     s3.requests()
@@ -202,7 +202,7 @@ def test_a_stage_s_commit_costs_few_requests(s3: S3Host, store: Store) -> None:
     assert len(s3.requests()) == 1, "what was just published is its own copy"
 
 
-def test_a_committing_process_ends_well_every_time(root: str, store: Store) -> None:
+def test_a_committing_process_ends_well_every_time(root, store):
     """One process in four aborted at its end when Arrow's threads held on to bytes that Python owned."""
     command = [sys.executable, "-m", "tests.fixtures.writer", root, "rows"]
     for number in range(8):

@@ -1,7 +1,6 @@
 """Columns or rows that break the contract are refused before anything is written, by a message that says where."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -45,7 +44,7 @@ create table names (
 """
 
 
-def test_a_table_is_read_from_its_statement(tmp_path: Path) -> None:
+def test_a_table_is_read_from_its_statement(tmp_path):
     (tmp_path / "a.sql").write_text(TEXT)
     (table,) = read_tables(str(tmp_path / "a.sql"))
     assert (table.name, table.row, table.row_id) == ("names", "a row", ("name",))
@@ -65,7 +64,7 @@ def test_a_table_is_read_from_its_statement(tmp_path: Path) -> None:
         ("primary key (name)", "primary key (name),"),
     ],
 )
-def test_a_line_that_is_not_read_is_no_table_with_a_column_less(tmp_path: Path, line: str, wrong: str) -> None:
+def test_a_line_that_is_not_read_is_no_table_with_a_column_less(tmp_path, line, wrong):
     (tmp_path / "a.sql").write_text(TEXT.replace(line, wrong))
     with pytest.raises(AssertionError, match="not of the form"):
         read_tables(str(tmp_path / "a.sql"))
@@ -84,14 +83,14 @@ def test_a_line_that_is_not_read_is_no_table_with_a_column_less(tmp_path: Path, 
         (retyped("token_ids", pa.list_(pa.int32())), "different"),
     ],
 )
-def test_columns_must_be_exactly_the_contract_s(store: Store, rows: pa.Table, words: str) -> None:
+def test_columns_must_be_exactly_the_contract_s(store, rows, words):
     with pytest.raises(SchemaError, match=words) as caught:
         append(store, rows)
     assert "run 'run-a', step 5, table 'messages', key 'the-key'" in caught.value.where
     assert store.slices.table("messages").active_files() == []
 
 
-def test_a_null_where_none_may_be_is_refused(store: Store) -> None:
+def test_a_null_where_none_may_be_is_refused(store):
     with pytest.raises(SchemaError, match="'role' holds a null at 1"):
         append(store, changed(role=["user", None]))
     with pytest.raises(SchemaError, match=r"'token_ids\.element' holds a null at 4"):
@@ -109,9 +108,7 @@ def test_a_null_where_none_may_be_is_refused(store: Store) -> None:
         ({"mask": [[False] * 3, [True] * 3], "sampled": [True, False]}, "although 'sampled' is false", "mask"),
     ],
 )
-def test_a_row_that_contradicts_itself_is_refused(
-    store: Store, columns: dict[str, list[Any]], words: str, column: str
-) -> None:
+def test_a_row_that_contradicts_itself_is_refused(store, columns, words, column):
     with pytest.raises(InvariantBreach, match=words) as caught:
         append(store, changed(**columns))
     assert "run 'run-a', step 5, table 'messages', key 'the-key'" in caught.value.where
@@ -121,29 +118,29 @@ def test_a_row_that_contradicts_itself_is_refused(
     assert store.slices.table("messages").active_files() == []
 
 
-def test_what_is_allowed_at_the_border_is_allowed(store: Store) -> None:
+def test_what_is_allowed_at_the_border_is_allowed(store):
     append(store, changed(logprobs=[[-0.0, 0.0, -3e38], [-1e-45, 0, 0]], is_content=[[True] * 3, []]))
 
 
-def test_a_row_id_is_not_repeated(store: Store) -> None:
+def test_a_row_id_is_not_repeated(store):
     with pytest.raises(InvariantBreach, match="1 rows repeat") as caught:
         append(store, changed(message=[7, 7]))
     assert "{'trace_id': 'trace', 'message': 7}" in caught.value.where
 
 
 @pytest.mark.parametrize("run", ["", "a/b", "..", ".hidden", "a b", "run=x"])
-def test_a_run_s_name_is_a_name(store: Store, run: str) -> None:
+def test_a_run_s_name_is_a_name(store, run):
     with pytest.raises(StoreError, match="cannot name a run"):
         store.append("messages", messages(), run=run, step=0, key="k", attempt="a")
 
 
-def test_only_stage_tables_take_slices(store: Store) -> None:
+def test_only_stage_tables_take_slices(store):
     for name in ("ledger", "runs", "nothing"):
         with pytest.raises(SchemaError, match="no stage table"):
             append(store, messages(), name)
 
 
-def test_what_the_contract_says_of_columns_names_columns_that_are_there() -> None:
+def test_what_the_contract_says_of_columns_names_columns_that_are_there():
     for table in STAGE_TABLES:
         lists = {c.name for c in table.columns if pa.types.is_list(c.type)}
         assert lists >= {

@@ -50,15 +50,15 @@ def fingerprint(table: Table) -> str:
 
 
 @pytest.mark.parametrize("name", sorted(TABLES))
-def test_a_table_is_what_stores_hold(name: str) -> None:
+def test_a_table_is_what_stores_hold(name):
     assert fingerprint(TABLES[name]) == FINGERPRINTS[name]
 
 
-def test_no_table_is_forgotten() -> None:
+def test_no_table_is_forgotten():
     assert FINGERPRINTS.keys() == TABLES.keys()
 
 
-def test_a_fingerprint_sees_type_and_nullability() -> None:
+def test_a_fingerprint_sees_type_and_nullability():
     policies = TABLES["policies"]
     changed = [Table(policies.name, policies.row, policies.row_id, policies.columns[:count]) for count in (3, 4)]
     assert len({fingerprint(table) for table in (policies, *changed)}) == 3

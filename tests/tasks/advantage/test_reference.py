@@ -83,7 +83,7 @@ def scored(
     return {(row["trace_id"], row["message"]): row["logprobs"] for row in rows}
 
 
-def test_sampled_tokens_are_scored_after_all_before_them_and_others_are_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampled_tokens_are_scored_after_all_before_them_and_others_are_zero(monkeypatch):
     played = Played()
     messages = [*exchange("t0", (1, 2), (3, 4)), message("t0", 2, parent=1, tokens=(5,))]
     found = scored(monkeypatch, messages, [trace("t0")], played)
@@ -93,7 +93,7 @@ def test_sampled_tokens_are_scored_after_all_before_them_and_others_are_zero(mon
     assert played.most == {3}
 
 
-def test_a_message_that_branches_share_is_scored_on_the_first_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_branches_share_is_scored_on_the_first_of_them(monkeypatch):
     messages = [
         message("t0", 0, tokens=(1, 2)),
         message("t0", 1, parent=0, tokens=(3, 4), sampled=True),
@@ -109,14 +109,14 @@ def test_a_message_that_branches_share_is_scored_on_the_first_of_them(monkeypatc
     assert found["t0", 5] == [logprob([1, 2, 3, 4, 8, 9], 5)]
 
 
-def test_a_branch_of_which_all_was_scored_is_not_asked_about(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_branch_of_which_all_was_scored_is_not_asked_about(monkeypatch):
     messages = [*exchange("t0", (1, 2), (3, 4)), message("t0", 2, parent=1), message("t0", 3, parent=1)]
     played = Played()
     scored(monkeypatch, messages, [trace("t0")], played)
     assert played.asked == [[1, 2, 3, 4]] and played.served == ["/teacher"]
 
 
-def test_the_policy_that_scores_is_pinned_and_shown_what_goes_before(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_policy_that_scores_is_pinned_and_shown_what_goes_before(monkeypatch):
     class Shown:
         """A demonstration of two tokens, the second the length of what it goes before."""
 
@@ -153,7 +153,7 @@ def test_the_policy_that_scores_is_pinned_and_shown_what_goes_before(monkeypatch
         reference(tables, shorter, policy=pinned, engine=played, teachers=played)
 
 
-def test_where_nothing_is_kept_nothing_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_nothing_is_kept_nothing_is_scored(monkeypatch):
     played = Played()
     for traces, verdicts in (([], []), ([trace("t0")], [verdict("t0", reason="truncated")])):
         tables = tables_of(traces, verdicts=verdicts)
@@ -162,7 +162,7 @@ def test_where_nothing_is_kept_nothing_is_scored(monkeypatch: pytest.MonkeyPatch
     assert played.asked == []
 
 
-def test_only_kept_traces_of_environments_with_a_scorer_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_kept_traces_of_environments_with_a_scorer_are_scored(monkeypatch):
     own = {"name": "own", "taskset": {"id": "own"}, "algorithm": TEACHER}
     traces = [trace("t0", environment="own"), trace("t1", environment="other"), trace("t2", environment="own")]
     played = Played()
@@ -173,7 +173,7 @@ def test_only_kept_traces_of_environments_with_a_scorer_are_scored(monkeypatch: 
     assert made["trace_id"].to_pylist() == ["t0"]
 
 
-def test_what_a_lost_teacher_had_not_scored_is_asked_of_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_lost_teacher_had_not_scored_is_asked_of_the_next(monkeypatch):
     messages = [each for name in ("t0", "t1", "t2") for each in exchange(name, (1, 2), (len(name), int(name[1])))]
     traces = [trace(name) for name in ("t0", "t1", "t2")]
     whole, broken = Played(), Played(losses=[1, 0])
@@ -182,14 +182,14 @@ def test_what_a_lost_teacher_had_not_scored_is_asked_of_the_next(monkeypatch: py
     assert len(broken.asked) == 3, "what was scored is not asked again"
 
 
-def test_a_teacher_that_is_lost_for_ever_ends_the_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_teacher_that_is_lost_for_ever_ends_the_stage(monkeypatch):
     played = Played(losses=[0] * 100)
     with pytest.raises(EngineLost):
         scored(monkeypatch, exchange("t0"), [trace("t0")], played)
     assert played.lives == MOST_LOSSES + 1
 
 
-def test_another_temperature_a_long_path_and_a_sampled_beginning_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_temperature_a_long_path_and_a_sampled_beginning_are_refused(monkeypatch):
     played = Played()
     advice = r"sampled at 0\.7.*Sample at rollout\.temperature=1, or choose an algorithm without a reference$"
     with pytest.raises(NotScorable, match=advice):
@@ -202,12 +202,12 @@ def test_another_temperature_a_long_path_and_a_sampled_beginning_are_refused(mon
     assert played.asked == []
 
 
-def test_the_policy_must_be_known_where_it_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_policy_must_be_known_where_it_scores(monkeypatch):
     with pytest.raises(NotScorable, match="no policy of the store sampled these"):
         scored(monkeypatch, exchange("t0"), [trace("t0")], Played(), algorithm={"type": "opsd"})
 
 
-def test_a_missing_demonstration_is_said_with_environment_and_example(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_demonstration_is_said_with_environment_and_example(monkeypatch):
     played = Played()
     tables = tables_of([trace("t0", example_id="e9", info=json.dumps({"answer": ""}))])
     config = view(STAGE, algorithm={"type": "opsd"})
@@ -220,7 +220,7 @@ GRAPH = st.lists(st.tuples(NODE, st.integers(0, 6)), min_size=1, max_size=7)
 
 
 @given(groups=st.lists(st.integers(0, 5), min_size=1, max_size=20), borders=st.lists(st.floats(0, 1), max_size=6))
-def test_a_batch_is_scored_the_same_in_parts(groups: list[int], borders: list[float]) -> None:
+def test_a_batch_is_scored_the_same_in_parts(groups, borders):
     traces, messages = step(sorted(groups), seed=len(groups))
     rows = list(enumerate(traces.to_pylist()))
     reasons = [("errored" if row["error_class"] else None, "truncated")[number % 3 == 0] for number, row in rows]
@@ -239,7 +239,7 @@ def test_a_batch_is_scored_the_same_in_parts(groups: list[int], borders: list[fl
 
 
 @pytest.mark.parametrize("borders", [[], [0.5], [0.3, 0.6]])
-def test_rows_come_in_parts_where_messages_do(monkeypatch: pytest.MonkeyPatch, borders: list[float]) -> None:
+def test_rows_come_in_parts_where_messages_do(monkeypatch, borders):
     played = Played()
     monkeypatch.setattr(stage, "score", played.score)
     tables = tables_of([trace(name, group_id=name) for name in "abc"])
@@ -251,7 +251,7 @@ def test_rows_come_in_parts_where_messages_do(monkeypatch: pytest.MonkeyPatch, b
     assert written({"references": made})["references"].num_rows == 3
 
 
-def test_images_are_not_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_not_scored(monkeypatch):
     rows = [*exchange("a"), *conversation("b", ["x"], [1, PAD, PAD]), *conversation("c", ["y"], [PAD])]
     refusal = (
         "table messages: 2 messages of kept traces show images, first of trace b; a reference reads text alone. "
@@ -263,7 +263,7 @@ def test_images_are_not_scored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @given(st.lists(GRAPH, min_size=1, max_size=3))
-def test_a_loop_over_branches_scores_the_same(graphs: list[Any]) -> None:
+def test_a_loop_over_branches_scores_the_same(graphs):
     messages, expected = [], {}
     for number, graph in enumerate(graphs):
         name = f"t{number}"

@@ -15,7 +15,7 @@ from tasks.evaluation.stage import pass_at_k
     ("degrees", "quantile"),
     [(1, 12.7062), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (30, 2.0423), (120, 1.9799), (10**6, 1.9600)],
 )
-def test_the_quantiles_of_student_are_those_of_the_tables(degrees: int, quantile: float) -> None:
+def test_the_quantiles_of_student_are_those_of_the_tables(degrees, quantile):
     assert t_quantile(degrees) == pytest.approx(quantile, rel=2e-3)
 
 
@@ -30,19 +30,19 @@ EXPANSION = (
 
 
 @pytest.mark.parametrize("degrees", [3, 4, 10])
-def test_other_quantiles_are_the_expansion_to_its_last_coefficient(degrees: int) -> None:
+def test_other_quantiles_are_the_expansion_to_its_last_coefficient(degrees):
     x = 1.9599639845400545
     terms = (sum(a * x**power for power, a in row.items()) / by for by, row in EXPANSION)
     assert t_quantile(degrees) == pytest.approx(sum(t / degrees**i for i, t in enumerate(terms)), rel=1e-12)
 
 
-def test_which_interval_is_taken() -> None:
+def test_which_interval_is_taken():
     assert of_mean([0.0, 0.0, 1.0]) == of_share(1 / 3, 3) and of_mean([0.25, 0.25]) == of_share(0.25, 2)
     for values in ([0.5, 1.5], [-0.5, 0.5], [0.0, 2.0]):
         assert of_mean(values) == students(values), "what is no share may lie beyond 0 and 1"
 
 
-def test_payoffs_are_bounded_by_their_own_range() -> None:
+def test_payoffs_are_bounded_by_their_own_range():
     """As of a game of two seats, of which one wins what the other loses."""
     drawn = of_mean([0.0] * 4, [1.0, -1.0] * 4)
     half = of_share(0.5, 4)
@@ -58,18 +58,18 @@ def test_payoffs_are_bounded_by_their_own_range() -> None:
     assert both is not None and (both.low, both.high) == pytest.approx((2 * share.low - 1, 2 * share.high - 1))
 
 
-def test_a_few_rewards_of_no_fixed_scale_are_no_bounds() -> None:
+def test_a_few_rewards_of_no_fixed_scale_are_no_bounds():
     assert of_mean([0.0], [1.0, -1.0]) is None, "one game says nothing"
     for values in ([-3.0, 1.5, 7.25], [0.5, 2.5]):
         assert of_mean(values) == students(values)
 
 
-def test_of_rewards_between_0_and_1_nothing_is_different() -> None:
+def test_of_rewards_between_0_and_1_nothing_is_different():
     assert of_mean([0.5, 0.5], [0.0, 1.0, 1.0, 0.0]) == of_mean([0.5, 0.5]) == of_share(0.5, 2)
 
 
 @given(st.lists(st.sampled_from([-1.0, -0.5, 0.0, 2.0]), min_size=2, max_size=20))
-def test_an_interval_of_payoffs_holds_their_mean_within_their_range(values: list[float]) -> None:
+def test_an_interval_of_payoffs_holds_their_mean_within_their_range(values):
     rewards = [*values, -1.0, -1.0, 2.0, 2.0]
     found = of_mean(values, rewards)
     assert found is not None and -1.0 <= found.low <= fmean(values) + 1e-12
@@ -81,7 +81,7 @@ SCALES = ((-1.0, 1.0), (-2.0, -1.0, 1.0, 2.0), None)
 
 
 @pytest.mark.parametrize(("payoffs", "count"), [(None, 3), *((scale, count) for scale in SCALES for count in (8, 40))])
-def test_intervals_of_payoffs_hold_the_mean_as_often_as_they_say(payoffs: tuple[float, ...] | None, count: int) -> None:
+def test_intervals_of_payoffs_hold_the_mean_as_often_as_they_say(payoffs, count):
     chance, held, truth = random.Random(count), [], 0.0 if payoffs else 3.0
     for _ in range(1500):
         values = [chance.choice(payoffs) if payoffs else chance.gauss(3.0, 2.0) for _ in range(count)]
@@ -90,17 +90,17 @@ def test_intervals_of_payoffs_hold_the_mean_as_often_as_they_say(payoffs: tuple[
     assert fmean(held) > 0.93
 
 
-def test_what_differs_by_rounding_alone_is_alike() -> None:
+def test_what_differs_by_rounding_alone_is_alike():
     assert alike([0.0, 1e-9]) and alike([1e6, 1e6 + 1e-4]) and alike([-1e6, -1e6 - 1e-4])
     assert not alike([0.0, 1.5e-9]) and not alike([1e6, 1e6 + 1e-2])
 
 
 @pytest.mark.parametrize("count", range(1, 60))
-def test_a_share_of_one_reaches_one_and_a_share_of_none_zero(count: int) -> None:
+def test_a_share_of_one_reaches_one_and_a_share_of_none_zero(count):
     assert of_share(1.0, count).high == 1.0 and of_share(0.0, count).low == 0.0
 
 
-def test_wilson_by_hand() -> None:
+def test_wilson_by_hand():
     z2 = 1.959964**2
     found = of_share(0.0, 10)
     assert found.low == 0.0 and found.high == pytest.approx(z2 / (10 + z2), rel=1e-6)
@@ -110,27 +110,27 @@ def test_wilson_by_hand() -> None:
     assert half.low + half.high == pytest.approx(1.0)
 
 
-def test_students_by_hand() -> None:
+def test_students_by_hand():
     found = students([1.0, 2.0, 4.0, 5.0])
     assert found is not None
     half = t_quantile(3) * (10 / 3 / 4) ** 0.5  # the variance is 10/3, over four values
     assert (found.low, found.high) == pytest.approx((3 - half, 3 + half))
 
 
-def test_nothing_can_be_said_of_one_value_or_of_equal_ones() -> None:
+def test_nothing_can_be_said_of_one_value_or_of_equal_ones():
     assert of_mean([]) is None and of_mean([2.5]) is None and of_mean([2.5, 2.5]) is None
     assert students([0.5]) is None and students([1.0, 1.0]) is None
     assert students([0.3 - 0.1, 0.2, 0.5 - 0.3]) is None, "the same but for rounding"
 
 
-def test_shares_of_zero_and_one_are_not_certain() -> None:
+def test_shares_of_zero_and_one_are_not_certain():
     for value in (0.0, 1.0, 0.5):
         found = of_mean([value] * 8)
         assert found == of_share(value, 8) and found.high - found.low > 0.3
 
 
 @given(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=20))
-def test_an_interval_of_values_between_0_and_1_holds_their_mean_and_stays_there(values: list[float]) -> None:
+def test_an_interval_of_values_between_0_and_1_holds_their_mean_and_stays_there(values):
     found = of_mean(values)
     assert (
         found is not None and 0.0 <= found.low <= fmean(values) + 1e-12 and fmean(values) - 1e-12 <= found.high <= 1.0
@@ -138,7 +138,7 @@ def test_an_interval_of_values_between_0_and_1_holds_their_mean_and_stays_there(
 
 
 @given(st.lists(st.integers(-9, 9), min_size=2, max_size=9), st.integers(-5, 5), st.sampled_from([2.0, 4.0]))
-def test_an_interval_moves_and_stretches_with_the_values(values: list[int], by: int, scale: float) -> None:
+def test_an_interval_moves_and_stretches_with_the_values(values, by, scale):
     one, other = students(values), students([scale * value + by for value in values])
     if one is None:
         assert other is None
@@ -175,14 +175,12 @@ def _holds(values: list[float], truth: float) -> bool:
 @pytest.mark.parametrize(
     ("num_examples", "attempts", "k"), [(40, 1, 1), (40, 8, 1), (40, 8, 4), (40, 4, 4), (12, 4, 2)]
 )
-def test_the_intervals_hold_what_they_estimate_in_about_nineteen_of_twenty_evaluations(
-    num_examples: int, attempts: int, k: int
-) -> None:
+def test_the_intervals_hold_what_they_estimate_in_about_nineteen_of_twenty_evaluations(num_examples, attempts, k):
     # 400 trials of 0.95 have a standard deviation of 0.011; the seed is fixed, so that this is one outcome for ever.
     assert 0.925 <= coverage(random.Random(5), num_examples, attempts, k) <= 0.98
 
 
-def test_attempts_counted_as_if_they_were_independent_would_hold_far_less() -> None:
+def test_attempts_counted_as_if_they_were_independent_would_hold_far_less():
     """The check above tells: of eight attempts at each of 40 examples, 320 are not as good as independent ones."""
     chance = random.Random(5)
     naive = []
@@ -193,5 +191,5 @@ def test_attempts_counted_as_if_they_were_independent_would_hold_far_less() -> N
     assert fmean(naive) < 0.85
 
 
-def test_an_interval_is_plain() -> None:
+def test_an_interval_is_plain():
     assert Interval(0.25, 0.5) == Interval(low=0.25, high=0.5)

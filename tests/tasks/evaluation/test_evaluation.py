@@ -201,7 +201,7 @@ def tried(rewards: dict[str, list[float | None]], environment: str = "reverse") 
     return table("traces", list(chain.from_iterable(rows)))
 
 
-def test_a_difference_by_hand() -> None:
+def test_a_difference_by_hand():
     before = tried({"a": [0.0, 0.5], "b": [1.0], "c": [0.25], "only": [1.0]})
     after = tried({"a": [0.75], "b": [1.0, 1.0], "c": [None], "new": [0.0]})
     average, passed = paired_differences(before, after)
@@ -210,7 +210,7 @@ def test_a_difference_by_hand() -> None:
     assert passed.interval is None, "no example differs: that says nothing of how far others would"
 
 
-def test_the_same_shift_of_examples_that_differ_is_seen() -> None:
+def test_the_same_shift_of_examples_that_differ_is_seen():
     hard = [number / 10 for number in range(10)]
     before = tried({f"e{n}": [value] for n, value in enumerate(hard)})
     after = tried({f"e{n}": [value + 0.1 + 0.001 * (-1) ** n] for n, value in enumerate(hard)})
@@ -221,7 +221,7 @@ def test_the_same_shift_of_examples_that_differ_is_seen() -> None:
     assert alone is not None and alone.high - alone.low > 0.4, "either alone is far less certain"
 
 
-def test_examples_are_paired_by_name_whatever_their_order_and_whatever_else_was_tried() -> None:
+def test_examples_are_paired_by_name_whatever_their_order_and_whatever_else_was_tried():
     before = tried({"a": [0.0], "b": [1.0], "c": [0.5], "gone": [0.25]})
     after = tried({"new": [0.75], "c": [0.75], "b": [1.0], "a": [0.5]})
     average, passed = paired_differences(before, after, pass_reward=0.5)
@@ -229,7 +229,7 @@ def test_examples_are_paired_by_name_whatever_their_order_and_whatever_else_was_
     assert passed == Difference("reverse", "pass@1", 2 / 3, 1.0, 1 - 2 / 3, students([1.0, 0.0, 0.0]), 3)
 
 
-def test_examples_count_alike_however_often_they_were_tried() -> None:
+def test_examples_count_alike_however_often_they_were_tried():
     rows = [*attempts("a", 1.0), *attempts("b", 0.0, 0.0, 0.0, 1.0, None, None, None, None)]
     (found,) = estimated(rows)
     assert (found.average, found.average_floor) == (0.625, 0.5625)
@@ -237,10 +237,10 @@ def test_examples_count_alike_however_often_they_were_tried() -> None:
     assert found.interval == found.pass_at[0].interval == of_mean([1.0, 0.25])
 
 
-def test_environments_that_only_one_of_two_has_are_left_out() -> None:
+def test_environments_that_only_one_of_two_has_are_left_out():
     assert paired_differences(tried({"a": [1.0]}), tried({"a": [1.0]}, "other")) == []
 
 
-def test_no_example_in_common_is_no_difference_of_zero() -> None:
+def test_no_example_in_common_is_no_difference_of_zero():
     (found,) = paired_differences(tried({"a": [1.0]}), tried({"b": [1.0]}), pass_at=())
     assert found == Difference("reverse", "avg", None, None, None, None, 0)

@@ -21,7 +21,7 @@ def exchange(name: str, answer: str, asked: str = "2 + 2") -> list[Row]:
     return [said(name, 0, None, "user", asked), said(name, 1, 0, "assistant", answer, sampled=True)]
 
 
-def test_every_branch_is_a_sample_up_to_its_last_answer() -> None:
+def test_every_branch_is_a_sample_up_to_its_last_answer():
     messages = [
         said("t", 0, None, "user", "q"),
         said("t", 1, 0, "assistant", "a", sampled=True),
@@ -35,7 +35,7 @@ def test_every_branch_is_a_sample_up_to_its_last_answer() -> None:
     assert {(row["trace_id"], row["reward"], row["example_id"]) for row in rows} == {("t", 0.5, "e0")}
 
 
-def test_calls_and_reasoning_are_kept_in_the_form_of_chat_templates() -> None:
+def test_calls_and_reasoning_are_kept_in_the_form_of_chat_templates():
     call = {"id": "c", "type": "function", "name": "add", "arguments": "{}"}
     messages = [
         said("t", 0, None, "user", [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]),
@@ -51,7 +51,7 @@ def test_calls_and_reasoning_are_kept_in_the_form_of_chat_templates() -> None:
     assert [*made[0]] == ["role", "content"]
 
 
-def test_pictures_are_refused() -> None:
+def test_pictures_are_refused():
     picture = said("t", 0, None, "user", [{"type": "image_url", "image_url": {"url": "x"}}])
     with pytest.raises(NotText, match="trace t, message 0"):
         list(samples(trace("t"), [picture, said("t", 1, 0, "assistant", "a", sampled=True)]))
@@ -64,7 +64,7 @@ def group(*rewards: float | None, asked: str = "2 + 2") -> list[tuple[Row, list[
     ]
 
 
-def test_the_best_is_paired_with_the_worst() -> None:
+def test_the_best_is_paired_with_the_worst():
     (pair,) = preferences(group(0.5, 1.0, None, 0.0))
     assert pair["prompt"] == [{"role": "user", "content": "2 + 2"}]
     assert pair["chosen"] == [{"role": "assistant", "content": "answer 1"}]
@@ -73,11 +73,11 @@ def test_the_best_is_paired_with_the_worst() -> None:
     assert (pair["chosen_trace_id"], pair["rejected_trace_id"]) == ("t1", "t3")
 
 
-def test_equal_rewards_make_no_pair() -> None:
+def test_equal_rewards_make_no_pair():
     assert list(preferences(group(0.5, None, 0.5))) == list(preferences(group(None))) == list(preferences([])) == []
 
 
-def test_prompts_must_be_the_same() -> None:
+def test_prompts_must_be_the_same():
     assert list(preferences([*group(1.0), *group(0.0, asked="3 + 3")])) == []
     judge = (trace("j", reward=0.0, agent="judge"), exchange("j", "no"))
     assert list(preferences([*group(1.0), judge])) == []

@@ -40,7 +40,7 @@ EPISODES = st.lists(
 
 @settings(max_examples=20)
 @given(EPISODES, st.integers(0, 3))
-def test_every_episode_is_one_member_of_one_group(drawn: list[dict[str, Any]], groups_per_step: int) -> None:
+def test_every_episode_is_one_member_of_one_group(drawn, groups_per_step):
     found = arrange([episode(f"t{number}", **values) for number, values in enumerate(drawn)], groups_per_step)
     seen = Counter(row["trace_id"] for step in found.steps for row in found.traces(step).to_pylist())
     assert seen == Counter(f"t{number}" for number in range(len(drawn)))
@@ -57,7 +57,7 @@ def test_every_episode_is_one_member_of_one_group(drawn: list[dict[str, Any]], g
     assert all(len(examples) == 1 for examples in examples_of.values()), "a group compares attempts at one example"
 
 
-def test_groups_and_steps_of_the_file_stand() -> None:
+def test_groups_and_steps_of_the_file_stand():
     found = arrange(
         [episode("t0", step=5), episode("t1", step=2, group="g"), episode("t2", step=2), episode("t3", step=2)]
     )
@@ -66,13 +66,13 @@ def test_groups_and_steps_of_the_file_stand() -> None:
     assert found.traces(5)["policy_version"].to_pylist() == [0], "what a trace says of its policy stands"
 
 
-def test_another_task_under_a_known_id_is_another_example() -> None:
+def test_another_task_under_a_known_id_is_another_example():
     found = arrange([episode("t0"), episode("t1", task="other"), episode("t2", task="other")])
     assert found.examples()["example_id"].to_pylist() == ["e", "e#2"]
     assert found.traces(0)["example_id"].to_pylist() == ["e", "e#2", "e#2"]
 
 
-def test_a_trace_that_is_there_twice_is_a_problem(tmp_path: Path) -> None:
+def test_a_trace_that_is_there_twice_is_a_problem(tmp_path):
     line = verifiers_lines("tokens")[0]
     episodes, _ = read(tmp_path / "t.jsonl", [line, line])
     kept, problems = split_repeated(episodes)
@@ -107,7 +107,7 @@ def good(path: Path, *lines: Any) -> list[Episode]:
 
 
 @pytest.mark.parametrize("given", ["0", "run/7", "deadbeef"])
-def test_an_id_of_a_file_is_told_apart_from_the_same_of_another_rollout(given: str, tmp_path: Path) -> None:
+def test_an_id_of_a_file_is_told_apart_from_the_same_of_another_rollout(given, tmp_path):
     line = {"id": given, "task": {"data": {"x": 1}}, "nodes": NODES, "rewards": {}}
     (one,) = with_unique_ids(good(tmp_path / "a.jsonl", line))
     (other,) = with_unique_ids(good(tmp_path / "b.jsonl", line | {"task": {"data": {"x": 2}}}))
@@ -120,7 +120,7 @@ def test_an_id_of_a_file_is_told_apart_from_the_same_of_another_rollout(given: s
     assert source_of(one.traces[0], one.messages) == line
 
 
-def test_ids_by_chance_stand(tmp_path: Path) -> None:
+def test_ids_by_chance_stand(tmp_path):
     spelt = {"id": "c7f9e2a0-52b4-4a07-9b3e-11d6f7f0a1b2", "nodes": NODES, "task": {}}
     found = good(tmp_path / "t.jsonl", *verifiers_lines("tokens"), spelt)
     assert with_unique_ids(found) == found

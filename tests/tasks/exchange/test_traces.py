@@ -23,7 +23,7 @@ def exactly(value: Any) -> str:
 
 
 @given(VALUES, VALUES)
-def test_a_patch_makes_the_one_of_the_other(old: Any, new: Any) -> None:
+def test_a_patch_makes_the_one_of_the_other(old, new):
     before = exactly(old)
     patch = difference(old, new)
     assert exactly(apply_patch(old, patch)) == exactly(new)
@@ -32,11 +32,11 @@ def test_a_patch_makes_the_one_of_the_other(old: Any, new: Any) -> None:
 
 
 @given(VALUES)
-def test_equal_values_have_no_patch(value: Any) -> None:
+def test_equal_values_have_no_patch(value):
     assert difference(value, json.loads(json.dumps(value))) is None
 
 
-def test_a_patch_holds_what_differs_and_no_more() -> None:
+def test_a_patch_holds_what_differs_and_no_more():
     old = {"same": [1, 2], "gone": None, "inside": {"a": 1, "b": 2}}
     new = {"same": [1, 2], "inside": {"a": 1, "b": 3}, "come": 4}
     inside = {"inside": {"inside": {"b": {"set": 3}}}, "come": {"set": 4}}
@@ -45,15 +45,15 @@ def test_a_patch_holds_what_differs_and_no_more() -> None:
     assert difference([1, 2], [1, 4]) == {"set": [1, 4]}, "a list of plain values is one value"
 
 
-def test_what_is_no_number_equals_itself() -> None:
+def test_what_is_no_number_equals_itself():
     assert difference({"x": float("nan")}, {"x": float("nan")}) is None
 
 
 @given(st.lists(st.floats(-50, 0, allow_nan=False).map(lambda value: round(value, 4)), max_size=20))
-def test_four_decimals_survive_single_precision(values: list[float]) -> None:
+def test_four_decimals_survive_single_precision(values):
     assert shortest(np.asarray(values, np.float32)) == values
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False), max_size=20))
-def test_the_shortest_spelling_is_the_same_number(values: list[float]) -> None:
+def test_the_shortest_spelling_is_the_same_number(values):
     assert np.asarray(shortest(values), np.float32).tolist() == values

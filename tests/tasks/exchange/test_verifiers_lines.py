@@ -35,7 +35,7 @@ def imported(path: Path, lines: list[Any]) -> ImportedRollouts:
     return arrange(episodes)
 
 
-def test_what_the_command_line_wrote_becomes_rows_of_the_contract(tmp_path: Path) -> None:
+def test_what_the_command_line_wrote_becomes_rows_of_the_contract(tmp_path):
     found = imported(tmp_path / "t.jsonl", verifiers_lines("tokens"))
     traces, messages = found.traces(0), found.messages(0)
     check_rows(traces, TRACES, RowPlace("traces"))
@@ -52,7 +52,7 @@ def test_what_the_command_line_wrote_becomes_rows_of_the_contract(tmp_path: Path
     assert found.assignments(0)["assignment_id"].to_pylist() == [f"0-{g}/{m}" for g in range(2) for m in range(5)]
 
 
-def test_the_columns_of_one_trace() -> None:
+def test_the_columns_of_one_trace():
     line = one()
     trace = line["traces"][0]
     row, messages = trace_rows(trace, ImportContext(), {})
@@ -69,7 +69,7 @@ def test_the_columns_of_one_trace() -> None:
 
 
 @pytest.mark.parametrize("name", ["tokens", "relayed"])
-def test_a_trace_is_given_back_as_it_was(name: str) -> None:
+def test_a_trace_is_given_back_as_it_was(name):
     for line in verifiers_lines(name):
         trace = line["traces"][0]
         row, messages = trace_rows(trace, READING, {})
@@ -85,9 +85,7 @@ OPTIONAL = st.sets(st.sampled_from(["metrics", "info", "errors", "calls", "tools
 
 @settings(max_examples=25)
 @given(extra=EXTRA, gone=OPTIONAL, of_node=EXTRA, scores=st.lists(st.floats(-30, 0, allow_nan=False), min_size=1))
-def test_unknown_and_absent_fields_come_back_too(
-    extra: dict[str, Any], gone: set[str], of_node: dict[str, Any], scores: list[float]
-) -> None:
+def test_unknown_and_absent_fields_come_back_too(extra, gone, of_node, scores):
     trace = {name: value for name, value in one()["traces"][0].items() if name not in gone} | extra
     answer = trace["nodes"][1]
     answer |= of_node | {"token_ids": [7] * len(scores), "mask": [True] * len(scores), "logprobs": scores}
@@ -97,7 +95,7 @@ def test_unknown_and_absent_fields_come_back_too(
     assert json.loads(row["record"])["imported"]["file"] == 0, "the mark is ours, whatever the trace calls its fields"
 
 
-def test_text_without_tokens_is_rendered_and_marked() -> None:
+def test_text_without_tokens_is_rendered_and_marked():
     trace = verifiers_lines("relayed")[0]["traces"][0]
     row, messages = trace_rows(trace, ImportContext(render=letters), {})
     assert row["policy_key"] == "" and json.loads(row["record"])["imported"]["tokens"] == "rendered"
@@ -109,7 +107,7 @@ def test_text_without_tokens_is_rendered_and_marked() -> None:
     assert row["num_output_tokens"] == len(answered)
 
 
-def test_token_ids_without_log_probs_are_marked() -> None:
+def test_token_ids_without_log_probs_are_marked():
     trace = one(node(1, logprobs=[]))["traces"][0]
     row, messages = trace_rows(trace, ImportContext(), {})
     assert row["policy_key"] == "" and json.loads(row["record"])["imported"]["tokens"] == "given"
@@ -117,7 +115,7 @@ def test_token_ids_without_log_probs_are_marked() -> None:
     assert source_of(row, messages) == trace
 
 
-def test_an_unknown_temperature_is_marked() -> None:
+def test_an_unknown_temperature_is_marked():
     def forget(trace: dict[str, Any]) -> None:
         trace["calls"][0]["sampling"] = trace["agent"]["config"]["sampling"] = None
 
@@ -171,32 +169,32 @@ TEXTS = [
 
 
 @pytest.mark.parametrize(("bad", "reason"), [*TEXTS, *((one(change), reason) for change, reason in BAD)])
-def test_a_bad_line_is_named(bad: Any, reason: str, tmp_path: Path) -> None:
+def test_a_bad_line_is_named(bad, reason, tmp_path):
     episodes, problems = read(tmp_path / "t.jsonl", ["", one(), bad])
     assert [episode.origin.line for episode in episodes] == [2], "the good line is good"
     (problem,) = problems
     assert problem.line == 3 and problem.reason.startswith(reason), problem
 
 
-def test_no_reward_is_not_a_reward_of_zero(tmp_path: Path) -> None:
+def test_no_reward_is_not_a_reward_of_zero(tmp_path):
     zero = {"similarity": {"score": 0, "weight": 1.0}}
     lines = [one(partial(dict.update, rewards=rewards)) for rewards in ({}, zero)]
     episodes, _ = read(tmp_path / "t.jsonl", lines)
     assert [episode.traces[0]["reward"] for episode in episodes] == [None, 0.0]
 
 
-def test_ids_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:
+def test_ids_beyond_the_vocabulary_are_refused(tmp_path):
     _, problems = read(tmp_path / "t.jsonl", [one()], ImportContext(vocab_size=200))
     assert [problem.reason for problem in problems] == ["a token id is out of range"]
 
 
-def test_text_is_refused_where_no_model_was_named(tmp_path: Path) -> None:
+def test_text_is_refused_where_no_model_was_named(tmp_path):
     _, problems = read(tmp_path / "t.jsonl", verifiers_lines("relayed"), ImportContext())
     assert [problem.line for problem in problems] == [1, 2, 3, 4]
     assert "--model" in problems[0].reason
 
 
-def test_errors_are_rows(tmp_path: Path) -> None:
+def test_errors_are_rows(tmp_path):
     error = {"type": "TimeoutError", "message": "too slow"}
     broken = one(lambda trace: trace.update(ok=False, errors=[error], id="broken"))
     whole = {**one(lambda trace: trace.update(id="whole")), "ok": False, "errors": [error]}
@@ -221,7 +219,7 @@ def prime_trace(line: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("layout", [prime_episode, prime_trace])
-def test_layouts_of_prime_rl(layout: Callable[[dict[str, Any]], dict[str, Any]], tmp_path: Path) -> None:
+def test_layouts_of_prime_rl(layout, tmp_path):
     lines = [layout(line) for line in verifiers_lines("tokens")[:2]]
     path = tmp_path / "rollouts/step_4/train/effective/traces.jsonl"
     path.parent.mkdir(parents=True)
@@ -239,7 +237,7 @@ def test_layouts_of_prime_rl(layout: Callable[[dict[str, Any]], dict[str, Any]],
         assert source_of(row, [one for one in own if one["trace_id"] == row["trace_id"]]) == trace
 
 
-def test_traces_of_one_episode_are_joined(tmp_path: Path) -> None:
+def test_traces_of_one_episode_are_joined(tmp_path):
     solver, judge = (prime_trace(line) for line in verifiers_lines("tokens")[:2])
     judge["info"]["episode_id"] = solver["info"]["episode_id"]
     judge["agent"] |= {"name": "judge", "trainable": False}
@@ -250,5 +248,5 @@ def test_traces_of_one_episode_are_joined(tmp_path: Path) -> None:
     assert len(set(found.traces(4)["assignment_id"].to_pylist())) == 1
 
 
-def test_another_environment_may_be_named() -> None:
+def test_another_environment_may_be_named():
     assert read_episode(one(), ORIGIN, ImportContext(environment="mine"), None).environment == "mine"

@@ -49,7 +49,7 @@ def same(row: Row) -> Row:
 
 @settings(max_examples=30)
 @given(graphs(), st.booleans())
-def test_messages_and_their_tokens_are_read_as_they_were_sampled(own: list[Row], with_record: bool) -> None:
+def test_messages_and_their_tokens_are_read_as_they_were_sampled(own, with_record):
     record = {"task": {"type": "T", "data": {"prompt": "x"}}, "nodes": [{"timestamp": 1.5} for _ in own]}
     row = trace("t0", record=compact(record) if with_record else "{}", rewards='{"r":{"score":0.5,"weight":1.0}}')
     found = there_and_back([row], {"t0": own})
@@ -59,7 +59,7 @@ def test_messages_and_their_tokens_are_read_as_they_were_sampled(own: list[Row],
     assert (found.group, found.step, found.environment, found.split) == ("3-1", 3, "reverse", "train")
 
 
-def test_the_line_is_one_that_verifiers_knows() -> None:
+def test_the_line_is_one_that_verifiers_knows():
     rows = [trace("t0", policy_version=3, reward=0.5)]
     line = line_of("run", 3, rows, {"t0": exchange("t0")}, ASSIGNMENT, example())
     assert set(line) == {"id", "env", "task", "group", "run", "ok", "is_timeout", "errors", "traces"}
@@ -70,18 +70,18 @@ def test_the_line_is_one_that_verifiers_knows() -> None:
     assert only["nodes"][1]["logprobs"] == [-1.0, -1.0] and only["nodes"][0]["logprobs"] == []
 
 
-def test_a_rollout_without_a_trace_is_an_error_of_its_episode() -> None:
+def test_a_rollout_without_a_trace_is_an_error_of_its_episode():
     line = line_of("run", 0, [failed("t0")], {}, ASSIGNMENT, example())
     assert not line["ok"] and line["traces"] == [] and line["errors"][0]["type"] == "TimeoutError"
     (only,) = there_and_back([failed("t0")], {}).traces
     assert (only["error_class"], only["reward"]) == ("timeout", None)
 
 
-def test_an_attempt_at_a_held_out_example_says_so() -> None:
+def test_an_attempt_at_a_held_out_example_says_so():
     assert there_and_back([trace("t0")], {"t0": exchange("t0")}, split="eval").split == "eval"
 
 
-def test_a_reward_that_was_no_finite_number_comes_back_as_the_same_failure() -> None:
+def test_a_reward_that_was_no_finite_number_comes_back_as_the_same_failure():
     """Of others such a reward is refused: a trace of ours says beside it that it failed."""
     rewards = '{"r":{"score":NaN,"weight":1.0}}'
     row = failed("t0", error_class="environment", error_type="NonFiniteReward", record='{"ok":true}', rewards=rewards)

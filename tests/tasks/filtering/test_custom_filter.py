@@ -1,7 +1,5 @@
 """A filter of one's own: what it is given, what it finds, what cannot be a finding."""
 
-from pathlib import Path
-
 import pytest
 
 from configs.checks.run import problems
@@ -39,7 +37,7 @@ def wrong(material, answer):
 
 
 @pytest.fixture(autouse=True)
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def module(tmp_path, monkeypatch):
     (tmp_path / "short_filter.py").write_text(FOUND)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(__import__("sys").modules, "short_filter", raising=False)
@@ -102,7 +100,7 @@ def test_other_code_than_the_config_was_resolved_with_is_refused():
         ("text", "gave str for row 0"),
     ],
 )
-def test_what_cannot_be_a_finding_stops_the_stage(answer: str, what: str):
+def test_what_cannot_be_a_finding_stops_the_stage(answer, what):
     section = SECTION | {"function": "short_filter:wrong", "arguments": {"answer": answer}}
     said = (
         r"Nothing was filtered or trained; all that was sampled is safe\. Correct the function \(its code is part of "
@@ -132,7 +130,7 @@ def test_two_of_one_name_are_refused():
 
 
 @pytest.mark.parametrize("name", ["quarantined", "untrainable", "is_filtered", "errored", "gibberish"])
-def test_a_name_with_a_meaning_of_its_own_is_refused(name: str):
+def test_a_name_with_a_meaning_of_its_own_is_refused(name):
     named = f'filtering.filters=[{{type="errored"}}, {{type="custom", name="{name}", function="m:f"}}]'
     with pytest.raises(ConfigError, match=rf"filtering\.filters\.1\.name: '{name}' has a meaning of its own"):
         load(["demo"], [named])

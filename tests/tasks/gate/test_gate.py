@@ -40,7 +40,7 @@ def decide(gate: dict[str, Any], answer: Answer | None = None) -> tuple[dict[str
 
 
 @pytest.mark.parametrize(("least", "approved", "verb"), [(0.4, True, "holds"), (0.5, False, "does not hold")])
-def test_a_rule_decides_alone(least: float, approved: bool, verb: str) -> None:
+def test_a_rule_decides_alone(least, approved, verb):
     rule = f"reward_mean > {least}"
     row, asked = decide({"type": "rule", "rule": rule})
     assert (row["gate"], row["approved"], row["rule"], row["decided_by"]) == ("rule", approved, rule, "rule")
@@ -50,7 +50,7 @@ def test_a_rule_decides_alone(least: float, approved: bool, verb: str) -> None:
 
 
 @pytest.mark.parametrize("approved", [True, False])
-def test_a_person_is_shown_the_batch_and_decides(approved: bool) -> None:
+def test_a_person_is_shown_the_batch_and_decides(approved):
     row, (question,) = decide({"type": "pause", "timeout_seconds": 5.0}, Answer(approved, "Ada", "looks right"))
     assert (row["gate"], row["approved"], row["rule"]) == ("pause", approved, None)
     assert (row["decided_by"], row["reason"]) == ("Ada", "looks right")
@@ -63,19 +63,19 @@ def test_a_person_is_shown_the_batch_and_decides(approved: bool) -> None:
     ]
 
 
-def test_rollouts_are_shown_with_their_texts_in_order() -> None:
+def test_rollouts_are_shown_with_their_texts_in_order():
     messages = [message("t0", 1, sampled=True, content="olleh"), message("t0", 0, content="hello"), message("t1")]
     (shown,) = shown_rollouts(table("traces", [trace("t0")]), table("messages", messages))
     assert shown.messages == (("user", "hello"), ("assistant", "olleh"))
 
 
-def test_rollouts_of_a_frozen_opponent_are_not_shown() -> None:
+def test_rollouts_of_a_frozen_opponent_are_not_shown():
     rows = [trace("ours", reward=0.0), trace("theirs", reward=1.0, agent="rival", trainable=False)]
     assert [each.trace_id for each in shown_rollouts(table("traces", rows), table("messages", []))] == ["ours"]
 
 
 @pytest.mark.parametrize(("num_scored", "labels"), [(0, []), (1, ["best"]), (2, ["best", "worst"])])
-def test_no_rollout_is_shown_twice(num_scored: int, labels: list[str]) -> None:
+def test_no_rollout_is_shown_twice(num_scored, labels):
     traces = [trace(f"t{number}", reward=float(number)) for number in range(num_scored)] + [trace("x", reward=None)]
     shown = shown_rollouts(table("traces", traces), table("messages", []))
     assert [each.label for each in shown] == labels
@@ -94,7 +94,7 @@ def test_no_rollout_is_shown_twice(num_scored: int, labels: list[str]) -> None:
         ("num_kept / num_traces between 0.2 and 0.3", False),
     ],
 )
-def test_a_rule_holds_where_it_is_true(rule: str, expected: bool) -> None:
+def test_a_rule_holds_where_it_is_true(rule, expected):
     require_rule(rule)
     figures = UNKNOWN | {"trainable_ratio": 0.25, "num_rows": 3, "num_kept": 2, "num_traces": 4}
     assert holds(rule, figures) is expected
@@ -118,7 +118,7 @@ SIGNS: dict[str, Any] = {
     st.dictionaries(st.sampled_from(sorted(MEANINGS)), st.none() | st.integers(-2, 2)),
     st.lists(comparisons, min_size=1, max_size=3),
 )
-def test_nothing_unknown_is_taken_for_true(known: dict[str, int | None], parts: list[tuple[str, str, int]]) -> None:
+def test_nothing_unknown_is_taken_for_true(known, parts):
     figures = UNKNOWN | known
     rule = " and ".join(f"{name} {sign} {value}" for name, sign, value in parts)
     true = all(figures[name] is not None and SIGNS[sign](figures[name], value) for name, sign, value in parts)
@@ -142,13 +142,13 @@ def test_nothing_unknown_is_taken_for_true(known: dict[str, int | None], parts: 
         ("(select count(*) from read_csv('.tmp/x.csv')) > 0", "disabled by configuration"),
     ],
 )
-def test_what_is_no_condition_over_the_figures_is_refused_with_their_names(rule: str, problem: str) -> None:
+def test_what_is_no_condition_over_the_figures_is_refused_with_their_names(rule, problem):
     with pytest.raises(ConfigError, match="over: num_traces, num_groups, reward_mean") as caught:
         require_rule(rule)
     assert problem in str(caught.value) and "nothing was started" in str(caught.value)
 
 
-def test_a_rule_that_fails_on_the_figures_at_hand_says_which() -> None:
+def test_a_rule_that_fails_on_the_figures_at_hand_says_which():
     rule = "cast(num_rows as tinyint) > 1"
     require_rule(rule)
     with pytest.raises(RuleFailed, match=r"num_rows 1000: .*out of range") as caught:
@@ -156,6 +156,6 @@ def test_a_rule_that_fails_on_the_figures_at_hand_says_which() -> None:
     assert "Nothing was trained" in str(caught.value)
 
 
-def test_a_message_names_the_figures_of_the_rule() -> None:
+def test_a_message_names_the_figures_of_the_rule():
     figures = UNKNOWN | {"fill": 0.123456789, "num_rows": 3}
     assert describe_figures("fill > 0.5 or reward_mean > 1", figures) == "reward_mean null, fill 0.123457"

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,7 +37,7 @@ print(json.dumps([tokenizer.name_or_path, tokenizer.encode("ab", add_special_tok
 
 
 @pytest.fixture
-def hub() -> Iterator[tuple[str, list[str]]]:
+def hub():
     """The address of a hub that has nothing, and the paths that it is asked for."""
     paths: list[str] = []
 
@@ -67,9 +66,7 @@ def keep_in_cache(directory: Path, cache: Path) -> Path:
     return snapshot
 
 
-def test_a_cached_tokenizer_is_loaded_without_a_request_and_renderers_still_make_one(
-    models: dict[str, Path], tmp_path: Path, hub: tuple[str, list[str]]
-) -> None:
+def test_a_cached_tokenizer_is_loaded_without_a_request_and_renderers_still_make_one(models, tmp_path, hub):
     keep_in_cache(models["a"], tmp_path / "hub")
     address, paths = hub
     variables = {**os.environ, "HF_ENDPOINT": address, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
@@ -86,7 +83,7 @@ def test_a_cached_tokenizer_is_loaded_without_a_request_and_renderers_still_make
     assert requests("as it is"), "renderers ask the hub no more: remove the patch"
 
 
-def test_only_tokenizers_of_the_cache_are_loaded_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_tokenizers_of_the_cache_are_loaded_from_it(tmp_path, monkeypatch):
     from renderers import base
 
     names: list[str] = []
@@ -108,7 +105,7 @@ def test_only_tokenizers_of_the_cache_are_loaded_from_it(tmp_path: Path, monkeyp
     assert names == [str(snapshot), str(tmp_path), "another/model", kimi]
 
 
-def test_the_cpu_build_gives_rows_without_an_adapter_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cpu_build_gives_rows_without_an_adapter_the_last_one(monkeypatch):
     """Where the first half fails, the engine does it right by itself: remove the patch."""
     import torch
     from vllm.lora.layers import LoRAMapping
@@ -129,7 +126,7 @@ def test_the_cpu_build_gives_rows_without_an_adapter_the_last_one(monkeypatch: p
     assert shrunk() == [[0.0, 0.0], [4.0, 4.0], [0.0, 0.0]]
 
 
-def test_verifiers_has_no_seam_for_what_is_patched() -> None:
+def test_verifiers_has_no_seam_for_what_is_patched():
     """Where one of these fails, verifiers has a hook of its own: remove the patch."""
     from verifiers.v1.configs.client import BaseClientConfig
     from verifiers.v1.judge import Judge
@@ -141,7 +138,7 @@ def test_verifiers_has_no_seam_for_what_is_patched() -> None:
     assert not inspect.signature(Judge.__init__).parameters.keys() & {"client", "complete"}, "forbid_judges"
 
 
-def test_verifiers_serves_an_environment_on_whose_shared_tool_server_has_ended() -> None:
+def test_verifiers_serves_an_environment_on_whose_shared_tool_server_has_ended():
     """Where this fails, verifiers ends with its tool servers or restarts them: remove `watch_served_environments`."""
     from verifiers.v1.utils.loaders import load_environment
 
@@ -163,7 +160,7 @@ def test_verifiers_serves_an_environment_on_whose_shared_tool_server_has_ended()
     asyncio.run(serve())
 
 
-def test_the_cpu_build_drops_the_matrices_that_it_packs() -> None:
+def test_the_cpu_build_drops_the_matrices_that_it_packs():
     """Where this fails, they are there to be summed: remove `keep_packed_checksums`."""
     import torch
 

@@ -47,7 +47,7 @@ def assert_same(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> Non
 
 @settings(max_examples=60)
 @given(batches(), st.sampled_from([(0.2, 0.2, 3.0), (0.2, 0.28, 1.3)]))
-def test_ppo_with_a_dual_clip_is_verl_s(batch: Batch, bounds: tuple[float, float, float]) -> None:
+def test_ppo_with_a_dual_clip_is_verl_s(batch, bounds):
     """`compute_policy_loss_vanilla` in verl/trainer/ppo/core_algos.py, lines 1342 to 1361, averaged as `token-mean`."""
     low, high, dual = bounds
 
@@ -61,7 +61,7 @@ def test_ppo_with_a_dual_clip_is_verl_s(batch: Batch, bounds: tuple[float, float
 
 @settings(max_examples=40)
 @given(batches())
-def test_cispo_is_verl_s_at_its_bounds(batch: Batch) -> None:
+def test_cispo_is_verl_s_at_its_bounds(batch):
     """`compute_policy_loss_cispo` there, lines 2078 to 2083."""
 
     def per_token(l: Tensor, q: Tensor, advantages: Tensor) -> Tensor:  # noqa: E741
@@ -72,7 +72,7 @@ def test_cispo_is_verl_s_at_its_bounds(batch: Batch) -> None:
 
 @settings(max_examples=40)
 @given(batches())
-def test_ipo_and_dppo_at_their_defaults_are_prime_rl_s(batch: Batch) -> None:
+def test_ipo_and_dppo_at_their_defaults_are_prime_rl_s(batch):
     """`ipo_loss_fn` and `default_loss_fn` in src/prime_rl/trainer/rl/loss.py, lines 164 and 109; its defaults are those
     of `IPOLossConfig` and `DefaultLossConfig`: 0.1, 0.2 and 0.2, and 1e-3 for the squared log ratio."""
 

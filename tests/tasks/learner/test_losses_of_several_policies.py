@@ -69,7 +69,7 @@ def gradient(loss: object, sampled_by: tuple[Policy, ...], recorded: tuple[Polic
 
 
 @pytest.mark.parametrize("name", BY_TOKEN)
-def test_a_ratio_per_token_makes_each_token_one_of_the_learner_after_its_prefix(name: str) -> None:
+def test_a_ratio_per_token_makes_each_token_one_of_the_learner_after_its_prefix(name):
     loss = BY_TOKEN[name]
     for place in range(LENGTH):
         # Who sampled what comes after a token does not matter for its ratio, only for what it is worth.
@@ -82,13 +82,13 @@ def test_a_ratio_per_token_makes_each_token_one_of_the_learner_after_its_prefix(
         assert is_right == (MIXED[place] is OLD), "the log-prob of another policy in place of the token's own"
 
 
-def test_the_ratio_of_a_sequence_makes_it_one_of_the_learner() -> None:
+def test_the_ratio_of_a_sequence_makes_it_one_of_the_learner():
     expected = gradient(BY_SEQUENCE, (LEARNER,) * LENGTH, (LEARNER,) * LENGTH)
     assert gradient(BY_SEQUENCE, MIXED, MIXED) == pytest.approx(expected, abs=1e-12)
     assert gradient(BY_SEQUENCE, MIXED, (OLD,) * LENGTH) != pytest.approx(expected, abs=1e-3)
 
 
-def test_gspo_goes_by_the_geometric_mean_of_the_ratios_to_each_token_s_own_policy() -> None:
+def test_gspo_goes_by_the_geometric_mean_of_the_ratios_to_each_token_s_own_policy():
     loss = GspoLoss(clip_low=0.2, clip_high=0.2)
     for ratios, value in (((1.3, 0.9, 1.0), 1.17 ** (1 / 3)), ((2.0, 0.5, 1.0), 1.0), ((2.0, 2.0, 2.0), 1.2)):
         row = [Token(math.log(ratio) + q, q, 1.0, rl=1.0) for ratio, q in zip(ratios, (-3.0, -4.0, -5.0), strict=True)]

@@ -28,7 +28,7 @@ def ticking(pulse: Pulse, clock: Clock, ticks: int, seconds: float = 1.0) -> flo
     return float(pulse.status()["still_seconds"])
 
 
-def test_only_a_request_that_does_not_move_stands_still() -> None:
+def test_only_a_request_that_does_not_move_stands_still():
     clock = Clock()
     heart = Pulse(clock)
     assert ticking(heart, clock, 100) == 0.0, "idle, however long"
@@ -40,7 +40,7 @@ def test_only_a_request_that_does_not_move_stands_still() -> None:
     assert heart.status() == {"request": "", "still_seconds": 0.0}
 
 
-def test_a_process_that_did_not_run_was_not_stuck() -> None:
+def test_a_process_that_did_not_run_was_not_stuck():
     clock = Clock()
     heart = Pulse(clock)
     with heart.track("train"):
@@ -49,7 +49,7 @@ def test_a_process_that_did_not_run_was_not_stuck() -> None:
         assert ticking(heart, clock, 10, seconds=60.0) == 10 * LONGEST_TICK, "one look at the clock in each minute"
 
 
-def test_a_request_that_fails_is_over() -> None:
+def test_a_request_that_fails_is_over():
     clock = Clock()
     heart = Pulse(clock)
     with pytest.raises(ValueError, match="failed"), heart.track("load"):
@@ -64,7 +64,7 @@ def listening() -> Iterator[tuple[socket.socket, str]]:
         yield listener, f"{host}:{port}"
 
 
-def test_who_asks_is_told_while_the_work_goes_on() -> None:
+def test_who_asks_is_told_while_the_work_goes_on():
     clock = Clock()
     heart = Pulse(clock)
     with listening() as (listener, address):
@@ -80,7 +80,7 @@ def test_who_asks_is_told_while_the_work_goes_on() -> None:
         assert not hangs(address, LONGEST_TICK - 0.5), "nothing is under way"
 
 
-def test_who_has_no_key_is_told_nothing_and_keeps_nobody_waiting() -> None:
+def test_who_has_no_key_is_told_nothing_and_keeps_nobody_waiting():
     with listening() as (listener, address):
         Pulse().serve(listener, "k")
         host, port = listener.getsockname()
@@ -93,13 +93,13 @@ def test_who_has_no_key_is_told_nothing_and_keeps_nobody_waiting() -> None:
         assert not hangs(address, 30.0, "j"), "nobody can tell"
 
 
-def test_one_that_takes_questions_and_never_answers_hangs(caplog: pytest.LogCaptureFixture) -> None:
+def test_one_that_takes_questions_and_never_answers_hangs(caplog):
     with listening() as (_, address):  # the system accepts for whoever is stopped
         assert hangs(address, 0.05)
     assert "has not answered for 0.05 s (learner.hang_seconds)" in caplog.text
 
 
-def test_one_that_answers_the_second_time_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_answers_the_second_time_does_not_hang(monkeypatch):
     monkeypatch.setattr(pulse, "RETRY_SECONDS", 30.0)
     asked: list[float] = []
     real = pulse.ask
@@ -116,7 +116,7 @@ def test_one_that_answers_the_second_time_does_not_hang(monkeypatch: pytest.Monk
         assert not hangs(address, 30.0) and len(asked) == 2
 
 
-def test_one_that_is_gone_or_says_nothing_does_not_hang() -> None:
+def test_one_that_is_gone_or_says_nothing_does_not_hang():
     with listening() as (listener, address):
         pass
     assert not hangs(address, 30.0), "nobody is there: dead, which others see"
@@ -127,7 +127,7 @@ def test_one_that_is_gone_or_says_nothing_does_not_hang() -> None:
         closing.join()
 
 
-def test_who_has_the_port_of_one_that_is_gone_does_not_hang() -> None:
+def test_who_has_the_port_of_one_that_is_gone_does_not_hang():
     def greet(listener: socket.socket) -> None:
         connection, _ = listener.accept()
         with connection:

@@ -26,7 +26,7 @@ ROWS = [
 ]
 
 
-def test_sums_rates_and_gauges_by_hand() -> None:
+def test_sums_rates_and_gauges_by_hand():
     found = engine_metrics(table("engine_metrics", ROWS))
     assert found == {
         "engine/seconds": 10.0,  # the longest of those of the first interval, which is that of both engines
@@ -46,7 +46,7 @@ def test_sums_rates_and_gauges_by_hand() -> None:
     assert engine_metrics(ENGINE_METRICS.arrow.empty_table()) == {}
 
 
-def test_latencies_of_several_intervals_are_of_all_that_they_counted() -> None:
+def test_latencies_of_several_intervals_are_of_all_that_they_counted():
     buckets = {"queue_le_1.0": 1.0, "queue_le_2.0": 3.0, "queue_le_inf": 4.0}
     rows = [
         *counted("a", queue_sum=3.0, queue_count=4.0, **buckets),
@@ -59,14 +59,14 @@ def test_latencies_of_several_intervals_are_of_all_that_they_counted() -> None:
 
 
 @given(st.lists(st.floats(0, 9.99), min_size=1, max_size=40), st.sampled_from([0.5, 0.95]))
-def test_a_quantile_lies_in_the_bucket_of_the_value(values: list[float], share: float) -> None:
+def test_a_quantile_lies_in_the_bucket_of_the_value(values, share):
     edges = [*range(1, 11), float("inf")]
     bounds = [(float(edge), float(sum(value <= edge for value in values))) for edge in edges]
     exact = np.quantile(values, share, method="inverted_cdf")
     assert abs(histogram_quantile(bounds, share) - exact) <= 1
 
 
-def test_a_step_has_them_among_its_metrics_where_an_engine_counted() -> None:
+def test_a_step_has_them_among_its_metrics_where_an_engine_counted():
     tables = {"traces": table("traces", [trace()])}
     names = [
         Counter(metrics(each, view(STAGE), parameters=1)["metrics"]["name"].to_pylist())
@@ -77,5 +77,5 @@ def test_a_step_has_them_among_its_metrics_where_an_engine_counted() -> None:
 
 
 @pytest.mark.parametrize(("share", "value"), [(0.5, 2.0), (1.0, 3.0)])
-def test_what_lies_above_the_last_bound_counts_as_that(share: float, value: float) -> None:
+def test_what_lies_above_the_last_bound_counts_as_that(share, value):
     assert histogram_quantile([(2.0, 1.0), (3.0, 1.0), (float("inf"), 2.0)], share) == value

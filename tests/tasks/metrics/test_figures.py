@@ -1,7 +1,6 @@
 """Figures of a batch, worked out by hand, and what they are where there is nothing to make them of."""
 
 import json
-from random import Random
 from typing import Any
 
 import pyarrow as pa
@@ -30,7 +29,7 @@ def batch(*rows: tuple[list[str], int]) -> pa.Table:
     return table("batches", [blank | {"sample_ids": ids, "cu_seqlens": [0, tokens]} for ids, tokens in rows])
 
 
-def test_every_figure_of_a_small_batch() -> None:
+def test_every_figure_of_a_small_batch():
     traces = [
         trace("t0", reward=1.0),
         trace("t1", reward=0.0, is_truncated=True),
@@ -67,7 +66,7 @@ def test_every_figure_of_a_small_batch() -> None:
     assert list(found) == list(MEANINGS)
 
 
-def test_of_nothing_counts_are_zero_and_the_rest_is_unknown() -> None:
+def test_of_nothing_counts_are_zero_and_the_rest_is_unknown():
     found = batch_figures({name: table(name, []) for name in ("traces", "verdicts", "samples", "batches")}, 8)
     assert {name for name, value in found.items() if value == 0} == {name for name in MEANINGS if name[:4] == "num_"}
     assert {name for name, value in found.items() if value is None} == {name for name in MEANINGS if name[:4] != "num_"}
@@ -75,7 +74,7 @@ def test_of_nothing_counts_are_zero_and_the_rest_is_unknown() -> None:
 
 @settings(max_examples=40)
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.none() | st.floats(0, 1)), max_size=8))
-def test_shares_agree_with_their_counts(rows: list[tuple[bool, bool, float | None]]) -> None:
+def test_shares_agree_with_their_counts(rows):
     traces = [trace(f"t{n}", trainable=ours, reward=reward) for n, (ours, _, reward) in enumerate(rows)]
     verdicts = [verdict(f"t{n}", reason=None if keep else "truncated") for n, (_, keep, _) in enumerate(rows)]
     found = batch_figures({"traces": table("traces", traces), "verdicts": table("verdicts", verdicts)}, 8)
@@ -87,21 +86,21 @@ def test_shares_agree_with_their_counts(rows: list[tuple[bool, bool, float | Non
 
 @settings(max_examples=40)
 @given(st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=12), st.randoms())
-def test_advantages_come_to_the_same_to_the_last_bit_in_whatever_order(advantages: list[float], random: Random) -> None:
+def test_advantages_come_to_the_same_to_the_last_bit_in_whatever_order(advantages, random):
     rows = [credit(f"t{n}/0", advantage) for n, advantage in enumerate(advantages)]
     shuffled = random.sample(rows, len(rows))
     assert credit_figures(table("samples", rows)) == credit_figures(table("samples", shuffled))
 
 
 def test_numbers_whose_sum_exceeds_float64_have_a_mean_and_no_deviation(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    caplog,
+):
     assert mean([1e308] * 4) == 1e308 and mean([1.5e308, -1.5e308, 1e308, 1e308]) == 5e307
     assert spread([1e308, 0.0]) == {"mean": 5e307, "min": 0.0, "max": 1e308}
     assert "no standard deviation of 2 numbers from 0 to 1e+308" in caplog.text
 
 
-def test_what_an_environment_measured_never_ends_a_run(caplog: pytest.LogCaptureFixture) -> None:
+def test_what_an_environment_measured_never_ends_a_run(caplog):
     metrics = [{"huge": 10**400, "large": 1.7e308}, {"large": 1.7e308}]
     rows = [trace(f"t{n}", reward=1e308, metrics=json.dumps(each)) for n, each in enumerate(metrics)]
     found = rollout_metrics(table("traces", rows), table("verdicts", []))

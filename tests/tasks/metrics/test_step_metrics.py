@@ -58,7 +58,7 @@ TABLES = (
 )
 
 
-def test_the_staleness_of_tokens_is_that_of_the_policy_of_each() -> None:
+def test_the_staleness_of_tokens_is_that_of_the_policy_of_each():
     rows = traces(
         {"trace_id": "a", "environment": "one", "num_output_tokens": 10, "policy_version": 3, "staleness": 2},
         {"trace_id": "b", "environment": "one", "num_output_tokens": 5, "policy_version": 5, "staleness": 0},
@@ -77,7 +77,7 @@ def test_the_staleness_of_tokens_is_that_of_the_policy_of_each() -> None:
     assert not any("token_staleness" in name for name in named(rows, verdicts()))
 
 
-def test_metrics_of_a_step_for_all_and_by_environment() -> None:
+def test_metrics_of_a_step_for_all_and_by_environment():
     assert TABLES[0].schema == TRACES.arrow and TABLES[1].schema == VERDICTS.arrow
     found = named(*TABLES, ["repetition"])
     expected = {
@@ -117,7 +117,7 @@ def test_metrics_of_a_step_for_all_and_by_environment() -> None:
     assert all(type(value) is float for value in found.values())
 
 
-def test_agents_of_one_environment_have_rewards_of_their_own() -> None:
+def test_agents_of_one_environment_have_rewards_of_their_own():
     won = {"environment": "duel", "trainable": True}
     rows = [
         {"trace_id": f"{agent}{number}", "agent": agent, "reward": reward, **won}
@@ -136,7 +136,7 @@ def test_agents_of_one_environment_have_rewards_of_their_own() -> None:
     }
 
 
-def test_named_rewards_have_the_means_of_their_scores() -> None:
+def test_named_rewards_have_the_means_of_their_scores():
     common = {"environment": "one", "reward": 1.0}
     both = {"exact": {"score": 1.0, "weight": 0.5}, "form": {"score": 0.5, "weight": 1.0}}
     partly = {"exact": {"score": 0.0, "weight": 0.5}, "form": None}
@@ -152,7 +152,7 @@ def test_named_rewards_have_the_means_of_their_scores() -> None:
     }
 
 
-def test_scopes_are_symmetric() -> None:
+def test_scopes_are_symmetric():
     found = named(*TABLES, ["repetition"])
     for name in [name for name in found if name.startswith("filters/")]:
         _, scope, rest = name.split("/")
@@ -160,7 +160,7 @@ def test_scopes_are_symmetric() -> None:
         assert scope in ("all", "one", "two")
 
 
-def test_a_reward_may_be_infinite_and_a_step_without_a_scored_or_any_rollout_has_none() -> None:
+def test_a_reward_may_be_infinite_and_a_step_without_a_scored_or_any_rollout_has_none():
     unscored = traces({"trace_id": "a", "environment": "one", "error_class": "model"})
     found = named(unscored, verdicts())
     assert found["errored_rollout/one"] == 1
@@ -171,13 +171,13 @@ def test_a_reward_may_be_infinite_and_a_step_without_a_scored_or_any_rollout_has
     assert named(traces(), verdicts()) == nothing
 
 
-def test_turns_that_were_tokenised_again_are_counted_where_somebody_counted() -> None:
+def test_turns_that_were_tokenised_again_are_counted_where_somebody_counted():
     counts = {"a": 2, "d": 1, "elsewhere": 9}
     found = named(*TABLES, (), counts)
     assert [found[f"rollout/{scope}/retokenised_turns"] for scope in ("all", "one", "two")] == [3, 2, 1]
 
 
-def test_stopped_rollouts_are_in_their_share_and_the_sums_of_tokens_alone() -> None:
+def test_stopped_rollouts_are_in_their_share_and_the_sums_of_tokens_alone():
     late = {"environment": "one", "error_class": STRAGGLER, "num_output_tokens": 5}
     rows = [{"trace_id": "a", "environment": "one", "reward": 1.0, "num_output_tokens": 10}]
     found = named(traces(*rows, {"trace_id": "late", **late}), verdicts())
@@ -225,11 +225,11 @@ def until(stage: str) -> dict[str, pa.Table]:
         ("training", {"trained": 1, "no weight": 1, **HELD_BACK}),
     ],
 )
-def test_accounts_are_as_far_as_the_step_is(stage: str, expected: dict[str, int]) -> None:
+def test_accounts_are_as_far_as_the_step_is(stage, expected):
     assert account_metrics(until(stage)) == {f"accounting/{name}": count for name, count in expected.items()}
 
 
-def test_a_step_with_all_its_tables_is_held_to_account() -> None:
+def test_a_step_with_all_its_tables_is_held_to_account():
     tables = until("training")
     assigned = pa.table({"assignment_id": tables["traces"]["assignment_id"].unique()})
     assert account_metrics(tables | {"assignments": assigned}) == account_metrics(tables)
@@ -238,7 +238,7 @@ def test_a_step_with_all_its_tables_is_held_to_account() -> None:
         account_metrics(tables | {"assignments": lost})
 
 
-def test_rows_are_of_the_contract_and_say_only_what_was_measured() -> None:
+def test_rows_are_of_the_contract_and_say_only_what_was_measured():
     view = View(RunConfig(), STAGE.sections, STAGE.name)
     rows = metrics({"traces": TABLES[0], "verdicts": TABLES[1]}, view, parameters=1)["metrics"]
     assert rows.schema == METRICS.arrow and rows.to_pylist() == sorted(

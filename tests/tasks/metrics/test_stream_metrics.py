@@ -8,7 +8,7 @@ from tests.fixtures.builders import table, trace
 LOAD = {"requests_running": None, "requests_waiting": None, "cache_use": None, "max_in_flight": 8, "num_ended": 3}
 
 
-def test_means_are_over_time() -> None:
+def test_means_are_over_time():
     rows = [
         LOAD
         | {"num_cancelled": 1, "seconds": 1.0, "in_flight": 8.0, "idle_seconds": 0.0, "learner_waited_seconds": 1.0},
@@ -36,7 +36,7 @@ def test_means_are_over_time() -> None:
     assert load_metrics([]) == load_metrics(rows[2:]) == {}
 
 
-def test_ages_are_of_the_tokens_that_may_be_trained_on() -> None:
+def test_ages_are_of_the_tokens_that_may_be_trained_on():
     versions = {"a": (3, 0), "b": (1, 2), "dropped": (0, 3), "judge": (3, 0)}
     rows = [
         trace(

@@ -65,7 +65,7 @@ STATISTICS = pa.Table.from_pylist(
 MASKS = table("token_masks", [{"sample_id": "c/0", "masked": [False, True, False]}])
 
 
-def test_metrics_of_tokens_by_hand() -> None:
+def test_metrics_of_tokens_by_hand():
     found = named(BATCHED, STATISTICS, MASKS, ENVIRONMENTS)
     kl = [1 - LOG2, 0.0, 3 - 2 * LOG2]
     average = sum(kl) / 3
@@ -98,7 +98,7 @@ def test_metrics_of_tokens_by_hand() -> None:
     assert all(type(value) is float for value in found.values())
 
 
-def test_scopes_of_tokens_are_symmetric() -> None:
+def test_scopes_of_tokens_are_symmetric():
     """With one environment, it and the whole have the same names and the same numbers."""
     found = token_metrics(StoredRows.of(BATCHED), StoredRows.of(STATISTICS), MASKS, dict.fromkeys(ENVIRONMENTS, "one"))
     scopes: dict[str, dict[str, float]] = {"all": {}, "one": {}}
@@ -108,7 +108,7 @@ def test_scopes_of_tokens_are_symmetric() -> None:
     assert len(scopes["all"]) > 20
 
 
-def test_masks_that_are_not_known_give_no_metric_and_none_masked_gives_zero() -> None:
+def test_masks_that_are_not_known_give_no_metric_and_none_masked_gives_zero():
     unknown = named(BATCHED, STATISTICS, None, ENVIRONMENTS)
     assert not [name for name in unknown if "masked" in name]
     none = named(BATCHED, STATISTICS, TOKEN_MASKS.arrow.empty_table(), ENVIRONMENTS)
@@ -119,7 +119,7 @@ def test_masks_that_are_not_known_give_no_metric_and_none_masked_gives_zero() ->
 
 
 @pytest.mark.parametrize("logprob", [2000.0, 600.0], ids=["infinite", "with a square that is"])
-def test_a_distant_ratio_makes_metrics_that_are_not_finite(logprob: float) -> None:
+def test_a_distant_ratio_makes_metrics_that_are_not_finite(logprob):
     field = STATISTICS.schema.field(1)
     distant = STATISTICS.set_column(1, field, pa.array([[0, logprob, 0], [0, -1, -2], [0, -1]], field.type))
     found = named(BATCHED, distant, MASKS, ENVIRONMENTS)
@@ -128,7 +128,7 @@ def test_a_distant_ratio_makes_metrics_that_are_not_finite(logprob: float) -> No
     assert math.isfinite(found["entropy/math"])
 
 
-def test_a_packed_sample_that_was_not_measured_is_named() -> None:
+def test_a_packed_sample_that_was_not_measured_is_named():
     with pytest.raises(NotMeasured, match="sample c/0"):
         named(BATCHED, STATISTICS.slice(1), MASKS, ENVIRONMENTS)
 
@@ -219,9 +219,7 @@ def cut(rows: pa.Table, sizes: Sequence[int]) -> StoredRows:
 
 @pytest.mark.parametrize("order", ["as trained", "reversed"])
 @pytest.mark.parametrize("environments", [("math",), ("math", "chat", "code")])
-def test_metrics_are_those_of_all_tokens_at_once_and_have_the_same_bits_for_all_parts(
-    environments: tuple[str, ...], order: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_are_those_of_all_tokens_at_once_and_have_the_same_bits_for_all_parts(environments, order, monkeypatch):
     """With several blocks, and ratios in a file."""
     monkeypatch.setattr("tasks.metrics.tokens.MOST_IN_MEMORY", 1 << 12)
     monkeypatch.setattr(Moments, "BLOCK", 1 << 9)

@@ -12,7 +12,7 @@ def updated(**changes: Any) -> dict[str, Any]:
     return {**dict.fromkeys(counts, 0), "metrics": "{}", "policy_key_in": "k", **changes}
 
 
-def test_several_updates_on_a_batch_have_a_mean_and_ends() -> None:
+def test_several_updates_on_a_batch_have_a_mean_and_ends():
     rows = [updated(loss=loss, entropy=None, rl_tokens=2, ref_kl_tokens=1, num_tokens=5) for loss in (1.0, 4.0)]
     found = update_metrics(rows)
     assert (found["update/loss"], found["updates"]) == (4.0, 2.0), "the last one"
@@ -22,7 +22,7 @@ def test_several_updates_on_a_batch_have_a_mean_and_ends() -> None:
     assert found["updates/num_tokens"] == 10 and update_metrics([]) == {}
 
 
-def test_what_is_not_finite_stays_so_whatever_the_order() -> None:
+def test_what_is_not_finite_stays_so_whatever_the_order():
     further = '{"not_finite": ["worst"], "clipped": true, "extra": 2}'
     for rows in ([updated(loss=math.nan), updated(loss=1.0)], [updated(loss=1.0), updated(loss=math.nan)]):
         found = update_metrics([*rows[:-1], rows[-1] | {"metrics": further}])

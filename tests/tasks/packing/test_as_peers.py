@@ -54,7 +54,7 @@ DROPPED = [{"type": "zero_advantage"}]
 
 @settings(max_examples=40)
 @given(STEPS, st.sampled_from(([], DROPPED)))
-def test_dr_grpo_divides_as_trl_does(step: list[Rollout], filters: list[dict[str, Any]]) -> None:
+def test_dr_grpo_divides_as_trl_does(step, filters):
     """trl/trainer/grpo_trainer.py, line 3135: by the rollouts of the batch times a constant, whatever a filter did."""
     total = sum(n * abs(worth) for (_, n, _), worth in zip(step, centred(step), strict=True))
     found = ours(step, {"type": "dr_grpo", "length_normaliser": LENGTH}, filters)
@@ -63,7 +63,7 @@ def test_dr_grpo_divides_as_trl_does(step: list[Rollout], filters: list[dict[str
 
 @settings(max_examples=40)
 @given(STEPS)
-def test_token_means_are_those_of_verl_and_trl_where_nothing_is_left_out(step: list[Rollout]) -> None:
+def test_token_means_are_those_of_verl_and_trl_where_nothing_is_left_out(step):
     """`token-mean` in verl/trainer/ppo/core_algos.py, `agg_loss`; `dapo` in trl/trainer/grpo_trainer.py, line 3141."""
     total = sum(n * abs(worth) for (_, n, _), worth in zip(step, centred(step), strict=True))
     found = ours(step, {"type": "grpo"}, [], zero_advantages=True)
@@ -72,9 +72,7 @@ def test_token_means_are_those_of_verl_and_trl_where_nothing_is_left_out(step: l
 
 @settings(max_examples=40)
 @given(STEPS, st.sampled_from(([], DROPPED)))
-def test_tokens_without_an_advantage_are_left_out_as_in_prime_rl(
-    step: list[Rollout], filters: list[dict[str, Any]]
-) -> None:
+def test_tokens_without_an_advantage_are_left_out_as_in_prime_rl(step, filters):
     """`_prune_zero_advantages` in src/prime_rl/orchestrator/train_sink.py; groups of equal rewards come to the same."""
     pairs = [(n, abs(worth)) for (_, n, _), worth in zip(step, centred(step), strict=True) if abs(worth) > 1e-12]
     expected = sum(n * worth for n, worth in pairs) / max(sum(n for n, _ in pairs), 1)

@@ -1,8 +1,6 @@
 """Demonstrations as traces: whose they are is in their ids."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -59,7 +57,7 @@ def traces_of(context: RunContext, ref: Ref) -> dict[str, str]:
     return dict(zip(found["trace_id"].to_pylist(), found["example_id"].to_pylist(), strict=True))
 
 
-def test_another_run_has_other_traces_unless_it_does_the_same_work(tmp_path: Path) -> None:
+def test_another_run_has_other_traces_unless_it_does_the_same_work(tmp_path):
     store, elsewhere = open_store(tmp_path / "one"), open_store(tmp_path / "two")
     first, other = (traces_of(*shown(store, f"run-{seed}", seed)) for seed in (1, 2))
     assert len(first) == len(other) == 4 and set(first.values()) != set(other.values())
@@ -67,7 +65,7 @@ def test_another_run_has_other_traces_unless_it_does_the_same_work(tmp_path: Pat
     assert traces_of(*shown(elsewhere, "again", 1)) == first, "equal inputs give equal ids"
 
 
-def test_a_finding_about_one_run_takes_nothing_from_another(tmp_path: Path) -> None:
+def test_a_finding_about_one_run_takes_nothing_from_another(tmp_path):
     store = open_store(tmp_path / "store")
     (one, shown_one), (other, shown_other) = (shown(store, f"run-{seed}", seed) for seed in (1, 2))
     noted = store.quarantines.record(traces_of(one, shown_one), where="true", reason="wrong answers", run="run-1")
@@ -82,7 +80,7 @@ def test_a_finding_about_one_run_takes_nothing_from_another(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("form", [list, json.dumps])
-def test_tools_of_a_row_reach_the_renderer(tmp_path: Path, form: Callable[[Any], Any]) -> None:
+def test_tools_of_a_row_reach_the_renderer(tmp_path, form):
     tools = [{"type": "function", "function": {"name": "find", "description": "Find it."}}]
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     file = tmp_path / "rows.jsonl"
@@ -108,7 +106,7 @@ def test_tools_of_a_row_reach_the_renderer(tmp_path: Path, form: Callable[[Any],
     assert json.dumps(seen[0][1]) == json.dumps(tools), "a template writes a schema in the order of its fields"
 
 
-def test_texts_and_parts_may_stand_in_one_conversation(tmp_path: Path) -> None:
+def test_texts_and_parts_may_stand_in_one_conversation(tmp_path):
     """As most files with pictures have it; a text becomes a part, and an empty one before a call none."""
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
     calls = [{"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}]

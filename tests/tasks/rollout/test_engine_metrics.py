@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
@@ -48,9 +47,7 @@ def parts_of(store: Store) -> Parts:
 
 
 @pytest.mark.parametrize("wanted", [True, False])
-def test_each_time_of_sampling_is_counted_also_one_that_lost_its_engine(
-    wanted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_time_of_sampling_is_counted_also_one_that_lost_its_engine(wanted, tmp_path, monkeypatch):
     lost = iter([True, False])
 
     class Sampler:

@@ -116,9 +116,7 @@ class Simulated:
 
 @settings(max_examples=150)
 @given(st.integers(1, 12), st.integers(1, 4), st.integers(2, 4), st.randoms(use_true_random=False))
-def test_no_group_is_older_than_the_bound_and_none_is_left(
-    steps: int, size: int, bound: int, chance: random.Random
-) -> None:
+def test_no_group_is_older_than_the_bound_and_none_is_left(steps, size, bound, chance):
     found = Simulated(steps, size, bound, chance)
     found.run()
     assert sorted(name for name, _ in found.taken) == sorted(f"{s}-{k}" for s in range(steps) for k in range(size))
@@ -126,7 +124,7 @@ def test_no_group_is_older_than_the_bound_and_none_is_left(
     assert not found.queue._begun and not found.queue._finished
 
 
-def test_steps_do_wait_for_what_is_due() -> None:
+def test_steps_do_wait_for_what_is_due():
     simulated = [Simulated(10, 3, 2, random.Random(seed)) for seed in range(20)]
     for each in simulated:
         each.run()
@@ -143,9 +141,7 @@ def test_steps_do_wait_for_what_is_due() -> None:
     st.integers(0, 3),
     st.randoms(use_true_random=False),
 )
-def test_where_no_step_waits_what_is_too_old_is_given_up_and_no_step_lacks_groups(
-    steps: int, size: int, bound: int, surplus: int, chance: random.Random
-) -> None:
+def test_where_no_step_waits_what_is_too_old_is_given_up_and_no_step_lacks_groups(steps, size, bound, surplus, chance):
     found = Simulated(steps, size, bound, chance, surplus, waits=False)
     found.run()
     names = [name for name, _ in (*found.taken, *found.stale)]
@@ -160,7 +156,7 @@ def test_where_no_step_waits_what_is_too_old_is_given_up_and_no_step_lacks_group
     assert len(left) <= (size + surplus) * (2 * bound + 1) + size
 
 
-def test_some_groups_are_given_up_at_each_stage_of_their_way() -> None:
+def test_some_groups_are_given_up_at_each_stage_of_their_way():
     kinds = Counter[str]()
     for surplus in (0, 3):
         for seed in range(20):

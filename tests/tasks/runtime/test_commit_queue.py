@@ -1,10 +1,9 @@
 """Work that is committed in a thread: what is found meanwhile, in which order it counts, and what a failure leaves."""
 
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -24,12 +23,12 @@ from tests.fixtures.waiting import until
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     return open_store(tmp_path)
 
 
 @pytest.fixture
-def queue(store: Store) -> Iterator[CommitQueue]:
+def queue(store):
     with CommitQueue(store.slices, store.ledger) as made:
         yield made
 
@@ -60,9 +59,7 @@ class Gate:
         monkeypatch.setattr(Ledger, "commit_all", commit_all)
 
 
-def test_work_is_found_before_it_counts_and_what_waits_shares_a_commit(
-    store: Store, queue: CommitQueue, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_work_is_found_before_it_counts_and_what_waits_shares_a_commit(store, queue, monkeypatch):
     gate = Gate(monkeypatch)
     first = hand_over(queue, "a")
     assert gate.reached.wait(20)
@@ -78,7 +75,7 @@ def test_work_is_found_before_it_counts_and_what_waits_shares_a_commit(
 
 
 @pytest.mark.parametrize("problem", [KeyboardInterrupt(), ValueError("a stage failed")], ids=type)
-def test_what_is_finished_is_kept_when_an_error_passes(store: Store, problem: BaseException) -> None:
+def test_what_is_finished_is_kept_when_an_error_passes(store, problem):
     with pytest.raises(type(problem)), CommitQueue(store.slices, store.ledger) as queue:
         hand_over(queue, "a")
         raise problem
@@ -86,9 +83,7 @@ def test_what_is_finished_is_kept_when_an_error_passes(store: Store, problem: Ba
 
 
 @pytest.mark.parametrize("ended_by", ["full", "flush", "flush_soon"])
-def test_quick_stages_wait_for_each_other_and_not_for_long_ones(
-    store: Store, monkeypatch: pytest.MonkeyPatch, ended_by: str
-) -> None:
+def test_quick_stages_wait_for_each_other_and_not_for_long_ones(store, monkeypatch, ended_by):
     monkeypatch.setattr(commit_queue, "MAX_WAITING", 3 if ended_by == "full" else 128)
     gate = Gate(monkeypatch)
     gate.open.set()
@@ -104,7 +99,7 @@ def test_quick_stages_wait_for_each_other_and_not_for_long_ones(
     assert gate.seen == [["a", "b"] if ended_by in ("flush", "flush_soon") else ["a", "b", "c"]]
 
 
-def test_of_two_that_queue_the_same_work_both_rows_name_the_slices_of_the_first(store: Store) -> None:
+def test_of_two_that_queue_the_same_work_both_rows_name_the_slices_of_the_first(store):
     other = open_store(store.root.address)
     with CommitQueue(other.slices, other.ledger, linger_seconds=600) as late:
         hand_over(late, "a", run="late")
@@ -115,7 +110,7 @@ def test_of_two_that_queue_the_same_work_both_rows_name_the_slices_of_the_first(
     assert store.scan("messages").collect().height == 4
 
 
-def test_work_that_was_removed_meanwhile_takes_all_that_waited_with_it(store: Store) -> None:
+def test_work_that_was_removed_meanwhile_takes_all_that_waited_with_it(store):
     with CommitQueue(store.slices, store.ledger) as first:
         found = hand_over(first, "a", run="first")
     other = open_store(store.root.address)
@@ -136,12 +131,12 @@ def lose(queue: CommitQueue) -> None:
 @pytest.mark.parametrize("told", [CommitQueue.flush, lose], ids=["flush", "commit"])
 @pytest.mark.parametrize("made", [False, True], ids=["lost", "made"])
 def test_a_commit_that_fails_is_told_to_the_next_who_asks_and_tried_again(
-    store: Store,
-    monkeypatch: pytest.MonkeyPatch,
-    where: tuple[type, str],
-    told: Callable[[CommitQueue], None],
-    made: bool,
-) -> None:
+    store,
+    monkeypatch,
+    where,
+    told,
+    made,
+):
     true: Callable[..., object] = getattr(*where)
     problems = [StoreUnavailable("the store does not answer", "", "everything", "wait")]
     failed = threading.Event()
@@ -167,7 +162,7 @@ def test_a_commit_that_fails_is_told_to_the_next_who_asks_and_tried_again(
     assert store.scan("messages").collect().height == 8
 
 
-def test_what_cannot_be_committed_at_the_end_is_an_error(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_committed_at_the_end_is_an_error(store, monkeypatch):
     def unanswered(*_: object) -> None:
         raise StoreUnavailable("the store does not answer", "", "everything", "wait")
 
@@ -181,7 +176,7 @@ def test_what_cannot_be_committed_at_the_end_is_an_error(store: Store, monkeypat
     assert committed(store) == []
 
 
-def test_nothing_counts_before_what_it_was_made_from(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_counts_before_what_it_was_made_from(store, monkeypatch):
     gate = Gate(monkeypatch)
     context = RunContext(store, "run", RunConfig(name="run"), {})
     with context.queue_commits():
@@ -203,7 +198,7 @@ def test_nothing_counts_before_what_it_was_made_from(store: Store, monkeypatch: 
         assert gate.seen == [["a"], ["b"], ["c"]]
 
 
-def test_a_part_whose_commit_could_not_be_told_is_committed_once(store: Store) -> None:
+def test_a_part_whose_commit_could_not_be_told_is_committed_once(store):
     told: list[int] = []
 
     def tell(units: Collection[str], num_units: int) -> None:
@@ -217,9 +212,7 @@ def test_a_part_whose_commit_could_not_be_told_is_committed_once(store: Store) -
     assert committed(store) == ["a"] and told == [1]
 
 
-def test_the_next_call_of_a_stage_raises_the_failure_of_a_part_which_is_committed_again(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_next_call_of_a_stage_raises_the_failure_of_a_part_which_is_committed_again(store, monkeypatch):
     true, problems = Ledger.commit, [StoreUnavailable("the store does not answer", "", "everything", "wait")]
 
     def commit(ledger: Ledger, row: Entry) -> Entry:

@@ -1,10 +1,8 @@
 """A stage as a Prefect task: where it runs, how long it may take, and with which tags."""
 
 import pickle
-from pathlib import Path
 from typing import Any
 
-import pytest
 from prefect import tags
 from prefect.context import TagsContext
 from prefect.states import Completed
@@ -21,7 +19,7 @@ from tasks.training import stage as training
 from tasks.training.stage import STAGE
 
 
-def test_tags_of_the_flow_run_do_not_reach_the_task(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tags_of_the_flow_run_do_not_reach_the_task(monkeypatch):
     seen: list[set[str]] = []
     task = StageTask(STAGE)
 
@@ -38,7 +36,7 @@ def test_tags_of_the_flow_run_do_not_reach_the_task(monkeypatch: pytest.MonkeyPa
     assert seen == [set()]
 
 
-def test_a_place_travels_as_what_it_is_opened_from(tmp_path: Path) -> None:
+def test_a_place_travels_as_what_it_is_opened_from(tmp_path):
     context = RunContext(open_store(tmp_path / "store"), "a", RunConfig(name="a", seed=7), {"python": "3"})
     there = pickle.loads(pickle.dumps(context))
     assert (there.run, there.config, there.versions) == (context.run, context.config, context.versions)
@@ -47,7 +45,7 @@ def test_a_place_travels_as_what_it_is_opened_from(tmp_path: Path) -> None:
     assert there.key(*work) == context.key(*work)
 
 
-def test_only_stages_that_wait_for_nobody_go_elsewhere_or_have_a_time_limit() -> None:
+def test_only_stages_that_wait_for_nobody_go_elsewhere_or_have_a_time_limit():
     assert [each.STAGE.may_block for each in (filtering, packing, rollout, training, gate)] == [False] * 2 + [True] * 3
     task = StageTask(packing.STAGE)
     assert task.task.timeout_seconds is None and task.task.retries == 2

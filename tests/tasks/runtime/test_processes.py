@@ -17,7 +17,7 @@ from tests.fixtures.installed import hostile_directory, variables
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
+def directory(tmp_path):
     """A person's directory, with files named as our packages."""
     return hostile_directory(tmp_path)
 
@@ -29,14 +29,14 @@ def said_in(directory: Path, command: list[str]) -> subprocess.CompletedProcess[
     )
 
 
-def test_packages_are_ours_where_the_working_directory_has_their_names(directory: Path) -> None:
+def test_packages_are_ours_where_the_working_directory_has_their_names(directory):
     done = said_in(directory, process_variables.module_command("tasks.runtime.process_variables"))
     assert (done.returncode, done.stderr) == (0, "")
     # By `python -m` alone the person's own `tasks.py` is what it finds.
     assert "stands in" in said_in(directory, [sys.executable, "-m", "tasks.runtime.process_variables"]).stderr
 
 
-def test_children_of_ours_are_started_so(tmp_path: Path) -> None:
+def test_children_of_ours_are_started_so(tmp_path):
     environment = EnvironmentConfig(name="e", taskset={"id": "sample_reverse_text"})
     started = [
         client.command(LearnerConfig(), "report")[0],
@@ -53,11 +53,11 @@ def test_children_of_ours_are_started_so(tmp_path: Path) -> None:
 
 @pytest.mark.engine
 @pytest.mark.parametrize("module", ["tasks.learner.worker", "tasks.inference.environments.host"])
-def test_services_load_from_such_a_directory(module: str, directory: Path) -> None:
+def test_services_load_from_such_a_directory(module, directory):
     done = said_in(directory, process_variables.module_command(module, "--help"))
     assert done.returncode == 0 and "--report" in done.stdout, done.stderr
 
 
-def test_what_a_worker_sets_for_a_flow_run_goes_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_worker_sets_for_a_flow_run_goes_no_further(monkeypatch):
     monkeypatch.setenv("PYTHONSAFEPATH", "1")
     assert "PYTHONSAFEPATH" not in inherited_variables() and "PATH" in os.environ.keys() & inherited_variables().keys()

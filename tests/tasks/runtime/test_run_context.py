@@ -1,10 +1,8 @@
 """What a run works with: tables read lately, and work that another process finished a moment ago."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pyarrow as pa
-import pytest
 from cachetools import LRUCache
 
 from configs.run import RunConfig
@@ -16,7 +14,7 @@ from tasks.runtime.stage import ref_of
 from tests.fixtures.rows import append, entry, messages
 
 
-def test_rows_are_read_from_the_store_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_read_from_the_store_once(tmp_path, monkeypatch):
     made = [append(open_store(tmp_path), number, 9, attempt=f"a{number}") for number in (2, 3)]
     context, read, size = RunContext(open_store(tmp_path), "run", RunConfig(name="run"), {}), list[str](), 0
     store_read = Store.read
@@ -35,7 +33,7 @@ def test_rows_are_read_from_the_store_once(tmp_path: Path, monkeypatch: pytest.M
         assert read == expected, "rows larger than the room for them are given out and not kept"
 
 
-def test_rows_that_another_process_has_just_finished_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_another_process_has_just_finished_are_read(tmp_path, monkeypatch):
     monkeypatch.setattr(contexts, "LEDGER_SECONDS", 3600.0)
     here, there = (RunContext(open_store(tmp_path), "run", RunConfig(name="run"), {}) for _ in range(2))
     assert here.find("k") is None

@@ -56,7 +56,7 @@ def context_of(root: Path, run: str = "a", **changes: Any) -> RunContext:
     return RunContext(open_store(root), run, RunConfig(name=run, **changes), VERSIONS)
 
 
-def test_the_second_time_nothing_is_computed(tmp_path: Path) -> None:
+def test_the_second_time_nothing_is_computed(tmp_path):
     function = Counting("x", "y")
     first = perform(stage_of(function), context_of(tmp_path), 0)
     again = perform(stage_of(function), context_of(tmp_path), 0)
@@ -75,12 +75,12 @@ def test_the_second_time_nothing_is_computed(tmp_path: Path) -> None:
         ({"steps": 3, "store": "elsewhere"}, True),
     ],
 )
-def test_the_key_follows_the_declared_sections_only(tmp_path: Path, change: dict[str, Any], same: bool) -> None:
+def test_the_key_follows_the_declared_sections_only(tmp_path, change, same):
     stage = stage_of(Counting())
     assert (context_of(tmp_path).key(stage, 0, {}) == context_of(tmp_path, **change).key(stage, 0, {})) is same
 
 
-def test_step_version_name_and_inputs_are_in_the_key(tmp_path: Path) -> None:
+def test_step_version_name_and_inputs_are_in_the_key(tmp_path):
     context, function = context_of(tmp_path), Counting()
     keys = {
         context.key(stage_of(function), 0, {}),
@@ -93,7 +93,7 @@ def test_step_version_name_and_inputs_are_in_the_key(tmp_path: Path) -> None:
     assert len(keys) == 6
 
 
-def test_another_run_adopts_the_work_and_keeps_its_origin(tmp_path: Path) -> None:
+def test_another_run_adopts_the_work_and_keeps_its_origin(tmp_path):
     function = Counting("x")
     made = perform(stage_of(function), context_of(tmp_path, "a"), 0)
     taken = perform(stage_of(function), context_of(tmp_path, "b"), 0)
@@ -102,7 +102,7 @@ def test_another_run_adopts_the_work_and_keeps_its_origin(tmp_path: Path) -> Non
     assert [piece.run for piece in entry.outputs] == ["a"]
 
 
-def test_a_section_that_is_not_declared_cannot_be_read(tmp_path: Path) -> None:
+def test_a_section_that_is_not_declared_cannot_be_read(tmp_path):
     def peeks(tables: Tables, config: View) -> Tables:
         return {"examples": examples_table(str(config.rollout.max_tokens))}
 
@@ -110,7 +110,7 @@ def test_a_section_that_is_not_declared_cannot_be_read(tmp_path: Path) -> None:
         perform(stage_of(peeks), context_of(tmp_path), 0)
 
 
-def test_an_error_says_where_and_leaves_nothing(tmp_path: Path) -> None:
+def test_an_error_says_where_and_leaves_nothing(tmp_path):
     def fails(tables: Tables, config: View) -> Tables:
         raise ValueError("the reason")
 
@@ -120,7 +120,7 @@ def test_an_error_says_where_and_leaves_nothing(tmp_path: Path) -> None:
     assert open_store(tmp_path).ledger.entries() == []
 
 
-def test_inputs_are_read_from_the_work_that_made_them(tmp_path: Path) -> None:
+def test_inputs_are_read_from_the_work_that_made_them(tmp_path):
     def renames(tables: Tables, config: View) -> Tables:
         assert list(tables) == ["examples"]
         return {"examples": examples_table(*(name + "!" for name in tables["examples"]["example_id"].to_pylist()))}
@@ -148,7 +148,7 @@ def parts_stage(fail_after: int | None = None) -> tuple[Stage[Any], list[str]]:
     return stage_of(works, name="long", unit=("examples", "example_id")), made
 
 
-def test_finished_parts_survive_a_failure_and_are_not_made_again(tmp_path: Path) -> None:
+def test_finished_parts_survive_a_failure_and_are_not_made_again(tmp_path):
     failing, before = parts_stage(fail_after=2)
     with pytest.raises(ValueError, match="interrupted"):
         perform(failing, context_of(tmp_path), 0)
@@ -162,7 +162,7 @@ def test_finished_parts_survive_a_failure_and_are_not_made_again(tmp_path: Path)
     assert sorted(context.table("examples", (ref,))["example_id"].to_pylist()) == ["p", "q", "r", "s"]
 
 
-def test_turns_go_when_their_groups_are_committed_also_those_of_a_process_that_died(tmp_path: Path) -> None:
+def test_turns_go_when_their_groups_are_committed_also_those_of_a_process_that_died(tmp_path):
     turns = [CachedTurn(name, f"{name}/0", "r", "{}", ()) for name in ("p", "q", "r", "s", "other")]
     failing, _ = parts_stage(fail_after=2)
     whole, _ = parts_stage()
@@ -208,9 +208,7 @@ def test_turns_go_when_their_groups_are_committed_also_those_of_a_process_that_d
         (OSError(errno.EIO, "Input/output error"), OSError, None),
     ],
 )
-def test_a_disk_that_takes_nothing_is_named_whoever_in_a_stage_noticed(
-    tmp_path: Path, error: Exception, expected: type[Exception], where: str | None
-) -> None:
+def test_a_disk_that_takes_nothing_is_named_whoever_in_a_stage_noticed(tmp_path, error, expected, where):
     def works(tables: Tables, config: View) -> Tables:
         raise error
 
@@ -225,7 +223,7 @@ def test_a_disk_that_takes_nothing_is_named_whoever_in_a_stage_noticed(
         assert raised.value.where == (where or str(tmp_path)) and "then run the same again" in raised.value.do
 
 
-def test_who_waits_for_work_is_told_when_it_is_done_and_not_committed(tmp_path: Path) -> None:
+def test_who_waits_for_work_is_told_when_it_is_done_and_not_committed(tmp_path):
     stage, _ = parts_stage()
     context, told = context_of(tmp_path), list[Entry | None]()
 
@@ -241,7 +239,7 @@ def test_who_waits_for_work_is_told_when_it_is_done_and_not_committed(tmp_path: 
     assert told == [None]
 
 
-def test_a_part_that_cannot_be_written_fails_the_stage(tmp_path: Path) -> None:
+def test_a_part_that_cannot_be_written_fails_the_stage(tmp_path):
     def works(tables: Tables, config: View, *, parts: Any) -> Tables:
         parts.put({"examples": examples_table("p").drop_columns(["task"])})
         return {}
@@ -256,7 +254,7 @@ def num_parts(root: Path) -> int:
     return sum(bool(entry.part) for entry in open_store(root).ledger.entries())
 
 
-def test_groups_that_two_attempts_committed_count_once(tmp_path: Path) -> None:
+def test_groups_that_two_attempts_committed_count_once(tmp_path):
     """Two attempts that overlapped both committed q; whoever goes on keeps one of the two."""
     for run, names in (("a", ("p", "q")), ("b", ("q", "r"))):
 
@@ -279,7 +277,7 @@ def test_groups_that_two_attempts_committed_count_once(tmp_path: Path) -> None:
     assert made == ["s"]
 
 
-def test_two_runs_that_finish_the_same_work_go_on_with_the_same_rows(tmp_path: Path) -> None:
+def test_two_runs_that_finish_the_same_work_go_on_with_the_same_rows(tmp_path):
     contexts = [context_of(tmp_path, run) for run in ("a", "b")]
 
     def works(tables: Tables, config: View) -> Tables:
@@ -317,7 +315,7 @@ class Reads:
 
 
 @pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.function.__name__)
-def test_inputs_take_what_the_stage_declares(stage: Stage[Any]) -> None:
+def test_inputs_take_what_the_stage_declares(stage):
     reads, services = Reads(), Reads()
     names = ("rows", "table", "optional_rows", "optional_table")
     vars(reads).update(
@@ -334,18 +332,18 @@ def test_inputs_take_what_the_stage_declares(stage: Stage[Any]) -> None:
     assert ("parts" in reads.taken) is stage.in_parts
 
 
-def test_every_service_is_asked_by_a_stage() -> None:
+def test_every_service_is_asked_by_a_stage():
     assert {name for stage in STAGES for name in stage.services} == {field.name for field in fields(Services)}
 
 
-def test_a_service_that_is_missing_is_refused(tmp_path: Path) -> None:
+def test_a_service_that_is_missing_is_refused(tmp_path):
     context = RunContext(open_store(tmp_path), "a", RunConfig(name="a"), {})
     with pytest.raises(AssertionError, match="the run lacks a service that the stage declares"):
         perform(examples.STAGE, context, 0)
 
 
 @pytest.mark.parametrize("losses", [0, MOST_LOSSES])
-def test_a_lost_service_is_asked_again(losses: int) -> None:
+def test_a_lost_service_is_asked_again(losses):
     left = [ConnectionError] * losses
 
     def attempt() -> str:
@@ -356,7 +354,7 @@ def test_a_lost_service_is_asked_again(losses: int) -> None:
     assert retry_lost(attempt, ConnectionError) == "done"
 
 
-def test_a_service_that_is_lost_too_often_and_another_error_end_it() -> None:
+def test_a_service_that_is_lost_too_often_and_another_error_end_it():
     tried = []
 
     def attempt() -> None:

@@ -19,12 +19,12 @@ assert torch.ops.torchvision.nms
 """
 
 
-def test_models_and_processors_import_after_the_declaration() -> None:
+def test_models_and_processors_import_after_the_declaration():
     done = subprocess.run([sys.executable, "-P", "-c", MODEL], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_an_installation_changes_no_start_of_python() -> None:
+def test_an_installation_changes_no_start_of_python():
     (packages,) = {Path(path) for path in sys.path if path.endswith("site-packages")}
     texts = {file.name: file.read_text() for file in packages.glob("*.pth")}
     assert not [name for name, text in texts.items() if "torch" in text]

@@ -30,7 +30,7 @@ def credited(algorithm: dict[str, Any], messages: list[Any], references: list[An
 
 
 @pytest.mark.parametrize("kind", ["opd", "opsd"])
-def test_the_signal_is_the_difference_of_log_probs_on_sampled_tokens_whatever_the_reward(kind: str) -> None:
+def test_the_signal_is_the_difference_of_log_probs_on_sampled_tokens_whatever_the_reward(kind):
     algorithm = OPD if kind == "opd" else {"type": "opsd"}
     completion = exchange("t0", (1, 2, 3), (4, 5), logprobs=[-1.0, -0.25])
     for reward in (0.0, 7.0, None):
@@ -41,18 +41,18 @@ def test_the_signal_is_the_difference_of_log_probs_on_sampled_tokens_whatever_th
         assert row["advantage"] is None and row["baseline"] is None
 
 
-def test_a_reference_that_is_certain_is_no_reference_that_is_missing() -> None:
+def test_a_reference_that_is_certain_is_no_reference_that_is_missing():
     (row,) = credited(OPD, exchange("t0", (1,), (4, 5)), [scored("t0", 1, [0.0, 0.0])])
     assert row["advantages"] == [0, 1, 1]
 
 
 @pytest.mark.parametrize("references", [None, [], [scored("t0", 0, [0.0, 0.0, 0.0])], [scored("other", 1, [0, 0])]])
-def test_a_sampled_token_without_a_reference_is_a_breach(references: list[Any] | None) -> None:
+def test_a_sampled_token_without_a_reference_is_a_breach(references):
     with pytest.raises(AdvantageBreach, match=r"2 sampled tokens have no log-prob.*message 1 of trace t0"):
         credited(OPD, exchange("t0"), references)
 
 
-def test_each_environment_is_drawn_to_its_own_rows() -> None:
+def test_each_environment_is_drawn_to_its_own_rows():
     traces = [trace("t0", environment="x"), trace("t1", environment="y"), trace("t2", environment="x")]
     tables = tables_of(traces, [row for one in traces for row in exchange(one["trace_id"], (1,), (4, 5))])
     tables["references"] = table("references", [scored(f"t{n}", 1, [-n, -2.0 * n]) for n in range(3)])
@@ -60,13 +60,13 @@ def test_each_environment_is_drawn_to_its_own_rows() -> None:
     assert [row["advantages"] for row in rows] == [[0, 1 - n, 1 - 2 * n] for n in range(3)]
 
 
-def test_references_of_another_length_are_a_breach() -> None:
+def test_references_of_another_length_are_a_breach():
     with pytest.raises(AdvantageBreach, match="has another length"):
         credited(OPD, exchange("t0"), [scored("t0", 1, [-1.0])])
 
 
 @pytest.mark.parametrize("kind", ["opd", "grpo", "rloo"])
-def test_what_no_policy_sampled_is_refused(kind: str) -> None:
+def test_what_no_policy_sampled_is_refused(kind):
     algorithm = OPD if kind == "opd" else {"type": kind}
     messages = [*exchange("t0"), *exchange("t1")]
     references = [scored(name, 1, [-1.0, -1.0]) for name in ("t0", "t1")]
@@ -74,7 +74,7 @@ def test_what_no_policy_sampled_is_refused(kind: str) -> None:
         credited(algorithm, messages, references, policy_key="")
 
 
-def test_the_teachers_tokens_are_imitated_whatever_they_earned() -> None:
+def test_the_teachers_tokens_are_imitated_whatever_they_earned():
     rows = credited(SFT, [*exchange("t0"), *exchange("t1")], policy_key="", reward=-1.0)
     for row in rows:
         assert row["ce_weights"] == [0, 0, 0, 1, 1] and row["advantages"] == [0] * 5
@@ -94,7 +94,7 @@ GRAPH = st.lists(st.tuples(NODE, st.integers(0, 5)), min_size=1, max_size=6)
 
 
 @given(st.lists(GRAPH, min_size=1, max_size=3))
-def test_a_loop_over_tokens_says_the_same_of_any_graphs(graphs: list[Any]) -> None:
+def test_a_loop_over_tokens_says_the_same_of_any_graphs(graphs):
     messages, references = [], []
     for number, graph in enumerate(graphs):
         for node, (values, above) in enumerate(graph):

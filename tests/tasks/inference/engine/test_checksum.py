@@ -1,7 +1,6 @@
 """The checksum of weights: the same for files and tensors in every precision, another for every other weight."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ from safetensors.torch import save_file
 
 from tasks.inference.engine.checks import EngineMismatch, check_serving, check_weights
 from tasks.inference.engine.checksum import PRECISIONS, WeightsSum, sum_files, sum_tensor
-from tasks.inference.engine.client import Engine
 from tests.fixtures.hosts import ENGINE
 from tests.tasks.inference.engine.probes import flip, policy_row
 
@@ -33,9 +31,7 @@ def slow(weights: list[torch.Tensor], dtype: str) -> WeightsSum:
     dtype=st.sampled_from(PRECISIONS),
     tied=st.booleans(),
 )
-def test_files_and_tensors_have_the_sum_of_the_definition(
-    tmp_path_factory: pytest.TempPathFactory, seed: int, stored: str, dtype: str, tied: bool
-) -> None:
+def test_files_and_tensors_have_the_sum_of_the_definition(tmp_path_factory, seed, stored, dtype, tied):
     generator = torch.Generator().manual_seed(seed)
     sizes = {"model.embed_tokens.weight": (7, 4), "model.layers.0.mlp.weight": (3, 5), "model.norm.weight": (4,)}
     if not tied:
@@ -59,7 +55,7 @@ def test_files_and_tensors_have_the_sum_of_the_definition(
     assert summed == expected
 
 
-def test_every_flipped_bit_changes_it() -> None:
+def test_every_flipped_bit_changes_it():
     weight = torch.arange(1, 9, dtype=torch.float32)
     whole = sum_tensor(weight, "float32")
     for bit in range(8 * 32):
@@ -68,7 +64,7 @@ def test_every_flipped_bit_changes_it() -> None:
         assert sum_tensor(flipped.view(torch.float32), "float32") != whole
 
 
-def test_a_precision_that_is_not_known_is_not_compared(tmp_path: Path) -> None:
+def test_a_precision_that_is_not_known_is_not_compared(tmp_path):
     save_file({"model.norm.weight": torch.zeros(2, dtype=torch.int8)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"vocab_size": 7}')
     assert sum_files(tmp_path, "bfloat16", own_head=False) is None
@@ -77,9 +73,7 @@ def test_a_precision_that_is_not_known_is_not_compared(tmp_path: Path) -> None:
 @pytest.mark.engine
 @pytest.mark.essential
 @pytest.mark.parametrize("share", [0.01, 0.0], ids=["one weight in a hundred", "one weight"])
-def test_an_engine_with_flipped_bits_is_caught(
-    small_engine: Engine, models: dict[str, Path], tmp_path: Path, share: float
-) -> None:
+def test_an_engine_with_flipped_bits_is_caught(small_engine, models, tmp_path, share):
     row = policy_row(f"flipped-{share}", models["b"])
     small_engine.serve(row["policy_key"], models["b"])
     assert check_weights(small_engine, row, models["b"]) is True
@@ -90,9 +84,7 @@ def test_an_engine_with_flipped_bits_is_caught(
 
 
 @pytest.mark.engine
-def test_an_engine_that_kept_old_weights_is_caught(
-    small_engine: Engine, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_kept_old_weights_is_caught(small_engine, models, monkeypatch):
     small_engine.serve("old-a", models["a"])
     monkeypatch.setattr(small_engine, "_call_workers", lambda *_, **__: None)
     small_engine.serve("old-b", models["b"])
@@ -101,9 +93,7 @@ def test_an_engine_that_kept_old_weights_is_caught(
 
 
 @pytest.mark.engine
-def test_an_engine_that_cannot_say_its_checksum_is_probed_alone(
-    small_engine: Engine, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_cannot_say_its_checksum_is_probed_alone(small_engine, models, monkeypatch):
     small_engine.serve("mute", models["a"])
     row = policy_row("mute", models["a"])
     request = small_engine._request

@@ -1,7 +1,6 @@
 """The engine serves what it says: reloads are exact, and every way to serve something else is caught."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,7 +16,7 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.mark.essential
-def test_reload_is_exact_there_and_back(small_engine: Engine, models: dict[str, Path]) -> None:
+def test_reload_is_exact_there_and_back(small_engine, models):
     rows = {name: policy_row(f"exact-{name}", models[name]) for name in "ab"}
     assert max(abs(x - y) for x, y in zip(*(rows[n]["probe_logprobs"] for n in "ab"), strict=True)) > 0.1
     for name in "aba":
@@ -29,7 +28,7 @@ def test_reload_is_exact_there_and_back(small_engine: Engine, models: dict[str, 
 
 
 @pytest.mark.essential
-def test_every_route_but_health_asks_for_the_key(small_engine: Engine) -> None:
+def test_every_route_but_health_asks_for_the_key(small_engine):
     """Those that change what is served above all, which vLLM's own check leaves open."""
     control = ["/pause", "/resume", "/collective_rpc", "/sleep", "/reset_prefix_cache", "/abort_requests"]
     with httpx.Client(base_url=small_engine.url, trust_env=False) as stranger:
@@ -44,9 +43,7 @@ def test_every_route_but_health_asks_for_the_key(small_engine: Engine) -> None:
     assert small_engine.healthy()
 
 
-def test_the_cached_probe_reads_the_cache(
-    small_engine: Engine, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cached_probe_reads_the_cache(small_engine, models, monkeypatch):
     prompts, generate = list[list[int]](), small_engine.generate
 
     def record(token_ids: list[int], **options: Any) -> dict[str, Any]:
@@ -61,9 +58,7 @@ def test_the_cached_probe_reads_the_cache(
     assert prompts == [PROBE[:-1], PROBE] * 2, "afresh the last token is one of the prompt, and not generated again"
 
 
-def test_a_reload_that_keeps_the_old_weights_is_caught(
-    small_engine: Engine, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reload_that_keeps_the_old_weights_is_caught(small_engine, models, monkeypatch):
     small_engine.serve("kept-a", models["a"])
     monkeypatch.setattr(small_engine, "_call_workers", lambda *_, **__: None)
     small_engine.serve("kept-b", models["b"])
@@ -72,7 +67,7 @@ def test_a_reload_that_keeps_the_old_weights_is_caught(
         check_serving(small_engine, policy_row("kept-b", models["b"]), ENGINE)
 
 
-def test_a_stale_prefix_cache_is_caught(small_engine: Engine, models: dict[str, Path]) -> None:
+def test_a_stale_prefix_cache_is_caught(small_engine, models):
     small_engine.serve("stale", models["a"])
     small_engine.probes(PROBE, "stale")
     # Without the pause that empties the cache, and under the salt of the weights before.
@@ -82,16 +77,14 @@ def test_a_stale_prefix_cache_is_caught(small_engine: Engine, models: dict[str, 
 
 
 @pytest.mark.essential
-def test_another_salt_does_not_read_the_stale_states(small_engine: Engine, models: dict[str, Path]) -> None:
+def test_another_salt_does_not_read_the_stale_states(small_engine, models):
     small_engine.serve("salt-a", models["a"])
     small_engine.probes(PROBE, "salt-a")
     small_engine._call_workers("reload_weights", kwargs={"weights_path": str(models["b"])})
     assert check_serving(small_engine, policy_row("salt-b", models["b"]), ENGINE) < 1e-4
 
 
-def test_a_damaged_directory_is_refused_before_the_engine_is_touched(
-    small_engine: Engine, models: dict[str, Path], tmp_path: Path
-) -> None:
+def test_a_damaged_directory_is_refused_before_the_engine_is_touched(small_engine, models, tmp_path):
     small_engine.serve("whole", models["a"])
     content = (models["b"] / "model.safetensors").read_bytes()
     (tmp_path / "model.safetensors").write_bytes(content[:-100])
@@ -102,7 +95,7 @@ def test_a_damaged_directory_is_refused_before_the_engine_is_touched(
     assert small_engine.healthy()
 
 
-def test_a_wrong_key_and_an_absent_engine_are_not_healthy(small_engine: Engine) -> None:
+def test_a_wrong_key_and_an_absent_engine_are_not_healthy(small_engine):
     assert small_engine.healthy()
     assert not Engine(small_engine.url, KEY + "x").healthy()
     assert not Engine("http://127.0.0.1:9", KEY).healthy()
@@ -110,9 +103,7 @@ def test_a_wrong_key_and_an_absent_engine_are_not_healthy(small_engine: Engine) 
         Engine("http://127.0.0.1:9", KEY).state()
 
 
-def test_an_external_engine_gets_the_weights_as_a_directory(
-    small_engine: Engine, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_external_engine_gets_the_weights_as_a_directory(small_engine, models, monkeypatch):
     request, asked = small_engine._request, list[str]()
 
     def without_ours(method: str, path: str, **options: object) -> dict[str, Any]:
@@ -132,14 +123,14 @@ def test_an_external_engine_gets_the_weights_as_a_directory(
 
 
 @pytest.mark.nightly
-def test_a_tied_head_is_reloaded(models: dict[str, Path], tmp_path: Path) -> None:
+def test_a_tied_head_is_reloaded(models, tmp_path):
     with engine_of(models["tied"], tmp_path / "report.json") as tied:
         for name in ("tied", "tied_b", "tied"):
             tied.serve(f"k-{name}", models[name])
             assert check_serving(tied, policy_row(f"k-{name}", models[name]), ENGINE) < 1e-4
 
 
-def test_a_tied_head_that_was_not_reloaded_is_caught(models: dict[str, Path], tmp_path: Path) -> None:
+def test_a_tied_head_that_was_not_reloaded_is_caught(models, tmp_path):
     # The plain way, as if the head were no trouble: this is what the build does by itself.
     config = ENGINE.model_copy(
         update={"extra_arguments": ("--hf-overrides", json.dumps({"tie_word_embeddings": True}))}

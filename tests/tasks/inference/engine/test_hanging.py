@@ -49,7 +49,7 @@ def server(behind: str = "") -> Iterator[dict[str, Any]]:
 
 
 @pytest.mark.fault("services", "an engine's server is stopped", "it hangs, and no more once it goes on")
-def test_a_stopped_server_hangs_until_it_goes_on() -> None:
+def test_a_stopped_server_hangs_until_it_goes_on():
     with server() as report:
         assert not hangs(report, "", SECONDS)
         os.kill(report["pid"], signal.SIGSTOP)
@@ -60,12 +60,12 @@ def test_a_stopped_server_hangs_until_it_goes_on() -> None:
     assert not hangs(report, "", SECONDS), "one that is gone has ended"
 
 
-def test_an_engine_that_neither_answers_nor_computes_hangs() -> None:
+def test_an_engine_that_neither_answers_nor_computes_hangs():
     with server(IDLE) as report:
         assert hangs(report, "", SECONDS)
 
 
-def test_an_engine_that_computes_is_waited_for_as_long_as_weights_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_computes_is_waited_for_as_long_as_weights_may_take(monkeypatch):
     monkeypatch.setattr(hanging, "SERVE_SECONDS", 4.0)
     asked: list[float] = []
     ask = hanging._leaves_unanswered

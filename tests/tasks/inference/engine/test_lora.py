@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ Policies = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def policies(tmp_path_factory: pytest.TempPathFactory) -> Policies:
+def policies(tmp_path_factory):
     """Rows of policies with their directories: a base, another, and adapters a and b over the base."""
     return made(tmp_path_factory.mktemp("lora"), tied=False)
 
@@ -62,7 +61,7 @@ def adapter(directory: Path, base: Path, seed: int) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(policies: Policies, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def engine(policies, tmp_path_factory):
     """An engine over the base that serves adapters."""
     report = tmp_path_factory.mktemp("engine") / "report.json"
     with engine_of(policies["base"]["directory"], report, lora=LORA) as client:
@@ -77,7 +76,7 @@ def serve(engine: Engine, policies: Policies, name: str) -> Engine:
     return of_model(engine, name if base else MODEL)
 
 
-def test_every_policy_answers_with_its_own_log_probs(engine: Engine, policies: Policies) -> None:
+def test_every_policy_answers_with_its_own_log_probs(engine, policies):
     apart = [abs(x - y) for x, y in zip(policies["a"]["probe_logprobs"], policies["b"]["probe_logprobs"], strict=True)]
     assert max(apart) > 0.1  # else nothing was shown
     for name in ("base", "a", "b", "a", "base", "b", "other", "a"):
@@ -85,9 +84,7 @@ def test_every_policy_answers_with_its_own_log_probs(engine: Engine, policies: P
 
 
 @pytest.mark.nightly
-def test_two_workers_say_together_what_one_would(
-    policies: Policies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_workers_say_together_what_one_would(policies, tmp_path, monkeypatch):
     """With tensor parallelism each worker has a part of every matrix."""
     cores = sorted(os.sched_getaffinity(0))
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{cores[0]}|{cores[-1]}")  # else it wants a NUMA node for each
@@ -102,7 +99,7 @@ def test_two_workers_say_together_what_one_would(
 
 
 @pytest.mark.nightly
-def test_a_tied_head_is_served_right_below_adapters(tmp_path: Path) -> None:
+def test_a_tied_head_is_served_right_below_adapters(tmp_path):
     tied = made(tmp_path, tied=True)
     with engine_of(tied["base"]["directory"], tmp_path / "report.json", lora=LORA) as client:
         for name in ("a", "base", "other", "b"):
@@ -111,7 +108,7 @@ def test_a_tied_head_is_served_right_below_adapters(tmp_path: Path) -> None:
             assert check_serving(of_model(client, name if base else MODEL), tied[name], ENGINE) < 1e-4
 
 
-def test_base_and_adapter_in_one_batch_are_both_right(engine: Engine, policies: Policies) -> None:
+def test_base_and_adapter_in_one_batch_are_both_right(engine, policies):
     base, *adapters = (policies[name] for name in ("base", "a", "b"))
     probed = check_mixed_batch(engine, base, adapters, 1e-4)
     assert probed.passed, probed.detail
@@ -119,7 +116,7 @@ def test_base_and_adapter_in_one_batch_are_both_right(engine: Engine, policies: 
     assert not wrong.passed, "a base that answers as the adapter does is found out"
 
 
-def test_adapters_survive_being_swapped(engine: Engine, policies: Policies) -> None:
+def test_adapters_survive_being_swapped(engine, policies):
     base, first, second = (policies[name] for name in ("base", "a", "b"))
     assert check_swaps(engine, base, [first, second], 1e-4).passed
     assert not check_swaps(engine, base, [first, {**second, "directory": first["directory"]}], 1e-4).passed
@@ -127,7 +124,7 @@ def test_adapters_survive_being_swapped(engine: Engine, policies: Policies) -> N
     assert not same.passed and "too little to tell" in same.detail
 
 
-def test_the_wrong_adapter_is_caught(engine: Engine, policies: Policies) -> None:
+def test_the_wrong_adapter_is_caught(engine, policies):
     serve(engine, policies, "base")
     engine.serve("b", policies["a"]["directory"], ("base", policies["base"]["directory"]))
     with pytest.raises(EngineMismatch, match="does not serve policy b"):
@@ -136,9 +133,7 @@ def test_the_wrong_adapter_is_caught(engine: Engine, policies: Policies) -> None
         check_serving(engine, policies["a"], ENGINE)
 
 
-def test_what_cannot_be_loaded_leaves_an_engine_that_says_so(
-    engine: Engine, policies: Policies, tmp_path: Path
-) -> None:
+def test_what_cannot_be_loaded_leaves_an_engine_that_says_so(engine, policies, tmp_path):
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "adapter_config.json").write_text(json.dumps({"r": 4, "lora_alpha": 16, "target_modules": ["q_proj"]}))
@@ -148,7 +143,7 @@ def test_what_cannot_be_loaded_leaves_an_engine_that_says_so(
     assert check_serving(serve(engine, policies, "a"), policies["a"], ENGINE) < 1e-4
 
 
-def test_the_arguments_name_the_linear_maps_of_the_layers(policies: Policies) -> None:
+def test_the_arguments_name_the_linear_maps_of_the_layers(policies):
     base = policies["base"]["directory"]
     maps = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"]
     assert linear_maps(base) == maps

@@ -44,14 +44,14 @@ def metered(*pages: str) -> dict[str, float]:
     return meter.values()
 
 
-def test_what_was_counted_before_is_not_of_this_step() -> None:
+def test_what_was_counted_before_is_not_of_this_step():
     found = metered(page(100, requests={"stop": 4}, running=1), page(130, requests={"stop": 6, "length": 3}, running=2))
     assert found["generation_tokens"] == 30 and found["requests"] == 2 + 3, "a reason that is new began at zero"
     assert (found["running_max"], found["running_sum"], found["readings"]) == (4, 6, 2), "of two cores"
     assert found["cache_use_max"] == 0.5 and found["restarts"] == found["failed_readings"] == 0
 
 
-def test_an_engine_that_was_started_again_begins_at_zero() -> None:
+def test_an_engine_that_was_started_again_begins_at_zero():
     assert metered(page(100), page(120), page(7), page(9))["generation_tokens"] == 20 + 9
     again = metered(page(100, started=1.0), page(150, started=2.0))
     assert (again["generation_tokens"], again["restarts"]) == (150, 1), "it has counted more than before already"
@@ -60,7 +60,7 @@ def test_an_engine_that_was_started_again_begins_at_zero() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=4), min_size=1, max_size=4), st.integers(0, 50))
-def test_all_is_counted_whatever_the_restarts(lives: list[list[int]], before: int) -> None:
+def test_all_is_counted_whatever_the_restarts(lives, before):
     """Each life of an engine is read after each of its steps; the first reading is of an engine that has counted."""
     pages, total = [page(before, started=0)], 0
     for number, life in enumerate(lives):
@@ -74,12 +74,12 @@ def test_all_is_counted_whatever_the_restarts(lives: list[list[int]], before: in
 
 
 @pytest.mark.parametrize("text", ["", "<html>not found</html>", "vllm:generation_tokens_total{", "a 1\n"])
-def test_a_page_that_is_none_counts_nothing(text: str) -> None:
+def test_a_page_that_is_none_counts_nothing(text):
     meter = EngineMeter()
     assert parse_page(text)[0] == {} and not meter.add(text) and meter.values() == {}
 
 
-def test_latencies_are_counted_by_bound() -> None:
+def test_latencies_are_counted_by_bound():
     lines = ["# TYPE vllm:time_to_first_token_seconds histogram"]
     for le, count in (("0.1", 1), ("1.0", 3), ("+Inf", 3)):
         lines.append(f'vllm:time_to_first_token_seconds_bucket{{le="{le}"}} {count}')
@@ -95,7 +95,7 @@ def test_latencies_are_counted_by_bound() -> None:
     }
 
 
-def test_engines_are_read_at_both_ends_and_one_that_is_gone_is_noted() -> None:
+def test_engines_are_read_at_both_ends_and_one_that_is_gone_is_noted():
     pages = iter([page(5), page(8), ""])
 
     async def respond(request: web.Request) -> web.Response:
@@ -123,7 +123,7 @@ def test_engines_are_read_at_both_ends_and_one_that_is_gone_is_noted() -> None:
     assert (gone.failures, gone.values(), failing.failures) == (3, {}, 1)
 
 
-def test_what_is_taken_is_counted_once_and_up_to_the_last_reading() -> None:
+def test_what_is_taken_is_counted_once_and_up_to_the_last_reading():
     pages = iter([page(5), page(8), page(12, running=3), page(1, running=1)])
 
     async def respond(_: web.Request) -> web.Response:

@@ -47,7 +47,7 @@ def check(differences: list[float], cached: float = 0.0, config: EngineConfig = 
 @pytest.mark.parametrize(
     "config", [HALF, EngineConfig(dtype="float32"), HALF.model_copy(update={"probe_tolerance": 0.1})]
 )
-def test_the_mean_difference_is_held_by_the_tolerance_of_the_precision(config: EngineConfig) -> None:
+def test_the_mean_difference_is_held_by_the_tolerance_of_the_precision(config):
     allowed = tolerance(config)
     assert check(spread(0.9 * allowed), config=config) == pytest.approx(0.9 * allowed, rel=0.02)
     assert check(spread(0.1 * allowed, 3 * allowed, 30 * allowed), config=config) < allowed, "outliers of single tokens"
@@ -57,12 +57,12 @@ def test_the_mean_difference_is_held_by_the_tolerance_of_the_precision(config: E
                 check(far, config=config, same=same)
 
 
-def test_precisions_have_their_tolerances() -> None:
+def test_precisions_have_their_tolerances():
     assert [tolerance(EngineConfig(dtype=dtype)) for dtype in ("float32", "bfloat16")] == [1e-3, 0.25]
     assert tolerance(EngineConfig(dtype="float32", probe_tolerance=0.1)) == 0.1
 
 
-def test_a_stale_cache_stops_whatever_the_weights() -> None:
+def test_a_stale_cache_stops_whatever_the_weights():
     check(spread(0.02), cached=0.9)
     for cached in (1.4, math.nan):
         with pytest.raises(EngineMismatch, match="prefix cache holds states of other weights"):

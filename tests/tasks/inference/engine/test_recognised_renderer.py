@@ -37,13 +37,13 @@ def model(directory: Path, template: str) -> Path:
     return directory
 
 
-def test_a_directory_of_a_known_type_and_template_has_its_renderer(tmp_path: Path) -> None:
+def test_a_directory_of_a_known_type_and_template_has_its_renderer(tmp_path):
     directory = model(tmp_path / "mymodel", TEMPLATE)
     assert renderer_name("", "mymodel", directory) == "qwen3"
     assert renderer_name("default", "mymodel", directory) == "default", "a name that is given is taken"
 
 
-def test_another_template_or_type_is_not_taken_for_it(tmp_path: Path) -> None:
+def test_another_template_or_type_is_not_taken_for_it(tmp_path):
     directory = model(tmp_path / "mymodel", TEMPLATE.replace("You may call", "Call"))
     with pytest.raises(ModelUnusable, match="no renderer is known for 'mymodel', nor recognised by its model_type"):
         renderer_name("", "mymodel", directory)

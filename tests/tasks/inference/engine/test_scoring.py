@@ -1,13 +1,12 @@
 """A frozen engine scores what others sampled: exactly, as far as its positions reach, and as many at once as asked."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from configs.services import EngineConfig
 from tasks.inference.engine.checks import EngineMismatch, check_serving
-from tasks.inference.engine.client import Engine, EngineError, EngineLost, ServedModel, score
+from tasks.inference.engine.client import EngineError, EngineLost, ServedModel, score
 from tasks.training.policy import probe_token_ids
 from tests.fixtures.hosts import KEY, engine_of
 
@@ -18,7 +17,7 @@ SEQUENCES = [[(7 * index + 3 * start) % 256 for index in range(length)] for star
 
 
 @pytest.fixture(scope="module")
-def teacher(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def teacher(models, tmp_path_factory):
     """A frozen engine whose head is tied to its embedding."""
     report = tmp_path_factory.mktemp("teacher") / "report.json"
     with engine_of(models["tied"], report, EngineConfig(max_model_len=LONGEST, memory_gib=0.1), frozen=True) as client:
@@ -37,7 +36,7 @@ def expected(directory: Path, tokens: list[int]) -> list[float]:
 
 
 @pytest.mark.parametrize("most", [1, 3, 9])
-def test_every_token_has_the_log_prob_of_the_weights(teacher: Engine, models: dict[str, Path], most: int) -> None:
+def test_every_token_has_the_log_prob_of_the_weights(teacher, models, most):
     served = ServedModel(teacher.url, KEY, salt="the-teacher")
     found = dict(score(served, SEQUENCES, most))
     assert sorted(found) == list(range(len(SEQUENCES)))
@@ -46,12 +45,12 @@ def test_every_token_has_the_log_prob_of_the_weights(teacher: Engine, models: di
     assert min(found[1]) < -1, "the values are no zeros"
 
 
-def test_what_the_teacher_says_it_serves_names_its_weights(teacher: Engine, models: dict[str, Path]) -> None:
+def test_what_the_teacher_says_it_serves_names_its_weights(teacher, models):
     name, described = teacher.describe_model()
     assert name == "policy" and str(models["tied"]) in described and "vllm" in described
 
 
-def test_an_engine_is_held_to_as_much_of_the_probe_as_it_holds(teacher: Engine, models: dict[str, Path]) -> None:
+def test_an_engine_is_held_to_as_much_of_the_probe_as_it_holds(teacher, models):
     # Its longest sequence is shorter than the probe of a policy.
     probe = probe_token_ids(256)
     row = {"policy_key": "short", "version": 0, "probe_token_ids": probe}
@@ -63,7 +62,7 @@ def test_an_engine_is_held_to_as_much_of_the_probe_as_it_holds(teacher: Engine, 
         check_serving(teacher, row | {"probe_logprobs": expected(models["tied_b"], probe)}, config)
 
 
-def test_a_sequence_that_is_too_long_and_a_token_that_is_not_in_the_vocabulary_are_refused(teacher: Engine) -> None:
+def test_a_sequence_that_is_too_long_and_a_token_that_is_not_in_the_vocabulary_are_refused(teacher):
     served = ServedModel(teacher.url, KEY)
     with pytest.raises(EngineError):
         list(score(served, [[1] * (LONGEST + 1)], 1))
@@ -71,6 +70,6 @@ def test_a_sequence_that_is_too_long_and_a_token_that_is_not_in_the_vocabulary_a
         list(score(served, [[1, 5000, 1]], 1))
 
 
-def test_a_teacher_that_is_gone_is_said_to_be_lost() -> None:
+def test_a_teacher_that_is_gone_is_said_to_be_lost():
     with pytest.raises(EngineLost):
         list(score(ServedModel("http://127.0.0.1:9", ""), SEQUENCES, 2))

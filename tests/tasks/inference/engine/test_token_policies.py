@@ -62,7 +62,7 @@ def distances(
     return found
 
 
-def test_the_policy_of_every_token_is_known(small_engine: Engine, models: dict[str, Path]) -> None:
+def test_the_policy_of_every_token_is_known(small_engine, models):
     policies = {"first": models["a"], "second": models["b"], "third": models["a"]}
     bodies = [body(number, max_tokens=LENGTH, ignore_eos=True) for number in range(4)]
     answers = answers_with_exchanges(small_engine, bodies, list(policies.items()), recompute=True)
@@ -83,9 +83,7 @@ def test_the_policy_of_every_token_is_known(small_engine: Engine, models: dict[s
 
 
 @pytest.mark.parametrize("recompute", [True, False])
-def test_a_request_goes_on_with_its_own_random_numbers(
-    small_engine: Engine, models: dict[str, Path], recompute: bool
-) -> None:
+def test_a_request_goes_on_with_its_own_random_numbers(small_engine, models, recompute):
     small_engine.serve("undisturbed", models["a"])
     bodies = [body(number, max_tokens=LENGTH, ignore_eos=True) for number in range(3)]
     expected = [answer.tokens for answer in answers_to(small_engine, bodies)]
@@ -95,7 +93,7 @@ def test_a_request_goes_on_with_its_own_random_numbers(
     assert all(len(answer.policies or ()) == 3 for answer in answers)
 
 
-def test_kept_states_of_older_weights_change_what_follows(small_engine: Engine, models: dict[str, Path]) -> None:
+def test_kept_states_of_older_weights_change_what_follows(small_engine, models):
     policies = {"old": models["a"], "new": models["b"]}
     bodies = [body(number, max_tokens=LENGTH, ignore_eos=True) for number in range(4)]
     answers = answers_with_exchanges(small_engine, bodies, list(policies.items()), recompute=False)
@@ -108,7 +106,7 @@ def test_kept_states_of_older_weights_change_what_follows(small_engine: Engine, 
         assert min(max(far[key][number][before:]) for key in policies) > BOUND
 
 
-def test_tokens_are_counted_while_the_engine_is_paused(small_engine: Engine, models: dict[str, Path]) -> None:
+def test_tokens_are_counted_while_the_engine_is_paused(small_engine, models):
     small_engine.serve("counted", models["a"])
     with pytest.raises(EngineError, match="while the engine is paused"):
         small_engine.count_tokens()
@@ -121,7 +119,7 @@ def test_tokens_are_counted_while_the_engine_is_paused(small_engine: Engine, mod
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 4)), min_size=1, max_size=6), st.integers(0, 30))
-def test_runs_are_what_was_sampled_between_exchanges(phases: list[tuple[str, int]], answered: int) -> None:
+def test_runs_are_what_was_sampled_between_exchanges(phases, answered):
     from tasks.inference.engine.token_policies import PolicyLog
 
     log, expected = PolicyLog(), ""

@@ -24,19 +24,19 @@ def write(path: Path, tensors: dict[str, bytes]) -> None:
 
 
 @pytest.fixture
-def model(tmp_path: Path) -> Path:
+def model(tmp_path):
     config = {"vocab_size": 6, "architectures": ["Some"], "tie_word_embeddings": True, "max_position_embeddings": 9}
     (tmp_path / "config.json").write_text(json.dumps(config))
     write(tmp_path / "model.safetensors", {"model.norm.weight": b"norm", "model.embed_tokens.weight": EMBEDDING})
     return tmp_path
 
 
-def test_a_plain_directory_is_shown_as_it_is(model: Path) -> None:
+def test_a_plain_directory_is_shown_as_it_is(model):
     with serving_view(model) as view:
         assert view == model
 
 
-def test_optimizer_state_is_not_shown(model: Path) -> None:
+def test_optimizer_state_is_not_shown(model):
     write(model / "optimizer.safetensors", {"model.norm.weight": b"else"})
     with serving_view(model) as view:
         assert sorted(path.name for path in view.iterdir()) == ["config.json", "model.safetensors"]
@@ -44,7 +44,7 @@ def test_optimizer_state_is_not_shown(model: Path) -> None:
     assert not view.exists()
 
 
-def test_a_tied_head_gets_the_embedding_as_its_own(model: Path) -> None:
+def test_a_tied_head_gets_the_embedding_as_its_own(model):
     assert has_tied_head(model)
     tensors = dict(read_weights(model, untie=True))
     assert tensors[HEAD].numpy().tobytes() == EMBEDDING and len(tensors) == 3
@@ -55,20 +55,20 @@ def test_a_tied_head_gets_the_embedding_as_its_own(model: Path) -> None:
 
 
 @pytest.mark.parametrize("keep", [0, 4, 30, -1])
-def test_a_file_that_is_cut_off_is_refused(model: Path, keep: int) -> None:
+def test_a_file_that_is_cut_off_is_refused(model, keep):
     path = model / "model.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(WeightsUnusable, match=r"model\.safetensors"), serving_view(model):
         pass
 
 
-def test_no_weights(model: Path) -> None:
+def test_no_weights(model):
     (model / "model.safetensors").unlink()
     with pytest.raises(WeightsUnusable, match="no weights in"), serving_view(model):
         pass
 
 
-def test_what_a_directory_says(model: Path, tmp_path: Path) -> None:
+def test_what_a_directory_says(model, tmp_path):
     info = read(model)
     assert (info.vocab_size, info.max_positions, info.tied) == (6, 9, True)
     with pytest.raises(ModelUnusable, match=r"no model in.*absent"):

@@ -1,8 +1,7 @@
 """Connections to an environment server: episodes, refusals, cancellation, and the key of a run."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -41,12 +40,12 @@ def connected(address: str, use: Callable[[RolloutConnection], Awaitable[Any]]) 
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def address(tmp_path_factory):
     with served(REVERSE, tmp_path_factory.mktemp("reverse")) as told:
         yield told["address"]
 
 
-def test_an_error_of_the_server_is_the_rollout_s_own(address: str) -> None:
+def test_an_error_of_the_server_is_the_rollout_s_own(address):
     async def use(connection: RolloutConnection) -> list[Any]:
         rollouts = (play(connection, text="abc", prompt=[1]), play(connection, text="abc", prompt="Reverse abc"))
         return await asyncio.gather(*rollouts, return_exceptions=True)
@@ -57,7 +56,7 @@ def test_an_error_of_the_server_is_the_rollout_s_own(address: str) -> None:
     assert [error.type for error in trace.errors] == ["ProviderError"]
 
 
-def test_a_rollout_that_its_caller_leaves_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rollout_that_its_caller_leaves_is_stopped(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(PLUGINS)
     monkeypatch.setenv("PYTHONPATH", str(PLUGINS))
     log = tmp_path / "holding.log"
@@ -75,7 +74,7 @@ def test_a_rollout_that_its_caller_leaves_is_stopped(tmp_path: Path, monkeypatch
         connected(told["address"], leave)
 
 
-def test_a_sealed_server_answers_holders_of_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sealed_server_answers_holders_of_the_key(tmp_path, monkeypatch):
     monkeypatch.setenv(servers.KEY_VARIABLE, "the key of a run")
     monkeypatch.setattr(connections, "_keys", {})
     with served(REVERSE, tmp_path) as told:

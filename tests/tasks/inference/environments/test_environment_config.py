@@ -20,19 +20,19 @@ def of(**others: Any) -> Any:
     return verifiers_config(section(**others).model_dump(mode="json"))
 
 
-def test_a_plain_taskset_has_one_seat_with_our_harness_and_runtime() -> None:
+def test_a_plain_taskset_has_one_seat_with_our_harness_and_runtime():
     found = of(max_turns=3)
     assert (found.agent.harness.id, found.agent.runtime.type, found.agent.max_turns) == ("chat_loop", "subprocess", 3)
     assert found.agent.sampling is None, "the request says how to sample"
 
 
-def test_best_of_n_goes_around_any_taskset() -> None:
+def test_best_of_n_goes_around_any_taskset():
     found = of(env={"id": "best-of-n", "n": 3})
     assert (type(found).__name__, found.n, found.taskset.id) == ("BestOfNEnvConfig", 3, "sample_reverse_text")
     assert found.agent.harness.id == "chat_loop"
 
 
-def test_a_seat_s_own_settings_go_before_those_of_all_and_both_before_the_environment_s() -> None:
+def test_a_seat_s_own_settings_go_before_those_of_all_and_both_before_the_environment_s():
     seats = {"user": {"max_turns": 5, "temperature": 0.25, "harness": {"id": "null"}}}
     found = of(env={"id": "user-sim"}, max_turns=2, seats=seats)
     assert (found.assistant.max_turns, found.assistant.harness.id) == (2, "chat_loop")
@@ -41,7 +41,7 @@ def test_a_seat_s_own_settings_go_before_those_of_all_and_both_before_the_enviro
     assert of(env={"id": "user-sim"}).user.max_turns == 8, "the environment's own limit, where the config has none"
 
 
-def test_limits_that_the_section_has_no_field_for_are_settings_of_the_environment() -> None:
+def test_limits_that_the_section_has_no_field_for_are_settings_of_the_environment():
     found = of(env={"agent": {"max_output_tokens": 9}, "timeout": {"episode": 30.0}})
     assert (found.agent.max_output_tokens, found.timeout.episode) == (9, 30.0)
     assert found.agent.harness.id == "chat_loop"
@@ -58,12 +58,12 @@ def test_limits_that_the_section_has_no_field_for_are_settings_of_the_environmen
         ({"env": {"agent": {"sampling": {"temperature": 0}}}}, r"env\.agent\.sampling: who plays a seat"),
     ],
 )
-def test_what_the_environment_does_not_know_is_refused(settings: dict[str, Any], said: str) -> None:
+def test_what_the_environment_does_not_know_is_refused(settings, said):
     with pytest.raises((ValueError, ModuleNotFoundError), match=said):
         of(**settings)
 
 
-def test_a_seat_that_is_not_there_is_refused_by_name() -> None:
+def test_a_seat_that_is_not_there_is_refused_by_name():
     with pytest.raises(UnknownSeat, match=r"seats\.agent: .* its seats are assistant, user"):
         of(env={"id": "user-sim"}, seats={"agent": {"max_turns": 1}})
     with pytest.raises(UnknownSeat, match="evaluation_seat: the environment has no seat 'A'; its seats are assistant"):
@@ -71,7 +71,7 @@ def test_a_seat_that_is_not_there_is_refused_by_name() -> None:
     assert of(env={"id": "user-sim"}, evaluation_seat="assistant").env_id == "user-sim+sample_reverse_text"
 
 
-def test_the_version_names_every_package_whose_code_runs() -> None:
+def test_the_version_names_every_package_whose_code_runs():
     plain = package_version(section())
     assert package_version(section(env={"num_rounds": 2}, seats={"agent": {"max_turns": 1}})) == plain
     assert package_version(section(env={"id": "best-of-n"})) == plain, "verifiers is named already"
@@ -90,6 +90,6 @@ def test_the_version_names_every_package_whose_code_runs() -> None:
         ({"seats": {"agent": {"harness": {"attempts": 3}}}}, r"seats.agent.harness.id is missing"),
     ],
 )
-def test_a_package_that_is_not_installed_is_named(settings: dict[str, Any], said: str) -> None:
+def test_a_package_that_is_not_installed_is_named(settings, said):
     with pytest.raises(EnvironmentUnavailable, match=said):
         package_version(section(**settings))

@@ -3,9 +3,6 @@
 import json
 import os
 import tempfile
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -27,7 +24,7 @@ REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "sample_reverse_text"
 
 
 @pytest.mark.essential
-def test_examples_have_the_schema_and_a_holdout() -> None:
+def test_examples_have_the_schema_and_a_holdout():
     table = examples(REVERSE)
     assert table.schema.equals(EXAMPLES.arrow)
     assert table.num_rows == len(set(table["example_id"].to_pylist())) == 300
@@ -38,9 +35,7 @@ def test_examples_have_the_schema_and_a_holdout() -> None:
 
 
 @pytest.mark.usefixtures("plugins")
-def test_a_taskset_that_lets_a_child_go_holds_nothing_up_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_taskset_that_lets_a_child_go_holds_nothing_up_and_leaves_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(tmp_path / "temporary"))
     monkeypatch.setattr(tempfile, "tempdir", None)
     (tmp_path / "temporary").mkdir()
@@ -53,7 +48,7 @@ def test_a_taskset_that_lets_a_child_go_holds_nothing_up_and_leaves_nothing(
 
 
 @pytest.mark.usefixtures("plugins")
-def test_a_process_that_dies_after_its_report_has_listed_and_one_that_ends_without_has_not() -> None:
+def test_a_process_that_dies_after_its_report_has_listed_and_one_that_ends_without_has_not():
     late, early = (
         EnvironmentConfig(name="bad", taskset={"id": "misbehaving_taskset", "faults": [fault]})
         for fault in ("aborts", "quits")
@@ -64,9 +59,7 @@ def test_a_process_that_dies_after_its_report_has_listed_and_one_that_ends_witho
 
 
 @pytest.mark.usefixtures("plugins")
-def test_environments_are_read_side_by_side_and_stand_in_their_order(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environments_are_read_side_by_side_and_stand_in_their_order(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     names = ["first", "second"]
     settings = {"id": "meeting", "directory": str(tmp_path), "names": names, "seconds": PATIENCE}
@@ -79,7 +72,7 @@ def test_environments_are_read_side_by_side_and_stand_in_their_order(
 
 
 @pytest.mark.usefixtures("plugins")
-def test_what_is_wrong_with_each_environment_is_said_at_once() -> None:
+def test_what_is_wrong_with_each_environment_is_said_at_once():
     absent = EnvironmentConfig(name="absent", taskset={"id": "no-such-environment"})
     hub = EnvironmentConfig(name="hub", taskset={"id": "needs_hub"})
     with pytest.raises(EnvironmentUnavailable, match=r"'absent'.*not installed[^\0]*\n.*'hub'.*HF_HUB_OFFLINE"):
@@ -87,13 +80,13 @@ def test_what_is_wrong_with_each_environment_is_said_at_once() -> None:
 
 
 @given(st.dictionaries(st.text(max_size=4), st.text(max_size=4)), st.integers(0, 5))
-def test_the_split_is_a_threshold_on_one_hash(content: dict[str, str], seed: int) -> None:
+def test_the_split_is_a_threshold_on_one_hash(content, seed):
     assert split_of(content, 0.0, seed) == "train"
     sides = [split_of(content, fraction / 20, seed) for fraction in range(20)]
     assert sides == sorted(sides, key="train eval".index)  # once held out, held out for every larger share
 
 
-def test_ids_come_from_the_source_then_the_key_then_the_content() -> None:
+def test_ids_come_from_the_source_then_the_key_then_the_content():
     import verifiers.v1 as vf
 
     class Keyed(vf.Task[vf.TaskData]):
@@ -112,7 +105,7 @@ def test_ids_come_from_the_source_then_the_key_then_the_content() -> None:
 SETTINGS = {"name": "e", "max_examples": 10, "holdout_fraction": 0.0, "holdout_seed": 0}
 
 
-def test_a_repeated_example_is_left_out_and_a_clash_is_an_error() -> None:
+def test_a_repeated_example_is_left_out_and_a_clash_is_an_error():
     import verifiers.v1 as vf
 
     tasks = [vf.Task(vf.TaskData(idx=number, id=name, prompt=name)) for number, name in enumerate("aba")]
@@ -122,7 +115,7 @@ def test_a_repeated_example_is_left_out_and_a_clash_is_an_error() -> None:
         list(example_rows(SETTINGS, iter(tasks)))
 
 
-def test_messages_in_a_task_keep_their_roles() -> None:
+def test_messages_in_a_task_keep_their_roles():
     import verifiers.v1 as vf
 
     data = vf.TaskData(idx=0, prompt=[vf.SystemMessage(content="s"), vf.UserMessage(content="u")])
@@ -131,7 +124,7 @@ def test_messages_in_a_task_keep_their_roles() -> None:
 
 
 @pytest.mark.parametrize("ask", [package_version, examples, lambda one: environments.command(one, "report.json")])
-def test_an_environment_that_is_not_installed(ask: Callable[[EnvironmentConfig], Any]) -> None:
+def test_an_environment_that_is_not_installed(ask):
     absent = EnvironmentConfig(name="mine", taskset={"id": "no-such-environment"})
     with pytest.raises(EnvironmentUnavailable, match=r"'no-such-environment' is not installed.*no_such_env") as refused:
         ask(absent)
@@ -143,7 +136,7 @@ def test_an_environment_that_is_not_installed(ask: Callable[[EnvironmentConfig],
         ask(absent.model_copy(update={"taskset": {}}))
 
 
-def test_a_setting_that_the_taskset_does_not_know() -> None:
+def test_a_setting_that_the_taskset_does_not_know():
     with pytest.raises(EnvironmentUnavailable, match=r"cannot be loaded: ValidationError: .*num_exmples"):
         examples(EnvironmentConfig(name="mine", taskset={"id": "sample_reverse_text", "num_exmples": 3}))
 
@@ -156,6 +149,6 @@ def test_a_setting_that_the_taskset_does_not_know() -> None:
         *(pytest.param(name, marks=pytest.mark.nightly) for name in ("older_at_import", "older_module")),
     ],
 )
-def test_a_package_of_the_older_interface_is_refused_with_what_to_do(package: str) -> None:
+def test_a_package_of_the_older_interface_is_refused_with_what_to_do(package):
     with pytest.raises(environments.EnvironmentUnavailable, match=r"load_environment.*exports a Taskset"):
         environments.examples(EnvironmentConfig(name="old", taskset={"id": package}))

@@ -29,7 +29,7 @@ asyncio.run(main())
 """
 
 
-def test_a_signal_inside_a_callback_cancels_what_the_loop_runs_once() -> None:
+def test_a_signal_inside_a_callback_cancels_what_the_loop_runs_once():
     """Python drops an exception that is raised in the callback of a weak reference: none is raised."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert (done.stdout.split(), done.returncode, done.stderr) == (["cancelled", "ended"], 0, "")

@@ -1,7 +1,6 @@
 """What an environment's code says of itself: its seats, whether it scores, and hooks that nothing calls."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,43 +20,41 @@ def facts(taskset: str, settings: dict[str, Any] | None = None, **sections: Any)
     return facts_of(env, next(iter(env.taskset), None))
 
 
-def test_the_seats_are_those_of_the_environment_and_its_setup_says_which_are_trained() -> None:
+def test_the_seats_are_those_of_the_environment_and_its_setup_says_which_are_trained():
     assert facts("unscored").seats == {"agent": True}
     assert facts("duel").seats == {"left": True, "right": True, "critic": True}
     assert facts("unscored", env={"id": "user-sim"}).seats == {"assistant": True, "user": False}
 
 
-def test_a_reward_function_a_judge_or_code_of_its_own_scores() -> None:
+def test_a_reward_function_a_judge_or_code_of_its_own_scores():
     assert not facts("unscored").scores
     assert facts("faulty_taskset").scores and facts("duel").scores
     functions = {"task": {"rewards": {"length": {"fn": "tests.fixtures.masks:broken"}}}}
     assert facts("unscored", functions).scores
 
 
-def test_the_settings_are_those_of_the_taskset() -> None:
+def test_the_settings_are_those_of_the_taskset():
     assert {"num_examples", "min_length"} <= set(facts("sample_reverse_text").settings)
 
 
-def test_the_keys_are_those_of_the_judges_in_its_settings() -> None:
+def test_the_keys_are_those_of_the_judges_in_its_settings():
     judges = [{"id": "reference", "base_url": "http://judge/v1", "api_key_var": "JUDGE_KEY"}]
     assert facts("unscored", {"task": {"judges": judges}}).keys == {"JUDGE_KEY": "http://judge/v1"}
     assert facts("unscored").keys == {}
 
 
-def test_hooks_of_an_earlier_interface_are_refused() -> None:
+def test_hooks_of_an_earlier_interface_are_refused():
     with pytest.raises(FormerInterface, match="FormerTask has `tools` and `user` of its own"):
         facts("former_tools")
 
 
-def test_a_harness_that_needs_a_container_is_refused_on_the_subprocess_runtime() -> None:
+def test_a_harness_that_needs_a_container_is_refused_on_the_subprocess_runtime():
     with pytest.raises(ValueError, match="container"):
         facts("unscored", harness={"id": "codex"})
 
 
 @pytest.mark.parametrize(("most", "beyond", "repeated"), [(3, "2", 1), (5, "", 2), (100, "", 2)])
-def test_examples_beyond_the_most_and_repeated_ones_are_counted(
-    tmp_path: Path, most: int, beyond: str, repeated: int
-) -> None:
+def test_examples_beyond_the_most_and_repeated_ones_are_counted(tmp_path, most, beyond, repeated):
     rows = [{"prompt": prompt, "answer": "4"} for prompt in ("a", "b", "a", "c", "a")]
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     taskset = {"id": "own_data", "path": str(tmp_path / "rows.jsonl")}

@@ -55,7 +55,7 @@ def sampled(answers: list[Any]) -> list[int]:
     return [answer.json()["choices"][0]["token_ids"][0] for answer in answers]
 
 
-def test_answers_are_kept_as_they_come_and_kept_ones_are_not_sampled_again() -> None:
+def test_answers_are_kept_as_they_come_and_kept_ones_are_not_sampled_again():
     answers, info = calls(Wire(), {}, *(body(seed) for seed in range(6)))
     assert sampled(answers) == [1, 2, 3, 4, 5, 6]
     turns = info[TURNS_FIELD]
@@ -72,14 +72,12 @@ def test_answers_are_kept_as_they_come_and_kept_ones_are_not_sampled_again() -> 
     [(Wire("abort"), {}), (Wire(status=503), {}), (Wire(), None)],
     ids=["cut off", "refused", "no plan"],
 )
-def test_what_an_engine_cut_off_or_refused_is_not_kept_nor_anything_without_a_plan(
-    wire: Wire, kept_answers: dict[str, str] | None
-) -> None:
+def test_what_an_engine_cut_off_or_refused_is_not_kept_nor_anything_without_a_plan(wire, kept_answers):
     _, info = calls(wire, kept_answers, body(1))
     assert TURNS_FIELD not in info and wire.num_calls == 1
 
 
-def test_a_picture_that_is_elsewhere_is_refused_and_never_sent() -> None:
+def test_a_picture_that_is_elsewhere_is_refused_and_never_sent():
     wire = Wire()
     (answer,), _ = calls(wire, None, body(1, content_parts=[{"type": "image_url", "url": "http://else/where.png"}]))
     assert answer.status_code == 400 and wire.num_calls == 0

@@ -22,7 +22,7 @@ Write = Callable[[str, str], Path]
 
 
 @pytest.fixture
-def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+def write(tmp_path, monkeypatch):
     """Write a file below a directory that Python looks in."""
     monkeypatch.syspath_prepend(tmp_path / "here")
 
@@ -57,7 +57,7 @@ def install(directory: Path, module: str, code: str, requires: str = "verifiers>
     (facts / "RECORD").write_text(f"{module}/__init__.py,,\n")
 
 
-def test_two_packages_of_one_name_and_version_share_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_packages_of_one_name_and_version_share_no_key(tmp_path, monkeypatch):
     keys = []
     for code in ("DECK = 3\n", "DECK = 4\n"):
         place = tmp_path / code[-2]
@@ -69,7 +69,7 @@ def test_two_packages_of_one_name_and_version_share_no_key(tmp_path: Path, monke
     assert keys[0] != keys[1]
 
 
-def test_an_edit_is_another_version_and_the_same_code_elsewhere_is_not(write: Write) -> None:
+def test_an_edit_is_another_version_and_the_same_code_elsewhere_is_not(write):
     prompt = write("own_game/__init__.py", "PROMPT = 'Say it.'\n")
     table = write("own_game/data/rows.csv", "1,2\n")
     first = examples_key(own())
@@ -85,9 +85,7 @@ def test_an_edit_is_another_version_and_the_same_code_elsewhere_is_not(write: Wr
     assert examples_key(own()) != first, "a file's name is part of it: code opens it by that"
 
 
-def test_a_wheel_and_a_checkout_of_the_same_code_are_one_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_wheel_and_a_checkout_of_the_same_code_are_one_version(tmp_path, monkeypatch):
     install(tmp_path / "wheel", "same_game", "import sys\n")
     checkout = tmp_path / "checkout"
     install(checkout / "facts", "same_game", "")
@@ -105,7 +103,7 @@ def test_a_wheel_and_a_checkout_of_the_same_code_are_one_version(
     assert found[0] == found[1] and "same-game 0.1.0 sha256:" in found[0]
 
 
-def test_a_module_that_is_no_package_and_what_it_imports_beside_it(write: Write) -> None:
+def test_a_module_that_is_no_package_and_what_it_imports_beside_it(write):
     write("own_game.py", "import json\nfrom own_rules import RULES\ndef f():\n    import own_words\n")
     rules, words = write("own_rules.py", "RULES = 1\n"), write("own_words/__init__.py", "from . import more\n")
     more = write("own_words/more.py", "WORDS = 1\n")
@@ -122,7 +120,7 @@ def test_a_module_that_is_no_package_and_what_it_imports_beside_it(write: Write)
     assert package_version(own()) not in versions, "and what does not parse is for its own process to say"
 
 
-def test_what_is_installed_counts_where_it_is_built_on_verifiers(tmp_path: Path, write: Write) -> None:
+def test_what_is_installed_counts_where_it_is_built_on_verifiers(tmp_path, write):
     write("own_game.py", "import numpy, shared_rules, plain_rules\n")
     installed = tmp_path / "installed"
     install(installed, "shared_rules", "")
@@ -135,7 +133,7 @@ def test_what_is_installed_counts_where_it_is_built_on_verifiers(tmp_path: Path,
         assert package_version(own()) != version
 
 
-def test_functions_and_files_that_settings_name(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_functions_and_files_that_settings_name(write, tmp_path, monkeypatch):
     write("own_game.py", "")
     scores, plugged = write("own_scores.py", "half = 1\n"), tmp_path / "plugged.py"
     notes, rows = tmp_path / "notes.txt", tmp_path / "rows" / "deep" / "1.jsonl"
@@ -163,7 +161,7 @@ def test_functions_and_files_that_settings_name(write: Write, tmp_path: Path, mo
         package_version(environment)
 
 
-def test_a_function_that_its_module_does_not_have_is_refused_without_running_the_module(write: Write) -> None:
+def test_a_function_that_its_module_does_not_have_is_refused_without_running_the_module(write):
     write("own_game.py", "")
     write("own_scores.py", "raise SystemExit\ndef reward(reply): ...\n")
     environment = own(task={"scoring": "own_scores:reward2"})
@@ -174,7 +172,7 @@ def test_a_function_that_its_module_does_not_have_is_refused_without_running_the
         assert "own_scores" in package_version(environment)
 
 
-def test_judges_and_harnesses_are_code_of_the_environment(write: Write) -> None:
+def test_judges_and_harnesses_are_code_of_the_environment(write):
     write("own_game.py", "")
     judge, harness = write("own_judge.py", ""), write("own_harness.py", "")
     environment = own(task={"judges": [{"id": "own-judge"}]}, harness={"id": "own_harness"})
@@ -185,9 +183,7 @@ def test_judges_and_harnesses_are_code_of_the_environment(write: Write) -> None:
     assert len({*seen}) == 3
 
 
-def test_a_module_in_the_current_directory_goes_last_as_in_the_server(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_in_the_current_directory_goes_last_as_in_the_server(write, tmp_path, monkeypatch):
     write("own_game.py", "1")
     elsewhere = package_version(own())
     monkeypatch.chdir(tmp_path)
@@ -198,7 +194,7 @@ def test_a_module_in_the_current_directory_goes_last_as_in_the_server(
     assert "lonely_game (not a package)" in package_version(own("lonely_game"))
 
 
-def test_a_large_file_is_read_once_while_it_stays_as_it_is(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_file_is_read_once_while_it_stays_as_it_is(write, monkeypatch):
     monkeypatch.setattr(packages, "LARGE", 4)
     write("own_game/__init__.py", "")
     data = write("own_game/rows.bin", "1111")
@@ -210,7 +206,7 @@ def test_a_large_file_is_read_once_while_it_stays_as_it_is(write: Write, monkeyp
     assert package_version(own()) != first
 
 
-def test_no_process_is_started_with_other_code_than_the_run_s(write: Write) -> None:
+def test_no_process_is_started_with_other_code_than_the_run_s(write):
     code = write("own_game.py", "1")
     begun = own().model_copy(update={"version": package_version(own())})
     require_same_code(begun)
@@ -222,7 +218,7 @@ def test_no_process_is_started_with_other_code_than_the_run_s(write: Write) -> N
         require_same_code(begun)
 
 
-def test_code_that_cannot_be_read_is_said(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_that_cannot_be_read_is_said(write, monkeypatch):
     write("own_game.py", "1")
 
     def refuse(file: Path) -> bytes:
@@ -235,7 +231,7 @@ def test_code_that_cannot_be_read_is_said(write: Write, monkeypatch: pytest.Monk
 
 @pytest.mark.engine
 @pytest.mark.parametrize("options", [[], ["--grade"]])
-def test_a_process_that_is_started_again_refuses_edited_code(options: list[str], tmp_path: Path) -> None:
+def test_a_process_that_is_started_again_refuses_edited_code(options, tmp_path):
     environment = EnvironmentConfig(name="text", taskset={"id": "sample_reverse_text"})
     report = tmp_path / "report.json"
     argv, _ = command(environment, report, *options)
@@ -247,7 +243,7 @@ def test_a_process_that_is_started_again_refuses_edited_code(options: list[str],
 
 
 @pytest.mark.engine
-def test_a_worker_that_joins_later_refuses_edited_code() -> None:
+def test_a_worker_that_joins_later_refuses_edited_code():
     from tasks.inference.environments.host import set_up_worker
 
     begun = EnvironmentConfig(

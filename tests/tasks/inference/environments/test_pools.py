@@ -106,7 +106,7 @@ def rollouts(address: str, count: int) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
+def pools(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(PLUGINS)
         patch.setenv("PYTHONPATH", str(PLUGINS))
@@ -115,7 +115,7 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
 
 
 @pytest.mark.essential
-def test_a_static_pool_starts_its_workers_at_once_and_shares_the_rollouts(pools: Pools) -> None:
+def test_a_static_pool_starts_its_workers_at_once_and_shares_the_rollouts(pools):
     assert len(pools.workers("fixed")) == 2
     with rollouts(pools.addresses["fixed"], 4):
         until(lambda: len(pools.holders("fixed")) == 4, lambda: pools.log("fixed")[-3000:])
@@ -123,7 +123,7 @@ def test_a_static_pool_starts_its_workers_at_once_and_shares_the_rollouts(pools:
 
 
 @pytest.mark.essential
-def test_an_elastic_pool_grows_with_load_to_its_bound(pools: Pools) -> None:
+def test_an_elastic_pool_grows_with_load_to_its_bound(pools):
     assert len(pools.workers("growing")) == 1
     with rollouts(pools.addresses["growing"], 3):
         until(lambda: len(pools.holders("growing")) == 3, lambda: pools.log("growing")[-3000:])
@@ -131,21 +131,21 @@ def test_an_elastic_pool_grows_with_load_to_its_bound(pools: Pools) -> None:
 
 
 @pytest.mark.essential
-def test_what_an_environment_logs_in_a_worker_is_in_its_own_log(pools: Pools) -> None:
+def test_what_an_environment_logs_in_a_worker_is_in_its_own_log(pools):
     for own, other in (("fixed", "growing"), ("growing", "fixed")):
         assert f"misbehaving: holding {own} in process" in pools.log(own)
         assert f"holding {other}" not in pools.log(own)
 
 
 @pytest.mark.nightly
-def test_an_environment_that_no_worker_can_load_fails_before_anything_is_sampled(pools: Pools) -> None:
+def test_an_environment_that_no_worker_can_load_fails_before_anything_is_sampled(pools):
     with pytest.raises(ServiceFailed, match=r"'environment broken' ended with status 4 before it was ready") as failure:
         pools.broken.addresses()
     assert "RuntimeError: the planted wrong setting" in str(failure.value)
     assert pools.broken._handles["broken"].generation == 1
 
 
-def test_the_end_of_a_worker_is_noticed_though_what_it_started_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_worker_is_noticed_though_what_it_started_lives_on(monkeypatch):
     """A child that inherits a worker's files keeps its sentinel open, by which multiprocessing tells the end."""
     worker = subprocess.Popen(["sh", "-c", "exit 7"])
     held = os.pipe()
@@ -165,7 +165,7 @@ def test_the_end_of_a_worker_is_noticed_though_what_it_started_lives_on(monkeypa
 
 
 @pytest.mark.essential
-def test_a_client_that_leaves_before_its_answer_does_not_end_the_server(pools: Pools) -> None:
+def test_a_client_that_leaves_before_its_answer_does_not_end_the_server(pools):
     from verifiers.v1.serve.client import EnvClient
 
     handle = pools.servers._handles["growing"]
@@ -185,7 +185,7 @@ def test_a_client_that_leaves_before_its_answer_does_not_end_the_server(pools: P
 
 
 @pytest.mark.essential
-def test_a_model_call_of_no_rollout_is_refused(pools: Pools) -> None:
+def test_a_model_call_of_no_rollout_is_refused(pools):
     (url, *_) = re.findall(r"interception up: url=(\S+)", pools.log("growing"))
     body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
     for headers in ({}, {"Authorization": "Bearer key"}):
@@ -193,9 +193,7 @@ def test_a_model_call_of_no_rollout_is_refused(pools: Pools) -> None:
 
 
 @pytest.mark.essential
-def test_a_server_that_someone_else_runs_is_used_and_left_alone(
-    pools: Pools, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_someone_else_runs_is_used_and_left_alone(pools, tmp_path, monkeypatch):
     address = pools.addresses["growing"]
     with Supervisor("another", tmp_path) as supervisor:
         servers = EnvironmentServers(supervisor, RunConfig(environments=(holding("theirs", address=address),)), "key")
@@ -214,7 +212,7 @@ def test_a_server_that_someone_else_runs_is_used_and_left_alone(
 @pytest.mark.fault(
     "services", "a worker of an environment server is stopped", "it is named and killed, the server is started again"
 )
-def test_a_worker_that_hangs_is_killed_and_named_and_the_server_ends_for_another_to_be_started(pools: Pools) -> None:
+def test_a_worker_that_hangs_is_killed_and_named_and_the_server_ends_for_another_to_be_started(pools):
     # One that still loads its environment may take as long as it likes: it has not answered the broker yet.
     until(lambda: pools.log("fixed").count("is watched") == 2, lambda: pools.log("fixed"))
     workers, handle = pools.workers("fixed"), pools.servers._handles["fixed"]
@@ -230,9 +228,7 @@ def test_a_worker_that_hangs_is_killed_and_named_and_the_server_ends_for_another
         pools.servers.addresses()
 
 
-def test_a_worker_whose_first_request_fails_is_asked_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_worker_whose_first_request_fails_is_asked_again(monkeypatch, caplog):
     """Else nobody would watch it, and a server whose workers all met that would never be up."""
     reported, outcomes = list[str](), iter([OSError(24, "Too many open files"), False, True])
 
@@ -253,7 +249,7 @@ def test_a_worker_whose_first_request_fails_is_asked_again(
 
 
 @pytest.mark.essential
-def test_servers_that_are_told_to_end_leave_nothing_behind(pools: Pools) -> None:
+def test_servers_that_are_told_to_end_leave_nothing_behind(pools):
     directory = re.findall(r"address=ipc://(\S+)/\d", pools.log("growing"))[0]
     assert Path(directory).parent == pools.supervisor._temporary, "it goes also where the broker is killed"
     with rollouts(pools.addresses["growing"], 1):

@@ -28,7 +28,7 @@ PICTURE = {"prompt": [{"role": "user", "content": [{"type": "image_url", "image_
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory):
     return tiny_qwen3(tmp_path_factory.mktemp("model"), hidden=16, layers=1, heads=2, kv_heads=2, intermediate=16)
 
 
@@ -49,7 +49,7 @@ def ids(loaded: LoadedEnvironment) -> list[str]:
     return loaded.examples["example_id"].to_pylist()
 
 
-def test_examples_with_longer_prompts_are_left_out(directory: Path) -> None:
+def test_examples_with_longer_prompts_are_left_out(directory):
     written = load_renderer(str(directory), "qwen3", {}).render_ids(
         [{"role": "user", "content": "y" * 100}], add_generation_prompt=True
     )
@@ -59,7 +59,7 @@ def test_examples_with_longer_prompts_are_left_out(directory: Path) -> None:
     assert ids(limited(directory, None)) == [f"e{number}" for number in range(6)]
 
 
-def test_longer_prompts_stop_a_run_that_asks_for_it(directory: Path) -> None:
+def test_longer_prompts_stop_a_run_that_asks_for_it(directory):
     with pytest.raises(EnvironmentUnavailable, match=r"max_prompt_tokens is 60, and 3 of 6 examples .* \"drop\""):
         limited(directory, 60, long_prompts="error")
     assert len(ids(limited(directory, 9999, long_prompts="error"))) == 6
@@ -67,7 +67,7 @@ def test_longer_prompts_stop_a_run_that_asks_for_it(directory: Path) -> None:
         limited("", 60)
 
 
-def test_the_plan_says_how_many_are_left_out(directory: Path) -> None:
+def test_the_plan_says_how_many_are_left_out(directory):
     section = {"name": "game", "taskset": {"id": "game"}, "max_prompt_tokens": 60}
     config = RunConfig.model_validate(
         {"seed": 1, "environments": [section], "model": {"path": str(directory)}, "evaluation": {"num_examples": 1}}
@@ -77,7 +77,7 @@ def test_the_plan_says_how_many_are_left_out(directory: Path) -> None:
     assert [note.startswith(said) for note in notes].count(True) == 1
 
 
-def test_a_limit_is_in_keys_with_the_tokenizer_and_none_leaves_no_trace() -> None:
+def test_a_limit_is_in_keys_with_the_tokenizer_and_none_leaves_no_trace():
     def key(model: dict[str, Any], **settings: Any) -> dict[str, Any]:
         section = {"name": "game", "taskset": {"id": "game"}, **settings}
         config = RunConfig.model_validate({"environments": [section], "model": model})
@@ -88,7 +88,7 @@ def test_a_limit_is_in_keys_with_the_tokenizer_and_none_leaves_no_trace() -> Non
     assert key(one, max_prompt_tokens=60) != key(two, max_prompt_tokens=60) != key(two, max_prompt_tokens=61)
 
 
-def test_a_policy_without_a_limit_is_refused() -> None:
+def test_a_policy_without_a_limit_is_refused():
     section = {"name": "game", "taskset": {"id": "game"}, "long_prompts": "error"}
     (line,) = environment_problems(RunConfig.model_validate({"environments": [section]}))
     assert line == (

@@ -32,7 +32,7 @@ REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "sample_reverse_text"
 
 
 @pytest.mark.essential
-def test_labels_of_the_section_come_before_those_of_the_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_labels_of_the_section_come_before_those_of_the_runtime(monkeypatch):
     monkeypatch.setattr(prime, "BASE_LABELS", [])
     monkeypatch.setenv(LABELS_VARIABLE, '["run-7", "mine"]')
     label_sandboxes()
@@ -43,7 +43,7 @@ def test_labels_of_the_section_come_before_those_of_the_runtime(monkeypatch: pyt
 
 
 @pytest.mark.essential
-def test_every_rollout_counts_towards_giving_memory_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_rollout_counts_towards_giving_memory_back(monkeypatch):
     asked: list[int] = []
 
     async def trim() -> None:
@@ -72,9 +72,7 @@ def test_every_rollout_counts_towards_giving_memory_back(monkeypatch: pytest.Mon
         ([False, OSError(24, "Too many open files")], False),
     ],
 )
-def test_a_server_hangs_if_it_answers_neither_of_two_questions(
-    said: list[bool | Exception], hangs: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_hangs_if_it_answers_neither_of_two_questions(said, hangs, monkeypatch):
     asked: list[float] = []
 
     def answers(address: str, seconds: float) -> bool:
@@ -89,7 +87,7 @@ def test_a_server_hangs_if_it_answers_neither_of_two_questions(
     assert asked == [20.0, 5.0][: len(said)]
 
 
-def test_a_server_is_started_and_watched_as_its_section_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_is_started_and_watched_as_its_section_says(tmp_path, monkeypatch):
     asked: list[tuple[str, float]] = []
     monkeypatch.setattr(environments, "hangs", lambda *question: bool(asked.append(question)))
     own = REVERSE.model_copy(update={"startup_seconds": 10.0, "hang_seconds": 5.0, "max_restarts": 7})
@@ -99,7 +97,7 @@ def test_a_server_is_started_and_watched_as_its_section_says(tmp_path: Path, mon
     assert asked == [("tcp://127.0.0.1:9", 5.0)]
 
 
-def test_the_model_is_told_when_a_rollout_is_stopped() -> None:
+def test_the_model_is_told_when_a_rollout_is_stopped():
     asyncio.run(asyncio.wait_for(_stopped(), 120))
 
 
@@ -137,7 +135,7 @@ def commands(pid: int) -> dict[int, str]:
 
 
 @pytest.mark.nightly
-def test_a_server_without_its_tools_is_started_again(tmp_path: Path) -> None:
+def test_a_server_without_its_tools_is_started_again(tmp_path):
     environment = {"name": "calc", "taskset": {"id": "sample_calc_tools", "num_examples": 4}}
     config = RunConfig.model_validate({"environments": [environment]})
     with Supervisor("tools", tmp_path) as supervisor:
@@ -155,7 +153,7 @@ def test_a_server_without_its_tools_is_started_again(tmp_path: Path) -> None:
     assert "the shared tool server" in log and "is gone: the environment server ends" in log
 
 
-def test_only_a_refusal_is_one() -> None:
+def test_only_a_refusal_is_one():
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port = listening.getsockname()[1]

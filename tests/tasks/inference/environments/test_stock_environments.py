@@ -12,7 +12,6 @@ import pytest
 
 from configs.environments import EnvironmentConfig
 from configs.run import View
-from tasks.inference.engine.client import Engine
 from tasks.inference.environments.examples import verifiers_config
 from tests.fixtures.sampled import Rows, failures, own, sampled
 
@@ -99,7 +98,7 @@ def length(messages: Rows, node: int | None) -> int:
 
 
 @pytest.mark.essential
-def test_best_of_n_is_several_traces_of_one_episode(small_engine: Engine, view: ViewOf, tmp_path: Path) -> None:
+def test_best_of_n_is_several_traces_of_one_episode(small_engine, view, tmp_path):
     environment = EnvironmentConfig(name="best", taskset=REVERSE, env={"id": "best-of-n", "n": 3})
     traces, messages = sampled(small_engine, environment, view, tmp_path)
     assert failures(traces) == [] and len(traces) == 6
@@ -112,7 +111,7 @@ def test_best_of_n_is_several_traces_of_one_episode(small_engine: Engine, view: 
 
 
 @pytest.mark.nightly
-def test_a_user_that_a_model_plays_is_not_trained_on(small_engine: Engine, view: ViewOf, tmp_path: Path) -> None:
+def test_a_user_that_a_model_plays_is_not_trained_on(small_engine, view, tmp_path):
     env = {"id": "user-sim", "persona": "{scenario}", "user": {"max_turns": 2}}
     environment = EnvironmentConfig(name="user", taskset=REVERSE, env=env)
     traces, messages = sampled(small_engine, environment, view, tmp_path, max_tokens=6)
@@ -128,7 +127,7 @@ def test_a_user_that_a_model_plays_is_not_trained_on(small_engine: Engine, view:
 
 
 @pytest.mark.nightly
-def test_a_taskset_scored_by_a_server_of_its_own(small_engine: Engine, view: ViewOf, tmp_path: Path) -> None:
+def test_a_taskset_scored_by_a_server_of_its_own(small_engine, view, tmp_path):
     with resource_server() as (url, verified):
         taskset = {"id": "nemo_gym", "dataset": str(dataset(tmp_path / "sums.jsonl")), "task": {"resources_url": url}}
         environment = EnvironmentConfig(name="nemo", taskset=taskset, max_turns=2)
@@ -144,9 +143,7 @@ def test_a_taskset_scored_by_a_server_of_its_own(small_engine: Engine, view: Vie
 @pytest.mark.parametrize("harness", [{"id": "chat_loop"}, {"id": "null"}, {"id": "bash", "edit": False}], ids=str)
 @pytest.mark.parametrize("runtime", [{"type": "subprocess"}, {"type": "docker", "image": "python:3.11-slim"}], ids=str)
 @pytest.mark.parametrize(("env", "seat"), [({}, "agent"), ({"id": "best-of-n"}, "agent"), ({"id": "user-sim"}, "user")])
-def test_harness_and_runtime_are_settings(
-    harness: dict[str, Any], runtime: dict[str, Any], env: dict[str, Any], seat: str
-) -> None:
+def test_harness_and_runtime_are_settings(harness, runtime, env, seat):
     environment = EnvironmentConfig(name="any", taskset=REVERSE, env=env, harness=harness, runtime=runtime)
     config = verifiers_config(environment.model_dump())
     assert config.taskset.id == "sample_reverse_text"

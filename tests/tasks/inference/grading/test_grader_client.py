@@ -45,29 +45,29 @@ def grader(*answers: dict[str, Any], stay: bool = False) -> Iterator[str]:
         thread.join()
 
 
-def test_work_that_goes_on_is_waited_for() -> None:
+def test_work_that_goes_on_is_waited_for():
     with grader({"working": True}, {"working": True}, {"scored": 1}) as address:
         assert scores(address, "key", ROWS).to_pylist() == [SCORE]
 
 
-def test_a_refusal_says_why() -> None:
+def test_a_refusal_says_why():
     with grader({"refused": "it needs a judge"}) as address, pytest.raises(NotRegradable, match="it needs a judge"):
         scores(address, "key", ROWS)
 
 
-def test_one_that_hangs_up_is_lost() -> None:
+def test_one_that_hangs_up_is_lost():
     with grader({"working": True}) as address, pytest.raises(GraderLost, match="went away while it worked"):
         scores(address, "key", ROWS)
 
 
-def test_one_that_is_not_there_is_lost() -> None:
+def test_one_that_is_not_there_is_lost():
     with Listener(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.address[1]}"
     with pytest.raises(GraderLost, match=address):
         scores(address, "key", ROWS)
 
 
-def test_one_that_stands_still_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_stands_still_is_not_waited_for(monkeypatch):
     monkeypatch.setattr(regrading, "STALL_SECONDS", 0.2)
     with grader({"working": True}, stay=True) as address, pytest.raises(GraderStalled, match="what was recorded is as"):
         scores(address, "key", ROWS)

@@ -2,15 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from configs.environments import EnvironmentConfig
-from configs.run import View
-from tasks.inference.engine.client import Engine
 from tasks.inference.environments import servers as environments
 from tasks.inference.environments.packages import EnvironmentUnavailable, package_version
 from tasks.inference.grading.client import NotRegradable
@@ -26,7 +22,7 @@ REWARDS = [1.0, 0.8, pytest.approx(1 / 3), 0.0, 0.0]
 
 
 @pytest.fixture(autouse=True)
-def judges_as_before(monkeypatch: pytest.MonkeyPatch, plugins: None) -> None:
+def judges_as_before(monkeypatch, plugins):
     """A grader forbids judges in its whole process; here that ends with the test."""
     from verifiers.v1.judge import Judge
 
@@ -72,7 +68,7 @@ def bout(fault: str, **left: Any) -> dict[str, Any]:
     return rows_of({"bout": members}, "duel")
 
 
-def test_unchanged_functions_give_what_is_recorded() -> None:
+def test_unchanged_functions_give_what_is_recorded():
     rows = reversals()
     assert rows["traces"]["reward"].to_pylist() == REWARDS
     for row, now in zip(
@@ -82,7 +78,7 @@ def test_unchanged_functions_give_what_is_recorded() -> None:
         assert {name: now[name] for name in same} == {name: row[name] for name in same}
 
 
-def test_a_changed_function_gives_exactly_its_own_values() -> None:
+def test_a_changed_function_gives_exactly_its_own_values():
     changed = reverse(task={"rewards": {"similarity": {"fn": f"{STRICTER}:exactly", "weight": 3.0}}})
     found = regraded(changed, reversals(), example_of("reverse", "{}"))
     assert [row["reward"] for row in found] == [3.0, 0.0, 0.0, 0.0, 0.0]
@@ -90,7 +86,7 @@ def test_a_changed_function_gives_exactly_its_own_values() -> None:
     assert json.loads(found[0]["metrics"]) == {"exact": 1.0}
 
 
-def test_several_agents_are_scored_each_and_then_compared() -> None:
+def test_several_agents_are_scored_each_and_then_compared():
     left, right, critic = regraded(duel(), bout("none"), example_of("duel", '{"prompt":"say much"}'))
     assert (left["reward"], right["reward"], critic["reward"]) == (2 * 5 + 1.0, 2 * 2 + 0.0, 0.25)
     assert json.loads(left["rewards"]) == {
@@ -104,9 +100,7 @@ def test_several_agents_are_scored_each_and_then_compared() -> None:
     ("fault", "kind", "message"),
     [("raises", "environment", "KeyError: 'planted'"), ("nan", "environment", "is nan"), ("hangs", "timeout", "")],
 )
-def test_a_trace_whose_scoring_fails_is_errored(
-    fault: str, kind: str, message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trace_whose_scoring_fails_is_errored(fault, kind, message, monkeypatch):
     from verifiers.v1.env import Env
 
     if fault == "hangs":  # the others are done at once, but for that long a machine may be busy with other things
@@ -117,19 +111,19 @@ def test_a_trace_whose_scoring_fails_is_errored(
     assert (right["reward"], right["error_class"], critic["reward"]) == (4.0, None, 0.25)
 
 
-def test_who_is_compared_with_a_failed_trace_has_no_reward_either() -> None:
+def test_who_is_compared_with_a_failed_trace_has_no_reward_either():
     found = regraded(duel(), bout("raises"), example_of("duel", "{}"))
     assert [row["reward"] for row in found] == [None] * 3 and {row["error_class"] for row in found} == {"environment"}
     assert "left" in found[1]["error_message"] and "KeyError" in found[0]["error_message"]
 
 
-def test_a_comparison_that_raises_counts_for_every_trace() -> None:
+def test_a_comparison_that_raises_counts_for_every_trace():
     found = regraded(duel(), bout("none"), example_of("duel", '{"fault":"worse"}'))
     assert {row["error_message"] for row in found} == {"DuelEnv.finalize(): ValueError: nobody wins"}
     assert [row["reward"] for row in found] == [None] * 3
 
 
-def test_an_errored_trace_stays_one_and_is_still_seen_by_the_comparison() -> None:
+def test_an_errored_trace_stays_one_and_is_still_seen_by_the_comparison():
     error = [{"type": "TaskError", "message": "the recorded one"}]
     rows = bout("none", ok=False, errors=error, rewards={"length": {"score": 50.0, "weight": 1.0}})
     assert rows["traces"]["error_class"].to_pylist() == ["environment", None, None]
@@ -138,7 +132,7 @@ def test_an_errored_trace_stays_one_and_is_still_seen_by_the_comparison() -> Non
     assert (right["reward"], critic["reward"]) == (4.0, 0.25)
 
 
-def test_a_trace_that_loses_every_reward_is_errored() -> None:
+def test_a_trace_that_loses_every_reward_is_errored():
     rows = bout("none", rewards={"old": {"score": 1.0, "weight": 1.0}})
     silent = EnvironmentConfig(name="duel", taskset={"id": "silent"})
     left, right, _ = regraded(silent, rows, example_of("duel", "{}"))
@@ -147,7 +141,7 @@ def test_a_trace_that_loses_every_reward_is_errored() -> None:
     assert (right["error_class"], right["reward"], right["rewards"]) == (None, None, "{}"), "it never had one"
 
 
-def test_a_row_without_a_record_is_errored() -> None:
+def test_a_row_without_a_record_is_errored():
     rows = reversals()
     place = rows["traces"].schema.get_field_index("record")
     bare = rows["traces"].set_column(place, rows["traces"].schema.field(place), [["{}"] * len(REPLIES)])
@@ -156,7 +150,7 @@ def test_a_row_without_a_record_is_errored() -> None:
 
 
 @pytest.mark.parametrize(("fault", "why"), [("state", "state .'artifacts'"), ("judge", "judge 'judge' asks a model")])
-def test_what_was_not_recorded_is_refused(fault: str, why: str) -> None:
+def test_what_was_not_recorded_is_refused(fault, why):
     with pytest.raises(NotRegradable, match=f"environment 'duel' cannot be regraded: .*{why}"):
         regraded(duel(), bout(fault), example_of("duel", "{}"))
 
@@ -168,12 +162,12 @@ def test_what_was_not_recorded_is_refused(fault: str, why: str) -> None:
         ({"rewards": {"boxed": {"fn": f"{STRICTER}:in_the_box"}}}, "reward 'boxed' needs the rollout's runtime"),
     ],
 )
-def test_settings_that_need_more_than_a_trace_are_refused(task: dict[str, Any], why: str) -> None:
+def test_settings_that_need_more_than_a_trace_are_refused(task, why):
     with pytest.raises(NotRegradable, match=why):
         regraded(reverse(task=task), reversals(), example_of("reverse", "{}"))
 
 
-def test_a_function_that_cannot_be_loaded_is_no_fault_of_a_trace(tmp_path: Path) -> None:
+def test_a_function_that_cannot_be_loaded_is_no_fault_of_a_trace(tmp_path):
     absent = reverse(task={"rewards": {"r": {"fn": f"{STRICTER}:absent"}}})
     with pytest.raises(TypeError, match="absent"):
         regraded(absent, reversals(), example_of("reverse", "{}"))
@@ -184,9 +178,7 @@ def test_a_function_that_cannot_be_loaded_is_no_fault_of_a_trace(tmp_path: Path)
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("plugins")
-def test_real_rollouts_of_several_turns_are_scored_as_they_were(
-    small_engine: Engine, view: Callable[..., View], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_real_rollouts_of_several_turns_are_scored_as_they_were(small_engine, view, tmp_path, monkeypatch):
     from verifiers.v1.judge import Judge
 
     from tasks.inference.grading.host import Grader

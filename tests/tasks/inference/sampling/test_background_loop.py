@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import threading
-from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
@@ -24,7 +23,7 @@ class Told(BaseException):
 
 
 @pytest.fixture
-def raising() -> Iterator[None]:
+def raising():
     """Within the test SIGTERM raises."""
 
     def handler(*_: Any) -> None:
@@ -35,7 +34,7 @@ def raising() -> Iterator[None]:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_it_gives_what_the_coroutine_gives_and_knows_the_caller_s_context() -> None:
+def test_it_gives_what_the_coroutine_gives_and_knows_the_caller_s_context():
     async def work() -> tuple[str, str]:
         await asyncio.sleep(0)
         return NAME.get(), threading.current_thread().name
@@ -45,7 +44,7 @@ def test_it_gives_what_the_coroutine_gives_and_knows_the_caller_s_context() -> N
     assert name == "Ada" and thread.startswith("event loop")
 
 
-def test_what_it_raises_is_raised() -> None:
+def test_what_it_raises_is_raised():
     async def work() -> None:
         raise KeyError("planted")
 
@@ -55,7 +54,7 @@ def test_what_it_raises_is_raised() -> None:
 
 @pytest.mark.usefixtures("raising")
 @pytest.mark.parametrize("where", ["callback", "task"])
-def test_a_signal_in_the_middle_of_a_loop_cancels_the_work_and_is_passed_on(where: str) -> None:
+def test_a_signal_in_the_middle_of_a_loop_cancels_the_work_and_is_passed_on(where):
     ended: list[str] = []
 
     async def tell() -> None:
@@ -79,7 +78,7 @@ def test_a_signal_in_the_middle_of_a_loop_cancels_the_work_and_is_passed_on(wher
 
 
 @pytest.mark.usefixtures("raising")
-def test_a_signal_that_comes_when_the_work_is_done_is_passed_on() -> None:
+def test_a_signal_that_comes_when_the_work_is_done_is_passed_on():
     async def work() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -95,6 +94,6 @@ BUG = ValueError("a bug")
     ("groups", "cause"),
     [(((LOST,),), LOST), (((BUG, LOST), (LOST,)), LOST), (((BUG,), (LOST,)), LOST), (((BUG,),), BUG)],
 )
-def test_the_loss_of_a_service_comes_before_what_followed_from_it(groups: Any, cause: Exception) -> None:
+def test_the_loss_of_a_service_comes_before_what_followed_from_it(groups, cause):
     step = ExceptionGroup("groups", [ExceptionGroup("rollouts", errors) for errors in groups])
     assert _root_cause(step) is cause

@@ -3,9 +3,8 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise, product
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,7 +19,6 @@ from verifiers.v1.types import AssistantMessage, SamplingConfig, ToolCall, ToolM
 from configs.environments import EnvironmentConfig
 from storage.store import open_store
 from storage.turns import TurnCache
-from tasks.inference.engine.client import Engine
 from tasks.inference.environments import agent_runs
 from tasks.inference.environments import servers as environments
 from tasks.inference.environments.agent_runs import (
@@ -96,7 +94,7 @@ async def play(run_seed: int, num_turns: int = 3) -> tuple[int, ...]:
     return tuple(replies)
 
 
-def test_replies_of_three_turns_are_independent() -> None:
+def test_replies_of_three_turns_are_independent():
     """All eight outcomes of three fair choices are within five standard errors of an eighth."""
 
     async def outcomes() -> Counter[tuple[int, ...]]:
@@ -124,7 +122,7 @@ def seeds_of(coin: Coin, *prompts: tuple[str, ...], run_seed: int = 7) -> list[i
     return coin.seeds
 
 
-def test_the_first_call_keeps_the_seed_of_the_run_and_no_two_calls_share_one() -> None:
+def test_the_first_call_keeps_the_seed_of_the_run_and_no_two_calls_share_one():
     prompts = [("a",), ("a", "b", "c"), ("a",), ("a", "b", "c"), ("fresh",), ("a",)]
     coin = Coin()
     seeds = seeds_of(coin, *prompts)
@@ -135,7 +133,7 @@ def test_the_first_call_keeps_the_seed_of_the_run_and_no_two_calls_share_one() -
 
 
 @pytest.mark.fault("services", "a model call fails", "it is sent again with its seed, which no other turn has")
-def test_a_call_that_failed_is_sent_again_with_its_seed() -> None:
+def test_a_call_that_failed_is_sent_again_with_its_seed():
     lost = RuntimeError("the engine is gone")
     happened(repr(lost))
     prompts = [("a",), ("a",), ("a", "b", "c"), ("a", "b", "c"), ("a", "b", "c")]
@@ -144,7 +142,7 @@ def test_a_call_that_failed_is_sent_again_with_its_seed() -> None:
     assert seeds[4] not in seeds[:4], "the reply before it was read: this is another draw"
 
 
-def test_parallel_branches_get_the_same_seeds_in_any_order() -> None:
+def test_parallel_branches_get_the_same_seeds_in_any_order():
     """Two of them have one prompt; only which of the two has which seed depends on the order."""
     branches = [("a", "b", "one"), ("a", "b", "two"), ("a", "b", "two"), ("a", "b", "three")]
 
@@ -166,12 +164,12 @@ def test_parallel_branches_get_the_same_seeds_in_any_order() -> None:
     assert seeds(branches) == seeds(branches[::-1])
 
 
-def test_the_seed_of_a_call_has_the_bits_that_its_receiver_takes() -> None:
+def test_the_seed_of_a_call_has_the_bits_that_its_receiver_takes():
     seeds = [[call_seed(7, f"{number}", 0, bits) for number in range(200)] for bits in (63, 31)]
     assert 2**62 < max(seeds[0]) < 2**63 and 2**30 < max(seeds[1]) < 2**31
 
 
-def test_ids_that_a_chat_api_draws_at_random_are_in_no_seed() -> None:
+def test_ids_that_a_chat_api_draws_at_random_are_in_no_seed():
     def prompt(number: int, arguments: str) -> list[Any]:
         made = ToolCall(id=f"call-{number}", name="look", arguments=arguments)
         state = [{"opaque": number}]
@@ -185,7 +183,7 @@ def test_ids_that_a_chat_api_draws_at_random_are_in_no_seed() -> None:
 @pytest.mark.parametrize(
     ("config", "bits"), [(TrainClientConfig(), ENGINE_SEED_BITS), (EvalClientConfig(), CHAT_API_SEED_BITS)]
 )
-def test_engines_and_chat_apis_are_called_by_a_seeded_client(config: Any, bits: int) -> None:
+def test_engines_and_chat_apis_are_called_by_a_seeded_client(config, bits):
     body = {"messages": [{"role": "user", "content": "a"}]}
     again = {"messages": [*body["messages"], {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]}
 
@@ -204,7 +202,7 @@ def test_engines_and_chat_apis_are_called_by_a_seeded_client(config: Any, bits: 
     assert (first, second, third) == (7, call_seed(7, digest, 0, bits), call_seed(7, digest, 1, bits))
 
 
-def test_runs_of_an_episode_have_seeds_by_their_order_and_are_forgotten_with_it() -> None:
+def test_runs_of_an_episode_have_seeds_by_their_order_and_are_forgotten_with_it():
     traces = [trace(NUM_SEEDS - 1, f"{number}") for number in range(3)]
     context: Any = ModelContext(model="m", client=EvalClientConfig())
 
@@ -223,7 +221,7 @@ PlayTwoTurns = Callable[..., dict[str, list[list[int]]]]
 
 
 @pytest.fixture(scope="module")
-def play_two_turns(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlayTwoTurns]:
+def play_two_turns(models, tmp_path_factory):
     """Samples rollouts of two turns from an engine; returns the tokens of their turns by assignment."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(PLUGINS)
@@ -259,8 +257,8 @@ def sampled_turns(trace: dict[str, Any], messages: Rows) -> list[list[int]]:
 
 
 def test_neighbouring_turns_of_an_untrained_model_are_no_more_alike_than_turns_of_different_rollouts(
-    small_engine: Engine, play_two_turns: PlayTwoTurns
-) -> None:
+    small_engine, play_two_turns
+):
     rollouts = [*play_two_turns(small_engine.url, ["t0", "t1", "t2", "t3"], 12).values()]
     neighbours = [pair for turns in rollouts for pair in pairwise(turns)]
     strangers = [(one[0], other[-1]) for one, other in zip(rollouts, rollouts[5:] + rollouts[:5], strict=True)]
@@ -274,9 +272,7 @@ def test_neighbouring_turns_of_an_untrained_model_are_no_more_alike_than_turns_o
     assert same <= by_chance + 5 * (by_chance + 1) ** 0.5, (same, by_chance, number)
 
 
-def test_a_rollout_that_is_resumed_in_its_middle_is_the_same_rollout(
-    small_engine: Engine, play_two_turns: PlayTwoTurns, tmp_path: Path
-) -> None:
+def test_a_rollout_that_is_resumed_in_its_middle_is_the_same_rollout(small_engine, play_two_turns, tmp_path):
     """The answers to the first turns are kept, those to the second were lost with the process."""
     with recording(small_engine.url) as proxy:
         kept = TurnCache(open_store(tmp_path / "whole"), "run")

@@ -26,7 +26,7 @@ def failed(isolation: CrashIsolation, *groups: str, size: int = 2) -> dict[str, 
     return {name: failure.message for name, failure in failures.items() if failure}
 
 
-def test_two_losses_isolate_a_rollout_and_two_more_alone_fail_it() -> None:
+def test_two_losses_isolate_a_rollout_and_two_more_alone_fail_it():
     isolation = CrashIsolation()
     isolation.record(in_flight("a/0", "a/1", "b/0"))
     assert not isolation.isolates("a/1")
@@ -39,7 +39,7 @@ def test_two_losses_isolate_a_rollout_and_two_more_alone_fail_it() -> None:
     assert "'e' died 2 times while this rollout alone was in flight" in failed(isolation, "a")["a/1"]
 
 
-def test_a_loss_with_nothing_in_flight_or_no_isolation_accuses_nobody() -> None:
+def test_a_loss_with_nothing_in_flight_or_no_isolation_accuses_nobody():
     isolation = CrashIsolation()
     assert not isolation.record([])
     for _ in range(9):
@@ -47,7 +47,7 @@ def test_a_loss_with_nothing_in_flight_or_no_isolation_accuses_nobody() -> None:
     assert isolation.isolates("a/0") and failed(isolation, "a") == {}
 
 
-def test_a_group_of_which_every_member_kills_costs_a_few_restarts() -> None:
+def test_a_group_of_which_every_member_kills_costs_a_few_restarts():
     isolation = CrashIsolation()
     for member in range(MAX_CRASHERS):
         assert not any("not tried:" in text for text in failed(isolation, "a", size=8).values())
@@ -60,7 +60,7 @@ def test_a_group_of_which_every_member_kills_costs_a_few_restarts() -> None:
 
 @settings(deadline=None)
 @given(killers=st.sets(st.tuples(st.integers(0, 4), st.integers(0, 2)), max_size=4), at_once=st.integers(1, 15))
-def test_whatever_kills_all_others_have_their_rows(killers: set[tuple[int, int]], at_once: int) -> None:
+def test_whatever_kills_all_others_have_their_rows(killers, at_once):
     """A plain server: it takes `at_once` rollouts at a time, in order, and dies with the first killer among them."""
     deadly = {f"g{group}/{member}" for group, member in killers}
     rows: dict[str, Any] = {

@@ -1,16 +1,14 @@
 """Rollouts of several turns under which weights are exchanged: their rows say which policy sampled each token."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from configs.environments import EnvironmentConfig
-from configs.run import View
 from tasks.inference.engine.client import Engine, ServedModel
 from tasks.inference.environments import servers as environments
 from tasks.inference.sampling.sampler import SamplingPlan, WeightUpdate
@@ -81,20 +79,18 @@ class Exchanges(SamplingPlan):
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def address(tmp_path_factory):
     """Where the environment is served."""
     with served(SORT, tmp_path_factory.mktemp("sort")) as told:
         yield told["address"]
 
 
 @pytest.fixture(scope="module")
-def examples() -> pa.Table:
+def examples():
     return environments.examples(SORT)
 
 
-def test_rows_say_which_policy_sampled_each_token(
-    small_engine: Engine, models: dict[str, Path], view: Callable[..., View], address: str, examples: pa.Table
-) -> None:
+def test_rows_say_which_policy_sampled_each_token(small_engine, models, view, address, examples):
     policies = {"old": models["a"], "new": models["b"], "newer": models["a"]}
     rows = assigned("sort", examples["example_id"].to_pylist(), 4)
     small_engine.serve("old", policies["old"])
@@ -151,9 +147,7 @@ def keys_of_tokens(message: dict[str, Any], runs: list[dict[str, Any]], only: st
     return keys if runs else dict.fromkeys(sampled, only)
 
 
-def test_an_engine_that_serves_another_policy_than_it_should_is_found(
-    small_engine: Engine, models: dict[str, Path], view: Callable[..., View], address: str, examples: pa.Table
-) -> None:
+def test_an_engine_that_serves_another_policy_than_it_should_is_found(small_engine, models, view, address, examples):
     small_engine.serve("somebody else's", models["a"])
     rows = assigned("sort", examples["example_id"].to_pylist(), 1)
     ours, plan = Policy("ours", 0), SamplingPlan()

@@ -15,7 +15,6 @@ from flows.runtime.resolve_run import Source
 from flows.runtime.session import Session, needs
 from flows.services.base import Supervisor
 from storage.store import open_store
-from tasks.inference.engine.client import Engine
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Ref
@@ -46,9 +45,7 @@ def session_of(root: Path, url: str, name: str, supervisor: Supervisor, **extern
     return Session(RunContext(open_store(root), name, config, {}), NOTHING, supervisor)
 
 
-def test_a_chat_api_is_evaluated_like_a_policy_and_shows_no_tokens(
-    small_engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_chat_api_is_evaluated_like_a_policy_and_shows_no_tokens(small_engine, tmp_path, monkeypatch):
     monkeypatch.setenv("KEY_OF_THE_TEST", KEY)
     monkeypatch.setattr(evaluating, "Executor", AtOnce)
     with Supervisor("external", tmp_path / "logs") as supervisor:

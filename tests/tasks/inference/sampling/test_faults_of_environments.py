@@ -5,7 +5,6 @@ One real server below a real supervisor, and the small engine; the faults are th
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from flows.services.ownership import start_time
 from storage.schemas.stage_tables import MESSAGES
 from tasks.advantage.stage import STAGE as ADVANTAGE
 from tasks.filtering.stage import STAGE as FILTERING
-from tasks.inference.engine.client import Engine
 from tasks.inference.environments import servers as environments
 from tasks.rollout.stage import STAGE
 from tasks.runtime.stage import Policy
@@ -66,9 +64,7 @@ class Sampled:
 
 
 @pytest.fixture(scope="module")
-def sampled(
-    small_engine: Engine, models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Sampled]:
+def sampled(small_engine, models, tmp_path_factory):
     directory = tmp_path_factory.mktemp("faults")
     taskset = {"id": "misbehaving_taskset", "faults": [*FAULTS, "partly"], "task": {"directory": str(directory)}}
     config = RunConfig.model_validate(
@@ -99,7 +95,7 @@ def sampled(
         yield found
 
 
-def test_every_fault_is_one_row_of_its_class(sampled: Sampled) -> None:
+def test_every_fault_is_one_row_of_its_class(sampled):
     assert {fault: sampled.row(fault)["error_class"] for fault in FAULTS} == FAULTS
     assert all((sampled.row(fault)["reward"] is None) == (kind is not None) for fault, kind in FAULTS.items())
     assert sampled.row("fine")["reward"] == 0.5
@@ -118,22 +114,22 @@ def test_every_fault_is_one_row_of_its_class(sampled: Sampled) -> None:
         ("program", "TimeoutError", "timeout_seconds = {patience:g}"),
     ],
 )
-def test_its_message_says_what_went_wrong(sampled: Sampled, fault: str, kind: str, text: str) -> None:
+def test_its_message_says_what_went_wrong(sampled, fault, kind, text):
     assert sampled.row(fault)["error_type"] == kind
     assert text.format(patience=sampled.patience) in sampled.row(fault)["error_message"]
 
 
-def test_the_phase_that_failed_is_in_its_row(sampled: Sampled) -> None:
+def test_the_phase_that_failed_is_in_its_row(sampled):
     scoring, turn = sampled.row("words"), sampled.row("image")
     assert " scoring: ValueError: could not" in scoring["error_message"]
     assert (scoring["stop_condition"], turn["stop_condition"]) == ("agent_completed", "harness_error")
 
 
-def test_a_field_that_nobody_knows_comes_through(sampled: Sampled) -> None:
+def test_a_field_that_nobody_knows_comes_through(sampled):
     assert json.loads(sampled.row("extra")["record"])["task"]["data"]["unknown"] == {"depth": [1, None]}
 
 
-def test_no_baseline_moves(sampled: Sampled) -> None:
+def test_no_baseline_moves(sampled):
     group = sampled.groups["partly"]
     rows = group["traces"].to_pylist()
     assert sorted((row["error_class"] or "", row["reward"]) for row in rows if row["reward"] is not None) == [
@@ -156,13 +152,13 @@ def credited(traces: pa.Table, messages: pa.Table) -> dict[str, float]:
     return dict(zip(made["trace_id"].to_pylist(), made["advantage"].to_pylist(), strict=True))
 
 
-def test_a_rollout_past_its_time_leaves_no_program_behind(sampled: Sampled) -> None:
+def test_a_rollout_past_its_time_leaves_no_program_behind(sampled):
     tree = [int(process) for process in (sampled.directory / "tree").read_text().split()]
     assert len(tree) == 2, "the program and the child that it had started"
     until(lambda: not any(map(start_time, tree)), lambda: f"one of {tree} lives")
 
 
-def test_a_child_that_was_let_go_ends_with_its_server(sampled: Sampled) -> None:
+def test_a_child_that_was_let_go_ends_with_its_server(sampled):
     child = int((sampled.directory / "leaked").read_text())
     assert start_time(child) is not None and os.getsid(child) == child
     sampled.supervisor.close()

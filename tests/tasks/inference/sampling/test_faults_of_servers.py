@@ -85,9 +85,7 @@ def rolled_out(
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("plugins")
-def test_rollouts_of_a_lost_server_are_sampled_again(
-    small_engine: Engine, models: dict[str, Path], tmp_path: Path
-) -> None:
+def test_rollouts_of_a_lost_server_are_sampled_again(small_engine, models, tmp_path):
     """One rollout blocks the server's event loop, one calls `sys.exit`, each the first time that it is scored."""
     faults = ("blocks", "leaves")
     names = ["fine", *faults]
@@ -112,9 +110,7 @@ def test_rollouts_of_a_lost_server_are_sampled_again(
 @pytest.mark.nightly
 @pytest.mark.usefixtures("plugins")
 @pytest.mark.parametrize("servers", [1, 3])
-def test_a_killer_is_one_row_and_costs_the_others_nothing(
-    small_engine: Engine, models: dict[str, Path], tmp_path: Path, servers: int
-) -> None:
+def test_a_killer_is_one_row_and_costs_the_others_nothing(small_engine, models, tmp_path, servers):
     environment = {"name": "deadly", "servers": servers, "taskset": {"id": "counted_taskset", "names": NAMES}}
     rows = assigned("deadly", NAMES, 2)
     rows = rows.filter(pa.array([name != "dies 1/1" for name in rows["assignment_id"].to_pylist()]))

@@ -4,7 +4,6 @@ What was preempted is computed again, and so is checked: its log-probs are those
 """
 
 import asyncio
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -61,7 +60,7 @@ class Crowd:
 @pytest.mark.fault(
     "services", "an engine's cache is too small for the rollouts", "fewer at a time, and none is lost or changed"
 )
-def test_the_limit_falls_to_what_fits_and_what_was_preempted_is_exact(tmp_path: Path) -> None:
+def test_the_limit_falls_to_what_fits_and_what_was_preempted_is_exact(tmp_path):
     small = ENGINE.model_copy(update={"memory_gib": 2 / 1024})
     weights = tiny_qwen3(tmp_path / "weights")
     with engine_of(weights, tmp_path / "engine.json", small, metrics=True) as engine:

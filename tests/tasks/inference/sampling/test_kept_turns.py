@@ -1,7 +1,6 @@
 """Which kept turns a rollout may use: those of its own policy, or in a stream of all that its group may be of."""
 
 import asyncio
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,7 +30,7 @@ def turn(request: str, *policies: str, said: bool, member: int = 0) -> CachedTur
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> TurnCache:
+def kept(tmp_path):
     return TurnCache(open_store(tmp_path), "run")
 
 
@@ -57,9 +56,7 @@ def origin(policy: str = "own") -> RolloutOrigin:
         (POLICIES, 1, False, {"frozen"}),  # nobody knows which tokens which policy sampled
     ],
 )
-def test_turns_of_policies_that_the_group_may_be_of_are_used(
-    kept: TurnCache, versions: dict[str, int], oldest: int | None, said: bool, usable: set[str]
-) -> None:
+def test_turns_of_policies_that_the_group_may_be_of_are_used(kept, versions, oldest, said, usable):
     for each in ("old", "own", "new", "unknown"):
         kept.put(turn(each, each, said=said))
     kept.put(turn("mixed", "old", "own", said=said))
@@ -78,14 +75,12 @@ def test_turns_of_policies_that_the_group_may_be_of_are_used(
         ("", {"model": "policy", "answer": "{}"}, ()),  # a teacher's rollout
     ],
 )
-def test_a_turn_is_of_the_policies_that_sampled_it_and_of_none_where_a_frozen_model_did(
-    policy: str, played: dict[str, Any], policies: tuple[str, ...]
-) -> None:
+def test_a_turn_is_of_the_policies_that_sampled_it_and_of_none_where_a_frozen_model_did(policy, played, policies):
     found = _kept_turn(origin(policy), "policy", {"request": "r", **played})
     assert found == CachedTurn("g", "g/0", "r", played["answer"], policies)
 
 
-def test_turns_of_weights_that_are_not_proven_are_kept_when_they_are(kept: TurnCache) -> None:
+def test_turns_of_weights_that_are_not_proven_are_kept_when_they_are(kept):
     client = SeatClient(EvalClientConfig(), "policy")
     sampling: Any = None
 

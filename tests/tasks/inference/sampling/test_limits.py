@@ -46,7 +46,7 @@ vllm:num_preemptions_total 4
     ],
     ids=["two cores", "no labels", "one metric less", "no page"],
 )
-def test_the_load_on_a_page_of_metrics(page: str, load: EngineLoad | None) -> None:
+def test_the_load_on_a_page_of_metrics(page, load):
     assert load_of_page(page) == load
 
 
@@ -68,7 +68,7 @@ WAITING, PREEMPTED = replace(CALM, waiting=1), replace(CALM, preemptions=3)
         ([None], 0, [64]),
     ],
 )
-def test_the_rule_by_hand(readings: list[EngineLoad | None], in_use: int, limits: list[int]) -> None:
+def test_the_rule_by_hand(readings, in_use, limits):
     adaptive = AdaptiveLimit(limiter := Limiter(64))
     limiter.in_use = in_use
     found = []
@@ -104,7 +104,7 @@ class Crowd:
         assert self.limiter.in_use == 0
 
 
-def test_first_come_first_in_and_a_bound_that_moves() -> None:
+def test_first_come_first_in_and_a_bound_that_moves():
     async def scene() -> None:
         crowd = Crowd(Limiter(2))
         assert await crowd.settled() == [0, 1]
@@ -122,7 +122,7 @@ def test_first_come_first_in_and_a_bound_that_moves() -> None:
     asyncio.run(scene())
 
 
-def test_who_gives_up_leaves_no_hole() -> None:
+def test_who_gives_up_leaves_no_hole():
     async def scene() -> None:
         crowd = Crowd(Limiter(2))
         await crowd.settled()
@@ -149,7 +149,7 @@ async def stopped(quota: GroupQuota, environment: str, began: asyncio.Event) -> 
     return "ended"
 
 
-def test_the_last_group_that_is_needed_stops_the_others_of_its_environment() -> None:
+def test_the_last_group_that_is_needed_stops_the_others_of_its_environment():
     async def scene() -> None:
         quota = GroupQuota({"a": 2})
         began = [asyncio.Event() for _ in range(3)]
@@ -171,7 +171,7 @@ def test_the_last_group_that_is_needed_stops_the_others_of_its_environment() -> 
     asyncio.run(scene())
 
 
-def test_what_comes_later_is_not_begun() -> None:
+def test_what_comes_later_is_not_begun():
     async def scene() -> bool:
         began = asyncio.Event()
         assert await stopped(GroupQuota({"a": 0}), "a", began) == "a stopped"
@@ -180,7 +180,7 @@ def test_what_comes_later_is_not_begun() -> None:
     assert not asyncio.run(scene())
 
 
-def test_what_ended_by_itself_stays_ended() -> None:
+def test_what_ended_by_itself_stays_ended():
     async def scene() -> int:
         quota = GroupQuota({"a": 1})
         async with quota.stop_when_reached("a"):
@@ -192,7 +192,7 @@ def test_what_ended_by_itself_stays_ended() -> None:
     assert asyncio.run(scene()) == 3
 
 
-def test_another_time_limit_and_a_cancellation_are_not_taken_for_it() -> None:
+def test_another_time_limit_and_a_cancellation_are_not_taken_for_it():
     async def scene() -> None:
         quota = GroupQuota({"a": 1})
         with pytest.raises(TimeoutError):
@@ -230,7 +230,7 @@ async def lives(served: ServedModel) -> None:
 
 
 @pytest.mark.parametrize("key", ["", "secret"])
-def test_a_page_of_metrics_is_read_with_the_key_and_a_server_that_falters_has_none_yet(key: str) -> None:
+def test_a_page_of_metrics_is_read_with_the_key_and_a_server_that_falters_has_none_yet(key):
     async def read(served: ServedModel) -> str | None:
         return await asyncio.to_thread(read_page, served)
 
@@ -239,14 +239,14 @@ def test_a_page_of_metrics_is_read_with_the_key_and_a_server_that_falters_has_no
 
 
 @pytest.mark.parametrize("key", ["", "secret"])
-def test_an_engine_that_died_behind_its_server_is_lost(key: str) -> None:
+def test_an_engine_that_died_behind_its_server_is_lost(key):
     asyncio.run(asked(key, 200, lives))
     with pytest.raises(ServiceLost, match="its server answers 503"):
         asyncio.run(asked(key, 503, lives))
 
 
 @pytest.mark.fault("services", "an engine of others answers nothing", "time stands still, and it is lost in the end")
-def test_an_engine_that_nobody_restarts_is_lost_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_nobody_restarts_is_lost_in_the_end(monkeypatch):
     monkeypatch.setattr(lost_servers, "SILENT_SECONDS", 0.2)
 
     async def scene() -> None:

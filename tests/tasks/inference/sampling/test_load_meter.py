@@ -17,7 +17,7 @@ class Clock:
         return self.now
 
 
-def test_rollouts_idle_time_and_waits_are_added_up_between_two_readings() -> None:
+def test_rollouts_idle_time_and_waits_are_added_up_between_two_readings():
     clock = Clock()
     meter = LoadMeter(clock)
     clock.now += 2  # nothing is under way
@@ -34,7 +34,7 @@ def test_rollouts_idle_time_and_waits_are_added_up_between_two_readings() -> Non
     assert (after.seconds, after.idle_seconds, after.learner_waited_seconds, after.in_flight) == (4, 4, 0, 0)
 
 
-def test_what_lasts_from_one_reading_to_the_next_counts_in_both() -> None:
+def test_what_lasts_from_one_reading_to_the_next_counts_in_both():
     clock = Clock()
     meter = LoadMeter(clock)
     with meter.rollout(), meter.learner_waits():
@@ -49,7 +49,7 @@ def test_what_lasts_from_one_reading_to_the_next_counts_in_both() -> None:
     assert meter.read().in_flight == 0, "no time has gone by: as many as there are"
 
 
-def test_rollouts_that_end_and_those_that_are_stopped_are_told_apart() -> None:
+def test_rollouts_that_end_and_those_that_are_stopped_are_told_apart():
     meter = LoadMeter()
     with meter.rollout():
         pass
@@ -61,7 +61,7 @@ def test_rollouts_that_end_and_those_that_are_stopped_are_told_apart() -> None:
     assert meter.read().num_cancelled == 0
 
 
-def test_reports_of_the_engine_are_means() -> None:
+def test_reports_of_the_engine_are_means():
     meter = LoadMeter()
     for running, waiting, cache_use in ((2, 0, 0.5), (4, 1, 0.75)):
         meter.report(EngineLoad(running, waiting, cache_use, 0))

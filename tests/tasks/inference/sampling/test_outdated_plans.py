@@ -100,7 +100,7 @@ def sample(runner: Any, plan: SamplingPlan, groups: str, most: int = 12, size: i
 @pytest.mark.parametrize(
     ("last", "most", "groups"), [("a/1", 1, "a"), ("b/0", 2, "ab"), ("a/0", 12, "a"), ("never", 1, "abc")]
 )
-def test_an_outdated_plan_ends_what_is_begun_and_begins_nothing(last: str, most: int, groups: str) -> None:
+def test_an_outdated_plan_ends_what_is_begun_and_begins_nothing(last, most, groups):
     runner = Instant(last)
     plan = Plan(runner)
     assert sample(runner, plan, "abc", most) == plan.noted == list(groups)
@@ -108,7 +108,7 @@ def test_an_outdated_plan_ends_what_is_begun_and_begins_nothing(last: str, most:
 
 
 @pytest.mark.parametrize("in_vain", [0, 2])
-def test_what_is_begun_continues_with_a_newer_policy(in_vain: int) -> None:
+def test_what_is_begun_continues_with_a_newer_policy(in_vain):
     runner = Instant("B/3")
     plan = Plan(runner, "keep", "acd", in_vain)
     assert sample(runner, plan, "ABc") == ["A", "B", "a", "c", "d"]
@@ -122,7 +122,7 @@ def test_what_is_begun_continues_with_a_newer_policy(in_vain: int) -> None:
 @pytest.mark.parametrize(
     ("raised", "expected"), [(ValueError("other weights"), ValueError), (EngineLost("no answer"), ServiceLost)]
 )
-def test_nothing_is_handed_over_when_an_exchange_fails(raised: Exception, expected: type[Exception]) -> None:
+def test_nothing_is_handed_over_when_an_exchange_fails(raised, expected):
     runner = Instant("A/3")
 
     class Failing(Plan):
@@ -138,13 +138,13 @@ def test_nothing_is_handed_over_when_an_exchange_fails(raised: Exception, expect
     assert len(runner.ended) == SIZE
 
 
-def test_what_is_begun_is_dropped() -> None:
+def test_what_is_begun_is_dropped():
     runner = Instant("B/3")
     assert sample(runner, Plan(runner, "abort"), "aABc") == ["a"]
     assert not any(name[0].isupper() for name, _ in runner.ended)
 
 
-def test_a_deadly_rollout_costs_no_group() -> None:
+def test_a_deadly_rollout_costs_no_group():
     """It takes servers down beside others, and then alone; each time another server is started."""
     pool, failing, alone = ServerPool({"e": ["tcp://127.0.0.1:9"]}, CrashIsolation()), list[str](), list[int]()
 

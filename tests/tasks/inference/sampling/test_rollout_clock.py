@@ -23,7 +23,7 @@ class Time:
 
 
 @pytest.fixture
-def time() -> Time:
+def time():
     return Time()
 
 
@@ -36,7 +36,7 @@ def passed(clock: RolloutClock, time: Time, seconds: int) -> float:
 
 
 @pytest.mark.fault("clock", "the event loop stands still for an hour", "the hour does not count")
-def test_a_loop_that_stood_still_is_not_counted(time: Time) -> None:
+def test_a_loop_that_stood_still_is_not_counted(time):
     clock = RolloutClock(time)
     assert passed(clock, time, 10) == 10
     time.seconds += 3600
@@ -46,7 +46,7 @@ def test_a_loop_that_stood_still_is_not_counted(time: Time) -> None:
     assert passed(clock, time, 10) == 20 + LONGEST_TICK_SECONDS
 
 
-def test_the_worst_lag_of_the_event_loop_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_worst_lag_of_the_event_loop_is_measured(monkeypatch):
     monkeypatch.setattr(rollout_clock, "TICK_SECONDS", 0.001)
 
     async def work() -> RolloutClock:
@@ -61,13 +61,13 @@ def test_the_worst_lag_of_the_event_loop_is_measured(monkeypatch: pytest.MonkeyP
     assert 0.04 < asyncio.run(work()).worst_lag < 30
 
 
-def test_a_busy_loop_is_counted(time: Time) -> None:
+def test_a_busy_loop_is_counted(time):
     clock = RolloutClock(time)
     time.seconds += LONGEST_TICK_SECONDS / 2
     assert clock.now() == LONGEST_TICK_SECONDS / 2
 
 
-def test_it_stands_still_while_any_engine_is_silent_from_the_first_unanswered_question_on(time: Time) -> None:
+def test_it_stands_still_while_any_engine_is_silent_from_the_first_unanswered_question_on(time):
     clock = RolloutClock(time)
     passed(clock, time, 30)
     assert clock.note_silence(A, 15.0) == 15

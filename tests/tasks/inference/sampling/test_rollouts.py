@@ -5,7 +5,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,25 +54,25 @@ def run(
 
 
 @pytest.fixture(scope="module")
-def reverse_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def reverse_server(tmp_path_factory):
     with served(REVERSE, tmp_path_factory.mktemp("reverse")) as told:
         yield told["address"]
 
 
 @pytest.fixture(scope="module")
-def reverse_examples() -> pa.Table:
+def reverse_examples():
     return environments.examples(REVERSE)
 
 
 @pytest.mark.essential
 def test_eight_rollouts_end_to_end(
-    small_engine: Engine,
-    models: dict[str, Path],
-    reverse_server: str,
-    reverse_examples: pa.Table,
-    view: Callable[..., View],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+    small_engine,
+    models,
+    reverse_server,
+    reverse_examples,
+    view,
+    monkeypatch,
+):
     wire: dict[str, Any] = {}
     read = episode_rows.wire_record
 
@@ -137,9 +136,7 @@ def check_logprobs(messages: list[dict[str, Any]], directory: Path) -> None:
 
 
 @pytest.mark.essential
-def test_the_same_seeds_sample_the_same_tokens(
-    small_engine: Engine, reverse_server: str, reverse_examples: pa.Table, view: Callable[..., View]
-) -> None:
+def test_the_same_seeds_sample_the_same_tokens(small_engine, reverse_server, reverse_examples, view):
     ids = reverse_examples["example_id"].to_pylist()[:1]
     sampled = []
     for _ in range(2):
@@ -154,9 +151,7 @@ def test_the_same_seeds_sample_the_same_tokens(
 
 @pytest.mark.essential
 @pytest.mark.usefixtures("plugins")
-def test_every_fault_of_an_environment_is_a_row(
-    small_engine: Engine, view: Callable[..., View], tmp_path: Path
-) -> None:
+def test_every_fault_of_an_environment_is_a_row(small_engine, view, tmp_path):
     examples = environments.examples(FAULTY)
     groups, ids = Groups(), examples["example_id"].to_pylist()
     with served(FAULTY, tmp_path) as told:
@@ -182,7 +177,7 @@ def test_every_fault_of_an_environment_is_a_row(
 
 @pytest.mark.essential
 @pytest.mark.usefixtures("plugins")
-def test_two_turns_are_one_trace(small_engine: Engine, view: Callable[..., View], tmp_path: Path) -> None:
+def test_two_turns_are_one_trace(small_engine, view, tmp_path):
     environment = EnvironmentConfig(name="two", taskset={"id": "two_turns"}, pool=StaticPool(num_workers=2))
     examples = environments.examples(environment)
     groups = Groups()
@@ -210,9 +205,7 @@ def path(messages: list[dict[str, Any]], leaf: int) -> list[int]:
 
 
 @pytest.mark.fault("services", "an environment server is killed within rollouts", "it is named, whole groups stay")
-def test_a_killed_environment_server_is_named(
-    small_engine: Engine, reverse_examples: pa.Table, view: Callable[..., View], tmp_path: Path
-) -> None:
+def test_a_killed_environment_server_is_named(small_engine, reverse_examples, view, tmp_path):
     groups, ids = Groups(), reverse_examples["example_id"].to_pylist()
     with served(REVERSE, tmp_path) as told:
         kill = threading.Thread(target=lambda: (time.sleep(1.0), os.kill(told["pid"], signal.SIGKILL)))
@@ -229,7 +222,7 @@ def test_a_killed_environment_server_is_named(
 
 
 @pytest.mark.fault("services", "the engine is not there", "it is named, no group")
-def test_an_absent_engine_is_named(reverse_server: str, reverse_examples: pa.Table, view: Callable[..., View]) -> None:
+def test_an_absent_engine_is_named(reverse_server, reverse_examples, view):
     groups, ids = Groups(), reverse_examples["example_id"].to_pylist()[:1]
     gone = Engine("http://127.0.0.1:9", KEY)
     with pytest.raises(ServiceLost, match="the engine"):
@@ -238,8 +231,6 @@ def test_an_absent_engine_is_named(reverse_server: str, reverse_examples: pa.Tab
     happened("nobody listens at port 9")
 
 
-def test_an_example_that_is_not_there(
-    small_engine: Engine, reverse_server: str, reverse_examples: pa.Table, view: Callable[..., View]
-) -> None:
+def test_an_example_that_is_not_there(small_engine, reverse_server, reverse_examples, view):
     with pytest.raises(ValueError, match="1 assigned examples are not in the examples table"):
         run(small_engine, reverse_server, view(REVERSE), assigned("reverse", ["no"], 1), reverse_examples, Groups())

@@ -1,7 +1,6 @@
 """Rollouts of a model that sees, from a real environment and engine to the learner's log-probs of the packed rows."""
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,7 +81,7 @@ class Exchanging(SamplingPlan):
 
 
 @pytest.fixture(scope="module")
-def strange_plugins() -> Iterator[None]:
+def strange_plugins():
     """Let processes find the tests' own tasksets."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(PLUGINS)
@@ -91,7 +90,7 @@ def strange_plugins() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seeing]:
+def seeing(tmp_path_factory):
     """An engine with a model that has learnt to call the tool, and nothing of what it then sees."""
     from torch import distributed
 
@@ -177,13 +176,13 @@ def merged(*several: dict[str, pa.Table]) -> dict[str, pa.Table]:
 
 
 @pytest.fixture(scope="module")
-def first(seeing: Seeing, strange_plugins: None) -> dict[str, dict[str, pa.Table]]:
+def first(seeing, strange_plugins):
     """What was sampled of each environment under the first policy."""
     seeing.engine.serve("first", seeing.directory)
     return {each.name: seeing.sample(each, "first", number) for each, number in ((TOOL, 2), (TURNS, 2), (STRANGE, 4))}
 
 
-def test_each_turn_has_the_processors_tokens_and_pixels(seeing: Seeing, first: dict[str, dict[str, pa.Table]]) -> None:
+def test_each_turn_has_the_processors_tokens_and_pixels(seeing, first):
     """Pictures of a tool, of a later turn of the user, and two in one message."""
     for name, roles, num_traces in (("tool", ["tool"], 4), ("turns", ["user", "user"], 4), ("strange", ["user"], 2)):
         tables = first[name]
@@ -203,9 +202,7 @@ def ids(rows: list[dict[str, Any]]) -> list[str]:
     return [row["trace_id"] for row in rows]
 
 
-def test_engine_and_learner_agree_and_the_tower_is_handed_over(
-    seeing: Seeing, first: dict[str, dict[str, pa.Table]]
-) -> None:
+def test_engine_and_learner_agree_and_the_tower_is_handed_over(seeing, first):
     """Before and after a reload of all weights, the vision tower's among them, with calls and turns in packed rows."""
     from tasks.learner.tiny_vision import tiny_qwen3_vl
 
@@ -220,7 +217,7 @@ def test_engine_and_learner_agree_and_the_tower_is_handed_over(
     assert again["messages"]["logprobs"].to_pylist() != first["turns"]["messages"]["logprobs"].to_pylist()
 
 
-def test_what_cannot_be_shown_is_a_row_with_its_reason(seeing: Seeing, first: dict[str, dict[str, pa.Table]]) -> None:
+def test_what_cannot_be_shown_is_a_row_with_its_reason(seeing, first):
     """A picture elsewhere, a broken one and one of 20 megapixels; the engine lives on, and so does the other task."""
     traces = first["strange"]["traces"].to_pylist()
     said = "\n".join(sorted(row["error_message"] or "" for row in traces))

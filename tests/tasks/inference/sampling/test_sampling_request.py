@@ -1,7 +1,6 @@
 """What a rollout asks of the engine: the salt of the policy, the right temperature, seeds of its assignment."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,21 +45,21 @@ def sampler(served: dict[str, ServedModel], view: View, policy: Policy, step: in
 
 
 @pytest.mark.parametrize("policy", ["one", "another"])
-def test_every_request_carries_the_policy_as_cache_salt(policy: str) -> None:
+def test_every_request_carries_the_policy_as_cache_salt(policy):
     made = sampling(policy)
     request = made._sampling(made._origin(ASSIGNMENT), 41)
     assert request.model_dump()["cache_salt"] == policy
 
 
 @pytest.mark.parametrize(("own", "expected"), [(None, 0.7), (0.3, 0.3), (0.0, 0.0)])
-def test_an_environment_s_own_temperature_goes_before_the_run_s(own: float | None, expected: float) -> None:
+def test_an_environment_s_own_temperature_goes_before_the_run_s(own, expected):
     made = sampling(temperature=own)
     origin = made._origin(ASSIGNMENT)
     assert origin.temperature == expected
     assert made._sampling(origin, 41).temperature == expected
 
 
-def test_length_is_that_of_the_config_and_calls_get_seeds_of_their_own_from_that_of_the_assignment() -> None:
+def test_length_is_that_of_the_config_and_calls_get_seeds_of_their_own_from_that_of_the_assignment():
     made = sampling()
     request = made._sampling(made._origin(ASSIGNMENT), 41)
     assert (request.model_dump()["max_tokens"], request.model_dump()["top_p"]) == (9, 1.0)
@@ -68,7 +67,7 @@ def test_length_is_that_of_the_config_and_calls_get_seeds_of_their_own_from_that
 
 
 @pytest.mark.parametrize("chat", [None, ExternalModelConfig(url="https://somewhere/v1", model="m")])
-def test_a_server_of_another_program_which_gives_all_turns_one_seed_gets_none(chat: ExternalModelConfig | None) -> None:
+def test_a_server_of_another_program_which_gives_all_turns_one_seed_gets_none(chat):
     made = sampling(address="tcp://127.0.0.1:9")
     made.served[OF_POLICY] = replace(made.served[OF_POLICY], chat=chat)
     assert made._sampling(made._origin(ASSIGNMENT), 41).model_dump()["seed"] is None
@@ -85,7 +84,7 @@ SECOND_TURN = [UserMessage(content="a"), AssistantMessage(content="b"), UserMess
 
 
 @pytest.mark.parametrize("seed", [0, 41, 2**31 - 1, 2**62 + 2**30 - 1])
-def test_a_chat_api_is_sent_small_seeds_by_every_seat_of_an_episode(seed: int) -> None:
+def test_a_chat_api_is_sent_small_seeds_by_every_seat_of_an_episode(seed):
     external = ExternalModelConfig(url="https://somewhere/v1", model="m")
     made = sampling()
     found = chat_sampling_config(external, made.config, 1.0, seed).model_dump()["seed"]
@@ -94,13 +93,13 @@ def test_a_chat_api_is_sent_small_seeds_by_every_seat_of_an_episode(seed: int) -
 
 
 @pytest.mark.parametrize(("key", "sent"), [("its key", "Bearer its key"), ("", "Bearer EMPTY")])
-def test_a_teacher_is_sent_its_own_key_or_none(key: str, sent: str) -> None:
+def test_a_teacher_is_sent_its_own_key_or_none(key, sent):
     made = sampling(teachers={"e": ServedModel("http://127.0.0.1:7", key)})
     assert made.client_configs["e"].headers == {"Authorization": sent}
     assert made.client_configs[""].headers == {}, "of an engine without a key the environment server may know one"
 
 
-def test_an_environment_with_a_teacher_is_sampled_by_that_and_by_no_policy() -> None:
+def test_an_environment_with_a_teacher_is_sampled_by_that_and_by_no_policy():
     made = sampling(teachers={"e": ServedModel("http://127.0.0.1:7/", "its key", "its-name", "its weights")})
     origin = made._origin(ASSIGNMENT)
     assert (origin.policy_key, origin.policy_version, origin.step) == ("", 4, 4)
@@ -120,7 +119,7 @@ class Started(Supervisor):
 
 
 @pytest.mark.parametrize("external", [False, True])
-def test_the_key_of_somebody_elses_api_is_not_overwritten_by_one_of_ours(tmp_path: Path, external: bool) -> None:
+def test_the_key_of_somebody_elses_api_is_not_overwritten_by_one_of_ours(tmp_path, external):
     """Both may be in one variable; the engine's is made anew for every run, and no engine is asked here."""
     chat = {"url": "https://host/v1", "model": "m", "api_key_variable": "STAGECOACH_ENGINE_KEY"}
     tree = {"kind": "evaluate", "environments": ({"name": "e", "taskset": {"id": "sample_reverse_text"}},)}
@@ -131,7 +130,7 @@ def test_the_key_of_somebody_elses_api_is_not_overwritten_by_one_of_ours(tmp_pat
     assert ("STAGECOACH_ENGINE_KEY" in spec.env) != external
 
 
-def test_somebody_elses_api_is_not_asked_for_metrics_of_an_engine() -> None:
+def test_somebody_elses_api_is_not_asked_for_metrics_of_an_engine():
     chat = ExternalModelConfig(url="https://host/v1", model="m")
     served = {"": ServedModel(chat.url, "", chat.model, chat=chat)}
     config = RunConfig.model_validate({"rollout": {"adaptive_in_flight": True}, "model": {"path": "somewhere"}})

@@ -1,7 +1,7 @@
 """Scheduling against a real engine and a real server: attempts by class, sticky sessions, stragglers, killers."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,6 @@ from configs.environments import ElasticPool, EnvironmentConfig
 from configs.run import RunConfig, View
 from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
-from tasks.inference.engine.client import Engine
 from tasks.inference.environments import servers as environments
 from tasks.inference.sampling.rollout_runner import RETRY_SEED_STRIDE
 from tasks.inference.sampling.sampler import SamplingPlan
@@ -92,10 +91,10 @@ class Sampled:
 
 @pytest.fixture(scope="module")
 def sampled(
-    small_engine: Engine,
-    models: dict[str, Path],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Sampled]:
+    small_engine,
+    models,
+    tmp_path_factory,
+):
     directory = tmp_path_factory.mktemp("counted")
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
@@ -114,13 +113,13 @@ def of_groups(rows: pa.Table, names: list[str]) -> pa.Table:
 
 
 @pytest.fixture(scope="module")
-def attempted(sampled: Sampled) -> dict[str, dict[str, Any]]:
+def attempted(sampled):
     """The row of each task that ends, by its name."""
     groups = sampled.sample(of_groups(assigned("counted", NAMES, 1), ENDING))
     return {name: row for name, (row,) in groups.items()}
 
 
-def test_only_what_may_go_better_is_tried_again(sampled: Sampled, attempted: dict[str, dict[str, Any]]) -> None:
+def test_only_what_may_go_better_is_tried_again(sampled, attempted):
     assert {name: row["error_class"] for name, row in attempted.items()} == {
         "fine 2": None,
         "fine 3": None,
@@ -160,9 +159,7 @@ def again(seed: int) -> list[int]:
     return [seed + RETRY_SEED_STRIDE * attempt for attempt in range(1, MOST)]
 
 
-def test_every_call_of_an_attempt_carries_its_session_and_no_other_does(
-    sampled: Sampled, attempted: dict[str, dict[str, Any]]
-) -> None:
+def test_every_call_of_an_attempt_carries_its_session_and_no_other_does(sampled, attempted):
     sessions: dict[str, list[list[int]]] = defaultdict(list)
     for call in sampled.proxy.calls:
         assert call.session, "no call goes without"
@@ -187,9 +184,7 @@ def test_every_call_of_an_attempt_carries_its_session_and_no_other_does(
     }
 
 
-def test_replies_that_are_tokenised_again_are_counted_and_learnt_once(
-    sampled: Sampled, attempted: dict[str, dict[str, Any]]
-) -> None:
+def test_replies_that_are_tokenised_again_are_counted_and_learnt_once(sampled, attempted):
     # This renderer takes the thought of an earlier turn out as soon as the user speaks again.
     ids = {attempted[name]["trace_id"] for name in ("fine 2", "fine 3", "slow 2")}
     tables = {name: pa.concat_tables([each[name] for each in sampled.tables]) for name in ("traces", "messages")}
@@ -207,7 +202,7 @@ def test_replies_that_are_tokenised_again_are_counted_and_learnt_once(
     assert len(credits) == sum(row["num_branches"] for row in traces)
 
 
-def test_stragglers_are_stopped_when_enough_groups_have_ended(sampled: Sampled) -> None:
+def test_stragglers_are_stopped_when_enough_groups_have_ended(sampled):
     rows = assigned("counted", ["hangs 1", "fine 2", "raises 1", "hangs b 1"], 2)
     # Five at once: the second member of the last group waits for room until others have ended.
     groups = sampled.sample(rows, needed=2, max_in_flight=5)
@@ -228,7 +223,7 @@ def test_stragglers_are_stopped_when_enough_groups_have_ended(sampled: Sampled) 
     until(lambda: "cancelled run" in sampled.log.read_text(), lambda: "the server was not told to stop working on them")
 
 
-def test_the_engine_is_told_to_stop_as_well(sampled: Sampled) -> None:
+def test_the_engine_is_told_to_stop_as_well(sampled):
     rows = of_groups(assigned("counted", NAMES, 1), ["held 1", "fine 2"])
     sampled.proxy.after_held.add(SEEDS["fine 2"])
     groups = sampled.sample(rows, needed=1)
@@ -238,7 +233,7 @@ def test_the_engine_is_told_to_stop_as_well(sampled: Sampled) -> None:
     until(lambda: proxy.hung_up == proxy.held, lambda: "the call goes on although nobody waits for it")
 
 
-def test_a_group_that_is_stale_is_stopped_at_the_engine_too_and_leaves_nothing(sampled: Sampled) -> None:
+def test_a_group_that_is_stale_is_stopped_at_the_engine_too_and_leaves_nothing(sampled):
     proxy, rows = sampled.proxy, of_groups(assigned("counted", NAMES, 1), ["held 1", "fine 2"])
     proxy.held.clear()
     proxy.hung_up.clear()

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -101,7 +100,7 @@ class Played:
 
 
 @pytest.fixture(scope="module")
-def played(small_engine: Engine, models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
+def played(small_engine, models, tmp_path_factory):
     patch = pytest.MonkeyPatch()
     patch.syspath_prepend(PLUGINS)
     patch.setenv("PYTHONPATH", str(PLUGINS))
@@ -129,7 +128,7 @@ def played(small_engine: Engine, models: dict[str, Path], tmp_path_factory: pyte
 
 
 @pytest.mark.essential
-def test_every_call_goes_to_the_model_of_its_seat(played: Played) -> None:
+def test_every_call_goes_to_the_model_of_its_seat(played):
     assert {call["model"] for call in played.policy.calls} == {MODEL}
     assert {call["model"] for call in played.opponent.calls} == {"the-opponent"}
     assert {call["cache_salt"] for call in played.policy.calls} == {"the-policy"}
@@ -142,14 +141,14 @@ def test_every_call_goes_to_the_model_of_its_seat(played: Played) -> None:
 
 
 @pytest.mark.essential
-def test_every_call_carries_the_session_of_its_trace(played: Played) -> None:
+def test_every_call_carries_the_session_of_its_trace(played):
     calls = [*played.policy.calls, *played.opponent.calls]
     sessions = {call["headers"]["X-Session-ID"] for call in calls}
     assert sessions == {row["trace_id"] for rows in played.rows.values() for row in rows if row["num_turns"]}
 
 
 @pytest.mark.essential
-def test_each_run_of_an_episode_has_a_seed_of_its_own_and_the_rows_say_it(played: Played) -> None:
+def test_each_run_of_an_episode_has_a_seed_of_its_own_and_the_rows_say_it(played):
     rows = played.rows["none"]
     assert [row["agent"] for row in rows] == ["first", "second", "first", "second", "judge"]
     seeds = [json.loads(row["record"])["agent"]["config"]["sampling"]["seed"] for row in rows]
@@ -165,7 +164,7 @@ def test_each_run_of_an_episode_has_a_seed_of_its_own_and_the_rows_say_it(played
 
 
 @pytest.mark.essential
-def test_rows_of_a_frozen_seat_are_nobody_s_and_those_of_the_policy_are_its(played: Played) -> None:
+def test_rows_of_a_frozen_seat_are_nobody_s_and_those_of_the_policy_are_its(played):
     columns = ("trainable", "policy_key", "policy_version", "staleness")
     for row in played.rows["none"]:
         found = tuple(row[name] for name in columns)
@@ -178,20 +177,20 @@ def test_rows_of_a_frozen_seat_are_nobody_s_and_those_of_the_policy_are_its(play
 
 
 @pytest.mark.essential
-def test_rows_have_the_temperature_of_their_seat(played: Played) -> None:
+def test_rows_have_the_temperature_of_their_seat(played):
     found = {row["agent"]: row["temperature"] for row in played.rows["none"]}
     assert found == {"first": 0.5, "second": 1.0, "judge": 1.0}
     assert {call["sampling_params"]["temperature"] for call in played.opponent.calls} == {1.0}
 
 
 @pytest.mark.essential
-def test_no_row_holds_a_key_or_word_of_the_request_s_header(played: Played) -> None:
+def test_no_row_holds_a_key_or_word_of_the_request_s_header(played):
     text = json.dumps([played.rows, played.messages], default=str)
     assert KEY not in text and OWN_KEY not in text and ROLLOUT_HEADER not in text
 
 
 @pytest.mark.essential
-def test_an_agent_s_own_error_leaves_the_others_what_they_earned(played: Played) -> None:
+def test_an_agent_s_own_error_leaves_the_others_what_they_earned(played):
     """The environment went on and scored them; the reward of the errored one is none, and not zero."""
     assert {(row["reward"], row["error_class"]) for row in played.of("member", "first")} == {(1.25, None)}
     assert {(row["reward"], row["error_class"]) for row in played.of("member", "second")} == {(None, "environment")}
@@ -200,7 +199,7 @@ def test_an_agent_s_own_error_leaves_the_others_what_they_earned(played: Played)
 
 @pytest.mark.essential
 @pytest.mark.parametrize(("fault", "said"), [("run", "the judge is ill"), ("finalize", "nobody wins")])
-def test_an_episode_that_was_never_scored_has_no_rewards(played: Played, fault: str, said: str) -> None:
+def test_an_episode_that_was_never_scored_has_no_rewards(played, fault, said):
     """What its own task gave each agent stays in `rewards` and in the record, and is no reward."""
     rows = played.rows[fault]
     assert {(row["reward"], row["error_class"]) for row in rows} == {(None, "environment")}
@@ -211,7 +210,7 @@ def test_an_episode_that_was_never_scored_has_no_rewards(played: Played, fault: 
     assert rebuild(first, own)["rewards"]["answered"]["score"] == 0.25
 
 
-def test_a_seat_that_the_environment_does_not_have_is_refused_before_anything_starts(plugins: None) -> None:
+def test_a_seat_that_the_environment_does_not_have_is_refused_before_anything_starts(plugins):
     wrong = RIVALS.model_copy(update={"seats": {"third": RIVALS.seats["judge"]}})
     with pytest.raises(environments.EnvironmentUnavailable, match=r"seats\.third: .* its seats are first, s"):
         environments.examples(wrong)

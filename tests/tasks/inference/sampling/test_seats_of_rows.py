@@ -42,19 +42,17 @@ def played(seat: str, url: str | None, model: str | None) -> Any:
         ("rival", None, None, FOREIGN),
     ],
 )
-def test_a_row_is_the_policy_s_only_where_the_policy_played(
-    seat: str, url: str | None, model: str | None, expected: dict[str, Any]
-) -> None:
+def test_a_row_is_the_policy_s_only_where_the_policy_played(seat, url, model, expected):
     assert SEATS.trace_columns(played(seat, url, model), POLICY, ORIGIN) == expected
 
 
 @pytest.mark.parametrize(("url", "model"), [("http://policy/v1", "m"), ("http://rival/v1", "m"), ("http://x/v1", "r")])
-def test_a_frozen_seat_that_another_model_played_stops_everything(url: str, model: str) -> None:
+def test_a_frozen_seat_that_another_model_played_stops_everything(url, model):
     with pytest.raises(SeatMismatch, match="seat 'rival': it was to be played by 'r' at http://rival/v1"):
         SEATS.trace_columns(played("rival", url, model), POLICY, ORIGIN)
 
 
-def test_frozen_players_are_found_by_environment_and_seat() -> None:
+def test_frozen_players_are_found_by_environment_and_seat():
     seats = {"a": {"model": {"url": "http://one"}}, "b": {"max_turns": 1}}
     environments = [
         EnvironmentConfig.model_validate({"name": name, "taskset": {"id": "t"}, "seats": own})
@@ -68,7 +66,7 @@ def test_frozen_players_are_found_by_environment_and_seat() -> None:
     assert seat_model_name("x", "y/a") != seat_model_name("x/y", "a")
 
 
-def test_a_frozen_seat_without_its_model_never_falls_to_the_policy() -> None:
+def test_a_frozen_seat_without_its_model_never_falls_to_the_policy():
     seats = {"a": {"model": {"url": "http://one"}}}
     environment = EnvironmentConfig.model_validate({"name": "x", "taskset": {"id": "t"}, "seats": seats})
     with pytest.raises(AssertionError, match=r"seats \['a'\] of 'x' would fall to the policy"):

@@ -109,7 +109,7 @@ async def settled() -> None:
 
 
 @in_loop
-async def test_each_rollout_goes_to_the_server_that_has_fewest() -> None:
+async def test_each_rollout_goes_to_the_server_that_has_fewest():
     table = Table([A, B, C])
     await table.begin(*(f"g/{number}" for number in range(9)))
     assert Counter(address for _, address in table.dealt) == {A: 3, B: 3, C: 3}, "members of one group"
@@ -124,7 +124,7 @@ async def test_each_rollout_goes_to_the_server_that_has_fewest() -> None:
 
 
 @in_loop
-async def test_what_a_lost_server_has_is_played_by_the_others_and_what_ended_is_not() -> None:
+async def test_what_a_lost_server_has_is_played_by_the_others_and_what_ended_is_not():
     table = Table([A, B, C])
     await table.begin(*(f"g/{number}" for number in range(9)))
     ended, *others = table.of(B)
@@ -144,7 +144,7 @@ async def test_what_a_lost_server_has_is_played_by_the_others_and_what_ended_is_
 
 
 @in_loop
-async def test_a_deadly_rollout_plays_alone_after_two_losses_and_fails_after_two_more() -> None:
+async def test_a_deadly_rollout_plays_alone_after_two_losses_and_fails_after_two_more():
     table = Table([A, B, C], isolates=True)
     await table.begin("deadly/0", "b/0", "c/0")
     await table.lose(A)
@@ -169,7 +169,7 @@ async def test_a_deadly_rollout_plays_alone_after_two_losses_and_fails_after_two
 
 
 @in_loop
-async def test_a_group_of_killers_costs_four_losses_alone_and_its_other_members_are_not_tried() -> None:
+async def test_a_group_of_killers_costs_four_losses_alone_and_its_other_members_are_not_tried():
     pool, limiter, alone = ServerPool({"e": [A, B, C]}, CrashIsolation()), Limiter(8), list[int]()
 
     async def crash(placed: InFlightRollout) -> None:
@@ -190,7 +190,7 @@ async def test_a_group_of_killers_costs_four_losses_alone_and_its_other_members_
 
 
 @in_loop
-async def test_isolated_rollouts_hold_no_place_of_the_limit_and_wait_for_all_environments() -> None:
+async def test_isolated_rollouts_hold_no_place_of_the_limit_and_wait_for_all_environments():
     pool, limiter, order = ServerPool({"a": [A], "b": [B]}, CrashIsolation()), Limiter(2), list[str]()
     killers = [InFlightRollout(f"a/{number}", "a", "a") for number in range(3)]
     for _ in range(MIN_LOSSES):
@@ -220,7 +220,7 @@ def serve_policy() -> ServedModel:
 
 
 @in_loop
-async def test_groups_share_a_replica_and_rollouts_of_a_lost_one_are_played_at_the_others() -> None:
+async def test_groups_share_a_replica_and_rollouts_of_a_lost_one_are_played_at_the_others():
     table = Table([A], [ONE, TWO, THREE], serve_policy=serve_policy)
     await table.begin(*(f"{group}/{member}" for group in "abcdef" for member in (0, 1)))
     places = {
@@ -242,7 +242,7 @@ async def test_groups_share_a_replica_and_rollouts_of_a_lost_one_are_played_at_t
 
 
 @in_loop
-async def test_errors_and_cancellations_leave_nothing_in_flight() -> None:
+async def test_errors_and_cancellations_leave_nothing_in_flight():
     async def fail(placed: InFlightRollout) -> None:
         raise LookupError("an environment's own")
 
@@ -256,7 +256,7 @@ async def test_errors_and_cancellations_leave_nothing_in_flight() -> None:
     assert not table.pool.in_flight
 
 
-def test_the_clock_does_not_wait_for_a_lost_replica() -> None:
+def test_the_clock_does_not_wait_for_a_lost_replica():
     pool = ServerPool({}, CrashIsolation(), [ONE, TWO], 2, serve_policy)
     watch = ServiceWatch([ServedModel(ONE, "", other_urls=(TWO,))], pool.addresses, pool.reassign)
     watch.lose(loss(TWO, OF_POLICY))
@@ -264,7 +264,7 @@ def test_the_clock_does_not_wait_for_a_lost_replica() -> None:
     assert not watch.clock.num_silences and [*watch.engines] == [ONE]
 
 
-def test_a_second_report_of_a_loss_is_ignored_and_the_last_server_is_raised() -> None:
+def test_a_second_report_of_a_loss_is_ignored_and_the_last_server_is_raised():
     pool = ServerPool({"e": [A, B]}, CrashIsolation())
     watch = ServiceWatch([ServedModel(ONE, "")], pool.addresses, pool.reassign)
     watch.lose(loss(A))
@@ -275,7 +275,7 @@ def test_a_second_report_of_a_loss_is_ignored_and_the_last_server_is_raised() ->
 
 
 @in_loop
-async def test_a_replica_joins_when_it_serves_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_replica_joins_when_it_serves_the_policy(monkeypatch):
     monkeypatch.setattr(server_pool, "FOLLOW_SECONDS", 0.01)
     answers, joined = (
         [ServedModel(ONE, "key"), ServedModel(ONE, "key", other_urls=(THREE,))],
@@ -301,7 +301,7 @@ async def test_a_replica_joins_when_it_serves_the_policy(monkeypatch: pytest.Mon
 
 
 @in_loop
-async def test_servers_join_and_those_whose_process_has_ended_are_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_servers_join_and_those_whose_process_has_ended_are_lost(monkeypatch):
     monkeypatch.setattr(server_pool, "FOLLOW_SECONDS", 0.01)
     table, lost, asked = Table([A, B]), list[str](), list[Collection[str]]()
     there = [(A, B), (A, B, C), (A, C), (A, C)]
@@ -326,7 +326,7 @@ async def test_servers_join_and_those_whose_process_has_ended_are_lost(monkeypat
 
 
 @in_loop
-async def test_one_that_is_lost_while_it_is_looked_for_does_not_join(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_is_lost_while_it_is_looked_for_does_not_join(monkeypatch):
     monkeypatch.setattr(server_pool, "FOLLOW_SECONDS", 0.01)
     table, looks, loop = Table([A, B]), list[int](), asyncio.get_running_loop()
 
@@ -350,9 +350,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["begin", "end", "lose", "join"]), st
 @settings(deadline=None, max_examples=200)
 @given(steps=STEPS, seed=st.integers(0, 9))
 @in_loop
-async def test_whatever_happens_each_rollout_ends_once_at_a_server_that_is_there(
-    steps: list[tuple[str, int]], seed: int
-) -> None:
+async def test_whatever_happens_each_rollout_ends_once_at_a_server_that_is_there(steps, seed):
     table, begun, free = Table([A, B, C]), 0, Counter[str]()
 
     async def end(name: str) -> None:

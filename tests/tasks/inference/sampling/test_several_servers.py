@@ -4,17 +4,16 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from configs.environments import EnvironmentConfig
-from configs.run import RunConfig, View
+from configs.run import RunConfig
 from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from flows.services.ownership import identity, owned_processes
-from tasks.inference.engine.client import OF_POLICY, Engine, ServedModel
+from tasks.inference.engine.client import OF_POLICY, ServedModel
 from tasks.inference.environments import servers as environments
 from tasks.inference.sampling.crash_isolation import CrashIsolation, InFlightRollout
 from tasks.inference.sampling.sampler import BatchSampler
@@ -39,7 +38,7 @@ def tokens(groups: Groups) -> dict[str, list[int]]:
     return found
 
 
-def test_a_killed_server_costs_no_row(small_engine: Engine, view: Callable[..., View], tmp_path: Path) -> None:
+def test_a_killed_server_costs_no_row(small_engine, view, tmp_path):
     examples = environments.examples(REVERSE)
     assignments = assigned("reverse", examples["example_id"].to_pylist()[:12], 4)
     losses, isolation = list[Sequence[InFlightRollout]](), CrashIsolation()

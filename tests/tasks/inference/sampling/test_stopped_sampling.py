@@ -6,12 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
 from configs.environments import EnvironmentConfig
-from tasks.inference.engine.client import Engine
 from tasks.inference.environments import servers as environments
 from tests.fixtures.driving import ROOT
 from tests.fixtures.faults import happened
@@ -25,9 +23,7 @@ LIMIT, STOPPED = 8.0, 12.0
 
 @pytest.mark.fault("signal", "a process that samples is stopped for longer than a rollout may take", "no timeout")
 @pytest.mark.usefixtures("plugins")
-def test_rollouts_of_a_stopped_process_are_no_timeouts(
-    small_engine: Engine, models: dict[str, Path], tmp_path: Path
-) -> None:
+def test_rollouts_of_a_stopped_process_are_no_timeouts(small_engine, models, tmp_path):
     taskset = {"id": "misbehaving_taskset", "faults": ["lingers"], "task": {"directory": str(tmp_path)}}
     environment = EnvironmentConfig(name="bad", taskset=taskset)
     environments.write_rows(tmp_path / "examples.arrow", environments.examples(environment))

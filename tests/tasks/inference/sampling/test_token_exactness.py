@@ -86,7 +86,7 @@ def calling(directory: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def sampled(tmp_path_factory: pytest.TempPathFactory) -> Sampled:
+def sampled(tmp_path_factory):
     directory = tmp_path_factory.mktemp("lookup")
     weights = calling(directory / "model")
     sections = {
@@ -113,7 +113,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Sampled:
     return Sampled(proxy, tables, limits, without, counted.table())
 
 
-def test_every_turn_is_what_went_over_the_wire(sampled: Sampled) -> None:
+def test_every_turn_is_what_went_over_the_wire(sampled):
     proxy, tables = sampled.proxy, sampled.tables
     traces, messages = tables["traces"].to_pylist(), tables["messages"].to_pylist()
     assert [row["error_message"] for row in traces] == [None] * 2 * SIZE
@@ -121,20 +121,20 @@ def test_every_turn_is_what_went_over_the_wire(sampled: Sampled) -> None:
     assert any(row["role"] == "tool" for row in messages), "a model that calls no tool would show nothing"
 
 
-def test_packed_rows_hold_the_same_tokens_and_each_sampled_one_once(sampled: Sampled) -> None:
+def test_packed_rows_hold_the_same_tokens_and_each_sampled_one_once(sampled):
     tables = sampled.tables
     credits, batches = packed(tables["traces"], tables["messages"], 512)
     check_packed(credits, batches, tables["messages"].to_pylist())
     assert len(credits) == 2 * SIZE, "one sample for each rollout"
 
 
-def test_no_turn_is_tokenised_again(sampled: Sampled) -> None:
+def test_no_turn_is_tokenised_again(sampled):
     tables = sampled.tables
     assert tables["traces"]["num_branches"].to_pylist() == [1] * 2 * SIZE
     assert retokenised_turns(tables["messages"]) == {}
 
 
-def test_a_changed_token_would_be_noticed(sampled: Sampled) -> None:
+def test_a_changed_token_would_be_noticed(sampled):
     proxy, tables = sampled.proxy, sampled.tables
     traces, messages = tables["traces"].to_pylist(), tables["messages"].to_pylist()
     answer = next(row for row in messages if row["sampled"])
@@ -143,20 +143,20 @@ def test_a_changed_token_would_be_noticed(sampled: Sampled) -> None:
         check_wire(proxy.calls, traces, messages)
 
 
-def test_all_rollouts_end_though_more_than_the_first_limit_wait_for_each_other(sampled: Sampled) -> None:
+def test_all_rollouts_end_though_more_than_the_first_limit_wait_for_each_other(sampled):
     assert len({call.session for call in sampled.proxy.calls}) == 2 * SIZE > TOGETHER > INITIAL_LIMIT
     assert len({row["trace_id"] for row in sampled.tables["traces"].to_pylist()}) == 2 * SIZE
 
 
-def test_a_limit_starts_small_and_grows_while_the_engine_keeps_up(sampled: Sampled) -> None:
+def test_a_limit_starts_small_and_grows_while_the_engine_keeps_up(sampled):
     assert sampled.limits[:4] == [INITIAL_LIMIT, INITIAL_LIMIT + 4, INITIAL_LIMIT + 8, INITIAL_LIMIT + 12]
 
 
-def test_an_engine_without_metrics_is_left_alone(sampled: Sampled) -> None:
+def test_an_engine_without_metrics_is_left_alone(sampled):
     assert sampled.without_metrics == MOST
 
 
-def test_the_engine_counted_what_was_sampled(sampled: Sampled) -> None:
+def test_the_engine_counted_what_was_sampled(sampled):
     found = engine_metrics(sampled.counted)
     traces = sampled.tables["traces"].to_pylist()
     assert found["engine/generation_tokens"] == sum(row["num_output_tokens"] for row in traces)

@@ -1,7 +1,6 @@
 """Demonstrations: exactly the renderer's tokens; what is trained, and what a policy is shown before its own tokens."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,7 +31,7 @@ SHOWN = "A correct answer, for guidance:\ncba"
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory):
     return tiny_qwen3(tmp_path_factory.mktemp("model"), hidden=16, layers=1, heads=2, kv_heads=2, intermediate=16)
 
 
@@ -46,7 +45,7 @@ def rendered(directory: Path, name: str, messages: list[dict[str, Any]], **choic
 
 
 @pytest.mark.parametrize("name", ["qwen3", "default"])
-def test_one_exchange(directory: Path, name: str) -> None:
+def test_one_exchange(directory, name):
     rows = demonstration_renderer(directory, name)([ASKED, ANSWERED])
     tokenizer, whole = rendered(directory, name, [ASKED, ANSWERED])
     joined = [token for row in rows for token in row["token_ids"]]
@@ -60,7 +59,7 @@ def test_one_exchange(directory: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen3", "default"])
-def test_every_assistant_turn_is_trained(directory: Path, name: str) -> None:
+def test_every_assistant_turn_is_trained(directory, name):
     messages = [
         {"role": "system", "content": "be short"},
         ASKED,
@@ -81,7 +80,7 @@ def test_every_assistant_turn_is_trained(directory: Path, name: str) -> None:
     assert all(len(row["is_content"]) in (0, len(row["token_ids"])) for row in rows)
 
 
-def test_a_demonstration_without_an_answer(directory: Path) -> None:
+def test_a_demonstration_without_an_answer(directory):
     with pytest.raises(DemonstrationUnusable, match=r"\['user'\]"):
         demonstration_renderer(directory, "qwen3")([ASKED])
     with pytest.raises(DemonstrationUnusable):
@@ -99,7 +98,7 @@ def test_a_demonstration_without_an_answer(directory: Path) -> None:
         lambda address: {"type": "video", "url": address},
     ],
 )
-def test_nothing_is_loaded_from_where_a_message_says(address: str, part: Callable[[str], dict[str, Any]]) -> None:
+def test_nothing_is_loaded_from_where_a_message_says(address, part):
     """Renderers of models that see open any address, and any file: they are not asked."""
     asked: list[Any] = []
     renderer = SimpleNamespace(render=lambda messages, **_: asked.append(messages))
@@ -114,7 +113,7 @@ def test_nothing_is_loaded_from_where_a_message_says(address: str, part: Callabl
 
 
 @pytest.mark.essential
-def test_no_silent_renderer(directory: Path) -> None:
+def test_no_silent_renderer(directory):
     with pytest.raises(ModelUnusable, match="no renderer is known"):
         demonstration_renderer(directory, "")([ASKED, ANSWERED])
     with pytest.raises(ModelUnusable, match="'qwen33' is not a renderer"):
@@ -132,7 +131,7 @@ NO_THOUGHT = {"enable_thinking": False}
 
 
 @pytest.mark.parametrize("settings", [{}, NO_THOUGHT])
-def test_calls_of_tools_are_trained_and_results_are_not(directory: Path, settings: dict[str, Any]) -> None:
+def test_calls_of_tools_are_trained_and_results_are_not(directory, settings):
     rows = demonstration_renderer(directory, "qwen3", settings)([ASKED, CALLING, FOUND, ANSWERED], [TOOL])
     tokenizer, _ = rendered(directory, "qwen3", [ASKED])
     text = [tokenizer.decode(row["token_ids"]) for row in rows]
@@ -145,7 +144,7 @@ def test_calls_of_tools_are_trained_and_results_are_not(directory: Path, setting
     assert tokenizer.decode(body) == "it" and not any(result["mask"])
 
 
-def test_an_empty_thought_that_every_prompt_ends_with_is_not_sampled(directory: Path) -> None:
+def test_an_empty_thought_that_every_prompt_ends_with_is_not_sampled(directory):
     more = {"role": "user", "content": "more"}
     rows = demonstration_renderer(directory, "qwen3", NO_THOUGHT)([ASKED, ANSWERED, more, ANSWERED])
     tokenizer, _ = rendered(directory, "qwen3", [ASKED])
@@ -156,7 +155,7 @@ def test_an_empty_thought_that_every_prompt_ends_with_is_not_sampled(directory: 
         assert tokenizer.decode([token for token, flag in flags if flag]) == f"<rev>cba</rev>{END}"
 
 
-def test_a_setting_that_the_renderer_does_not_have(directory: Path) -> None:
+def test_a_setting_that_the_renderer_does_not_have(directory):
     with pytest.raises(ModelUnusable, match="renderer qwen3 refuses them: add_vision_id"):
         demonstration_renderer(directory, "qwen3", {"add_vision_id": True})
     with pytest.raises(ModelUnusable, match="name the renderer"):
@@ -164,7 +163,7 @@ def test_a_setting_that_the_renderer_does_not_have(directory: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def llama(tmp_path_factory):
     sizes: dict[str, Any] = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 2, "intermediate": 16}
     return tiny_qwen3(tmp_path_factory.mktemp("model"), words=LLAMA, **sizes)
 
@@ -178,7 +177,7 @@ def prompt_of(llama: Path, renderer: str, **settings: Any) -> DemonstrationPromp
     return DemonstrationPrompt(OpsdConfig(), model, lambda: ServedModel("http://nowhere", ""))
 
 
-def test_what_is_shown_is_a_system_message_before_the_conversation(llama: Path) -> None:
+def test_what_is_shown_is_a_system_message_before_the_conversation(llama):
     _, tokens = rendered_chat(llama, "qwen3", ("system", "be short"), ("user", "abc"))
     tokenizer, prefix = rendered_chat(llama, "qwen3", ("system", SHOWN))
     found = prompt_of(llama, "qwen3").prepend(TRACE, tokens)
@@ -186,7 +185,7 @@ def test_what_is_shown_is_a_system_message_before_the_conversation(llama: Path) 
     assert tokenizer.decode(found).count("<|im_start|>") == 3, "what begins every message stays"
 
 
-def test_what_begins_a_conversation_is_there_once(llama: Path) -> None:
+def test_what_begins_a_conversation_is_there_once(llama):
     tokenizer, tokens = rendered_chat(llama, "llama-3", ("user", "abc"))
     found = prompt_of(llama, "llama-3").prepend(TRACE, tokens)
     text = tokenizer.decode(found)
@@ -195,7 +194,7 @@ def test_what_begins_a_conversation_is_there_once(llama: Path) -> None:
     assert prompt_of(llama, "llama-3").prepend(TRACE, tokens[1:])[-len(tokens) + 1 :] == tokens[1:]
 
 
-def test_the_settings_of_the_renderer_count(llama: Path) -> None:
+def test_the_settings_of_the_renderer_count(llama):
     shown = prompt_of(llama, "llama-3", date_string="01 Apr 2031").prepend(TRACE, [1, 2])
     tokenizer, _ = rendered_chat(llama, "llama-3", ("user", "abc"))
     assert "01 Apr 2031" in tokenizer.decode(shown)

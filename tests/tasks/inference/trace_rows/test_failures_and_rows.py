@@ -28,11 +28,11 @@ ASSIGNMENT = {"assignment_id": "g/0", "group_id": "g", "environment": "e", "exam
         ("MemoryError", None, "", "environment"),
     ],
 )
-def test_the_class_of_a_recorded_error(kind: str, status: int | None, message: str, expected: str) -> None:
+def test_the_class_of_a_recorded_error(kind, status, message, expected):
     assert kind_of({"type": kind, "status_code": status, "message": message}) == expected
 
 
-def test_only_what_may_go_better_is_tried_again() -> None:
+def test_only_what_may_go_better_is_tried_again():
     kinds = ("infrastructure", "timeout", "model", "environment", "cancelled", "incomplete")
     assert [Failure(kind, "T", "m").retryable for kind in kinds] == [True, True, True, False, False, False]
 
@@ -66,13 +66,13 @@ def finished(**changes: Any) -> dict[str, Any]:
         ({"rewards": {n: {"score": 2e38, "weight": 1.0} for n in "ab"}}, "environment", "NonFiniteReward"),
     ],
 )
-def test_what_is_wrong_with_a_trace(changes: dict[str, Any], kind: str, name: str) -> None:
+def test_what_is_wrong_with_a_trace(changes, kind, name):
     failure = failure_of_trace(finished(**changes))
     assert failure is not None
     assert (failure.kind, failure.type) == (kind, name)
 
 
-def test_nothing_is_wrong_with_a_finished_trace() -> None:
+def test_nothing_is_wrong_with_a_finished_trace():
     assert failure_of_trace(finished()) is None
     for nodes in ([], ASKED):
         assert failure_of_trace(finished(nodes=nodes, calls=[])) is None, "a seat that never had to move is no failure"
@@ -88,7 +88,7 @@ def test_nothing_is_wrong_with_a_finished_trace() -> None:
         )
     )
 )
-def test_log_probs_lie_where_the_mask_is_set(drawn: tuple[list[bool], list[float]]) -> None:
+def test_log_probs_lie_where_the_mask_is_set(drawn):
     mask, logprobs = drawn
     values = spread_logprobs(logprobs, mask)
     assert len(values) == len(mask)
@@ -96,12 +96,12 @@ def test_log_probs_lie_where_the_mask_is_set(drawn: tuple[list[bool], list[float
     assert all(value == 0.0 for value, own in zip(values, mask, strict=True) if not own)
 
 
-def test_a_log_prob_too_few_is_refused() -> None:
+def test_a_log_prob_too_few_is_refused():
     with pytest.raises(AssertionError, match="1 log-probs for 2 sampled tokens"):
         spread_logprobs([-1.0], [True, False, True])
 
 
-def test_a_rollout_that_left_no_trace_is_a_row() -> None:
+def test_a_rollout_that_left_no_trace_is_a_row():
     attempted = RolloutOrigin(ASSIGNMENT, "policy", 3, 5, 0.7)
     row = row_without_trace(Failure("timeout", "TimeoutError", "too long"), attempted, 1.5, 2.0)
     made = trace_tables([row], [])
@@ -132,9 +132,7 @@ def ended(kind: str, **message: Any) -> dict[str, Any]:
         ("", {"content": "answer"}, False, "EmptyResponse"),
     ],
 )
-def test_text_or_a_call_is_a_response_of_a_chat_api_alone(
-    kind: str, changes: dict[str, Any], is_chat: bool, failure: str | None
-) -> None:
+def test_text_or_a_call_is_a_response_of_a_chat_api_alone(kind, changes, is_chat, failure):
     trace = ended(kind, **changes) if kind else ended("train", **changes) | {"agent": {}}
     found = failure_of_trace(trace)
     assert is_chat_only(trace) == is_chat and (found.type if found else None) == failure
@@ -151,10 +149,10 @@ def test_text_or_a_call_is_a_response_of_a_chat_api_alone(
         ("vLLM multimodal placeholders do not align with renderer prompt", "the policy has sampled a token"),
     ],
 )
-def test_an_error_is_followed_by_what_the_user_can_do(said: str, advice: str) -> None:
+def test_an_error_is_followed_by_what_the_user_can_do(said, advice):
     assert add_advice(said).startswith(f"{said}; ") and advice in add_advice(said)
     assert add_advice(said).count("; ") == 1 + ("the policy has" in advice), "one advice"
 
 
-def test_other_messages_stay_as_they_are() -> None:
+def test_other_messages_stay_as_they_are():
     assert add_advice("KeyError: 'answer'") == "KeyError: 'answer'"

@@ -47,13 +47,13 @@ def huge() -> str:
         (huge(), r"5000 x 4000 pixels, and 16,000,000 are allowed"),
     ],
 )
-def test_no_model_is_asked_about_a_picture_that_is_elsewhere_broken_or_huge(url: str, said: str) -> None:
+def test_no_model_is_asked_about_a_picture_that_is_elsewhere_broken_or_huge(url, said):
     import re
 
     assert re.search(said, picture_problem(url))
 
 
-def test_what_is_transparent_is_white() -> None:
+def test_what_is_transparent_is_white():
     from PIL import Image
 
     file = io.BytesIO()
@@ -61,13 +61,13 @@ def test_what_is_transparent_is_white() -> None:
     assert np.asarray(open_picture(file.getvalue())).tolist() == [[[255, 255, 255], [9, 9, 9]]]
 
 
-def test_a_model_that_is_unknown_or_blind_has_no_tensors(tmp_path) -> None:
+def test_a_model_that_is_unknown_or_blind_has_no_tensors(tmp_path):
     rows = image_rows(picture_url())
     assert tensors_of(rows, ModelConfig()) == {} and tensors_of(rows, ModelConfig(path=str(tmp_path))) == {}
 
 
 @pytest.mark.engine
-def test_tensors_are_those_of_the_models_processor(seeing_model) -> None:
+def test_tensors_are_those_of_the_models_processor(seeing_model):
     from transformers import AutoProcessor
 
     url = picture_url(48, 32)
@@ -100,7 +100,7 @@ assert len(found) == 6 and len({id(each) for each in found}) == 1, found
 
 @pytest.mark.nightly
 @pytest.mark.engine
-def test_groups_that_end_together_load_one_processor(seeing_model) -> None:
+def test_groups_that_end_together_load_one_processor(seeing_model):
     """In a process of its own, which has not imported transformers: that replaces its own module meanwhile."""
     done = subprocess.run([sys.executable, "-c", THREADS, str(seeing_model)], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr

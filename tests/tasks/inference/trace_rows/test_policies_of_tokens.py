@@ -31,14 +31,14 @@ def short(rows: Any) -> list[tuple[Any, ...]]:
     return [tuple(row[name] for name in names) for row in rows]
 
 
-def test_runs_are_places_of_sampled_tokens() -> None:
+def test_runs_are_places_of_sampled_tokens():
     row = reply("t", 1, [("old", 2), ("newer", 3)], [False, False, True, True, True, True, True])
     assert short(row[POLICIES]) == [("t", 1, 2, 2, "old", 3), ("t", 1, 4, 3, "newer", 6)]
     row = reply("t", 1, [("old", 3), ("new", 1)], [True, False, True, True, False, True])
     assert short(row[POLICIES]) == [("t", 1, 0, 1, "old", 3), ("t", 1, 2, 2, "old", 3), ("t", 1, 5, 1, "new", 4)]
 
 
-def test_only_traces_of_several_policies_have_rows_and_then_of_all_their_tokens() -> None:
+def test_only_traces_of_several_policies_have_rows_and_then_of_all_their_tokens():
     several, one, frozen = ("several", "one", "frozen")
     messages = [
         *exchange(several),
@@ -54,7 +54,7 @@ def test_only_traces_of_several_policies_have_rows_and_then_of_all_their_tokens(
     assert "token_policies" not in trace_tables(traces[1:], messages[4:])
 
 
-def test_a_rollout_is_of_the_oldest_policy_that_sampled_a_part() -> None:
+def test_a_rollout_is_of_the_oldest_policy_that_sampled_a_part():
     assert ORIGIN.of_oldest([]) is ORIGIN
     mixed = ORIGIN.of_oldest(["newer", "old", "new"])
     assert (mixed.policy_key, mixed.policy_version, mixed.step) == ("old", 3, 7)
@@ -65,7 +65,7 @@ def test_a_rollout_is_of_the_oldest_policy_that_sampled_a_part() -> None:
     assert plain.of_oldest(["another"]) is plain
 
 
-def test_a_token_without_a_policy_is_found() -> None:
+def test_a_token_without_a_policy_is_found():
     row = reply("t", 1, [("new", 2)])
     require_policies(trace("t"), [message("t", 0), row])
     for wrong in (row | {POLICIES: []}, {key: row[key] for key in row if key != POLICIES}, row | {"mask": [True] * 3}):

@@ -24,7 +24,7 @@ CUT = {"between words": "yes", "in a character": f"yes{BROKEN}", "in blanks": "y
 
 
 @pytest.fixture(scope="module")
-def model(models: dict[str, Path]) -> Path:
+def model(models):
     return models["a"]
 
 
@@ -83,7 +83,7 @@ def branches(rows: list[dict[str, Any]]) -> int:
 
 @pytest.mark.parametrize("where", CUT)
 @pytest.mark.parametrize(("settings", "following"), [({}, "tool"), ({"enable_thinking": False}, "user")], ids=str)
-def test_what_is_continued_keeps_its_tokens(model: Path, settings: dict[str, Any], following: str, where: str) -> None:
+def test_what_is_continued_keeps_its_tokens(model, settings, following, where):
     rows = two_turns(model, settings, CUT[where], NEXT[following])
     assert [row["role"] for row in rows] == ["user", "assistant", following, "assistant"]
     assert branches(rows) == 1 and counted(rows) == {}
@@ -93,15 +93,13 @@ def test_what_is_continued_keeps_its_tokens(model: Path, settings: dict[str, Any
 
 
 @pytest.mark.parametrize(("where", "num_branches"), list(zip(CUT, [1, 2, 2, 2], strict=True)))
-def test_what_is_rendered_anew_is_counted_where_its_text_has_other_tokens(
-    model: Path, where: str, num_branches: int
-) -> None:
+def test_what_is_rendered_anew_is_counted_where_its_text_has_other_tokens(model, where, num_branches):
     rows = two_turns(model, {}, CUT[where], NEXT["user"])
     assert branches(rows) == num_branches
     assert sum(counted(rows).values()) == num_branches - 1
 
 
-def test_a_whole_reply_is_as_little_safe(model: Path) -> None:
+def test_a_whole_reply_is_as_little_safe(model):
     rows = two_turns(model, {}, f"{CUT['in blanks']}{STOP}", NEXT["user"])
     assert branches(rows) == 2 and sum(counted(rows).values()) == 1
 

@@ -67,7 +67,7 @@ def kind(cause: Failure | None) -> str | None:
     return cause.kind if cause else None
 
 
-def test_peers_of_a_failed_agent_keep_what_they_earned() -> None:
+def test_peers_of_a_failed_agent_keep_what_they_earned():
     rows, cause = played({"first": 0.5, "second": BUSY, "third": 0.0})
     assert rows == {"first": SCORED, "second": LOST, "third": (0.0, None)}
     assert kind(cause) == "infrastructure"
@@ -75,21 +75,21 @@ def test_peers_of_a_failed_agent_keep_what_they_earned() -> None:
 
 
 @pytest.mark.parametrize("order", [("assistant", "USER"), ("USER", "assistant")])
-def test_what_was_earned_with_a_user_whose_model_was_gone_is_no_reward(order: tuple[str, str]) -> None:
+def test_what_was_earned_with_a_user_whose_model_was_gone_is_no_reward(order):
     """A conversation that broke off would be scored as the policy's failure."""
     came = {"assistant": 0.5, "USER": BUSY}
     rows, cause = played({name: came[name] for name in order})
     assert rows == {"assistant": LOST, "user": LOST} and kind(cause) == "infrastructure"
 
 
-def test_what_an_environment_scored_in_knowledge_of_the_failure_stands() -> None:
+def test_what_an_environment_scored_in_knowledge_of_the_failure_stands():
     rows, cause = played({"first": 0.5, "SECOND": BUSY}, info={"episode_error": "second failed"})
     assert rows == {"first": SCORED, "second": LOST} and kind(cause) == "infrastructure"
     fallen, _ = played({"first": 0.5, "SECOND": BUSY}, ("EnvError", None), info={"episode_error": "second failed"})
     assert fallen["first"] == (None, "environment"), "not where its program fell"
 
 
-def test_the_row_says_whose_failure_it_was() -> None:
+def test_the_row_says_whose_failure_it_was():
     from verifiers.v1.trace import Error
 
     traces = [blank("assistant"), blank("user")]
@@ -103,18 +103,18 @@ def test_the_row_says_whose_failure_it_was() -> None:
     assert rows[0][1]["error_message"].startswith("no answer")
 
 
-def test_the_code_of_a_task_that_fails_on_an_opponent_takes_nothing_from_the_policy() -> None:
+def test_the_code_of_a_task_that_fails_on_an_opponent_takes_nothing_from_the_policy():
     rows, cause = played({"first": 0.5, "SECOND": PLANTED})
     assert rows == {"first": SCORED, "second": (None, "environment")} and kind(cause) == "environment"
 
 
-def test_an_episode_that_fell_has_no_rewards() -> None:
+def test_an_episode_that_fell_has_no_rewards():
     rows, cause = played({"first": 0.5, "JUDGE": 0.0}, wrong=("EnvError", None))
     assert rows == {"first": (None, "environment"), "judge": (None, "environment")}
     assert kind(cause) == "environment"
 
 
-def test_what_is_tried_again_is_the_failure_and_not_what_followed_from_it() -> None:
+def test_what_is_tried_again_is_the_failure_and_not_what_followed_from_it():
     """Peers that nobody could score then, or a program that gave up, come first in the episode as often as not."""
     assert kind(played({"second": None, "first": BUSY})[1]) == "infrastructure"
     assert kind(played({"second": 0.5, "first": BUSY}, wrong=("EnvError", None))[1]) == "infrastructure"
@@ -124,7 +124,7 @@ def test_what_is_tried_again_is_the_failure_and_not_what_followed_from_it() -> N
 
 
 @pytest.mark.usefixtures("plugins")
-def test_a_seat_that_never_had_to_move_keeps_its_reward() -> None:
+def test_a_seat_that_never_had_to_move_keeps_its_reward():
 
     (episode,), _ = scripted.played({"id": "forfeits"}, ("first", "second"), lambda body: "no move at all")
     rows, cause = episode_rows(wire(episode), ORIGIN, Seats("e", {}), SeatClient(SimpleNamespace(base_url=""), "m"))

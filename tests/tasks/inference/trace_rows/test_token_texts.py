@@ -1,6 +1,5 @@
 """What each token adds to a text, and where the tokenizer of a run is found."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,7 +7,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from configs.run import RunConfig
-from storage.store import Store, open_store
+from storage.store import open_store
 from tasks.inference.trace_rows import token_texts as run_tokenizer
 from tasks.inference.trace_rows.token_texts import (
     FILE,
@@ -20,7 +19,7 @@ from tasks.inference.trace_rows.token_texts import (
 )
 
 if TYPE_CHECKING:
-    from tests.fixtures.s3_host import S3Host
+    pass
 
 SENTENCES = ["naïve 🙂🙂 日本日本 привет hello hello, it's here", "日本 🙂 hello привет"] * 4
 
@@ -89,7 +88,7 @@ def ids_of(name: str, text: str) -> list[int]:
 
 @pytest.mark.parametrize("name", MADE)
 @pytest.mark.parametrize("text", ["naïve 日本 🙂", "hello", "it's here, hello"])
-def test_texts_concatenate_to_what_the_tokenizer_decodes(name: str, text: str) -> None:
+def test_texts_concatenate_to_what_the_tokenizer_decodes(name, text):
     ids = ids_of(name, text)
     found = TEXTS[name].of(ids)
     assert len(found) == len(ids)
@@ -97,13 +96,13 @@ def test_texts_concatenate_to_what_the_tokenizer_decodes(name: str, text: str) -
     assert decoded == MADE[name].decode(ids, skip_special_tokens=False)
 
 
-def test_a_character_belongs_to_its_last_token() -> None:
+def test_a_character_belongs_to_its_last_token():
     ids = ids_of("byte_fallback", "h🙂")
     assert [token.text for token in TEXTS["byte_fallback"].of(ids)][-4:] == [*(f"⟨id {n}⟩" for n in ids[-4:-1]), "🙂"]
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_any_ids_have_a_text_each(name: str) -> None:
+def test_any_ids_have_a_text_each(name):
     ids = [*range(MADE[name].get_vocab_size()), *range(MADE[name].get_vocab_size())[::-1]]
     found = TEXTS[name].of([*ids, 12345, -1, 2**40])
     assert len(found) == len(ids) + 3 and all(token.text for token in found[len(ids) :])
@@ -111,18 +110,18 @@ def test_any_ids_have_a_text_each(name: str) -> None:
     assert TEXTS[name].of([]) == []
 
 
-def test_special_and_added_tokens_stand_for_what_they_say() -> None:
+def test_special_and_added_tokens_stand_for_what_they_say():
     found = TEXTS["byte_level"].of(ids_of("byte_level", "hello<|im_end|><think>"))
     assert found[-2:] == [("<|im_end|>", True), ("<think>", False)]
 
 
 @pytest.fixture(autouse=True)
-def nothing_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+def nothing_opened(monkeypatch):
     run_tokenizer._cache.clear()
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def store(tmp_path):
     return open_store(tmp_path / "store")
 
 
@@ -161,8 +160,8 @@ def word(found: TokenTexts | None) -> str | None:
     ],
 )
 def test_the_tokenizer_that_was_named_comes_first_then_the_policies_and_the_model_last(
-    tmp_path: Path, store: Store, key: str, others: list[str], names: dict[str, str], word: str | None
-) -> None:
+    tmp_path, store, key, others, names, word
+):
     directories = {name: str(model(tmp_path / name, text)) for name, text in (("named", "three"), ("begun", "four"))}
     for name, text in (("a", "one"), ("b", "two")):
         store.policies.publish(model(tmp_path / name, text), name)
@@ -176,7 +175,7 @@ def test_the_tokenizer_that_was_named_comes_first_then_the_policies_and_the_mode
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*")} == before, "nothing is written"
 
 
-def test_equal_files_are_opened_once_and_given_up_in_their_turn(tmp_path: Path, store: Store) -> None:
+def test_equal_files_are_opened_once_and_given_up_in_their_turn(tmp_path, store):
     for name in ("x", "y"):
         store.policies.publish(model(tmp_path / name, "same"), name)
     assert tokenizer_of(store, config(), "x") is tokenizer_of(store, config(), "y")
@@ -187,7 +186,7 @@ def test_equal_files_are_opened_once_and_given_up_in_their_turn(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version":"1.0","model":{"type":"Other"}}', "\xff\0"])
-def test_a_damaged_file_is_told_of(tmp_path: Path, store: Store, text: str) -> None:
+def test_a_damaged_file_is_told_of(tmp_path, store, text):
     directory = model(tmp_path / "a", "one")
     (directory / FILE).write_text(text, encoding="latin-1")
     with pytest.raises(TokenizerUnreadable, match="no tokenizer that can be opened"):
@@ -197,7 +196,7 @@ def test_a_damaged_file_is_told_of(tmp_path: Path, store: Store, text: str) -> N
         tokenizer_of(store, config(), "a")
 
 
-def test_a_file_that_is_gone_is_no_tokenizer(tmp_path: Path, store: Store) -> None:
+def test_a_file_that_is_gone_is_no_tokenizer(tmp_path, store):
     store.policies.publish(model(tmp_path / "a", "one"), "a")
     (tmp_path / "store/policies/a" / FILE).unlink()
     assert tokenizer_of(store, config(), "a") is None
@@ -206,7 +205,7 @@ def test_a_file_that_is_gone_is_no_tokenizer(tmp_path: Path, store: Store) -> No
 
 
 @pytest.mark.parametrize("manifest", ["", "{", "{}", "[]", '{"files": 3, "weights_sha256": "", "below": ""}'])
-def test_a_policy_with_a_damaged_manifest_is_passed_by(tmp_path: Path, store: Store, manifest: str) -> None:
+def test_a_policy_with_a_damaged_manifest_is_passed_by(tmp_path, store, manifest):
     for key, said in (("a", "one"), ("b", "two")):
         store.policies.publish(model(tmp_path / key, said), key)
     (tmp_path / "store/policies/a/manifest.json").write_text(manifest)
@@ -215,7 +214,7 @@ def test_a_policy_with_a_damaged_manifest_is_passed_by(tmp_path: Path, store: St
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> "Iterator[S3Host]":
+def host(monkeypatch):
     """An object store on loopback, in the environment as a user would name it."""
     from tests.fixtures.s3_host import S3Host
 
@@ -227,7 +226,7 @@ def host(monkeypatch: pytest.MonkeyPatch) -> "Iterator[S3Host]":
 
 
 @pytest.mark.engine
-def test_in_an_object_store_one_file_is_read_and_no_weights(tmp_path: Path, host: "S3Host") -> None:
+def test_in_an_object_store_one_file_is_read_and_no_weights(tmp_path, host):
     place = host.new_place()
     open_store(place).policies.publish(model(tmp_path / "a", "one"), "a")
     store = open_store(place)

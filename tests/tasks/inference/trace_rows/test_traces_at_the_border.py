@@ -4,7 +4,6 @@ import json
 import math
 import subprocess
 import sys
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,11 +14,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from configs.environments import EnvironmentConfig
-from configs.run import View
 from storage.schemas.stage_tables import MESSAGES
 from tasks.advantage.algorithms.echo import tool_names
 from tasks.arrays.message_graph import find_branches
-from tasks.inference.engine.client import Engine
 from tasks.inference.environments import servers as environments
 from tests.fixtures.hosts import ENGINE, served
 from tests.fixtures.sampled import sampled
@@ -30,9 +27,7 @@ ROOT = Path(__file__).parents[4]
 
 
 @pytest.mark.usefixtures("plugins")
-def test_one_note_that_cannot_be_written_takes_no_other_rollout_with_it(
-    small_engine: Engine, view: Callable[..., View], tmp_path: Path
-) -> None:
+def test_one_note_that_cannot_be_written_takes_no_other_rollout_with_it(small_engine, view, tmp_path):
     environment = EnvironmentConfig(name="odd", taskset={"id": "odd_notes"})
     traces, _ = sampled(small_engine, environment, view, tmp_path, num_examples=6, group_size=1, max_attempts=1)
     rows = {row["example_id"]: row for row in traces}
@@ -46,7 +41,7 @@ def test_one_note_that_cannot_be_written_takes_no_other_rollout_with_it(
         assert rows[name]["error_class"] is not None and rows[name]["reward"] is None, "an error, not a zero"
 
 
-def test_sampling_imports_no_environment(small_engine: Engine, models: dict[str, Path], tmp_path: Path) -> None:
+def test_sampling_imports_no_environment(small_engine, models, tmp_path):
     environment = EnvironmentConfig(name="reverse", taskset={"id": "sample_reverse_text", "num_examples": 2})
     environments.write_rows(tmp_path / "examples.arrow", environments.examples(environment))
     config = {
@@ -66,9 +61,7 @@ def test_sampling_imports_no_environment(small_engine: Engine, models: dict[str,
 
 
 @pytest.mark.usefixtures("plugins")
-def test_phases_and_parts_of_a_rollout_are_told_apart(
-    small_engine: Engine, models: dict[str, Path], view: Callable[..., View], tmp_path: Path
-) -> None:
+def test_phases_and_parts_of_a_rollout_are_told_apart(small_engine, models, view, tmp_path):
     environment = EnvironmentConfig(name="phases", taskset={"id": "phases"})
     (row,), messages = sampled(small_engine, environment, view, tmp_path, group_size=1)
     check_phases(row)

@@ -41,7 +41,7 @@ def rows(bodies: dict[str, list[str]], groups: dict[str, str], **columns: str) -
     return table("traces", traces), table("messages", messages)
 
 
-def test_bytes_are_there_once_for_each_group_with_their_first_use() -> None:
+def test_bytes_are_there_once_for_each_group_with_their_first_use():
     asked = body({"type": "text", "text": "what is this?"}, part(URL))
     bodies = {"a": [body("hello"), asked, asked], "b": [asked], "c": [asked]}
     traces, messages = rows(bodies, {"a": "g", "b": "g", "c": "h"})
@@ -58,7 +58,7 @@ def test_bytes_are_there_once_for_each_group_with_their_first_use() -> None:
     assert restore_images(made["traces"], made["messages"], made["images"]) == {"traces": traces, "messages": messages}
 
 
-def test_a_task_s_own_image_is_in_the_record() -> None:
+def test_a_task_s_own_image_is_in_the_record():
     record = json.dumps({"task": {"data": {"picture": URL}}}, separators=(",", ":"))
     traces, messages = rows({"a": [body("hello")]}, {"a": "g"}, record=record)
     made = extract_images(traces, messages)
@@ -77,25 +77,25 @@ def test_a_task_s_own_image_is_in_the_record() -> None:
         "data:image/svg+xml,<svg/>",
     ],
 )
-def test_what_is_no_image_here_stays_as_it_is(url: str) -> None:
+def test_what_is_no_image_here_stays_as_it_is(url):
     assert parse_image(url) is None
     traces, messages = rows({"a": [body(part(url))]}, {"a": "g"})
     assert extract_images(traces, messages) == {"traces": traces, "messages": messages}
 
 
-def test_text_that_spells_an_image_is_text() -> None:
+def test_text_that_spells_an_image_is_text():
     traces, messages = rows({"a": [body(URL), body({"type": "text", "text": URL})]}, {"a": "g"})
     assert extract_images(traces, messages) == {"traces": traces, "messages": messages}
 
 
-def test_an_address_that_looks_like_a_reference_comes_back_as_it_was() -> None:
+def test_an_address_that_looks_like_a_reference_comes_back_as_it_was():
     traces, messages = rows({"a": [body(part(REFERENCE)), body(part(LITERAL + "x"))]}, {"a": "g"})
     made = extract_images(traces, messages)
     assert set(made) == {"traces", "messages"} and not made["messages"].equals(messages)
     assert restore_images(made["traces"], made["messages"], None)["messages"].equals(messages)
 
 
-def test_a_lost_image_is_named() -> None:
+def test_a_lost_image_is_named():
     traces, messages = rows({"a": [body(part(URL))]}, {"a": "g"})
     made = extract_images(traces, messages)
     with pytest.raises(MissingImage, match=f"trace a, message 0: {REFERENCE} is not in table images"):

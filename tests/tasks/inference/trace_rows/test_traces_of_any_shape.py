@@ -79,7 +79,7 @@ def same(value: Any, other: Any) -> bool:
 
 @FEW
 @given(st.lists(SCRIPT, min_size=1, max_size=2), st.data())
-def test_every_trace_comes_back_as_the_server_had_it(scripts: list[Any], data: st.DataObject) -> None:
+def test_every_trace_comes_back_as_the_server_had_it(scripts, data):
     changes = [
         {"info": data.draw(NOTES), "metrics": {"m": data.draw(NUMBERS)}, "picture": data.draw(URLS)} for _ in scripts
     ]
@@ -99,7 +99,7 @@ def test_every_trace_comes_back_as_the_server_had_it(scripts: list[Any], data: s
 @FEW
 @example(FORKED, FORKED[:1])
 @given(SCRIPT, SCRIPT)
-def test_every_sampled_token_is_trained_once(first: list[Any], second: list[Any]) -> None:
+def test_every_sampled_token_is_trained_once(first, second):
     traces, episode = play([first, second], [{}, {}])
     made = rows_of(episode)
     messages = made["messages"].to_pylist()
@@ -118,7 +118,7 @@ def test_every_sampled_token_is_trained_once(first: list[Any], second: list[Any]
         assert sum(w != 0 for w in weights) == sum(sum(node.mask) for node in trace.nodes)
 
 
-def test_attempts_that_verifiers_does_not_train_are_not_trained() -> None:
+def test_attempts_that_verifiers_does_not_train_are_not_trained():
     from verifiers.v1.semantic import ParentLink
 
     trace = blank()
@@ -148,14 +148,14 @@ def test_attempts_that_verifiers_does_not_train_are_not_trained() -> None:
     assert same(rebuilt(stored(made))[0], wire_record(trace)), "the record has the attempt and its links"
 
 
-def test_every_way_to_branch_makes_one() -> None:
+def test_every_way_to_branch_makes_one():
     traces, _ = play([FORKED], [{}])
     tokens = sum(len(node.token_ids) for node in traces[0].nodes)
     assert [len(branch.nodes) for branch in traces[0].branches] == [3, 5, 4, 3, 3]
     assert sum(len(branch.token_ids) for branch in traces[0].branches) > tokens, "some of them share messages"
 
 
-def test_notes_that_json_has_no_form_for_are_written_all_the_same() -> None:
+def test_notes_that_json_has_no_form_for_are_written_all_the_same():
     _, episode = play([FORKED[:1]], [{"info": {"text": b"ok", "bytes": b"\xff\x00", "keys": {1: [None, (2.5,)]}}}])
     (row,) = rows_of(episode)["traces"].to_pylist()
     assert json.loads(row["info"]) == {"text": "ok", "bytes": "/wA=", "keys": {"1": [None, [2.5]]}}
@@ -173,7 +173,7 @@ def sizes(num_turns: int) -> tuple[int, int, int, int]:
     return made["messages"].num_rows, tokens, sum(map(len, texts)), player.num_prompt_tokens
 
 
-def test_rows_grow_by_the_turn_and_not_with_those_before() -> None:
+def test_rows_grow_by_the_turn_and_not_with_those_before():
     counted = [sizes(turns) for turns in (4, 8, 12, 16)]
     nodes, tokens, characters, naive = (
         [b - a for a, b in itertools.pairwise(one)] for one in zip(*counted, strict=True)
