@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal
 
@@ -132,13 +132,20 @@ def chosen_rollouts(store: Store, choice: RolloutChoice) -> Iterator[StepRollout
     ):
         if choice.held_out or lineage.for_training:
             sources |= {source.key: (source, lineage.traces) for source in graph.origins(lineage.traces, "messages")}
+
+    @cache
+    def examples_of(key: str) -> dict[tuple[str, str], Row]:
+        rows = _rows(store, graph.works[key], "examples")
+        return {(row["environment"], row["example_id"]): row for row in rows}
+
     for source, scored in sorted(sources.values(), key=lambda pair: (pair[0].step, pair[0].age)):
         if not source.finished:
             continue
-        examples = _rows(store, graph.works[source.inputs["examples"]], "examples")
-        by_id = {(row["environment"], row["example_id"]): row for row in examples}
-        # Scoring again is of all rollouts of a step, which may have been sampled in several batches.
         sampled = store.read(source.slices_of("traces"), ["trace_id"])["trace_id"]
+        if requested.isdisjoint(texts(sampled)):
+            continue
+        by_id = examples_of(source.inputs["examples"])
+        # Scoring again is of all rollouts of a step, which may have been sampled in several batches.
         traces = store.read(scored.slices_of("traces"))
         traces = traces.filter(pc.is_in(traces["trace_id"], value_set=sampled.combine_chunks()))
         chosen = {

@@ -8,10 +8,12 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
+from math import ceil
 from operator import add, mul, truediv
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,7 @@ SAMPLE: dict[str, Any] = {
 }
 """The environment of a config that names none: rows of a file, and a reward function."""
 MAX_CHARS = 10_000_000
+"""Longest text of a file."""
 OPERATORS = {"+": add, "*": mul, "/": truediv}
 TABLES = [tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text("utf-8")) for name in ("trl", "prime_rl")]
 
@@ -77,6 +80,12 @@ def translate(files: Sequence[str]) -> Translation:
         for key in (key for key in keys if patterns[key] == pattern):
             for target in targets.split(", "):
                 _set(result, keys, key, pattern, target)
+    for section, condition in table["only_with"].items():
+        for name in [name for name in result.settings if name.startswith(section)]:
+            if keys.get(condition) is True:
+                result.origins[name] = [*dict.fromkeys([*result.origins[name], condition])]
+            else:
+                del result.settings[name], result.origins[name]
     for name, brought in table["implied"].items():
         setting, _, value = name.partition("=")
         if setting in result.settings and value in ("", str(result.settings[setting])):
@@ -103,12 +112,17 @@ def _set(result: Translation, keys: Mapping[str, Any], key: str, pattern: str, t
 
 
 def _evaluate(expression: str, keys: Mapping[str, Any]) -> float | None:
-    """Return what keys and numbers come to, from left to right; None where a key is missing or no number."""
+    """Return what keys and numbers come to, from left to right; None where a key is missing or no number.
+
+    The word `up` rounds what stands before it up to a whole number.
+    """
     value, operator = Fraction(0), add
     with suppress(ValueError, ZeroDivisionError):
         for word in expression.split():
             if word in OPERATORS:
                 operator = OPERATORS[word]
+            elif word == "up":
+                value = Fraction(ceil(value))
             else:
                 value = operator(value, Fraction(str(keys.get(word, word))))
         return int(value) if value.denominator == 1 else float(value)
@@ -131,23 +145,52 @@ def _pattern(table: Mapping[str, Any], key: str) -> str:
 def _drop_invalid(result: Translation) -> None:
     """Move settings that do not load to `problems`, one problem of the config after the other."""
     settings = result.settings
-    while problem := _first_problem(settings):
-        location, _, reason = problem.partition(": ")
-        near = [key for key in settings if f"{key}.".startswith(f"{location}.") or location.startswith(f"{key}.")]
-        if not near:  # it names a key that is not set: the setting without which another problem is first, or none
-            rest = {key: {other: settings[other] for other in settings if other != key} for key in settings}
-            near = [next((key for key in rest if _first_problem(rest[key]) != problem), [*settings][-1])]
-        for key in near:
+    while problems := _problems(settings):
+        location, reason = next(iter(problems.items()))
+        near = [key for key in settings if _is_below(key, location) or location.startswith(f"{key}.")]
+        for key in near or _causes(settings, location, reason):
             result.problems.append(f"{result.origin(key)} -> {key}: {reason}")
             del settings[key]
 
 
-def _first_problem(settings: Mapping[str, Any]) -> str:
+def _causes(settings: Mapping[str, Any], location: str, reason: str) -> list[str]:
+    """Return the settings behind a problem of a key that is not set.
+
+    It is the one without which nothing is wrong with a section around the key; else those that the reason names; else
+    the one of the nearest section without which something else is wrong with the key; else the whole section.
+    """
+    causes: list[str] = []
+    section = location
+    while section := section.rpartition(".")[0]:
+        below = [key for key in settings if _is_below(key, section)]
+        changing = []
+        for key in below:
+            rest = _problems({other: settings[other] for other in settings if other != key})
+            places = {place for place in rest if _is_below(place, section)}
+            if not places:
+                return [key]
+            if places == {location} and rest[location] != reason:
+                changing.append(key)
+        causes = causes or changing[:1] or below
+    return [key for key in settings if "." in key and key in reason] or causes or [*settings][-1:]
+
+
+def _is_below(key: str, section: str) -> bool:
+    return f"{key}.".startswith(f"{section}.")
+
+
+def _problems(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return what is wrong by dotted key; environments have the numbers that they have in the settings."""
     try:
         load(base=config_of(settings))
     except ConfigError as error:
-        return error.problems[0]
-    return ""
+        numbers = [*dict.fromkeys(key.split(".")[1] for key in settings if key.startswith("environments."))] or ["0"]
+        lines = (problem.replace(" (recorded config)", "").partition(": ") for problem in error.problems)
+        return {
+            re.sub(r"^environments\.(\d+)", lambda match: f"environments.{numbers[int(match[1])]}", location): reason
+            for location, _, reason in lines
+        }
+    return {}
 
 
 def config_of(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,8 +218,11 @@ def _recognise(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """
     try:
         with path.expanduser().open(encoding="utf-8") as file:
-            text = file.read(MAX_CHARS)
-        keys = dict(_flatten({".toml": tomllib.loads, ".sh": _arguments}.get(path.suffix, yaml.safe_load)(text)))
+            text = file.read(MAX_CHARS + 1)
+        if len(text) > MAX_CHARS:
+            raise ValueError(f"longer than {MAX_CHARS} characters")
+        readers: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".sh": _arguments}
+        keys = dict(_flatten(readers.get(path.suffix, _read_yaml)(text)))
     except (OSError, ValueError, RecursionError, AttributeError, yaml.YAMLError) as error:
         raise ConfigError(
             [
@@ -208,12 +254,22 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
         if isinstance(value, Mapping) and value:
             yield from _flatten(value, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}", _literal(value)
+            yield f"{prefix}{name}", value
 
 
-def _literal(word: Any) -> Any:
-    """Return a text such as 1e-6 or True as the value that it is: YAML, like a shell, takes it for text."""
-    with suppress(ValueError, AttributeError):
+class _YamlLoader(yaml.SafeLoader):  # type: ignore[misc]
+    """Takes 1e-6 for a number, which YAML 1.1 does not."""
+
+
+_YamlLoader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), [*"-+0123456789"]
+)
+_read_yaml = partial(yaml.load, Loader=_YamlLoader)
+
+
+def _literal(word: str) -> Any:
+    """Return a word of a command, such as 1e-6 or True, as the value that it is."""
+    with suppress(ValueError):
         value = json.loads(word.lower())
         return value if isinstance(value, (int, float)) else word
     return word

@@ -9,10 +9,11 @@ What no policy sampled gets the tokens that the file has, or else those of the r
 import json
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, LiteralString, Self
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from tasks.exchange.episodes import (
     GIVEN,
@@ -42,6 +43,21 @@ Part = Annotated[float, Field(ge=-LARGEST_REWARD, le=LARGEST_REWARD, allow_inf_n
 Logprob = Annotated[float, Field(ge=float(np.finfo(np.float32).min), le=0)]
 
 
+def _refusal(reason: LiteralString, detail: str = "") -> PydanticCustomError:
+    """Return an error of a value; `detail` goes on after the value's place."""
+    return PydanticCustomError("unfit", reason, {"detail": detail})
+
+
+def _check_metric(value: Any) -> Any:
+    # It may be NaN or infinite: the environment could not measure it.
+    if type(value) is int and abs(value) > LARGEST_METRIC:
+        raise _refusal("a metric is out of range")
+    return value
+
+
+Metric = Annotated[Any, AfterValidator(_check_metric)]
+
+
 class Strict(BaseModel):
     model_config = ConfigDict(strict=True)
 
@@ -66,14 +82,22 @@ class NodeShape(Strict):
 
     @model_validator(mode="after")
     def _lists_fit(self) -> Self:
-        sizes = f"{len(self.token_ids)} token ids, {len(self.mask)} in mask, {len(self.is_content)} in is_content"
+        lists = ("token_ids", "mask", "is_content", "logprobs")
+        sizes = " has " + ", ".join(f"{len(getattr(self, name))} {name}" for name in lists)
         if len(self.mask) != len(self.token_ids) or len(self.is_content) not in (0, len(self.token_ids)):
-            raise ValueError(f"per-token lists differ in length: {sizes}")
+            raise _refusal("per-token lists differ in length", sizes)
         if any(self.mask) and not self.sampled:
-            raise ValueError("a mask is set on a message that was not sampled")
+            raise _refusal("a mask is set on a message that was not sampled", sizes)
         if len(self.logprobs) not in (0, sum(self.mask)):
-            raise ValueError("log-probs and sampled tokens differ in number")
+            raise _refusal("log-probs and sampled tokens differ in number", sizes)
         return self
+
+
+def _check_parents(nodes: list[NodeShape]) -> list[NodeShape]:
+    for number, node in enumerate(nodes):
+        if node.parent is not None and node.parent >= number:
+            raise _refusal("a node's parent does not precede it", f".{number}.parent is {node.parent}")
+    return nodes
 
 
 class RewardShape(Strict):
@@ -87,32 +111,28 @@ class TraceShape(Strict):
     """What a trace must be, so that its numbers can be asked for by name and added up."""
 
     id: Annotated[str, StringConstraints(min_length=1)]
-    nodes: list[NodeShape]
+    nodes: Annotated[list[NodeShape], AfterValidator(_check_parents)]
     rewards: dict[Name, RewardShape | None]
-    metrics: dict[Name, Any]
-
-    @model_validator(mode="after")
-    def _sums_are_finite(self) -> Self:
-        # A metric may be NaN or infinite: the environment could not measure it.
-        if any(type(value) is int and abs(value) > LARGEST_METRIC for value in self.metrics.values()):
-            raise ValueError("a metric is out of range")
-        if any(node.parent is not None and node.parent >= number for number, node in enumerate(self.nodes)):
-            raise ValueError("a node's parent does not precede it")
-        return self
+    metrics: dict[Name, Metric]
 
 
 def check_trace(trace: Mapping[str, Any], nodes: Any, vocab_size: int) -> None:
     """Raise Unfit unless a trace with these nodes can be rows; token ids are below `vocab_size`, if it is known."""
-    # Rewards of a rollout that failed count for nothing and may be anything.
-    scored = trace.get("ok", not trace.get("errors")) or not isinstance(trace.get("rewards", {}), dict)
-    shape = {"metrics": {}, **trace, "nodes": nodes, "rewards": trace.get("rewards", {}) if scored else {}}
+    rewards = trace.get("rewards", {})
+    # Rewards of a rollout that failed count for nothing and may be anything, but for their names.
+    if not trace.get("ok", not trace.get("errors")) and isinstance(rewards, dict):
+        rewards = dict.fromkeys(rewards)
+    shape = {"metrics": {}, **trace, "nodes": nodes, "rewards": rewards}
     try:
         checked = TraceShape.model_validate(shape)
     except ValidationError as error:
         problem = error.errors()[0]
-        field = ".".join(part for part in problem["loc"] if isinstance(part, str))
-        where = ".".join(map(str, problem["loc"]))
-        raise Unfit(f"{field}: {problem['msg']}", f"{where} is {str(problem['input'])[:40]}") from error
+        place = problem["loc"]
+        # Without the second part, the number of a node or a name of the file's: reasons are counted.
+        field = ".".join(part for part in (*place[:1], *place[2:]) if isinstance(part, str))
+        detail = problem.get("ctx", {}).get("detail") or f" is {str(problem['input'])[:40]}"
+        where = ".".join(str(part)[:40] for part in place)
+        raise Unfit(f"{field}: {problem['msg']}", where + detail) from error
     if vocab_size and any(token >= vocab_size for node in checked.nodes for token in node.token_ids):
         raise Unfit("a token id is out of range", f"ids are whole numbers from 0 to {vocab_size - 1}")
 

@@ -251,8 +251,17 @@ def test_a_killed_run_gives_its_services_back(served):
         return process.poll() is not None or sum(bool(each["labels"].get(ADDRESS)) for each in every()) == count
 
     until(lambda: begun(3), served.log)
-    # The run has seen that it answers: what ends before that is not asked for again.
-    until((served.store / "logs/killed/environment-reverse_text-2.seconds").exists, served.log)
+    reported = partial(served.store.glob, "logs/killed/reports/*/environment-reverse_text-2.json")
+    until(lambda: process.poll() is not None or any(reported()), served.log)
+    assert process.poll() is None, served.log()
+
+    def last_step() -> int:
+        entries = open_store(served.store).ledger.entries(run="killed", stage="rollout")
+        return max((entry.step for entry in entries), default=-1)
+
+    # A step that begins later has seen that it answers: what ends before that is not asked for again.
+    before = last_step()
+    until(lambda: process.poll() is not None or last_step() > before + 1, served.log)
     (second,) = (each for each in flow_runs(served, "killed", "environment") if each["name"].endswith("-2"))
     kill(second)
     until(lambda: begun(4), served.log)

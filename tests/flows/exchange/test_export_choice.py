@@ -1,6 +1,6 @@
 """What is exported of rollouts that runs share, and of those in quarantine."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from flows import cli
 from flows.exchange.export import ExportRefused, ExportResult, RolloutChoice, export
 from flows.exchange.imports import ImportRequest, import_files
 from flows.queries.step_history import step_history
+from storage.refs import Slice
+from storage.slices import Slices
 from storage.store import Store, open_store
 from tasks.filtering import stage as filtering
 from tasks.runtime.execute import perform
@@ -96,6 +98,24 @@ def test_batches_that_were_scored_together_are_exported_once(store, tmp_path):
     assert out(store, tmp_path / "a.jsonl", "both").number == 12
     assert rewards(tmp_path / "a.jsonl") == [0.5] * 12
     assert len({line["trace_id"] for line in lines(tmp_path / "a.jsonl")}) == 12
+
+
+def test_steps_of_which_no_rollout_is_chosen_are_not_read(store, tmp_path, monkeypatch):
+    options = {"name": "dealt", "groups_per_step": 1, "store": str(store.root.directory)}
+    import_files(ImportRequest([TOKENS], **options))
+    whole: list[str] = []
+
+    def read(self: Slices, slices: Sequence[Slice], columns: Sequence[str] | None = None) -> pa.Table:
+        whole.extend(piece.table for piece in slices if columns is None)
+        return original(self, slices, columns)
+
+    original = Slices.read
+    monkeypatch.setattr(Slices, "read", read)
+    assert out(store, tmp_path / "a.jsonl", "dealt", where="step = 1").number == 5
+    assert sorted(whole) == ["assignments", "examples", "messages", "traces"]
+    whole.clear()
+    assert out(store, tmp_path / "b.jsonl", "dealt").number == 10
+    assert (whole.count("examples"), whole.count("traces")) == (1, 2)
 
 
 def test_rewards_and_verdicts_are_those_of_the_run(store, tmp_path):

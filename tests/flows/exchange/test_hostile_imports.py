@@ -49,10 +49,12 @@ LINES = {
     "rewards of no name": (trace(rewards=[1.0]), "rewards: Input should be"),
     "no metrics": (trace(metrics=None), "metrics: Input should be"),
     "empty reward": (trace(rewards={"": {"score": 1.0, "weight": 1.0}}), "rewards"),
-    **{f"score {value}": (scored(value), "rewards.reward.score: Input should be") for value in (
+    "empty reward of a failed rollout": (trace(ok=False, rewards={"": 1}), "rewards"),
+    "blank reward of a failed rollout": (trace(ok=False, rewards={" ": None}), "rewards"),
+    **{f"score {value}": (scored(value), "rewards.score: Input should be") for value in (
         float("nan"), float("inf"), float("-inf"), 1e300, -1e300, 10**40
     )},
-    "weight": (scored(1.0, float("inf")), "rewards.reward.weight: Input should be"),
+    "weight": (scored(1.0, float("inf")), "rewards.weight: Input should be"),
     **{f"step {value}": (of_step(value), "step") for value in (-1, 1.5, True, "3", 1e300, float("nan"), 10**40)},
     "policy": (
         json.dumps(EPISODE | {"run": {"work": {"type": "train", "step": 1, "policy": {"start": 10**40}}}}),

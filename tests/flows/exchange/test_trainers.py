@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from configs.errors import ConfigError
 from configs.load import known_keys, load
 from configs.run import RunConfig
-from flows.exchange.trainers import TABLES, Translation, config_of, translate
+from flows.exchange.trainers import MAX_CHARS, TABLES, Translation, config_of, translate
 
 HERE = Path(__file__).parent / "trainers"
 ROOT = Path(__file__).parents[3]
@@ -36,6 +36,9 @@ def check(translation: Translation, case: dict[str, Any]) -> None:
     config = load(base=config_of(translation.settings)).model_dump(mode="json")
     assert {key: value_at(config, key) for key in case["settings"]} == case["settings"]
     assert all(any(lost in line for line in translation.lost) for lost in case.get("lost", [])), translation.lost
+    assert len(translation.lost) == case.get("num_lost", len(translation.lost)), translation.lost
+    assert not any("recorded config" in line for line in translation.lost)
+    assert not any(setting.startswith(case.get("unset", "none")) for setting in translation.settings)
 
 
 @pytest.mark.parametrize("case", CASES["published"], ids=lambda case: case["files"][0])
@@ -103,6 +106,9 @@ def test_files_that_are_no_configs_are_refused(tmp_path):
         translate([str(tmp_path / "none.toml")])
     with pytest.raises(ConfigError, match=r"not read|no config"):
         translate(["/dev/zero"])
+    (tmp_path / "long.yaml").write_text(f"seed: 1\n# {'x' * MAX_CHARS}")
+    with pytest.raises(ConfigError, match="longer than 10000000 characters"):
+        translate([str(tmp_path / "long.yaml")])
     (tmp_path / "a.toml").write_text("[trainer]\n[orchestrator]\nbatch_size = 8")
     (tmp_path / "b.yaml").write_text("learning_rate: 1")
     with pytest.raises(ConfigError, match="different trainers"):
@@ -127,6 +133,8 @@ def test_a_command_has_the_arguments_after_its_script(tmp_path):
     ("name", "text", "keys"),
     [
         ("a.yaml", "learning_rate: 1e-6\nrun_name: 1e", {"learning_rate": 1e-6, "run_name": "1e"}),
+        ("a.yaml", "learning_rate: 1e-6\nrun_name: '2024'", {"learning_rate": 1e-6, "run_name": "2024"}),
+        ("a.toml", 'seed = 1\nrun_name = "true"', {"seed": 1, "run_name": "true"}),
         ("a.json", '{"seed": 1, "beta": 0.1}', {"seed": 1, "beta": 0.1}),
         ("a.toml", "batch_size = 8\nseq_len = 9", {"orchestrator.batch_size": 8, "orchestrator.seq_len": 9}),
     ],

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import MESSAGES, TRACES
-from tasks.exchange.episodes import ImportContext
+from tasks.exchange.episodes import ImportContext, count_reasons
 from tasks.exchange.trace_import import ImportedRollouts, arrange
 from tasks.exchange.traces import source_of, trace_rows
 from tasks.exchange.verifiers_lines import read_episode
@@ -138,12 +138,12 @@ def two_temperatures(trace: dict[str, Any]) -> None:
 
 
 BAD = [
-    (node(1, parent=1), ": Value error, a node's parent does not precede it"),
+    (node(1, parent=1), "nodes: a node's parent does not precede it"),
     (node(1, parent=True), "nodes.parent: Input should be a valid integer"),
-    (node(1, mask=[True]), "nodes: Value error, per-token lists differ in length"),
-    (node(0, is_content=[True]), "nodes: Value error, per-token lists differ in length"),
-    (node(1, sampled=False), "nodes: Value error, a mask is set on a message that was not sampled"),
-    (node(1, logprobs=[-1.0]), "nodes: Value error, log-probs and sampled tokens differ in number"),
+    (node(1, mask=[True]), "nodes: per-token lists differ in length"),
+    (node(0, is_content=[True]), "nodes: per-token lists differ in length"),
+    (node(1, sampled=False), "nodes: a mask is set on a message that was not sampled"),
+    (node(1, logprobs=[-1.0]), "nodes: log-probs and sampled tokens differ in number"),
     (node(0, token_ids=[-1], mask=[False], is_content=[]), "nodes.token_ids: Input should be greater than"),
     (node(0, token_ids=["1"], mask=[False], is_content=[]), "nodes.token_ids: Input should be a valid integer"),
     (node(0, message={"role": "oracle", "content": ""}), "nodes.message.role: Input should be 'system'"),
@@ -153,8 +153,8 @@ BAD = [
     (two_temperatures, "calls of one trace differ in temperature"),
     (lambda trace: trace.pop("id"), "id: Field required"),
     (lambda trace: trace.update(nodes={}), "nodes: Input should be a valid list"),
-    (lambda trace: trace.update(rewards={"r": 1.0}), "rewards.r: Input should be a valid dictionary"),
-    (lambda trace: trace.update(rewards={"r": {"score": True, "weight": 1}}), "rewards.r.score: Input should be"),
+    (lambda trace: trace.update(rewards={"r": 1.0}), "rewards: Input should be a valid dictionary"),
+    (lambda trace: trace.update(rewards={"r": {"score": True, "weight": 1}}), "rewards.score: Input should be"),
 ]
 
 
@@ -174,6 +174,27 @@ def test_a_bad_line_is_named(bad, reason, tmp_path):
     assert [episode.origin.line for episode in episodes] == [2], "the good line is good"
     (problem,) = problems
     assert problem.line == 3 and problem.reason.startswith(reason), problem
+
+
+def test_reasons_are_few_and_details_name_the_place(tmp_path):
+    changes = [
+        *(partial(dict.update, rewards={name: {"score": 1, "weight": True}}) for name in "ab"),
+        *(node(1, mask=[True] * number) for number in (1, 2)),
+        node(1, parent=7),
+        partial(dict.update, metrics={"a": 10**90}),
+    ]
+    _, problems = read(tmp_path / "t.jsonl", [one(change) for change in changes])
+    assert [*count_reasons(problems).values()] == [2, 2, 1, 1]
+    places = [
+        "rewards.a.weight",
+        "rewards.b.weight",
+        "nodes.1 has",
+        "nodes.1 has",
+        "nodes.1.parent is 7",
+        "metrics.a is",
+    ]
+    for problem, place in zip(problems, places, strict=True):
+        assert problem.detail.startswith(place), problem
 
 
 def test_no_reward_is_not_a_reward_of_zero(tmp_path):
