@@ -70,7 +70,7 @@ class Lived:
 
         with pytest.MonkeyPatch.context() as patch, open_session(config) as session:
             patch.setattr(Supervisor, "start", noting)
-            patch.setattr(StageTask, "__call__", lambda self, step, work, *shown: work())
+            patch.setattr(StageTask, "__call__", lambda self, step, work, **shown: work())
             missing = [piece for piece in plan_run(session.context, session.source) if piece.computed]
             preflight(session, missing)
             session.begin(missing)
