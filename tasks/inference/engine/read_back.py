@@ -54,15 +54,19 @@ def sum_model(model: Any, dtype: str) -> WeightsSum:
         for name, weight in module.named_parameters(recurse=False):
             packed = vars(module).get(PACKED) if name == "weight" else None
             # One that modules share counts once: as the last of them has it, which is a tied output head.
-            parts = _own_parts(module, name, weight)
-            sums[id(weight)] = packed or add_sums(sum_tensor(part, dtype) for part in parts)
+            # A packed one is empty, or in an order of its own: it has no parts.
+            sums[id(weight)] = packed or _sum_parts(module, name, weight, dtype)
     return add_sums(sums.values())
 
 
 def sum_packed(layer: Any) -> WeightsSum | None:
     """Return the checksum of the matrix of a layer that is about to be packed; None for a precision without one."""
-    dtype, parts = precision_of(layer.weight), _own_parts(layer, "weight", layer.weight)
-    return add_sums(sum_tensor(part, dtype) for part in parts) if dtype in PRECISIONS else None
+    dtype = precision_of(layer.weight)
+    return _sum_parts(layer, "weight", layer.weight, dtype) if dtype in PRECISIONS else None
+
+
+def _sum_parts(module: Any, name: str, weight: Any, dtype: str) -> WeightsSum:
+    return add_sums(sum_tensor(part, dtype) for part in _own_parts(module, name, weight))
 
 
 def _own_parts(module: Any, name: str, weight: Any) -> list[Any]:
