@@ -119,7 +119,7 @@ def reference(inputs: ReferenceInputs, config: View) -> Outputs:
     """Return, for every message with sampled tokens of a kept trace that has a scorer, the reference's log-probs.
 
     A message is scored once, on the first branch that comes through it, given all tokens before it on the way. Messages
-    are read and scored a part after the other.
+    are read a part after the other; all are looked at before the first is scored, so that a refusal wastes no work.
 
     The reverse KL is between the distributions that were sampled from, and an engine applies no temperature to the
     log-probs of a prompt: the traces must have been sampled at temperature 1. Raises NotScorable for those that were
@@ -134,8 +134,11 @@ def reference(inputs: ReferenceInputs, config: View) -> Outputs:
 
 def _scored_parts(traces: pa.Table, messages: StoredRows, scorers: "Scorers") -> Iterator[pa.Table]:
     with scorers.pinned():
+        if messages.num_parts > 1:
+            for part in group_parts(traces, messages):
+                _plan(*part, scorers)
         for part in group_parts(traces, messages):
-            yield _score_part(*part, scorers)
+            yield _plan(*part, scorers).score()
 
 
 class Scorers:
@@ -172,14 +175,30 @@ class Scorer:
     """What it is shown before each sequence."""
 
 
-def _score_part(traces: pa.Table, messages: pa.Table, scorers: Scorers) -> pa.Table:
-    """Return the rows of references of some traces; raise NotScorable before any is scored where one cannot be."""
+@dataclass(frozen=True)
+class ScoringPlan:
+    """What is to be scored of some traces."""
+
+    scores: Scores
+    calls: list[tuple[Scorer, list[ScoredPath], list[list[int]]]]
+    """For each environment its scorer, its paths, and the sequence that ends with the tokens of each."""
+
+    def score(self) -> pa.Table:
+        """Return the rows of references."""
+        for scorer, paths, sequences in self.calls:
+            for path, logprobs in zip(paths, _score(sequences, scorer.at, scorer.most), strict=True):
+                self.scores.lay(path, logprobs[len(logprobs) - len(self.scores.tokens(path)) :])
+        return self.scores.rows()
+
+
+def _plan(traces: pa.Table, messages: pa.Table, scorers: Scorers) -> ScoringPlan:
+    """Return what is to be scored of some traces; raise NotScorable where one cannot be."""
     messages = _of(messages, traces["trace_id"])
     _refuse_images(messages)
     scores = Scores(messages)
     paths = list(scores.paths(owners(messages, traces, "messages")))
     environments, rows = texts(traces["environment"]), traces.to_pylist()
-    plans = list[tuple[Scorer, list[ScoredPath], list[list[int]]]]()
+    plan = ScoringPlan(scores, [])
     for name in dict.fromkeys(environments):
         scorer, sequences = scorers.of(name), list[list[int]]()
         chosen = [path for path in paths if environments[path.trace] == name]
@@ -190,11 +209,8 @@ def _score_part(traces: pa.Table, messages: pa.Table, scorers: Scorers) -> pa.Ta
             unpreceded = len(sequence) == len(tokens) and scores.begins_sampled(path)
             _refuse(trace, sequence, scorers.config.engine.max_model_len, unpreceded)
             sequences.append(sequence)
-        plans.append((scorer, chosen, sequences))
-    for scorer, chosen, sequences in plans:
-        for path, logprobs in zip(chosen, _score(sequences, scorer.at, scorer.most), strict=True):
-            scores.lay(path, logprobs[len(logprobs) - len(scores.tokens(path)) :])
-    return scores.rows()
+        plan.calls.append((scorer, chosen, sequences))
+    return plan
 
 
 def _score(sequences: Sequence[Sequence[int]], at: Callable[[], ServedModel], most: int) -> list[list[float]]:

@@ -238,6 +238,20 @@ def test_a_batch_is_scored_the_same_in_parts(groups, borders):
     assert sorted(played[1].asked) == sorted(played[0].asked)
 
 
+def test_a_part_that_cannot_be_scored_is_refused_before_the_first_is_scored(monkeypatch):
+    played = Played()
+    monkeypatch.setattr(stage, "score", played.score)
+    monkeypatch.setattr("tasks.arrays.group_parts.group_parts.__defaults__", (1, None))
+    tables = tables_of(
+        [trace("t0", group_id="g0"), trace("t1", group_id="g1")], [*exchange("t0"), *exchange("t1", range(7), (8, 9))]
+    )
+    tables["messages"] = in_slices(tables["messages"], [0.5])
+    config = view(STAGE, algorithm=TEACHER, engine={"max_model_len": 8})
+    with pytest.raises(NotScorable, match="trace t1 of environment reverse has 9 tokens"):
+        written(reference(tables, config, policy=None, engine=played, teachers=played))
+    assert played.asked == []
+
+
 @pytest.mark.parametrize("borders", [[], [0.5], [0.3, 0.6]])
 def test_rows_come_in_parts_where_messages_do(monkeypatch, borders):
     played = Played()
