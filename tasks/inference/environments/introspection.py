@@ -30,6 +30,10 @@ class FormerInterface(ValueError):
     """A task has hooks of an earlier verifiers, which nothing calls any more: it would run without tools or user."""
 
 
+class LostTaskConfig(ValueError):
+    """A task is made with settings that its server would not have: it makes each task anew, of its data alone."""
+
+
 @dataclass(frozen=True)
 class EnvironmentFacts:
     """What a config cannot say of an environment."""
@@ -51,12 +55,14 @@ class EnvironmentFacts:
 def facts_of(env: "Env[Any]", task: "Task[Any] | None") -> EnvironmentFacts:
     """Return the facts of a loaded environment, of which `task` is the first; None where it has none.
 
-    Raises FormerInterface, and ValueError where a harness and a runtime do not fit.
+    Raises FormerInterface, LostTaskConfig, and ValueError where a harness and a runtime do not fit.
     """
     classes = [type(env.taskset), type(env.taskset).task_type(), *([type(task)] if task else [])]
     for each in dict.fromkeys(classes):
         _refuse_former_hooks(each)
     _require_pairing(env, task)
+    if task is not None:
+        _refuse_own_config(task, env.config.taskset.task)
     settings = tuple(type(env.config.taskset).model_fields)
     return EnvironmentFacts(_seats(env), task is None or _scores(env, task), settings, _keys(env.config.taskset))
 
@@ -76,18 +82,24 @@ def _keys(settings: Any) -> dict[str, str]:
 
 def settings_error(error: "ValidationError", taskset: str) -> str:
     """Return what is wrong with an environment's settings, and for unknown ones of its taskset what it takes."""
+    from verifiers.v1.configs.taskset import TasksetConfig
     from verifiers.v1.utils.loaders import taskset_config_type
 
-    names, lines = list(taskset_config_type(taskset).model_fields), list[str]()
+    names = [name for name in taskset_config_type(taskset).model_fields if name not in TasksetConfig.model_fields]
+    lines, takes = list[str](), ""
     for problem in error.errors():
-        where = ".".join(map(str, problem["loc"]))
+        section, *path = [*map(str, problem["loc"])] or [""]
+        where = ".".join([section, *path])
         if problem["type"] != "extra_forbidden":
             lines.append(f"{where}: {problem['msg']}; it is {reprlib.repr(problem['input'])}")
-        elif near := get_close_matches(where.removeprefix("taskset."), names, 1):
-            lines.append(f"{where}: unknown setting; did you mean {near[0]}?")
-        else:
-            lines.append(f"{where}: unknown setting. The taskset takes: {', '.join(names)}")
-    return "; ".join(lines)
+            continue
+        lines.append(f"{where}: unknown setting")
+        if section == "taskset" and len(path) == 1:
+            if near := get_close_matches(path[0], names, 1):
+                lines[-1] += f"; did you mean {near[0]}?"
+            else:
+                takes = f". The taskset takes: {', '.join(names) or 'no settings of its own'}"
+    return "; ".join(lines) + takes
 
 
 def _refuse_former_hooks(kind: type) -> None:
@@ -101,6 +113,17 @@ def _refuse_former_hooks(kind: type) -> None:
         "verifiers: nothing calls it, so that rollouts would silently have no tools and no user. Install a version of "
         "the package for verifiers 0.4, or define `toolsets` (tools) and the environment `user-sim` (user)"
     )
+
+
+def _refuse_own_config(task: "Task[Any]", settings: Any) -> None:
+    own = type(task.config)
+    if not isinstance(settings, own):
+        raise LostTaskConfig(
+            f"{type(task).__name__} is made with a config of its own ({own.__name__}), and a server makes each task "
+            f"anew with the settings taskset.task ({type(settings).__name__}), which lack what it reads. The package "
+            f"has to name {own.__name__} as the third parameter of vf.Task, and to keep in a task's data what differs "
+            "between tasks"
+        )
 
 
 def _require_pairing(env: "Env[Any]", task: "Task[Any] | None") -> None:

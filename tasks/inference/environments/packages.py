@@ -35,6 +35,8 @@ _FUNCTION = re.compile(r"([^:\n]+\.py|[A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 _NEEDS_VERIFIERS = re.compile(r"verifiers\b(?!.*\bextra\b)")
 _NOT_OWN = sys.stdlib_module_names | {"verifiers"}
 _COMPILED = (".pyc", ".pyo")
+_BASES = {"tasksets": "Taskset", "harnesses": "Harness", "envs": "Env", "judges": "Judge"}
+"""What a plug-in's class is derived from, by the group."""
 
 
 class EnvironmentUnavailable(ValueError):
@@ -120,18 +122,34 @@ class Plugin(NamedTuple):
         return f"{label} sha256:{module_digest(self.module)[:SHOWN]}"
 
     def _advice(self) -> str:
-        installed = sorted({*_stock(self.group), *_own_modules()})
+        installed = _defining_modules(self.group)
         if near := get_close_matches(self.module, installed, 1):
             return f"Did you mean {near[0]!r}, which is installed?"
         # The id names no package of a registry: there a stranger may have the name.
-        return f"Installed: {', '.join(installed)}. `prime env install OWNER/NAME` installs one of Prime's hub"
+        return (
+            f"Installed: {', '.join(installed)}. Install an environment of Prime's hub with `prime env install "
+            "OWNER/NAME`, or one of the folder environments/ of verifiers' repository out of a checkout of it"
+        )
 
 
-def _stock(group: str) -> list[str]:
-    """Return the modules of a group that come with verifiers."""
+def _stock(group: str) -> dict[str, Path]:
+    """Return the modules of a group that come with verifiers, packages and files of code, with their places."""
     spec = find_spec("verifiers")
     roots = spec.submodule_search_locations if spec else None
-    return [path.stem for root in roots or () for path in Path(root, "v1", group).glob("[a-z]*")]
+    places = [path for root in roots or () for path in Path(root, "v1", group).glob("[a-z]*")]
+    return {path.stem: path for path in places if path.is_dir() or path.suffix == ".py"}
+
+
+def _defining_modules(group: str) -> list[str]:
+    """Return the installed modules that define a plug-in of a group."""
+    defines = re.compile(rf"^class \w+\([^)]*{_BASES[group]}\b", re.MULTILINE)
+    places = {module: [path for _, path in _module_files(module)] for module in _own_modules()}
+    places |= {module: [path, *path.rglob("*.py")] for module, path in _stock(group).items()}
+    return sorted(
+        module
+        for module, paths in places.items()
+        if any(defines.search(path.read_text("utf-8", "replace")) for path in paths if path.suffix == ".py")
+    )
 
 
 def _own_modules() -> list[str]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tasks.inference.engine.client import ServedModel
-from tasks.inference.engine.metrics import GAUGES, parse_page, read_page
+from tasks.inference.engine.metrics import GAUGES, parse_page, read_page_async
 
 INTERVAL_SECONDS = 1.0
 """Between two readings of the engines' load."""
@@ -59,12 +59,14 @@ async def follow_loads(
 
     A reading to which an engine gave no answer is left out: the total would be that of those that are less busy.
     Engines without such metrics are left out with a warning; where there is no other, None is reported, and it ends.
+    It goes on while there is no engine at all, as a replica that was lost may come back.
     """
     unmeasured = set[str]()
-    while measured := [engine for engine in engines() if engine.url not in unmeasured]:
+    while not (served := engines()) or {engine.url for engine in served} - unmeasured:
+        measured = [engine for engine in served if engine.url not in unmeasured]
         loads = list[EngineLoad]()
         for engine in measured:
-            page = await asyncio.to_thread(read_page, engine)
+            page = await read_page_async(engine)
             load = None if page is None else load_of_page(page)
             if load:
                 loads.append(load)

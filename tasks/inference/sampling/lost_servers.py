@@ -168,9 +168,10 @@ class ServiceWatch:
 
     async def _connect(self, environment: str, address: str) -> None:
         parts = urlsplit(address)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+                _, writer = await asyncio.open_connection(parts.hostname, port)
         except TimeoutError:
             return  # a full backlog or a slow network is no loss
         except OSError as error:

@@ -164,8 +164,8 @@ def wire_record(trace: "WireTrace") -> Row:
     record: Row = trace.model_dump(
         mode="json", exclude=EXCLUDE_FIELDS | {"info": True}, context={"float_decimals": None}, serialize_as_any=True
     )
-    # As it is: pydantic's JSON mode refuses bytes that are not UTF-8, and one such note would fail the batch.
-    record["info"] = dict(trace.info)
+    # By hand: pydantic's JSON mode refuses bytes that are not UTF-8, and one such note would fail the batch.
+    record["info"] = _json_value(trace.info)
     # JSON mode turns a reward that is no number into null, which would read as "not scored".
     for name, reward in trace.rewards.items():
         if reward is not None:
@@ -251,7 +251,7 @@ def message_rows(record: Row) -> list[Row]:
             "message": number,
             "parent": node["parent"],
             "role": node["message"]["role"],
-            "content": message_text(node["message"].get("content")),
+            "content": _text(node["message"].get("content")),
             "body": strict_json(node["message"]),
             "sampled": node["sampled"],
             "token_ids": node["token_ids"],
@@ -309,7 +309,29 @@ def rebuild(trace_row: Mapping[str, Any], message_rows: Sequence[Mapping[str, An
     return record
 
 
-def message_text(content: Any) -> str | None:
+def _json_value(value: Any) -> Any:
+    """Return a trace's info as JSON values: NaN stays NaN, bytes become text if they are UTF-8, else base64.
+
+    It came over the wire as msgpack, which has bytes and keys of any plain type.
+    """
+    if isinstance(value, dict):
+        return {_json_key(name): _json_value(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_value(item) for item in value]
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return base64.b64encode(value).decode()
+
+
+def _json_key(name: Any) -> str:
+    plain = _json_value(name)
+    return plain if isinstance(plain, str) else json.dumps(plain)
+
+
+def _text(content: Any) -> str | None:
     """Return a message's text: a line for each of its text parts, if it has parts; None without any text."""
     if content is None or isinstance(content, str):
         return content
@@ -318,16 +340,8 @@ def message_text(content: Any) -> str | None:
 
 
 def compact_json(value: Any) -> str:
-    """Return JSON without spaces, in which NaN and infinities stay as they are, and bytes become text or base64."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_text_of_bytes)
-
-
-def _text_of_bytes(value: Any) -> str:
-    # A trace's info came over the wire as msgpack, which has bytes.
-    try:
-        return str(value, "utf-8")
-    except UnicodeDecodeError:
-        return base64.b64encode(value).decode()
+    """Return JSON without spaces, in which NaN and infinities stay as they are."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def strict_json(value: Any) -> str:

@@ -4,10 +4,17 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from configs.environments import EnvironmentConfig
 from tasks.inference.environments.examples import verifiers_config, write_examples
-from tasks.inference.environments.introspection import EnvironmentFacts, FormerInterface, facts_of
+from tasks.inference.environments.introspection import (
+    EnvironmentFacts,
+    FormerInterface,
+    LostTaskConfig,
+    facts_of,
+    settings_error,
+)
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("plugins")]
 
@@ -46,6 +53,29 @@ def test_the_keys_are_those_of_the_judges_in_its_settings():
 def test_hooks_of_an_earlier_interface_are_refused():
     with pytest.raises(FormerInterface, match="FormerTask has `tools` and `user` of its own"):
         facts("former_tools")
+
+
+def test_settings_of_a_single_task_are_refused_as_no_server_has_them():
+    with pytest.raises(LostTaskConfig, match=r"OwnTask .*OwnTaskConfig.*taskset\.task \(TaskConfig\)"):
+        facts("own_config")
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"num_exmples": 3, "task": {"num_example": 1}}, "taskset.num_exmples: unknown setting; did you mean num_exam"),
+        (
+            {"xyzzy": 3, "plugh": 4},
+            "taskset.xyzzy: unknown setting; taskset.plugh: unknown setting. The taskset takes: ",
+        ),
+    ],
+)
+def test_a_taskset_says_once_what_it_takes_and_nothing_of_other_sections(sections, expected):
+    with pytest.raises(ValidationError) as refused:
+        facts("sample_reverse_text", sections)
+    text = settings_error(refused.value, "sample_reverse_text")
+    assert expected in text and text.count("takes") == ("xyzzy" in sections) and "system_prompt" not in text
+    assert ("taskset.task.num_example: unknown setting" in [*text.split("; ")]) == ("task" in sections)
 
 
 def test_a_harness_that_needs_a_container_is_refused_on_the_subprocess_runtime():

@@ -2,9 +2,11 @@
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -181,6 +183,34 @@ def test_judges_and_harnesses_are_code_of_the_environment(write):
         file.write_text("RUBRIC = 'be kind'")
         seen.append(package_version(environment))
     assert len({*seen}) == 3
+
+
+def test_only_code_of_verifiers_stands_before_a_module_of_that_name(write, tmp_path, monkeypatch):
+    write("own_game.py", "")
+    assert package_version(own(task={"judges": [{"id": "reference"}]}))  # a file of verifiers, as others are packages
+    judges = tmp_path / "stock" / "v1" / "judges"
+    judges.mkdir(parents=True)
+    (judges / "strict.txt").write_text("a prompt")
+    stock = SimpleNamespace(submodule_search_locations=[judges.parents[1]])
+    monkeypatch.setattr(packages, "find_spec", lambda _: stock)
+    write("own_harness.py", "")
+    strict = write("strict.py", "")
+    environment = own(task={"judges": [{"id": "strict"}]}, harness={"id": "own_harness"})
+    before = package_version(environment)
+    strict.write_text("RUBRIC = 'be kind'")
+    assert package_version(environment) != before
+
+
+def test_what_is_installed_is_what_defines_a_plug_in_of_the_kind(tmp_path, monkeypatch):
+    install(tmp_path, "shared_rules", "HANDS = 2\n")
+    install(tmp_path, "poker_tables", "class Poker(vf.Taskset[vf.Task, vf.TasksetConfig]): ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(EnvironmentUnavailable, match=r"Installed: .*harbor.*poker_tables") as refused:
+        package_version(own("unheard_of"))
+    assert "shared_rules" not in str(refused.value) and "terminus_2" not in str(refused.value)
+    with pytest.raises(EnvironmentUnavailable, match=r"Installed: bash, .*terminus_2\.") as refused:
+        package_version(own("poker_tables", harness={"id": "unheard_of"}))
+    assert not {"poker_tables", "node", "utils"} & {*re.findall(r"\w+", str(refused.value))}
 
 
 def test_a_module_in_the_current_directory_goes_last_as_in_the_server(write, tmp_path, monkeypatch):

@@ -1,10 +1,14 @@
 """How full the engine was and how long the learner waited, by a clock that the test moves."""
 
+import asyncio
+import threading
 from asyncio import CancelledError
 
 import pytest
 
-from tasks.inference.sampling.load_meter import EngineLoad, LoadMeter
+from tasks.inference.engine.client import ServedModel
+from tasks.inference.sampling import load_meter
+from tasks.inference.sampling.load_meter import EngineLoad, LoadMeter, follow_loads
 
 
 class Clock:
@@ -68,3 +72,37 @@ def test_reports_of_the_engine_are_means():
     load = meter.read()
     assert (load.requests_running, load.requests_waiting, load.cache_use) == (3, 0.5, 0.625)
     assert meter.read().requests_running is None
+
+
+def test_the_load_is_followed_on_when_a_lost_replica_is_back(monkeypatch):
+    monkeypatch.setattr(load_meter, "INTERVAL_SECONDS", 0.0)
+
+    async def no_metrics(_: ServedModel) -> str:
+        return ""
+
+    monkeypatch.setattr(load_meter, "read_page_async", no_metrics)
+    readings = iter([[], [], [ServedModel("http://back", "")]])
+    last = [ServedModel("http://back", "")]
+    reports: list[EngineLoad | None] = []
+    asyncio.run(asyncio.wait_for(follow_loads(lambda: next(readings, last), reports.append), 10))
+    assert reports == [None] and next(readings, None) is None
+
+
+def test_a_cancelled_reading_leaves_no_thread_behind():
+    async def cancel_while_asking() -> list[str]:
+        is_asked = asyncio.Event()
+
+        async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            is_asked.set()
+            await reader.read()
+            writer.close()
+
+        async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as server:
+            engine = ServedModel(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "")
+            following = asyncio.create_task(follow_loads(lambda: [engine], lambda _: None))
+            await is_asked.wait()
+            following.cancel()
+            await asyncio.wait([following])
+            return [thread.name for thread in threading.enumerate() if thread.name.startswith("asyncio_")]
+
+    assert asyncio.run(cancel_while_asking()) == []

@@ -274,6 +274,21 @@ def test_a_second_report_of_a_loss_is_ignored_and_the_last_server_is_raised():
             watch.lose(lost)
 
 
+@pytest.mark.parametrize(("address", "port"), [("http://e", 80), ("https://e", 443), (A, 1)])
+@in_loop
+async def test_an_address_without_a_port_is_that_of_its_scheme(monkeypatch, address, port):
+    ports = list[int]()
+
+    async def refuse(_: str, port: int) -> None:
+        ports.append(port)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(asyncio, "open_connection", refuse)
+    with pytest.raises(ServiceLost):
+        await ServiceWatch([], {"e": [address]}).run()
+    assert ports == [port]
+
+
 @in_loop
 async def test_a_replica_joins_when_it_serves_the_policy(monkeypatch):
     monkeypatch.setattr(server_pool, "FOLLOW_SECONDS", 0.01)

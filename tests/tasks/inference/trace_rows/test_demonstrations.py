@@ -112,6 +112,21 @@ def test_nothing_is_loaded_from_where_a_message_says(address, part):
     assert len(asked) == 1
 
 
+@pytest.mark.parametrize(
+    ("media", "expected"), [({}, '[{"type": "text", "text": "é"}]'), ({"image": "data:image/png;base64,AAAA"}, "é")]
+)
+def test_parts_are_kept_as_json_unless_one_is_an_image(media, expected):
+    rendered = SimpleNamespace(
+        token_ids=[1, 2], sampled_mask=[False, True], is_content=[], message_token_spans=lambda: [(0, 1), (1, 2)]
+    )
+    renderer = SimpleNamespace(render=lambda *_, **__: rendered, get_stop_token_ids=lambda: [2])
+    shown = {"role": "user", "content": [{"type": "text", "text": "é", **media}]}
+    assert [row["content"] for row in DemonstrationRenderer(renderer)([shown, ANSWERED])] == [
+        expected,
+        ANSWERED["content"],
+    ]
+
+
 @pytest.mark.essential
 def test_no_silent_renderer(directory):
     with pytest.raises(ModelUnusable, match="no renderer is known"):

@@ -33,7 +33,7 @@ def test_one_note_that_cannot_be_written_takes_no_other_rollout_with_it(small_en
     rows = {row["example_id"]: row for row in traces}
     notes = {name: json.loads(row["info"]).get("note") for name, row in rows.items()}
     assert notes["plain"] == {"a": [1, 2.5, None, True]} and math.isnan(notes["number"])
-    assert notes["bytes"] == "/wA=" and notes["keys"] == {"1": "one"}
+    assert notes["bytes"] == "/wA=" and notes["keys"] == {"1": "one", "/wA=": {"two": 2}}
     for name in ("plain", "number", "bytes", "keys"):
         assert (rows[name]["reward"], rows[name]["error_class"]) == (1.0, None)
         assert json.loads(rows[name]["record"])["task"]["data"]["unheard_of"] == {"kept": [1, None, "é"]}
