@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import partial
 from math import ceil
 from operator import add, mul, truediv
 from pathlib import Path
@@ -31,6 +30,8 @@ SAMPLE: dict[str, Any] = {
 """The environment of a config that names none: rows of a file, and a reward function."""
 MAX_CHARS = 10_000_000
 """Longest text of a file."""
+EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+"""A number that YAML 1.1 takes for text: 1e-6."""
 OPERATORS = {"+": add, "*": mul, "/": truediv}
 TABLES = [tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text("utf-8")) for name in ("trl", "prime_rl")]
 
@@ -222,7 +223,9 @@ def _recognise(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         if len(text) > MAX_CHARS:
             raise ValueError(f"longer than {MAX_CHARS} characters")
         readers: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".sh": _arguments}
-        keys = dict(_flatten(readers.get(path.suffix, _read_yaml)(text)))
+        keys = dict(_flatten(readers.get(path.suffix, yaml.safe_load)(text)))
+        if path.suffix not in readers:
+            keys = {name: float(value) if EXPONENT.fullmatch(str(value)) else value for name, value in keys.items()}
     except (OSError, ValueError, RecursionError, AttributeError, yaml.YAMLError) as error:
         raise ConfigError(
             [
@@ -255,16 +258,6 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from _flatten(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
-
-
-class _YamlLoader(yaml.SafeLoader):  # type: ignore[misc]
-    """Takes 1e-6 for a number, which YAML 1.1 does not."""
-
-
-_YamlLoader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), [*"-+0123456789"]
-)
-_read_yaml = partial(yaml.load, Loader=_YamlLoader)
 
 
 def _literal(word: str) -> Any:
