@@ -132,13 +132,18 @@ def route_prefect_logs(log: Path) -> None:
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.getLogger("stagecoach").setLevel(logging.INFO)  # how sampling went, say; the root keeps to warnings
     # What a task run's state says already; of every stage it would be a line, and a request to the API.
-    logging.getLogger("prefect.task_runs").addFilter(lambda line: not line.getMessage().startswith("Finished in state"))
+    logging.getLogger("prefect.task_runs").addFilter(is_news)
     for logger in [logging.root, *map(logging.getLogger, logging.root.manager.loggerDict)]:
         consoles = [handler for handler in logger.handlers if isinstance(handler, PrefectConsoleHandler)]
         for handler in consoles:
             logger.removeHandler(handler)
         if consoles:
             logger.addHandler(file)
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """Return whether a line of a task run's log says more than that it has ended well."""
+    return not record.getMessage().startswith(("Finished in state Completed", "Finished in state Cached"))
 
 
 @contextmanager
@@ -167,6 +172,15 @@ def current_flow_run() -> str | None:
 
     # Through Prefect's own context variable, so that it is right in threads and tasks, too.
     return str(flow_run.id) if flow_run.id else None
+
+
+def is_deployed() -> bool:
+    """Return whether the flow run around came from a deployment: Prefect's pages can retry such a run alone."""
+    if current_flow_run() is None:
+        return False
+    from prefect.runtime import deployment
+
+    return bool(deployment.id)
 
 
 def run_tags(run_name: str, store: str = "") -> list[str]:

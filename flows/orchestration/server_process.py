@@ -5,7 +5,8 @@ the port, and the UI gets the right one (`prefect server start --port` gives it 
 a server started again answers where the flow expects it.
 
 Prefect fills a new database by some hundred migrations, seven processor seconds. `make install` keeps the result, by
-this file without arguments; new databases of the same version begin as a copy.
+this file without arguments, or else the first server of an installation does; new databases of the same version begin
+as a copy.
 """
 
 import asyncio
@@ -14,6 +15,7 @@ import os
 import shutil
 import socket
 import sqlite3
+import subprocess
 import sys
 import tempfile
 from contextlib import closing, suppress
@@ -72,8 +74,16 @@ def prepare(template: Path) -> None:
 
 
 def begin_database(database: Path, template: Path) -> None:
-    """Copy the template, if any, to a database that does not exist; one that another process began stands."""
-    if database.exists() or not template.exists():
+    """Copy the template to a database that does not exist; one that another process began stands.
+
+    A missing template is made before, in a process with settings of its own. Where it cannot be, no database is begun.
+    """
+    if database.exists():
+        return
+    if not template.exists():  # an installation that is read-only is no error of the server
+        command = [sys.executable, "-P", __file__, str(template)]
+        subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    if not template.exists():
         return
     draft = database.with_name(f".{database.name}.{os.getpid()}")
     shutil.copyfile(template, draft)
@@ -83,8 +93,8 @@ def begin_database(database: Path, template: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) == 1:
-        prepare(template_of_installation())
+    if len(sys.argv) < 3:
+        prepare(Path(sys.argv[1]) if sys.argv[1:] else template_of_installation())
         sys.exit()
     ready = bind(Path(sys.argv[2]))
     report = Path(sys.argv[1])

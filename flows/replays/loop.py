@@ -22,7 +22,8 @@ from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref
 
 QUICK_SECONDS = 5.0
-"""How long quick stages of a replay wait for others that share their commit, which takes longer than they do."""
+"""How long quick stages of a replay wait for others that share their commit, which takes longer than they do; a stage
+that asked a service does not wait."""
 MEASURES = ["loss", "grad_norm", "mismatch_kl", "mismatch_kl_max", "masked_fraction", "weights_sha256"]
 
 

@@ -173,9 +173,9 @@ def demo_weights(config: RunConfig, sft: WarmUp) -> str:
     if config.model.path != DEMO or config.evaluation.policy or config.external:
         return ""
     config_versions(config.model_copy(update={"model": config.model.model_copy(update={"path": ""})}))
-    # The last policy of a warm-up that is finished, also by other versions of its packages.
+    # The last policy of a warm-up that is finished, also by other versions of its packages; of several the newest.
     last = load(["sft_demo"], demo_recipe().warm_up).steps - 1
-    for entry in open_store(config.store).ledger.entries(run=WARM_UP, stage="training"):
+    for entry in reversed(open_store(config.store).ledger.entries(run=WARM_UP, stage="training")):
         if entry.step == last:
             return str(warm_weights(config.store, entry.key))
     return warmed_weights(config.store, sft)

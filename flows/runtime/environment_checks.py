@@ -27,7 +27,8 @@ from tasks.runtime.process_variables import needed_by, withheld
 FIRST = 64
 """Prompts of an environment that are counted in tokens."""
 CHARACTERS = 16
-"""Characters for each token of the context that are counted: nearly every text so long does not fit."""
+"""Characters for each token of the context that are counted: nearly every text so long does not fit. Another is
+counted whole."""
 Count = Callable[[Sequence[str]], list[int] | None]
 """Returns the tokens of each text, None where there is no tokenizer that can say."""
 Finding = tuple[bool, str]
@@ -108,6 +109,11 @@ def _examples(
             f"out: their first prompts have more than {environment.max_prompt_tokens} tokens, up to "
             f"{max(long_prompts)}",
         )
+    elif environment.max_prompt_tokens and not config.model.path:
+        yield (
+            False,
+            f"{where}.max_prompt_tokens: no prompt was counted, because the model and its tokenizer are not here",
+        )
 
 
 def _rewards(config: RunConfig, where: str, environment: EnvironmentConfig, facts: EnvironmentFacts) -> list[Finding]:
@@ -141,9 +147,13 @@ def _keys(where: str, environment: EnvironmentConfig, facts: EnvironmentFacts) -
 
 def _long_first_prompts(room: int, where: str, examples: pa.Table, count: Count) -> Iterator[Finding]:
     """Yield a finding where first prompts have more tokens than the context's `room`: it stops a run if all have."""
+    prompts = [_prompt_text(json.loads(task)) for task in texts(examples["task"][:FIRST])]
+    beginnings = [prompt[: room * CHARACTERS] for prompt in prompts]
     # Megabytes of text take minutes to count, so the beginnings say at least how many tokens there are.
-    prompts = [_prompt_text(json.loads(task))[: room * CHARACTERS] for task in texts(examples["task"][:FIRST])]
-    longer = [length for length in count(prompts) or () if length >= room]
+    lengths = count(beginnings) or []
+    cut = [row for row, length in enumerate(lengths) if length < room and beginnings[row] != prompts[row]]
+    lengths += count([prompts[row] for row in cut]) or []
+    longer = [length for length in lengths if length >= room]
     if not longer:
         return
     why = (

@@ -86,12 +86,14 @@ class Executor:
             if task is not metrics.task:  # takes no time, and a step that was trained is not left without its numbers
                 session.stop_if_cancelled(step, stage.name)
             session.notify("stage", stage=stage.name, step=step, evaluating=context is not session.context)
-            if stage.may_block:
+            if stage.may_block:  # whatever is finished does not wait as long
                 context.flush_soon()
             # Only the services that the stage asks: they travel with the work to a task runner's workers.
             services = session.services.only(stage.services)
             arguments = tuple(refs), policy, services, parameters, extra_inputs, when_computed
             ref = session.task_runs.caller(task, step, label)(partial(perform, stage, context, step, *arguments))
+            if stage.may_block:  # what took long is not lost while it waits for quick stages
+                context.flush_soon()
             session.count(computed=True)
             session.notify("done", ref=ref)
         self.results.append((task, ref))

@@ -1,18 +1,19 @@
 """What is looked for before a run starts anything: what would make it fail later, after services and minutes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.orchestration.server import probe
-from flows.orchestration.settings import required_url
+from flows.orchestration.settings import DeployRefused, required_url
 from flows.orchestration.table_workers import require_package
 from flows.runtime.environment_checks import environment_findings
 from flows.runtime.policy_retention import require_space
 from flows.runtime.resolve_run import nothing_started
 from flows.runtime.session import Session
 from flows.services.memory import plan_here, require_memory
+from storage.records import REMOVED
 from tasks.gate.stage import require_rule
 from tasks.inference.engine.model_info import count_tokens, model_directory
 from tasks.inference.environments.servers import LoadedEnvironment
@@ -25,7 +26,6 @@ def preflight(session: Session, missing: Sequence[Ref]) -> None:
     Raises ConfigError, NoSpace, ServiceFailed or EnvironmentUnavailable; nothing was started then.
     """
     config, stages = session.config, {ref.stage for ref in missing}
-    is_new = session.context.run not in session.context.store.runs.names()
     with nothing_started():
         require_gate(config)
         require_package(config.prefect)
@@ -36,14 +36,40 @@ def preflight(session: Session, missing: Sequence[Ref]) -> None:
         # Tables are small beside weights; without these, only a little room is asked for.
         makes_weights = bool(stages & {"training", "policy_import"})
         require_space(session.context.store, config, Path(session.source.weights) if makes_weights else None)
-        if not is_local and any(service.deployment for service in needed):
-            probe(required_url("and placement.services is pools. Nothing was started"))
+        if not is_local and (deployments := [service.deployment for service in needed if service.deployment]):
+            require_deployments(deployments)
         for service in needed:
             service.check_available()
-        # Loaded in processes of their own, and kept for the stage. A recorded run was checked when it was new.
-        if config.kind != "sft" and ("examples" in stages or (is_new and "rollout" in stages)):
+        # Loaded in processes of their own, and kept for the stage.
+        if config.kind != "sft" and ("examples" in stages or ("rollout" in stages and not _was_checked(session))):
             for line in require_fit(config, session.environments.load()):
                 session.notify("note", text=line)
+
+
+def _was_checked(session: Session) -> bool:
+    """Return whether the run was checked when it was recorded: a run with more steps may have other evaluations."""
+    runs, run = session.context.store.runs, session.context.run
+    return runs.last_event(run) not in ("", REMOVED) and runs.config(run)["steps"] >= session.config.steps
+
+
+def require_deployments(names: Iterable[str]) -> None:
+    """Raise DeployRefused where no Prefect server is configured, or it lacks a deployment that gives services.
+
+    Raises PrefectUnreachable where the server does not answer.
+    """
+    probe(url := required_url("and placement.services is pools. Nothing was started"))
+    from prefect.client.orchestration import get_client
+    from prefect.exceptions import ObjectNotFound
+
+    with get_client(sync_client=True) as client:
+        for name in names:
+            try:
+                client.read_deployment_by_name(name)
+            except ObjectNotFound as error:
+                raise DeployRefused(
+                    f"the Prefect server at {url} has no deployment {name}. Nothing was started: run `stagecoach "
+                    "deploy`, and workers for the pools of services: prefect worker start --pool engines"
+                ) from error
 
 
 def require_fit(config: RunConfig, loaded: Mapping[str, LoadedEnvironment]) -> list[str]:

@@ -18,7 +18,7 @@ from configs.run import RunConfig, only_teachers_sample, policy_scores
 from configs.store_paths import relative_paths
 from flows.orchestration.gate_answers import approval
 from flows.orchestration.gpu_slots import gpu_slot
-from flows.orchestration.server import current_flow_run
+from flows.orchestration.server import current_flow_run, is_deployed
 from flows.orchestration.signals import is_end, lost_terminations_repeated
 from flows.orchestration.states import Cancellation, RunCancelled, event_of, mark_crashed, other_writers
 from flows.orchestration.task_runs import TaskRuns
@@ -140,9 +140,10 @@ class Session:
     def stop_if_cancelled(self, step: int, stage: str) -> None:
         """Raise RunCancelled where someone has asked Prefect to cancel the run; meant to be called between stages."""
         if self._cancellation.asked_for(current_flow_run()):
+            again = "Retry in Prefect goes on there, or" if is_deployed() else "go on with"
             raise RunCancelled(
                 f"cancelled before stage {stage} of step {step}, as Prefect was asked to. Everything done so far is "
-                f"safe in {self.config.store}; Retry in Prefect goes on there, or: {resume_command(self.config)}"
+                f"safe in {self.config.store}; {again}: {resume_command(self.config)}"
             )
 
     def notify(self, event: str, **facts: Any) -> None:

@@ -131,7 +131,7 @@ class RunContext:
             self._queue.flush()
 
     def flush_soon(self) -> None:
-        """Let what is finished so far be committed while something that takes long is runs; returns immediately."""
+        """Let what is finished so far be committed while something that takes long runs; returns immediately."""
         if self._queue is not None:
             self._queue.flush_soon()
 

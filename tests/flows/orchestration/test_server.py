@@ -1,6 +1,7 @@
 """Which API is used and what it is told: pure parts."""
 
 import http.server
+import logging
 import os
 import signal
 import socket
@@ -166,6 +167,12 @@ def test_the_handler_before_is_put_back():
         assert signal.getsignal(signal.SIGTERM) is signals._terminate
         raise KeyError
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("state", ["Completed", "Cached", "Failed", "Crashed"])
+def test_the_log_leaves_out_stages_that_ended_well_alone(state):
+    line = logging.makeLogRecord({"msg": "Finished in state %s", "args": (f"{state}('128 rollouts')",)})
+    assert prefect_api.is_news(line) is (state in ("Failed", "Crashed"))
 
 
 @pytest.mark.engine
