@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -176,13 +177,11 @@ def test_the_log_leaves_out_stages_that_ended_well_alone(state):
 
 
 @pytest.mark.engine
-def test_an_installation_is_prepared_with_prefects_tables_and_no_rows(tmp_path):
+def test_the_first_server_prepares_its_installation_with_prefects_tables_and_no_rows(tmp_path, monkeypatch):
     template, database = tmp_path / "kept/template.db", tmp_path / "new.db"
-    code = "from pathlib import Path; import sys; from flows.orchestration import server_process"
-    command = [sys.executable, "-c", f"{code}; server_process.prepare(Path(sys.argv[1]))", str(template)]
     # What a user has set up for servers of their own is not touched.
-    own = {"PREFECT_HOME": str(tmp_path / "mine"), "PREFECT_SERVER_DATABASE_CONNECTION_URL": "sqlite+aiosqlite:///no/x"}
-    subprocess.run(command, env=os.environ | own, check=True, timeout=PATIENCE)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "mine"))
+    monkeypatch.setenv("PREFECT_SERVER_DATABASE_CONNECTION_URL", "sqlite+aiosqlite:///no/x")
     server_process.begin_database(database, template)
     with closing(sqlite3.connect(database)) as opened:
         assert opened.execute("SELECT count(*) FROM alembic_version").fetchone() == (1,)
@@ -192,7 +191,7 @@ def test_an_installation_is_prepared_with_prefects_tables_and_no_rows(tmp_path):
 
 def test_a_new_database_is_a_copy_of_the_template_and_neither_is_overwritten(tmp_path):
     template, database = tmp_path / "template.db", tmp_path / "new.db"
-    server_process.begin_database(database, template)
+    server_process.begin_database(database, Path(__file__, "none"))
     assert not database.exists(), "without a template the server migrates its database itself"
     for content in (b"kept", b"another"):
         template.write_bytes(content)

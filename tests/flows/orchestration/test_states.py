@@ -44,6 +44,7 @@ from storage.errors import StoreUnavailable
 from storage.store import Store, open_store
 from tasks.runtime.prefect_task import error_text, is_transient
 from tests.fixtures.faults import happened
+from tests.fixtures.rehearsal import session_for
 from tests.fixtures.waiting import PATIENCE, until
 
 
@@ -191,6 +192,17 @@ def test_a_silent_api_is_waited_for_once_and_its_late_answer_counts(monkeypatch)
     until(lambda: cancellation.asked_for("run"), lambda: "the late answer was not taken")
     until(lambda: len(told) == 2, lambda: f"{told}")
     assert told[1].startswith("Prefect answers again, after ")
+
+
+@pytest.mark.parametrize(
+    ("deployment", "again"), [("", "go on with: "), ("its id", "Retry in Prefect goes on there, or: ")]
+)
+def test_a_cancelled_run_names_retry_where_a_deployment_has_it(monkeypatch, tmp_path, deployment, again):
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", "flow run")
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", deployment)
+    monkeypatch.setattr(Cancellation, "asked_for", lambda _, flow_run: flow_run == "flow run")
+    with pytest.raises(RunCancelled, match=f"safe in [^;]*; {again}stagecoach resume a "):
+        session_for(tmp_path / "store", "a").stop_if_cancelled(1, "packing")
 
 
 def config_of(root: Path) -> RunConfig:

@@ -19,6 +19,8 @@ from flows.runtime.demo_sources import (
     demo_presets,
     demo_recipe,
 )
+from storage.store import open_store
+from tests.fixtures.histories import work
 
 ROOT = Path(__file__).parents[3]
 # Stands in for an environment's package: rows say how it was asked, so that files tell what was run.
@@ -138,6 +140,16 @@ def test_what_cannot_train_is_refused_before_the_warm_up(monkeypatch, tmp_path, 
     with pytest.raises(ValueError, match=says) as refused:
         demo.train_demo(["demo"], [override], "", str(tmp_path / "store"), True)
     assert "nothing was started" in "".join([str(refused.value), *getattr(refused.value, "__notes__", ())]).lower()
+
+
+def test_of_several_last_policies_of_a_warm_up_the_newest_counts(monkeypatch, tmp_path):
+    store, last = open_store(tmp_path / "store"), load(["sft_demo"], demo_recipe().warm_up).steps - 1
+    for key in ("z", "y", "a"):
+        work(store, demo_sources.WARM_UP, key, last, "training")
+    monkeypatch.setattr(demo_sources, "warm_weights", lambda root, key: key)
+    monkeypatch.setattr(demo_sources, "config_versions", lambda config: {})
+    config = load(["demo"], ["model.path=demo", f"store={tmp_path / 'store'}"])
+    assert demo_sources.demo_weights(config, pytest.fail) == "a"
 
 
 @pytest.mark.parametrize(("overrides", "seed"), [([], demo_sources.SEED), (["seed=5"], 5)])

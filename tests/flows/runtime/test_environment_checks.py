@@ -176,14 +176,22 @@ def test_examples_that_are_left_out_are_counted_in_a_note():
 def test_a_long_prompt_is_counted_as_far_as_its_beginning():
     """Prompts of megabytes are not counted whole."""
     config = RunConfig.model_validate({"seed": 1, "environments": [GAME], "engine": {"max_model_len": 100}})
-    prompts, counted = ["a" * 1_000_000, "a" * 30], list[int]()
+    prompts, counted = ["a" * 1_000_000, "a" * 30, " " * 1600 + "a" * 200], list[int]()
 
     def count(texts: Sequence[str]) -> list[int]:
         counted.extend(map(len, texts))
-        return [len(text) for text in texts]
+        return [len(text.strip()) for text in texts]
 
     rows = [example(f"train-{n}", "game") | {"task": json.dumps({"prompt": each})} for n, each in enumerate(prompts)]
     environment = LoadedEnvironment(table("examples", rows), EnvironmentFacts(ONE, scores=True))
     (note,) = environment_findings(config, {"game": environment}, count).notes
-    assert "1 of the first 2 prompts do not fit the context: the longest has at least 1600 tokens" in note
-    assert counted == [1600, 30]
+    assert "2 of the first 3 prompts do not fit the context: the longest has at least 1600 tokens" in note
+    assert counted == [1600, 30, 1600, 1800], "a beginning of few tokens says nothing of the rest"
+
+
+def test_prompts_that_are_not_counted_are_said():
+    (note,) = found(own={"max_prompt_tokens": 9}).notes
+    assert note == (
+        "environments.0.max_prompt_tokens: no prompt was counted, because the model and its tokenizer are not here"
+    )
+    assert found(own={"max_prompt_tokens": 9}, model={"path": "here"}).notes == []

@@ -21,7 +21,10 @@ from storage.store import open_store
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref
-from tests.fixtures.waiting import PATIENCE
+from tasks.training import stage as training
+from tests.fixtures.builders import stand_in
+from tests.fixtures.rehearsal import STAND_INS, Rehearsal, session_for, trained
+from tests.fixtures.waiting import PATIENCE, until
 
 SOURCE = Source("weights", "w" * 8)
 MEASURED = ("assignment", "rollout", "filtering", "advantage", "packing", "training")
@@ -302,3 +305,12 @@ def test_how_policies_are_made_is_in_the_key_and_the_length_of_the_run_is_not(tm
     for change in ({"training": {"learning_rate": 1e-3}}, {"algorithm": {"type": "rloo"}}):
         assert not {*keys(**change).values()} & {*base.values()}
     assert keys(rollout={"max_off_policy_steps": 3})[0] != base[0]
+
+
+def test_a_stage_that_asked_a_service_is_durable_soon(tmp_path, monkeypatch):
+    learner = stand_in(training.STAGE, trained, writes=("updates",), services=("learner",))
+    monkeypatch.setitem(STAND_INS, "training", learner)
+    session, committed = session_for(tmp_path / "store", "a"), open_store(tmp_path / "store").ledger
+    with session.context.queue_commits(600):
+        next(loop.train_steps(Rehearsal(session), session.source))
+        until(lambda: committed.entries(stage="training"), lambda: "the training waits")

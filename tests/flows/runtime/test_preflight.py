@@ -1,22 +1,28 @@
 """What is looked for before a run starts: environments of new runs are asked, those of recorded runs are not."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
+from prefect.exceptions import ObjectNotFound
 
 from configs.errors import ConfigError
+from flows.orchestration.settings import DeployRefused
 from flows.runtime.plan import plan_work
-from flows.runtime.preflight import preflight
+from flows.runtime.preflight import preflight, require_deployments
 from flows.runtime.session import Session
 from flows.services import engine as engine_service
+from flows.services.pools import TOKEN
 from flows.services.process import ServiceFailed
+from storage.records import REMOVED
 from tasks.inference.environments.introspection import EnvironmentFacts
 from tasks.inference.environments.servers import LoadedEnvironment
 from tests.fixtures import builders, fixed
 from tests.fixtures.builders import example, table
-from tests.fixtures.rehearsal import SOURCE, notes_of, rehearse, session_for
+from tests.fixtures.rehearsal import SOURCE, die, notes_of, session_for
 
 ONE = {"agent": True}
 
@@ -47,8 +53,28 @@ def test_an_environment_whose_seats_do_not_fit_is_refused_before_anything_starts
 
 def test_a_recorded_run_is_not_checked_again_and_a_new_one_is(tmp_path):
     root = tmp_path / "store"
-    rehearse(root, "before", steps=1)
+    store = die(root, "before", 3, steps=2).context.store
     assert [checked(session_for(root, name, steps=2))[0] for name in ("before", "again")] == [0, 1]
+    assert checked(session_for(root, "before", steps=3))[0] == 1, "evaluations of later steps were not checked"
+    store.runs.record(run="before", event=REMOVED)
+    assert checked(session_for(root, "before", steps=2))[0] == 1
+
+
+def test_a_deployment_that_services_need_is_looked_up_before_anything_starts(tmp_path, monkeypatch):
+    def read_deployment_by_name(name):
+        if name != "serve/learner":
+            raise ObjectNotFound(Exception())
+
+    client = nullcontext(SimpleNamespace(read_deployment_by_name=read_deployment_by_name))
+    monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: client)
+    monkeypatch.setattr("flows.runtime.preflight.probe", lambda url: None)
+    monkeypatch.setenv("PREFECT_API_URL", "http://server/api")
+    monkeypatch.setenv(TOKEN, "of these machines")
+    require_deployments(["serve/learner"])
+    session = session_for(tmp_path / "store", "run", placement={"services": "pools"})
+    session.needed_services = lambda missing: [SimpleNamespace(deployment="serve/engine", check_available=pytest.fail)]
+    with pytest.raises(DeployRefused, match=r"//server/api has no deployment serve/engine\. Nothing was started"):
+        checked(session, needs_nothing=False)
 
 
 def test_a_machine_without_an_engine_says_so(tmp_path, monkeypatch):
