@@ -176,8 +176,6 @@ def current_flow_run() -> str | None:
 
 def is_deployed() -> bool:
     """Return whether the flow run around came from a deployment: Prefect's pages can retry such a run alone."""
-    if current_flow_run() is None:
-        return False
     from prefect.runtime import deployment
 
     return bool(deployment.id)
