@@ -2,21 +2,25 @@
 
 import math
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from datetime import datetime
+from dataclasses import fields, replace
+from datetime import UTC, datetime
+from functools import cache, partial
+from itertools import pairwise
 from operator import attrgetter
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 
+from storage.delta.parquet import buffer_reader, decode
 from storage.delta.table import CommitConflict
 from storage.errors import StoreError, StoreUnavailable, WorkRemoved
 from storage.records import CachedTable
-from storage.refs import Entry, Slice
+from storage.refs import Entry, File, Slice, parse_json
 from storage.roots import Root
 from storage.schemas.system_tables import LEDGER
+from storage.slices import one_array
 
 APPLICATION = "ledger"
 # A lost race means that another writer got on; to lose so many in a row is a fault and no bad luck.
@@ -30,10 +34,39 @@ MERGE_FILES = 16
 class UnreadRow(NamedTuple):
     """A row of a file that no query has read yet: to make entries of all rows takes long, and few are ever read."""
 
-    rows: pa.Table
-    """All rows of the file."""
+    rows: Callable[[], pa.Table]
+    """Decodes all rows of the file, once."""
     position: int
     stage: str
+
+
+def entries_of(rows: pa.Table) -> list[Entry]:
+    """Return the entries out of rows of the ledger table, run included.
+
+    Column by column: every query on a run of a thousand steps reads ten thousand rows, and with a dictionary for each
+    it takes twice as long.
+    """
+    values = {name: _values(one_array(rows[name])) for name in rows.column_names}
+    values |= {name: [parse_json(text) for text in values[name]] for name in ("section", "versions")}
+    values |= {name: [at.replace(tzinfo=UTC) for at in values[name]] for name in ("started_at", "finished_at")}
+    values["inputs"] = [dict(pairs) for pairs in values["inputs"]]
+    values["outputs"] = [tuple(map(_slice, pieces)) for pieces in values["outputs"]]
+    return [Entry(*row) for row in zip(*(values[field.name] for field in fields(Entry)), strict=True)]
+
+
+def _slice(values: Sequence[Any]) -> Slice:
+    *others, files = values
+    return Slice(*others, tuple([File(*file) for file in files]))
+
+
+def _values(column: Any) -> list[Any]:
+    """What a column without nulls holds, a struct as a tuple; through numpy, without an Arrow object for each value."""
+    if pa.types.is_list(column.type):
+        items, borders = _values(column.flatten()), column.offsets.to_pylist()
+        return [items[start - borders[0] : end - borders[0]] for start, end in pairwise(borders)]
+    if pa.types.is_struct(column.type):
+        return list(zip(*map(_values, column.flatten()), strict=True))
+    return list(column.to_numpy(zero_copy_only=False).tolist())
 
 
 RowsOfKey = dict[tuple[str, str], Entry | UnreadRow]
@@ -123,7 +156,7 @@ class Ledger(CachedTable):
                     file = self.table.append(rows.drop_columns(["run"]), new[0].run, {APPLICATION: number})
                 except CommitConflict:
                     continue
-                self._remember(file.path, [Entry.from_row(row) for row in rows.to_pylist()])  # as every reader has them
+                self._remember(file.path, entries_of(rows))  # as every reader has them
                 self._commits += 1
                 if self._commits % MERGE_FILES == 0:
                     with suppress(StoreError):  # the row is safe; merging can wait
@@ -208,15 +241,14 @@ class Ledger(CachedTable):
 
     def _read(self, wanted: Sequence[tuple[RowsOfKey, tuple[str, str]]]) -> list[Entry]:
         """The entries of some rows, which stay entries from then on."""
-        unread: dict[int, list[tuple[RowsOfKey, tuple[str, str], UnreadRow]]] = {}
+        unread: dict[Callable[[], pa.Table], list[tuple[RowsOfKey, tuple[str, str], int]]] = {}
         for rows, name in wanted:
-            if isinstance(place := rows[name], UnreadRow):
-                unread.setdefault(id(place.rows), []).append((rows, name, place))
-        for of_file in unread.values():
-            positions = pa.array([place.position for _, _, place in of_file], pa.int64())
-            values = of_file[0][2].rows.take(positions).to_pylist()
-            for (rows, name, _), row in zip(of_file, values, strict=True):
-                rows[name] = Entry.from_row(row)
+            if isinstance(row := rows[name], UnreadRow):
+                unread.setdefault(row.rows, []).append((rows, name, row.position))
+        for rows_of_file, places in unread.items():
+            entries = entries_of(rows_of_file().take(pa.array([position for _, _, position in places], pa.int64())))
+            for (rows, name, _), entry in zip(places, entries, strict=True):
+                rows[name] = entry
         return [cast(Entry, rows[name]) for rows, name in wanted]
 
     def _refresh(self) -> None:
@@ -233,12 +265,20 @@ class Ledger(CachedTable):
         return super()._unread(paths)
 
     def _add_file(self, path: str, run: str) -> None:
-        rows = self.table.read(path)
-        rows = rows.append_column("run", pa.repeat(pa.scalar(run), rows.num_rows))
-        names = zip(*(rows[name].to_pylist() for name in ("key", "part", "stage")), strict=True)
+        schema, address = self.table.data_schema, self.table.file_address(path)
+        # In memory as on the disk, for the file may be removed: few rows are ever read, and decoding takes long.
+        read = partial(_decode, self.table.load(path), address, run)
+        index = read(pa.schema([schema.field(name) for name in ("key", "part", "stage")]))
+        rows = cache(partial(read, schema))
+        names = zip(*(index[name].to_pylist() for name in ("key", "part", "stage")), strict=True)
         for position, (key, part, stage) in enumerate(names):
             # A merged file repeats rows: the one that was read first stands.
             self._by_key.setdefault(key, {}).setdefault((run, part), UnreadRow(rows, position, stage))
+
+
+def _decode(data: bytes, address: str, run: str, schema: pa.Schema) -> pa.Table:
+    rows = decode(buffer_reader(data), schema, where=address)
+    return rows.append_column("run", pa.repeat(pa.scalar(run), rows.num_rows))
 
 
 def _too_busy(run: str, action: str) -> StoreUnavailable:

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
@@ -123,11 +123,3 @@ class Entry:
             "outputs": [output.to_row() for output in self.outputs],
             "versions": canonical_json(self.versions),
         }
-
-    @classmethod
-    def from_row(cls, row: Mapping[str, Any]) -> "Entry":
-        """The entry out of a row of the ledger table."""
-        inputs = {pair["name"]: pair["key"] for pair in row["inputs"]}
-        texts = {name: parse_json(row[name]) for name in ("section", "versions")}
-        times = {name: row[name].replace(tzinfo=UTC) for name in ("started_at", "finished_at")}
-        return cls(**{**row, **texts, **times, "inputs": inputs, "outputs": tuple(map(Slice.from_row, row["outputs"]))})

@@ -65,7 +65,7 @@ class Retention:
 
 @dataclass(frozen=True)
 class ExpiryReport:
-    """What was dropped of a table, or would be; files and bytes are those first written."""
+    """What was dropped of a table; for a dry run, what would be, with the files and bytes first written."""
 
     table: str
     hours: int
@@ -149,11 +149,12 @@ def expire(store: Store, retention: Retention, dry_run: bool = False) -> ExpiryR
     entries = [entry for entry in store.ledger.entries() if entry.finished_at <= newest]
     pieces = [piece for piece in References(store, entries, retention.table).slices if piece.rows]
     new = store.slices.expired_slices.exclude(pieces)
-    if not dry_run:
+    if dry_run:
+        files, size = sum(len(piece.files) for piece in new), sum(piece.bytes for piece in new)
+    else:
         store.slices.expired_slices.record(new, retention.hours)
-        drop_slices(store, pieces)
-    files = [file for piece in new for file in piece.files]
-    return ExpiryReport(retention.table, retention.hours, len(new), len(files), sum(file.size for file in files))
+        files, size = drop_slices(store, pieces)
+    return ExpiryReport(retention.table, retention.hours, len(new), files, size)
 
 
 def orphaned_files(store: Store, table: StoredTable, hours: float) -> list[ActiveFile]:

@@ -38,6 +38,12 @@ def test_what_is_no_store_of_this_layout_is_refused_and_left_alone(tmp_path, fil
     assert contents(tmp_path) == [file] and (tmp_path / file).read_text() == text
 
 
+def test_a_path_that_would_be_decoded_is_refused(tmp_path):
+    with pytest.raises(LayoutError, match="percent"):
+        open_store(tmp_path / "pro%20cent")
+    assert contents(tmp_path) == []
+
+
 def test_a_root_must_be_named():
     with pytest.raises(LayoutError, match="empty"):
         open_store("")

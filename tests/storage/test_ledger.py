@@ -1,5 +1,6 @@
 """The ledger: one row for each piece of work, whoever commits it, however often and whatever is lost on the way."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -8,10 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from storage import ledger as ledger_module
 from storage.delta.table import StoredTable
 from storage.errors import StoreUnavailable
-from storage.ledger import Ledger
-from storage.refs import Entry, File, Slice
+from storage.ledger import Ledger, entries_of
+from storage.refs import File, Slice
 from storage.schemas.system_tables import LEDGER
 from storage.store import open_store
 from tests.fixtures.faults import happened
@@ -27,7 +29,24 @@ def test_an_entry_survives_the_way_through_a_row():
     full = replace(entry("k", outputs=(piece, piece)), section={"b": [1, None], "a": 0.1}, versions={"torch": "2"})
     bare = replace(entry("other"), inputs={}, outputs=(replace(piece, files=()),))
     rows = pa.Table.from_pylist([each.to_row() for each in (full, bare, entry("empty"), full)], LEDGER.arrow)
-    assert [Entry.from_row(row) for row in rows.to_pylist()] == [full, bare, entry("empty"), full]
+    assert entries_of(rows) == [full, bare, entry("empty"), full]
+
+
+def test_opening_decodes_three_columns_and_a_query_the_rest_once(store, root, monkeypatch):
+    store.ledger.commit_all([entry(f"key-{number}") for number in range(3)])
+    decoded: list[list[str]] = []
+    original = ledger_module.decode
+
+    def decode(data: Any, schema: pa.Schema, **others: Any) -> pa.Table:
+        decoded.append(schema.names)
+        return original(data, schema, **others)
+
+    monkeypatch.setattr(ledger_module, "decode", decode)
+    elsewhere = open_store(root).ledger
+    elsewhere.refresh()
+    assert decoded == [["key", "part", "stage"]]
+    assert elsewhere.find("key-1") == entry("key-1") and elsewhere.find("key-2") == entry("key-2")
+    assert decoded[1:] == [LEDGER.arrow.remove(0).names]
 
 
 @ANYWHERE
@@ -118,6 +137,23 @@ def test_the_ledger_folds_itself_and_nobody_notices(store, root, monkeypatch):
     assert len(store.ledger.table.active_files()) == 3  # the first eight in one, in two goes, and the last two
     for ledger in (store.ledger, elsewhere.ledger, open_store(root).ledger):
         assert sorted(e.key for e in ledger.entries()) == [f"key-{number}" for number in range(10)]
+
+
+def test_the_ledger_s_files_stay_few_and_rows_are_copied_seldom(store, root, monkeypatch):
+    monkeypatch.setattr("storage.ledger.MERGE_FILES", 4)
+    copied: list[int] = []
+    original = StoredTable.replace
+
+    def replace(self: StoredTable, old: Any, groups: Any, *others: Any) -> None:
+        copied.append(sum(group.num_rows for group in groups))
+        original(self, old, groups, *others)
+
+    monkeypatch.setattr(StoredTable, "replace", replace)
+    for number in range(160):
+        store.ledger.commit(entry(f"key-{number}", versions={"incompressible": os.urandom(1000).hex()}))
+    assert sum(copied) < 160 * 8, "merging all each time would copy a row twenty times on average"
+    assert len(store.ledger.table.active_files()) < 12
+    assert len(open_store(root).ledger.entries()) == 160
 
 
 def test_a_fold_that_fails_takes_no_commit_with_it(store, root, monkeypatch):

@@ -6,6 +6,7 @@ The digest follows values, and only values.
 import random
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -182,6 +183,13 @@ def test_a_file_of_other_rows_under_the_same_name_is_found(root, store, piece, f
     file.write_bytes((root / "tables/messages" / other.files[0].path).read_bytes())
     with pytest.raises(DamagedSlice):
         store.read([piece])
+
+
+@pytest.mark.parametrize(("change", "words"), [({"digest": "0"}, "digest differs"), ({"rows": 19}, "instead of 19")])
+def test_the_error_of_damaged_rows_names_their_work(store, piece, change, words):
+    with pytest.raises(DamagedSlice, match=words) as caught:
+        store.read([replace(piece, **change)])
+    assert caught.value.where == "table 'messages', run 'run', attempt 'a', step 2, key 'k'"
 
 
 @pytest.mark.engine
