@@ -1,7 +1,6 @@
 """The root of a store: a directory or a prefix in an object store, and durable reads and writes below it."""
 
 import os
-import re
 import shutil
 import stat
 from collections.abc import Mapping
@@ -215,9 +214,6 @@ def open_root(root: str, options: Mapping[str, str] | None = None) -> Root:
         raise LayoutError(what, root, "nothing was touched", "name a directory or s3://bucket/prefix")
     directory = Path(root) if not scheme else Path(pafs.FileSystem.from_uri(root)[1])
     directory = directory.expanduser().absolute()
-    if re.search("%[0-9A-Fa-f]{2}", str(directory)):
-        what = "a path with a percent sign before two hex digits is taken apart by the table library"
-        raise LayoutError(what, str(directory), "nothing was touched", "choose another name")
     return Root(str(directory), pafs.SubTreeFileSystem(str(directory), pafs.LocalFileSystem()), directory, {})
 
 

@@ -1,6 +1,7 @@
 """The store: one root that holds many runs, and the one object through which stages and flows use it."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -194,6 +195,9 @@ def _read_format(root: Root) -> bytes:
         if root.directory is not None and (outer := enclosing_store(root.directory.parent)):
             what, advice = f"this is inside the store {outer}", "name a place outside of it, or that store"
             raise LayoutError(what, root.address, "nothing was touched", advice) from None
+        if root.directory is not None and re.search("%[0-9A-Fa-f]{2}", root.address):
+            what = "other readers of Delta tables decode a percent sign before two hex digits, and find no table there"
+            raise LayoutError(what, root.address, "nothing was touched", "choose another name") from None
         others = [name for name in root.names("") if not name.startswith(f".{FORMAT}")]
     if others and FORMAT not in others:  # else another process has just made it
         raise LayoutError(

@@ -56,7 +56,9 @@ def _main(argv: Sequence[str]) -> int:
         # A run that can be resumed adds a note.
         print("\n" + " ".join(["Interrupted.", *getattr(error, "__notes__", [])]), file=sys.stderr)
         return INTERRUPTED
-    except (SystemExit, GeneratorExit):
+    except (SystemExit, GeneratorExit) as error:
+        if isinstance(error.__context__, BrokenPipeError):  # rich, which prints help and tables, would end with 1
+            return UNREAD
         raise
     except BaseException as error:  # a panic of a library is no Exception
         return _report(error, getattr(command, "keywords", {}).get("store"))

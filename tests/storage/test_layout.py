@@ -42,6 +42,8 @@ def test_a_path_that_would_be_decoded_is_refused(tmp_path):
     with pytest.raises(LayoutError, match="percent"):
         open_store(tmp_path / "pro%20cent")
     assert contents(tmp_path) == []
+    open_store(tmp_path / "store")
+    assert open_store((tmp_path / "store").rename(tmp_path / "pro%20cent")).runs.names() == []
 
 
 def test_a_root_must_be_named():
@@ -63,7 +65,7 @@ def test_a_table_with_other_columns_is_refused(root):
         StoredTable(store.root, "runs", runs.schema.append(runs.schema.field("run").with_name("more")))
 
 
-@pytest.mark.parametrize("name", ["with space", "100%", "pro%20cent", "ha#sh", "quest?ion", "brack[et]", "ünï"])
+@pytest.mark.parametrize("name", ["with space", "100%", "ha#sh", "quest?ion", "brack[et]", "ünï"])
 def test_a_root_may_have_any_name(tmp_path, name):
     store = open_store(tmp_path / name)
     for number in range(11):  # beyond the first checkpoint
