@@ -55,8 +55,8 @@ def entries_of(rows: pa.Table) -> list[Entry]:
 
 
 def _slice(values: Sequence[Any]) -> Slice:
-    *others, files = values
-    return Slice(*others, tuple([File(*file) for file in files]))
+    table, run, attempt, rows, digest, files = values
+    return Slice(table, run, attempt, rows, digest, tuple([File(*file) for file in files]))
 
 
 def _values(column: Any) -> list[Any]:
