@@ -85,7 +85,8 @@ def test_a_replay_that_loses_its_source_says_what_can_still_be_done(root, monkey
     monkeypatch.setattr(loop, "Executor", Removing)
     config = ask(root, overrides=[RLOO], name="kept")
     session = session_for(root, "kept")
-    session.context.config, session.source = config, SOURCE
+    session.config = session.context.config = config
+    session.source = SOURCE
     with pytest.raises(ConfigError, match=r"its steps are gone\. This replay cannot go on"), record_run(session):
         loop.loop_replay(session)
 
