@@ -106,7 +106,8 @@ def lines(lineage: Lineage) -> Iterator[str]:
                 versions.setdefault(run, []).append(policy_version(work))
         for run, of_run in sorted(versions.items()):
             sense = "Policies before it" if up else "Policies that go back to it"
-            yield f"{sense}, of {run}: {of_run[0]} to {of_run[-1]} ({len(of_run)})"
+            count = f" to {of_run[-1]} ({len(of_run)})" if len(of_run) > 1 else ""
+            yield f"{sense}, of {run}: {of_run[0]}{count}"
         yield ""
 
 

@@ -19,10 +19,12 @@ from flows.queries.rollout_list import LEFT, TraceChoice, choose, list_page
 from flows.queries.rollout_search import filter_traces, run_rollouts
 from flows.queries.rollouts import evaluation_traces, lineages_of, steps_of, traces_of, with_mismatch
 from flows.queries.step import figures as figures_of_step
+from flows.queries.step import written_of
 from flows.queries.store_reader import StoreReader
 from flows.reporting import formats
 from flows.reporting.formats import one_line
 from storage.read.damage import reading
+from tasks.metrics.figures import Values
 
 WIDEST, WIDEST_PIPED = 32, 400
 """Characters of one cell, on a terminal and in a pipe: there, a whole id has to be found."""
@@ -55,10 +57,10 @@ def print_list(reader: StoreReader, run: str, source: TraceSource, choice: Trace
             choice = replace(choice, columns=choice.columns or OF_RUN)
         elif with_replies:
             choice = replace(choice, columns=OF_TERMINAL)
-        title, frame = _frame(reader, run, source, choice)
+        title, frame, written = _frame(reader, run, source, choice)
         frame = filter_traces(reader, run, frame, source.where) if source.where else frame
         listed = list_page(frame, choose(frame, choice), choice)
-        figures = figures_of_step(frame)
+        figures = figures_of_step(frame, None if source.where else written)
         replies = _replies(reader, run, listed["rows"]) if with_replies else {}
     if as_json:
         print(json.dumps(plain({"run": run, "of": title, "figures": figures, "traces": listed})))
@@ -71,11 +73,11 @@ def print_list(reader: StoreReader, run: str, source: TraceSource, choice: Trace
     out.print(Text(_ending(listed)))
 
 
-def _frame(reader: StoreReader, run: str, source: TraceSource, choice: TraceChoice) -> tuple[str, pl.DataFrame]:
-    """Return the title of a list and its traces."""
+def _frame(reader: StoreReader, run: str, source: TraceSource, choice: TraceChoice) -> tuple[str, pl.DataFrame, Values]:
+    """Return the title of a list, its traces, and the metrics that the step has written of them."""
     if source.version is not None:
         frame = evaluation_traces(reader, run, source.version, source.set_name)
-        return f"evaluation of policy {source.version}", frame
+        return f"evaluation of policy {source.version}", frame, {}
     steps = steps_of(reader, run)
     if source.where and source.step is None:
         title, lineages = "all steps", reader.history(run).lineages
@@ -85,7 +87,8 @@ def _frame(reader: StoreReader, run: str, source: TraceSource, choice: TraceChoi
         step = steps[-1] if source.step is None else source.step
         title, lineages = f"step {step}", lineages_of(reader, run, step)
     frame = traces_of(reader, run, lineages)
-    return title, with_mismatch(reader, run, lineages, frame, (*choice.columns, choice.sort))
+    frame = with_mismatch(reader, run, lineages, frame, (*choice.columns, choice.sort))
+    return title, frame, written_of(reader, run, lineages)
 
 
 def _headline(run: str, title: str, figures: Mapping[str, Any]) -> str:

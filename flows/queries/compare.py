@@ -2,7 +2,7 @@
 
 Results are compared along the ledger: two runs that share a key share its rows bit by bit. Figures are those that
 finished steps wrote to table `metrics`; `compare_rows` compares the rows of one step. A `StoreReader` keeps each
-comparison until the store has more work.
+comparison until one of the runs has more work.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -64,7 +64,14 @@ _SAME_WORK = f"{_COUNTING} select count(*) > 0 and bool_and(state = 'same key') 
 
 def compare(reader: StoreReader, a: str, b: str) -> Mapping[str, Any]:
     """Return how run `b` differs from run `a`: the values of `stagecoach diff --json`. Raises NotThere."""
-    return reader.cache.while_same(("compared", a, b), reader.mark, lambda: _compare(reader, a, b))
+    state = _state(reader, a), _state(reader, b)
+    return reader.cache.while_same(("compared", a, b), state, lambda: _compare(reader, a, b))
+
+
+def _state(reader: StoreReader, run: str) -> tuple[Any, ...]:
+    works = reader.frames(run).graph.works.values()
+    # Each event may bring another config.
+    return len(reader.store.runs.events(run)), frozenset(work.identity for work in works if work.finished)
 
 
 def _compare(reader: StoreReader, a: str, b: str) -> Mapping[str, Any]:

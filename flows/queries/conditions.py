@@ -12,11 +12,12 @@ from threading import Event
 from typing import NamedTuple
 
 import polars as pl
+import pyarrow as pa
 
-from flows.queries.condition_process import INDEX, ConditionFailed, true_rows
+from flows.queries.condition_process import INDEX, TABLE, ConditionFailed, true_rows
 from flows.queries.request import BadQuestion
 from flows.queries.row_lineage import nearest
-from flows.queries.views import ROLLOUT_COLUMNS
+from flows.queries.views import ROLLOUT_COLUMNS, schema
 
 TEXTS = ("reply", "note", "prompt", "error_message", "error_traceback")
 """Columns of which a hit shows the text around a match."""
@@ -27,10 +28,32 @@ HELP = (
 )
 _NO_COLUMNS = re.compile(r"'(?:[^']|'')*'|--[^\n]*|/\*.*?\*/", re.DOTALL)
 _SEARCHED = re.compile(rf"""\b({"|".join(TEXTS)})\b"?\s*(?<!!)~(\*?)\s*'((?:[^']|'')+)'""", re.IGNORECASE)
-_OPERATOR = r"(?:[<>=!]=?|!?~~?\*?|\b(?:not\s+)?(?:i?like|in|is|between)\b)"
-_IS_CONDITION = re.compile(
-    rf"""\b({"|".join(ROLLOUT_COLUMNS)})\b"?\s*{_OPERATOR}|(?:\w"?|\))\s*{_OPERATOR}\s*['(\d.-]""", re.IGNORECASE
+_MISTAKEN = re.compile(
+    rf"""(?:{"|".join(ROLLOUT_COLUMNS)})"?\s*[<>=!~].*|"?\w+"?\s*(?:[<>=!~]+|i?like)\s*(?:'.*'|[\d.]+)""",
+    re.IGNORECASE | re.DOTALL,
 )
+"""What is meant for a condition though a bracket is missing or a name misspelt."""
+# Of `step-by-step`, arithmetic on a column and other words, the latter are no columns that somebody misspelt.
+_IS_CONDITION = """
+(
+    with parsed as (select json_serialize_sql({query}) as tree),
+    clauses as (
+        select tree, json_extract(tree, '$.statements[0].node.where_clause') as clause, clause->>'class' as class
+        from parsed
+    ),
+    columns as (
+        select list_has_any(list_transform(value->>'$[*]', lambda name: lower(name)), {columns}) as is_known
+        from clauses, json_tree(clause)
+        where key = 'column_names'
+    )
+    select json_extract(any_value(tree), '$.statements[1]') is null and bool_or(is_known)
+        and any_value(class) <> 'COLUMN_REF' and (any_value(class) in {operators} or bool_and(is_known))
+    from clauses, columns
+)
+"""
+_OPERATORS = ("COMPARISON", "CONJUNCTION", "BETWEEN", "OPERATOR", "SUBQUERY")
+"""DuckDB's classes of expressions that are no words of a text."""
+_ONE_ROW = pa.table({INDEX: [0]})
 
 
 class BadCondition(BadQuestion):
@@ -68,17 +91,31 @@ class Condition:
 def search_condition(text: str) -> Condition:
     """Return the condition of a text from a search field.
 
-    `/x/` is a regular expression in replies, `/x/i` in any case. A text with an operator behind a column, or between
-    values, is a condition; another one, or one in quotes, is searched in replies and notes, in any case.
+    `/x/` is a regular expression in replies, `/x/i` in any case. What DuckDB parses as an expression over columns, a
+    single one where it is true or false, is a condition, and so is one with a mistake in a comparison. Another text, or
+    one in quotes, is searched in replies and notes, in any case.
     """
     text = text.strip()
     if match := re.fullmatch(r"/(.+)/(i?)", text, re.DOTALL):
         return Condition(f"reply ~{'*' if match[2] else ''} {sql_text(match[1])}")
     quoted = re.fullmatch(r"\"([^\"]+)\"|'([^']+)'", text)
-    if not quoted and _IS_CONDITION.search(text):
+    if not quoted and (_MISTAKEN.fullmatch(text) or _is_expression(text)):
         return Condition(text)
     words = any_case((quoted[1] or quoted[2]) if quoted else text)
     return Condition(f"reply ~* {words} or note ~* {words}")
+
+
+def _is_expression(text: str) -> bool:
+    columns = Condition(text).columns
+    if not columns:
+        return False
+    if text.lower() in columns:
+        return bool(schema("rollouts")[text.lower()] == pl.Boolean)
+    query = sql_text(f"select 1 from {TABLE} where (\n{text}\n)")
+    try:
+        return bool(true_rows(_ONE_ROW, _IS_CONDITION.format(query=query, columns=[*columns], operators=_OPERATORS)))
+    except ConditionFailed:
+        return False
 
 
 def sql_text(text: str) -> str:

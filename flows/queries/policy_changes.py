@@ -16,8 +16,8 @@ from flows.queries.store_reader import StoreReader
 from storage.read.views import select
 
 COLUMNS = ("key", "for_training", "policy_version", "environment", "example_id", "reply")
-MAX_REPLIES, MAX_CHARACTERS = 1000, 4000
-"""Replies of a policy that are read, the first ones, and characters of each."""
+MAX_REPLIES, MAX_CHARACTERS, MAX_TEXT = 1000, 4000, 500_000
+"""Replies of a policy that are read, the first ones, characters of each, and of all: phrases take memory."""
 MAX_WORDS, MAX_PHRASES = 5, 15
 """Words of a phrase, and phrases gained or lost that are returned."""
 MIN_SIGMAS, MIN_EXAMPLES = 3.0, 3
@@ -26,33 +26,42 @@ MIN_SIGMAS, MIN_EXAMPLES = 3.0, 3
 _WORDS = re.compile(r"</?[A-Za-z][^<>\s]{0,40}>|\w+(?:['\u2019]\w+)*|[^\w\s]")
 _AT_ENDS = re.compile(r"^[^\w\s<]+\s*[\w<]|[\w>]\s*[^\w\s>]+$")
 """Marks at the ends of a phrase of words: they come with every sentence."""
-# The cluster-robust variance of a share is the sum over all examples of (n - share * size)^2, also over those without
-# the phrase (Liang and Zeger 1986), with m / (m - 1) for m clusters: the examples of each policy. The error of a
-# difference is the larger one of that and of independent replies. Of equally sure phrases the longest says most.
+# The variance of the difference is the sum over all examples of the square of (b - share_b * size_b) / num_b less
+# (a - share_a * size_a) / num_a, also over those without the phrase, with m / (m - 1) for m examples: it is robust to
+# clusters, which both policies may share (Liang and Zeger 1986). With x = b / num_b - a / num_a, only sums over
+# examples with the phrase are needed. The error is the larger one of that and of independent replies. Of equally sure
+# phrases the longest says most.
 _CHANGES = """
-with sizes as (select side, example, count(*) as size from replies group by all),
+with sizes as (
+    select example, count(*) filter (side = 'a') as size_a, count(*) filter (side = 'b') as size_b
+    from replies group by example
+),
 totals as (
-    select side, sum(size) as num, count(*) as clusters, sum(size * size) as squares from sizes group by all
+    select sum(size_a) as num_a, sum(size_b) as num_b, count(*) as m, sum(size_a * size_a) / (num_a * num_a) as aa,
+        sum(size_b * size_b) / (num_b * num_b) as bb, sum(size_a * size_b) / (num_a * num_b) as ab
+    from sizes
 ),
 phrases as (select side, example, unnest(phrases) as phrase from replies),
-counts as (select side, example, phrase, count(*) as n from phrases group by all),
-shares as (
-    select phrase, side, num, sum(n) as held, count(*) as examples, held / num as share,
-        (sum(n * n) - 2 * share * sum(n * size) + share * share * any_value(squares)) / (num * num) as variance
-    from counts join sizes using (side, example) join totals using (side) group by phrase, side, num
+counts as (
+    select example, phrase, count(*) filter (side = 'a') as a, count(*) filter (side = 'b') as b
+    from phrases group by example, phrase
 ),
-pairs as (
-    select phrase, coalesce(a.held, 0)::bigint as a, coalesce(b.held, 0)::bigint as b,
-        coalesce(a.examples, 0) as examples_a, coalesce(b.examples, 0) as examples_b,
-        coalesce(a.share, 0) as share_a, coalesce(b.share, 0) as share_b,
-        coalesce(a.variance, 0) + coalesce(b.variance, 0) as clustered
-    from (from shares where side = 'a') as a full join (from shares where side = 'b') as b using (phrase)
+shares as (
+    select phrase, sum(a)::bigint as a, sum(b)::bigint as b,
+        count(*) filter (a > 0) as examples_a, count(*) filter (b > 0) as examples_b,
+        sum(a) / any_value(num_a) as share_a, sum(b) / any_value(num_b) as share_b,
+        sum(x * x) as xx, sum(x * size_a / num_a) as xa, sum(x * size_b / num_b) as xb
+    from (select *, b / num_b - a / num_a as x from counts join sizes using (example), totals)
+    where num_a > 0 and num_b > 0
+    group by phrase
+    having greatest(count(*) filter (a > 0), count(*) filter (b > 0)) >= $examples
 ),
 errors as (
-    select *, m / (m - 1) * clustered as of_examples, (a + b + 1) / (num + 2) as pooled,
-        pooled * (1 - pooled) * inverse as of_replies,
+    select *, xx - 2 * (share_b * xb - share_a * xa) + share_b * share_b * bb + share_a * share_a * aa
+            - 2 * share_a * share_b * ab as variance, m / (m - 1) * variance as of_examples,
+        (a + b + 1) / (num_a + num_b + 2) as pooled, pooled * (1 - pooled) * (1 / num_a + 1 / num_b) as of_replies,
         (share_b - share_a) / sqrt(greatest(of_examples, of_replies)) as sigmas
-    from pairs, (select sum(clusters) as m, sum(num) as num, sum(1 / num) as inverse from totals)
+    from shares, totals
 )
 select phrase, a, b, examples_a, examples_b, share_a, share_b, sigmas > 0 as gained from errors
 where abs(sigmas) >= $sigmas and if(sigmas > 0, examples_b, examples_a) >= $examples
@@ -83,6 +92,7 @@ def policy_changes(reader: StoreReader, run: str, a: int, b: int) -> dict[str, A
     rows = run_rollouts(reader, run, COLUMNS, set(keys)).filter(sampled)
     sides = [rows.filter(policy_version=version) for version in (a, b)]
     replies = pl.concat(_replies(side, name) for side, name in zip(sides, "ab", strict=True))
+    replies = replies.with_columns(pl.col("example").rank("dense"))
     relations = {"replies": lambda: replies}
     phrases = select(relations, _CHANGES, sigmas=MIN_SIGMAS, examples=MIN_EXAMPLES)
     parts = {name: _lines(phrases.filter(gained=gained)) for name, gained in (("gained", True), ("lost", False))}
@@ -99,14 +109,11 @@ def phrases_of(text: str) -> list[str]:
 
 def _replies(rows: pl.DataFrame, side: str) -> pl.DataFrame:
     text = pl.col("reply").str.head(MAX_CHARACTERS).str.to_lowercase()
-    return (
-        rows.drop_nulls("reply")
-        .head(MAX_REPLIES)
-        .select(
-            side=pl.lit(side),
-            example=pl.struct("environment", "example_id"),
-            phrases=text.map_elements(phrases_of, return_dtype=pl.List(pl.String)),
-        )
+    read = rows.drop_nulls("reply").head(MAX_REPLIES).with_columns(text)
+    return read.filter(pl.col("reply").str.len_chars().cum_sum() <= MAX_TEXT).select(
+        side=pl.lit(side),
+        example=pl.struct("environment", "example_id"),
+        phrases=pl.col("reply").map_elements(phrases_of, return_dtype=pl.List(pl.String)),
     )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import polars as pl
 
+from flows.queries.metrics import written_metrics
 from flows.queries.request import BadQuestion, PageRequest
 from flows.queries.rollout_list import ASCENDING, DESCENDING
 from flows.queries.row_lineage import policy_names, policy_version
@@ -12,6 +13,7 @@ from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader
 from flows.queries.views import select_from
 from storage.read.lineage import row_identities
+from tasks.metrics.figures import ALL, Values
 
 BINS = 20
 MEASURED = (
@@ -20,17 +22,29 @@ MEASURED = (
 )
 """Columns of an optimizer step that are returned; as in `storage.schemas.stage_tables.UPDATES`."""
 COUNTS = ("num_traces", "num_groups", "num_examples", "num_judged", "tokens")
-MEANS = (
-    *("num_input_tokens", "num_output_tokens", "num_turns", "truncated", "staleness_mean", "staleness_max", "seconds"),
-)
-REWARDS = ("num_scored", "mean", "spread", "min", "max")
+WRITTEN_MEANS = {
+    **{name: name for name in ("num_input_tokens", "num_output_tokens", "num_turns")},
+    **{"truncated": "is_truncated", "staleness_mean": "staleness"},
+}
+WRITTEN_REWARDS = {"mean": "reward/mean", "spread": "reward/std", "min": "reward/min", "max": "reward/max"}
+"""Figures of a step that stand in table `metrics`, by the names that they have there."""
+MEANS = (*WRITTEN_MEANS, "staleness_max", "seconds")
+REWARDS = ("num_scored", *WRITTEN_REWARDS)
 
 
-def figures(frame: pl.DataFrame) -> dict[str, Any]:
+def written_of(reader: StoreReader, run: str, lineages: Sequence[StepLineage]) -> Values:
+    """Return the metrics that a step has written of the rollouts of these lineages, and of no others; else nothing."""
+    keys = {lineage.traces.key for lineage in lineages}
+    steps = [step for step in reader.history(run).sampled_steps if {work.key for work in step.traces} == keys]
+    return written_metrics(reader, steps)[0] if steps else {}
+
+
+def figures(frame: pl.DataFrame, written: Values | None = None) -> dict[str, Any]:
     """Return what the traces of a step, or of an evaluation, say together, as plain values.
 
     Rewards are over those that were scored and not stopped; lengths over all that were not stopped, as in
-    `tasks.metrics.rollouts`. What nothing was measured of is None.
+    `tasks.metrics.rollouts`. What nothing was measured of is None. What the step has `written` is returned as it was
+    written: rows may have been dropped for their age since.
     """
     # The views are of a step each; these rollouts may be of several.
     one = {"run": "", "step": 0, "for_training": True}
@@ -41,16 +55,23 @@ def figures(frame: pl.DataFrame) -> dict[str, Any]:
     total = next((row for row in rewards if row["environment"] is None), dict.fromkeys(REWARDS) | {"num_scored": 0})
     return {
         **{name: value for name, value in values.items() if name not in MEANS},
-        "reward": {name: total[name] for name in REWARDS},
+        "reward": {name: total[name] for name in REWARDS} | _in_place(written, ALL, WRITTEN_REWARDS),
         "environments": [
-            {name: row[name] for name in ("environment", "num_traces", *REWARDS)} | {"agents": _agents(rewards, row)}
+            {name: row[name] for name in ("environment", "num_traces", *REWARDS)}
+            | _in_place(written, row["environment"], WRITTEN_REWARDS)
+            | {"agents": _agents(rewards, row)}
             for row in rewards
             if row["environment"] is not None and row["agent"] is None
         ],
-        "means": {name: values[name] for name in MEANS},
+        "means": {name: values[name] for name in MEANS} | _in_place(written, ALL, WRITTEN_MEANS),
         "outcomes": _counts(frame, "outcome", "detail"),
         "filters": select_from(frame, "select filter, num_found, num_decided from filter_hits order by 1").to_dicts(),
     }
+
+
+def _in_place(written: Values | None, scope: str, names: Mapping[str, str]) -> dict[str, float]:
+    """Return the figures of a scope that were written, by the names that they are shown by."""
+    return {name: written[scope, measure] for name, measure in names.items() if written and (scope, measure) in written}
 
 
 def _rows(frame: pl.DataFrame, view: str) -> list[dict[str, Any]]:
@@ -122,7 +143,8 @@ def of_traces(frame: pl.DataFrame) -> pl.DataFrame:
     return select_from(frame, "select * exclude (run, step) from groups").sort(numbers, "group_id", "agent")
 
 
-GROUPS_PER_PAGE = 24
+GROUPS_PER_PAGE, MAX_CELLS = 24, 64
+"""Groups of a page, and rollouts of one group that are drawn: the list below has all."""
 LEVELS = 10
 """The highest level of colour of a reward; the lowest is 0."""
 CELL = ("trace_id", "key", "reward", "advantage", "outcome", "detail")
@@ -156,6 +178,10 @@ def _with_cells(rows: pl.DataFrame, frame: pl.DataFrame) -> list[dict[str, Any]]
     scales = select_from(frame, "select environment, low, high from reward_scales")
     share = ((pl.col("reward") - pl.col("low")) / (pl.col("high") - pl.col("low"))).clip(0, 1)
     level = pl.when(pl.col("reward").is_finite()).then((share * LEVELS).round()).cast(pl.Int64)
-    colours = frame.join(scales, on="environment", how="left", maintain_order="left").with_columns(level=level)
-    cells = colours.group_by("group_id", "agent", maintain_order=True).agg(cells=pl.struct(*CELL, "level"))
-    return rows.drop("place").join(cells, on=["group_id", "agent"], how="left", maintain_order="left").to_dicts()
+    by = ["group_id", "agent"]
+    members = frame.join(rows, on=by, how="semi", maintain_order="left")
+    colours = members.join(scales, on="environment", how="left", maintain_order="left").with_columns(level=level)
+    cells = colours.group_by(by, maintain_order=True).agg(
+        cells=pl.struct(*CELL, "level").head(MAX_CELLS), num_more=pl.len().cast(pl.Int64) - pl.len().clip(0, MAX_CELLS)
+    )
+    return rows.drop("place").join(cells, on=by, how="left", maintain_order="left").to_dicts()

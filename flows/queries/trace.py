@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import polars as pl
@@ -57,12 +58,13 @@ def find_trace(reader: StoreReader, run: str, trace_id: str, key: str = "") -> F
         nodes = hinted and find_rows(frames, "trace", hinted, pl.col("trace_id") == trace_id).roots
         nodes = nodes or identify(frames, trace_id, "trace").roots
     except UnknownId as error:
-        if not has_lost_rows(reader, list(works.values()), "traces"):
-            raise
-        gone = "rows of its traces were dropped for their age (`stagecoach maintain --retain`)"
-        raise NotThere(f"{error}; {gone}") from error
-    # Rollouts of one id may have been made at several steps, as in a replay: the last one counts.
-    made = max((works[node.key] for node in nodes if node.key in works), key=lambda work: work.step)
+        hints = [f"it is one of {', '.join(runs)}"] if (runs := _runs_with(reader, trace_id)) else []
+        if has_lost_rows(reader, list(works.values()), "traces"):
+            hints.append("rows of its traces were dropped for their age (`stagecoach maintain --retain`)")
+        raise NotThere("; ".join((str(error), *hints))) from error
+    # Rollouts of one id may have been made at several steps, as in a replay: the last one counts. While they are scored
+    # again, those that are not yet are in the work that sampled them alone.
+    made = max((frames.graph.works[node.key] for node in nodes), key=lambda work: (work.key in works, work.step))
     rows = frames.rows([made], "traces").filter(trace_id=nodes[0].id).drop(STORAGE)
     return FoundTrace(run, history.lineage(made), rows.collect().row(0, named=True))
 
@@ -70,14 +72,23 @@ def find_trace(reader: StoreReader, run: str, trace_id: str, key: str = "") -> F
 def trace_use(reader: StoreReader, trace_id: str, run: str = "") -> FoundTrace:
     """Return a trace by its id, or the first eight characters of it or more, as a run uses it.
 
-    Without a run it is as the run has it that computed it. Raises NotThere, with the nearest ids.
+    Without a run it is as the run has it that computed it first. Raises NotThere, with the nearest ids.
     """
     if run:
         return find_trace(reader, run, trace_id)
-    node = identify(reader.frames(), trace_id, "trace").roots[0]
-    work = reader.graph.works[node.key]
+    nodes = identify(reader.frames(), trace_id, "trace").roots
+    work = min((reader.graph.works[node.key] for node in nodes), key=attrgetter("age"))
     # The run that made it may have been removed since; then the first that uses it.
-    return find_trace(reader, work.computed_by if work.computed_by in work.runs else work.runs[0], node.id, node.key)
+    run = work.computed_by if work.computed_by in work.runs else work.runs[0]
+    return find_trace(reader, run, nodes[0].id, work.key)
+
+
+def _runs_with(reader: StoreReader, trace_id: str) -> list[str]:
+    try:
+        nodes = identify(reader.frames(), trace_id, "trace").roots
+    except UnknownId:
+        return []
+    return sorted({run for node in nodes for run in reader.graph.works[node.key].runs})
 
 
 def outcome_of(reader: StoreReader, trace: FoundTrace) -> dict[str, Any]:

@@ -91,6 +91,8 @@ def _by_reward(row: Mapping[str, Any]) -> tuple[bool, float, str]:
 def _texts(messages: StoredRows, trace_ids: Sequence[str]) -> dict[str, dict[str, str]]:
     """Return the prompt and the reply of some traces: messages up to the first sampled one, and the others."""
     parts = [pl.DataFrame(pl.from_arrow(part)) for part in messages.parts(COLUMNS["messages"])]
+    if not parts:  # a live step whose rollouts all failed
+        return {}
     rows = pl.concat([part.filter(pl.col("trace_id").is_in(trace_ids)) for part in parts]).sort("message")
     texts = {}
     for (name,), own in rows.group_by("trace_id"):

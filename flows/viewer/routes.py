@@ -67,8 +67,8 @@ def save_page(reader: StoreReader, address: str, file: Path, force: bool = False
     """Write the page of an address to a file; return a sentence that says so. Raises what `write_whole` does."""
     name, request = parsed_address(address)
     if request.path.get("run") == "latest":
-        newest = quote(reader.latest(), safe="")
-        return save_page(reader, address.replace("/runs/latest", f"/runs/{newest}", 1), file, force)
+        address = address.replace("/runs/latest", f"/runs/{quote(reader.latest(), safe='')}", 1)
+        name, request = parsed_address(address)
     data = as_file(read_page(name, reader.still(), request), request)
     write_whole(file, lambda draft: draft.write_bytes(data), force)
     return f"{address} is in {file}: one file of {len(data)} bytes, which loads nothing"

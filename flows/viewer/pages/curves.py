@@ -46,19 +46,13 @@ def curves(reader: StoreReader, run: str, own: Measured, request: PageRequest) -
     measured = {name: (numbers(reader, name), held_out(reader, name)) for name in runs[1:]}
     of_runs = {name: _sections(reader, name, of_run, request) for name, of_run in ({run: own} | measured).items()}
     sections = of_runs[run] if len(runs) == 1 else together(of_runs)
-    drawn = [
-        {"title": section["title"], "charts": [_zoom_and_smooth(chart, request) for chart in section["charts"]]}
-        for section in sections
-    ]
-    zeros, exits = [], []
-    for section in drawn:
+    drawn, zeros, exits = [], [], []
+    for section in sections:
+        # Of all steps: what is zero between two of them alone is drawn.
         zeros += [chart["title"] for chart in section["charts"] if _is_zero(chart)]
-        section["charts"] = [chart for chart in section["charts"] if not _is_zero(chart)]
-        exits += [
-            {"name": chart["name"], "title": chart["title"], **chart["exit"]}
-            for chart in section["charts"]
-            if chart["exit"]
-        ]
+        shown = [_zoom_and_smooth(chart, request) for chart in section["charts"] if not _is_zero(chart)]
+        drawn.append({"title": section["title"], "charts": shown})
+        exits += [{"name": each["name"], "title": each["title"], **each["exit"]} for each in shown if each["exit"]]
     return {
         "sections": drawn,
         "zeros": zeros,

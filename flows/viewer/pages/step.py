@@ -18,11 +18,12 @@ from flows.queries.rollouts import (
 )
 from flows.queries.run_state import any_going
 from flows.queries.scores import scored_evaluations
-from flows.queries.step import figures, group_page, histogram, policies, updates
+from flows.queries.step import figures, group_page, histogram, policies, updates, written_of
 from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader, expired_rows
 from flows.viewer import addresses
 from flows.viewer.addresses import Page
+from tasks.metrics.figures import Values
 
 CARRIED = ("sort", "order", "columns", "size", "k", "group_sort", "group_order")
 """What stays in the address on the way to the step before or after."""
@@ -41,19 +42,21 @@ def step_page(reader: StoreReader, request: PageRequest) -> Page:
         "evaluation": None,
         "retired": expired_rows(reader, [work for lineage in lineages for work in lineage.works]),
         **_step_values(reader, run, lineages, frame),
-        **list_values(reader, run, frame, request),
+        **list_values(reader, run, frame, request, written_of(reader, run, lineages)),
         **neighbours(steps_of(reader, run), step),
         "carried": {name: request.query[name] for name in CARRIED if request.query.get(name)},
     }
     return Page("step.html", f"Step {step}", values, ((run, addresses.run(run)),), any_going(reader, run))
 
 
-def list_values(reader: StoreReader, run: str, frame: pl.DataFrame, request: PageRequest) -> dict[str, Any]:
+def list_values(
+    reader: StoreReader, run: str, frame: pl.DataFrame, request: PageRequest, written: Values | None = None
+) -> dict[str, Any]:
     """Return what the traces of a step, or of an evaluation, come to: figures, rewards, groups and the list."""
     choice = choice_of(request)
     chosen = choose(frame, choice)
     return {
-        "figures": figures(frame),
+        "figures": figures(frame, written),
         "histogram": histogram(frame),
         "groups": group_page(frame, request),
         "traces": list_page(frame, chosen, choice),

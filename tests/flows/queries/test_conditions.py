@@ -48,7 +48,11 @@ def found(condition: Condition) -> list[int]:
         ("step in (select step from rollouts where reward = 1)", [1]),
         ("is_truncated = true", [1, 3]),
         ("1 > 0", [1, 2, 3, 4]),
-        ("len([1, 2]) > 2", []),
+        ("contains(reply, 'Hello')", [2]),
+        ("starts_with(reply, 'a<')", [1]),
+        ("list_contains([1, 3], step)", [1, 3]),
+        ("is_truncated", [1, 3]),
+        ("not is_truncated", [2, 4]),
         ("len([x for x in [step, 4] if x > 2]) = 2", [3, 4]),
     ],
 )
@@ -72,6 +76,13 @@ def test_conditions(text, steps):
         ("it's", []),
         ("NOTHING", [3]),
         ("true); select (1", []),
+        ("true); select (reward", []),
+        ("the answer is 42", []),
+        ("the reward is 42", []),
+        ("made in 2024", []),
+        ("it is (a)", []),
+        ("<b>12</b>", []),
+        ("step-by-step", []),
     ],
 )
 def test_texts_are_looked_for_in_replies_and_notes_and_expressions_in_replies(text, steps):

@@ -183,3 +183,4 @@ def test_people_get_a_tree(root, capsys):
     printed = capsys.readouterr().out
     assert "└─ assignment 0-0/0: seed" in printed and "verdict: left out by quarantined" in printed
     assert "Policies that go back to it, of base: 1 to 2 (2)" in printed
+    assert "Policies before it, of base: 0\n" in printed

@@ -11,11 +11,16 @@ from flows.queries.request import NotThere
 from flows.queries.rollouts import evaluation_traces, lineages_of, rollout_columns, steps_of, traces, traces_of
 from flows.queries.step import figures, histogram, of_traces, policies, updates
 from flows.queries.store_reader import StoreReader
+from flows.queries.trace import find_trace, trace_use
 from flows.queries.views import select_from
 from storage.read.frames import Frames
+from storage.refs import Entry
+from tests.fixtures.builders import message, table, trace
 from tests.flows.queries import every_outcome
 from tests.flows.queries.every_outcome import RUNS
+from tests.flows.viewer.hand_made import NOW, RUN, HandMade
 from tests.flows.viewer.looking import what_is_read
+from tests.flows.viewer.stepped import PARTLY
 
 
 @pytest.fixture(scope="module")
@@ -178,3 +183,23 @@ def test_groups_are_in_the_order_that_people_count_in(library):
     ids = ["3-10", "3-2", "3.1-0", "3-0"]
     frame = traces(library, "base", 0).head(4).with_columns(group_id=pl.Series(ids))
     assert of_traces(frame)["group_id"].to_list() == ["3-0", "3-2", "3-10", "3.1-0"]
+
+
+def test_a_trace_is_shown_as_the_first_run_has_it(root):
+    reader = StoreReader.at(root)
+    for name in ("trace-0-0-1", "trace-0-1-2"):  # run regraded scored it again
+        assert trace_use(reader, name).run == "base" and trace_use(reader, name, "regraded").run == "regraded"
+    with pytest.raises(NotThere, match=r"it is one of base"):
+        find_trace(reader, "begun", "trace-1-0-1")
+
+
+def test_while_rollouts_are_scored_again_the_others_are_there(tmp_path):
+    made = HandMade(tmp_path)
+    keys = made.step([trace("a"), trace("b")], [message("a", 0), message("b", 0)])
+    piece = made.store.append("traces", table("traces", [trace("a")]), run=RUN, step=0, key=PARTLY, attempt="again")
+    inputs = {"rollout": keys["rollout"]}
+    made.store.ledger.commit(Entry(RUN, 0, "regrade", 1, PARTLY, "p0", "again", inputs, {}, (piece,), NOW, NOW))
+    reader = StoreReader.at(tmp_path)
+    assert [find_trace(reader, RUN, name).key for name in "ab"] == [PARTLY, keys["rollout"]]
+    with pytest.raises(NotThere, match="names no trace"):
+        find_trace(reader, RUN, "nowhere")

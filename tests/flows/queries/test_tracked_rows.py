@@ -3,6 +3,7 @@
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from configs.services import TensorboardTracking
 from flows.queries.store_reader import StoreReader, recorded_run
@@ -10,6 +11,7 @@ from flows.queries.tracked_rows import TEXT, recorded_rows, sample_rollouts
 from flows.reporting.tracking import TrackedRow, TrackingWatcher
 from flows.runtime import loop
 from flows.runtime.session import record_run
+from tasks.runtime.stored_rows import StoredRows
 from tests.fixtures import evaluations, rehearsal
 from tests.fixtures.builders import message, table, trace
 from tests.fixtures.tracked import Written
@@ -49,6 +51,8 @@ def test_samples_are_spread_over_the_rewards():
     assert [each["trace"] for each in sample_rollouts(tables, 9)] == ["t1", "t3", "t4", "t0", "t2"]
     assert len(sample_rollouts(tables, 1)) == 1
     assert sample_rollouts({"traces": tables["traces"]}, 3) == [], "a step without rollouts of its own has none"
+    none = StoredRows(tables["messages"].schema, 0, lambda number, columns: pytest.fail("there is no part"))
+    assert [each["reply"] for each in sample_rollouts(tables | {"messages": none}, 2)] == ["", ""], "all failed"
 
 
 def test_a_sample_has_its_prompt_apart_from_its_reply():

@@ -59,7 +59,8 @@ def test_a_comparison_is_made_once_for_the_same_work_and_is_live_while_a_run_goe
     store = rehearse(tmp_path / "store", "base", steps=1)
     reader = StoreReader.at(tmp_path / "store")
     first = compare(reader, "base", "base")
-    assert compare(reader, "base", "base") is first
+    rehearse(tmp_path / "store", "other", steps=1, seed=8)
+    assert compare(reader, "base", "base") is first, "work of another run changes nothing"
     rehearse(tmp_path / "store", "base", steps=2)
     assert len(compare(reader, "base", "base")["steps"]) == 2 and len(first["steps"]) == 1
     store.runs.record(run="begun", event="started", kind="train", config=store.runs.config("base"))

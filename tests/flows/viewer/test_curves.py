@@ -40,6 +40,7 @@ def test_a_chart_of_zeros_is_only_named(forked):
     values, asked = page(forked)
     assert values.values["zeros"] and not {*values.values["zeros"]} & {*titles(values.values)}
     assert f"Always zero: {', '.join(values.values['zeros'])}." in as_html(values, asked).decode()
+    assert page(forked, to="0")[0].values["zeros"] == values.values["zeros"], "the loss is zero at the first step alone"
 
 
 def test_links_of_a_chart_keep_what_else_was_asked(forked):

@@ -20,7 +20,7 @@ from storage.store import open_store
 from tests.fixtures import builders
 from tests.fixtures.rehearsal import rehearse
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
-from tests.flows.viewer.looking import answer, everything
+from tests.flows.viewer.looking import answer, everything, values
 
 TABLES = ("assignments", "traces", "messages", "verdicts", "samples", "batches", "updates")
 Without = Callable[[str], StoreReader]
@@ -83,6 +83,14 @@ def test_tokens_of_runs_outlive_the_rows_that_they_were_counted_in(without):
             assert kept[name] == whole[name]
     lost = runs(without("metrics")).row(0, named=True)
     assert (lost["tokens_sampled"], lost["tokens_trained"]) == (None, None), "unknown is not zero"
+
+
+def test_figures_of_a_step_are_those_that_it_has_written(without):
+    whole, kept = (values(without(table), "/runs/run/steps/0")["figures"] for table in ("", "traces"))
+    assert kept["num_traces"] == 0
+    for part, names in (("reward", ("mean", "spread", "min", "max")), ("means", ("num_output_tokens", "truncated"))):
+        assert [kept[part][name] for name in names] == [whole[part][name] for name in names]
+        assert kept[part][names[0]] is not None
 
 
 def test_a_trace_whose_row_went_is_said_to_be_gone(without):

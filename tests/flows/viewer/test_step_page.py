@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 
 from flows.queries.rollouts import steps_of, traces
+from flows.queries.scores import scored_evaluations
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
-from storage.store import open_store
+from storage.store import Store, open_store
 from tests.fixtures import evaluations
+from tests.fixtures.builders import message, trace
 from tests.flows.viewer import looking
-from tests.flows.viewer.hand_made import RUN
+from tests.flows.viewer.hand_made import RUN, HandMade
 from tests.flows.viewer.looking import Elements
 from tests.flows.viewer.stepped import PARTLY, begun
 
@@ -113,3 +115,25 @@ def test_evaluations_lead_to_each_other(scored):
         assert found["previous"] == (versions[at - 1] if at else None) and found["packed"] is False
     for address, status in (("1?set=middling", 400), ("7", 404)):
         assert looking.answer(scored, f"/runs/base/evaluations/{address}")[0] == status
+
+
+def test_all_evaluations_are_read_in_one_look(scored, monkeypatch):
+    before, looks, read = scored_evaluations(scored, "base"), list[Any](), scored.store.read
+
+    def look(_: Store, *question: Any) -> Any:
+        looks.append(question)
+        return read(*question)
+
+    monkeypatch.setattr(Store, "read", look)
+    again = scored_evaluations(StoreReader(scored.store), "base")
+    assert [scores.described for _, scores in again] == [scores.described for _, scores in before]
+    assert len(looks) == 1 and len(again) > 2
+
+
+def test_of_a_large_group_some_rollouts_are_drawn(tmp_path):
+    made = HandMade(tmp_path)
+    made.step([trace(f"t{number}") for number in range(70)], [message(f"t{number}", 0) for number in range(70)])
+    library = StoreReader.at(tmp_path)
+    (row,) = values(library, RUN, 0)["groups"]["rows"]
+    assert (len(row["cells"]), row["num_more"], row["num_traces"]) == (64, 6, 70)
+    assert "+6" in "".join(html(library, RUN, 0).texts)

@@ -161,6 +161,12 @@ def test_the_newest_run_can_be_saved_by_the_name_latest(capsys, root, tmp_path):
     assert f"/runs/{newest} is in" in capsys.readouterr().out and f"{newest}" in (tmp_path / "run.html").read_text()
 
 
+def test_the_name_latest_of_a_run_itself_is_looked_up_once(capsys, root, tmp_path, monkeypatch):
+    monkeypatch.setattr(StoreReader, "latest", lambda reader: "latest")
+    assert cli.main(["view", "--save", "/runs/latest", str(tmp_path / "run.html"), "--store", str(root)]) == 2
+    assert "latest" in capsys.readouterr().err
+
+
 def test_a_run_that_has_just_begun(capsys, tmp_path):
     begun(tmp_path / "store", 0)
     assert lines(capsys, tmp_path / "store", status=2) == ["stagecoach: run 'hand' has no rollouts yet"]
