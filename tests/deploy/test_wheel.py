@@ -138,7 +138,7 @@ def test_the_first_two_steps_of_the_demo(installed):
     store = installed.directory / "stagecoach-store"
     resume = [sys.executable, "-m", "flows.cli", "resume", "demo", "--store", str(store), "--plain"]
     resumed = subprocess.run(resume, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert "nothing to compute" in resumed.stdout, resumed.stdout + resumed.stderr
+    assert "; 0 computed, " in resumed.stdout, resumed.stdout + resumed.stderr
 
 
 def test_a_project_is_made_and_checked(installed):
