@@ -198,7 +198,7 @@ def test_while_rollouts_are_scored_again_the_others_are_there(tmp_path):
     keys = made.step([trace("a"), trace("b")], [message("a", 0), message("b", 0)])
     piece = made.store.append("traces", table("traces", [trace("a")]), run=RUN, step=0, key=PARTLY, attempt="again")
     inputs = {"rollout": keys["rollout"]}
-    made.store.ledger.commit(Entry(RUN, 0, "regrade", 1, PARTLY, "p0", "again", inputs, {}, (piece,), NOW, NOW))
+    made.store.ledger.commit(Entry(RUN, 0, "regrade", 1, PARTLY, "p0", "again", {}, inputs, (piece,), NOW, NOW))
     reader = StoreReader.at(tmp_path)
     assert [find_trace(reader, RUN, name).key for name in "ab"] == [PARTLY, keys["rollout"]]
     with pytest.raises(NotThere, match="names no trace"):
