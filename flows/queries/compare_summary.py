@@ -1,4 +1,4 @@
-"""The comparison of two runs as sentences and tables of text, for the terminal, the viewer and Prefect.
+"""The comparison of two runs as sentences and tables of text, for the terminal and the viewer.
 
 `comparison` is the result of `flows.queries.compare.compare`, with `detail` of one step if there is one.
 """
