@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flows.cli.launch import run
@@ -52,7 +52,7 @@ def main() -> None:
         print(f"| up to {until} | {seconds:.2f} | {seconds / sampling:.2f} |")
 
 
-def _plain(self: StageTask, step: int, work: Callable[[], Ref]) -> Ref:
+def _plain(self: StageTask, step: int, work: Callable[[], Ref], label: str = "", tags: Sequence[str] = ()) -> Ref:
     return work()
 
 

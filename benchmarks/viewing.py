@@ -77,7 +77,6 @@ def pages(root: Path, store: str) -> dict[str, str]:
     found = {
         "step": addresses.step(RUN, step),
         "step, sorted": addresses.step(RUN, step, sort="reward", order="desc", outcome="trained"),
-        "step, text searched": addresses.step(RUN, step, search=word),
         "trace": addresses.trace(RUN, name, lineage.traces.key),
         "batch": addresses.batch(RUN, step),
     }

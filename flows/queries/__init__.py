@@ -8,7 +8,7 @@
 - runs, run_state, watched, scores: all runs, the state of one, what of it is new, what its policies scored
 - ledger: its slices, whom they are shared with, and when its stages were at work
 - metrics, charts: the numbers of steps out of table `metrics`, as series and as the charts of
-  `flows/reporting/figures.toml`; curves, spread: how charts are shown, and what all replies say of steps
+  `flows/reporting/figures.toml`; spread: what all replies say of steps
 - notes: what people wrote on runs and rollouts
 - conditions, condition_process, rollout_search: what conditions say of rollouts, and which of a run meet one;
   policy_changes: what changed in replies between two policies

@@ -1,4 +1,4 @@
-"""A step or an evaluation: figures, groups side by side, and traces as a list to filter, sort and search."""
+"""A step or an evaluation: figures, groups side by side, and traces as a list to filter and sort."""
 
 from collections.abc import Sequence
 from typing import Any
