@@ -54,13 +54,13 @@ def evals(
 ) -> int:
     """Print the evaluations of runs, or write them as Parquet.
 
-    Raises ConfigError for an unknown run or runs without evaluations, FieldMissing for a field that examples lack.
+    Raises RunUnknown, NotThere for runs without evaluations, FieldMissing for a field that examples lack.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from configs.errors import ConfigError
     from flows.cli.evaluation_rows import SCHEMA, cells, evaluation_rows
+    from flows.queries.request import NotThere
     from flows.queries.scores import mixed_policies
     from flows.queries.store_reader import recorded_run
     from flows.reporting.output_files import write_whole
@@ -71,7 +71,7 @@ def evals(
     rows = list(evaluation_rows(reader.store, named, by))
     if not rows:
         names = ", ".join(name for name, _ in named)
-        raise ConfigError([f"{names}: no policy was evaluated; do so with stagecoach eval"])
+        raise NotThere(f"{names}: no policy was evaluated; do so with stagecoach eval")
     if output:
         table = pa.Table.from_pylist(rows, schema=SCHEMA)
         write_whole(Path(output), lambda draft: pq.write_table(table, draft), force)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from flows.cli.arguments import Json, UsageError, option, split_items
-from flows.reporting.formats import config_value
+from flows.reporting.formats import config_value, console, visible
 
 if TYPE_CHECKING:
     from configs.load import Setting
@@ -38,9 +38,10 @@ def config(
         return 0
     for setting in selected:
         value, default = config_value(setting.value), config_value(setting.default)
-        print(f"{setting.key} = {value}    (from {setting.source or 'default'}; the default is {default})")
+        line = f"{setting.key} = {value}    (from {setting.source or 'default'}; the default is {default})"
+        console().print(visible(line))
         if keys:
-            print(setting.meaning)
+            console().print(setting.meaning)
     return 0
 
 

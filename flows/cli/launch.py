@@ -68,6 +68,16 @@ def run(config: RunConfig, watchers: tuple[Watcher, ...] = ()) -> dict[str, Any]
             return LOOPS[config.kind](session)
 
 
+class _HeldSession:
+    """The open session of a flow. It stays in this process, while a flow travels with its tasks to other workers."""
+
+    def __init__(self, session: Session | None = None) -> None:
+        self.session = session
+
+    def __reduce__(self) -> tuple[type["_HeldSession"], tuple[()]]:
+        return _HeldSession, ()
+
+
 def _run_in_flow(session: Session) -> dict[str, Any]:
     """Run an open session in a Prefect flow. How it ended is not changed by a Prefect that cannot write that down.
 
@@ -79,12 +89,13 @@ def _run_in_flow(session: Session) -> dict[str, Any]:
 
     from flows.orchestration.run_flow import run_flow
 
-    config, ends = session.config, list[Any]()
+    config, held, ends = session.config, _HeldSession(session), list[Any]()
 
     def work(name: str, seed: int | None, store: str) -> dict[str, Any]:
+        assert held.session, "only the process that opened the session calls its flow"
         try:
-            with table_workers(config.prefect), record_run(session):
-                outcome = LOOPS[config.kind](session)
+            with table_workers(config.prefect), record_run(held.session):
+                outcome = LOOPS[config.kind](held.session)
         except BaseException as error:
             ends.append(error)
             raise

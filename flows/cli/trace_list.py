@@ -95,7 +95,7 @@ def _headline(run: str, title: str, figures: Mapping[str, Any]) -> str:
     reward = figures["reward"]
     spread = f" ± {formats.number(reward['spread'])}" if reward["spread"] is not None else ""
     counts = ((row["num_traces"], row["outcome"], one_line(row["detail"], 40)) for row in figures["outcomes"])
-    outcomes = ", ".join(" ".join(str(part) for part in parts if part != "") for parts in counts)
+    outcomes = ", ".join(" ".join(str(part) for part in parts if part != "") for parts in counts) or "no rollouts"
     return f"{one_line(run, 60)}, {title}: reward {formats.number(reward['mean'])}{spread}; {outcomes}"
 
 
@@ -151,6 +151,8 @@ def cell_text(value: Any, kind: str, piped: bool) -> str:
 
 def _ending(listed: Mapping[str, Any]) -> str:
     pages = f"; page {listed['page']} of {listed['num_pages']} (--page, --limit)" if listed["num_pages"] > 1 else ""
-    first = listed["rows"][0]["trace_id"][: listed["id_length"]] if listed["rows"] else "ID"
-    example = f"stagecoach trace {quote(one_line(first, 60))}"
-    return f"{listed['num_chosen']} of {listed['num_all']} traces{pages}. One of them: {example}"
+    count = f"{listed['num_chosen']} of {listed['num_all']} traces{pages}"
+    if not listed["rows"]:
+        return count
+    first = listed["rows"][0]["trace_id"][: listed["id_length"]]
+    return f"{count}. One of them: stagecoach trace {quote(one_line(first, 60))}"

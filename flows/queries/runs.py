@@ -6,6 +6,7 @@ from typing import Any
 import polars as pl
 
 from configs.errors import ConfigError
+from configs.store_paths import STORE
 from flows.queries.charts import last_value
 from flows.queries.compare import compared_configs
 from flows.queries.metrics import written_metrics
@@ -92,7 +93,10 @@ def _held_out(reader: StoreReader, name: str) -> float | None:
 
 
 def headline_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return model, algorithms and environments of a run; of another version's config what is there."""
+    """Return model, algorithms and environments of a run; of another version's config those that it has.
+
+    A model inside the store is named by its path below the store.
+    """
     listed = config.get("environments")
     environments = [entry for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, list) else []
     usual = section(config, "algorithm").get("type")
@@ -100,7 +104,7 @@ def headline_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     algorithms = list(dict.fromkeys(map(str, filter(None, types)))) if config.get("kind") != "sft" else []
     model = section(config, "model").get("path")
     names = [str(entry.get("name")) for entry in environments]
-    return {"model": str(model) if model else None, "algorithms": algorithms, "environments": names}
+    return {"model": str(model).removeprefix(STORE) if model else None, "algorithms": algorithms, "environments": names}
 
 
 def section(config: Mapping[str, Any], name: str) -> Mapping[str, Any]:

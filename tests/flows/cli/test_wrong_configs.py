@@ -79,7 +79,7 @@ def closed_port():
     [
         ("engine.url=http://127.0.0.1:PORT engine.startup_seconds=0.2", "is not ready after 0.2 s"),
         ("environments.0.address=tcp://127.0.0.1:PORT", "service 'environment reverse_text' at"),
-        ("", "the Prefect API at http://127.0.0.1:PORT/api does not answer"),
+        ("", "no Prefect API answers at http://127.0.0.1:PORT/api"),
     ],
     ids=["engine", "environment server", "Prefect"],
 )

@@ -85,7 +85,8 @@ def everything(library: StoreReader, *only: str) -> list[str]:
 
 def formed(address: str, form: str) -> str:
     """The address of a page in another form: html, json or file."""
-    return f"{address}{'&' if '?' in address else '?'}format={form}"
+    page, mark, part = address.partition("#")
+    return f"{page}{'&' if '?' in page else '?'}format={form}{mark}{part}"
 
 
 def one_of_each(library: StoreReader, *only: str) -> dict[str, str]:
