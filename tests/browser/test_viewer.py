@@ -47,9 +47,7 @@ def test_a_stretch_that_is_drawn_is_zoomed_into_and_a_double_click_leads_back(de
     page.mouse.up()
     page.wait_for_function(f"(full) => {END} < full", arg=full)
     page.mouse.dblclick(x + 20, y)
-    page.wait_for_function(
-        "(full) => document.querySelector('.chart.is-drawn').chart.scales.x.max === full", arg=full[1]
-    )
+    page.wait_for_function("(full) => document.querySelector('.chart.is-drawn').chart.scales.x.max === full", arg=full)
     assert page.url.endswith("/runs/demo"), "no click of it opened a step"
 
 
