@@ -71,8 +71,8 @@ def test_traces_are_filtered_sorted_and_paged(demo, opened):
     page = window.open("/runs/demo/steps/0")
     picture(page, "step")
     everything = said(window, "/runs/demo/steps/0")["traces"]["num_all"]
-    # The choice of an outcome is offered where a step has several, which two small steps may not have.
-    page = window.open("/runs/demo/steps/0?outcome=trained")
+    page.locator("form.filters select[name=outcome]").select_option("trained")
+    page.wait_for_url("**outcome=trained*")
     assert set(question(window)) == {"outcome"}
     assert said(window, window.address().partition("#")[0])["traces"]["num_chosen"] <= everything
     page.locator("table.traces thead a", has_text=re.compile("^reward", re.I)).first.click()
