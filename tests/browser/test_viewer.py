@@ -71,9 +71,9 @@ def test_traces_are_filtered_sorted_and_paged(demo, opened):
     page = window.open("/runs/demo/steps/0")
     picture(page, "step")
     everything = said(window, "/runs/demo/steps/0")["traces"]["num_all"]
-    page.locator("form.filters select[name=outcome]").select_option("trained")
-    page.wait_for_url("**outcome=trained*")
-    assert set(question(window)) == {"outcome"}
+    page.locator("form.filters select[name=filter]").select_option("repetition")
+    page.wait_for_url("**filter=repetition*")
+    assert set(question(window)) == {"filter"}
     assert said(window, window.address().partition("#")[0])["traces"]["num_chosen"] <= everything
     page.locator("table.traces thead a", has_text=re.compile("^reward", re.I)).first.click()
     page.wait_for_url("**sort=reward*")
@@ -195,9 +195,9 @@ def test_everything_is_reached_by_keys_alone(demo, opened):
 def test_pages_work_without_scripts(demo, opened):
     window = opened(demo, java_script_enabled=False)
     page = window.open("/runs/demo/steps/0")
-    page.locator("form.filters select[name=outcome]").select_option("trained")
+    page.locator("form.filters select[name=filter]").select_option("repetition")
     page.get_by_role("button", name="Filter").click()
-    page.wait_for_url("**outcome=trained*")
+    page.wait_for_url("**filter=repetition*")
     page.locator("table.traces tbody a").first.click()
     page.wait_for_url("**/runs/demo/traces/**")
     page.locator("select[data-colors]").select_option("entropy")

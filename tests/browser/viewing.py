@@ -24,6 +24,8 @@ from tests.fixtures.rehearsal import SOURCE, Rehearsal, session_for
 
 CHECKOUT = Path(__file__).parents[2]
 SMALL = CHECKOUT / "tests/acceptance/small.toml"
+FILTERS = 'filtering.filters=[{type="errored"}, {type="repetition", window=1, probability=0.5}]'
+"""One finds something in nearly every rollout and leaves none out, so that a step's list offers a choice of filters."""
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or "/usr/bin/chromium"
 UPDATES = 60
@@ -48,7 +50,7 @@ def short_demo(directory: Path) -> Path:
     """Make a store with two steps of the demo by the real engine, from a model that knows a little, and a replay."""
     store, model = directory / "store", taught_a_little(directory / "model")
     given = ["--store", str(store), "--plain"]
-    stagecoach("run", "demo", str(SMALL), f"model.path={model}", "steps=2", "--name", "demo", *given)
+    stagecoach("run", "demo", str(SMALL), f"model.path={model}", "steps=2", FILTERS, "--name", "demo", *given)
     changed = ["--from", "advantage", "--until", "packing", "--set", "algorithm.type=rloo"]  # no learner is needed
     stagecoach("replay", "demo", *changed, "--name", "demo-by-rloo", *given)
     return store
