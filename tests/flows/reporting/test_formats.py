@@ -50,8 +50,8 @@ def test_moments_are_in_universal_time():
 def test_json_is_laid_out_and_what_is_none_stays_as_it_is():
     assert formats.pretty('{"a": [1]}') == '{\n  "a": [\n    1\n  ]\n}'
     assert formats.pretty("{no json") == "{no json"
-    deep = ["[" * depth + "]" * depth for depth in (100, 5000, 500_000)]
-    assert [formats.pretty(each) == each for each in deep] == [False, True, True]
+    deep = ["[" * depth + "]" * depth for depth in (100, 500_000)]
+    assert [formats.pretty(each) == each for each in deep] == [False, True]
 
 
 FAMILY = "👩\u200d👩\u200d👧"
