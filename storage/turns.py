@@ -40,7 +40,11 @@ class CachedTurn:
     """The keys of the policies that sampled it; none where a frozen model did."""
 
 
-class TurnCache(GroupCommitter[CachedTurn | None]):
+_NO_TURN = CachedTurn("", "", "", "", ())
+"""Of no group, so it is never committed: it lets the thread, which alone writes, remove files without needed turns."""
+
+
+class TurnCache(GroupCommitter[CachedTurn]):
     """The turns of one run that are still needed; a context in which a thread commits and removes them.
 
     A turn is durable about LINGER_SECONDS after `put`. If the block ends by an error all turns are committed; if it
@@ -78,18 +82,17 @@ class TurnCache(GroupCommitter[CachedTurn | None]):
         with self.lock:
             return [*self._turns.get(group_id, {}).values()]
 
-    def put(self, turn: CachedTurn | None) -> None:
-        """Keep a turn, in place of one of the same rollout and request by other policies; returns immediately.
-
-        None lets the thread, which alone writes, remove the files in which no turn is needed.
-        """
-        if turn:
-            with self.lock:
-                turns, place = self._turns.setdefault(turn.group_id, {}), (turn.assignment_id, turn.request)
-                if place in turns and turns[place].policies == turn.policies:
-                    return
-                turns[place] = turn
+    def put(self, turn: CachedTurn) -> None:
+        """Keep a turn, in place of one of the same rollout and request by other policies; returns immediately."""
+        with self.lock:
+            turns, place = self._turns.setdefault(turn.group_id, {}), (turn.assignment_id, turn.request)
+            if place in turns and turns[place].policies == turn.policies:
+                return
+            turns[place] = turn
         super().put(turn)
+
+    def _wake(self) -> None:
+        super().put(_NO_TURN)
 
     def forget(self, groups: Iterable[str]) -> None:
         """Drop the turns of groups that are committed, or not needed any longer."""
@@ -111,9 +114,9 @@ class TurnCache(GroupCommitter[CachedTurn | None]):
                 groups.add(turn.group_id)
                 self._turns.setdefault(turn.group_id, {})[turn.assignment_id, turn.request] = turn
 
-    def _select_needed(self, turns: Iterable[CachedTurn | None]) -> list[CachedTurn]:
+    def _select_needed(self, turns: Iterable[CachedTurn]) -> list[CachedTurn]:
         with self.lock:
-            return [turn for turn in turns if turn and turn.group_id in self._turns]
+            return [turn for turn in turns if turn.group_id in self._turns]
 
     def _find_emptied(self) -> list[str]:
         with self.lock:
@@ -121,9 +124,9 @@ class TurnCache(GroupCommitter[CachedTurn | None]):
 
     def _remove_unneeded(self) -> None:
         if self._find_emptied():
-            self.put(None)
+            self._wake()
 
-    def _commit(self, items: Sequence[CachedTurn | None]) -> None:
+    def _commit(self, items: Sequence[CachedTurn]) -> None:
         """Commit the turns that are needed, then remove the files in which none is."""
         if turns := self._select_needed(items):
             rows, attempt = pa.Table.from_pylist([asdict(turn) for turn in turns], TURNS.arrow), uuid4().hex
@@ -145,7 +148,7 @@ class TurnCache(GroupCommitter[CachedTurn | None]):
             if files:  # else another process has taken them out
                 table.replace(files, [], self._run_name)
         except CommitConflict:  # with another process that does the same
-            self.put(None)
+            self._wake()
             return
         for file in files:
             self._store.root.remove_unneeded(f"{table.place}/{file.path}")

@@ -52,7 +52,8 @@ def maintain_tables(
 
 def describe_maintenance(expired: Sequence[ExpiryReport], done: MaintenanceReport, dry_run: bool) -> dict[str, Any]:
     """Return what was done as plain values."""
-    return {**asdict(done), "expired": [asdict(each) for each in expired], "dry_run": dry_run}
+    totals = {"merged": done.merged, "only_copies": done.only_copies}
+    return {**asdict(done), **totals, "expired": [asdict(each) for each in expired], "dry_run": dry_run}
 
 
 def _check(store: Store, retention: Retention, force: bool) -> None:

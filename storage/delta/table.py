@@ -281,11 +281,12 @@ class StoredTable:
         witness = uuid4().hex
         whole = commit_actions(actions, numbers, witness)
         with self.lock, self._border("committing to"):
+            if self.version < 0:  # others may have committed since the table was made
+                self._catch_up()
+                self._refuse_conflict(-1, numbers, file)
             for attempt in range(ATTEMPTS_TO_COMMIT):
                 before = self.version
                 try:
-                    if before < 0:  # that of the table's making: to be looked at before anything is committed
-                        raise VersionTaken(0)
                     self._write_commit(before + 1, whole)
                 # A lost answer, or an interrupt, may come after the commit was done: only the log can tell.
                 except BaseException as error:
@@ -293,11 +294,7 @@ class StoredTable:
                         return
                     if not isinstance(error, VersionTaken):
                         raise
-                    if self._conflicts(before, numbers):
-                        # The numbers were chosen for the version seen before: whoever chose them has to look again.
-                        if file is not None:
-                            self._root.delete(f"{self.place}/{file.path}")
-                        raise CommitConflict(self.name) from error
+                    self._refuse_conflict(before, numbers, file)
                     if attempt:
                         # A random pause, so that writers who met once do not meet again at the next attempt.
                         time.sleep(random.uniform(0, 0.02 * attempt))
@@ -327,10 +324,14 @@ class StoredTable:
                 return True
         return False
 
-    def _conflicts(self, before: int, numbers: Mapping[str, int]) -> bool:
-        """Say whether a version after `before` may have committed a number under one of some application ids."""
+    def _refuse_conflict(self, before: int, numbers: Mapping[str, int], file: File | None) -> None:
+        """Raise CommitConflict, and delete `file`, where a version after `before` may have one of the same numbers."""
         versions = self._log.actions_after(before, self.version) if numbers else []
-        return versions is None or any(numbers.keys() & numbers_of(actions).keys() for actions in versions)
+        if versions is None or any(numbers.keys() & numbers_of(actions).keys() for actions in versions):
+            # The numbers were chosen for the version seen before: whoever chose them has to look again.
+            if file is not None:
+                self._root.delete(f"{self.place}/{file.path}")
+            raise CommitConflict(self.name)
 
     def _maintain_log(self, version: int) -> None:
         """After a commit: write a checkpoint and prune the log, each where it is time for it."""

@@ -59,11 +59,19 @@ class MaintenanceReport:
     """What one call of `maintain` did: by table, over all of them, and keys of removed policies without a row."""
 
     tables: tuple[TableMaintenance, ...]
-    merged: int
     deleted: int
     """Files deleted, temporary ones included."""
-    only_copies: tuple[str, ...]
     policies: tuple[str, ...]
+
+    @property
+    def merged(self) -> int:
+        """Files merged over all tables."""
+        return sum(table.merged for table in self.tables)
+
+    @property
+    def only_copies(self) -> tuple[str, ...]:
+        """Files of all tables that were kept as the only copy of rows."""
+        return tuple(path for table in self.tables for path in table.only_copies)
 
 
 def maintain(store: Store, retention_hours: float = RETENTION_HOURS, dry_run: bool = False) -> MaintenanceReport:
@@ -88,13 +96,7 @@ def maintain(store: Store, retention_hours: float = RETENTION_HOURS, dry_run: bo
         for key in policies:
             store.policies.remove(key)
         num_temporary = remove_temporary(store.root) + store.policies.remove_unfinished_uploads(TEMPORARY_HOURS)
-    return MaintenanceReport(
-        tables,
-        sum(table.merged for table in tables),
-        sum(table.deleted for table in tables) + num_temporary,
-        tuple(path for table in tables for path in table.only_copies),
-        policies,
-    )
+    return MaintenanceReport(tables, sum(table.deleted for table in tables) + num_temporary, policies)
 
 
 def check_hours(hours: float) -> None:

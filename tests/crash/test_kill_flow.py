@@ -3,7 +3,6 @@
 Two runs at a time are killed and called again: each is mostly one process at work after another. They share nothing.
 """
 
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -80,7 +79,6 @@ class Story:
 
 IN_CI = {Story("handed over 0-1"), Story("after append updates 0")}
 """The others are run at night."""
-Ended = Mapping[Story, Future[tuple[Driven, Life]]]
 
 
 def ended_as(ended: Future[tuple[Driven, Life]], reference: Driven) -> None:

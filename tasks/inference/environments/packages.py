@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import os
 import re
+import symtable
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -32,6 +33,8 @@ LARGE = 1 << 20
 """Bytes of a file from which on it is read once in a process, unless its size, date or inode change."""
 # An import path of a function, in a module or in a file of its own.
 _FUNCTION = re.compile(r"([^:\n]+\.py|[A-Za-z_][\w.]*):([A-Za-z_]\w*)")
+# Code that may bind names which stand nowhere in it.
+_BINDS_UNSEEN = re.compile(rb"\b(globals|setattr|exec|__getattr__)\b|import \*")
 _NEEDS_VERIFIERS = re.compile(r"verifiers\b(?!.*\bextra\b)")
 _NOT_OWN = sys.stdlib_module_names | {"verifiers"}
 _COMPILED = (".pyc", ".pyo")
@@ -132,6 +135,7 @@ class Plugin(NamedTuple):
         )
 
 
+@lru_cache
 def _stock(group: str) -> dict[str, Path]:
     """Return the modules of a group that come with verifiers, packages and files of code, with their places."""
     spec = find_spec("verifiers")
@@ -222,7 +226,7 @@ def _functions(environment: Section) -> tuple[list[str], list[Path]]:
     """Return the top-level modules, and the files, of functions that settings name by import path.
 
     Raises EnvironmentUnavailable for a file that is missing, and for a function that the code of its module does not
-    mention; a missing module is left to the process that loads it.
+    bind; a missing module is left to the process that loads it.
     """
     modules, files = list[str](), list[Path]()
     for key, text in _texts(environment):
@@ -243,22 +247,37 @@ def _functions(environment: Section) -> tuple[list[str], list[Path]]:
 
 
 def _require_function(environment: Section, text: str, place: str, name: str) -> None:
-    code = _source(place)
-    if code and not re.search(rf"\b({name}|globals|__getattr__)\b|import \*", code):
-        near = did_you_mean(name, re.findall(r"^ *(?:async )?def (\w+)", code, re.MULTILINE))
+    file = Path(place) if place.endswith(".py") else _source(place)
+    names = _bound_names(file.read_bytes()) if file and file.is_file() else None
+    if names is not None and name not in names:
         raise EnvironmentUnavailable(
-            f"environment {environment['name']!r}: {text!r} names no function: {place} has no {name!r}{near}"
+            f"environment {environment['name']!r}: {text!r} names no function: {place} has no "
+            f"{name!r}{did_you_mean(name, names)}"
         )
 
 
-def _source(place: str) -> str:
-    """Return the code of a file or a module; empty where it is not here, or belongs to no environment."""
-    file, (top, *inner) = Path(place), place.split(".")
-    if not place.endswith(".py"):
-        names = {"/".join([*inner, "__init__.py"]), f"{'/'.join(inner) or top}.py"}
-        files = _module_files(top) if top not in _NOT_OWN and _is_own_code(top) else []
-        file = next((path for name, path in files if name in names), file)
-    return file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+def _source(module: str) -> Path | None:
+    """Return the file of a module; None where it is not here, or is one of Python or verifiers."""
+    top, *inner = module.split(".")
+    spec = None if top in _NOT_OWN else _spec(top)
+    if spec is None or not inner:
+        return Path(spec.origin) if spec and spec.origin else None
+    roots = [Path(root, *inner) for root in spec.submodule_search_locations or ()]
+    files = (file for root in roots for file in (root / "__init__.py", root.with_suffix(".py")))
+    return next((file for file in files if file.is_file()), None)
+
+
+def _bound_names(code: bytes) -> set[str] | None:
+    """Return the names that code binds at the top; None where it may bind others as it runs, or is no Python."""
+    if _BINDS_UNSEEN.search(code):
+        return None
+    try:
+        symbols = symtable.symtable(code, "", "exec").get_symbols()
+    except (SyntaxError, ValueError):
+        return None
+    return {
+        name.get_name() for name in symbols if name.is_assigned() or name.is_imported() or name.is_declared_global()
+    }
 
 
 def _data(environment: Section) -> Iterator[str]:

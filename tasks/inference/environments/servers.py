@@ -185,7 +185,8 @@ def _load(
     rows = read_rows(target)
     if not rows.num_rows:
         raise EnvironmentUnavailable(f"environment {environment.name!r}: its taskset yields no examples")
-    return LoadedEnvironment(rows.cast(EXAMPLES.arrow), EnvironmentFacts(**reported["facts"]))
+    facts = EnvironmentFacts(**reported["facts"] | {"settings": tuple(reported["facts"]["settings"])})
+    return LoadedEnvironment(rows.cast(EXAMPLES.arrow), facts)
 
 
 def _kill_session(process: "subprocess.Popen[bytes]") -> None:

@@ -85,7 +85,9 @@ class ServiceWatch:
     async def run(self) -> None:
         """Connect to all environment servers every second until cancelled; raises ServiceLost."""
         while True:
-            servers = [(name, address) for name, of_name in self._addresses.items() if name for address in of_name]
+            servers = [
+                (name, address) for name, of_name in self._addresses.items() if name != OF_POLICY for address in of_name
+            ]
             # In parallel: one of dozens may be slow.
             ends = await asyncio.gather(*starmap(self._connect, servers), return_exceptions=True)
             for error in filter(None, ends):
@@ -168,10 +170,9 @@ class ServiceWatch:
 
     async def _connect(self, environment: str, address: str) -> None:
         parts = urlsplit(address)
-        port = parts.port or (443 if parts.scheme == "https" else 80)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                _, writer = await asyncio.open_connection(parts.hostname, port)
+                _, writer = await asyncio.open_connection(parts.hostname, parts.port)
         except TimeoutError:
             return  # a full backlog or a slow network is no loss
         except OSError as error:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,7 +27,7 @@ from tasks.inference.sampling.background_loop import run_in_background_loop
 from tasks.inference.sampling.crash_isolation import CrashIsolation, InFlightRollout
 from tasks.inference.sampling.episode_rows import Rows
 from tasks.inference.sampling.limits import AdaptiveLimit, GroupQuota, Limiter, StoppedEarly, straggler_failure
-from tasks.inference.sampling.load_meter import LoadMeter, follow_loads
+from tasks.inference.sampling.load_meter import EngineLoad, LoadMeter, follow_loads
 from tasks.inference.sampling.lost_servers import ServiceLost, ServiceWatch
 from tasks.inference.sampling.rollout_runner import RolloutRunner
 from tasks.inference.sampling.server_pool import CrashesServers, FindServers, ServePolicy, ServerPool
@@ -125,7 +126,8 @@ class BatchSampler:
         self.plan = plan = plan or SamplingPlan()
         engines = {name: model for name, model in served.items() if not model.chat}
         of_policy = engines.get(OF_POLICY)
-        self._frozen = [replica for name, model in engines.items() if name != OF_POLICY for replica in model.replicas]
+        frozen = [model for name, model in engines.items() if name != OF_POLICY]
+        self._frozen = tuple(replica for model in frozen for replica in model.replicas)
         urls = of_policy.urls if of_policy else ()
         # Weights that are exchanged under rollouts are so at all replicas that began them: none joins meanwhile.
         num_replicas = max(config.engine.num_replicas, len(urls))
@@ -159,11 +161,13 @@ class BatchSampler:
         watching = asyncio.create_task(self._watch_services())
         sampling = asyncio.create_task(self._sample_groups(assignments, examples))
         monitors = [asyncio.create_task(self.servers.follow_replicas(self.watch.add))]
+        reports: dict[tuple[ServedModel, ...], list[Callable[[EngineLoad | None], None]]] = {}
         if self.config.rollout.adaptive_in_flight:
-            adjust = AdaptiveLimit(self.limiter).adjust
-            monitors.append(asyncio.create_task(follow_loads(lambda: [*self._policy_served(), *self._frozen], adjust)))
+            reports[self._frozen] = [AdaptiveLimit(self.limiter).adjust]
         if self.plan.meter:
-            monitors.append(asyncio.create_task(follow_loads(self._policy_served, self.plan.meter.report)))
+            reports.setdefault((), []).append(self.plan.meter.report)
+        for frozen, receivers in reports.items():  # one reading for both where no frozen model is served
+            monitors.append(asyncio.create_task(follow_loads(partial(self._followed, frozen), *receivers)))
         try:
             await asyncio.wait({watching, sampling}, return_when=asyncio.FIRST_COMPLETED)
             if watching.done():
@@ -287,10 +291,10 @@ class BatchSampler:
         except CrashesServers as crash:
             return self.runner.rows_without_trace(assignment, crash.failure, time.time(), 0.0), False
 
-    def _policy_served(self) -> list[ServedModel]:
-        """Return the policy at each of the replicas that are there by now."""
-        policy = self.runner.served.get(OF_POLICY)
-        return [replace(policy, url=url, other_urls=()) for url in self.servers.addresses[OF_POLICY] if policy]
+    def _followed(self, frozen: Sequence[ServedModel]) -> list[ServedModel]:
+        """Return the policy at each of the replicas that are there by now, and frozen models."""
+        policy, urls = self.runner.served.get(OF_POLICY), self.servers.addresses[OF_POLICY]
+        return [*(replace(policy, url=url, other_urls=()) for url in urls if policy), *frozen]
 
     def _begin(self, group_id: str) -> None:
         """Begin a group with the first of its members that the limit admits; raises NotBegun where it is too late."""

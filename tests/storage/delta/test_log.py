@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
+from storage.delta import log as logs
 from storage.delta import snapshot
 from storage.delta.log import Log
 from storage.delta.parquet import encode
@@ -95,6 +96,15 @@ def test_without_a_pointer_the_next_checkpoint_is_written_all_the_same(store, ro
     fill(store, range(15, 20))
     assert json.loads(path.read_bytes())["version"] == 19
     check_same(store.ledger.table, root)
+
+
+def test_more_files_make_checkpoints_seldom(store, root, monkeypatch):
+    monkeypatch.setattr(logs, "CHECKPOINT_SHARE", 1)
+    monkeypatch.setattr(logs, "CHECKPOINT_INTERVAL", 2)
+    monkeypatch.setattr(logs, "CACHED_VERSIONS", 4)
+    fill(store, range(15))
+    names = sorted((root / "tables/messages/_delta_log").glob("*.checkpoint.parquet"))
+    assert [int(path.name[:20]) for path in names] == [1, 5, 13], "3 actions in the first, 7 in the second"
 
 
 def test_a_handle_left_behind_loses_no_commit(store, root, monkeypatch):

@@ -38,6 +38,16 @@ def test_compaction_then_deletion_leaves_every_slice_readable(root, store):
         assert reader.ledger.entries() == ledger
 
 
+def test_rows_of_one_key_share_a_row_group(root, store):
+    fill(store, 6)
+    table = store.slices.table("messages")
+    compact(store, table)
+    (active,) = table.active_files()
+    with pa.OSFile(str(root / table.place / active.path)) as file:
+        groups = pq.ParquetFile(file).metadata
+    assert [groups.row_group(n).num_rows for n in range(groups.num_row_groups)] == [5] * 6
+
+
 def test_rows_that_the_ledger_does_not_name_are_left_where_they_are(root, store):
     fill(store, 6)
     flying = append(store, 4, step=6, key="run-6", attempt="in flight")

@@ -204,6 +204,14 @@ def test_ctrl_c_that_another_thread_receives_ends_a_question(frames, monkeypatch
     assert time.monotonic() - begun < limit, "it ended at its limit, and the signal was handled after that"
 
 
+def test_a_stricter_limit_of_the_process_stands(frames, monkeypatch):
+    limits: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2**20, 2**30))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
+    assert rows(frames, "select 1 as one") == [{"one": 1}]
+    assert limits == [(2**20, 2**30)] * 2
+
+
 @pytest.mark.parametrize(
     ("sql", "words"),
     [

@@ -52,7 +52,6 @@ ALGORITHMS = [
     {"type": "rae", "decay": 0.5},
 ]
 NAMES = ("x", "y", "z")
-QUARTERS = st.integers(-4, 4).map(lambda quarters: quarters / 4)
 
 
 def run(traces, messages, own, states=None, step=1):

@@ -18,6 +18,7 @@ from storage.store import open_store
 from storage.turns import CachedTurn, TurnCache
 from tasks.assignment import examples
 from tasks.exchange.trace_import import ImportInputs
+from tasks.runtime import parts as parts_module
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import MOST_LOSSES, Services, retry_lost
@@ -25,6 +26,7 @@ from tasks.runtime.stage import Ref, Stage, Tables
 from tasks.stage_tasks import TASKS
 from tests.fixtures import builders
 from tests.fixtures.faults import happened
+from tests.fixtures.waiting import PATIENCE
 
 VERSIONS = {"stagecoach": "0"}
 
@@ -223,6 +225,16 @@ def test_a_disk_that_takes_nothing_is_named_whoever_in_a_stage_noticed(tmp_path,
         assert raised.value.where == (where or str(tmp_path)) and "then run the same again" in raised.value.do
 
 
+def test_parts_of_one_attempt_are_known_before_they_are_committed(tmp_path):
+    def works(tables: Tables, config: View, *, parts: Any) -> Tables:
+        parts.put({"examples": examples_table("p")})
+        assert parts.finished_units() == {"p"}
+        return {}
+
+    ref = perform(stage_of(works, unit=("examples", "example_id")), context_of(tmp_path), 0)
+    assert ref.num_rows("examples") == 1
+
+
 def test_who_waits_for_work_is_told_when_it_is_done_and_not_committed(tmp_path):
     stage, _ = parts_stage()
     context, told = context_of(tmp_path), list[Entry | None]()
@@ -237,6 +249,13 @@ def test_who_waits_for_work_is_told_when_it_is_done_and_not_committed(tmp_path):
     with pytest.raises(ValueError, match="interrupted"):
         perform(failing, context, 1, when_computed=note)
     assert told == [None]
+
+
+def test_groups_that_end_close_together_share_a_commit(tmp_path, monkeypatch):
+    monkeypatch.setattr(parts_module, "LINGER_SECONDS", PATIENCE)  # at the end of the stage nobody waits any more
+    stage, made = parts_stage()
+    perform(stage, context_of(tmp_path), 0)
+    assert len(made) == 4 and num_parts(tmp_path) == 1
 
 
 def test_a_part_that_cannot_be_written_fails_the_stage(tmp_path):

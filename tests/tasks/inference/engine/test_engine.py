@@ -1,6 +1,7 @@
 """The engine serves what it says: reloads are exact, and every way to serve something else is caught."""
 
 import json
+import shutil
 from typing import Any
 
 import httpx
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.mark.essential
-def test_reload_is_exact_there_and_back(small_engine, models):
+def test_reload_is_exact_there_and_back_and_takes_no_optimizer_state(small_engine, models, tmp_path):
     rows = {name: policy_row(f"exact-{name}", models[name]) for name in "ab"}
     assert max(abs(x - y) for x, y in zip(*(rows[n]["probe_logprobs"] for n in "ab"), strict=True)) > 0.1
     for name in "aba":
@@ -25,6 +26,10 @@ def test_reload_is_exact_there_and_back(small_engine, models):
         probe = small_engine.score(PROBE, rows[name]["policy_key"])
         assert probe == pytest.approx(rows[name]["probe_logprobs"], abs=1e-4)
         assert check_serving(small_engine, rows[name], ENGINE) < 1e-4
+    beside = shutil.copytree(models["b"], tmp_path / "beside")
+    shutil.copy(models["a"] / "model.safetensors", beside / "optimizer.safetensors")
+    small_engine.serve("exact-b", beside)
+    assert check_serving(small_engine, rows["b"], ENGINE) < 1e-4
 
 
 @pytest.mark.essential

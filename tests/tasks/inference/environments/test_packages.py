@@ -169,9 +169,29 @@ def test_a_function_that_its_module_does_not_have_is_refused_without_running_the
     environment = own(task={"scoring": "own_scores:reward2"})
     with pytest.raises(EnvironmentUnavailable, match=r"names no function: .*'reward2'; did you mean reward\?"):
         package_version(environment)
-    for code in ("def reward2(): ...", "reward2 = len", "from a import b as reward2", "from a import *"):
+    for code in ("# reward2", "REWARDS = {'reward2': len(reward2=1)}", "def reward(reward2): ..."):
+        write("own_scores.py", code)
+        with pytest.raises(EnvironmentUnavailable, match="names no function"):
+            package_version(environment)
+    for code in ("def reward2(): ...", "reward2 = len", "from a import b as reward2", "from a import *", "globals()"):
         write("own_scores.py", code)
         assert "own_scores" in package_version(environment)
+
+
+def test_a_function_is_looked_for_in_the_file_of_its_module_alone(tmp_path, write, monkeypatch):
+    write("own_game.py", "")
+    write("own_scores/__init__.py", "def at_top(): ...\n")
+    write("own_scores/own_scores.py", "def inside(): ...\n")
+    write("own_scores/deep.py", "def deep(): ...\n")
+    install(tmp_path / "installed", "plain_scores", "def plain(): ...\n", requires="numpy")
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    for place in ("own_scores:at_top", "own_scores.own_scores:inside", "own_scores.deep:deep", "plain_scores:plain"):
+        assert package_version(own(task={"scoring": place}))
+        with pytest.raises(EnvironmentUnavailable, match="names no function"):
+            package_version(own(task={"scoring": f"{place}_er"}))
+    for place in ("own_scores:inside", "own_scores.deep:at_top", "own_scores.own_scores:at_top"):
+        with pytest.raises(EnvironmentUnavailable, match="names no function"):
+            package_version(own(task={"scoring": place}))
 
 
 def test_judges_and_harnesses_are_code_of_the_environment(write):
@@ -193,6 +213,7 @@ def test_only_code_of_verifiers_stands_before_a_module_of_that_name(write, tmp_p
     (judges / "strict.txt").write_text("a prompt")
     stock = SimpleNamespace(submodule_search_locations=[judges.parents[1]])
     monkeypatch.setattr(packages, "find_spec", lambda _: stock)
+    monkeypatch.setattr(packages, "_stock", packages._stock.__wrapped__)
     write("own_harness.py", "")
     strict = write("strict.py", "")
     environment = own(task={"judges": [{"id": "strict"}]}, harness={"id": "own_harness"})

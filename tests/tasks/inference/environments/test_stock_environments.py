@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,14 +11,12 @@ from typing import Any
 import pytest
 
 from configs.environments import EnvironmentConfig
-from configs.run import View
 from tasks.inference.environments.examples import verifiers_config
 from tests.fixtures.sampled import Rows, failures, own, sampled
 
 pytestmark = pytest.mark.engine
 
 REVERSE = {"id": "sample_reverse_text", "num_examples": 4}
-ViewOf = Callable[..., View]
 REWARD = 0.625
 
 

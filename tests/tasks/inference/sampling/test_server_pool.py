@@ -241,6 +241,11 @@ async def test_groups_share_a_replica_and_rollouts_of_a_lost_one_are_played_at_t
     assert not table.pool._replica_of
 
 
+def test_without_a_way_back_a_lost_replica_is_the_loss_of_the_engine():
+    assert not Table([A], [ONE, TWO]).pool.reassign(loss(TWO, OF_POLICY))
+    assert not Table([A], [ONE, TWO], serve_policy=serve_policy).pool.reassign(loss(THREE, OF_POLICY)), "a teacher's"
+
+
 @in_loop
 async def test_errors_and_cancellations_leave_nothing_in_flight():
     async def fail(placed: InFlightRollout) -> None:
@@ -272,21 +277,6 @@ def test_a_second_report_of_a_loss_is_ignored_and_the_last_server_is_raised():
     for lost in (loss(B), ServiceLost("the engine", ONE, "refused")):
         with pytest.raises(ServiceLost, match=f"'e' at {B}"):
             watch.lose(lost)
-
-
-@pytest.mark.parametrize(("address", "port"), [("http://e", 80), ("https://e", 443), (A, 1)])
-@in_loop
-async def test_an_address_without_a_port_is_that_of_its_scheme(monkeypatch, address, port):
-    ports = list[int]()
-
-    async def refuse(_: str, port: int) -> None:
-        ports.append(port)
-        raise ConnectionRefusedError
-
-    monkeypatch.setattr(asyncio, "open_connection", refuse)
-    with pytest.raises(ServiceLost):
-        await ServiceWatch([], {"e": [address]}).run()
-    assert ports == [port]
 
 
 @in_loop
