@@ -34,7 +34,7 @@ LARGE = 1 << 20
 # An import path of a function, in a module or in a file of its own.
 _FUNCTION = re.compile(r"([^:\n]+\.py|[A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 # Code that may bind names which stand nowhere in it.
-_BINDS_UNSEEN = re.compile(rb"\b(globals|setattr|exec|__getattr__)\b|import \*")
+_BINDS_UNSEEN = re.compile(r"\b(globals|setattr|exec|__getattr__)\b|import \*")
 _NEEDS_VERIFIERS = re.compile(r"verifiers\b(?!.*\bextra\b)")
 _NOT_OWN = sys.stdlib_module_names | {"verifiers"}
 _COMPILED = (".pyc", ".pyo")
@@ -248,7 +248,7 @@ def _functions(environment: Section) -> tuple[list[str], list[Path]]:
 
 def _require_function(environment: Section, text: str, place: str, name: str) -> None:
     file = Path(place) if place.endswith(".py") else _source(place)
-    names = _bound_names(file.read_bytes()) if file and file.is_file() else None
+    names = _bound_names(file.read_text("utf-8", "replace")) if file and file.is_file() else None
     if names is not None and name not in names:
         raise EnvironmentUnavailable(
             f"environment {environment['name']!r}: {text!r} names no function: {place} has no "
@@ -267,7 +267,7 @@ def _source(module: str) -> Path | None:
     return next((file for file in files if file.is_file()), None)
 
 
-def _bound_names(code: bytes) -> set[str] | None:
+def _bound_names(code: str) -> set[str] | None:
     """Return the names that code binds at the top; None where it may bind others as it runs, or is no Python."""
     if _BINDS_UNSEEN.search(code):
         return None
