@@ -167,7 +167,7 @@ class BatchSampler:
         if self.plan.meter:
             reports.setdefault((), []).append(self.plan.meter.report)
         for frozen, receivers in reports.items():  # one reading for both where no frozen model is served
-            monitors.append(asyncio.create_task(follow_loads(partial(self._followed, frozen), *receivers)))
+            monitors.append(asyncio.create_task(follow_loads(partial(self._engines_with, frozen), *receivers)))
         try:
             await asyncio.wait({watching, sampling}, return_when=asyncio.FIRST_COMPLETED)
             if watching.done():
@@ -291,7 +291,7 @@ class BatchSampler:
         except CrashesServers as crash:
             return self.runner.rows_without_trace(assignment, crash.failure, time.time(), 0.0), False
 
-    def _followed(self, frozen: Sequence[ServedModel]) -> list[ServedModel]:
+    def _engines_with(self, frozen: Sequence[ServedModel]) -> list[ServedModel]:
         """Return the policy at each of the replicas that are there by now, and frozen models."""
         policy, urls = self.runner.served.get(OF_POLICY), self.servers.addresses[OF_POLICY]
         return [*(replace(policy, url=url, other_urls=()) for url in urls if policy), *frozen]
