@@ -22,7 +22,7 @@ def diff(
     Raises RunUnknown, NotThere for a step that neither run has, LayoutError without a store.
     """
     from flows.queries.compare import compare
-    from flows.queries.compare_rows import step_detail
+    from flows.queries.compare_rows import ComparedStep
     from flows.queries.compare_summary import sheets, summary_lines
     from flows.queries.store_reader import recorded_run
     from flows.reporting.panel import printable
@@ -31,7 +31,7 @@ def diff(
     b, _ = recorded_run(reader.store, run_b)
     comparison = dict(compare(reader, a, b))
     if step is not None:
-        comparison["detail"] = step_detail(reader, a, b, step)
+        comparison["detail"] = ComparedStep(reader, a, b, step).detail()
     if as_json:
         print(json.dumps(comparison, sort_keys=True))
         return 0

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flows.queries.row_lineage import WORK, RowNode, RowTree, identify, policy_names, policy_version, traverse
+from flows.queries.row_lineage import RowNode, RowTree, identify, policy_names, policy_version, traverse
 from flows.queries.sentences import row_line, title_of
 from storage.read.frames import Frames
 from storage.read.lineage import Graph, Work
@@ -33,27 +33,8 @@ class Lineage:
 def trace_lineage(frames: Frames, text: str, directions: list[str], kind: str = "") -> Lineage:
     """Return the lineage of an id within the rows of `frames`. Raises UnknownId."""
     start = identify(frames, text, kind)
-    # Work has no rows of its own to go by: its neighbours in the ledger are its lineage.
-    if start.roots[0].kind == WORK:
-        trees = {direction: _of_work(frames.graph, start, direction) for direction in directions}
-    else:
-        trees = {direction: traverse(frames, start, up=direction == "up") for direction in directions}
+    trees = {direction: traverse(frames, start, up=direction == "up") for direction in directions}
     return Lineage(text, start.roots, trees, frames.graph)
-
-
-def _of_work(graph: Graph, start: RowTree, direction: str) -> RowTree:
-    """Return the work around a key; policies are the border, or every step would bring in all before it."""
-    tree = RowTree(list(start.roots), {root: {} for root in start.roots})
-    edge = list(start.roots)
-    while edge:
-        node = edge.pop()
-        for work in graph.parents(node.key) if direction == "up" else graph.children(node.key):
-            near = RowNode(WORK, work.stage, work.key)
-            tree.next.setdefault(node, []).append(near)
-            if near not in tree.facts and "policies" not in work.tables:
-                edge.append(near)
-            tree.facts.setdefault(near, {})
-    return tree
 
 
 def as_values(lineage: Lineage) -> dict[str, Any]:

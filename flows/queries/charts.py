@@ -24,7 +24,7 @@ def charts(steps: Sequence[StepNumbers], evaluations: Sequence[dict[str, Any]]) 
     columns = Columns(steps)
     sections: dict[str, list[Chart]] = {}
     for row in chart_rows():
-        drawn = [_held_out(steps, evaluations)] if row.get("special") else _charts(columns, row)
+        drawn = [_held_out(evaluations)] if row.get("special") else _charts(columns, row)
         sections.setdefault(row["section"], []).extend(chart for chart in drawn if chart["series"])
     return [{"title": title, "charts": own} for title, own in sections.items()]
 
@@ -80,7 +80,7 @@ def _matches(columns: Columns, pattern: str, without: str | None = None) -> list
     return [(begin + text + end, text) for text in texts if text != without]
 
 
-def _held_out(steps: Sequence[StepNumbers], evaluations: Sequence[dict[str, Any]]) -> Chart:
+def _held_out(evaluations: Sequence[dict[str, Any]]) -> Chart:
     """Return the averages of evaluations as points with their intervals, over the versions of policies."""
     scores = {
         (f"{entry['set']}/{score['environment']}" if entry["set"] else score["environment"], entry["version"]): score
@@ -93,10 +93,8 @@ def _held_out(steps: Sequence[StepNumbers], evaluations: Sequence[dict[str, Any]
         line = [scores.get((name, version)) or {"average": None} for version in versions]
         ends = {end: [(score.get("interval") or {}).get(end) for score in line] for end in ("low", "high")}
         series.append({"name": name, "values": [score["average"] for score in line], **ends, "kind": "points"})
-    # As wide as the steps, so that a curve of few evaluations can be held against the others.
-    last = max([0, *versions, *(entry.step + 1 for entry in steps if versions)])
     chart = _chart("Held-out average", series, note="95% intervals, by policy")
-    return chart | {"versions": versions, "last": last, "across": "policy"}
+    return chart | {"versions": versions, "across": "policy"}
 
 
 def _chart(title: str, series: Iterable[Series], zero: bool = False, unit: str = "", note: str = "") -> Chart:

@@ -1,16 +1,16 @@
-"""Rows of two runs side by side: the rollouts, samples and groups of one step, and the attempts at one example.
+"""Rows of two runs side by side: the rollouts, samples and groups of one step.
 
 Rows are joined by their ids. Of a step those of its last batch are compared.
 """
 
-from collections.abc import Sequence
+from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import polars as pl
 
 from flows.queries.request import NotThere
-from flows.queries.rollouts import index_of_example, traces_of
-from flows.queries.step_history import StepLineage
+from flows.queries.rollouts import traces_of
 from flows.queries.store_reader import StoreReader
 from flows.queries.views import select
 from storage.read.views import select as select_from_frames
@@ -58,80 +58,54 @@ order by min(place)
 """
 
 
-def _lineages(reader: StoreReader, a: str, b: str, step: int) -> list[Sequence[StepLineage]]:
-    """Return the lineages of the last batch of a step of each run. Raises NotThere for a step that neither has."""
-    steps = [reader.history(run).steps for run in (a, b)]
-    numbers = {number for of_run in steps for number in of_run}
-    if step not in numbers:
-        near = ", ".join(map(str, sorted(numbers, key=lambda number: (abs(number - step), number))[:5]))
-        nearest = f"the nearest are {near}" if near else "neither has made one yet"
-        raise NotThere(f"neither {a!r} nor {b!r} has step {step}; {nearest}")
-    return [of_run[step].lineages if step in of_run else () for of_run in steps]
+class ComparedStep:
+    """The rows of the last batch of a step of two runs. Raises NotThere for a step that neither has."""
 
+    def __init__(self, reader: StoreReader, a: str, b: str, step: int) -> None:
+        self._reader, self._runs = reader, (a, b)
+        steps = [reader.history(run).steps for run in (a, b)]
+        numbers = {number for of_run in steps for number in of_run}
+        if step not in numbers:
+            near = ", ".join(map(str, sorted(numbers, key=lambda number: (abs(number - step), number))[:5]))
+            nearest = f"the nearest are {near}" if near else "neither has made one yet"
+            raise NotThere(f"neither {a!r} nor {b!r} has step {step}; {nearest}")
+        self._lineages = [of_run[step].lineages if step in of_run else [] for of_run in steps]
 
-def compared_traces(reader: StoreReader, a: str, b: str, step: int) -> pl.DataFrame:
-    """Return one row for each rollout of either run in the last batch of a step, those of both once, a's first.
+    @cached_property
+    def traces(self) -> pl.DataFrame:
+        """One row for each rollout of either run, those of both once, a's first.
 
-    Columns: trace_id; `side` (both, a or b); environment, example_id, agent; and for each run, ending in _a and _b: key
-    (of the work that made the trace), group_id, reward, outcome (`kept`, the filter's reason, or null where nothing was
-    judged), advantage. Raises NotThere.
-    """
-    of_a, of_b = _lineages(reader, a, b, step)
-    rows = {"rows_a": lambda: traces_of(reader, a, of_a), "rows_b": lambda: traces_of(reader, b, of_b)}
-    return select_from_frames(rows, _TRACES)
+        Columns: trace_id; `side` (both, a or b); environment, example_id, agent; and for each run, ending in _a and _b:
+        key (of the work that made the trace), group_id, reward, outcome (`kept`, the filter's reason, or null where
+        nothing was judged), advantage.
+        """
+        frames = [traces_of(self._reader, *side) for side in zip(self._runs, self._lineages, strict=True)]
+        return select_from_frames({"rows_a": lambda: frames[0], "rows_b": lambda: frames[1]}, _TRACES)
 
+    @cached_property
+    def samples(self) -> pl.DataFrame:
+        """One row for each training sample of both runs, the greatest difference of advantages first.
 
-def compared_samples(reader: StoreReader, a: str, b: str, step: int) -> pl.DataFrame:
-    """Return one row for each training sample of both runs at a step, the greatest difference of advantages first.
+        Columns: sample_id, trace_id, group_id, `a` and `b` (advantages) and difference (b - a).
+        """
+        a, b = self._runs
+        return select(self._reader.frames(), [*chain(*self._lineages)], _SAMPLES, a=a, b=b)
 
-    Columns: sample_id, trace_id, group_id, `a` and `b` (advantages) and difference (b - a). Raises NotThere.
-    """
-    of_a, of_b = _lineages(reader, a, b, step)
-    return select(reader.frames(), [*of_a, *of_b], _SAMPLES, a=a, b=b)
+    @cached_property
+    def groups(self) -> pl.DataFrame:
+        """One row for each example of either run and each agent in it, a's first.
 
+        Columns: environment, example_id, agent; num_shared (rollouts of both); for each run group_X (its first group at
+        the example), num_X, reward_X (mean, null where none was scored) and kept_X (null where nothing was judged);
+        difference (reward_b - reward_a); max_advantage_difference over shared samples, null without one.
+        """
+        return select_from_frames({"traces": lambda: self.traces, "samples": lambda: self.samples}, _GROUPS)
 
-def compared_groups(reader: StoreReader, a: str, b: str, step: int) -> pl.DataFrame:
-    """Return one row for each example of either run at a step and each agent in it, a's first.
-
-    Columns: environment, example_id, agent; num_shared (rollouts of both); for each run group_X (its first group at the
-    example), num_X, reward_X (mean, null where none was scored) and kept_X (null where nothing was judged); difference
-    (reward_b - reward_a); max_advantage_difference over shared samples, null without one. Raises NotThere.
-    """
-    traces, samples = compared_traces(reader, a, b, step), compared_samples(reader, a, b, step)
-    return select_from_frames({"traces": lambda: traces, "samples": lambda: samples}, _GROUPS)
-
-
-def step_detail(reader: StoreReader, a: str, b: str, step: int, most: int = 10) -> dict[str, Any]:
-    """Return the shared traces with another verdict, and the samples that differ most; `most` of each."""
-    traces = compared_traces(reader, a, b, step)
-    verdicts = traces.filter(pl.col("outcome_a") != pl.col("outcome_b")).sort("trace_id")
-    samples = compared_samples(reader, a, b, step).filter(pl.col("difference") != 0)
-    return {
-        "verdicts": verdicts.select("trace_id", a="outcome_a", b="outcome_b").head(most).to_dicts(),
-        "samples": samples.drop("trace_id").head(most).to_dicts(),
-    }
-
-
-ATTEMPTS = (
-    *("side", "run", "step", "for_training", "trace_id", "key", "agent", "reward", "error_class", "policy_version"),
-    "in_both",
-)
-
-
-def compared_attempts(reader: StoreReader, a: str, b: str, environment: str, example_id: str) -> pl.DataFrame:
-    """Return one row for each attempt of either run at an example, a's first, by step; both may be the same run.
-
-    Columns: `side` (a or b), run, step (of an evaluation, the version that it scored), for_training, trace_id, key,
-    agent, reward, error_class, policy_version, `in_both` (whether the other side has the same rollout). Raises
-    NotThere where neither tried it.
-    """
-    sides = [index_of_example(reader, run, environment, example_id) for run in (a, b)]
-    if all(rows.is_empty() for rows in sides):
-        raise NotThere(f"neither {a!r} nor {b!r} tried the example {example_id!r} of {environment!r}")
-    named = [
-        rows.with_columns(
-            side=pl.lit(side), run=pl.lit(run), in_both=pl.col("trace_id").is_in(other["trace_id"].implode())
-        )
-        for rows, other, side, run in zip(sides, sides[::-1], "ab", (a, b), strict=True)
-    ]
-    return pl.concat(named).select(ATTEMPTS)
+    def detail(self, most: int = 10) -> dict[str, Any]:
+        """Return the shared traces with another verdict, and the samples that differ most; `most` of each."""
+        verdicts = self.traces.filter(pl.col("outcome_a") != pl.col("outcome_b")).sort("trace_id")
+        samples = self.samples.filter(pl.col("difference") != 0)
+        return {
+            "verdicts": verdicts.select("trace_id", a="outcome_a", b="outcome_b").head(most).to_dicts(),
+            "samples": samples.drop("trace_id").head(most).to_dicts(),
+        }

@@ -37,6 +37,8 @@ def sentences(comparison: Comparison) -> list[str]:
     parting = comparison["parting"]
     if not num_shared:
         return ["They have nothing in common: no result has the same key in both."]
+    if parting is None and not comparison["together"]["steps"]:
+        return [f"No step is in both. Results with the same keys: {num_shared}."]
     if comparison["same_work"]:
         lines = [f"The same work: all {num_shared} results have the same keys, so their rows are equal."]
     elif parting is None:

@@ -38,16 +38,8 @@ def _cell(works: list[Work] | None, runs: list[str]) -> dict[str, Any] | None:
     """Return one stage of a step; of several pieces of work, the first one's key stands for all."""
     if not works:
         return None
-    finished = [work.entry for work in works if work.finished]
-    tables = sorted({table for work in works for table in work.tables})
-    return {
-        "key": works[0].key,
-        "by": runs.index(works[-1].computed_by),
-        "finished": len(finished) == len(works),
-        "rows": {table: sum(work.num_rows(table) for work in works) for table in tables},
-        "seconds": sum((entry.finished_at - entry.started_at).total_seconds() for entry in finished),
-        "used_by": sorted({name for work in works for name in work.runs}),
-    }
+    finished = all(work.finished for work in works)
+    return {"key": works[0].key, "by": runs.index(works[-1].computed_by), "finished": finished}
 
 
 def events(reader: StoreReader, run: str) -> list[dict[str, Any]]:

@@ -162,10 +162,18 @@ def metrics(steps: Sequence[StepNumbers]) -> list[Metric]:
 
 
 def matching(found: Sequence[Metric], text: str) -> list[Metric]:
-    """Return the measures in whose names, units and descriptions all words of a text are."""
+    """Return the measure whose name a text is; without one, those that have all its words.
+
+    Words are looked for in names, those of the series too, units and descriptions.
+    """
     words = text.casefold().split()
-    texts = [f"{row['name']} {row['unit']} {row['description']}".casefold() for row in found]
-    return [row for row, text in zip(found, texts, strict=True) if all(word in text for word in words)]
+    texts = [" ".join((row["unit"], row["description"], row["name"], *_names(row))).casefold() for row in found]
+    named = [row for row in found if row["name"] == text]
+    return named or [row for row, text in zip(found, texts, strict=True) if all(word in text for word in words)]
+
+
+def _names(metric: Metric) -> list[str]:
+    return [series["name"] for series in metric["series"]]
 
 
 class Columns:

@@ -148,12 +148,6 @@ def _fold(text: str, lines: int) -> Values:
     return {"head": head, "rest": rest.removeprefix("\n"), "left_out": left_out}
 
 
-def conversation(rows: pl.DataFrame) -> list[Values]:
-    """Return the messages along the last path of a trace: role, sampled, text and left_out (characters cut)."""
-    texts = [(message, *cut(message["text"], LONGEST)) for message in _on_last_path(rows)]
-    return [{**message, "text": text, "left_out": left_out} for message, text, left_out in texts]
-
-
 def _on_last_path(rows: pl.DataFrame) -> list[Values]:
     """Return role, sampled and text of the messages along the last path of a trace from a root to a leaf."""
     try:

@@ -260,7 +260,6 @@ def choice_of(request: PageRequest) -> TraceChoice:
         request.text("order") or ASCENDING,
         request.number("page", 1, least=1),
         request.number("size", PAGE_SIZE, least=1, most=LARGEST_PAGE),
-        read_names(request.text("columns")),
     )
 
 

@@ -1,4 +1,4 @@
-"""Rollouts as frames: those of a step or an evaluation, those beside a trace, and every attempt at an example.
+"""Rollouts as frames: those of a step or an evaluation, and those beside a trace.
 
 The mismatch of engine and learner is of such a frame too, one value for each of its rows.
 """
@@ -175,28 +175,6 @@ def neighbours_of_trace(reader: StoreReader, trace: FoundTrace) -> TraceNeighbou
     place = [trace_id for trace_id, _ in ids].index(trace.trace_id)
     around = [None, *ids, None]
     return TraceNeighbours(place, len(ids), around[place], around[place + 2])
-
-
-INDEX = (
-    *("key", "trace_id", "step", "environment", "example_id", "agent", "group_id", "reward", "error_class"),
-    *("policy_version",),
-)
-
-
-def index_of_example(reader: StoreReader, run: str, environment: str, example_id: str) -> pl.DataFrame:
-    """Return all attempts of a run at an example, by step. Raises NotThere.
-
-    Columns: those of INDEX, and `for_training`: false where the attempt scored a policy.
-    """
-    lineages = reader.history(run).lineages
-    training = [lineage.traces.key for lineage in lineages if lineage.for_training]
-    rows = reader.frames(run).rows([lineage.traces for lineage in lineages], "traces")
-    rows = rows.filter(environment=environment, example_id=example_id).sort("step", "key", "seq").select(INDEX)
-    return (
-        rows.with_columns(for_training=pl.col("key").is_in(training))
-        .sort("step", "for_training", maintain_order=True)
-        .collect()
-    )
 
 
 def _member() -> pl.Expr:

@@ -9,7 +9,7 @@ An id that somebody typed may name several things, for ids need not be unique ov
   TRACE, TRACE/BRANCH          a rollout, a training sample of it
   ENVIRONMENT/EXAMPLE          an example
   GROUP/MEMBER                 an assignment
-  KEY                          a policy or any other finished work, by its key in the ledger
+  KEY                          a policy, by its key in the ledger
 Keys and traces may be cut to their first eight characters or more.
 """
 
@@ -188,8 +188,7 @@ def find_rows(frames: Frames, kind: str, works: Iterable[Work], *where: pl.Expr)
 
 SHORTEST_PREFIX = 8
 NEAREST = 5
-WORK = "work"
-NAMED = (*(kind for kind in KINDS if kind not in ("tokens", "verdict", "update")), WORK)
+NAMED = tuple(kind for kind in KINDS if kind not in ("tokens", "verdict", "update"))
 """What an id may be said to be."""
 _IN_BATCH = re.compile(r"(.+):([0-9]{1,9}):([0-9]{1,9})|([0-9a-f]+)/([0-9]{1,9})", re.DOTALL)
 
@@ -216,8 +215,8 @@ def identify(frames: Frames, text: str, kind: str = "") -> RowTree:
         )
     if len(trees) > 1:
         raise UnknownId(f"{text!r} names {' and '.join(f'a {name}' for name in trees)}: say which one with --kind")
-    ((kind, tree),) = trees.items()
-    ids = sorted({node.key if kind == WORK else node.id for node in tree.roots})
+    (tree,) = trees.values()
+    ids = sorted({node.id for node in tree.roots})
     if len(ids) > 1:
         raise UnknownId(f"{text!r} is the beginning of several ids, {', '.join(ids[:NEAREST])}: give more of it")
     return tree
@@ -235,9 +234,6 @@ def nearest(text: str, pool: Iterable[str]) -> list[str]:
 
 def _find(frames: Frames, kind: str, text: str) -> RowTree:
     graph = frames.graph
-    if kind == WORK:
-        works = [work for work in _by_key(graph, text) if "policies" not in work.tables]
-        return RowTree([RowNode(WORK, work.stage, work.key) for work in works])
     if kind == "policy":
         named = [work for work in graph.makers("policies") if text in policy_names(work)]
         # The graph lists makers by step: the last one made the policy of the last step.

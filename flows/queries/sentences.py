@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flows.queries.row_lineage import WORK, RowNode, policy_names
+from flows.queries.row_lineage import RowNode, policy_names
 from flows.queries.store_reader import flat
 from flows.queries.views import EXPIRED
 from flows.reporting.formats import compact_number, error_words, one_line
@@ -24,22 +24,18 @@ Facts = Mapping[str, Any]
 
 def row_line(node: RowNode, facts: Facts, graph: Graph) -> str:
     """Return a row in one line: what it is, its numbers, and which work of which runs made it."""
-    work = graph.works[node.key]
-    if node.kind == WORK:
-        return work_line(work)
-    return f"{title_of(node, graph)}: {_ROW_LINES[node.kind](facts, graph)}  [{work_line(work)}]"
+    return f"{title_of(node, graph)}: {_ROW_LINES[node.kind](facts, graph)}  [{_work_line(graph.works[node.key])}]"
 
 
 def title_of(node: RowNode, graph: Graph) -> str:
     """Return what a row is and how commands call it."""
     key, kind = node.key[:KEY], node.kind
-    names = {"verdict": "", "row": f"{key}/{node.id}", WORK: key}
+    names = {"verdict": "", "row": f"{key}/{node.id}"}
     names["policy"] = " = ".join((*policy_names(graph.works[node.key]), key)) if kind == "policy" else ""
-    return f"{node.id if kind == WORK else kind} {names.get(kind, node.id)}".rstrip()
+    return f"{kind} {names.get(kind, node.id)}".rstrip()
 
 
-def work_line(work: Work) -> str:
-    """Return a piece of work in a few words."""
+def _work_line(work: Work) -> str:
     computed = f"; computed by {work.computed_by}" if set(work.runs) != {work.computed_by} else ""
     unfinished = "" if work.finished else ", not finished"
     return f"{work.stage} {work.key[:KEY]}, step {work.step} of {', '.join(work.runs)}{computed}{unfinished}"

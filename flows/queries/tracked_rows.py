@@ -3,7 +3,7 @@
 A row for each step and evaluation, and tables of sample rollouts.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from operator import attrgetter
 from typing import Any
 
@@ -31,8 +31,8 @@ COLUMNS = {
 Samples = list[dict[str, Any]]
 
 
-def recorded_rows(reader: StoreReader, run: str, config: RunConfig) -> Iterator[TrackedRow]:
-    """Yield the rows of a recorded run, by step. Raises NotThere.
+def recorded_rows(reader: StoreReader, run: str, config: RunConfig) -> list[TrackedRow]:
+    """Return the rows of a recorded run, by step. Raises NotThere.
 
     `config` says which steps have sample rollouts (`tracking`), and which policy an evaluation is of.
     """
@@ -47,7 +47,7 @@ def recorded_rows(reader: StoreReader, run: str, config: RunConfig) -> Iterator[
                 samples = recorded_samples(reader, entry, tracking.num_samples)
             rows.append(TrackedRow(entry.step, step_figures(entry.values), samples or ()))
     # An evaluation of the policy that a step began with comes before the step.
-    return iter(sorted(rows, key=attrgetter("step")))
+    return sorted(rows, key=attrgetter("step"))
 
 
 def recorded_samples(reader: StoreReader, of: StepNumbers, count: int) -> Samples:

@@ -4,7 +4,6 @@ Made from plain data, one mapping for a step: `step`, `reward`, `reward_std`, `t
 `update`, the step's row of `updates`. What is absent or None is shown as a dash: it is not zero.
 """
 
-import base64
 import logging
 import math
 import os
@@ -16,14 +15,23 @@ from typing import Any
 from urllib.parse import quote
 
 from flows.reporting.bookkeeping import Bookkeeper
-from flows.reporting.curve import Point, curve_svg
-from flows.reporting.formats import EVALUATION_HEADINGS, compact_number, evaluation_cells, markdown_table, visible
+from flows.reporting.formats import (
+    EVALUATION_HEADINGS,
+    block_rows,
+    compact_number,
+    evaluation_cells,
+    markdown_table,
+    over_width,
+    visible,
+)
 from flows.reporting.messages import losses_message
 from flows.reporting.usual_range import describe_exits
 
 Steps = Sequence[Mapping[str, Any]]
 Rows = Sequence[Mapping[str, Any]]
 SHOWN_STEPS = 10
+CURVE_WIDTH, CURVE_ROWS = 72, 8
+"""Columns and lines of the curve."""
 RETRY_SECONDS = 60.0
 VIEW_VARIABLE = "STAGECOACH_VIEW_URL"
 """Environment variable with the address of a viewer that stays up: pages in Prefect link to it."""
@@ -34,29 +42,25 @@ _NUMBERED = re.compile(r"^\d+(?=\.(?: |$))")
 _log = logging.getLogger("stagecoach")
 
 
-def reward_curve(steps: Steps, title: str) -> str:
-    """Return the reward curve as SVG text; steps without a reward are left out.
+def reward_curve(steps: Steps) -> str:
+    """Return the mean reward of steps, in lines of blocks whose axis holds 0 and 1, under its last value.
 
     A run without rewards, supervised training, shows the loss of each step's last update instead.
     """
-    points = [
-        Point(step["step"], step["reward"], step.get("reward_std") or 0.0)
-        for step in steps
-        if step.get("reward") is not None
-    ]
-    losses = {step["step"]: (step.get("update") or {}).get("loss") for step in steps}
-    if points or all(loss is None for loss in losses.values()):
-        return curve_svg(points, f"{title}: mean reward by step")
-    found = [Point(step, loss) for step, loss in losses.items() if loss is not None]
-    return curve_svg(found, f"{title}: loss by step", "loss")
+    rewards = [step.get("reward") for step in steps]
+    losses = [(step.get("update") or {}).get("loss") for step in steps]
+    name, values = ("loss", losses) if all(reward is None for reward in rewards) else ("reward", rewards)
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    if not finite:
+        return "no scored step yet"
+    # Most rewards lie between 0 and 1: with both in view two curves can be compared at a glance.
+    low, high = min(0.0, *finite), max(1.0, *finite)
+    lines = block_rows(over_width(values, len(values), CURVE_WIDTH), low, high, CURVE_ROWS)
+    return "\n".join([f"{name} {finite[-1]:.3f}, from {low:.3g} to {high:.3g}", *lines])
 
 
 def report(run_name: str, store: str, steps: Steps) -> str:
-    """Return the run's page as markdown: the curve as a data URI, the last steps, where the tables are.
-
-    The image is inline because Prefect's pages show no raw SVG and no local file.
-    """
-    image = base64.b64encode(reward_curve(steps, run_name).encode()).decode()
+    """Return the run's page as markdown: the curve, the last steps, where the tables are."""
     last = steps[-SHOWN_STEPS:]
     measured = [{**(step.get("update") or {}), **step, "seconds": sum(step["seconds"].values())} for step in last]
     rows = [[step["step"], *(compact_number(step.get(name)) for name in _COLUMNS)] for step in measured]
@@ -65,7 +69,7 @@ def report(run_name: str, store: str, steps: Steps) -> str:
     shown = link(f"{viewer}/runs/{quote(run_name)}") if viewer else f"stagecoach view --run {escape(run_name)}"
     parts = [
         f"# {escape(run_name)}",
-        f"![curve](data:image/svg+xml;base64,{image})",
+        f"```\n{reward_curve(steps)}\n```",
         "\n".join(markdown_table(["step", *(name.replace("_", " ") for name in _COLUMNS)], rows)),
         *(escape(line) for line in (describe_exits(steps), *lost) if line),
         f"Tables: {link(store)}",

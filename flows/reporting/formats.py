@@ -283,6 +283,12 @@ def means(values: Sequence[float | None], width: int) -> list[float | None]:
     return [sum(cell) / len(cell) if cell else None for cell in cells]
 
 
+def over_width(values: Sequence[float | None], num_steps: int, width: int) -> list[float | None]:
+    """Return values stretched so that `num_steps` of them take a width; means of neighbours where they are too many."""
+    times = max(1, width // max(1, num_steps, len(values)))
+    return [value for value in means(values, width) for _ in range(times)]
+
+
 EVALUATION_HEADINGS = ("held-out", "policies", "figure", "before", "after", "change", "95% interval", "n")
 
 

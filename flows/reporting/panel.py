@@ -21,7 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from flows.reporting.formats import block_rows, describe_scores, environment_title, fixed_point, means, visible
+from flows.reporting.formats import block_rows, describe_scores, environment_title, fixed_point, over_width, visible
 from flows.reporting.messages import losses_message
 
 PLOT_ROWS = 4
@@ -260,9 +260,3 @@ def duration(seconds: float | None) -> str:
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute}:{second:02}"
-
-
-def over_width(values: Sequence[float | None], num_steps: int, width: int) -> list[float | None]:
-    """Return values stretched so that `num_steps` of them take a width; means of neighbours where they are too many."""
-    times = max(1, width // max(1, num_steps, len(values)))
-    return [value for value in means(values, width) for _ in range(times)]

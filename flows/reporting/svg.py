@@ -33,15 +33,6 @@ class Scale(NamedTuple):
         return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
 
 
-def ticks(low: float, high: float, most: int) -> list[float]:
-    """Return at most `most` round numbers within [low, high], steps of 1, 2 or 5 times a power of ten."""
-    rough = (high - low) / (most - 1)
-    power = 10.0 ** math.floor(math.log10(rough))
-    width = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
-    first, last = math.ceil(low / width - 1e-9), math.floor(high / width + 1e-9)
-    return [float(f"{number * width:.6g}") for number in range(first, last + 1)]
-
-
 def is_drawn(value: float | None) -> bool:
     """Return whether a value has a place on a scale."""
     return value is not None and math.isfinite(value)

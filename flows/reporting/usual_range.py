@@ -2,7 +2,7 @@
 
 The band of a figure is what it was at first: from half to twice the median of its first ten values. It has left the
 band where its last five values or more lie outside, at the first of these. A figure whose first ten values are mostly
-zero leaves it above zero; one that is mostly below zero at first has no band.
+zero leaves it above or below zero; one that is mostly below zero at first has no band.
 """
 
 import math
@@ -52,5 +52,8 @@ def band_exit(values: Sequence[float | None], steps: Sequence[int]) -> dict[str,
     if usual < 0 or len(known) < first + IN_A_ROW:
         return None
     step, now = known[first][1], statistics.median(value for value, _ in known[-IN_A_ROW:])
-    grown = f"{'grew' if now > usual else 'fell'} to {now / usual:.2g} x" if usual else "above zero"
-    return {"step": step, "description": f"{grown if now else 'fell to zero'} since step {step}"}
+    if usual and now > 0:
+        moved = f"{'grew' if now > usual else 'fell'} to {now / usual:.2g} x"
+    else:
+        moved = "above zero" if now > 0 else "below zero" if now < 0 else "fell to zero"
+    return {"step": step, "description": f"{moved} since step {step}"}

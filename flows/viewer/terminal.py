@@ -17,7 +17,7 @@ from rich.text import Text
 from flows.queries.notes import note_line
 from flows.queries.reader import message_text, reward_parts
 from flows.queries.request import parse_object
-from flows.queries.sentences import sentence
+from flows.queries.sentences import in_quarantine, sentence
 from flows.queries.shown_tokens import COLOURINGS, default_colouring, largest_in_batch
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import WEIGHTS, tokens
@@ -59,7 +59,7 @@ def head(reader: StoreReader, trace: FoundTrace) -> Iterator[RenderableType]:
     yield _rewards(row)
     yield Text(visible(sentence({"trace": row}, outcome)))
     for entry in outcome["quarantines"]:
-        yield Text(visible(f"It is in quarantine {entry['quarantine']}: {entry['reason']} (where {entry['where']})."))
+        yield Text(visible(in_quarantine(entry)))
     yield from (Text(visible(note_line(note))) for note in outcome["notes"])
     if others := other_runs(trace):
         yield _line("also used by ", visible(", ".join(others)))

@@ -1,15 +1,12 @@
 """One Chromium, and one store of the demo with its viewer, for all tests of the viewer in a browser."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.browser.viewing import CHROMIUM, FLAGS, Watched, short_demo, viewer
-
-Opened = Callable[..., Watched]
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,6 @@ PLACES = """() => [...document.querySelectorAll("main > *, main section, main fi
   return [each.dataset.live || each.className, box.x + scrollX, box.y + scrollY, box.width];
 }).filter((each) => each[3])"""
 SHIFTED = "() => window.shifts.filter(([value, ours]) => value > 0 && !ours)"
-COMMITTED = "(before) => document.querySelector('main').innerText.includes(before)"
 
 
 class Live:

@@ -114,7 +114,7 @@ def test_nothing_stays_over_what_is_read_where_room_is_short(demo, kinds, opened
     assert page.evaluate(OVER_THE_TEXT) == []
 
 
-def test_what_was_chosen_to_be_dark_is_printed_on_white_with_its_shades(demo, kinds, opened):
+def test_a_dark_page_is_printed_on_white_with_its_shades(demo, kinds, opened):
     window = opened(demo, color_scheme="dark")
     page = window.open(kinds["trace"])
     style = "(name) => getComputedStyle(document.querySelector('.card'))[name]"

@@ -133,6 +133,4 @@ class _Batch:
             num_ranks=pl.col("rank").n_unique().cast(pl.Int64),
             num_tokens=pl.col("num_tokens").sum(),
         )
-        return [
-            {"number": row["update"], **row, "measured": measured.get(row.pop("update"))} for row in counts.to_dicts()
-        ]
+        return [{**row, "measured": measured.get(row["update"])} for row in counts.to_dicts()]

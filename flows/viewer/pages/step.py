@@ -7,7 +7,7 @@ import polars as pl
 
 from flows.queries.reader import read_rollouts
 from flows.queries.request import BadQuestion, PageRequest
-from flows.queries.rollout_list import choice_of, choose, list_page, read_names
+from flows.queries.rollout_list import choice_of, choose, list_page
 from flows.queries.rollouts import (
     evaluation_lineages,
     evaluation_traces,
@@ -25,7 +25,7 @@ from flows.viewer import addresses
 from flows.viewer.addresses import Page
 from tasks.metrics.figures import Values
 
-CARRIED = ("sort", "order", "columns", "size", "k", "group_sort", "group_order")
+CARRIED = ("sort", "order", "size", "k", "group_sort", "group_order")
 """What stays in the address on the way to the step before or after."""
 
 
@@ -34,8 +34,7 @@ def step_page(reader: StoreReader, request: PageRequest) -> Page:
     run, step = request.path["run"], request.required_number("step")
     lineages = lineages_of(reader, run, step)
     frame = traces_of(reader, run, lineages)
-    asked_for = (*read_names(request.text("columns")), request.text("sort"))
-    frame = with_mismatch(reader, run, lineages, frame, asked_for)
+    frame = with_mismatch(reader, run, lineages, frame, [request.text("sort")])
     values = {
         "run": run,
         "step": step,
@@ -93,14 +92,14 @@ ALL = "all"
 def evaluation_page(reader: StoreReader, request: PageRequest) -> Page:
     """Return an evaluation of a policy; `set` chooses one set. Raises NotThere and BadQuestion."""
     run, version = request.path["run"], request.required_number("step")
-    every = evaluation_traces(reader, run, version)
-    sets = sorted(every["set"].unique())
+    lineages, frame = evaluation_lineages(reader, run, version), evaluation_traces(reader, run, version)
+    sets = sorted(frame["set"].unique())
     chosen = _chosen_set(request, sets)
-    frame = every if chosen is None else evaluation_traces(reader, run, version, chosen)
+    frame = frame if chosen is None else frame.filter(set=chosen)
     values = {
         "run": run,
         "step": version,
-        "retired": expired_rows(reader, [c.traces for c in evaluation_lineages(reader, run, version)]),
+        "retired": expired_rows(reader, [lineage.traces for lineage in lineages]),
         "evaluation": {
             "set": chosen,
             "sets": sets,
@@ -109,7 +108,7 @@ def evaluation_page(reader: StoreReader, request: PageRequest) -> Page:
         },
         "stages": ["rollout"],
         "computed_by": [],
-        "finished": all(lineage.traces.finished for lineage in evaluation_lineages(reader, run, version)),
+        "finished": all(lineage.traces.finished for lineage in lineages),
         "num_batches": 1,
         "num_judged_apart": 0,
         "packed": False,

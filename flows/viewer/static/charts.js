@@ -6,7 +6,7 @@
   const POINT_GAP = 5; // pixels between points of several series at one place
   const drawn = new Map(); // box of a chart -> its uPlot
   const isServed = document.querySelector(".brand[href]"); // a saved page has no address to zoom in and no links
-  const DOUBLE_CLICK_MS = 300;
+  const DOUBLE_CLICK_MS = 300; // a double click leads back from a zoom: until then a click opens nothing
   const isNumber = (value) => typeof value === "number";
   let active = null; // the box that the pointer or the focus is in
 

@@ -25,7 +25,7 @@ Relations = Mapping[str, Callable[[], Any]]
 """Makes the tables and relations that views read, by name: frames or datasets that DuckDB can scan."""
 _NO_WORDS = re.compile(r"('(?:[^']|'')*')|--.*|\bas +\"?\w+", re.IGNORECASE)
 """Comments, and names that a query gives; literals, which are group 1, hold neither."""
-_ALL = re.compile(r"(?<!count\()\*|(?:^|\()\s*(?:from|table)\b|^\s*(?:summarize|describe|show)\b|\bcolumns\s*\(")
+_ALL = re.compile(r"(?<!count\()\*|(?:^|\()\s*(?:from|table)\b|^\s*(?:summarize|desc|describe|show)\b|\bcolumns\s*\(")
 """What asks for all columns: a `*` that does not count, a query without a select list, `columns(...)`."""
 _JOIN = re.compile(r"^left join (\w+) (.*?) +-- only for (.+)$", re.MULTILINE)
 _ALL_COLUMNS = re.compile(r"(\w+)\.\* replace \((.+)\)")

@@ -95,7 +95,7 @@ def test_a_flow_is_recorded_whole_and_the_ui_works_and_nothing_stays(home):
     assert task_runs(url, run) == wanted
     artifacts = {artifact["key"]: artifact for artifact in ask(url, "/artifacts/latest/filter", {})}
     assert {"run-demo-1", "progress-demo-1"} <= artifacts.keys()
-    assert artifacts["run-demo-1"]["data"].count("data:image/svg+xml;base64,") == 1
+    assert artifacts["run-demo-1"]["data"].count("\n```\nreward ") == 1
     assert artifacts["progress-demo-1"]["data"] == 100.0
     # Published twice: renewed, and not kept as two versions.
     kept = ask(url, "/artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run]}}})

@@ -30,6 +30,9 @@ def test_the_first_of_five_outside_is_told_with_how_far_it_went():
 
 def test_what_was_zero_at_first_leaves_it_above_zero():
     assert band_exit([0.0] * 20 + [0.1] * 20, STEPS) == {"step": 120, "description": "above zero since step 120"}
+    for before in (0.0, 1.0):
+        left = band_exit([before] * 20 + [-0.1] * 20, STEPS)
+        assert left == {"step": 120, "description": "below zero since step 120"}
 
 
 def test_what_came_back_has_no_exit():

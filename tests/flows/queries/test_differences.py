@@ -8,7 +8,7 @@ import pytest
 
 from flows import cli
 from flows.queries.compare import FIGURES, METRICS, compare
-from flows.queries.compare_rows import compared_samples, step_detail
+from flows.queries.compare_rows import ComparedStep
 from flows.queries.compare_summary import both_numbers, ranges, sentences
 from flows.queries.store_reader import StoreReader
 from storage.store import Store, open_store
@@ -99,7 +99,7 @@ def test_another_advantage_parts_there_with_the_traces_shared(store, library):
     rewards = rows(store, "base", "rollout", "traces").select("group_id", "reward")
     from_mean = pl.col("reward") - pl.col("reward").mean().over("group_id")
     apart = rewards.select(from_mean.alias("a"), from_mean / (pl.col("reward").std(ddof=0).over("group_id") + 1e-6))
-    samples = compared_samples(library, "base", "spread", 0)
+    samples = ComparedStep(library, "base", "spread", 0).samples
     differences = (apart["reward"] - apart["a"]).abs().sort(descending=True)
     assert samples.height == 12 and samples["difference"].abs().to_list() == pytest.approx(differences.to_list())
     assert found["together"]["a"]["advantage_std"] == pytest.approx(apart["a"].std(ddof=0))
@@ -108,7 +108,7 @@ def test_another_advantage_parts_there_with_the_traces_shared(store, library):
 
 
 def test_other_rows_have_the_same_samples(library):
-    assert set(compared_samples(library, "base", "packed", 0)["difference"]) == {0.0}
+    assert set(ComparedStep(library, "base", "packed", 0).samples["difference"]) == {0.0}
     both = compare(library, "base", "packed")["together"]
     assert both["a"]["num_tokens"] == both["b"]["num_tokens"] and both["a"]["num_rows"] < both["b"]["num_rows"]
 
@@ -140,13 +140,13 @@ def test_figures_over_steps_are_sums_of_counts_and_means_of_the_rest(library):
 def test_other_verdicts_are_told_by_trace(store, library):
     spread = (pl.col("reward").max() - pl.col("reward").min()).over("group_id")
     lost = rows(store, "base", "rollout", "traces").filter(spread <= NARROW)["trace_id"].sort().to_list()
-    detail = step_detail(library, "base", "strict", 0)
+    detail = ComparedStep(library, "base", "strict", 0).detail()
     verdict = {"a": "kept", "b": "zero_advantage"}
     assert len(lost) == 4 and detail["verdicts"] == [{"trace_id": trace_id} | verdict for trace_id in lost]
 
 
 def test_a_step_is_gone_into_by_sample_the_farthest_first(store, library):
-    detail = step_detail(library, "base", "spread", 0)
+    detail = ComparedStep(library, "base", "spread", 0).detail()
     sizes = [abs(row["difference"]) for row in detail["samples"]]
     assert len(sizes) == 10 and sizes == sorted(sizes, reverse=True)
     first = detail["samples"][0]

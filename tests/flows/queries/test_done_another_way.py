@@ -31,7 +31,6 @@ from tests.fixtures.rehearsal import rehearse
 
 pytestmark = pytest.mark.engine  # whole runs, each more than once
 NOTHING = {"type": "rule", "rule": "false"}
-Raise = Any
 
 
 @pytest.fixture

@@ -137,7 +137,6 @@ def test_all_ways_to_name_a_row_name_the_same(frames, rows):
     assert identify(frames, f"base:1:{number}").roots == identify(frames, f"{row['key'][:8]}/{number}").roots
     assert identify(frames, "base:2").roots == identify(frames, "base").roots
     assert [root.key for root in identify(frames, policy["key"][:8]).roots] == [policy["key"]]
-    assert {root.kind for root in identify(frames, row["key"][:10]).roots} == {"work"}
     assert {root.kind for root in identify(frames, "reverse_text/example-3").roots} == {"example"}
     assert {root.kind for root in identify(frames, "0-0/2").roots} == {"assignment"}
     assert {root.kind for root in identify(frames, "trace-0-0-2/1").roots} == {"sample"}

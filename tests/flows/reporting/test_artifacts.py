@@ -1,23 +1,16 @@
 """What a run shows in Prefect, from plain data."""
 
-import base64
 import logging
 import math
 import re
 import threading
 from typing import Any
-from xml.etree import ElementTree
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from flows.reporting import artifacts, bookkeeping
-from flows.reporting.curve import LEFT, RIGHT, WIDTH, Point, curve_svg
-from flows.reporting.svg import MOST_POINTS, ticks
 from tests.fixtures.waiting import PATIENCE
-
-SVG = "{http://www.w3.org/2000/svg}"
 
 
 def step(number: int, **changes: Any) -> dict[str, Any]:
@@ -32,43 +25,32 @@ def step(number: int, **changes: Any) -> dict[str, Any]:
     return {**values, **changes}
 
 
-def line(svg: str) -> list[tuple[float, float]]:
-    """The points of the curve in a drawing."""
-    [found] = (path for path in ElementTree.fromstring(svg).iter(f"{SVG}path") if path.get("class") == "line")
-    return [(float(x), float(y)) for x, y in re.findall(r"[ML]([-\d.]+) ([-\d.]+)", found.attrib["d"])]
-
-
-def test_the_curve_goes_from_axis_to_axis_and_up():
-    points = line(curve_svg([Point(0, 0.0), Point(1, 0.5), Point(2, 1.0)], "demo"))
-    assert [x for x, _ in points] == [LEFT, (LEFT + WIDTH - RIGHT) / 2, WIDTH - RIGHT]
-    assert points[0][1] - points[1][1] == pytest.approx(points[1][1] - points[2][1], abs=0.11)
-    assert points[0][1] > points[1][1] > points[2][1]  # the y of SVG grows downwards
+def test_the_curve_goes_up_in_blocks_over_an_axis_from_0_to_1():
+    heading, *lines = artifacts.reward_curve([step(number, reward=number / 2) for number in range(3)]).splitlines()
+    assert heading == "reward 1.000, from 0 to 1" and len(lines) == artifacts.CURVE_ROWS
+    heights = [sum(line.ljust(artifacts.CURVE_WIDTH)[column] != " " for line in lines) for column in (0, 30, 71)]
+    assert heights == [1, 5, 8]
 
 
 def test_a_curve_of_nothing_and_of_what_is_not_finite_says_so():
-    for points in ([], [Point(0, math.nan), Point(1, math.inf), Point(2, 0.5, math.nan)]):
-        svg = curve_svg(points, "demo")
-        assert "no scored step yet" in svg
-        assert "nan" not in svg and "inf" not in svg
+    for rewards in ([], [None], [math.nan, math.inf]):
+        steps = [step(number, reward=reward) for number, reward in enumerate(rewards)]
+        assert artifacts.reward_curve(steps) == "no scored step yet"
 
 
-def test_the_curve_stays_small_and_well_formed():
-    svg = curve_svg([Point(k, math.sin(k) ** 2, 0.123456) for k in range(20_000)], "a <b> & c")
-    assert len(base64.b64encode(svg.encode())) < 20_000
-    texts = [element.text for element in ElementTree.fromstring(svg).iter(f"{SVG}text")]
-    assert "a <b> & c" in texts
-    assert len(line(svg)) <= MOST_POINTS
+def test_the_curve_of_a_long_run_stays_small():
+    curve = artifacts.reward_curve([step(number, reward=math.sin(number) ** 2) for number in range(20_000)])
+    assert max(map(len, curve.splitlines())) <= artifacts.CURVE_WIDTH
 
 
-def test_ticks_are_round():
-    assert ticks(0.0, 1.0, 6) == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0] and ticks(0.0, 19.0, 9) == [0.0, 5.0, 10.0, 15.0]
-    assert ticks(0.0, 0.7, 8)[3] == 0.3 and ticks(0.0, 1.1e-13, 6) == [0.0, 5e-14, 1e-13]
+def test_a_run_without_rewards_shows_its_losses():
+    steps = [step(number, reward=None, update={"loss": 2.0 - number}) for number in range(3)]
+    assert artifacts.reward_curve(steps).startswith("loss 0.000, from 0 to 2\n█")
 
 
 def test_the_report_has_the_curve_inline_the_last_steps_and_the_store():
     page = artifacts.report("my_run", "/data/store", [step(k) for k in range(12)])
-    [image] = re.findall(r"!\[curve\]\(data:image/svg\+xml;base64,([A-Za-z0-9+/=]+)\)", page)
-    assert len(line(base64.b64decode(image).decode())) == 12
+    assert "\n```\nreward 1.100, from 0 to 1.1\n" in page
     rows = [row for row in page.splitlines() if re.match(r"\| \d", row)]
     assert len(rows) == artifacts.SHOWN_STEPS
     assert rows[-1] == "| 11 | 1.1 | 0.1 | 0.512 | 1.5e-06 | - | 1.75 | 12,345 |"
@@ -82,7 +64,6 @@ def test_a_step_without_reward_is_not_a_step_of_zero(monkeypatch):
     monkeypatch.setenv(artifacts.VIEW_VARIABLE, "https://viewer.example/")
     page = artifacts.report("my run", "/s", [step(0, reward=None, update=None), step(1)])
     assert "| 0 | - | 0.1 | - | - | - | 1.75 | 12,345 |" in page
-    assert artifacts.reward_curve([step(0, reward=None)], "t").count("no scored step yet") == 1
     assert "(https://viewer.example/runs/my%20run)" in page and "stagecoach view" not in page
 
 

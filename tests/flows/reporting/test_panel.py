@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from flows.reporting.formats import block_rows, sparkline
-from flows.reporting.panel import Panel, duration, is_terminal, over_width, printable
+from flows.reporting.formats import block_rows, over_width, sparkline
+from flows.reporting.panel import Panel, duration, is_terminal, printable
 from tests.fixtures.waiting import PATIENCE
 
 

@@ -78,8 +78,7 @@ def everything(library: StoreReader, *only: str) -> list[str]:
     for run in runs:
         found += _of_run(library, run)
     for a, b in pairwise(runs):
-        environment, example = _examples(library, a)[0]
-        found += [addresses.compare(a, b, step=0, environment=environment, id=example), addresses.compare(a, b)]
+        found += [addresses.compare(a, b, step=0), addresses.compare(a, b)]
     return found
 
 

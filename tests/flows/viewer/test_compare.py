@@ -1,11 +1,11 @@
-"""Two runs on pages: the values of the command, the same step of both, and their attempts at an example."""
+"""Two runs on pages: the values of the command, and the same step of both."""
 
 import polars as pl
 import pytest
 
 from configs.run import View
 from flows.queries.compare import compare, compared_evaluations, compared_steps
-from flows.queries.compare_rows import compared_attempts, compared_groups, compared_traces
+from flows.queries.compare_rows import ComparedStep
 from flows.queries.compare_summary import sentences
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
@@ -22,7 +22,7 @@ SUMMARIES = {
     ("base", "credited"): "They differ from step 0, stage advantage on: another key. Shared results: 7.",
     ("base", "longer"): "The same work as far as both go: 14 results have the same keys.",
     ("base", "broken"): "They differ from step 0, stage training on: another key. Shared results: 8.",
-    ("first", "later"): "The same work as far as both go: 1 results have the same keys.",
+    ("first", "later"): "No step is in both. Results with the same keys: 1.",
     ("base", "base"): "The same work: all 14 results have the same keys, so their rows are equal.",
 }
 
@@ -73,11 +73,11 @@ def test_a_comparison_is_made_once_for_the_same_work_and_is_live_while_a_run_goe
 
 # One step of both runs.
 def test_a_replay_from_the_advantage_has_the_same_rollouts_credited_otherwise(ten_runs):
-    traces = compared_traces(ten_runs, "base", "credited", 0)
+    step = ComparedStep(ten_runs, "base", "credited", 0)
+    traces, groups = step.traces, step.groups
     assert traces["side"].to_list() == ["both"] * 12 and traces["key_a"].equals(traces["key_b"].rename("key_a"))
     # RLOO leaves the rollout itself out of the mean: with four in a group that is 4/3 of the distance to the mean.
     assert traces["advantage_b"].to_list() == pytest.approx((traces["advantage_a"] * 4 / 3).to_list())
-    groups = compared_groups(ten_runs, "base", "credited", 0)
     moved = (pl.col("advantage_b") - pl.col("advantage_a")).abs().max()
     largest = traces.group_by("group_id_a", maintain_order=True).agg(moved)
     assert groups.select("group_a", "max_advantage_difference").rows() == largest.rows()
@@ -85,9 +85,9 @@ def test_a_replay_from_the_advantage_has_the_same_rollouts_credited_otherwise(te
 
 
 def test_groups_of_another_seed_are_paired_by_their_example_alone(ten_runs):
-    traces = compared_traces(ten_runs, "base", "seeded", 0)
+    step = ComparedStep(ten_runs, "base", "seeded", 0)
+    traces, groups = step.traces, step.groups
     assert set(traces["side"]) == {"a", "b"} and traces.height == 24
-    groups = compared_groups(ten_runs, "base", "seeded", 0)
     means = {
         side: dict(traces.filter(side=side).group_by("example_id").agg(pl.col(f"reward_{side}").mean()).iter_rows())
         for side in "ab"
@@ -128,23 +128,10 @@ def test_agents_of_an_episode_are_compared_each_with_its_like(tmp_path):
     with compared_runs.played(rollout=opposed):
         for name, seed in (("one", 7), ("other", 8)):
             rehearse(tmp_path / "store", name, steps=1, seed=seed, algorithm={"type": "rae"})
-    groups = compared_groups(StoreReader.at(tmp_path / "store"), "one", "other", 0)
+    groups = ComparedStep(StoreReader.at(tmp_path / "store"), "one", "other", 0).groups
     rows = groups.filter(pl.col("num_a") > 0).sort("group_a", "agent")
     assert rows.select("agent", "num_a", "reward_a").rows() == [("first", 2, 1.0), ("second", 2, -1.0)] * 3
     assert set(groups.drop_nulls("difference")["difference"]) <= {0.0}
-
-
-def test_the_last_attempts_stand_beside_each_other_and_a_prompt_once_over_both(ten_runs):
-    trace = ten_runs.frames("base")["traces"].filter(step=0).head(1).collect().row(0, named=True)
-    example = {"environment": trace["environment"], "id": trace["example_id"]}
-    page = values(ten_runs, addresses.compare("base", "credited", **example))["example"]
-    last = [[row for row in page["attempts"] if row["side"] == side][-1] for side in "ab"]
-    assert [each["trace"] for each in page["sides"]] == last and {row["side"] for row in page["attempts"]} == {*"ab"}
-    chosen = {"trace_a": trace["trace_id"], "trace_b": trace["trace_id"]}
-    page = values(ten_runs, addresses.compare("base", "credited", **example, **chosen))["example"]
-    assert [each["trace"]["trace_id"] for each in page["sides"]] == [trace["trace_id"]] * 2
-    assert [message["role"] for message in page["shared"]] == ["user"] and not page["shared"][0]["sampled"]
-    assert page["sides"][0]["said"] == page["sides"][1]["said"] and page["sides"][0]["said"][0]["sampled"]
 
 
 # Evaluations: whole runs, about a second each.
@@ -168,10 +155,3 @@ def test_policies_of_a_version_are_paired_and_the_last_ones_too(evaluated):
     assert last["num_examples"] == HELD_OUT and last["a"] == pytest.approx(0.23, abs=0.005)
     itself = compared_evaluations(evaluated, "one", "one")
     assert itself["same_work"].all() and set(itself["difference"]) == {0.0} and not rows["same_work"].any()
-
-
-def test_held_out_attempts_are_listed_by_version(evaluated):
-    rows = compared_attempts(evaluated, "two", "two", "reverse_text", "held-1")
-    assert set(rows["for_training"]) == {False} and rows.filter(side="a")["step"].to_list() == [0, 0, 1, 1, 2, 2]
-    html = answer(evaluated, addresses.compare("two", "two", environment="reverse_text", id="held-1"))[1]
-    assert all(f"held out, policy {version}" in html for version in (0, 2))

@@ -1,4 +1,4 @@
-"""What pages write, and where it leads: every value is documented, the way to every page."""
+"""Words on pages: the way to each page, the titles of measurements, and settings as a config file has them."""
 
 import re
 from typing import Any

@@ -1,7 +1,6 @@
 """Rows that were dropped for their age: pages say so, and what came from them is unknown, not zero and not false."""
 
 import shutil
-from collections.abc import Callable
 
 import pytest
 
@@ -23,7 +22,6 @@ from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, cr
 from tests.flows.viewer.looking import answer, everything, values
 
 TABLES = ("assignments", "traces", "messages", "verdicts", "samples", "batches", "updates")
-Without = Callable[[str], StoreReader]
 
 
 @pytest.fixture(scope="module")

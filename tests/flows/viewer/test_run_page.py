@@ -82,8 +82,7 @@ def test_a_fork_shows_what_it_shares_and_planned_steps_have_empty_columns(forked
     assert table["runs"] == ["fork", "base"] and table["num_pieces"] == [6, 6]
     assert {tuple(cell["by"] for cell in column["cells"]) for column in table["columns"]} == {(1, 1, 1, 0, 0, 0)}
     rollouts, credits = (table["columns"][0]["cells"][row] for row in (1, 3))
-    assert rollouts["used_by"] == ["base", "fork"] and credits["used_by"] == ["fork"]
-    assert rollouts["rows"] == {"messages": 24, "traces": 12} and rollouts["finished"]
+    assert rollouts["finished"] and rollouts["key"] != credits["key"]
     frame = forked.frames("fork").slices.collect()
     assert set(frame.filter("own")["stage"]) == {"advantage", "metrics", "packing"}
     shared = frame.filter(~pl.col("own") & (pl.col("stage") == "rollout"))
@@ -166,6 +165,10 @@ def test_a_long_run_has_its_last_numbers_until_all_are_requested(two, monkeypatc
 def test_words_find_metrics_by_name_unit_and_environment(two):
     every = metrics(numbers(two, RUN))
     assert [metric["name"] for metric in matching(every, "TIMEOUT share")] == ["errored_rollout/timeout"]
+    (rewards,) = matching(every, "reward/mean")  # its whole name, which is the begin of no search
+    assert rewards["name"] == "reward/mean" and len(matching(every, "reward mean")) > 1
+    series = {line["name"] for metric in every for line in metric["series"]} - {metric["name"] for metric in every}
+    assert series and all(matching(every, name) for name in series)
     assert matching(every, "") == every and matching(every, "nothing like it") == []
     groups = told(two, metric="timeout").values["metrics"]["groups"]
     names = {metric["name"] for group in groups for metric in group["metrics"]}

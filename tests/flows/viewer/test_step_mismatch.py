@@ -17,7 +17,6 @@ from tests.flows.viewer.looking import values
 
 FIRST: dict[str, list[float]] = {"rl_weights": [0, 0, 0, 0, 1, 1, 0, 0, 0], "ce_weights": [0, 0, 0, 0, 0, 0, 0, 0, 2]}
 SECOND: dict[str, list[float]] = {"rl_weights": [0, 0, 0, 0.25, 0.25]}
-Lists = Sequence[Sequence[float]]
 NEAR: dict[str, list[float]] = {"rl_weights": [0, 1]}
 LEARNER: dict[str, list[float]] = {
     f"{FORKED}/0": [0, 0, 0, 0, -1.5, -2, 0, 0, -9],
@@ -89,10 +88,6 @@ def test_it_is_read_only_where_it_is_asked_for(library):
 
 
 def test_the_page_of_a_step_sorts_by_it_and_shows_it(library):
-    traces = {
-        columns: values(library, addresses.step(RUN, 0), sort=MISMATCH, order="desc", columns=columns)["traces"]
-        for columns in ("", "reward")
-    }
-    assert [row["trace_id"] for row in traces[""]["rows"]] == [FORKED, "near", "outside", "unused"]
-    assert [column["name"] for column in traces[""]["columns"]][:2] == ["trace_id", MISMATCH]
-    assert [column["name"] for column in traces["reward"]["columns"]] == ["trace_id", "reward"], "a choice stays"
+    traces = values(library, addresses.step(RUN, 0), sort=MISMATCH, order="desc")["traces"]
+    assert [row["trace_id"] for row in traces["rows"]] == [FORKED, "near", "outside", "unused"]
+    assert [column["name"] for column in traces["columns"]][:2] == ["trace_id", MISMATCH]

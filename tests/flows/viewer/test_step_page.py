@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from flows.queries.rollouts import steps_of, traces
+from flows.queries.rollouts import evaluation_traces, steps_of, traces
 from flows.queries.scores import scored_evaluations
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
@@ -37,7 +37,7 @@ def test_the_values_are_those_of_the_frames(forked):
     assert [row["trace_id"] for row in found["traces"]["rows"]] == frame["trace_id"].to_list()
     assert [row["advantage"] for row in found["traces"]["rows"]] == frame["advantage"].to_list()
     assert (found["previous"], found["next"], found["packed"]) == (None, 1, True)
-    chosen = {"sort": "reward", "order": "desc", "columns": "reward,outcome", "size": "5"}
+    chosen = {"sort": "reward", "order": "desc", "size": "5"}
     assert values(forked, "base", 0, **chosen)["carried"] == chosen, "it goes along to the steps beside"
     assert found["policies"]["after"]["name"] == "base:1" and len(found["updates"]) == 1
     assert [row["group_id"] for row in found["groups"]["rows"]] == ["0-0", "0-1", "0-2"]
@@ -91,9 +91,10 @@ def test_an_evaluation_and_its_sets(scored):
     assert every["evaluation"]["num_replaced"] == 2
     assert every["traces"]["num_all"] == 10  # two sets of four attempts, and one of each made again
     for name in ("easy", "hard"):
-        page = evaluated(scored, 1, set=name, columns="reward,set,round,replaced,assignment_id,error_class")
+        page = evaluated(scored, 1, set=name)
         (score,) = page["evaluation"]["scores"]
-        rows = page["traces"]["rows"]
+        rows = evaluation_traces(scored, "base", 1, name).to_dicts()
+        assert [row["trace_id"] for row in page["traces"]["rows"]] == [row["trace_id"] for row in rows]
         assert len(rows) == 5 and {row["set"] for row in rows} == {name} == {score["set"]}
         assert {row["outcome"] for row in rows} == {"evaluated"}
         again = [(row["round"], row["replaced"]) for row in rows if row["assignment_id"] == "eval-reverse_text-0/0"]

@@ -55,7 +55,8 @@ def test_what_a_join_takes_is_read_where_a_query_names_its_columns():
     "query",
     [
         *("select * from rollouts", "from rollouts", "select columns(*) from rollouts", "FROM rollouts limit 1"),
-        *("summarize rollouts", "describe rollouts", "select columns('o.*') from rollouts", "table rollouts"),
+        *("summarize rollouts", "describe rollouts", "desc rollouts", "table rollouts"),
+        "select columns('o.*') from rollouts",
         *("select count(*) from (from rollouts)", "select '--', outcome, advantage from rollouts"),
     ],
 )
