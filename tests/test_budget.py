@@ -54,9 +54,9 @@ MOST: dict[str, tuple[int, int]] = {
     "flows/runtime, flows/*.py": (22_100, 18_000),
     "flows/services": (20_000, 15_000),  # the memory plan of three folders: docs/decisions/services.md
     "flows/orchestration": (9_600, 8_000),
-    "flows/queries": (43_300, 32_000),
-    "flows/reporting": (12_400, 10_000),
-    "flows/viewer": (18_400, 22_000),
+    "flows/queries": (42_700, 32_000),
+    "flows/reporting": (11_700, 10_000),
+    "flows/viewer": (18_000, 22_000),
     "flows/cli": (24_900, 22_000),
     "flows/replays, flows/exchange": (15_700, 15_000),  # other trainers came from configs: docs/decisions/configs.md
     "tests": (626_900, 480_000),

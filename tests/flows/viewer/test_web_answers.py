@@ -90,7 +90,6 @@ def test_every_address_answers_in_every_form(library, client):
         ("/compare?a=base", 400),
         ("/compare?a=base&b=other&step=7", 404),
         ("/compare?a=base&b=other&step=one", 400),
-        ("/compare?a=base&b=other&environment=reverse_text&id=none", 404),
         ("/runs/base?with=none", 404),
         ("/runs/base?with=" + ",".join("abcdefghi"), 400),
         ("/runs/base?x=moon", 400),
