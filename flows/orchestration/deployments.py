@@ -95,8 +95,9 @@ def read(file: Path) -> list[DeploymentEntry]:
         return DeploymentFile.model_validate(yaml.safe_load(file.read_text(encoding="utf-8"))).deployments
     except ValidationError as error:
         unknown = "`stagecoach deploy` does not take this key; `prefect deploy` may"
+        of_a_key = "extra_forbidden", "unexpected_keyword_argument"  # of a model, of a dataclass
         problem = "\n".join(
-            f"  {'.'.join(map(str, item['loc']))}: {unknown if item['msg'].startswith(UNKNOWN) else item['msg']}"
+            f"  {'.'.join(map(str, item['loc']))}: {unknown if item['type'] in of_a_key else item['msg']}"
             for item in error.errors()
         )
     except (OSError, yaml.YAMLError) as error:
@@ -105,10 +106,6 @@ def read(file: Path) -> list[DeploymentEntry]:
         f"{file} cannot be deployed:\n{problem}\nNothing was deployed. Correct the file, or leave --file out for the "
         "one that comes with the program"
     )
-
-
-UNKNOWN = ("Extra inputs", "Unexpected keyword")
-"""Beginnings of what pydantic says of a key that a model, or a dataclass, does not have."""
 
 
 def main(pool: str = POOL, store: str = "", slots: int = 1, file: str = "") -> int:

@@ -17,7 +17,7 @@ EVALUATION = "stagecoach.evaluation.finished"
 GATE = "stagecoach.gate.waiting"
 FINISHED = "stagecoach.run.finished"
 CACHED = "stagecoach.run.cached"
-"""The last of the names of events. Each event has a `message` in its payload, and run and store."""
+"""Of a run that has finished and computed nothing. Each event has a `message` in its payload, and run and store."""
 MAKERS = ("policy_import", "training")
 """The stages whose work is a policy."""
 _log = logging.getLogger("stagecoach")

@@ -9,7 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 from flows.orchestration.server import bookkeeping_only
-from flows.orchestration.states import RunCancelled
+from flows.orchestration.states import RunCancelled, cancelled_text, resume_command
 from flows.reporting.artifacts import artifact_key, escape
 from flows.reporting.formats import compact_number, cut, visible
 from tasks.metrics.figures import MEANINGS
@@ -42,14 +42,13 @@ def approval(run: str, store: str, notify: Callable[..., None]) -> Approve:
         text = f"step {question.step} waits for approval: {command}"
         notify("note", text=text)
         notify("gate", step=question.step, text=text)
-        return wait_for_answer(f"stagecoach resume {run} --store {store}", question, page)
+        return wait_for_answer(run, store, question, page)
 
     return ask
 
 
-def wait_for_answer(resume: str, question: Question, page: str) -> Answer:
-    """Pause the flow run around, with a form under `page`, and return what a person answers; `resume` is the command
-    that goes on with the run.
+def wait_for_answer(run: str, store: str, question: Question, page: str) -> Answer:
+    """Pause the flow run around `run`, with a form under `page`, and return what a person answers.
 
     The pause carries the question's key: what was answered before a process died is taken by the same flow run when it
     is tried again. Raises Unanswered after `question.timeout_seconds` or where the run cannot wait, RunCancelled.
@@ -61,6 +60,7 @@ def wait_for_answer(resume: str, question: Question, page: str) -> Answer:
     from prefect.states import Paused
     from prefect.utilities.engine import propose_state_sync
 
+    resume = resume_command(run, store)
     if not flow_run.id:
         raise Unanswered(_advice(resume, question, "there is no flow run in which a person could be asked"))
     form = approval_form(page)
@@ -83,10 +83,7 @@ def wait_for_answer(resume: str, question: Question, page: str) -> Answer:
         reply = form.load(keyset)
         return Answer(reply.approve, reply.by, reply.reason)
     if state.is_cancelling() or state.is_cancelled():
-        raise RunCancelled(
-            f"cancelled while step {question.step} waited for approval. Everything done so far is safe; go on with: "
-            f"{resume}"
-        )
+        raise RunCancelled(cancelled_text(f"while step {question.step} waited for approval", run, store))
     waited = f"nobody answered within gate.timeout_seconds, {question.timeout_seconds:g}"
     raise Unanswered(_advice(resume, question, waited if state.is_paused() else f"the flow run is {state.name}"))
 

@@ -14,13 +14,12 @@ from prefect import Flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.sorting import FlowRunSort
-from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed, Failed
 
 from flows import PACKAGES
-from flows.orchestration.server import bookkeeping_only, current_flow_run
+from flows.orchestration.server import bookkeeping_only, current_flow_run, flow_run_record
 from flows.orchestration.states import OF_A_RESULT, RunCancelled, note_end
 from flows.reporting.messages import outcome_message
 from storage.keys import content_key
@@ -70,7 +69,7 @@ def _completion_state(outcome: Any) -> Any:
 
 def _last_of_schedule_was_cached() -> bool:
     """Return whether the flow run is of a schedule, and the run of its deployment before it computed nothing."""
-    record = _flow_run_record()
+    record = flow_run_record()
     if record is None or not record.auto_scheduled:
         return False
     earlier = {
@@ -84,11 +83,6 @@ def _last_of_schedule_was_cached() -> bool:
         )
         return any(run.state_name == CACHED for run in runs)
     return False
-
-
-def _flow_run_record() -> Any:
-    context = FlowRunContext.get()
-    return context.flow_run if context else None
 
 
 def _run_log() -> Any:
@@ -114,7 +108,8 @@ def run_flow(kind: str) -> Callable[[Callable[..., Any]], Flow[..., Any]]:
         reports_its_end(function),
         name=kind,
         flow_run_name=flow_run_name(kind),
-        validate_parameters=False,  # the config checks them, and says in its own words what is wrong
+        # The config of a run checks them, and says in its own words what is wrong; maintenance has none.
+        validate_parameters=kind == "maintain",
         on_crashed=[note_end],
         on_cancellation=[note_end],
         **OF_A_RESULT,
@@ -131,23 +126,30 @@ def run_name(kind: str) -> str:
     if flow_run_id is None:
         return ""
     deployed_as = re.sub(r"[^A-Za-z0-9._-]+", "-", deployment.name or kind)
-    minute = f"{flow_run.scheduled_start_time.astimezone(UTC):%Y%m%d-%H%M}"
     digest = content_key(flow_run_id)[:DIGEST_CHARACTERS]
-    return "-".join(dict.fromkeys((kind, deployed_as, minute, digest)))
+    return "-".join(dict.fromkeys((kind, deployed_as, _scheduled_minute(), digest)))
+
+
+def _scheduled_minute() -> str:
+    return f"{flow_run.scheduled_start_time.astimezone(UTC):%Y%m%d-%H%M}"
 
 
 def flow_run_name(kind: str) -> Callable[[], str]:
     """Return the function that names the flow runs of a kind after their run in the store.
 
+    A replay without a name is named after the run that it replays, and maintenance, which has no run, after its minute.
     A person may have typed the name of a flow run of a deployment that no schedule has made: such a name stays, and the
     run's name follows it.
     """
 
     def name() -> str:
         parameters = flow_run.parameters or {}
-        run = str(parameters.get("name") or parameters.get("continue_run") or run_name(kind))
+        run = str(parameters.get("name") or parameters.get("continue_run") or "")
+        if not run:
+            has_name = kind not in ("replay", "maintain")
+            run = run_name(kind) if has_name else parameters.get("run") or _scheduled_minute()
         run = run if run.startswith(f"{kind}-") else f"{kind}-{run}"
-        record = _flow_run_record()
+        record = flow_run_record()
         if record is None or not record.deployment_id or record.auto_scheduled:
             return run
         return flow_run.name if flow_run.name.endswith(run) else f"{flow_run.name} {run}"

@@ -174,11 +174,14 @@ def current_flow_run() -> str | None:
     return str(flow_run.id) if flow_run.id else None
 
 
-def is_deployed() -> bool:
-    """Return whether the flow run around came from a deployment: Prefect's pages can retry such a run alone."""
-    from prefect.runtime import deployment
+def flow_run_record() -> Any:
+    """Return Prefect's record of the flow run around, as it was at its start; None outside of one. Asks no API."""
+    if "prefect" not in sys.modules:
+        return None
+    from prefect.context import FlowRunContext
 
-    return bool(deployment.id)
+    context = FlowRunContext.get()
+    return context.flow_run if context else None
 
 
 def run_tags(run_name: str, store: str = "") -> list[str]:
@@ -291,7 +294,7 @@ def bookkeeping_only(what: str) -> Iterator[None]:
 def failure(problem: BaseException) -> PrefectFailed:
     """Return the error for a request that the API could not answer, with the reason where the disk is one."""
     url = _embedded.url if _embedded is not None else configured_url()
-    unwritable = write_problem(Path(os.environ.get("PREFECT_HOME", "."))) if _embedded is not None else ""
+    unwritable = write_problem(Path(os.environ["PREFECT_HOME"])) if _embedded is not None else ""
     return PrefectFailed(
         f"the Prefect API at {url} failed: {one_line(problem)}{unwritable and f'; {unwritable}'}. Nothing was started, "
         "and what is in the store is safe: see to that and run the same again"

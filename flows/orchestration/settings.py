@@ -27,15 +27,14 @@ def configured_url() -> str:
     Importing Prefect to ask would settle its API for the process.
     """
     home = Path(os.environ.get("PREFECT_HOME") or Path.home() / ".prefect").expanduser()
-    profiles = _toml(Path(os.environ.get("PREFECT_PROFILES_PATH") or home / "profiles.toml"))
-    active = os.environ.get("PREFECT_PROFILE") or profiles.get("active", "")
+    profiles = Path(os.environ.get("PREFECT_PROFILES_PATH") or home / "profiles.toml")
+    active = os.environ.get("PREFECT_PROFILE") or _setting(profiles, "active")
     return str(
         os.environ.get(URL)
         or dotenv_values(".env").get(URL)
-        or _toml(Path("prefect.toml")).get("api", {}).get("url")
-        or _toml(Path("pyproject.toml")).get("tool", {}).get("prefect", {}).get("api", {}).get("url")
-        or profiles.get("profiles", {}).get(active, {}).get(URL)
-        or ""
+        or _setting(Path("prefect.toml"), "api", "url")
+        or _setting(Path("pyproject.toml"), "tool", "prefect", "api", "url")
+        or _setting(profiles, "profiles", active, URL)
     )
 
 
@@ -96,11 +95,16 @@ def server_settings() -> dict[str, str]:
     }
 
 
-def _toml(path: Path) -> dict[str, Any]:
-    """Return a TOML file's content; empty where there is none. A broken one is the user's to know of."""
+def _setting(path: Path, *keys: str) -> Any:
+    """Return a value of a TOML file; empty where there is none. A broken file is the user's to know of."""
     try:
-        return tomllib.loads(path.read_text())
+        value: Any = tomllib.loads(path.read_text())
+        for key in keys:
+            value = value.get(key, {})
+        return value or ""
     except FileNotFoundError:
-        return {}
+        return ""
     except tomllib.TOMLDecodeError as problem:
         raise SettingsUnreadable(f"{path.absolute()} is not valid TOML: {problem}. Correct or remove it") from problem
+    except (AttributeError, TypeError) as problem:  # of a value in place of a table, or the reverse
+        raise SettingsUnreadable(f"{path.absolute()}: {'.'.join(keys)} must be in tables. Correct it") from problem

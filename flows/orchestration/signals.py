@@ -16,6 +16,7 @@ from functools import partial
 TERMINATED = 128 + signal.SIGTERM
 AGAIN_SECONDS = 0.1
 """Until a lost signal is sent again: the callback that it was lost in is over then; if not, it is lost once more."""
+_ended_by = "SIGTERM"
 
 
 @contextmanager
@@ -47,11 +48,18 @@ def termination_reported() -> Iterator[None]:
 
 def _hang_up(terminals: Sequence[int], *_: object) -> None:
     """End as at SIGTERM; what is still printed to a terminal that is gone must not fail."""
+    global _ended_by
+    _ended_by = "SIGHUP, which a closed terminal sends"
     with open(os.devnull, "wb") as nowhere:
         for descriptor in terminals:
             if not os.isatty(descriptor):
                 os.dup2(nowhere.fileno(), descriptor)
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def ending_signal() -> str:
+    """Return the name of the signal that ends this process, where one does: SIGTERM, or SIGHUP passed on as such."""
+    return _ended_by
 
 
 def _terminate(*_: object) -> None:

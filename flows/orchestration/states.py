@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shlex
 import socket
 import threading
 import time
@@ -9,8 +10,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from flows.orchestration.server import current_flow_run, is_cancelled, tag_value
-from flows.orchestration.signals import is_end, is_termination
+from flows.orchestration.server import current_flow_run, flow_run_record, is_cancelled, tag_value
+from flows.orchestration.signals import ending_signal, is_end, is_termination
 from flows.reporting.bookkeeping import Bookkeeper
 from flows.services.ownership import live_processes, writer_alive
 from storage.errors import StoreError
@@ -73,7 +74,19 @@ SAFE = ". Everything done so far is safe; the same run again goes on"
 _log = logging.getLogger("stagecoach")
 
 
-def event_of(error: BaseException, where: str = "") -> tuple[str, str]:
+def resume_command(run: str, store: str) -> str:
+    """Return the command that goes on with a run."""
+    return f"stagecoach resume {run} --store {shlex.quote(store)}"
+
+
+def cancelled_text(when: str, run: str, store: str) -> str:
+    """Return the message of a run that was cancelled: what is safe, and how it goes on."""
+    record = flow_run_record()  # Prefect's pages can retry a run of a deployment alone
+    again = "Retry in Prefect goes on there, or" if record and record.deployment_id else "go on with"
+    return f"cancelled {when}. Everything done so far is safe in {store}; {again}: {resume_command(run, store)}"
+
+
+def event_of(error: BaseException, run: str = "", store: str = "", where: str = "") -> tuple[str, str]:
     """Return the event that an error makes of a run, and its message; `where` is the work under way, if any."""
     for kind, event in EVENTS_OF.items():
         if isinstance(error, kind):
@@ -83,9 +96,9 @@ def event_of(error: BaseException, where: str = "") -> tuple[str, str]:
     # Prefect's worker cancels by SIGTERM; without that request somebody else sent it. A busy server may not answer
     # once, and the run would be called interrupted for good.
     if is_termination(error) and is_cancelled(current_flow_run(), attempts=5):
-        return "cancelled", f"cancelled in Prefect{f': safe, Retry goes on at {where}' if where else SAFE}"
+        return "cancelled", cancelled_text(f"in Prefect{where and f' at {where}'}", run, store)
     if is_end(error):
-        return "interrupted", f"ended by SIGTERM, or by SIGHUP of a closed terminal{SAFE}"
+        return "interrupted", f"ended by {ending_signal()}{SAFE}"
     return "failed", error_text(error)
 
 
@@ -130,9 +143,9 @@ def other_writers(store: Store, run: str) -> list[str]:
     here = socket.gethostname(), os.getpid()
     others = [writer for writer in live_processes(events) if (writer.host, writer.pid) != here]
     return [
-        f"run {run} is at work in another process too, as far as can be seen from here: {writer.pid} on {writer.host}, "
-        f"since {writer.at:%Y-%m-%d %H:%M:%S} UTC. Nothing is lost and nothing counts twice, but both may do the same "
-        "work: end one of them"
+        f"run {run} is at work in another process too: {writer.pid} on {writer.host}"
+        f"{'' if writer.host == here[0] else ', as far as can be seen from here'}, since {writer.at:%Y-%m-%d %H:%M:%S} "
+        "UTC. Nothing is lost and nothing counts twice, but both may do the same work: end one of them"
         for writer in others
     ]
 

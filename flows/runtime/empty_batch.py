@@ -69,13 +69,13 @@ def _advice(outcomes: Collection[tuple[str, str]], config: RunConfig, step: int)
             f"stagecoach resume {at} filtering.max_batch_attempts={2 * config.filtering.max_batch_attempts}"
         )
     if reasons := sorted(detail for outcome, detail in outcomes if outcome == FILTERED):
+        yield f"see what {', '.join(reasons)} left out with {see} \"reason = '{reasons[0]}'\""
+    if "zero_advantage" in reasons:
         yield (
-            f"see what {', '.join(reasons)} left out with {see} \"reason = '{reasons[0]}'\"; "
             "rewards that never differ within a group call for easier or harder examples, larger groups "
             "(assignment.group_size) or a higher rollout.temperature, under a new name"
         )
     if (NO_WEIGHT, "") in outcomes:
-        yield (
-            f"see {see} \"outcome = 'no weight'\": loosen an admission that refused their "
-            "groups; packing.zero_advantages=true trains on advantages of zero"
-        )
+        what = "loosen the admission that refused their groups" if config.admission else "look at their advantages"
+        zero = "" if config.packing.zero_advantages else "; packing.zero_advantages=true trains on those of zero"
+        yield f"see {see} \"outcome = 'no weight'\": {what}{zero}"

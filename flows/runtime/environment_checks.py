@@ -152,7 +152,8 @@ def _long_first_prompts(room: int, where: str, examples: pa.Table, count: Count)
     # Megabytes of text take minutes to count, so the beginnings say at least how many tokens there are.
     lengths = count(beginnings) or []
     cut = [row for row, length in enumerate(lengths) if length < room and beginnings[row] != prompts[row]]
-    lengths += count([prompts[row] for row in cut]) or []
+    if cut:
+        lengths += count([prompts[row] for row in cut]) or []
     longer = [length for length in lengths if length >= room]
     if not longer:
         return

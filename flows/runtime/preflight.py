@@ -19,6 +19,9 @@ from tasks.inference.engine.model_info import count_tokens, model_directory
 from tasks.inference.environments.servers import LoadedEnvironment
 from tasks.runtime.stage import Ref
 
+CHECKED = ("environments", "algorithm", "evaluation", "engine", "model")
+"""Sections that say whether environments fit a run."""
+
 
 def preflight(session: Session, missing: Sequence[Ref]) -> None:
     """Make sure that the missing work can begin: a gate's rule, room on the disk, services, environments that fit.
@@ -48,8 +51,13 @@ def preflight(session: Session, missing: Sequence[Ref]) -> None:
 
 def _was_checked(session: Session) -> bool:
     """Return whether the run was checked when it was recorded: a run with more steps may have other evaluations."""
-    runs, run = session.context.store.runs, session.context.run
-    return runs.last_event(run) not in ("", REMOVED) and runs.config(run)["steps"] >= session.config.steps
+    last, ours = session.context.store.runs.last(session.context.run), session.recorded_config()
+    return (
+        last is not None
+        and last.event != REMOVED
+        and last.config["steps"] >= ours["steps"]
+        and all(last.config.get(name) == ours[name] for name in CHECKED)
+    )
 
 
 def require_deployments(names: Iterable[str]) -> None:

@@ -5,7 +5,6 @@ that `flows.runtime.preflight` looks for what would make the run fail later.
 """
 
 import os
-import shlex
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,9 +17,17 @@ from configs.run import RunConfig, only_teachers_sample, policy_scores
 from configs.store_paths import relative_paths
 from flows.orchestration.gate_answers import approval
 from flows.orchestration.gpu_slots import gpu_slot
-from flows.orchestration.server import current_flow_run, is_deployed
+from flows.orchestration.server import current_flow_run
 from flows.orchestration.signals import is_end, lost_terminations_repeated
-from flows.orchestration.states import Cancellation, RunCancelled, event_of, mark_crashed, other_writers
+from flows.orchestration.states import (
+    Cancellation,
+    RunCancelled,
+    cancelled_text,
+    event_of,
+    mark_crashed,
+    other_writers,
+    resume_command,
+)
 from flows.orchestration.task_runs import TaskRuns
 from flows.runtime.machine_facts import versions
 from flows.runtime.resolve_run import Source, find_policy, nothing_started, source_of
@@ -140,11 +147,8 @@ class Session:
     def stop_if_cancelled(self, step: int, stage: str) -> None:
         """Raise RunCancelled where someone has asked Prefect to cancel the run; meant to be called between stages."""
         if self._cancellation.asked_for(current_flow_run()):
-            again = "Retry in Prefect goes on there, or" if is_deployed() else "go on with"
-            raise RunCancelled(
-                f"cancelled before stage {stage} of step {step}, as Prefect was asked to. Everything done so far is "
-                f"safe in {self.config.store}; {again}: {resume_command(self.config)}"
-            )
+            when = f"before stage {stage} of step {step}, as Prefect was asked to"
+            raise RunCancelled(cancelled_text(when, self.context.run, self.config.store))
 
     def notify(self, event: str, **facts: Any) -> None:
         """Let the watchers (panel, artifacts, monitor) see an event."""
@@ -197,13 +201,17 @@ class Session:
             except StoreError as problem:  # the thread that watches the service must go on, and so must the run
                 self._note(f"the loss of {loss.service} is not among the run's events: {problem}")
 
+    def recorded_config(self) -> dict[str, Any]:
+        """Return the run's config as it is recorded."""
+        return relative_paths(self.config, self.context.store.root.directory).model_dump(mode="json")
+
     def record(self, event: str, step: int = 0, message: str = "") -> None:
         """Write an event in the life of the run; a start or resumption says which process it is."""
         self.context.store.runs.record(
             run=self.context.run,
             event=event,
             kind=self.config.kind,
-            config=relative_paths(self.config, self.context.store.root.directory).model_dump(mode="json"),
+            config=self.recorded_config(),
             step=step,
             message=message,
             parent_run=self.config.replay.run or None,
@@ -249,7 +257,7 @@ def record_run(session: Session) -> Iterator[None]:
             yield
     # Ctrl-C and SIGTERM end a run too, and its events must say so.
     except BaseException as error:
-        event, message = event_of(error, session.position)
+        event, message = event_of(error, session.context.run, session.config.store, session.position)
         if is_end(error):  # the last line of its log; Prefect's worker writes the state, in words of its own
             session.notify("note", text=message)
         try:
@@ -257,17 +265,13 @@ def record_run(session: Session) -> Iterator[None]:
         except StoreError as problem:  # which must not hide the error of the run, mostly of the same cause
             error.add_note(f"This is not among the run's events: {problem.what}")
         if isinstance(error, KeyboardInterrupt):
-            error.add_note(f"What is committed is safe; go on with: {resume_command(session.config)}")
+            command = resume_command(session.context.run, session.config.store)
+            error.add_note(f"What is committed is safe; go on with: {command}")
         session.notify("end", ending=event, text=f"run {session.context.run} {event}: {message}")
         raise
     session.record("finished")
     text = f"run {session.context.run} finished: {session.num_computed:,} computed, {session.num_found:,} cached"
     session.notify("end", ending="finished", text=text, num_computed=session.num_computed)
-
-
-def resume_command(config: RunConfig) -> str:
-    """Return the command that goes on with a run."""
-    return f"stagecoach resume {config.name} --store {shlex.quote(config.store)}"
 
 
 def log_directory(config: RunConfig) -> Path:

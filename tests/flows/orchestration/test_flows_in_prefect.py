@@ -30,7 +30,8 @@ server.begin(Path(sys.argv[1])).wait()
 from flows.maintain import maintain
 from storage.maintenance import plan
 plan.RECENT_HOURS = 0.0
-done = maintain(keep_last=1, advanced={"store": sys.argv[2], "retention_hours": "24", "policies": "last"})
+advanced = {"store": sys.argv[2], "retention_hours": "24", "policies": "last"}
+done = maintain(keep_last=1, dry_run="false", advanced=advanced)
 print("SAID", json.dumps(done))
 """
 

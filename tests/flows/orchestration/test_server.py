@@ -16,7 +16,7 @@ import pytest
 
 from flows.orchestration import server as prefect_api
 from flows.orchestration import server_process, signals
-from flows.orchestration.settings import configured_url, embedded_settings
+from flows.orchestration.settings import SettingsUnreadable, configured_url, embedded_settings
 from flows.services.ownership import identity
 from tests.fixtures.waiting import PATIENCE
 
@@ -69,6 +69,9 @@ def test_the_order_is_prefects_own(place):
 def test_a_broken_settings_file_is_named(place):
     (place / "prefect.toml").write_text("[api\n")
     with pytest.raises(ValueError, match=r"prefect\.toml is not valid TOML"):
+        configured_url()
+    (place / "prefect.toml").write_text('api = "http://x"')
+    with pytest.raises(SettingsUnreadable, match=r"prefect\.toml: api\.url must be in tables"):
         configured_url()
 
 

@@ -92,7 +92,7 @@ def test_what_a_flow_returns_is_its_own():
         (GateRefused("no"), ("refused", "no")),
         (noted(ValueError("broken"), "All is safe."), ("failed", "ValueError: broken\nAll is safe.")),
         (KeyboardInterrupt(), ("interrupted", f"interrupted from the keyboard{states.SAFE}")),
-        (SystemExit(143), ("interrupted", f"ended by SIGTERM, or by SIGHUP of a closed terminal{states.SAFE}")),
+        (SystemExit(143), ("interrupted", f"ended by SIGTERM{states.SAFE}")),
         (SystemExit(2), ("failed", "SystemExit: 2")),
     ],
 )
@@ -100,9 +100,10 @@ def test_the_event_of_an_error(error, event):
     assert event_of(error) == event
 
 
-def test_a_run_that_was_cancelled_is_not_called_failed_because_the_api_was_busy(
-    monkeypatch,
-):
+@pytest.mark.parametrize(
+    ("deployment", "again"), [(None, "go on with"), (uuid4(), "Retry in Prefect goes on there, or")], ids=["no", "yes"]
+)
+def test_a_run_that_was_cancelled_is_not_called_failed_because_the_api_was_busy(monkeypatch, deployment, again):
     class TerminationSignal(BaseException):
         """Called as Prefect calls it."""
 
@@ -118,7 +119,13 @@ def test_a_run_that_was_cancelled_is_not_called_failed_because_the_api_was_busy(
     monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: client)
     monkeypatch.setattr(server, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(states, "current_flow_run", lambda: "its id")
-    assert event_of(TerminationSignal())[0] == "cancelled"
+    flow_run = SimpleNamespace(flow_run=SimpleNamespace(deployment_id=deployment))
+    monkeypatch.setattr("prefect.context.FlowRunContext.get", lambda: flow_run)
+    assert event_of(TerminationSignal(), "a", "s", "packing of step 1") == (
+        "cancelled",
+        f"cancelled in Prefect at packing of step 1. Everything done so far is safe in s; {again}: "
+        "stagecoach resume a --store s",
+    )
 
 
 @pytest.mark.parametrize(
@@ -356,7 +363,7 @@ def test_each_writer_is_told_of_the_others(store):
     assert f"{os.getppid()} on {socket.gethostname()}, since {since:%Y-%m-%d %H:%M:%S} UTC" in told
     happened(told)
     begin(store, "b", 7, host="elsewhere")
-    assert "7 on elsewhere, since" in other_writers(store, "b")[0]
+    assert "7 on elsewhere, as far as can be seen from here, since" in other_writers(store, "b")[0]
     begin(store, "a", os.getpid(), event="resumed")
     assert len(other_writers(store, "a")) == 1, "the first one works on; that this process does too is no news to it"
     store.runs.record(run="a", event="finished", pid=os.getppid())

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 from prefect._internal.uuid7 import uuid7
+from prefect.exceptions import ParameterTypeError
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from configs.services import PrefectConfig
+from flows.maintain import maintain
 from flows.orchestration import run_flow
 from flows.orchestration.deployments import FILE, read
 from flows.orchestration.run_flow import flow_run_name, run_name
@@ -82,6 +84,26 @@ def test_a_run_of_another_flow_run_is_not_taken_up(monkeypatch, tmp_path):
 def test_a_typed_name_stays(monkeypatch, typed, parameters, record, name):
     within(monkeypatch, "id", typed, parameters, **record)
     assert flow_run_name("train")() == name
+
+
+@pytest.mark.parametrize(
+    ("kind", "parameters", "name"),
+    [
+        ("replay", {"name": "", "run": "demo"}, "replay-demo"),
+        ("replay", {"name": "again", "run": "demo"}, "replay-again"),
+        ("maintain", {"keep_last": 1}, "maintain-20261129-0100"),
+    ],
+)
+def test_replays_and_maintenance_are_not_named_after_a_run_that_does_not_exist(monkeypatch, kind, parameters, name):
+    within(monkeypatch, "id", parameters=parameters, auto_scheduled=True)
+    assert flow_run_name(kind)() == name
+
+
+def test_parameters_of_maintenance_are_checked_by_prefect():
+    assert maintain.should_validate_parameters
+    assert maintain.validate_parameters({"dry_run": "false"})["dry_run"] is False
+    with pytest.raises(ParameterTypeError):
+        maintain.validate_parameters({"keep": "demo"})
 
 
 @pytest.mark.parametrize("described", read(FILE), ids=lambda entry: entry.name)
