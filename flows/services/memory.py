@@ -15,6 +15,7 @@ from configs.errors import ConfigError
 from configs.run import RunConfig, needs_reference_scores
 from flows.services.memory_use import (
     BATCHED_TOKENS,
+    HARDWARE,
     SPARE,
     MemoryUse,
     ModelShape,
@@ -25,11 +26,8 @@ from flows.services.memory_use import (
 )
 
 GIB, MIB = 1 << 30, 1 << 20
-GPUS = {
-    **{"B200": 183_359, "H200": 143_771, "GH200": 97_871, "H100": 81_559, "A100": 81_920, "A100-40GB": 40_960},
-    **{"L40S": 46_068, "RTX-6000-PRO": 97_887, "RTX-5090": 32_607, "RTX-4090": 24_564, "A10G": 23_028, "L4": 23_034},
-}
-"""Memory of GPUs in MiB, as nvidia-smi says it."""
+GPUS: dict[str, int] = HARDWARE["gpus"]
+"""Memory of GPUs in MiB."""
 QUERY = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 MAX_SEQUENCES = 1024
 """Sequences of one forward pass at most, as vLLM takes it on large GPUs."""

@@ -6,6 +6,7 @@ tracker, which follows every tensor of a training step, over many shapes. The en
 
 import json
 import math
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ PROBE_TOKENS = 160
 """Tokens of a prompt whose log-probs are requested at least: the probe's."""
 GRAPHS_BYTES = 2**30
 """For CUDA graphs and what compiled kernels keep: an estimate, that was not measured."""
+HARDWARE: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("hardware.toml").read_text("utf-8"))
+"""GPUs by their memory, and models of the hub by their widths."""
 
 
 @dataclass(frozen=True)
@@ -101,37 +104,16 @@ class ModelShape:
         return self.layers * self.layer_parameters + self.edge_parameters
 
 
-_WIDTHS = {
-    "Qwen/Qwen3-0.6B": (1024, 3072, 28, 16, True),
-    "Qwen/Qwen3-1.7B": (2048, 6144, 28, 16, True),
-    "Qwen/Qwen3-4B": (2560, 9728, 36, 32, True),
-    "Qwen/Qwen3-8B": (4096, 12288, 36, 32, False),
-    "Qwen/Qwen3-14B": (5120, 17408, 40, 40, False),
-    "Qwen/Qwen3-32B": (5120, 25600, 64, 64, False),
-    "Qwen/Qwen3-VL-2B-Instruct": (2048, 6144, 28, 16, True),
-    "Qwen/Qwen3-VL-4B-Instruct": (2560, 9728, 36, 32, True),
-}
-KNOWN_SHAPES = {
-    name: ModelShape(
-        *(hidden, inner, layers, heads, 8, 128, 151_936, tied),
-        VisionShape(1024, 4096, 24, 2304, 3, hidden, 1536) if "-VL-" in name else None,
-    )
-    for name, (hidden, inner, layers, heads, tied) in _WIDTHS.items()
-}
-"""Models of the hub whose plan can be made before they were downloaded, by their config.json."""
-
-
 def model_shape(path: str) -> ModelShape | None:
-    """Return the widths of a model directory, or of a known model of the hub; None where they are not to be had.
+    """Return the widths of a model directory, or of a model of `hardware.toml`; None where they are not to be had.
 
     A model whose layers have experts, of which a token uses some, is none that is counted here.
     """
     file = Path(path).expanduser() / "config.json"
-    if not path or not file.is_file():
-        return KNOWN_SHAPES.get(path)
     try:
-        whole = json.loads(file.read_text(encoding="utf-8"))
-        text, tower = whole.get("text_config", whole), whole.get("vision_config")
+        here = path and file.is_file()
+        config = json.loads(file.read_text(encoding="utf-8")) if here else HARDWARE["models"][path]
+        text, tower = config.get("text_config", config), config.get("vision_config")
         if any("expert" in name for name in text):
             return None
         heads = text["num_attention_heads"]
@@ -143,7 +125,7 @@ def model_shape(path: str) -> ModelShape | None:
             kv_heads=text.get("num_key_value_heads") or heads,
             head_width=text.get("head_dim") or text["hidden_size"] // heads,
             vocab=text["vocab_size"],
-            tied=bool(whole.get("tie_word_embeddings", text.get("tie_word_embeddings", True))),
+            tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", True))),
             vision=_vision_shape(tower) if tower else None,
         )
     except (OSError, ValueError, KeyError, AttributeError):

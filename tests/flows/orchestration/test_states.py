@@ -100,10 +100,7 @@ def test_the_event_of_an_error(error, event):
     assert event_of(error) == event
 
 
-@pytest.mark.parametrize(
-    ("deployment", "again"), [(None, "go on with"), (uuid4(), "Retry in Prefect goes on there, or")], ids=["no", "yes"]
-)
-def test_a_run_that_was_cancelled_is_not_called_failed_because_the_api_was_busy(monkeypatch, deployment, again):
+def test_a_run_that_was_cancelled_is_not_called_failed_because_the_api_was_busy(monkeypatch):
     class TerminationSignal(BaseException):
         """Called as Prefect calls it."""
 
@@ -119,11 +116,9 @@ def test_a_run_that_was_cancelled_is_not_called_failed_because_the_api_was_busy(
     monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: client)
     monkeypatch.setattr(server, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(states, "current_flow_run", lambda: "its id")
-    flow_run = SimpleNamespace(flow_run=SimpleNamespace(deployment_id=deployment))
-    monkeypatch.setattr("prefect.context.FlowRunContext.get", lambda: flow_run)
     assert event_of(TerminationSignal(), "a", "s", "packing of step 1") == (
         "cancelled",
-        f"cancelled in Prefect at packing of step 1. Everything done so far is safe in s; {again}: "
+        "cancelled in Prefect at packing of step 1. Everything done so far is safe in s; go on with: "
         "stagecoach resume a --store s",
     )
 
@@ -206,7 +201,8 @@ def test_a_silent_api_is_waited_for_once_and_its_late_answer_counts(monkeypatch)
 )
 def test_a_cancelled_run_names_retry_where_a_deployment_has_it(monkeypatch, tmp_path, deployment, again):
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", "flow run")
-    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", deployment)
+    context = SimpleNamespace(flow_run=SimpleNamespace(deployment_id=deployment))
+    monkeypatch.setattr("prefect.context.FlowRunContext.get", lambda: context)
     monkeypatch.setattr(Cancellation, "asked_for", lambda _, flow_run: flow_run == "flow run")
     with pytest.raises(RunCancelled, match=f"safe in [^;]*; {again}stagecoach resume a "):
         session_for(tmp_path / "store", "a").stop_if_cancelled(1, "packing")

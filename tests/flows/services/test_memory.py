@@ -8,7 +8,7 @@ from configs.errors import ConfigError
 from configs.load import load
 from flows.services import memory
 from flows.services.memory import memory_plan, parse_gpu, require_memory, smallest_gpu
-from flows.services.memory_use import KNOWN_SHAPES
+from flows.services.memory_use import model_shape
 
 GIB = memory.GIB
 SEES = "Qwen/Qwen3-VL-4B-Instruct"
@@ -88,7 +88,7 @@ def test_each_preset_fits_on_the_gpus_that_it_is_for(preset, gpu, sleeps, recomp
 def test_a_vision_tower_is_in_the_plan():
     blind, sees = (plan_of(f"model.path={path}", preset="qwen3_vl_gpu") for path in ("Qwen/Qwen3-4B", SEES))
     trained = plan_of("training.vision=trained", preset="qwen3_vl_gpu")
-    tower = KNOWN_SHAPES[SEES].vision.parameters
+    tower = model_shape(SEES).vision.parameters
 
     def more(plan, other, process, *parts):
         return [getattr(plan, process).parts[part] - getattr(other, process).parts[part] for part in parts]

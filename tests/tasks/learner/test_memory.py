@@ -14,13 +14,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from configs.losses import GspoLoss, is_elementwise
 from configs.training import LoraConfig, MuonOptimizer, TrainingConfig
-from flows.services.memory_use import CUDA_CHUNK_BYTES, KNOWN_SHAPES, layer_bytes, learner_memory, model_shape
+from flows.services.memory_use import CUDA_CHUNK_BYTES, layer_bytes, learner_memory, model_shape
 from tasks.learner import head
 from tasks.learner.attention import ATTENTION, Segments, register_attention
 from tasks.learner.model import PolicyModel
 from tests.fixtures.varlen import varlen_on_cpu
 
-SMALL, MIDDLE, LARGE, UNTIED = (KNOWN_SHAPES[f"Qwen/Qwen3-{size}"] for size in ("0.6B", "1.7B", "4B", "8B"))
+SMALL, MIDDLE, LARGE, UNTIED = (model_shape(f"Qwen/Qwen3-{size}") for size in ("0.6B", "1.7B", "4B", "8B"))
 CPU = torch.device("cpu")
 AT_LENGTH = [pytest.mark.engine, pytest.mark.nightly]
 
@@ -179,7 +179,7 @@ def test_the_parameters_of_a_model_that_sees_are_those_of_transformers(seeing_mo
     from transformers import AutoModelForImageTextToText, Qwen3VLConfig
 
     shape = model_shape(str(seeing_model))
-    known = KNOWN_SHAPES["Qwen/Qwen3-VL-4B-Instruct"]
+    known = model_shape("Qwen/Qwen3-VL-4B-Instruct")
     tower = {"depth": 24, "hidden_size": 1024, "intermediate_size": 4096, "out_hidden_size": 2560}
     tower |= {"num_heads": 16, "num_position_embeddings": 2304, "deepstack_visual_indexes": [5, 11, 17]}
     text = {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32}
