@@ -5,7 +5,6 @@ without it would not be the one described. Imports Prefect, which reads its sett
 """
 
 from dataclasses import dataclass
-from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,8 +14,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import ConcurrencyLimitConfig
 from prefect.events import DeploymentTriggerTypes
-from prefect.events.actions import ChangeFlowRunState
-from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectAlreadyExists
 from prefect.schedules import Schedule
 from prefect.types.entrypoint import EntrypointType
@@ -31,6 +29,7 @@ from flows.orchestration.states import mark_crashed
 from storage.store import FORMAT, open_store
 
 FILE = Path(__file__).with_name("prefect.yaml")
+LOST_RUNS = Path(__file__).with_name("lost_runs.yaml")
 
 
 @dataclass(frozen=True)
@@ -128,8 +127,7 @@ def main(pool: str = POOL, store: str = "", slots: int = 1, file: str = "") -> i
         print(f"  work pool {name}: {'made' if ensure_pool(name) else 'was there'}")
     Variable.set(variable_name(limit), {"slots": slots}, overwrite=True)
     print(f"  GPU slots {variable_name(limit)}: {slots}")
-    ensure_automation(lost_runs_automation())
-    print(f"  automation {AUTOMATION!r}")
+    print(f"  automation {ensure_automation(LOST_RUNS)!r}")
     for entry in entries:
         print(f"  deployment {register(entry, pool, root, limit, slots)}")
     # Makes no store.
@@ -167,11 +165,6 @@ def register(entry: DeploymentEntry, pool: str, store: str, limit: str, slots: i
     return f"{flow.name}/{entry.name}{at_a_time}"
 
 
-AUTOMATION = "stagecoach: mark lost runs as crashed"
-SILENCE = timedelta(minutes=10)
-"""A run without a heartbeat for so long is lost. Runs of a command line send one every three minutes."""
-
-
 def ensure_pool(name: str) -> bool:
     """Make a work pool of processes unless one of that name, of any type, exists; return whether it was made."""
     with get_client(sync_client=True) as client:
@@ -196,36 +189,12 @@ def ensure_queue(pool: str, name: str, limit: int) -> None:
             client.update_work_queue(queue.id, concurrency_limit=limit)
 
 
-def lost_runs_automation() -> Any:
-    """Return the automation that marks a run as crashed whose heartbeat stopped without an end."""
-    ends = {f"prefect.flow-run.{state}" for state in ("Completed", "Failed", "Cancelled", "Crashed", "Paused")}
-    return AutomationCore(
-        name=AUTOMATION,
-        description="The process of such a run was killed, or its machine is gone. Its work is safe: retry the run.",
-        trigger=EventTrigger(
-            after={"prefect.flow-run.heartbeat"},
-            expect={"prefect.flow-run.heartbeat", *ends},
-            match={"prefect.resource.id": "prefect.flow-run.*"},
-            match_related={"prefect.resource.id": "prefect.tag.stagecoach"},
-            for_each={"prefect.resource.id"},
-            posture=Posture.Proactive,
-            threshold=1,
-            within=SILENCE,
-        ),
-        actions=[
-            ChangeFlowRunState(
-                state="CRASHED",
-                message="No heartbeat for 10 minutes: the run's process or machine is gone. What is committed is safe; "
-                "Retry goes on from there.",
-            )
-        ],
-    )
-
-
-def ensure_automation(automation: AutomationCore) -> None:
-    """Make an automation, or bring the one of its name up to date."""
+def ensure_automation(file: Path) -> str:
+    """Make the automation that a file describes, or bring the one of its name up to date; return the name."""
+    automation = AutomationCore.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
     with get_client(sync_client=True) as client:
         if stored := client.read_automations_by_name(automation.name):
             client.update_automation(stored[0].id, automation)
         else:
             client.create_automation(automation)
+    return automation.name

@@ -50,49 +50,23 @@ def required_url(outcome: str) -> str:
 
 def embedded_settings(home: Path, url: str) -> dict[str, str]:
     """Return the environment of a flow and its embedded server: all state below `home`, nothing sent elsewhere."""
-    # Nothing of a run leaves the machine unasked, and no second server starts beside ours.
-    off = (
-        "PREFECT_SERVER_ANALYTICS_ENABLED",
-        "PREFECT_UI_SHOW_PROMOTIONAL_CONTENT",
-        "PREFECT_SERVER_EPHEMERAL_ENABLED",
-        "PREFECT_CLIENT_SERVER_VERSION_CHECK_ENABLED",
-        "PREFECT_RESULTS_PERSIST_BY_DEFAULT",  # the ledger remembers; two memories would drift
-    )
     return {
         "PREFECT_HOME": str(home),
         "PREFECT_PROFILES_PATH": str(home / "profiles.toml"),
         "PREFECT_LOCAL_STORAGE_PATH": str(home / "storage"),  # by default outside PREFECT_HOME, like the next
         "PREFECT_MEMO_STORE_PATH": str(home / "memo_store.toml"),
-        "DO_NOT_TRACK": "1",
-        **dict.fromkeys(off, "false"),
+        **_variables("embedded.env"),
         **({URL: url} if url else {}),
     }
 
 
 def server_settings() -> dict[str, str]:
-    """Return what the embedded server leaves out: services for schedules, workers, leases and automations.
+    """Return the environment of the embedded server alone: the services that it leaves out, and how it writes."""
+    return _variables("server.env")
 
-    The recorder of task runs and the persister of events stay: without them a run has no task runs. They write what
-    comes within a second, or a few, at once: a transaction for each of a stage's states takes longer than most stages.
-    """
-    unused = (
-        "SCHEDULER",
-        "LATE_RUNS",
-        "FOREMAN",
-        "TRIGGERS",
-        "PAUSE_EXPIRATIONS",
-        "CANCELLATION_CLEANUP",
-        "REPOSSESSOR",
-        "CLEANUP_RECONCILER",
-    )
-    return {
-        **{f"PREFECT_SERVER_SERVICES_{name}_ENABLED": "false" for name in unused},
-        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_BATCH_SIZE": "100",
-        "PREFECT_SERVER_SERVICES_TASK_RUN_RECORDER_FLUSH_INTERVAL": "1",
-        "PREFECT_SERVER_SERVICES_EVENT_PERSISTER_BATCH_SIZE": "500",
-        "PREFECT_API_BLOCKS_REGISTER_ON_START": "false",
-        "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
-    }
+
+def _variables(file: str) -> dict[str, str]:
+    return {name: value or "" for name, value in dotenv_values(Path(__file__).with_name(file)).items()}
 
 
 def _setting(path: Path, *keys: str) -> Any:
