@@ -243,7 +243,7 @@ class InferenceService(RunService):
 def _ready_urls(handles: Sequence[Handle], first: bool) -> list[str]:
     """Return the URLs of the replicas that answer; waits for one where none does, and raises when none is left."""
     # A single one that was seen to be ready gets its policy at once: if it is gone, that fails as well.
-    _, report = (handles[0].ready_report() if first and len(handles) == 1 else None) or (0, {})
+    report = handles[0].ready_report() if first and len(handles) == 1 else {}
     return [report["url"] for report in ([report] if report else ready_reports(handles))]
 
 

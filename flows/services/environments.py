@@ -72,7 +72,7 @@ class EnvironmentServers(RunService):
         """
 
         def report_of(server: Handle) -> dict[str, Any] | None:
-            _, report = server.ready_report() or (0, {})
+            report = server.ready_report()
             return report if server.alive and report.get("address") in known else server.ready_now()
 
         return {

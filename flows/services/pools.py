@@ -110,7 +110,7 @@ def stand_in(config: "RunConfig", service: str, member: str, source: str, report
         },
     }
     write_private(request, json.dumps(asked))
-    return module_command("flows.services.stand_in", "--request", str(request), "--report", str(report))
+    return module_command("flows.services.stand_in", str(request), str(report))
 
 
 def address_of(interface: str) -> str:

@@ -82,8 +82,6 @@ class Handle:
         self.tell = tell
         self.generation = 0
         self.report: dict[str, Any] = {}
-        self.status: int | None = None
-        """Exit status of the last generation that died; 128 plus the signal's number after a signal."""
         self.mark = f"{spec.name}#{next(_numbers)}"
         """The mark of the service's processes, unique within this process."""
         self._changed = threading.Condition()
@@ -148,10 +146,10 @@ class Handle:
             # Often at first, as most services are up in a moment; an engine of minutes is not asked all the time.
             pause = min(pause * 1.3, 0.5)
 
-    def ready_report(self) -> tuple[int, dict[str, Any]] | None:
-        """Return the present generation and its report, once it was seen to be ready; None before, and without one."""
+    def ready_report(self) -> dict[str, Any]:
+        """Return the report of the present generation, once it was seen to be ready; empty before, and without one."""
         with self._changed:
-            return (self.generation, self.report) if self._ready_generation == self.generation else None
+            return self.report if self._ready_generation == self.generation else {}
 
     def ready_now(self) -> dict[str, Any] | None:
         """Return the report if the service answers at this moment; waits for nothing."""
@@ -278,7 +276,6 @@ class Handle:
             while not self._may_start.wait(LOOK_SECONDS) and not self._stopped.is_set():
                 pass
             with self._changed:
-                self.status = status
                 if self._lifeline is not None:
                     self._lifeline.close()
                 if self._stopped.is_set():
@@ -325,19 +322,20 @@ class Handle:
         spec = self.spec
         assert spec.hangs is not None
         while not self._stopped.wait(ASK_SECONDS):
+            generation = self.generation  # read first: one that follows in between is not restarted
             # A service that still loads weights answers nothing, and does not hang.
-            if (ready := self.ready_report()) is None:
+            if not (report := self.ready_report()):
                 continue
             timer = threading.Timer(SLOW_SECONDS, self._tell_no_answer)
             timer.daemon = True
             timer.start()
             try:
-                hangs = spec.hangs(ready[1])
+                hangs = spec.hangs(report)
             finally:
                 timer.cancel()
             if hangs and not self._stopped.is_set():
                 logging.getLogger(__name__).warning("service %r does not answer: it is started again", spec.name)
-                self.restart("did not answer any more and was ended", ready[0])
+                self.restart("did not answer any more and was ended", generation)
 
     def _tell_no_answer(self) -> None:
         if not self._stopped.is_set():

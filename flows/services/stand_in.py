@@ -1,11 +1,10 @@
-"""Stands in for a service on a work pool: `python -m flows.services.stand_in --request FILE --report FILE`.
+"""Stands in for a service on a work pool: `python -m flows.services.stand_in REQUEST REPORT`, two files.
 
 It asks Prefect for the flow run that the request describes, writes the address that the flow run has published into the
 report, and renews the flow run's lease. It ends when the flow run does, and cancels it when it is told to end. Where it
 is killed, nobody renews the lease, and the service ends by itself.
 """
 
-import argparse
 import itertools
 import json
 import signal
@@ -22,15 +21,12 @@ from tasks.inference.engine.host import write_report
 
 def main(argv: Sequence[str]) -> int:
     """Stand in until the flow run ends or SIGTERM; return 0 after a signal, else 1."""
-    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
-    parser.add_argument("--request", type=Path, required=True)
-    parser.add_argument("--report", type=Path, required=True)
-    arguments = parser.parse_args(argv)
+    request_file, report = map(Path, argv)
     stop = threading.Event()
     # Only noted: a flow run that is being made when the signal comes must be known, or it could not be cancelled.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    request = json.loads(arguments.request.read_text(encoding="utf-8"))
+    request = json.loads(request_file.read_text(encoding="utf-8"))
     from prefect.client.orchestration import get_client
 
     with get_client(sync_client=True) as client:
@@ -40,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         )
         print(f"asked {client.api_url} for flow run {flow_run.id} of {request['deployment']}", flush=True)
         try:
-            return _stand_in(client, flow_run.id, request["lease_seconds"], arguments.report, stop)
+            return _stand_in(client, flow_run.id, request["lease_seconds"], report, stop)
         finally:
             _cancel(client, flow_run.id)
 
