@@ -200,8 +200,7 @@ def test_a_silent_api_is_waited_for_once_and_its_late_answer_counts(monkeypatch)
     ("deployment", "again"), [("", "go on with: "), ("its id", "Retry in Prefect goes on there, or: ")]
 )
 def test_a_cancelled_run_names_retry_where_a_deployment_has_it(monkeypatch, tmp_path, deployment, again):
-    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", "flow run")
-    context = SimpleNamespace(flow_run=SimpleNamespace(deployment_id=deployment))
+    context = SimpleNamespace(flow_run=SimpleNamespace(id="flow run", deployment_id=deployment))
     monkeypatch.setattr("prefect.context.FlowRunContext.get", lambda: context)
     monkeypatch.setattr(Cancellation, "asked_for", lambda _, flow_run: flow_run == "flow run")
     with pytest.raises(RunCancelled, match=f"safe in [^;]*; {again}stagecoach resume a "):
