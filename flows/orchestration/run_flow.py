@@ -20,7 +20,7 @@ from prefect.states import Cancelled, Completed, Failed
 
 from flows import PACKAGES
 from flows.orchestration.server import bookkeeping_only, current_flow_run, flow_run_record
-from flows.orchestration.states import OF_A_RESULT, RunCancelled, note_end
+from flows.orchestration.states import RunCancelled, note_end
 from flows.reporting.messages import outcome_message
 from storage.keys import content_key
 from tasks.runtime.prefect_task import error_text
@@ -112,7 +112,9 @@ def run_flow(kind: str) -> Callable[[Callable[..., Any]], Flow[..., Any]]:
         validate_parameters=kind == "maintain",
         on_crashed=[note_end],
         on_cancellation=[note_end],
-        **OF_A_RESULT,
+        # As JSON, for the caller of a deployment. Runs themselves read the ledger alone.
+        persist_result=True,
+        result_serializer="json",
     )
 
 

@@ -154,7 +154,3 @@ def _record_end(runs: Runs, run: str, last: Event, event: str, how: str) -> None
     """Write down how a run ended whose process could not; it is said to be of the process that the last event names."""
     message = f"{how}. What is committed is safe; the same run again goes on from there"
     runs.record(run=run, event=event, message=message, flow_run=last.flow_run, host=last.host, pid=last.pid)
-
-
-OF_A_RESULT: dict[str, Any] = {"persist_result": True, "result_serializer": "json"}
-"""Keeps what a flow came to, as JSON, for whoever started it from elsewhere. Runs themselves read the ledger alone."""

@@ -4,8 +4,6 @@
 that `flows.runtime.preflight` looks for what would make the run fail later.
 """
 
-import os
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -216,8 +214,6 @@ class Session:
             message=message,
             parent_run=self.config.replay.run or None,
             flow_run=current_flow_run(),
-            host=socket.gethostname(),
-            pid=os.getpid(),
             process=recorded_identity() if event in STARTS else "",
         )
         if not self._recorded:

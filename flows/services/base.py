@@ -16,10 +16,13 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 from uuid import UUID
 
+from configs.algorithms import TeacherConfig
+from configs.environments import EnvironmentConfig
 from configs.run import RunConfig
+from configs.services import EngineConfig, LearnerConfig
 from flows.services.logs import LogKeeper, NewLines
 from flows.services.news import LogLines, ServiceNews
 from flows.services.ownership import sweep
@@ -202,7 +205,7 @@ class RunService(ABC):
         name: str,
         command: Callable[[Path], Command],
         ready: Callable[[dict[str, Any]], bool],
-        limits: "Limits | None" = None,
+        limits: EngineConfig | LearnerConfig | TeacherConfig | EnvironmentConfig | None = None,
         request: tuple[RunConfig, str, str, str] | None = None,
         external: str = "",
         needs: Collection[str] = (),
@@ -228,17 +231,6 @@ class RunService(ABC):
             bounds = {"hang_seconds": limits.hang_seconds, "max_restarts": limits.max_restarts}
             others = {"startup_seconds": startup, **bounds, **others}
         return ServiceSpec(name, argv, env, report, log, ready, external=external, needs=needs, **others)
-
-
-class Limits(Protocol):
-    """The bounds in a service's section of the config."""
-
-    @property
-    def startup_seconds(self) -> float: ...
-    @property
-    def hang_seconds(self) -> float: ...
-    @property
-    def max_restarts(self) -> int: ...
 
 
 def ready_reports(handles: Sequence[Handle]) -> list[dict[str, Any]]:
