@@ -5,7 +5,7 @@ the log: nothing waits for one.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from flows.orchestration.server import current_flow_run, one_line
@@ -20,6 +20,7 @@ CACHED = "stagecoach.run.cached"
 """Of a run that has finished and computed nothing. Each event has a `message` in its payload, and run and store."""
 MAKERS = ("policy_import", "training")
 """The stages whose work is a policy."""
+Facts = Mapping[str, Any]
 _log = logging.getLogger("stagecoach")
 
 
@@ -28,19 +29,22 @@ class EventWatcher:
 
     def __init__(self, run: str, store: str) -> None:
         self._run, self._store = run, store
-        self._senders: Mapping[str, Callable[[Mapping[str, Any]], None]] = {
-            "done": self._send_policy,
-            "evaluation": self._send_scores,
-            "gate": lambda facts: self._send(GATE, facts["text"], {"step": facts["step"]}),
-            "end": self._send_end,
-        }
 
-    def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
+    def __call__(self, event: str, facts: Facts) -> None:
         """Send the event that something makes, if it makes one."""
-        if current_flow_run() is not None and event in self._senders:
-            self._senders[event](facts)
+        if current_flow_run() is None:
+            return
+        match event:
+            case "done":
+                self._send_policy(facts)
+            case "evaluation":
+                self._send_scores(facts)
+            case "gate":
+                self._send(GATE, facts["text"], {"step": facts["step"]})
+            case "end":
+                self._send_end(facts)
 
-    def _send_policy(self, facts: Mapping[str, Any]) -> None:
+    def _send_policy(self, facts: Facts) -> None:
         ref = facts["ref"]
         if ref.stage not in MAKERS:
             return
@@ -48,18 +52,18 @@ class EventWatcher:
         about = {"key": ref.key, "version": version, "policy": f"{self._run}:{version}"}
         self._send(POLICY, f"policy {self._run}:{version}: {describe_ref(ref)}", about, f"policy.{ref.key}")
 
-    def _send_scores(self, facts: Mapping[str, Any]) -> None:
+    def _send_scores(self, facts: Facts) -> None:
         if facts["computed"]:
             scores = "; ".join(f"{each['environment']}: {describe_scores(each)}" for each in facts["scores"])
             about = {name: facts[name] for name in ("version", "set", "scores")}
             self._send(EVALUATION, f"policy {self._run}:{facts['version']} on held-out examples: {scores}", about)
 
-    def _send_end(self, facts: Mapping[str, Any]) -> None:
+    def _send_end(self, facts: Facts) -> None:
         self._send(FINISHED, facts["text"], {"ending": facts["ending"]})
         if facts.get("num_computed") == 0:
             self._send(CACHED, f"Cached: nothing was computed; {facts['text']}", {})
 
-    def _send(self, event: str, message: str, about: Mapping[str, Any], what: str = "") -> None:
+    def _send(self, event: str, message: str, about: Facts, what: str = "") -> None:
         from prefect.events import emit_event
 
         name = about.get("policy", self._run)

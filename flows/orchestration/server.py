@@ -25,7 +25,7 @@ from flows.orchestration import server_process as prefect_server
 from flows.orchestration.settings import configured_url, embedded_settings, server_settings
 from flows.services.base import Supervisor
 from flows.services.ownership import boot_id, identity, is_alive
-from flows.services.process import Handle, ServiceSpec
+from flows.services.process import Handle, Report, ServiceSpec
 from storage.errors import StoreError, write_problem
 from storage.read.frames import existing_store
 
@@ -360,14 +360,14 @@ def _remove(*paths: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _answers(report: dict[str, Any]) -> bool:
+def _answers(report: Report) -> bool:
     """Ask the embedded server for its health; a refused connection raises and means not yet."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback goes through no proxy
     with opener.open(f"{report['url']}/api/health", timeout=PROBE_SECONDS) as answer:
         return bool(answer.status == 200)
 
 
-def _hangs(report: dict[str, Any]) -> bool:
+def _hangs(report: Report) -> bool:
     """Return whether the embedded server answers nothing for HANG_SECONDS."""
     deadline = time.monotonic() + HANG_SECONDS
     while time.monotonic() < deadline:

@@ -18,7 +18,7 @@ from configs.run import RunConfig, only_teachers_sample, policy_scores
 from flows.orchestration.states import EmptyBatch, GateRefused
 from flows.runtime.empty_batch import explain_empty_batches, missing_groups
 from flows.runtime.executor import Executor
-from flows.runtime.records import FinishedStep, StepBatch
+from flows.runtime.records import FinishedStep, Refs, StepBatch
 from flows.runtime.resolve_run import Source
 from flows.runtime.rollouts import RolloutSource
 from tasks.advantage import reference
@@ -37,9 +37,9 @@ from tasks.training import policy as policy_import
 from tasks.training import stage as training
 
 ERROR_COLUMNS = ("assignment_id", "error_class")
-FilterAndCredit = Callable[[tuple[Ref, ...]], tuple[Ref, Ref]]
+FilterAndCredit = Callable[[Refs], tuple[Ref, Ref]]
 """Filters and credits rollouts; returns both results."""
-CreditedGroups = tuple[tuple[Ref, ...], tuple[Ref, ...], tuple[Ref, Ref]]
+CreditedGroups = tuple[Refs, Refs, tuple[Ref, Ref]]
 """The assignments of a batch, their rollouts, and how these were filtered and credited."""
 
 
@@ -112,7 +112,7 @@ def build_batch(
     state = previous.result() if previous and config.assignment.sampler.stateful else None
     earlier = (*state.assignments, *state.traces) if state else ()
 
-    def credit_traces(traces: tuple[Ref, ...]) -> tuple[Ref, Ref]:
+    def credit_traces(traces: Refs) -> tuple[Ref, Ref]:
         # Only now, as the batch of the step before may still be built.
         credits = previous.result().advantage if previous and config.stateful else None
         verdicts = execute(filtering.task, step, traces)
@@ -176,8 +176,8 @@ def sample_groups(
     `filtering.max_batch_attempts` assignments with the groups so far, which may be none.
     """
     execute = rollouts.execute
-    assigned: tuple[Ref, ...] = (rollouts.assign(step, attempt, earlier),)
-    sampled: tuple[Ref, ...] = (sample(assigned[0]),)
+    assigned: Refs = (rollouts.assign(step, attempt, earlier),)
+    sampled: Refs = (sample(assigned[0]),)
     credited = credit_traces(sampled)
     for batch in range(1, execute.config.filtering.max_batch_attempts if execute.config.assignment.refill else 1):
         # Credits that are still to be given are taken to be enough.
@@ -193,7 +193,7 @@ def sample_groups(
 def credit(
     execute: Executor,
     step: int,
-    traces: tuple[Ref, ...],
+    traces: Refs,
     verdicts: Ref,
     before: Ref | None,
     sampled_by: Policy | None = None,
@@ -212,7 +212,7 @@ def credit(
     return execute(advantage.task, step, (*traces, verdicts, *scored, *states))
 
 
-def pack(execute: Executor, step: int, traces: tuple[Ref, ...], verdicts: Ref, credits: Ref) -> Ref:
+def pack(execute: Executor, step: int, traces: Refs, verdicts: Ref, credits: Ref) -> Ref:
     """Pack the credited rollouts of a step."""
     config = execute.config
     # Only then is the filtering in the key: a constant length is that of every rollout, those dropped included. Where
@@ -279,7 +279,7 @@ def choose_held_out(execute: Executor) -> tuple[Ref, Ref]:
     return examples, execute(assignment.evaluation_task, 0, (examples,))
 
 
-def evaluate(execute: Executor, policy: Policy | None, retries: int = 0) -> tuple[Ref, ...]:
+def evaluate(execute: Executor, policy: Policy | None, retries: int = 0) -> Refs:
     """Try the held-out examples with `policy`, None for someone else's: the same examples and seeds for every policy.
 
     What ended with an error is tried up to `retries` times more, in results of their own: the rollouts of each retry.

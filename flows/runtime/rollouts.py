@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from configs.run import RunConfig, View, only_teachers_sample
 from flows.runtime.executor import Executor
+from flows.runtime.records import Refs
 from storage.keys import content_key
 from tasks.advantage import reference
 from tasks.advantage import stage as advantage
@@ -58,7 +59,7 @@ class RolloutSource:
             return
         # In one go: each further addition makes the sampler look again.
         for step in steps:
-            state: tuple[Ref, ...] = ()
+            state: Refs = ()
             if step and self._config.assignment.sampler.stateful:
                 # The rollouts that were trained on last when the step is assigned are lag + 1 steps older.
                 last_trained = step - 1 - self._config.rollout.max_off_policy_steps

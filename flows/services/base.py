@@ -27,7 +27,7 @@ from flows.services.logs import LogKeeper, NewLines
 from flows.services.news import LogLines, ServiceNews
 from flows.services.ownership import sweep
 from flows.services.pools import STAND_IN_NEEDS, stand_in
-from flows.services.process import Handle, ServiceFailed, ServiceSpec
+from flows.services.process import Handle, Report, ServiceFailed, ServiceSpec
 from storage.policies.scratch import ScratchDirectories
 from storage.roots import user_directory
 
@@ -204,7 +204,7 @@ class RunService(ABC):
         self,
         name: str,
         command: Callable[[Path], Command],
-        ready: Callable[[dict[str, Any]], bool],
+        ready: Callable[[Report], bool],
         limits: EngineConfig | LearnerConfig | TeacherConfig | EnvironmentConfig | None = None,
         request: tuple[RunConfig, str, str, str] | None = None,
         external: str = "",
@@ -233,7 +233,7 @@ class RunService(ABC):
         return ServiceSpec(name, argv, env, report, log, ready, external=external, needs=needs, **others)
 
 
-def ready_reports(handles: Sequence[Handle]) -> list[dict[str, Any]]:
+def ready_reports(handles: Sequence[Handle]) -> list[Report]:
     """Return the reports of those processes of one kind that answer; waits for the first one where none does.
 
     Raises ServiceFailed where none is left.

@@ -15,7 +15,7 @@ from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.services.base import Command, RunService, Supervisor, ready_reports
 from flows.services.pools import shared_key
-from flows.services.process import Handle, ServiceSpec
+from flows.services.process import Handle, Report, ServiceSpec
 from storage.keys import content_key
 from tasks.arrays.columns import texts
 from tasks.inference.environments import servers as environment_service
@@ -71,7 +71,7 @@ class EnvironmentServers(RunService):
         Servers of `known` addresses are not asked: it is only looked whether their processes are still the same.
         """
 
-        def report_of(server: Handle) -> dict[str, Any] | None:
+        def report_of(server: Handle) -> Report | None:
             report = server.ready_report()
             return report if server.alive and report.get("address") in known else server.ready_now()
 
@@ -112,7 +112,7 @@ class EnvironmentServers(RunService):
             argv, variables = environment_service.command(environment, report)
             return argv, {**variables, **self._engine_key, **({environment_service.KEY_VARIABLE: key} if key else {})}
 
-        def answers(report: dict[str, Any]) -> bool:
+        def answers(report: Report) -> bool:
             if key:
                 from tasks.inference.environments.connections import remember_key  # it imports verifiers
 

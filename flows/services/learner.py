@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
 
 from configs.run import RunConfig
 from flows.services.base import Command, RunService, Supervisor
 from flows.services.learner_recovery import LearnerRecovery
 from flows.services.pools import STAND_IN_NEEDS, address_of, shared_key, stand_in
-from flows.services.process import ServiceFailed, ServiceSpec
+from flows.services.process import Report, ServiceFailed, ServiceSpec
 from tasks.learner import client as learner_service
 from tasks.learner import pulse
 from tasks.learner.client import Learner
@@ -44,7 +43,7 @@ class LearnerProcess(RunService):
         self._context, self._config = context, context.config
         self._engine_asleep = engine_asleep
         self._learner: tuple[int, Learner] | None = None
-        self._answered: dict[str, Any] = {}
+        self._answered: Report = {}
         """Report of the generation that was last seen to answer."""
         training, learner = self._config.training, self._config.learner
         self._sections = training.model_dump(mode="json"), learner.model_dump(mode="json")
@@ -129,7 +128,7 @@ class LearnerProcess(RunService):
             startup_seconds=section.startup_seconds,
         )
 
-    def _ready(self, report: dict[str, Any]) -> bool:
+    def _ready(self, report: Report) -> bool:
         """Return whether a generation answers; one that did is not asked again, as it may hang by now.
 
         The request that follows ends when the process is ended; not being ready would end the run.

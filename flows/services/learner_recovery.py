@@ -26,6 +26,10 @@ MAX_DIFFERENCE = 1e-5
 rate of 1e-6 changes weights of 0.02 by about 5e-5 of their norm; sums in another order move a fraction of that."""
 MAX_ROUNDED_DIFFERENCE = 2e-4
 """The same of weights in bfloat16. Such a difference turns one value in 400 to the next one, 1/256 away at most."""
+PolicyRow = dict[str, Any]
+"""A row of the table `policies`."""
+Settings = dict[str, Any]
+"""The section `training`, or `learner`, of a config."""
 _log = logging.getLogger(__name__)
 
 
@@ -33,7 +37,7 @@ class WeightsDiffer(ValueError):
     """Training recorded batches again gave other weights than the recorded ones."""
 
 
-def recorded_policy(context: RunContext, policy_key: str) -> dict[str, Any]:
+def recorded_policy(context: RunContext, policy_key: str) -> PolicyRow:
     """Return the policy's row of the policies table."""
     [rows] = _recorded_work(context, policy_key).slices("policies")
     return dict(context.read(rows).to_pylist()[0])
@@ -53,7 +57,7 @@ class LearnerRecovery:
         self,
         learner: Learner,
         context: RunContext,
-        sections: tuple[dict[str, Any], dict[str, Any]],
+        sections: tuple[Settings, Settings],
         state_directory: str = "",
     ) -> None:
         """`sections` are training and learner, with which the learner is configured, and is again in the end.
@@ -87,7 +91,7 @@ class LearnerRecovery:
                 if changes:
                     self._load_for(row, scratch, settings[index])
 
-    def _ancestry(self, policy: Policy) -> list[dict[str, Any]]:
+    def _ancestry(self, policy: Policy) -> list[PolicyRow]:
         """Return the rows of the policies from the last one that can be loaded whole to `policy`, oldest first.
 
         A policy can be loaded whole when its optimizer state was saved and its weights were not removed since, or when
@@ -101,27 +105,27 @@ class LearnerRecovery:
             rows.insert(0, recorded_policy(self._context, parent))
         return rows
 
-    def _nearest(self, rows: Sequence[dict[str, Any]], held: str | None) -> int | None:
+    def _nearest(self, rows: Sequence[PolicyRow], held: str | None) -> int | None:
         """Return the index of the last policy that the learner holds or whose kept state it loads; None without one."""
         held_at = next((index for index, row in enumerate(rows) if row["policy_key"] == held), None)
         later = range(len(rows) - 1, held_at or 0, -1)
         return next((index for index in later if self._load_kept(rows[index])), held_at)
 
-    def _settings(self, row: dict[str, Any]) -> dict[str, Any]:
+    def _settings(self, row: PolicyRow) -> Settings:
         """Return the settings of training that a policy was made with, those included that keys do not name."""
         recorded = TrainingConfig(**_recorded_work(self._context, row["policy_key"]).section["training"])
         # Operational settings do not change the weights.
         fields = TrainingConfig.model_fields
         return {k: v for k, v in recorded.model_dump(mode="json").items() if not is_operational(fields[k])}
 
-    def _load_for(self, row: dict[str, Any], directory: Path, training: dict[str, Any]) -> None:
+    def _load_for(self, row: PolicyRow, directory: Path, training: Settings) -> None:
         """Load a policy to train on with the settings `training`, with which the learner is configured first."""
         if training != self._configured:
             self._learner.configure(training, self._learner_section)
             self._configured = training
         self._load(row, directory)
 
-    def _load(self, row: dict[str, Any], directory: Path, state_directory: str = "") -> None:
+    def _load(self, row: PolicyRow, directory: Path, state_directory: str = "") -> None:
         """Load a policy, with fresh state where its own is of another kind than the learner's."""
         trained = row["parent_key"] is not None  # imported weights have no optimizer state, and need none
         trained = trained and _state_kind(self._settings(row)) == _state_kind(self._configured)
@@ -134,7 +138,7 @@ class LearnerRecovery:
         below = adapter_base(directory)
         return str(self._policies.directory(below)) if below else ""
 
-    def _load_kept(self, row: dict[str, Any]) -> bool:
+    def _load_kept(self, row: PolicyRow) -> bool:
         """Load a policy with the state that the learner kept of it on this machine; return whether there was some."""
         key, ranks = row["policy_key"], LearnerConfig(**self._learner_section).num_ranks
         files = [Path(self._state_directory, state_file(key, rank, ranks)) for rank in range(ranks)]
@@ -147,7 +151,7 @@ class LearnerRecovery:
             return False
         return True
 
-    def _train(self, row: dict[str, Any], directory: Path, save_optimizer: bool) -> None:
+    def _train(self, row: PolicyRow, directory: Path, save_optimizer: bool) -> None:
         """Train the recorded batches that made the policy of `row`; the weights must come out as recorded.
 
         On CUDA, where another driver or GPU may add up in another order, they may differ by `MAX_DIFFERENCE`: the
@@ -172,14 +176,14 @@ class LearnerRecovery:
                 f"Resume where the run was trained, or branch from this policy with a fresh optimizer (model.path)."
             )
 
-    def _batch(self, row: dict[str, Any]) -> tuple[int, BatchReference]:
+    def _batch(self, row: PolicyRow) -> tuple[int, BatchReference]:
         """Return the step that made a policy, and where the batch is that it was trained on."""
         training = _recorded_work(self._context, row["policy_key"])
         packing = _recorded_work(self._context, training.inputs["packing"])
         slices = packing.slices("batches"), packing.slices("batch_images")
         return training.step, BatchReference(self._context.store.root.address, *slices)
 
-    def _adopt_recorded(self, row: dict[str, Any], made: Path) -> bool:
+    def _adopt_recorded(self, row: PolicyRow, made: Path) -> bool:
         """Load the recorded weights beside the optimizer state in `made`, if the weights there hardly differ."""
         key = row["policy_key"]
         if self._policies.find(key) is None:  # removed, so there is nothing to compare with
@@ -203,7 +207,7 @@ class LearnerRecovery:
         return True
 
     @contextmanager
-    def _scratch(self, row: dict[str, Any]) -> Iterator[Path]:
+    def _scratch(self, row: PolicyRow) -> Iterator[Path]:
         scratch = self._policies.scratch(f"again-{row['policy_key']}")
         try:
             yield scratch
@@ -211,7 +215,7 @@ class LearnerRecovery:
             self._policies.discard(scratch)
 
 
-def _state_kind(training: dict[str, Any]) -> tuple[str, bool]:
+def _state_kind(training: Settings) -> tuple[str, bool]:
     """Return what optimizer state is for: the kind of optimizer, and whether all weights are trained or an adapter."""
     settings = TrainingConfig(**training)
     return settings.optimizer.state_kind, settings.lora is None

@@ -31,6 +31,8 @@ ASK_SECONDS = 5.0
 """Between two questions whether a service hangs."""
 SLOW_SECONDS = 30.0
 """A start that takes so long is reported, and again after every so many seconds."""
+Report = dict[str, Any]
+"""What a service writes of itself: its address, and more."""
 _numbers = itertools.count(1)
 _open_lifelines: weakref.WeakSet["Lifeline"] = weakref.WeakSet()
 
@@ -53,7 +55,7 @@ class ServiceSpec:
     """JSON file that the service writes once it knows its address; None where there is nothing to report."""
     log: Path
     """File that standard output and error are appended to; past `log_bytes` its content moves to NAME.1."""
-    ready: Callable[[dict[str, Any]], bool]
+    ready: Callable[[Report], bool]
     """Asks the service, by its report, whether it is ready; what it raises counts as "not yet"."""
     startup_seconds: float = 180.0
     """Longest wait until it is ready."""
@@ -63,7 +65,7 @@ class ServiceSpec:
     """URL of a service that someone else runs; the report is then {"url": URL, "address": URL}."""
     grace_seconds: float = field(default=GRACE_SECONDS, kw_only=True)
     """Time between the polite signal and the other one."""
-    hangs: Callable[[dict[str, Any]], bool] | None = field(default=None, kw_only=True)
+    hangs: Callable[[Report], bool] | None = field(default=None, kw_only=True)
     """Asks a service that was ready, by its report, and says whether it is hanging; it is then started again."""
     hang_seconds: float = field(default=0.0, kw_only=True)
     """How long `hangs` waits for an answer."""
@@ -81,7 +83,7 @@ class Handle:
         self.spec = spec
         self.tell = tell
         self.generation = 0
-        self.report: dict[str, Any] = {}
+        self.report: Report = {}
         self.mark = f"{spec.name}#{next(_numbers)}"
         """The mark of the service's processes, unique within this process."""
         self._changed = threading.Condition()
@@ -122,7 +124,7 @@ class Handle:
         except psutil.NoSuchProcess:
             return None
 
-    def wait(self) -> dict[str, Any]:
+    def wait(self) -> Report:
         """Return the report once the service is ready; raise ServiceFailed when it failed or took too long."""
         seconds = min(EXTERNAL_SECONDS, self.spec.startup_seconds) if self.spec.external else self.spec.startup_seconds
         deadline = time.monotonic() + seconds
@@ -146,12 +148,12 @@ class Handle:
             # Often at first, as most services are up in a moment; an engine of minutes is not asked all the time.
             pause = min(pause * 1.3, 0.5)
 
-    def ready_report(self) -> dict[str, Any]:
+    def ready_report(self) -> Report:
         """Return the report of the present generation, once it was seen to be ready; empty before, and without one."""
         with self._changed:
             return self.report if self._ready_generation == self.generation else {}
 
-    def ready_now(self) -> dict[str, Any] | None:
+    def ready_now(self) -> Report | None:
         """Return the report if the service answers at this moment; waits for nothing."""
         with self._changed:
             generation, gone = self.generation, self._failure or self._stopped.is_set()
@@ -199,7 +201,7 @@ class Handle:
         if self._watcher is not None:
             self._watcher.join()
 
-    def read_report(self) -> dict[str, Any] | None:
+    def read_report(self) -> Report | None:
         """Return what the service reported, or None when it has not yet (a half-written file included)."""
         if self.spec.external:
             return {"url": self.spec.external, "address": self.spec.external}
@@ -211,7 +213,7 @@ class Handle:
             return None
         return report if isinstance(report, dict) else None
 
-    def _ready(self, generation: int) -> tuple[dict[str, Any] | None, Exception | None]:
+    def _ready(self, generation: int) -> tuple[Report | None, Exception | None]:
         """Return the report of a generation that says that it is ready, or why not: any refusal means "not yet"."""
         if (report := self.read_report()) is None:
             return None, None

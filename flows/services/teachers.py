@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from configs.algorithms import TeacherConfig, teacher_of
 from configs.errors import ConfigError
@@ -17,7 +16,7 @@ from configs.resolve import with_versions
 from configs.run import RunConfig
 from flows.services.base import Command, RunService, Supervisor
 from flows.services.engine import NEEDS, is_healthy
-from flows.services.process import Handle, ServiceFailed, ServiceSpec
+from flows.services.process import Handle, Report, ServiceFailed, ServiceSpec
 from storage.keys import content_key
 from tasks.inference.engine import model_info
 from tasks.inference.engine.checks import tokenizer_difference
@@ -92,7 +91,7 @@ class TeacherEngines(RunService):
         return self._process(weights, lambda: self._spec(teacher))
 
     def _spec(self, teacher: TeacherConfig) -> ServiceSpec:
-        def ready(report: dict[str, Any]) -> bool:
+        def ready(report: Report) -> bool:
             return bool(teacher.url) or is_healthy(report["url"], self._key)  # who is asked for one asks what it serves
 
         return self._describe(
