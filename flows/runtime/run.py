@@ -60,9 +60,9 @@ def open_run(config: RunConfig, plan: Planner, watchers: tuple[Watcher, ...] = (
 def _start_beside_prefect(session: Session, started: ExitStack) -> None:
     """Start the services while Prefect's API starts, and wait for the API alone: both take long."""
     api = begin_prefect(session.config)
-    session.begin(session.missing)
     if api.supervisor:
         started.enter_context(api.supervisor.subscribe(session.note_service))
+    session.begin(session.missing)
     started.enter_context(termination_reported())
     session.notify("prefect", url=api.wait().ui_url)
     prefect_api.route_prefect_logs(log_directory(session.config) / "prefect.log")

@@ -57,7 +57,6 @@ class Supervisor:
         self._open = ExitStack()
         """Ends the keeper of logs and removes the scratch directories."""
         self._listeners: list[Callable[[ServiceNews], None]] = []
-        self._undelivered: list[ServiceNews] = []
 
     def __enter__(self) -> "Supervisor":
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -105,11 +104,8 @@ class Supervisor:
 
     @contextmanager
     def subscribe(self, listener: Callable[[ServiceNews], None]) -> Iterator[None]:
-        """Within the block, call `listener` with all news of services, first with those that no listener received."""
+        """Within the block, call `listener` with all news of services."""
         self._listeners.append(listener)
-        undelivered, self._undelivered = self._undelivered, []
-        for news in undelivered:
-            listener(news)
         try:
             yield
         finally:
@@ -123,8 +119,6 @@ class Supervisor:
     def _tell(self, news: ServiceNews) -> None:
         for listener in list(self._listeners):
             listener(news)
-        if not self._listeners:
-            self._undelivered.append(news)
 
     def close(self) -> None:
         """End all services, the last started first, and wait until none of their processes is left."""

@@ -23,7 +23,7 @@ from flows.services.base import (
     ready_reports,
     temporary_directory,
 )
-from flows.services.news import LogLines, ServiceLoss, ServiceNews, ServiceNote, Starting
+from flows.services.news import LogLines, ServiceNews, ServiceNote, Starting
 from flows.services.ownership import identity, owned_processes, start_time
 from flows.services.process import Handle, ServiceFailed, ServiceSpec
 from tests.fixtures.faults import happened
@@ -207,21 +207,6 @@ def test_who_waits_for_a_slow_service_is_told_of_it_once_in_a_while(supervisor, 
     handle.wait()
     assert len(told) == 2
     assert all(re.fullmatch(rf"engine: still starting, \d+ s; log: {tmp_path}/engine.log", news) for news in told)
-
-
-def test_what_nobody_heard_is_told_to_the_first_who_listens(supervisor, tmp_path):
-    heard: list[ServiceNews] = []
-    killed(supervisor.start(spec(tmp_path)))
-    until(lambda: has_loss(supervisor._undelivered), lambda: "the loss was not noticed")
-    with supervisor.subscribe(heard.append):
-        assert has_loss(heard)
-    number = len(heard)
-    with supervisor.subscribe(heard.append):
-        assert len(heard) == number
-
-
-def has_loss(news: list[ServiceNews]) -> bool:
-    return any(isinstance(one, ServiceLoss) for one in news)
 
 
 @pytest.mark.fault("services", "a service's guardian is killed", "no orphan, and the service is started again")
