@@ -10,6 +10,7 @@ from tasks.arrays.images import (
     PlacedImage,
     SampleImages,
     StoredTensors,
+    Tensor,
     can_see,
     digests_of,
     token_types,
@@ -86,7 +87,5 @@ def test_text_that_speaks_of_an_image_is_none():
 
 
 def test_a_tensor_is_read_as_it_was_written():
-    from tasks.arrays.images import Tensor
-
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert (Tensor("x", array.dtype.name, array.shape, array.tobytes()).array() == array).all()

@@ -5,6 +5,7 @@ Such attempts are not trained on, while all turns before and after them are.
 
 import itertools
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -17,8 +18,11 @@ from tests.fixtures.stages import credited
 def branches_of(*graphs):
     """Branches of one trace per graph; a graph lists each message's parent."""
     rows = [message(f"t{t}", n, parent=p) for t, parents in enumerate(graphs) for n, p in enumerate(parents)]
-    owner = np.array([t for t, parents in enumerate(graphs) for _ in parents], np.int64)
-    return find_branches(table("messages", rows), owner)
+    return branches_by_owner(rows, [t for t, parents in enumerate(graphs) for _ in parents])
+
+
+def branches_by_owner(rows, owners):
+    return find_branches(table("messages", rows), np.array(owners, np.int64))
 
 
 def paths(branches):
@@ -39,14 +43,14 @@ def test_a_fork_has_a_branch_for_each_leaf_in_node_order():
 
 def test_traces_may_be_interleaved_and_have_several_roots():
     rows = [message("t0", 0), message("t1", 0), message("t0", 1), message("t1", 1, parent=0)]
-    found = find_branches(table("messages", rows), np.array([0, 1, 0, 1]))
+    found = branches_by_owner(rows, [0, 1, 0, 1])
     assert paths(found) == [[0], [2], [1, 3]]
     assert found.owner.tolist() == [0, 0, 1] and found.number.tolist() == [0, 1, 0]
 
 
 def test_rows_of_a_trace_may_come_in_any_order():
     rows = [message("t0", 2, parent=0), message("t0", 0), message("t0", 1, parent=0)]
-    found = find_branches(table("messages", rows), np.array([0, 0, 0]))
+    found = branches_by_owner(rows, [0, 0, 0])
     assert paths(found) == [[1, 2], [1, 0]] and found.number.tolist() == [0, 1]
 
 
@@ -61,9 +65,8 @@ def test_a_parent_must_be_an_earlier_message(parents):
 
 
 def test_a_doubled_message_is_refused():
-    rows = [message("t0", 0), message("t0", 0)]
     with pytest.raises(BrokenGraph, match="1 messages are there twice"):
-        find_branches(table("messages", rows), np.array([0, 0]))
+        branches_by_owner([message(), message()], [0, 0])
 
 
 def record(links, num_nodes):
@@ -94,18 +97,14 @@ LINKS = [("compaction_attempt", 1, 3), ("compaction_attempt", 1, 5), ("compactio
         (TWICE, LINKS[:2], [0, 1, 6, 7]),
         (TWICE, [("continuation", 1, 3), ("subagent_return", 3, 7)], [0, 1, 2, 3, 4, 5, 6, 7]),
         # The conversation went on behind an attempt all the same: nothing is taken out of the middle of a branch.
-        ([*chain(0, None), *chain(2, 1)], [("compaction_attempt", 0, 1)], [0, 1, 2, 3]),
+        (TWICE[:4], [("compaction_attempt", 0, 1)], [0, 1, 2, 3]),
         # The rollout ended with an attempt: the turns before it led to the reward.
-        ([*chain(0, None), *chain(2, 1)], LINKS[:1], [0, 1]),
+        (TWICE[:4], LINKS[:1], [0, 1]),
         # One attempt behind another; what was asked for both goes, and what was told another reply stays.
         (TWICE[:4] + chain(4, 3), [*LINKS[:1], ("compaction_attempt", 3, 5)], [0, 1]),
-        (
-            [*chain(0, None), message(number=2, parent=1), message(number=3, parent=1, sampled=True)],
-            LINKS[:1],
-            [0, 1, 2],
-        ),
+        ([*TWICE[:3], message(number=3, parent=1, sampled=True)], LINKS[:1], [0, 1, 2]),
         # Nothing but an attempt: a trace without messages is none.
-        (chain(0, None), [("compaction_attempt", 0, 1)], [0]),
+        (TWICE[:2], [("compaction_attempt", 0, 1)], [0]),
     ],
 )
 def test_what_stays_by_hand(rows, links, kept):
@@ -118,8 +117,7 @@ def test_only_traces_with_an_attempt_lose_any():
     traces = [trace("t0", record=record(LINKS, 8)), trace("t1"), trace("t2", record=record(LINKS[2:], 8))]
     rows = [row | {"trace_id": name} for row in TWICE for name in ("t0", "t1", "t2")]
     found = drop_rejected(table("traces", traces), table("messages", rows))
-    counts = {name: found["trace_id"].to_pylist().count(name) for name in ("t0", "t1", "t2")}
-    assert counts == {"t0": 6, "t1": 8, "t2": 8}
+    assert Counter(found["trace_id"].to_pylist()) == {"t0": 6, "t1": 8, "t2": 8}
 
 
 def test_a_text_that_speaks_of_attempts_is_no_attempt():
@@ -136,4 +134,4 @@ def test_tokens_of_a_rejected_attempt_have_no_weight_and_those_before_it_have_th
     assert [row["rl_weights"] for row in found] == [[0, 0, 0, 1, 1, 0, 0, 0, 1, 1], [0, 0, 0, 1, 1]]
     assert [row["advantage"] for row in found] == [0.5, 0.5], "the baseline is as before"
     whole = credited([one | {"record": "{}"} for one in traces], [*rows, *others])
-    assert sum(map(sum, (row["rl_weights"] for row in whole))) == 2 + 5 + 2 + 2 + 2, "else they would have weight"
+    assert sum(sum(row["rl_weights"]) for row in whole) == 2 + 5 + 2 + 2 + 2, "else they would have weight"

@@ -10,78 +10,79 @@ from tasks.advantage.algorithms.credit import AdvantageBreach
 from tasks.advantage.stage import STAGE as ADVANTAGE
 from tasks.arrays.seats import LearnerSeatMissing, evaluated_seats, seat_rules, trained_seats
 from tasks.filtering.stage import STAGE
-from tests.fixtures.builders import exchange, failed, table, trace, view
-from tests.fixtures.stages import advantage, filtering
+from tests.fixtures.builders import failed, table, trace, view
+from tests.fixtures.stages import advantage, filtering, judged, tables_of
 
-LEARNER = {"name": "reverse", "taskset": {"id": "reverse"}, "learner_seat": True}
-ALL = {"name": "reverse", "taskset": {"id": "reverse"}, "drop_judge": False}
+ENVIRONMENT = {"name": "reverse", "taskset": {"id": "reverse"}}
+LEARNER = ENVIRONMENT | {"learner_seat": True}
 
 
 def says(seat):
     return json.dumps({"learner_seat": seat})
 
 
-def debate(number, rewards=(1.0, -1.0), group="g0", **others):
-    """The traces of one episode: two debaters and a judge that earns nothing."""
+def debate(number, rewards=(1.0, -1.0), learner=None, group="g0"):
+    """The traces of one episode: two debaters and a judge that earns nothing; they say who learns, if anybody does."""
     seats = zip(("for", "against", "judge"), (*rewards, 0.0), strict=True)
-    return [
-        trace(f"{seat}-{number}", agent=seat, group_id=group, episode_id=f"episode-{number}", reward=reward, **others)
-        for seat, reward in seats
-    ]
+    others = {"group_id": group, "episode_id": f"episode-{number}", "info": says(learner) if learner else "{}"}
+    return [trace(f"{seat}-{number}", agent=seat, reward=reward, **others) for seat, reward in seats]
 
 
-def tables_of(traces):
-    messages = [row for one in traces for row in exchange(one["trace_id"])]
-    return {"traces": table("traces", traces), "messages": table("messages", messages)}
+BOTH_FOR = [*debate(0, learner="for"), *debate(1, (0.0, 0.0), "for")]
+"""Two episodes in which `for` learns."""
 
 
-def judged(traces, environments=(), filters=None, quarantined=None):
-    sections = {} if filters is None else {"filtering": {"filters": filters}}
-    config = view(STAGE, environments=list(environments), model={"vocab_size": 1000}, **sections)
-    rows = filtering(tables_of(traces), config, parameters=quarantined or {})["verdicts"].to_pylist()
-    return {row["trace_id"]: (row["reason"], json.loads(row["evidence"])) for row in rows}
+def lost_episode(number, *seats):
+    return [failed(f"{seat}-{number}", agent=seat, episode_id=f"episode-{number}") for seat in seats]
 
 
-def reasons(*given, **others):
-    return {name: reason for name, (reason, _) in judged(*given, **others).items()}
+def reasons(traces, environments=(), **others):
+    found = judged(traces, environments=list(environments), **others)
+    return {name: row["reason"] for name, row in found.items()}
+
+
+def evidence(traces, name, **others):
+    row = judged(traces, **others)[name]
+    return row["reason"], row["evidence"]
 
 
 def test_the_judge_is_left_out_by_default_and_kept_when_asked_for():
     rows = [*debate(0), *debate(1, (-1.0, 1.0))]
-    left = {name for name, reason in reasons(rows).items() if reason}
-    assert left == {"judge-0", "judge-1"}
-    assert judged(rows)["judge-0"] == ("judge", {"judge": {"agent": "judge"}})
-    assert judged(rows, [ALL], filters=[{"type": "errored"}])["judge-0"] == (None, {})
+    assert {name for name, reason in reasons(rows).items() if reason} == {"judge-0", "judge-1"}
+    assert evidence(rows, "judge-0") == ("judge", {"judge": {"agent": "judge"}})
+    kept = [ENVIRONMENT | {"drop_judge": False}]
+    assert evidence(rows, "judge-0", environments=kept, filters=[{"type": "errored"}]) == (None, {})
 
 
 def test_a_frozen_judge_is_untrainable_and_nothing_else():
     rows = [*debate(0)[:2], trace("judge-0", agent="judge", trainable=False)]
-    assert judged(rows)["judge-0"] == ("untrainable", {})
+    assert evidence(rows, "judge-0") == ("untrainable", {})
 
 
 def test_only_the_learner_is_kept():
-    rows = [*debate(0, info=says("for")), *debate(1, (-1.0, 1.0), info=says("for"))]
-    found = judged(rows, [LEARNER])
-    assert {name for name, (reason, _) in found.items() if reason is None} == {"for-0", "for-1"}
-    assert found["against-0"] == ("other_seat", {"other_seat": {"learner_seat": "for"}})
-    assert found["judge-0"][0] == "judge"
-    both = {name for name, reason in reasons(rows).items() if reason is None}
+    assert reasons(BOTH_FOR, [LEARNER]) == {
+        **{"for-0": None, "against-0": "other_seat", "judge-0": "judge"},
+        **{"for-1": None, "against-1": "other_seat", "judge-1": "judge"},
+    }
+    told = evidence(BOTH_FOR, "against-0", environments=[LEARNER])
+    assert told == ("other_seat", {"other_seat": {"learner_seat": "for"}})
+    both = {name for name, reason in reasons(BOTH_FOR).items() if reason is None}
     assert both == {"for-0", "for-1", "against-0", "against-1"}
 
 
 @pytest.mark.parametrize("info", ["{}", '{"learner_seat": null}', '{"learner_seat": 3}'])
 def test_a_trace_that_does_not_say_who_learns_stops_the_stage(info):
+    rows = [row | {"info": info} for row in debate(0)]
     with pytest.raises(LearnerSeatMissing, match="trace for-0 of environment 'reverse', agent 'for', has no 'learner_"):
-        judged(debate(0, info=info), [LEARNER])
-    assert reasons(debate(0, info=info))["for-0"] != "other_seat"
+        reasons(rows, [LEARNER])
+    assert reasons(rows)["for-0"] != "other_seat"
 
 
 def test_neither_the_judge_nor_an_errored_trace_which_is_a_failure_need_say_who_learns():
     lost = failed("lost", agent="for", num_turns=1)
-    rows = [*debate(0, info=says("for")), *debate(1, (-1.0, 1.0), info=says("for")), lost]
-    found = reasons(rows, [LEARNER])
+    found = reasons([*BOTH_FOR, lost], [LEARNER])
     assert found["lost"] == "errored" and found["for-0"] is None
-    silent = [*debate(0, info=says("for"))[:2], trace("judge-0", agent="judge")]
+    silent = [*debate(0, learner="for")[:2], trace("judge-0", agent="judge")]
     assert reasons(silent, [LEARNER])["judge-0"] == "judge"
 
 
@@ -91,10 +92,11 @@ def test_dropped_seats_are_no_members_of_their_group():
     equal = [*debate(0, (1.0, 0.0)), *debate(1, (1.0, 0.0))]
     assert reasons(equal, filters=filters)["for-0"] == "zero_advantage"
     rows = [*debate(0, (1.0, 0.0))[:2], *debate(1, (0.0, 1.0))[:2]]
-    judge = failed("judge-0", agent="judge", episode_id="episode-0")
-    assert set(reasons([*rows, judge], filters=filters).values()) == {None, "judge"}
-    debater = failed("for-2", agent="for", episode_id="episode-2")
-    assert set(reasons([*rows, debater], filters=filters).values()) == {"incomplete_group", "errored"}
+    for lost, expected in (
+        (lost_episode(0, "judge"), {None, "judge"}),
+        (lost_episode(2, "for"), {"incomplete_group", "errored"}),
+    ):
+        assert set(reasons(rows + lost, filters=filters).values()) == expected
 
 
 def test_quarantine_goes_before_the_seat_and_the_seat_before_every_filter():
@@ -104,8 +106,7 @@ def test_quarantine_goes_before_the_seat_and_the_seat_before_every_filter():
 
 
 def test_keys_know_the_rules_only_where_they_are_not_the_default():
-    plain = RunConfig.model_validate({"environments": [LEARNER | {"learner_seat": False}]})
-    assert plain.seat_rules == {}
+    assert RunConfig.model_validate({"environments": [LEARNER | {"learner_seat": False}]}).seat_rules == {}
     assert "seat_rules" not in view(STAGE).content()
     assert view(STAGE, environments=[LEARNER]).content()["seat_rules"] == {
         "reverse": {"drop_judge": True, "learner_seat": True}
@@ -114,39 +115,35 @@ def test_keys_know_the_rules_only_where_they_are_not_the_default():
 
 def credited(traces, environments=(), algorithm="grpo"):
     tables, section = tables_of(traces), {"environments": list(environments), "algorithm": {"type": algorithm}}
-    judging = view(STAGE, model={"vocab_size": 1000}, **section)
-    tables |= filtering(tables, judging)
+    tables |= filtering(tables, view(STAGE, model={"vocab_size": 1000}, **section))
     rows = advantage(tables, view(ADVANTAGE, **section), step=0)["samples"].to_pylist()
     return {row["trace_id"]: row["advantage"] for row in rows}
 
 
 def test_one_learner_beside_a_judge_is_a_single_agent():
     """An algorithm without a baseline per agent takes it, where it refuses the two debaters."""
-    rows = [*debate(0, (1.0, -1.0), info=says("for")), *debate(1, (0.0, 0.0), info=says("for"))]
-    assert credited(rows, [LEARNER]) == {"for-0": 0.5, "for-1": -0.5}
+    assert credited(BOTH_FOR, [LEARNER]) == {"for-0": 0.5, "for-1": -0.5}
     with pytest.raises(AdvantageBreach, match="holds trainable agents 'for' and 'against'"):
-        credited(rows)
+        credited(BOTH_FOR)
 
 
 def test_learners_that_alternate_keep_baselines_of_their_own():
-    rows = [*debate(0, (1.0, -1.0), info=says("for")), *debate(1, (0.5, -0.5), info=says("against"))]
+    rows = [*debate(0, learner="for"), *debate(1, (0.5, -0.5), "against")]
     assert credited(rows, [LEARNER], "rae") == {"for-0": pytest.approx(0.9), "against-1": pytest.approx(-0.45)}
 
 
 def test_examples_of_one_learner_are_no_environment_of_one_agent():
     """Who learns may be drawn by example, and a step of few examples hold one seat alone: no reason to stop a run."""
-    rows = [*debate(0, (1.0, -1.0), info=says("for")), *debate(1, (0.0, 0.0), info=says("for"))]
-    assert credited(rows, [LEARNER], "rae") == {"for-0": pytest.approx(0.9), "for-1": pytest.approx(-0.09)}
+    assert credited(BOTH_FOR, [LEARNER], "rae") == {"for-0": pytest.approx(0.9), "for-1": pytest.approx(-0.09)}
     single = [trace(f"s{n}", environment="sums", group_id="s", reward=float(n)) for n in range(2)]
     own = LEARNER | {"algorithm": {"type": "rae"}}
-    turns = [*rows, *debate(2, (0.5, -0.5), group="g1", info=says("against"))]
-    for each in (rows, turns):
-        assert {"s0", "s1"} < set(credited([*each, *single], [own]))
+    turn = debate(2, (0.5, -0.5), "against", "g1")
+    for others in (single, [*turn, *single]):
+        assert {"s0", "s1"} < set(credited(BOTH_FOR + others, [own]))
 
 
 def test_an_errored_trace_of_an_unknown_learner_is_no_second_agent():
-    lost = failed("against-2", agent="against", num_turns=3)
-    rows = [*debate(0, (1.0, -1.0), info=says("for")), *debate(1, (0.0, 0.0), info=says("for")), lost]
+    rows = [*BOTH_FOR, failed("against-2", agent="against", num_turns=3)]
     assert set(credited(rows, [LEARNER])) == {"for-0", "for-1"}
     trained = trained_seats(table("traces", rows), {"reverse": SeatRule(learner_seat=True)})
     assert trained["trace_id"].to_pylist() == ["for-0", "for-1"]
@@ -159,7 +156,7 @@ def test_no_traces_have_no_seats():
 
 
 def counted(traces, **environment):
-    own = EnvironmentConfig.model_validate({"name": "reverse", "taskset": {"id": "reverse"}} | environment)
+    own = EnvironmentConfig.model_validate(ENVIRONMENT | environment)
     return evaluated_seats(table("traces", traces), [own])["trace_id"].to_pylist()
 
 
@@ -171,7 +168,7 @@ def test_an_evaluation_counts_players_and_no_judge():
 
 
 def test_an_evaluation_counts_the_one_seat_that_it_is_told():
-    rows = [*debate(0, info=says("for")), *debate(1, info=says("against"))]
+    rows = [*debate(0, learner="for"), *debate(1, learner="against")]
     assert counted(rows, evaluation_seat="against") == ["against-0", "against-1"]
     assert counted(rows, learner_seat=True) == ["for-0", "against-1"]
     both = counted(rows, evaluation_seat="against", learner_seat=True)
@@ -181,16 +178,13 @@ def test_an_evaluation_counts_the_one_seat_that_it_is_told():
 def test_an_episode_that_failed_before_the_seat_was_seen_counts_as_one_failed_attempt():
     """Left out, an errored policy would look better than it is; counted for every seat, worse."""
     early = failed("early", agent="agent", num_turns=0, episode_id="episode-1")
-    other = [failed(f"{seat}-2", agent=seat, episode_id="episode-2") for seat in ("for", "judge", "for again")]
-    own = [failed(f"{seat}-3", agent=seat, episode_id="episode-3") for seat in ("for", "against")]
-    rows = [*debate(0), early, *other, *own]
+    rows = [*debate(0), early, *lost_episode(2, "for", "judge", "for again"), *lost_episode(3, "for", "against")]
     assert counted(rows, evaluation_seat="against") == ["against-0", "early", "for-2", "against-3"]
 
 
 def test_an_episode_that_failed_before_it_named_its_learner_is_one_failed_attempt():
-    lost = [failed(f"{seat}-2", agent=seat, episode_id="episode-2") for seat in ("for", "against")]
     half = [trace("for-3", agent="for", episode_id="episode-3", info=says("for")), failed("x", episode_id="episode-3")]
-    rows = [*debate(0, info=says("for")), *lost, *half]
+    rows = [*debate(0, learner="for"), *lost_episode(2, "for", "against"), *half]
     assert counted(rows, learner_seat=True) == ["for-0", "for-2", "for-3"]
 
 

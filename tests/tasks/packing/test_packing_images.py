@@ -35,13 +35,12 @@ def test_images_of_several_samples_of_a_row_are_where_their_tokens_are(monkeypat
     """Also those of a later message. A row has nine tokens of images; a part ends with the row that passes `most`."""
     monkeypatch.setattr("tasks.packing.stage.MOST_IMAGE_TOKENS", most)
     monkeypatch.setattr("tasks.runtime.stored_rows.PART_BYTES", 0)  # small parts are not joined
-    traces = [sees(name, reward=float(place % 2)) for place, name in enumerate("abcdefghijkl")]
-    messages = []
-    for name in "abcdefghijkl":
-        asked = shows(name, 2, ["y"], [2, PAD, 3], parent=1)
+    traces, messages = [], []
+    for place, name in enumerate("abcdefghijkl"):
+        traces.append(sees(name, reward=float(place % 2)))
         messages += [
             *conversation(name, ["x"], [1, PAD, PAD]),
-            asked,
+            shows(name, 2, ["y"], [2, PAD, 3], parent=1),
             message(name, 3, parent=2, tokens=[7], sampled=True),
         ]
     tables = inputs(traces, messages) | {"image_tensors": tensors({"x": (1, 4, 2), "y": (1, 2, 2)})}
