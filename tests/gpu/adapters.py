@@ -6,14 +6,13 @@
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from configs.training import TrainingConfig
 from tasks.learner.adapters import open_adapter
 from tasks.learner.checkpoint import save_policy
-from tasks.learner.distributed import World, like, start_world
+from tasks.learner.distributed import like, start_world
 from tasks.learner.model import load_policy
 from tasks.learner.trainer import Trainer
 
@@ -22,9 +21,7 @@ SPREAD = 0.2
 BASE, *ADAPTERS = "base", "first", "second"
 
 
-def write_adapters(
-    model: str, target: str, training: dict[str, Any], learner: dict[str, Any], probe: list[int], world: World
-) -> list[dict[str, Any]]:
+def write_adapters(model, target, training, learner, probe, world):
     """Write the adapters below `target`; return rows of base and adapters as `engine.checks` reads them.
 
     `training` has the section lora; `probe` are the token ids whose log-probs are taken.
@@ -42,13 +39,13 @@ def write_adapters(
 
 
 @torch.no_grad()
-def _write_adapter(model: Path, directory: Path, training: TrainingConfig, seed: int, world: World) -> None:
+def _write_adapter(model, directory, training, seed, world):
     policy = load_policy(model, training, torch.device("cpu"), open_adapter(BASE, model, None, training.lora))
-    generator = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
     for name, parameter in policy.causal.named_parameters():
         # A new adapter has B = 0 and equals its base.
         if parameter.requires_grad and ".lora_B." in name:
-            parameter.copy_(like(SPREAD * torch.randn(parameter.shape, generator=generator), parameter))
+            parameter.copy_(like(SPREAD * torch.randn(parameter.shape), parameter))
     save_policy(policy, None, {}, directory, world)
 
 

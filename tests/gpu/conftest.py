@@ -7,7 +7,6 @@ Without it the tests use the demo's settings and report to nobody.
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from tasks.runtime.process_variables import inherited_variables
 SETTINGS: dict[str, Any] = {"files": ["demo"], "overrides": [], "tokens": 4096, "report": None, "json": True}
 SETTINGS |= json.loads(os.environ.get("STAGECOACH_SMOKE", "{}"))
 ROOT = Path(__file__).parents[2]
-Check = Callable[[str, str, str, bool | None], None]
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +43,7 @@ def check():
     """Yield a function that reports a check; a wrong one fails the test when all of its checks are reported."""
     wrong = []
 
-    def report(name: str, measured: str, expected: str, passed: bool | None) -> None:
+    def report(name, measured, expected, passed):
         _report({"name": name, "measured": measured, "expected": expected, "passed": passed})
         if passed is False:
             wrong.append(f"{name}: {measured}, expected {expected}")
@@ -54,7 +52,7 @@ def check():
     assert not wrong, "; ".join(wrong)
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+def pytest_runtest_logreport(report):
     """Report a test that raised as a check that is wrong."""
     if report.failed and report.when != "teardown":
         message = report.longreprtext.splitlines()[-1]
@@ -63,7 +61,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _report({"name": report.location[2], "measured": measured, "expected": "no failure", "passed": False})
 
 
-def _report(line: dict[str, Any]) -> None:
+def _report(line):
     if SETTINGS["report"] is not None:
         verdict = {True: "OK", False: "WRONG", None: ""}[line["passed"]]
         text = f"{verdict:6} {line['name']:42} {line['measured']:30} {line['expected']}".rstrip()

@@ -7,9 +7,7 @@ are. What is right on one machine is known on the next one only after it was loo
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,16 +16,15 @@ from configs.training import TrainingConfig
 from flows.services.memory_use import learner_memory, model_shape
 from tasks.learner.attention import has_kernel, largest_difference
 from tasks.learner.checkpoint import companions, memory_sha256, save_rounded
-from tasks.learner.distributed import World, end_rank, start_world
+from tasks.learner.distributed import end_rank, start_world
 from tasks.learner.loop import train_row
 from tasks.learner.loss import Objective
-from tasks.learner.model import PolicyModel, compiles, load_policy, run_row
+from tasks.learner.model import compiles, load_policy, run_row
 from tasks.learner.optimizer import apply_gradients, clip_gradients, new_optimizer
 from tasks.learner.rows import STREAMS, Row
 from tasks.learner.speed import StepTimer, training_cost
 from tasks.learner.trainer import Trainer
 
-Check = dict[str, Any]
 SEGMENTS = 8
 STEPS = 4
 """Timed steps, of which the first compiles."""
@@ -36,16 +33,13 @@ BOUNDS = {"attention": 0.03, "apart": 0.02, "compiled": 0.02, "plan": 1.1}
 HALF = {"dtype": "bfloat16", "policy_dtype": "bfloat16"}
 
 
-def checks(request: dict[str, Any]) -> Iterator[Check]:
+def checks(request):
     """Yield what was measured: `name`, `measured`, `expected`, and `passed`, null where a figure is only noted."""
     model, world = Path(request["model"]), start_world()
-    settings = TrainingConfig(**request["training"] | HALF)
-    trainer = Trainer(world)
-    trainer.configure(settings.model_dump(mode="json"), request["learner"])  # which makes the device ready
-    device = torch.device(trainer.state()["device"])
+    settings, device, attention = _ready(request, world)
     row = _row(request["tokens"], SEGMENTS)
     if has_kernel(device, torch.bfloat16):
-        name = f"attention {trainer.state()['attention']} beside segments in float32"
+        name = f"attention {attention} beside segments in float32"
         yield _at_most(name, largest_difference(device, torch.bfloat16), BOUNDS["attention"])
     yield _at_most("samples of a row apart, nats", _leak(model, settings, row, device), BOUNDS["apart"])
     first, second = (_one_step(model, settings, row, device, world) for _ in range(2))
@@ -58,11 +52,17 @@ def checks(request: dict[str, Any]) -> Iterator[Check]:
     yield from _speed(model, settings, row, device, world)
 
 
-def gradient_norm(request: dict[str, Any], world: World) -> float:
-    """Return the norm of the gradient of `num_rows` rows, of which each rank trains as many."""
+def _ready(request, world):
+    """Make the device ready; return the settings, the device and the attention that it has."""
     settings, trainer = TrainingConfig(**request["training"] | HALF), Trainer(world)
     trainer.configure(settings.model_dump(mode="json"), request["learner"])
-    device = torch.device(trainer.state()["device"])
+    state = trainer.state()
+    return settings, torch.device(state["device"]), state["attention"]
+
+
+def gradient_norm(request, world):
+    """Return the norm of the gradient of `num_rows` rows, of which each rank trains as many."""
+    settings, device, _ = _ready(request, world)
     rows = [_row(request["tokens"], SEGMENTS, seed) for seed in range(request["num_rows"])]
     denominators = {"rl": sum(len(row.weighted) for row in rows), "ce": 0, "ref_kl": 0}
     policy = load_policy(Path(request["model"]), settings, device)
@@ -71,7 +71,7 @@ def gradient_norm(request: dict[str, Any], world: World) -> float:
     return clip_gradients(policy, settings.max_grad_norm, world)
 
 
-def _row(tokens: int, segments: int, seed: int = 0) -> Row:
+def _row(tokens, segments, seed=0):
     """Return a row of equal segments in which every token but the first of each has weight."""
     borders = np.linspace(0, tokens, segments + 1).astype(int)
     streams = {name: np.zeros(tokens, np.float32) for name in STREAMS} | {"temperatures": np.ones(tokens, np.float32)}
@@ -82,7 +82,7 @@ def _row(tokens: int, segments: int, seed: int = 0) -> Row:
 
 
 @torch.no_grad()
-def _leak(model: Path, settings: TrainingConfig, row: Row, device: torch.device) -> float:
+def _leak(model, settings, row, device):
     """Return how far log-probs of a row's last segment are from those of a row that has it alone."""
     policy, start = load_policy(model, settings, device), row.borders[-2]
     size = len(row.token_ids) - start
@@ -92,16 +92,14 @@ def _leak(model: Path, settings: TrainingConfig, row: Row, device: torch.device)
     return float((packed - single).abs().max())
 
 
-def _one_step(model: Path, settings: TrainingConfig, row: Row, device: torch.device, world: World) -> tuple[float, str]:
+def _one_step(model, settings, row, device, world):
     """Return the gradient's norm of a row, and the digest of the weights after a step."""
     policy = load_policy(model, settings, device)
     norm = _train(policy, new_optimizer(policy, settings), settings, row, device, world)
     return norm, memory_sha256(policy, world, rounded=True)
 
 
-def _train(
-    policy: PolicyModel, optimizer: Any, settings: TrainingConfig, row: Row, device: torch.device, world: World
-) -> float:
+def _train(policy, optimizer, settings, row, device, world):
     denominators = {"rl": len(row.weighted), "ce": 0, "ref_kl": 0}
     train_row(policy, row, denominators, Objective(settings.loss, settings.ref_kl), world, device)
     norm = clip_gradients(policy, settings.max_grad_norm, world)
@@ -109,55 +107,48 @@ def _train(
     return norm
 
 
-def _read_back(model: Path, scratch: Path, settings: TrainingConfig, device: torch.device, world: World) -> Check:
+def _read_back(model, scratch, settings, device, world):
     """Compare a policy that was written with what is loaded of it."""
     policy = load_policy(model, settings, device)
     digest, _ = save_rounded(policy, None, companions(model, "bfloat16"), scratch / "written", world)
-    return _same(
-        "a policy written and read",
-        digest,
-        memory_sha256(load_policy(scratch / "written", settings, device), world, True),
-    )
+    read = load_policy(scratch / "written", settings, device)
+    return _same("a policy written and read", digest, memory_sha256(read, world, True))
 
 
-def _speed(model: Path, settings: TrainingConfig, row: Row, device: torch.device, world: World) -> Iterator[Check]:
+def _speed(model, settings, row, device, world):
     """Time steps of a row; the last one counts."""
     policy = load_policy(model, settings, device)
-    optimizer, cost, found = new_optimizer(policy, settings), training_cost(policy), dict[str, float | None]()
+    optimizer, cost, found = new_optimizer(policy, settings), training_cost(policy), {}
     for _ in range(STEPS):
         timer = StepTimer(device)
         _train(policy, optimizer, settings, row, device, world)
         timer.end("gradients")
         found = timer.figures([row], cost, 1)
-    yield _note("tokens a second", f"{found['tokens_per_second']:.0f}")
+    yield _check("tokens a second", f"{found['tokens_per_second']:.0f}")
     if found["mfu"] is not None:
-        yield _note("MFU", f"{found['mfu']:.1%}", "docs/gpu.md has predictions for 0.6B and 4B")
+        yield _check("MFU", f"{found['mfu']:.1%}", "docs/gpu.md has predictions for 0.6B and 4B")
     shape, reserved = model_shape(str(model)), found["peak_reserved_gib"]
     if shape and reserved is not None:
         sizes = {"tokens": len(row.token_ids), "ranks": 1}
         recompute, compiled = settings.gradient_checkpointing is True, compiles(settings, device)
         plan = learner_memory(shape, settings, **sizes, recompute=recompute, compiled=compiled).total / 2**30
-        yield {
-            "name": "memory of the learner",
-            "measured": f"{reserved:.2f} GiB",
-            "expected": f"at most {BOUNDS['plan']:g} x the plan's {plan:.2f} GiB",
-            "passed": reserved <= BOUNDS["plan"] * plan,
-        }
+        limit = f"at most {BOUNDS['plan']:g} x the plan's {plan:.2f} GiB"
+        yield _check("memory of the learner", f"{reserved:.2f} GiB", limit, reserved <= BOUNDS["plan"] * plan)
 
 
-def _at_most(name: str, found: float, most: float) -> Check:
-    return {"name": name, "measured": f"{found:.3g}", "expected": f"at most {most:g}", "passed": found <= most}
+def _at_most(name, found, most):
+    return _check(name, f"{found:.3g}", f"at most {most:g}", found <= most)
 
 
-def _same(name: str, found: str, expected: str) -> Check:
-    return {"name": name, "measured": found[:12], "expected": expected[:12], "passed": found == expected}
+def _same(name, found, expected):
+    return _check(name, found[:12], expected[:12], found == expected)
 
 
-def _note(name: str, found: str, expected: str = "noted") -> Check:
-    return {"name": name, "measured": found, "expected": expected, "passed": None}
+def _check(name, measured, expected="noted", passed=None):
+    return {"name": name, "measured": measured, "expected": expected, "passed": passed}
 
 
-def main() -> None:
+def main():
     """Print a line for each check as it is made."""
     request = json.loads(sys.argv[1])
     if "num_rows" in request:

@@ -8,12 +8,9 @@ import json
 import secrets
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from configs.run import RunConfig
 from configs.training import LoraConfig
 from tasks.inference.engine import model_info
 from tasks.inference.engine.checks import tolerance
@@ -60,7 +57,7 @@ def test_the_engine_here_serves_adapters_beside_their_base(config, model, variab
         assert "times that for the base" in result.detail
 
 
-def scored_adapters(config: RunConfig, model: Path, variables: dict[str, str], target: Path) -> list[dict[str, Any]]:
+def scored_adapters(config, model, variables, target):
     """Return rows of the base and of two random adapters with the learner's log-probs, made in a separate process."""
     # The engine's context needs room for the tokens that the probes sample.
     length = min(len(probe_token_ids(1)), config.engine.max_model_len - NEW_TOKENS)
@@ -74,5 +71,5 @@ def scored_adapters(config: RunConfig, model: Path, variables: dict[str, str], t
     argv = module_command("tests.gpu.adapters", json.dumps(request))
     done = subprocess.run(argv, env=variables, stdout=subprocess.PIPE, stderr=sys.stderr, text=True)
     assert done.returncode == 0, f"no adapters could be made over {model}"
-    rows: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    rows = json.loads(done.stdout.splitlines()[-1])
     return rows

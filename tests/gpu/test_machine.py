@@ -10,8 +10,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ import pytest
 from configs.run import RunConfig
 from flows.cli import doctor, launch
 from flows.runtime.resolve_run import resolve_run
-from flows.services.base import RunService, Supervisor
+from flows.services.base import Supervisor
 from flows.services.engine import InferenceService
 from flows.services.guardian import send
 from flows.services.learner import LearnerProcess
@@ -125,7 +124,7 @@ def test_ranks_have_the_gradient_of_one(machine, variables, check):
     check(name, f"{difference:.3g}", f"at most {MAX_RANK_DIFFERENCE:g}", passed)
 
 
-def gradient_norm(machine: Machine, variables: dict[str, str], processes: int, num_rows: int) -> float:
+def gradient_norm(machine, variables, processes, num_rows):
     """Return the norm of the gradient of `num_rows` rows by so many processes; on CUDA each has a GPU."""
     learner = machine.config.learner.model_copy(update={"processes": processes})
     argv, more = ranks_command(learner, 0, CHECKS, json.dumps({**machine.request, "num_rows": num_rows}))
@@ -151,27 +150,25 @@ def test_engine_and_learner_as_services(machine, check):
         with closing(Engine(served.url, engine.key)) as client:
             _check_policy(client, context, policy, check)
 
-        def take_turn() -> bool:
+        def take_turn():
             with learner.turn(), closing(Engine(served.url, engine.key)) as client:
                 return client.is_sleeping()
 
         seconds, asleep = _take_time(take_turn)
         waking, _ = _take_time(lambda: engine.serve(policy))
         check("engine sleeps, wakes and is proven", f"{seconds:.1f} s + {waking:.1f} s", "asleep in the turn", asleep)
-        _kill(engine)
-        seconds, _ = _take_time(lambda: engine.serve(policy))
-        check("engine killed, serves again after", f"{seconds:.1f} s", "its start, and proven again", True)
-        with learner.turn():
-            _kill(engine)
-        seconds, _ = _take_time(lambda: engine.serve(policy))
-        check("engine killed asleep, serves again after", f"{seconds:.1f} s", "its start, and proven again", True)
+        for name, turn in (("engine killed", nullcontext), ("engine killed asleep", learner.turn)):
+            with turn():
+                _kill(engine)
+            seconds, _ = _take_time(lambda: engine.serve(policy))
+            check(f"{name}, serves again after", f"{seconds:.1f} s", "its start, and proven again", True)
         _kill(learner)
         seconds, _ = _take_time(lambda: learner.restore(policy))
         limit = RECOVERY_SECONDS + starting
         check("learner killed, holds its policy after", f"{seconds:.1f} s", f"at most {limit:.0f} s", seconds <= limit)
 
 
-def _check_policy(client: Engine, context: RunContext, policy: Policy, check) -> None:
+def _check_policy(client, context, policy, check):
     row, weights = recorded_policy(context, policy.key), context.store.policies.directory(policy.key)
     equal = check_weights(client, row, weights)
     check("checksum of the engine's weights", "equal" if equal else "unknown", "that of the files", equal)
@@ -180,7 +177,7 @@ def _check_policy(client: Engine, context: RunContext, policy: Policy, check) ->
     check("log-probs of engine and learner", f"{nats:.3g} nats at most apart", limit, True)
 
 
-def _kill(service: RunService) -> None:
+def _kill(service):
     process = service._handles[service.keyword].pid
     assert process, "it has answered"
     os.kill(process, signal.SIGKILL)
@@ -189,14 +186,14 @@ def _kill(service: RunService) -> None:
 class LearnerKiller:
     """Watches a run: kills its learner while it trains the third step, and collects the reports of the steps."""
 
-    def __init__(self) -> None:
-        self.steps: list[dict[str, Any]] = []
+    def __init__(self):
+        self.steps = []
         self.recovery = 0.0
         """Seconds from the kill to the next stage; 0 if the learner was not killed while it trained."""
         self._killed_at = 0.0
-        self._timer: threading.Timer | None = None
+        self._timer = None
 
-    def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
+    def __call__(self, event, facts):
         """Take an event of the run."""
         if event == "step":
             self.steps.append(dict(facts))
@@ -211,7 +208,7 @@ class LearnerKiller:
             self._timer = threading.Timer(self.steps[-1]["seconds"]["training"] / 4, self._kill, (processes,))
             self._timer.start()
 
-    def _kill(self, processes: Sequence[int]) -> None:
+    def _kill(self, processes):
         self._killed_at = time.monotonic()
         send(signal.SIGKILL, processes)
 
@@ -234,11 +231,11 @@ def test_steps_of_a_run_whose_learner_is_killed(smoke, machine, check):
             check(f"learner: {unit}", f"{value:.3g}", "noted", None)
 
 
-def _last_line(errors: str) -> str:
+def _last_line(errors):
     return (errors.strip().splitlines() or ["no message"])[-1]
 
 
-def _take_time(call: Callable[[], Any]) -> tuple[float, Any]:
+def _take_time(call):
     start = time.monotonic()
     outcome = call()
     return time.monotonic() - start, outcome
