@@ -1,8 +1,9 @@
-"""The learner as a process of its own, and the batches that it is given."""
+"""The learner as a process of its own, the batches that it is given, and modules that several ranks run."""
 
 import json
 import os
 import subprocess
+import sys
 from contextlib import contextmanager
 
 import psutil
@@ -12,13 +13,6 @@ from tasks.learner.client import command
 from tests.fixtures.learner_steps import train_step
 from tests.fixtures.packed import batches, sample
 from tests.fixtures.waiting import PATIENCE, until
-
-SAMPLES = [[sample(f"{step}{name}", 12 + 3 * i, 10 * step + i) for i, name in enumerate("abc")] for step in range(3)]
-
-
-def batch(step):
-    """Return three rows; where two ranks share them, one has nothing to do in the second micro-step."""
-    return batches([[each] for each in SAMPLES[step]])
 
 
 @contextmanager
@@ -43,6 +37,23 @@ def process(directory, processes=1, stdin=subprocess.PIPE, **settings):
 
 
 def train(learner, step, directory, save_optimizer=False):
-    """Train on three samples of the step; return the row of its one update, and the statistics."""
-    (update,), statistics = train_step(learner, step, directory, batch(step), save_optimizer)
+    """Train on three rows of one sample; return the row of the step's one update, and the statistics.
+
+    Where two ranks share the rows, one has nothing to do in the second micro-step.
+    """
+    table = batches([[sample(f"{step}{name}", 12 + 3 * i, 10 * step + i)] for i, name in enumerate("abc")])
+    (update,), statistics = train_step(learner, step, directory, table, save_optimizer)
     return update, statistics
+
+
+def run_ranks(number, module, *arguments):
+    """Run a module in so many processes that torchrun starts; all must end well."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
+    done = subprocess.run(
+        [*command, "-m", module, *map(str, arguments)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 0, done.stderr

@@ -5,27 +5,25 @@ The same code makes the figures of one rank, in the test's own process, and thos
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch._dynamo.utils import counters
 
 from configs.losses import DppoLoss, GspoLoss
 from configs.training import MuonOptimizer, SignSgdOptimizer, TrainingConfig
 from tasks.learner.attention import ATTENTION, register_attention
 from tasks.learner.checkpoint import moment_tensors
-from tasks.learner.distributed import ALONE, World, end_rank, like, shard, start_world, whole
+from tasks.learner.distributed import ALONE, end_rank, shard, start_world, whole
 from tasks.learner.loop import accumulate_gradients
 from tasks.learner.loss import Objective
 from tasks.learner.model import PolicyModel, compile_policy, load_policy
-from tasks.learner.optimizer import apply_gradients, clip_gradients, new_optimizer
-from tests.fixtures.packed import batches, batches_from_table, padding, sample
+from tasks.learner.optimizer import clip_gradients, new_optimizer
+from tests.fixtures.packed import batch_of, batches_from_table, padding, sample
 from tests.fixtures.pictures import seeing_batches
+from tests.fixtures.policies import CPU, flat_gradient, random_steps
 from tests.fixtures.varlen import varlen_on_cpu
 
-CPU = torch.device("cpu")
 SAMPLES = [
     sample("a", 23, 1),
     sample("b", 5, 2, "ce"),
@@ -63,7 +61,7 @@ SPLITS = {
 OPTIMIZERS = {"muon": MuonOptimizer(), "sign_sgd": SignSgdOptimizer()}
 
 
-def plain_policy(directory: Path, dtype: torch.dtype) -> PolicyModel:
+def plain_policy(directory, dtype):
     """Return the model, not sharded."""
     from transformers import AutoModelForCausalLM
 
@@ -72,7 +70,7 @@ def plain_policy(directory: Path, dtype: torch.dtype) -> PolicyModel:
     return PolicyModel(causal, chunk=8).train()
 
 
-def policy_in(directory: Path, dtype: torch.dtype, compiled: bool = False, world: World = ALONE) -> PolicyModel:
+def policy_in(directory, dtype, compiled=False, world=ALONE):
     """Return the model, sharded over the ranks of this process's world, as `world` says."""
     policy = plain_policy(directory, dtype)
     if compiled:
@@ -82,14 +80,13 @@ def policy_in(directory: Path, dtype: torch.dtype, compiled: bool = False, world
     return policy
 
 
-def gradient(policy: PolicyModel, rows: list, world: World, loss: str = "token") -> dict[str, Tensor]:
+def gradient(policy, rows, world, loss="token"):
     """Return the whole gradient of the rows, flat, its norm before clipping, and what was measured.
 
     Where `rows` say (rank, micro_step) of others, padding stands.
     """
     policy.zero_grad()
-    (batch,) = batches_from_table(batches(dealt(rows, world.size // world.ranks_per_row)))
-    statistics = []
+    batch, statistics = batch_of(dealt(rows, world.size // world.ranks_per_row)), []
     totals = accumulate_gradients(policy, batch, Objective(LOSSES[loss]), world, CPU, take=statistics.extend)
     measured = {name: torch.tensor(value, dtype=torch.float64) for name, value in totals.sums.items()}
     for entry in statistics:
@@ -97,49 +94,38 @@ def gradient(policy: PolicyModel, rows: list, world: World, loss: str = "token")
             measured[f"statistics of {name}"] = torch.from_numpy(
                 np.stack([entry.logprobs, entry.entropies])[:, start:end]
             )
-    measured["gradient"] = torch.cat([whole(p.grad).flatten() for p in policy.parameters()])
+    measured["gradient"] = flat_gradient(policy)
     measured["norm"] = torch.tensor(clip_gradients(policy, float("inf"), world), dtype=torch.float64)
     return measured
 
 
-def dealt(rows: list, num_ranks: int) -> list:
+def dealt(rows, num_ranks):
     """Return rows in the order in which they are dealt to the ranks and micro-steps that they name."""
     places = {place: samples for samples, place in rows}
     last = max(step for _, step in places)
     return [places.get((rank, step), [padding(2)]) for step in range(last + 1) for rank in range(num_ranks)]
 
 
-def three_steps(directory: Path, name: str) -> dict[str, Tensor]:
+def three_steps(directory, name):
     """Return weights and optimizer state after three steps on gradients that all ranks know."""
     policy = policy_in(directory, torch.float32)
     optimizer = new_optimizer(policy, TrainingConfig(weight_decay=0.1, optimizer=OPTIMIZERS[name]))
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(3):
-        for parameter in policy.parameters():
-            parameter.grad = like(torch.randn(parameter.shape, generator=generator), parameter)
-        apply_gradients(optimizer, 1e-2)
-    return {key: whole(value.detach()) for key, value in _named(policy, optimizer)}
+    random_steps(policy, optimizer, 3)
+    tensors = {**dict(policy.causal.named_parameters()), **moment_tensors(policy, optimizer)}
+    return {key: whole(value.detach()) for key, value in tensors.items()}
 
 
-def _named(policy, optimizer):
-    yield from policy.causal.named_parameters()
-    yield from moment_tensors(policy, optimizer).items()
-
-
-def seen(directory: Path, world: World) -> dict[str, Tensor]:
+def seen(directory, world):
     """Return gradient and losses of rows of which some show pictures, of a model whose tower is trained."""
     policy = load_policy(directory, TrainingConfig(device="cpu", dtype="float32", vision="trained"), CPU, world=world)
     (batch,) = batches_from_table(*seeing_batches())
     totals = accumulate_gradients(policy, batch, Objective(LOSSES["token"]), world, CPU)
     found = {name: torch.tensor(value, dtype=torch.float64) for name, value in totals.sums.items()}
     tower = [whole(p.grad).flatten() for name, p in policy.named_parameters() if ".visual." in name]
-    return found | {
-        "tower": torch.cat(tower),
-        "gradient": torch.cat([whole(p.grad).flatten() for p in policy.parameters()]),
-    }
+    return found | {"tower": torch.cat(tower), "gradient": flat_gradient(policy)}
 
 
-def shared_rows(directory: Path, world: World) -> dict[str, Tensor]:
+def shared_rows(directory, world):
     """Return the figures of ranks that share rows, of one copy of the weights and of two, for each loss."""
     found = {}
     for replicas, context in sorted({(1, 2), (2, 1), (world.size, 1), (2, 2), (1, world.size)}):
@@ -150,7 +136,7 @@ def shared_rows(directory: Path, world: World) -> dict[str, Tensor]:
     return found
 
 
-def as_written(directory: Path, seeing: Path, world: World) -> dict[str, Any]:
+def as_written(directory, seeing, world):
     """Return the figures of every split, every optimizer, and of rows that are shared or show pictures."""
     found = {}
     for dtype in (torch.float64, torch.float32):
@@ -160,18 +146,18 @@ def as_written(directory: Path, seeing: Path, world: World) -> dict[str, Any]:
     return found | shared_rows(directory, world) | {"seen": seen(seeing, world)}
 
 
-def compiled(directory: Path, world: World) -> dict[str, Any]:
+def compiled(directory, world):
     """Return the figures of every split with compiled layers, how many graphs they took, and those of shared rows."""
     with varlen_on_cpu():
         policy = policy_in(directory, torch.float32, compiled=True)
-        found: dict[str, Any] = {f"{name} compiled": gradient(policy, rows, world) for name, rows in SPLITS.items()}
+        found = {f"{name} compiled": gradient(policy, rows, world) for name, rows in SPLITS.items()}
         found["graphs"] = counters["stats"]["unique_graphs"]
         arranged = world.arrange(1, 2)
         policy = policy_in(directory, torch.float32, compiled=True, world=arranged)
         return found | {"shared and compiled": gradient(policy, ALL_IN_ONE, arranged)}
 
 
-def main(directory: Path, seeing: Path, out: Path, what: str) -> None:
+def main(directory, seeing, out, what):
     """Write the figures of layers as they are written, or of `compiled` ones."""
     world = start_world()
     found = compiled(directory, world) if what == "compiled" else as_written(directory, seeing, world)

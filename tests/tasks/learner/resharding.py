@@ -4,27 +4,24 @@ They load weights, with optimizer state where there is some, and save both. With
 `bfloat16` as third argument policies are rounded, and all ranks write them.
 """
 
-import os
-import subprocess
 import sys
 from pathlib import Path
-
-import torch
 
 from configs.training import TrainingConfig
 from tasks.learner import shards
 from tasks.learner.checkpoint import companions, load_optimizer, save_policy, save_rounded
 from tasks.learner.digest import OPTIMIZER_PREFIX
-from tasks.learner.distributed import World, end_rank, like, start_world
-from tasks.learner.model import PolicyModel, load_policy
-from tasks.learner.optimizer import apply_gradients, new_optimizer
+from tasks.learner.distributed import end_rank, start_world
+from tasks.learner.model import load_policy
+from tasks.learner.optimizer import new_optimizer
+from tests.fixtures.policies import CPU, random_steps
+from tests.tasks.learner.processes import run_ranks
 
-CPU = torch.device("cpu")
 SMALL = 1 << 14
 """Bytes of a file, so that a tiny policy is several."""
 
 
-def save_again(world: World, source: Path, target: Path, dtype: str = "float32") -> PolicyModel:
+def save_again(world, source, target, dtype="float32"):
     """Load, make a step if it is the first, and save; return what was saved."""
     settings = TrainingConfig(device="cpu", dtype=dtype, policy_dtype=dtype)
     policy = load_policy(source, settings, CPU)
@@ -32,26 +29,15 @@ def save_again(world: World, source: Path, target: Path, dtype: str = "float32")
     if any(source.glob(f"{OPTIMIZER_PREFIX}*")):
         load_optimizer(policy, optimizer, source)
     else:
-        generator = torch.Generator().manual_seed(0)
-        for parameter in policy.parameters():
-            parameter.grad = like(torch.randn(parameter.shape, generator=generator), parameter)
-        apply_gradients(optimizer, 1e-2)
+        random_steps(policy, optimizer, 1)
     save = save_rounded if dtype == "bfloat16" else save_policy
     save(policy, optimizer, companions(source, dtype), target, world)
     return policy
 
 
-def through_ranks(number: int, source: Path, target: Path, *dtype: str) -> Path:
+def through_ranks(number, source, target, *dtype):
     """Load and save a policy by so many ranks, in processes of their own."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
-    done = subprocess.run(
-        [*command, "-m", "tests.tasks.learner.resharding", str(source), str(target), *dtype],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr
+    run_ranks(number, "tests.tasks.learner.resharding", source, target, *dtype)
     return target
 
 

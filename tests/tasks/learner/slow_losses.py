@@ -1,11 +1,12 @@
 """The loss as its formulas read, one token after the other, to hold the packed tensor path against."""
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
 
-from configs.losses import LossConfig, RefKlConfig
+from configs.losses import RefKlConfig
 from tasks.learner.loss import Objective, WeightedTokens, token_loss
 
 
@@ -23,7 +24,10 @@ class Token:
 
 
 def packed(row, denominators, loss, ref_kl=None):
-    """Return loss, gradient and what was measured by the packed path, in float64."""
+    """Return loss, gradient and what was measured by the packed path, in float64.
+
+    A component that is not among the denominators has no tokens.
+    """
     l = torch.tensor([token.l for token in row], dtype=torch.float64, requires_grad=True)  # noqa: E741
     names = ("q", "advantage", "rl", "ce", "ref_kl")
     streams = [torch.tensor([getattr(token, name) for token in row], dtype=torch.float64) for name in names]
@@ -31,13 +35,13 @@ def packed(row, denominators, loss, ref_kl=None):
     count = 1 + max((token.segment for token in row), default=0)
     objective = Objective(loss, ref_kl or RefKlConfig())
     total, measured = token_loss(
-        l, torch.zeros_like(l), WeightedTokens(*streams, segments, count), denominators, objective
+        l, torch.zeros_like(l), WeightedTokens(*streams, segments, count), Counter(denominators), objective
     )
     total.backward()
     return total.item(), l.grad.tolist(), measured
 
 
-def slow(l, row, denominators, loss: LossConfig, ref_kl: RefKlConfig | None = None):  # noqa: E741
+def slow(l, row, denominators, loss, ref_kl=None):  # noqa: E741
     """Return the loss at log-probs `l`; ratios and masks without gradient are those at the log-probs of `row`.
 
     `l` are numbers or scalars with gradient. A masked sequence, a mask and a stopped gradient thus stay as they are

@@ -9,31 +9,21 @@ import pytest
 from storage.policies.manifest import adapter_base
 from tasks.learner.digest import over_base, weights_sha256
 from tasks.learner.protocol import LearnerError
-from tests.fixtures.learner_steps import new_trainer, train_step
-from tests.fixtures.packed import batches, sample
+from tests.fixtures.learner_steps import loaded_trainer, new_trainer, resume, step_batches, train_step
+from tests.fixtures.policies import logprobs_by_transformers
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
 LORA = {"rank": 4, "alpha": 8.0}
 TRAINING = {"learning_rate": 1e-2, "lora": LORA}
-BATCHES = [batches([[sample(f"{step}a", 9, step), sample(f"{step}b", 6, step + 50)]]) for step in range(3)]
+BATCHES = step_batches(3)
 PROBE = [5, 17, 3, 200, 9, 44]
 FILES = {"adapter_config.json", "adapter_model.safetensors", "base.json"}
 
 
-def configured(world, **changed):
-    return new_trainer(world, **TRAINING | changed)
-
-
 @pytest.fixture
-def trainer(world):
-    return configured(world)
-
-
-@pytest.fixture
-def loaded(trainer, model_directory):
-    trainer.load("p0", str(model_directory), fresh_optimizer=True)
-    return trainer
+def loaded(world, model_directory):
+    return loaded_trainer(world, model_directory, **TRAINING)
 
 
 def train(trainer, step, directory):
@@ -43,17 +33,11 @@ def train(trainer, step, directory):
 
 def by_transformers(model):
     """Return the probe's log-probs as the library computes them."""
-    import torch
-
-    tokens = torch.tensor([PROBE])
-    with torch.no_grad():
-        logprobs = model.eval()(input_ids=tokens, use_cache=False).logits[0, :-1].log_softmax(-1)
-    return [0.0, *logprobs.gather(1, tokens[0, 1:, None])[:, 0].tolist()]
+    return [0.0, *logprobs_by_transformers(model.eval(), PROBE).tolist()]
 
 
 def test_a_new_adapter_changes_nothing_bit_for_bit(world, loaded, model_directory):
-    plain = configured(world, lora=None)
-    plain.load("p0", str(model_directory), fresh_optimizer=True)
+    plain = loaded_trainer(world, model_directory, learning_rate=1e-2)
     assert loaded.probe(PROBE) == plain.probe(PROBE)
     assert loaded.state()["weights_sha256"] == plain.state()["weights_sha256"] == weights_sha256(model_directory)
 
@@ -96,8 +80,8 @@ def test_only_adapters_have_gradients_and_state(loaded, model_directory, tmp_pat
 
 def test_going_on_from_the_middle_gives_the_same_bytes(world, loaded, model_directory, tmp_path):
     whole = [train(loaded, step, tmp_path / "whole") for step in range(3)]
-    again = configured(world)
-    again.load("p1", str(tmp_path / "whole" / "p1"), fresh_optimizer=False, base=str(model_directory))
+    again = new_trainer(world, **TRAINING)
+    resume(again, tmp_path / "whole" / "p1", base=str(model_directory))
     assert again.state()["weights_sha256"] == whole[0]["weights_sha256"]
     resumed = [train(again, step, tmp_path / "resumed") for step in (1, 2)]
     assert [each["weights_sha256"] for each in resumed] == [each["weights_sha256"] for each in whole[1:]]
@@ -108,20 +92,16 @@ def test_going_on_from_the_middle_gives_the_same_bytes(world, loaded, model_dire
 def test_the_seed_decides_where_an_adapter_begins(world, model_directory, tmp_path):
     digests = []
     for name, seed in (("one", 0), ("same", 0), ("other", 1)):
-        trainer = configured(world, lora=LORA | {"seed": seed})
-        trainer.load("p0", str(model_directory), fresh_optimizer=True)
+        trainer = loaded_trainer(world, model_directory, learning_rate=1e-2, lora=LORA | {"seed": seed})
         digests.append(train(trainer, 0, tmp_path / name)["weights_sha256"])
     assert digests[0] == digests[1] != digests[2]
 
 
 def test_named_modules_alone_are_adapted(world, model_directory, tmp_path):
-    trainer = configured(world, lora=LORA | {"target_modules": ["q_proj", "down_proj"]})
-    trainer.load("p0", str(model_directory), fresh_optimizer=True)
-    train(trainer, 0, tmp_path)
-    assert json.loads((tmp_path / "p1" / "adapter_config.json").read_text())["target_modules"] == [
-        "down_proj",
-        "q_proj",
-    ]
+    lora = LORA | {"target_modules": ["q_proj", "down_proj"]}
+    train(loaded_trainer(world, model_directory, lora=lora), 0, tmp_path)
+    written = json.loads((tmp_path / "p1" / "adapter_config.json").read_text())
+    assert written["target_modules"] == ["down_proj", "q_proj"]
 
 
 def test_what_does_not_fit_is_refused(world, loaded, model_directory, tmp_path):
@@ -134,13 +114,14 @@ def test_what_does_not_fit_is_refused(world, loaded, model_directory, tmp_path):
         (LORA | {"target_modules": ["q_proj"]}, "is for the modules"),
     ):
         with pytest.raises(LearnerError, match=message):
-            configured(world, lora=lora).load("p1", adapter, fresh_optimizer=True, base=base)
-    with pytest.raises(LearnerError, match="no linear map is named z_proj"):
-        unknown = configured(world, lora=LORA | {"target_modules": ["q_proj", "z_proj"]})
-        unknown.load("p0", base, fresh_optimizer=True)
-    for edge in ("lm_head", "embed_tokens"):  # which check knows by these names alone
-        with pytest.raises(LearnerError, match=f"{edge} has the embedding or the output head in it"):
-            configured(world, lora=LORA | {"target_modules": [edge]}).load("p0", base, fresh_optimizer=True)
+            new_trainer(world, lora=lora).load("p1", adapter, fresh_optimizer=True, base=base)
+    for modules, message in (
+        (["q_proj", "z_proj"], "no linear map is named z_proj"),
+        (["lm_head"], "lm_head has the embedding or the output head in it"),  # which check knows by these names alone
+        (["embed_tokens"], "embed_tokens has the embedding or the output head in it"),
+    ):
+        with pytest.raises(LearnerError, match=message):
+            loaded_trainer(world, model_directory, lora=LORA | {"target_modules": modules})
     with pytest.raises(LearnerError, match="is not a model directory"):
         loaded.load("none", str(tmp_path / "nowhere"), fresh_optimizer=True)
 
@@ -164,9 +145,10 @@ def test_merged_weights_are_the_policy(loaded, model_directory, tmp_path):
     from tasks.learner.adapter_tools import merge
 
     train(loaded, 0, tmp_path)
-    merge(model_directory, tmp_path / "p1", tmp_path / "merged")
-    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
-    assert by_transformers(merged) == pytest.approx(loaded.probe(PROBE), abs=1e-5)
-    assert AutoTokenizer.from_pretrained(tmp_path / "merged").encode("abc")
-    assert weights_sha256(tmp_path / "merged") != weights_sha256(model_directory)
-    assert not {"adapter_config.json", "base.json"} & {path.name for path in (tmp_path / "merged").iterdir()}
+    merged = tmp_path / "merged"
+    merge(model_directory, tmp_path / "p1", merged)
+    logprobs = by_transformers(AutoModelForCausalLM.from_pretrained(merged))
+    assert logprobs == pytest.approx(loaded.probe(PROBE), abs=1e-5)
+    assert AutoTokenizer.from_pretrained(merged).encode("abc")
+    assert weights_sha256(merged) != weights_sha256(model_directory)
+    assert not {"adapter_config.json", "base.json"} & {path.name for path in merged.iterdir()}

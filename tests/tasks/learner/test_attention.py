@@ -7,48 +7,37 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tasks.learner.attention import Segments, activate_attention, largest_difference, packed_attention
 from tasks.learner.protocol import LearnerError
+from tests.fixtures.policies import CPU, assert_near, attention_states
 from tests.fixtures.varlen import varlen_on_cpu
 
 pytestmark = pytest.mark.engine
 
-CPU = torch.device("cpu")
 # The last two are computed together, and the shorter one is padded.
 BORDERS = (0, 3, 4, 10, 17)
 
 
-def states(kv_heads=2):
-    generator = torch.Generator().manual_seed(0)
-    return [
-        torch.randn(1, heads, BORDERS[-1], 8, generator=generator, dtype=torch.float64, requires_grad=True)
-        for heads in (4, kv_heads, kv_heads)
-    ]
+SEGMENTS = Segments(BORDERS, CPU)
 
 
-def segments():
-    return Segments(BORDERS, CPU)
-
-
-def call(**changes):
-    query, key, value = states()
-    arguments = {"scaling": 0.3, "segments": segments(), "attention_mask": None} | changes
-    return packed_attention(torch.nn.Identity(), query, key, value, **arguments)
+def call(leaves, **changes):
+    arguments = {"scaling": 0.3, "segments": SEGMENTS, "attention_mask": None} | changes
+    return packed_attention(torch.nn.Identity(), *leaves, **arguments)[0]
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_equals_the_dense_mask(kv_heads, kernel):
-    query, key, value = states(kv_heads)
+    leaves = query, key, value = attention_states(kv_heads)
     segment = torch.tensor([0] * 3 + [1] + [2] * 6 + [3] * 7)
     position = torch.arange(17)
     allowed = (segment[:, None] == segment[None]) & (position[:, None] >= position[None])
     dense = scaled_dot_product_attention(query, key, value, attn_mask=allowed, scale=0.3, enable_gqa=True)
-    ours, _ = packed_attention(torch.nn.Identity(), query, key, value, None, scaling=0.3, segments=segments())
-    torch.testing.assert_close(ours, dense.transpose(1, 2), rtol=0, atol=1e-14)
+    ours = call(leaves)
+    assert_near(ours, dense.transpose(1, 2), 1e-14)
     assert kernel in (None, [7]), "one call for the whole row, which names the longest segment"
     weights = torch.randn_like(ours)
-    mine = torch.autograd.grad((ours * weights).sum(), (query, key, value))
-    theirs = torch.autograd.grad((dense.transpose(1, 2) * weights).sum(), (query, key, value))
-    for a, b in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-13)
+    mine = torch.autograd.grad((ours * weights).sum(), leaves)
+    theirs = torch.autograd.grad((dense.transpose(1, 2) * weights).sum(), leaves)
+    assert_near(mine, theirs, 1e-13)
 
 
 @pytest.mark.parametrize(
@@ -64,31 +53,26 @@ def test_equals_the_dense_mask(kv_heads, kernel):
     ],
 )
 def test_fails_closed(changes, message):
-    call()
-    call(sliding_window=7)
+    leaves = attention_states()
+    call(leaves, sliding_window=7)
     with pytest.raises(ValueError, match=message):
-        call(**changes)
+        call(leaves, **changes)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_the_kernel_equals_segments_at_the_borders_of_tiles(kv_heads):
-    segments, generator = Segments((0, 65, 66, 300), CPU), torch.Generator().manual_seed(0)
-    leaves = [
-        torch.randn(1, heads, 300, 16, generator=generator, dtype=torch.float64, requires_grad=True)
-        for heads in (4, kv_heads, kv_heads)
-    ]
-    weights = torch.randn(1, 300, 4, 16, generator=generator, dtype=torch.float64)
+    leaves, segments = attention_states(kv_heads, 300, 16), Segments((0, 65, 66, 300), CPU)
+    weights = torch.randn(1, 300, 4, 16, dtype=torch.float64)
 
     def run():
-        out, _ = packed_attention(torch.nn.Identity(), *leaves, None, scaling=0.25, segments=segments)
+        out = call(leaves, scaling=0.25, segments=segments)
         return [out, *torch.autograd.grad((out * weights).sum(), leaves)]
 
     exact = run()
     with varlen_on_cpu() as calls:
         found = run()
     assert calls == [234]
-    for a, b in zip(found, exact, strict=True):
-        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+    assert_near(found, exact, 1e-12)
 
 
 def test_no_value_and_no_gradient_passes_a_border():
@@ -99,7 +83,7 @@ def test_no_value_and_no_gradient_passes_a_border():
         leaf[:, :, poisoned] = float("nan")
         leaf.requires_grad_()
     with varlen_on_cpu():
-        out, _ = packed_attention(torch.nn.Identity(), *leaves, None, segments=Segments(borders, CPU))
+        out = call(leaves, scaling=None, segments=Segments(borders, CPU))
         gradients = torch.autograd.grad(out.sum(), leaves)
     for tensor, tokens in [(out, 1), *((gradient, 2) for gradient in gradients)]:
         finite = tensor.isfinite().movedim(tokens, 0).flatten(1)

@@ -5,6 +5,7 @@ import struct
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 
 import pytest
 
@@ -22,26 +23,32 @@ BATCH = BatchReference("s3://bucket/store", (PIECE, PIECE), (PIECE,))
 @pytest.fixture
 def server():
     """Serve one connection with a given function; return the address."""
-    listeners, threads = [], []
+    with ExitStack() as ending:
 
-    def start(behave):
-        listener = socket.create_server(("127.0.0.1", 0))
-        listeners.append(listener)
+        def start(behave):
+            listener = ending.enter_context(socket.create_server(("127.0.0.1", 0)))
 
-        def run():
-            connection, _ = listener.accept()
-            with connection:
-                behave(connection)
+            def run():
+                connection, _ = listener.accept()
+                with connection:
+                    behave(connection)
 
-        threads.append(threading.Thread(target=run))
-        threads[-1].start()
-        return f"127.0.0.1:{listener.getsockname()[1]}"
+            thread = threading.Thread(target=run)
+            thread.start()
+            ending.callback(thread.join, PATIENCE)
+            return f"127.0.0.1:{listener.getsockname()[1]}"
 
-    yield start
-    for thread in threads:
-        thread.join(60)
-    for listener in listeners:
-        listener.close()
+        yield start
+
+
+def replying(answer):
+    """Behave as a learner that gives one answer."""
+
+    def behave(connection):
+        protocol.receive(connection)
+        protocol.send(connection, answer)
+
+    return behave
 
 
 def admit_with(key, told):
@@ -123,23 +130,16 @@ def test_request_and_answer(server):
     ("name", "kind"), [("LearnerError", LearnerError), ("NoOptimizerState", NoOptimizerState), ("new", LearnerError)]
 )
 def test_the_worker_s_error_comes_back_with_its_message(server, name, kind):
-    def behave(connection):
-        protocol.receive(connection)
-        protocol.send(connection, {"error": name, "message": ["what, where, what to do"]})
-
-    with Learner(server(behave)) as learner, pytest.raises(kind, match="what, where, what to do") as caught:
+    address = server(replying({"error": name, "message": ["what, where, what to do"]}))
+    with Learner(address) as learner, pytest.raises(kind, match="what, where, what to do") as caught:
         learner.state()
     assert type(caught.value) is kind
 
 
 def test_what_the_store_refuses_comes_back_with_all_its_parts(server):
     error = DamagedSlice("what", "where", "safe", "do")
-
-    def behave(connection):
-        protocol.receive(connection)
-        protocol.send(connection, protocol.error_answer(error))
-
-    with Learner(server(behave)) as learner, pytest.raises(DamagedSlice) as caught:
+    address = server(replying(protocol.error_answer(error)))
+    with Learner(address) as learner, pytest.raises(DamagedSlice) as caught:
         learner.state()
     assert str(caught.value) == str(error) and caught.value.do == "do"
 

@@ -11,19 +11,18 @@ from torch._dynamo.utils import counters
 
 from configs.training import LoraConfig, TrainingConfig
 from tasks.learner import adapters
+from tasks.learner.distributed import whole
 from tasks.learner.model import load_policy, run_row
 from tasks.learner.protocol import LearnerError
 from tasks.learner.rows import idle_row
 from tasks.learner.tiny import tiny_qwen3
 from tasks.learner.tiny_vision import tiny_qwen3_vl
-from tests.fixtures.packed import all_rows, batches, batches_from_table, sample
+from tests.fixtures.packed import row_of, sample
+from tests.fixtures.policies import CPU, policy_of
 from tests.fixtures.seen_rows import packed_row, shown
 from tests.fixtures.varlen import varlen_on_cpu
 
 pytestmark = pytest.mark.engine
-
-CPU = torch.device("cpu")
-
 
 GRAPHS = 4
 """One for all layers, one for the last norm, and two for the output head: of log-probs, and of the gradient in its
@@ -39,8 +38,7 @@ def rows(count, seed=0, same=False):
     for number in range(count):
         lengths = rng.integers(2, 90, rng.integers(1, 7))
         samples = [sample(str(index), int(length), 9 * number + index) for index, length in enumerate(lengths)]
-        (batch,) = batches_from_table(batches([samples + [max(samples, key=lambda each: len(each.token_ids))] * same]))
-        found.append(all_rows(batch)[0])
+        found.append(row_of(samples + [max(samples, key=lambda each: len(each.token_ids))] * same))
     assert {row.shared is not None for row in found} == {same}
     return found
 
@@ -49,15 +47,14 @@ def gradient(policy, row):
     policy.zero_grad()
     logprobs, entropies = run_row(policy, row, CPU)
     (logprobs.sum() + 0.3 * entropies.sum()).backward()
-    flat = [p.grad.full_tensor() if hasattr(p.grad, "full_tensor") else p.grad for p in policy.parameters()]
-    return torch.cat([logprobs.detach(), *(each.flatten() for each in flat if each is not None)])
+    gradients = [whole(p.grad).flatten() for p in policy.parameters() if p.grad is not None]
+    return torch.cat([logprobs.detach(), *gradients])
 
 
 def compared(directory, settings, row_list, tolerance):
     """Compare compiled with plain layers on some rows; return how many graphs were made."""
     with varlen_on_cpu() as calls:
-        plain = load_policy(directory, TrainingConfig(**settings), CPU)
-        compiled = load_policy(directory, TrainingConfig(compile=True, **settings), CPU)
+        plain, compiled = policy_of(directory, **settings), policy_of(directory, compile=True, **settings)
         torch._dynamo.reset()
         counters.clear()
         for row in [FIRST, *row_list]:
@@ -121,10 +118,10 @@ def test_layers_with_adapters_are_compiled_too(world, deep):
 
 def test_what_is_not_asked_for_is_not_compiled(world, deep):
     for compile in ("auto", False):
-        policy = load_policy(deep, TrainingConfig(compile=compile), CPU)
+        policy = policy_of(deep, compile=compile)
         assert all(layer._compiled_call_impl is None for layer in policy.causal.model.layers)
 
 
 def test_without_the_kernel_nothing_is_compiled(world, deep):
     with pytest.raises(LearnerError, match="cannot be compiled once for all rows"):
-        load_policy(deep, TrainingConfig(compile=True), CPU)
+        policy_of(deep, compile=True)

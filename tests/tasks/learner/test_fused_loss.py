@@ -4,7 +4,6 @@ from itertools import product
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from configs.losses import (
     CispoLoss,
@@ -18,18 +17,17 @@ from configs.losses import (
     is_elementwise,
 )
 from tasks.learner import loop
-from tasks.learner.distributed import World
+from tasks.learner.distributed import ALONE
 from tasks.learner.head import PLAIN, Kernels, fused_loss, logits_gradient_at_once, measure_at_once, token_logprobs
 from tasks.learner.loop import accumulate_gradients
 from tasks.learner.loss import Objective
 from tasks.learner.losses import LOSSES
-from tests.fixtures.output_head import TEMPERATURES, Largest, problem
-from tests.fixtures.packed import batches, batches_from_table, sample
+from tests.fixtures.output_head import TEMPERATURES, Counted, Largest, problem
+from tests.fixtures.packed import batch_of, sample
+from tests.fixtures.policies import CPU, assert_near, flat_gradient
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
-CPU = torch.device("cpu")
-ALONE = World(rank=0, size=1, local_rank=0)
 ROWS = [
     [sample("a", 9, 1), sample("b", 5, 2, "ce"), sample("c", 12, 3, temperature=0.7), sample("d", 7, 4, "ref_kl")],
     [sample("e", 3, 5)],
@@ -48,29 +46,17 @@ OPTIONS = [
     {"tis": TruncatedImportance(level="sequence", cap=1.1)},
     {"sequence_mask": SequenceMask(low=0.6, high=1.5)},
 ]
+PRODUCTS = "aten::mm", "aten::addmm", "aten::addmm_"
 EVERY = [each.model_copy(update=options) for each, options in product(TYPES, OPTIONS)]
-
-
-class Products(TorchDispatchMode):
-    """Counts matrix products."""
-
-    def __init__(self):
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        self.count += op._schema.name in ("aten::mm", "aten::addmm", "aten::addmm_")
-        return op(*args, **(kwargs or {}))
 
 
 def trained(policy, loss):
     """Return gradient, totals and statistics of two rows."""
     policy.zero_grad()
-    (batch,) = batches_from_table(batches(ROWS))
     rows = []
-    totals = accumulate_gradients(policy, batch, Objective(loss), ALONE, CPU, take=rows.extend)
+    totals = accumulate_gradients(policy, batch_of(ROWS), Objective(loss), ALONE, CPU, take=rows.extend)
     found = [torch.from_numpy(getattr(row, name)) for row in rows for name in ("logprobs", "entropies", "masked")]
-    return torch.cat([p.grad.flatten() for p in policy.parameters()]), totals, torch.cat(found)
+    return flat_gradient(policy), totals, torch.cat(found)
 
 
 @pytest.mark.parametrize("loss", EVERY, ids=lambda loss: loss.type)
@@ -84,7 +70,7 @@ def test_one_pass_trains_as_two_do_with_every_loss(exact_policy, loss, monkeypat
     expected, expected_totals, expected_statistics = trained(exact_policy, loss)
     scale = expected.abs().max()
     assert scale > 1e-3
-    torch.testing.assert_close(gradient / scale, expected / scale, rtol=0, atol=1e-14)
+    assert_near(gradient / scale, expected / scale, 1e-14)
     assert torch.equal(statistics, expected_statistics)
     assert totals.sums == expected_totals.sums and totals.maxima == expected_totals.maxima
 
@@ -122,8 +108,7 @@ def test_what_is_compiled_computes_the_same(two_passes):
         else:
             total, logprobs, entropies = fused_loss(hidden, weight, targets, TEMPERATURES, 2, shares, kernels)
         found.append((logprobs, entropies, *torch.autograd.grad(total, (hidden, weight))))
-    for mine, other in zip(*found, strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-13)
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 5, 100])
@@ -138,15 +123,14 @@ def test_equals_the_loss_of_log_probs_from_logits_computed_twice(chunk, factor):
     torch.testing.assert_close(total, plain, rtol=1e-14, atol=0)
     assert torch.equal(logprobs, plain_logprobs) and torch.equal(entropies, plain_entropies)
     assert not logprobs.requires_grad and not entropies.requires_grad
-    for mine, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close(found, expected, rtol=1e-13, atol=1e-14)
 
 
 def test_a_half_precision_head_is_as_exact_as_with_two_passes():
-    generator = torch.Generator().manual_seed(2)
-    hidden = torch.rand(64, 8, generator=generator).bfloat16().requires_grad_()
-    weight = torch.randn(16, 8, generator=generator).bfloat16().requires_grad_()
-    targets = torch.randint(0, 16, (64,), generator=generator)
+    torch.manual_seed(2)
+    hidden = torch.rand(64, 8).bfloat16().requires_grad_()
+    weight = torch.randn(16, 8).bfloat16().requires_grad_()
+    targets = torch.randint(0, 16, (64,))
     fused_loss(hidden, weight, targets, torch.ones(64), 8, lambda logprobs, part: (logprobs**2).sum())[0].backward()
     found = hidden.grad, weight.grad
     hidden.grad = weight.grad = None
@@ -158,9 +142,9 @@ def test_a_half_precision_head_is_as_exact_as_with_two_passes():
 def test_a_chunk_takes_three_products_in_place_of_four(of_weight, one_pass, two_passes):
     hidden, weight, targets = problem()
     weight.requires_grad_(of_weight)
-    with Products() as fused:
+    with Counted(*PRODUCTS) as fused:
         fused_loss(hidden, weight, targets, TEMPERATURES, 5, shares)[0].backward()
-    with Products() as plain:
+    with Counted(*PRODUCTS) as plain:
         token_logprobs(hidden, weight, targets, TEMPERATURES, 5)[0].sum().backward()
     assert (fused.count, plain.count) == (one_pass, two_passes)
 
@@ -169,9 +153,8 @@ def test_full_logits_never_exist():
     size, width, vocabulary, chunk = 64, 4, 300, 8
     hidden, weight, targets = problem(size, width, vocabulary, torch.float32)
     with Largest() as seen:
-        fused_loss(hidden, weight, targets, torch.ones(size), chunk, lambda logprobs, part: logprobs.sum())[
-            0
-        ].backward()
+        loss, *_ = fused_loss(hidden, weight, targets, torch.ones(size), chunk, lambda logprobs, _: logprobs.sum())
+        loss.backward()
     assert seen.size == chunk * vocabulary
 
 

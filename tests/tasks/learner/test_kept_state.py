@@ -3,11 +3,10 @@
 import pytest
 
 from tasks.learner.protocol import LearnerError, state_file
-from tests.fixtures.learner_steps import new_trainer, train_step
-from tests.fixtures.packed import batches, sample
+from tests.fixtures.learner_steps import loaded_trainer, new_trainer, resume, step_batches, train_step
 
 pytestmark = pytest.mark.engine
-BATCHES = [batches([[sample(f"{step}a", 9, step), sample(f"{step}b", 6, step + 50)]]) for step in range(4)]
+BATCHES = step_batches(4)
 TRAINING = {"learning_rate": 1e-2}
 ROUNDED = TRAINING | {"dtype": "bfloat16", "policy_dtype": "bfloat16"}
 
@@ -20,8 +19,7 @@ def train(trainer, step, directory):
 def after(world, model_directory, directory, steps, settings):
     """Return a learner that has made some steps, and the digests of its policies."""
     (directory / "kept").mkdir(parents=True)
-    trainer = new_trainer(world, **settings)
-    trainer.load("p0", str(model_directory), fresh_optimizer=True)
+    trainer = loaded_trainer(world, model_directory, **settings)
     digests = [train(trainer, step, directory) for step in range(steps)]
     trainer._keeper.wait()
     return trainer, digests
@@ -32,13 +30,11 @@ def test_another_learner_goes_on_from_it_exactly(world, model_directory, tmp_pat
     _, whole = after(world, model_directory, tmp_path / "whole", 4, settings)
     after(world, model_directory, tmp_path / "lost", 3, settings)
     again = new_trainer(world, **settings)
-    kept = str(tmp_path / "lost" / "kept")
-    again.load("p3", str(tmp_path / "lost" / "p3"), fresh_optimizer=False, state_directory=kept)
+    kept = tmp_path / "lost" / "kept"
+    resume(again, tmp_path / "lost" / "p3", state_directory=str(kept))
     assert train(again, 3, tmp_path / "lost") == whole[3]
     again._keeper.wait()
-    assert {path.name for path in (tmp_path / "lost" / "kept").iterdir()} == {
-        state_file(f"p{version}", 0, 1) for version in (3, 4)
-    }
+    assert {path.name for path in kept.iterdir()} == {state_file(f"p{version}", 0, 1) for version in (3, 4)}
 
 
 def test_state_of_other_weights_is_refused(world, model_directory, tmp_path):
@@ -63,7 +59,6 @@ def test_a_full_memory_costs_no_step(world, model_directory, tmp_path, monkeypat
 
 
 def test_nothing_is_kept_where_state_is_saved_or_nobody_asks(world, model_directory, tmp_path):
-    trainer = new_trainer(world, **TRAINING)
-    trainer.load("p0", str(model_directory), fresh_optimizer=True)
+    trainer = loaded_trainer(world, model_directory, **TRAINING)
     train_step(trainer, 0, tmp_path, BATCHES[0])
     assert trainer._keeper._last is None

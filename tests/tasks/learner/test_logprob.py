@@ -6,6 +6,7 @@ from torch.nn import functional
 
 from tasks.learner.head import default_chunk, token_logprobs
 from tests.fixtures.output_head import TEMPERATURES, Largest, problem
+from tests.fixtures.policies import assert_near
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
@@ -23,15 +24,15 @@ def test_equals_plain_logits(chunk):
     hidden, weight, targets = problem()
     plain = (hidden @ weight.T / TEMPERATURES[:, None]).log_softmax(-1)
     logprobs, entropies = token_logprobs(hidden, weight, targets, TEMPERATURES, chunk)
-    torch.testing.assert_close(logprobs, plain.gather(1, targets[:, None]).squeeze(1), rtol=0, atol=1e-14)
-    torch.testing.assert_close(entropies, -(plain.exp() * plain).sum(-1), rtol=0, atol=1e-14)
+    assert_near(logprobs, plain.gather(1, targets[:, None]).squeeze(1), 1e-14)
+    assert_near(entropies, -(plain.exp() * plain).sum(-1), 1e-14)
 
 
 @pytest.mark.parametrize("size", [40.0, 400.0])
 def test_no_entropy_is_negative_where_logits_are_large(size):
     """Logits of 40 at temperature 0.3: as a difference of two numbers of 133, an entropy of 1e-6 is rounding."""
-    generator = torch.Generator().manual_seed(1)
-    logits = size * torch.randn(64, 200, generator=generator)
+    torch.manual_seed(1)
+    logits = size * torch.randn(64, 200)
     # A head that is the identity: the states are the logits.
     found = token_logprobs(logits, torch.eye(200), torch.zeros(64, dtype=torch.int64), torch.full((64,), 0.3), 16)[1]
     scaled = logits / 0.3
@@ -45,10 +46,10 @@ def test_no_entropy_is_negative_where_logits_are_large(size):
 
 def test_the_gradient_of_a_half_precision_head_is_summed_in_single_precision():
     """Of 512 chunks, each adding little to what is there: in bfloat16 most of that would be rounded away."""
-    generator = torch.Generator().manual_seed(2)
-    hidden = torch.rand(512, 8, generator=generator).bfloat16()
-    weight = torch.randn(16, 8, generator=generator).bfloat16()
-    targets = torch.randint(0, 16, (512,), generator=generator)
+    torch.manual_seed(2)
+    hidden = torch.rand(512, 8).bfloat16()
+    weight = torch.randn(16, 8).bfloat16()
+    targets = torch.randint(0, 16, (512,))
     found, exact = (head.clone().requires_grad_() for head in (weight, weight.double()))
     for states, head in ((hidden, found), (hidden.double(), exact)):
         logprobs, entropies = token_logprobs(states, head, targets, torch.ones(512), 1)
@@ -64,9 +65,8 @@ def test_equals_linear_cross_entropy():
     ours = torch.autograd.grad(logprobs.sum(), (hidden, weight))
     nll = functional.linear_cross_entropy(hidden, weight, targets, reduction="none")
     theirs = torch.autograd.grad(-nll.sum(), (hidden, weight))
-    torch.testing.assert_close(logprobs, -nll, rtol=0, atol=1e-6)
-    for mine, other in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-6)
+    assert_near(logprobs, -nll, 1e-6)
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
 def test_half_precision_is_rounded_once_not_in_every_product():
@@ -75,7 +75,7 @@ def test_half_precision_is_rounded_once_not_in_every_product():
     logprobs, entropies = token_logprobs(hidden, weight, targets, torch.ones(64), 16)
     exact, _ = token_logprobs(hidden.double(), weight.double(), targets, torch.ones(64), 64)
     assert logprobs.dtype == entropies.dtype == torch.float32
-    torch.testing.assert_close(logprobs.double(), exact, rtol=0, atol=1e-4)
+    assert_near(logprobs.double(), exact, 1e-4)
     rounded = (hidden @ weight.T).float().log_softmax(-1).gather(1, targets[:, None]).squeeze(1)
     assert (rounded.double() - exact).abs().max() > 1e-3
 

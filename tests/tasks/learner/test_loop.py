@@ -7,20 +7,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from configs.losses import CispoLoss, DppoLoss, GspoLoss, IpoLoss, PpoLoss, SequenceMask, TruncatedImportance
 from tasks.learner import loop
-from tasks.learner.distributed import World
+from tasks.learner.distributed import ALONE, World
 from tasks.learner.loop import _largest, accumulate_gradients
 from tasks.learner.loss import Objective
 from tasks.learner.optimizer import clip_gradients
-from tests.fixtures.packed import all_rows, batches, batches_from_table, padding, sample
+from tests.fixtures.output_head import Counted
+from tests.fixtures.packed import all_rows, batch_of, padding, sample
+from tests.fixtures.policies import CPU, assert_near, flat_gradient
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
-CPU = torch.device("cpu")
-ALONE = World(rank=0, size=1, local_rank=0)
 SAMPLES = [
     sample("a", 9, 1),
     sample("b", 5, 2, "ce"),
@@ -28,25 +27,25 @@ SAMPLES = [
     sample("d", 7, 4, "ref_kl"),
     sample("e", 3, 5),
 ]
+APART = [[each] for each in SAMPLES]
 
 
 def gradient(policy, rows, config=None):
     """Return the flat gradient, what was measured and the statistics by sample."""
     policy.zero_grad()
-    (batch,) = batches_from_table(batches(rows))
-    statistics = []
-    totals = accumulate_gradients(policy, batch, Objective(config or DppoLoss()), ALONE, CPU, take=statistics.extend)
+    statistics, objective = [], Objective(config or DppoLoss())
+    totals = accumulate_gradients(policy, batch_of(rows), objective, ALONE, CPU, take=statistics.extend)
     by_sample = {}
     for entry in statistics:
         for name, start, end in zip(entry.row.sample_ids, entry.row.borders, entry.row.borders[1:], strict=False):
             by_sample[name] = (entry.logprobs[start:end], entry.entropies[start:end])
-    return torch.cat([p.grad.flatten() for p in policy.parameters()]), totals, by_sample
+    return flat_gradient(policy), totals, by_sample
 
 
 def assert_same(one, other):
     scale = one[0].abs().max()
     assert scale > 1e-3
-    torch.testing.assert_close(one[0] / scale, other[0] / scale, rtol=0, atol=1e-11)
+    assert_near(one[0] / scale, other[0] / scale, 1e-11)
     assert one[1].sums == pytest.approx(other[1].sums, rel=1e-11, abs=1e-13)
     assert one[1].maxima == pytest.approx(other[1].maxima, rel=1e-11)
     assert one[2].keys() == other[2].keys()
@@ -58,7 +57,7 @@ def assert_same(one, other):
 @pytest.fixture(scope="module")
 def split(exact_policy):
     """The gradient with every sample in a row of its own."""
-    return gradient(exact_policy, [[each] for each in SAMPLES])
+    return gradient(exact_policy, APART)
 
 
 @pytest.mark.parametrize(
@@ -80,9 +79,9 @@ LOSSES = [
 ]
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=range(len(LOSSES)))
+@pytest.mark.parametrize("loss", LOSSES)
 def test_rows_and_padding_do_not_matter_to_any_loss(exact_policy, loss):
-    alone = gradient(exact_policy, [[each] for each in SAMPLES], loss)
+    alone = gradient(exact_policy, APART, loss)
     together = gradient(exact_policy, [[padding(2)], SAMPLES[3:], [padding(9)], SAMPLES[2::-1]], loss)
     assert_same(alone, together)
     assert alone[1].sums["masked"] + alone[1].sums["truncated"] > 0
@@ -90,12 +89,13 @@ def test_rows_and_padding_do_not_matter_to_any_loss(exact_policy, loss):
     assert not torch.allclose(alone[0], plain[0], rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("loss", LOSSES, ids=range(len(LOSSES)))
+@pytest.mark.parametrize("loss", LOSSES)
 def test_sequences_that_end_a_row_stay_apart_in_any_loss(exact_policy, loss):
     """Of the last sequences of a row all are of the rl component: taken as one, they would share a ratio or a mask."""
     rl = [each for each in SAMPLES if any(each.streams["rl_weights"])] + [sample("f", 8, 6), sample("g", 6, 7)]
-    assert_same(gradient(exact_policy, [[each] for each in rl], loss), gradient(exact_policy, [rl], loss))
-    assert_same(gradient(exact_policy, [[each] for each in rl], loss), gradient(exact_policy, [rl[:2], rl[2:]], loss))
+    alone = gradient(exact_policy, [[each] for each in rl], loss)
+    for rows in ([rl], [rl[:2], rl[2:]]):
+        assert_same(alone, gradient(exact_policy, rows, loss))
 
 
 def test_dropping_a_sample_does_matter(exact_policy, split):
@@ -115,14 +115,13 @@ def test_a_component_s_denominator_is_not_diluted_by_the_others(exact_policy):
     """Adding ce samples must not change the rl part of the gradient."""
     rl, ce = sample("a", 9, 1), sample("b", 5, 2, "ce")
     both, only_rl, only_ce = (gradient(exact_policy, [row])[0] for row in ([rl, ce], [rl], [ce]))
-    torch.testing.assert_close(both, only_rl + only_ce, rtol=0, atol=1e-12)
+    assert_near(both, only_rl + only_ce, 1e-12)
 
 
 def test_engine_and_learner_agreeing_gives_zero_mismatch(exact_policy):
     before = gradient(exact_policy, [[SAMPLES[0]]])
-    logprobs = before[2]["a"][0].tolist()
     same = sample("a", 9, 1)
-    same.streams["logprobs"][:] = logprobs
+    same.streams["logprobs"][:] = before[2]["a"][0].tolist()
     _, totals, _ = gradient(exact_policy, [[same]])
     assert before[1].sums["mismatch_kl"] > 1e-3
     assert totals.sums["mismatch_kl"] == pytest.approx(0.0, abs=1e-10)
@@ -132,10 +131,8 @@ def test_engine_and_learner_agreeing_gives_zero_mismatch(exact_policy):
 
 def test_what_a_row_is_told_of_its_tokens(exact_policy):
     """Log-probs and entropies at weighted tokens alone, and which of them were masked, as they are stored."""
-    (batch,) = batches_from_table(batches([SAMPLES]))
-    loss = IpoLoss(threshold=0.001)
-    statistics = []
-    totals = accumulate_gradients(exact_policy, batch, Objective(loss), ALONE, CPU, take=statistics.extend)
+    batch, objective, statistics = batch_of([SAMPLES]), Objective(IpoLoss(threshold=0.001)), []
+    totals = accumulate_gradients(exact_policy, batch, objective, ALONE, CPU, take=statistics.extend)
     (found,), (row,) = statistics, all_rows(batch)
     assert (found.logprobs.dtype, found.entropies.dtype, found.masked.dtype) == (np.float32, np.float32, bool)
     assert found.masked.sum() == totals.sums["masked"] > 0
@@ -151,9 +148,8 @@ def test_what_a_row_is_told_of_its_tokens(exact_policy):
 
 def test_statistics_are_handed_on_before_too_many_are_held(exact_policy, monkeypatch):
     monkeypatch.setattr(loop, "MOST_HELD", 14)
-    (batch,) = batches_from_table(batches([[each] for each in SAMPLES]))
     handed = []
-    accumulate_gradients(exact_policy, batch, Objective(DppoLoss()), ALONE, CPU, take=handed.append)
+    accumulate_gradients(exact_policy, batch_of(APART), Objective(DppoLoss()), ALONE, CPU, take=handed.append)
     assert [[entry.row.num_tokens for entry in part] for part in handed] == [[9, 5], [12, 7], [3]]
 
 
@@ -165,16 +161,15 @@ def test_gradients_that_are_averaged_over_ranks_are_made_a_sum(exact_policy, los
 
         gather_to_first = gather
 
-    (batch,) = batches_from_table(batches([SAMPLES[:1]]))
-    alone, of_two = gradient(exact_policy, [SAMPLES[:1]], loss)[0], None
+    rows = [SAMPLES[:1]]
+    alone, _, _ = gradient(exact_policy, rows, loss)
     exact_policy.zero_grad()
-    accumulate_gradients(exact_policy, batch, Objective(loss), Two(rank=0, size=2, local_rank=0), CPU)
-    of_two = torch.cat([p.grad.flatten() for p in exact_policy.parameters()])
-    torch.testing.assert_close(of_two, 2 * alone, rtol=0, atol=1e-12)
+    accumulate_gradients(exact_policy, batch_of(rows), Objective(loss), Two(rank=0, size=2, local_rank=0), CPU)
+    assert_near(flat_gradient(exact_policy), 2 * alone, 1e-12)
 
 
 def test_a_row_is_computed_on_the_device_that_is_asked_for(exact_policy, monkeypatch):
-    (batch,) = batches_from_table(batches([SAMPLES]))
+    batch = batch_of([SAMPLES])
     (row,) = all_rows(batch)
     meta = torch.device("meta")
     tokens = loop._tokens(row, meta)
@@ -198,17 +193,9 @@ def test_a_row_is_computed_on_the_device_that_is_asked_for(exact_policy, monkeyp
 
 def test_nothing_waits_for_the_device_row_by_row(exact_policy):
     """A number that is read by itself waits for every kernel before it, so none is."""
-
-    class Read(TorchDispatchMode):
-        count = 0
-
-        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-            self.count += op is torch.ops.aten._local_scalar_dense.default
-            return op(*args, **(kwargs or {}))
-
-    (batch,) = batches_from_table(batches([[each] for each in SAMPLES]))
+    batch = batch_of(APART)
     exact_policy.zero_grad()
-    with Read() as read:
+    with Counted("aten::_local_scalar_dense") as read:
         accumulate_gradients(exact_policy, batch, Objective(DppoLoss()), ALONE, CPU)
         clip_gradients(exact_policy, 1e-3, ALONE)
     assert len(all_rows(batch)) > 2 and read.count == 0

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.essential]
 DPPO = DppoLoss(mask_low=0.2, mask_high=0.2, kl_tau=1e-3)
 LOSSES = [DPPO, IpoLoss(), PpoLoss(), CispoLoss(), GspoLoss()]
 IDS = [loss.type for loss in LOSSES]
-REF_KL_ONLY = {"rl": 0, "ce": 0, "ref_kl": 3}
+REF_KL_ONLY = {"ref_kl": 3}
 
 
 def test_rl_by_hand():
@@ -25,7 +25,7 @@ def test_rl_by_hand():
         Token(math.log(0.5), math.log(0.2), 3.0, rl=1.0),
         Token(math.log(0.1), math.log(0.4), -2.0, rl=1.0),
     ]
-    loss, gradient, measured = packed(row, {"rl": 4, "ce": 0, "ref_kl": 0}, DPPO)
+    loss, gradient, measured = packed(row, {"rl": 4}, DPPO)
     d = [math.log(1.25), math.log(2.5), math.log(0.25)]
     expected = (2 * (-1.25 + 1e-3 * d[0] ** 2) + 1e-3 * d[1] ** 2 + 1e-3 * d[2] ** 2) / 4
     assert loss == pytest.approx(expected, abs=1e-15)
@@ -86,7 +86,7 @@ def test_what_a_custom_loss_says_of_other_tokens_is_not_counted():
 
 def test_an_ipo_mask_without_a_sign_counts_as_masked():
     row = [Token(math.log(0.9), math.log(0.1), advantage, rl=1.0) for advantage in (1.0, -1.0, 0.0)]
-    _, _, measured = packed(row, {"rl": 3, "ce": 0, "ref_kl": 0}, IpoLoss())
+    _, _, measured = packed(row, {"rl": 3}, IpoLoss())
     assert [float(measured.sums[name]) for name in ("masked", "masked_positive", "masked_negative")] == [3, 1, 1]
 
 
@@ -159,7 +159,7 @@ def test_a_token_outside_a_component_cannot_make_it_nan(engine_logprob, loss):
 def test_an_infinite_ratio_that_is_masked_or_pushes_nothing_gives_no_nan(loss):
     plain = loss.model_copy(update={"kl_tau": 0.0})
     for advantage in (1.0, 0.0):
-        value, gradient, _ = packed([Token(-0.1, -900.0, advantage, rl=1.0)], {"rl": 1, "ce": 0, "ref_kl": 0}, plain)
+        value, gradient, _ = packed([Token(-0.1, -900.0, advantage, rl=1.0)], {"rl": 1}, plain)
         assert math.isfinite(value)
         assert gradient == [-5.0 if loss.type == "cispo" and advantage else 0.0]
 
@@ -167,19 +167,17 @@ def test_an_infinite_ratio_that_is_masked_or_pushes_nothing_gives_no_nan(loss):
 @pytest.mark.parametrize("loss", LOSSES, ids=IDS)
 def test_a_negative_advantage_has_no_bound_without_a_cap(loss):
     row = [Token(-0.1, -900.0, -1.0, rl=1.0)]
-    _, gradient, _ = packed(row, {"rl": 1, "ce": 0, "ref_kl": 0}, loss.model_copy(update={"kl_tau": 0.0}))
+    _, gradient, _ = packed(row, {"rl": 1}, loss.model_copy(update={"kl_tau": 0.0}))
     unbounded = {"dppo": math.inf, "ipo": 0.0, "ppo": math.inf, "cispo": 5.0, "gspo": math.inf}
     assert gradient == [unbounded[loss.type]]
     for level in ("token", "sequence"):
         tis = TruncatedImportance(level=level, cap=2.0)
-        _, gradient, _ = packed(
-            row, {"rl": 1, "ce": 0, "ref_kl": 0}, loss.model_copy(update={"tis": tis, "kl_tau": 0.0})
-        )
+        _, gradient, _ = packed(row, {"rl": 1}, loss.model_copy(update={"tis": tis, "kl_tau": 0.0}))
         assert gradient == [0.0 if loss.type == "ipo" else 2.0]
 
 
 def test_the_squared_log_ratio_of_a_masked_token_is_kept():
-    loss, gradient, _ = packed([Token(-0.1, -800.0, 1.0, rl=1.0)], {"rl": 1, "ce": 0, "ref_kl": 0}, DPPO)
+    loss, gradient, _ = packed([Token(-0.1, -800.0, 1.0, rl=1.0)], {"rl": 1}, DPPO)
     assert loss == pytest.approx(1e-3 * 799.9**2)
     assert gradient == pytest.approx([2e-3 * 799.9])
 

@@ -31,14 +31,15 @@ def row(*tokens):
 
 def run(tokens, loss):
     """Return the sum of the terms, their gradients, and the counts of masked and truncated tokens."""
-    value, gradient, measured = packed(tokens, {"rl": 1, "ce": 0, "ref_kl": 0}, loss)
+    value, gradient, measured = packed(tokens, {"rl": 1}, loss)
     return value, gradient, tuple(int(measured.sums[name]) for name in ("masked", "truncated"))
 
 
-def assert_terms(found, terms, gradient, counts):
-    assert found[0] == pytest.approx(math.fsum(terms), abs=1e-14)
-    assert found[1] == pytest.approx(gradient, abs=1e-14)
-    assert found[2] == counts
+def assert_terms(tokens, loss, terms, gradient, counts):
+    value, slopes, counted = run(tokens, loss)
+    assert value == pytest.approx(math.fsum(terms), abs=1e-14)
+    assert slopes == pytest.approx(gradient, abs=1e-14)
+    assert counted == counts
 
 
 # Ratios 1.25, 2, 1/2, 2, 0.5; differences +0.1, +0.25, -0.25, +0.35, -0.2.
@@ -47,31 +48,31 @@ ROW = row((0.5, 0.4, 2.0), (0.5, 0.25, 1.0), (0.25, 0.5, -1.0), (0.7, 0.35, -3.0
 
 def test_dppo_masks_by_sign():
     # The fourth moved most, but against its advantage.
-    assert_terms(run(ROW, DppoLoss(kl_tau=0)), [-2.5, 6.0], [-2.5, 0, 0, 6.0, 0], (2, 0))
+    assert_terms(ROW, DppoLoss(kl_tau=0), [-2.5, 6.0], [-2.5, 0, 0, 6.0, 0], (2, 0))
 
 
 def test_ipo_masks_whatever_the_sign():
     wide = IpoLoss(threshold=0.3, kl_tau=0)
-    assert_terms(run(ROW, wide), [-2.5, -2.0, 0.5], [-2.5, -2.0, 0.5, 0, 0], (1, 0))
+    assert_terms(ROW, wide, [-2.5, -2.0, 0.5], [-2.5, -2.0, 0.5, 0, 0], (1, 0))
     strict = IpoLoss(threshold=0.15, kl_tau=0)
-    assert_terms(run(ROW, strict), [-2.5], [-2.5, 0, 0, 0, 0], (4, 0))
+    assert_terms(ROW, strict, [-2.5], [-2.5, 0, 0, 0, 0], (4, 0))
 
 
 def test_ppo_takes_the_worse_of_clipped_and_unclipped():
     # Clipped at 1.2 (first, second), at 0.8 (third); the fourth rose with a negative advantage and is not clipped.
-    assert_terms(run(ROW, PpoLoss()), [-2.4, -1.2, 0.8, 6.0], [0, 0, 0, 6.0, 0], (3, 0))
+    assert_terms(ROW, PpoLoss(), [-2.4, -1.2, 0.8, 6.0], [0, 0, 0, 6.0, 0], (3, 0))
     higher = PpoLoss(clip_low=0.2, clip_high=0.28)
-    assert_terms(run(ROW, higher), [-2.5, -1.28, 0.8, 6.0], [-2.5, 0, 0, 6.0, 0], (2, 0))
+    assert_terms(ROW, higher, [-2.5, -1.28, 0.8, 6.0], [-2.5, 0, 0, 6.0, 0], (2, 0))
 
 
 def test_a_dual_clip_bounds_what_a_negative_advantage_can_do():
     # The fourth has ratio 2 and advantage -3; the others are as without.
-    assert_terms(run(ROW, PpoLoss(dual_clip=1.5)), [-2.4, -1.2, 0.8, 4.5], [0, 0, 0, 0, 0], (4, 0))
+    assert_terms(ROW, PpoLoss(dual_clip=1.5), [-2.4, -1.2, 0.8, 4.5], [0, 0, 0, 0, 0], (4, 0))
     assert run(ROW, PpoLoss(dual_clip=2.0)) == run(ROW, PpoLoss()), "a bound is inside"
     far = [Token(-0.1, -900.0, -1.0, rl=1.0)]
-    assert_terms(run(far, PpoLoss(dual_clip=3.0)), [3.0], [0.0], (1, 0))
+    assert_terms(far, PpoLoss(dual_clip=3.0), [3.0], [0.0], (1, 0))
     capped = PpoLoss(dual_clip=1.5, tis=TruncatedImportance(cap=1.0))
-    assert_terms(run(ROW, capped), [-2.4, -1.2, 0.8, 4.5], [0, 0, 0, 0, 0], (4, 0))
+    assert_terms(ROW, capped, [-2.4, -1.2, 0.8, 4.5], [0, 0, 0, 0, 0], (4, 0))
 
 
 def test_the_bound_of_ipo_is_that_of_its_source():
@@ -85,7 +86,7 @@ def test_cispo_clips_the_weight_and_keeps_every_gradient():
     weights = [1.25, 1.5, 0.6, 1.5, 0.6]
     gradient = [-w * a for w, a in zip(weights, (2.0, 1.0, -1.0, -3.0, 0.0), strict=True)]
     terms = [g * t.l for g, t in zip(gradient, ROW, strict=True)]
-    assert_terms(run(ROW, loss), terms, gradient, (0, 2))
+    assert_terms(ROW, loss, terms, gradient, (0, 2))
     assert run(ROW, CispoLoss())[1] == pytest.approx([-2.5, -2.0, 0.5, 6.0, 0.0])
 
 
@@ -126,7 +127,7 @@ SEQUENCES = row((0.8, 0.4, 1.0, 0), (0.25, 0.5, 1.0, 0), (0.4, 0.2, 1.0, 1), (0.
 def test_gspo_clips_whole_sequences():
     # Geometric means: 1 (of 2 and 1/2), 2, 1/4.
     loss = GspoLoss(clip_low=0.5, clip_high=0.5)
-    assert_terms(run(SEQUENCES, loss), [-1, -1, -1.5, 4.0, 0.5], [-1, -1, 0, 4.0, 0], (2, 0))
+    assert_terms(SEQUENCES, loss, [-1, -1, -1.5, 4.0, 0.5], [-1, -1, 0, 4.0, 0], (2, 0))
 
 
 @pytest.mark.essential
@@ -143,21 +144,21 @@ def test_gspo_s_gradient_is_that_of_the_sequence_ratio():
 
 def test_a_cap_on_the_token_s_ratio():
     tis = TruncatedImportance(level="token", cap=1.5)
-    assert_terms(run(ROW, DppoLoss(tis=tis, **WIDE)), [-2.5, -1.5, 0.5, 4.5], [-2.5, -1.5, 0.5, 4.5, 0], (0, 2))
+    assert_terms(ROW, DppoLoss(tis=tis, **WIDE), [-2.5, -1.5, 0.5, 4.5], [-2.5, -1.5, 0.5, 4.5, 0], (0, 2))
     # Of ppo too, where the clip goes by the ratio as it is.
-    assert_terms(run(ROW, PpoLoss(tis=tis)), [-2.4, -1.2, 0.8, 4.5], [0, 0, 0, 4.5, 0], (3, 1))
+    assert_terms(ROW, PpoLoss(tis=tis), [-2.4, -1.2, 0.8, 4.5], [0, 0, 0, 4.5, 0], (3, 1))
 
 
 def test_a_cap_on_the_sequence_s_ratio():
     # Products: 1, 4, 1/4.
     tis = TruncatedImportance(level="sequence", cap=3.0)
     expected = [-1, -1, -3, 6, 0.25]
-    assert_terms(run(SEQUENCES, DppoLoss(tis=tis, **WIDE)), expected, expected, (0, 2))
+    assert_terms(SEQUENCES, DppoLoss(tis=tis, **WIDE), expected, expected, (0, 2))
     gspo = GspoLoss(clip_low=0.5, clip_high=0.5, tis=tis)
-    assert_terms(run(SEQUENCES, gspo), [-1, -1, -1.5, 6, 0.5], [-1, -1, 0, 6, 0], (2, 1))
+    assert_terms(SEQUENCES, gspo, [-1, -1, -1.5, 6, 0.5], [-1, -1, 0, 6, 0], (2, 1))
     gradient = [-1, -1, -2, 4, 0.25]
     terms = [g * t.l for g, t in zip(gradient, SEQUENCES, strict=True)]
-    assert_terms(run(SEQUENCES, CispoLoss(clip_high=1.0, tis=tis)), terms, gradient, (0, 2))
+    assert_terms(SEQUENCES, CispoLoss(clip_high=1.0, tis=tis), terms, gradient, (0, 2))
 
 
 @pytest.mark.parametrize(
@@ -202,9 +203,9 @@ PATH = "tests.tasks.learner.own_losses"
 
 
 def test_custom_is_called_with_its_arguments():
-    found = run(ROW, CustomLoss(function=f"{PATH}:reinforce", arguments={"scale": 2.0}))
+    loss = CustomLoss(function=f"{PATH}:reinforce", arguments={"scale": 2.0})
     gradient = [-2.0 * token.advantage for token in ROW]
-    assert_terms(found, [g * t.l for g, t in zip(gradient, ROW, strict=True)], gradient, (0, 0))
+    assert_terms(ROW, loss, [g * t.l for g, t in zip(gradient, ROW, strict=True)], gradient, (0, 0))
 
 
 def test_custom_finds_the_same_arguments_at_every_row():
@@ -216,13 +217,13 @@ def test_custom_finds_the_same_arguments_at_every_row():
 
 def test_custom_may_tell_what_it_masked_and_use_the_cap():
     tis = TruncatedImportance(level="token", cap=1.5)
-    found = run(ROW, CustomLoss(function=f"{PATH}:only_praise", tis=tis))
-    assert_terms(found, [-2.5, -1.5], [-2.5, -1.5, 0, 0, 0], (2, 1))
+    loss = CustomLoss(function=f"{PATH}:only_praise", tis=tis)
+    assert_terms(ROW, loss, [-2.5, -1.5], [-2.5, -1.5, 0, 0, 0], (2, 1))
 
 
 def test_custom_counts_for_nothing_outside_its_tokens():
     tokens = [*ROW, Token(-1.0, -2.0, 0.0, ce=1.0)]
-    value, gradient, _ = packed(tokens, {"rl": 1, "ce": 1, "ref_kl": 0}, CustomLoss(function=f"{PATH}:not_a_number"))
+    value, gradient, _ = packed(tokens, {"rl": 1, "ce": 1}, CustomLoss(function=f"{PATH}:not_a_number"))
     assert (value, gradient) == (1.0, [0.0] * 5 + [-1.0])
 
 

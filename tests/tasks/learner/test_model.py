@@ -2,56 +2,57 @@
 
 import json
 import shutil
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 
 from configs.training import TrainingConfig
-from tasks.learner.model import load_policy, run_row
+from tasks.learner.model import run_row
 from tasks.learner.protocol import LearnerError
 from tasks.learner.tiny import tiny_qwen3
-from tests.fixtures.packed import all_rows, batches, batches_from_table, sample
+from tests.fixtures.packed import row_of, sample
+from tests.fixtures.policies import CPU, assert_near, flat_gradient, policy_of
 
 pytestmark = pytest.mark.engine
 
-CPU = torch.device("cpu")
 SIZES = {"vocab_size": 300, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4}
 """Of models of other families."""
 SAMPLES = [sample("a", 9, 1), sample("b", 5, 2, temperature=0.7), sample("c", 14, 3)]
 
 
-def rows_of(samples):
-    (batch,) = batches_from_table(batches([samples]))
-    return all_rows(batch)[0]
-
-
 def logprobs(policy, samples):
     with torch.no_grad():
-        values, entropies = run_row(policy, rows_of(samples), CPU)
+        values, entropies = run_row(policy, row_of(samples), CPU)
     return values, entropies
 
 
 def test_packed_equals_alone(exact_policy):
     together, entropies = logprobs(exact_policy, SAMPLES)
     alone = [logprobs(exact_policy, [each]) for each in SAMPLES]
-    torch.testing.assert_close(together, torch.cat([values for values, _ in alone]), rtol=0, atol=1e-12)
-    torch.testing.assert_close(entropies, torch.cat([values for _, values in alone]), rtol=0, atol=1e-12)
+    assert_near(together, torch.cat([values for values, _ in alone]), 1e-12)
+    assert_near(entropies, torch.cat([values for _, values in alone]), 1e-12)
+
+
+def of_whole_logits(model, row):
+    """Return the log-probs of a row's weighted tokens by the logits that transformers computes of the row."""
+    token_ids, positions, temperatures = map(
+        torch.from_numpy, (row.token_ids, row.positions(), row.streams["temperatures"])
+    )
+    with torch.no_grad():
+        logits = model(token_ids[None], position_ids=positions[None]).logits[0, row.weighted - 1]
+    scaled = (logits / temperatures[row.weighted, None]).log_softmax(-1)
+    return scaled.gather(1, token_ids[row.weighted, None]).squeeze(1)
 
 
 def test_the_leak_that_this_guards_against_is_large(exact_policy):
     """Without segment borders transformers makes a cache and lets every sample see those before it."""
     from transformers import AutoModelForCausalLM
 
-    row = rows_of(SAMPLES)
+    row = row_of(SAMPLES)
     leaky = AutoModelForCausalLM.from_pretrained(exact_policy.causal.name_or_path, dtype=torch.float64)
-    with torch.no_grad():
-        token_ids, positions = torch.from_numpy(row.token_ids)[None], torch.from_numpy(row.positions())[None]
-        logits = leaky(token_ids, position_ids=positions).logits
-    temperatures = torch.from_numpy(row.streams["temperatures"][row.weighted])[:, None]
-    wrong = (logits[0, row.weighted - 1] / temperatures).log_softmax(-1)
-    wrong = wrong.gather(1, torch.from_numpy(row.token_ids[row.weighted])[:, None]).squeeze(1)
-    difference = (wrong - logprobs(exact_policy, SAMPLES)[0]).abs()
+    difference = (of_whole_logits(leaky, row) - logprobs(exact_policy, SAMPLES)[0]).abs()
     first = int(np.searchsorted(row.weighted, row.borders[1]))
     assert difference[:first].max() < 1e-6 < 1e-3 < difference[first:].max()
 
@@ -60,39 +61,24 @@ def test_gradient_of_a_packed_row_is_the_sum_over_samples(exact_policy):
     def gradient(rows):
         exact_policy.zero_grad()
         for samples in rows:
-            values, entropies = run_row(exact_policy, rows_of(samples), CPU)
+            values, entropies = run_row(exact_policy, row_of(samples), CPU)
             (values.sum() + 0.3 * entropies.sum()).backward()
-        return torch.cat([p.grad.flatten() for p in exact_policy.parameters()])
+        return flat_gradient(exact_policy)
 
-    torch.testing.assert_close(gradient([SAMPLES]), gradient([[each] for each in SAMPLES]), rtol=0, atol=1e-11)
+    assert_near(gradient([SAMPLES]), gradient([[each] for each in SAMPLES]), 1e-11)
 
 
 def test_logprobs_equal_the_model_s_own(world, model_directory):
     from transformers import AutoModelForCausalLM
 
-    policy = load_policy(model_directory, TrainingConfig(logprob_chunk=3), CPU)
-    plain = AutoModelForCausalLM.from_pretrained(model_directory)
-    row = rows_of(SAMPLES[1:2])
-    with torch.no_grad():
-        logits = plain(torch.from_numpy(row.token_ids)[None]).logits[0, row.weighted - 1] / 0.7
-    expected = logits.log_softmax(-1).gather(1, torch.from_numpy(row.token_ids[row.weighted])[:, None]).squeeze(1)
-    torch.testing.assert_close(logprobs(policy, SAMPLES[1:2])[0], expected, rtol=0, atol=1e-5)
+    policy = policy_of(model_directory, logprob_chunk=3)
+    expected = of_whole_logits(AutoModelForCausalLM.from_pretrained(model_directory), row_of(SAMPLES[1:2]))
+    assert_near(logprobs(policy, SAMPLES[1:2])[0], expected, 1e-5)
 
 
 @pytest.mark.parametrize(("asked", "chunk"), [(None, 1024), (3, 3)])
 def test_the_chunk_is_the_config_s_or_follows_from_the_model(world, model_directory, asked, chunk):
-    assert load_policy(model_directory, TrainingConfig(logprob_chunk=asked), CPU).chunk == chunk
-
-
-@pytest.mark.parametrize("settings", [{"gradient_checkpointing": True}, {"logprob_chunk": 1}])
-def test_settings_that_must_not_change_numbers(world, model_directory, settings):
-    gradients = []
-    for chosen in ({}, settings):
-        policy = load_policy(model_directory, TrainingConfig(**chosen), CPU)
-        values, _ = run_row(policy, rows_of(SAMPLES), CPU)
-        values.sum().backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters()]))
-    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-5, atol=1e-6)
+    assert policy_of(model_directory, logprob_chunk=asked).chunk == chunk
 
 
 @pytest.mark.parametrize(("every", "recomputed"), [(1, [0, 1, 2, 3, 4]), (2, [0, 2, 4]), (3, [0, 3]), (9, [0])])
@@ -100,29 +86,24 @@ def test_settings_that_must_not_change_numbers(world, model_directory, settings)
 @pytest.mark.essential
 def test_recomputing_every_nth_layer_changes_no_bit(world, tmp_path, every, recomputed, offload):
     directory = tiny_qwen3(tmp_path / "deep", hidden=32, layers=5)
-    plain, calls = gradient_and_layer_calls(directory, TrainingConfig())
-    assert calls == [1] * 5
+    plain, calls = gradient_and_layer_calls(directory)
+    assert calls == dict.fromkeys(range(5), 1)
     settings = {"gradient_checkpointing": True, "checkpoint_every": every, "offload_activations": offload}
-    found, calls = gradient_and_layer_calls(directory, TrainingConfig(**settings))
-    assert calls == [2 if layer in recomputed else 1 for layer in range(5)]
+    found, calls = gradient_and_layer_calls(directory, **settings)
+    assert calls == {layer: 2 if layer in recomputed else 1 for layer in range(5)}
     assert plain.abs().max() > 0
     assert torch.equal(found, plain)
 
 
-def gradient_and_layer_calls(directory, settings):
+def gradient_and_layer_calls(directory, **settings):
     """Return the gradient, and how often the attention of each layer was run for it."""
-    policy = load_policy(directory, settings, CPU)
-    calls = []
+    policy = policy_of(directory, **settings)
+    calls = Counter()
     for number, layer in enumerate(policy.causal.model.layers):
-        calls.append(0)
-        layer.self_attn.register_forward_pre_hook(lambda *_, number=number: count(calls, number))
-    values, entropies = run_row(policy, rows_of(SAMPLES), CPU)
+        layer.self_attn.register_forward_pre_hook(lambda *_, number=number: calls.update([number]))
+    values, entropies = run_row(policy, row_of(SAMPLES), CPU)
     (values.sum() + entropies.sum()).backward()
-    return torch.cat([p.grad.flatten() for p in policy.parameters()]), calls
-
-
-def count(calls, number):
-    calls[number] += 1
+    return flat_gradient(policy), calls
 
 
 @pytest.mark.essential
@@ -140,27 +121,25 @@ def test_what_recomputed_layers_begin_from_is_what_is_offloaded(world, tmp_path,
             super().__init__(lambda tensor: sizes.append(tuple(tensor.shape)) or tensor, lambda tensor: tensor)
 
     monkeypatch.setattr(modeling_utils, "save_on_cpu", Counting)
-    policy = load_policy(tiny_qwen3(tmp_path / "deep", hidden=32, layers=5), TrainingConfig(), CPU)
+    policy = policy_of(tiny_qwen3(tmp_path / "deep", hidden=32, layers=5))
     settings = TrainingConfig(gradient_checkpointing=True, checkpoint_every=2, offload_activations=True)
     _enable_checkpointing(policy.causal, settings, torch.device("cuda"))
-    values, _ = run_row(policy, rows_of(SAMPLES), CPU)
+    values, _ = run_row(policy, row_of(SAMPLES), CPU)
     hidden = [size for size in sizes if size[-1:] == (32,)]
     assert hidden == [(1, 28, 32)] * 3, "one hidden state for each of layers 0, 2 and 4, and no weight"
     values.sum().backward()
 
 
 def test_bfloat16_computes_in_half_from_float32_masters(world, model_directory):
-    policy = load_policy(model_directory, TrainingConfig(dtype="bfloat16"), CPU)
-    exact = load_policy(model_directory, TrainingConfig(dtype="float32"), CPU)
+    policy, exact = (policy_of(model_directory, dtype=dtype) for dtype in ("bfloat16", "float32"))
     assert {p.dtype for p in policy.parameters()} == {torch.float32}
     difference = (logprobs(policy, SAMPLES)[0] - logprobs(exact, SAMPLES)[0]).abs().max()
     assert 1e-6 < difference < 0.1
 
 
 def test_tied_head(world, tmp_path):
-    directory = tiny_qwen3(tmp_path / "tied", hidden=32, layers=1, tied=True)
-    policy = load_policy(directory, TrainingConfig(), CPU)
-    values, _ = run_row(policy, rows_of(SAMPLES), CPU)
+    policy = policy_of(tiny_qwen3(tmp_path / "tied", hidden=32, layers=1, tied=True))
+    values, _ = run_row(policy, row_of(SAMPLES), CPU)
     values.sum().backward()
     names = [name for name, _ in policy.causal.named_parameters()]
     assert "lm_head.weight" not in names
@@ -169,19 +148,19 @@ def test_tied_head(world, tmp_path):
     assert embedding[300:].abs().max() > 0
 
 
-def save(causal_class, config, directory):
+def saved_policy(causal_class, config, directory):
     torch.manual_seed(0)
     causal_class(config).save_pretrained(directory)
-    return directory
+    return policy_of(directory)
 
 
 def test_another_family(world, tmp_path):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(**SIZES, num_hidden_layers=2)
-    policy = load_policy(save(LlamaForCausalLM, config, tmp_path / "llama"), TrainingConfig(), CPU)
+    policy = saved_policy(LlamaForCausalLM, config, tmp_path)
     alone = torch.cat([logprobs(policy, [each])[0] for each in SAMPLES])
-    torch.testing.assert_close(logprobs(policy, SAMPLES)[0], alone, rtol=0, atol=1e-5)
+    assert_near(logprobs(policy, SAMPLES)[0], alone, 1e-5)
 
 
 def test_a_family_that_scales_its_logits_is_refused(world, tmp_path):
@@ -189,7 +168,7 @@ def test_a_family_that_scales_its_logits_is_refused(world, tmp_path):
 
     config = GraniteConfig(**SIZES, num_hidden_layers=1, initializer_range=0.3, logits_scaling=8.0)
     with pytest.raises(LearnerError, match="changes its logits after the output head"):
-        load_policy(save(GraniteForCausalLM, config, tmp_path / "granite"), TrainingConfig(), CPU)
+        saved_policy(GraniteForCausalLM, config, tmp_path)
 
 
 def test_layers_that_carry_over_from_sample_to_sample_are_refused(world, tmp_path):
@@ -210,7 +189,7 @@ def test_layers_that_carry_over_from_sample_to_sample_are_refused(world, tmp_pat
         num_experts=0,
     )
     with pytest.raises(LearnerError, match="a sample sees the samples before it"):
-        load_policy(save(Qwen3NextForCausalLM, config, tmp_path / "hybrid"), TrainingConfig(), CPU)
+        saved_policy(Qwen3NextForCausalLM, config, tmp_path)
 
 
 def without_a_tensor(directory):
@@ -254,11 +233,10 @@ class Ran:
 
 @pytest.mark.parametrize("plant", [with_code, pickled])
 def test_nothing_in_a_directory_of_weights_is_run(world, model_directory, tmp_path, plant):
-    directory = tmp_path / "policy"
-    shutil.copytree(model_directory, directory)
+    directory = shutil.copytree(model_directory, tmp_path / "policy")
     plant(directory)
     with pytest.raises(LearnerError, match="cannot be loaded"):
-        load_policy(directory, TrainingConfig(), CPU)
+        policy_of(directory)
     assert not (directory / "ran").exists()
 
 
@@ -275,10 +253,9 @@ def test_nothing_in_a_directory_of_weights_is_run(world, model_directory, tmp_pa
     ],
 )
 def test_a_bad_directory_says_why(world, model_directory, tmp_path, damage, message):
-    directory = tmp_path / "policy"
-    shutil.copytree(model_directory, directory)
-    load_policy(directory, TrainingConfig(), CPU)
+    directory = shutil.copytree(model_directory, tmp_path / "policy")
+    policy_of(directory)
     damage(directory)
     with pytest.raises(LearnerError, match=message) as caught:
-        load_policy(directory, TrainingConfig(), CPU)
+        policy_of(directory)
     assert str(directory) in str(caught.value)

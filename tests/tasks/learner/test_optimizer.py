@@ -6,13 +6,12 @@ import pytest
 import torch
 
 from configs.training import TrainingConfig
-from tasks.learner.distributed import World
+from tasks.learner.distributed import ALONE
 from tasks.learner.optimizer import apply_gradients, clip_gradients, new_optimizer
+from tests.fixtures.policies import flat_gradient
 from tests.tasks.learner.ranks import plain_policy
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
-
-ALONE = World(rank=0, size=1, local_rank=0)
 
 
 def layer(seed=0):
@@ -34,9 +33,13 @@ def test_two_steps_of_adamw_with_decay_on_matrices_only():
     for step in (1, 2):
         weight = weight * (1 - 0.1 * 0.5) - 0.1 * adam(gradients[0], step)
         bias = bias - 0.1 * adam(gradients[1], step)
-    torch.testing.assert_close(made.weight.detach().double(), weight, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(made.bias.detach().double(), bias, rtol=1e-5, atol=1e-6)
+    assert_values(made, weight, bias)
     assert made.weight.grad is None
+
+
+def assert_values(linear, weight, bias):
+    torch.testing.assert_close(linear.weight.detach().double(), weight, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(linear.bias.detach().double(), bias, rtol=1e-5, atol=1e-6)
 
 
 def adam(gradient, step):
@@ -47,12 +50,12 @@ def adam(gradient, step):
 
 def test_clipping():
     made = layer()
-    before = torch.cat([p.grad.flatten() for p in made.parameters()])
+    before = flat_gradient(made)
     norm = before.double().norm().item()
     assert clip_gradients(made, norm * 2, ALONE) == pytest.approx(norm, rel=1e-12)
-    assert torch.equal(before, torch.cat([p.grad.flatten() for p in made.parameters()]))
+    assert torch.equal(before, flat_gradient(made))
     assert clip_gradients(made, norm / 4, ALONE) == pytest.approx(norm, rel=1e-12)
-    torch.testing.assert_close(torch.cat([p.grad.flatten() for p in made.parameters()]), before / 4)
+    torch.testing.assert_close(flat_gradient(made), before / 4)
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
@@ -70,7 +73,7 @@ def test_three_steps_of_muon_by_its_formula(policy, nesterov):
     chosen = {"type": "muon", "momentum": 0.8, "nesterov": nesterov}
     optimizer = new_optimizer(policy, TrainingConfig(weight_decay=0.5, optimizer=chosen))
     name = "model.layers.1.mlp.up_proj.weight"
-    parameter = dict(policy.causal.named_parameters())[name]
+    parameter = policy.causal.get_parameter(name)
     rows, columns = parameter.shape
     assert rows > columns, "the transposed case is the one to look at"
     expected = {ahead: parameter.detach().double() for ahead in (True, False)}
@@ -102,7 +105,7 @@ def test_an_update_of_muon_has_singular_values_near_one(policy):
     """Which is what the iteration is for: between 0.5 and 1.5 or so, however uneven the gradient's are."""
     name = "model.layers.0.self_attn.o_proj.weight"
     config = TrainingConfig(learning_rate=1.0, optimizer={"type": "muon", "momentum": 0.0, "adjust_lr": "original"})
-    optimizer, parameter = new_optimizer(policy, config), dict(policy.causal.named_parameters())[name]
+    optimizer, parameter = new_optimizer(policy, config), policy.causal.get_parameter(name)
     before = parameter.detach().clone()
     spread = torch.linalg.svdvals(fill_gradients(policy, 0)[name])
     apply_gradients(optimizer, 1.0)
@@ -157,15 +160,14 @@ def test_three_steps_of_sign_sgd(momentum):
         apply_gradients(optimizer, 0.1)
         weight = weight * (1 - 0.1 * 0.5) - 0.1 * torch.tensor([sign] * 2)
         bias = bias - 0.1 * torch.tensor(sign[:2])
-    torch.testing.assert_close(made.weight.detach().double(), weight, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(made.bias.detach().double(), bias, rtol=1e-5, atol=1e-6)
+    assert_values(made, weight, bias)
 
 
 def fill_gradients(policy, seed):
     """Give every parameter a random gradient; return them by name."""
-    generator = torch.Generator().manual_seed(seed)
+    torch.manual_seed(seed)
     for parameter in policy.parameters():
-        parameter.grad = torch.randn(parameter.shape, generator=generator)
+        parameter.grad = torch.randn(parameter.shape)
     return {name: parameter.grad.clone() for name, parameter in policy.causal.named_parameters()}
 
 

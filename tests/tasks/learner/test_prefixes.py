@@ -8,16 +8,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from configs.training import TrainingConfig
 from tasks.learner.attention import Segments, packed_attention
-from tasks.learner.model import load_policy, run_row
+from tasks.learner.model import run_row
 from tasks.learner.prefixes import WORTH, shared_prefixes
 from tasks.learner.speed import training_cost
-from tests.fixtures.packed import Sample, all_rows, batches, batches_from_table, sample
+from tests.fixtures.packed import Sample, row_of, sample
+from tests.fixtures.policies import CPU, assert_near, attention_states, flat_gradient, policy_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
-
-CPU = torch.device("cpu")
 
 
 def begun_alike(sample_id, prompt, length, seed):
@@ -34,11 +32,6 @@ SAMPLES = [
     sample("alone", 11, 5),
     begun_alike("a again", PROMPT, 24, 0),  # the tokens of the first one
 ]
-
-
-def row_of(samples):
-    (batch,) = batches_from_table(batches([samples]))
-    return all_rows(batch)[0]
 
 
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=7), min_size=1, max_size=9))
@@ -71,14 +64,14 @@ def measured(policy, row, shares):
     logprobs, entropies = run_row(policy, row, CPU)
     (logprobs * torch.linspace(-1, 1, len(logprobs)) + 0.3 * entropies).sum().backward()
     values = torch.stack([logprobs, entropies]).detach()
-    return values, torch.cat([each.grad.flatten() for each in policy.parameters()])
+    return values, flat_gradient(policy)
 
 
 def assert_the_same_without(policy, row):
     (values, gradient), (expected, expected_gradient) = (measured(policy, row, shares) for shares in (True, False))
-    torch.testing.assert_close(values, expected, rtol=0, atol=1e-11)
+    assert_near(values, expected, 1e-11)
     # The model's norms round gradients to float32, of a shared token once and else one for each segment.
-    torch.testing.assert_close(gradient, expected_gradient, rtol=0, atol=1e-6 * float(expected_gradient.abs().max()))
+    assert_near(gradient, expected_gradient, 1e-6 * float(expected_gradient.abs().max()))
 
 
 def test_values_and_gradients_are_those_of_all_tokens(exact_policy, kernel):
@@ -98,29 +91,22 @@ def test_tokens_with_weight_are_shared_as_well(exact_policy, kernel):
 
 def test_attention_equals_that_of_all_tokens(kernel):
     row = row_of(SAMPLES)
-    generator = torch.Generator().manual_seed(0)
     shared, size = row.shared, len(row.shared.computed)
-    leaves = [
-        torch.randn(1, heads, size, 8, generator=generator, dtype=torch.float64, requires_grad=True)
-        for heads in (4, 2, 2)
-    ]
-    weights = torch.randn(1, size, 4, 8, generator=generator, dtype=torch.float64)
+    leaves, weights = attention_states(size=size), torch.randn(1, size, 4, 8, dtype=torch.float64)
     once, _ = packed_attention(torch.nn.Identity(), *leaves, None, segments=Segments(row.borders, CPU, shared=shared))
     places = torch.from_numpy(shared.places)
     every, _ = packed_attention(
         torch.nn.Identity(), *(leaf[:, :, places] for leaf in leaves), None, segments=Segments(row.borders, CPU)
     )
     every = every[:, torch.from_numpy(shared.computed)]
-    torch.testing.assert_close(once, every, rtol=0, atol=1e-13)
+    assert_near(once, every, 1e-13)
     gradients = [torch.autograd.grad((out * weights).sum(), leaves) for out in (once, every)]
-    for found, expected in zip(*gradients, strict=True):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    assert_near(*gradients, 1e-12)
 
 
 @pytest.mark.parametrize("shares", [True, False])
 def test_the_setting_says_whether_they_are_shared(world, model_directory, shares):
-    policy, row = load_policy(model_directory, TrainingConfig(shared_prefixes=shares), CPU), row_of(SAMPLES)
-    seen = []
+    policy, row, seen = policy_of(model_directory, shared_prefixes=shares), row_of(SAMPLES), []
     policy.causal.get_decoder().layers[0].register_forward_pre_hook(lambda layer, args: seen.append(args[0].shape[1]))
     run_row(policy, row, CPU)
     assert seen == [len(row.shared.computed) if shares else row.num_tokens]

@@ -4,9 +4,6 @@ Each component is divided by its tokens of the whole update, so a split changes 
 by the tokens of a row, a micro-step or a rank instead would show here: no two of them have equally many.
 """
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -18,6 +15,7 @@ from tasks.learner.distributed import ALONE
 from tasks.learner.model import load_policy
 from tasks.learner.protocol import LearnerError
 from tests.tasks.learner import ranks
+from tests.tasks.learner.processes import run_ranks
 
 pytestmark = pytest.mark.engine
 
@@ -27,15 +25,7 @@ EXACTNESS = {torch.float64: 1e-12, torch.float32: 1e-5}
 def figures(number, model_directory, seeing_model, tmp_path_factory, what="as written"):
     """Return the figures that so many ranks find together, of layers as they are written or `compiled`."""
     out = tmp_path_factory.mktemp("ranks") / "found.pt"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
-    done = subprocess.run(
-        [*command, "-m", "tests.tasks.learner.ranks", str(model_directory), str(seeing_model), str(out), what],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr
+    run_ranks(number, "tests.tasks.learner.ranks", model_directory, seeing_model, out, what)
     return torch.load(out)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,6 @@ from storage.schemas.stage_tables import TOKEN_MASKS, TOKEN_STATISTICS
 from tasks.arrays.quantiles import Quantiles
 from tasks.learner import trainer
 from tasks.learner.loop import RowStatistics, Totals
-from tasks.learner.loss import GROUPS
 from tasks.learner.protocol import STATISTICS_FILE
 from tasks.learner.rows import PackedBatch, RowPlan
 from tasks.metrics import tokens
@@ -20,9 +20,6 @@ from tasks.metrics.updates import update_metrics
 from tasks.training.stage import token_tables, updates_table
 
 pytestmark = pytest.mark.engine
-
-SUMS = ("entropy", "positive", "negative", "masked", "masked_positive", "masked_negative", "truncated", "ce_nll")
-LOSSES = ("rl_loss", "ce_loss", "ref_kl_loss", "ref_kl", "ref_kl_masked")
 
 
 def statistics(learner, engine, rl, masked=None, ids=("a",), borders=None):
@@ -43,16 +40,13 @@ def ratios_of(entries):
 
 
 def measured(counts, statistics_=(), **values):
-    """Return one update's row from sums and maxima by name; all others are zero."""
-    mismatch = [f"{group}mismatch_kl" for group in GROUPS]
-    sums = dict.fromkeys([*SUMS, *LOSSES, *mismatch, *(f"{name}_squared" for name in mismatch)], 0.0)
-    maxima = {"ce_nll": 0.0, **{name: values.pop(f"{name}_max", 0.0) for name in mismatch}}
-    assert values.keys() <= sums.keys()
-    totals = Totals(sums | values, maxima)
-    return trainer.measurements(PackedBatch((), counts, None), totals, ratios_of(statistics_))
+    """Return one update's row from sums by name, and maxima by name with `_max`; all others are zero."""
+    maxima = {name.removesuffix("_max"): values.pop(name) for name in [*values] if name.endswith("_max")}
+    totals = Totals(Counter(values), Counter(maxima))
+    return trainer.measurements(PackedBatch((), Counter(counts), None), totals, ratios_of(statistics_))
 
 
-RL = {"rl": 4, "ce": 0, "ref_kl": 0}
+RL = {"rl": 4}
 
 
 def test_mean_spread_and_maximum_of_the_mismatch_by_group():
@@ -85,7 +79,7 @@ def test_fractions_are_of_the_tokens_that_could_be_masked():
     names = ("masked_fraction_positive", "masked_fraction_negative", "truncated_fraction")
     assert [row["metrics"][name] for name in names] == [1.0, 0.5, 0.25]
     assert row["masked_fraction"] == 0.75
-    nothing = measured({"rl": 0, "ce": 3, "ref_kl": 2}, ce_nll=6.0, ref_kl=-1.0, ref_kl_masked=1.0)["metrics"]
+    nothing = measured({"ce": 3, "ref_kl": 2}, ce_nll=6.0, ref_kl=-1.0, ref_kl_masked=1.0)["metrics"]
     assert [nothing[name] for name in names] == [None] * 3
     assert (nothing["ce_nll_mean"], nothing["ref_kl_mean"], nothing["ref_kl_masked_fraction"]) == (2.0, -0.5, 0.5)
 

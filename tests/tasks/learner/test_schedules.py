@@ -1,7 +1,6 @@
 """Learning rates by hand, and what every schedule has in common."""
 
 import itertools
-import math
 
 import pytest
 from hypothesis import given
@@ -10,39 +9,42 @@ from hypothesis import strategies as st
 from configs.training import TrainingConfig
 from tasks.learner.optimizer import learning_rate
 
-HALF = math.sqrt(0.5)
-COSINE = {"schedule": {"type": "cosine", "min_ratio": 0.2}, "decay_steps": 8}
-WSD = {"schedule": {"type": "wsd", "final_steps": 4}, "warmup_steps": 2, "decay_steps": 10}
+WSD = {"warmup_steps": 2, "decay_steps": 10}
 
 
 @pytest.mark.parametrize(
-    ("settings", "rates"),
+    ("schedule", "settings", "rates"),
     [
-        ({}, {0: 1.0, 1: 1.0, 10_000: 1.0}),
-        ({"warmup_steps": 4}, {0: 0.25, 1: 0.5, 2: 0.75, 3: 1.0, 4: 1.0, 99: 1.0}),
-        ({"warmup_steps": 4, "schedule": {"type": "constant"}}, {0: 0.25, 3: 1.0, 4: 1.0, 99: 1.0}),
-        ({"decay_steps": 4}, {0: 1.0, 1: 0.75, 3: 0.25, 4: 0.0, 9: 0.0}),
-        ({"warmup_steps": 2, "decay_steps": 6}, {0: 0.5, 1: 1.0, 2: 1.0, 3: 0.75, 5: 0.25, 6: 0.0, 7: 0.0}),
-        ({"decay_steps": 4, "schedule": {"min_ratio": 0.2}}, {0: 1.0, 1: 0.8, 2: 0.6, 3: 0.4, 4: 0.2, 9: 0.2}),
-        (COSINE, {0: 1.0, 2: 0.6 + 0.4 * HALF, 4: 0.6, 6: 0.6 - 0.4 * HALF, 8: 0.2, 9: 0.2}),
-        (COSINE | {"warmup_steps": 4}, {0: 0.25, 3: 1.0, 4: 1.0, 5: 0.6 + 0.4 * HALF, 6: 0.6, 8: 0.2}),
-        (WSD, {0: 0.5, 1: 1.0, 5: 1.0, 6: 1.0, 7: 0.5, 8: 1 - HALF, 9: 1 - math.sqrt(0.75), 10: 0.0, 11: 0.0}),
+        ({}, {}, [1]),
+        ({}, {"warmup_steps": 4}, [0.25, 0.5, 0.75, 1]),
+        ({"type": "constant"}, {"warmup_steps": 4}, [0.25, 0.5, 0.75, 1]),
+        ({}, {"decay_steps": 4}, [1, 0.75, 0.5, 0.25, 0]),
+        ({}, {"warmup_steps": 2, "decay_steps": 6}, [0.5, 1, 1, 0.75, 0.5, 0.25, 0]),
+        ({"min_ratio": 0.2}, {"decay_steps": 4}, [1, 0.8, 0.6, 0.4, 0.2]),
+        ({"type": "cosine", "min_ratio": 0.2}, {"decay_steps": 4}, [1, 0.8828427, 0.6, 0.3171573, 0.2]),
         (
-            WSD | {"schedule": {"type": "wsd", "final_steps": 4, "shape": "linear", "min_ratio": 0.2}},
-            {1: 1.0, 6: 1.0, 7: 0.8, 8: 0.6, 9: 0.4, 10: 0.2, 11: 0.2},
+            {"type": "cosine", "min_ratio": 0.2},
+            {"warmup_steps": 4, "decay_steps": 8},
+            [0.25, 0.5, 0.75, 1, 1, 0.8828427, 0.6, 0.3171573, 0.2],
+        ),
+        ({"type": "wsd", "final_steps": 4}, WSD, [0.5, *[1] * 6, 0.5, 0.2928932, 0.1339746, 0]),
+        (
+            {"type": "wsd", "final_steps": 4, "shape": "linear", "min_ratio": 0.2},
+            WSD,
+            [0.5, *[1] * 6, 0.8, 0.6, 0.4, 0.2],
         ),
     ],
 )
-def test_by_hand(settings, rates):
-    config = config_of(settings)
-    assert {step: learning_rate(step, config) for step in rates} == pytest.approx(
-        {step: 2e-3 * rate for step, rate in rates.items()}
-    )
+def test_by_hand(schedule, settings, rates):
+    """The rates of the first steps, in shares of the peak; all steps after them have the last one."""
+    config = config_of(schedule, **settings)
+    steps = [*range(len(rates) + 2), 10_000]
+    expected = pytest.approx([2e-3 * rate for rate in [*rates, *rates[-1:] * 3]], rel=1e-6, abs=1e-12)
+    assert [learning_rate(step, config) for step in steps] == expected
 
 
-def config_of(settings):
-    schedule = {"type": "linear", **settings.get("schedule", {})}
-    return TrainingConfig(learning_rate=2e-3, **{**settings, "schedule": schedule})
+def config_of(schedule, **settings):
+    return TrainingConfig(learning_rate=2e-3, schedule={"type": "linear"} | schedule, **settings)
 
 
 @given(
@@ -56,8 +58,8 @@ def test_up_to_the_peak_and_down_to_the_rest_of_it(kind, warmup, length, ratio, 
     """Never above the peak, never rising after warm-up, at the peak where the decay begins, at the end what is left."""
     final = 1 + length // 2
     special = {"constant": {}, "wsd": {"min_ratio": ratio, "shape": shape, "final_steps": final}}
-    schedule = {"type": kind, **special.get(kind, {"min_ratio": ratio})}
-    config = config_of({"warmup_steps": warmup, "decay_steps": warmup + length, "schedule": schedule})
+    schedule = {"type": kind} | special.get(kind, {"min_ratio": ratio})
+    config = config_of(schedule, warmup_steps=warmup, decay_steps=warmup + length)
     peak = config.learning_rate
     rates = [learning_rate(step, config) for step in range(warmup + length + 3)]
     assert rates[:warmup] == [peak * (step + 1) / warmup for step in range(warmup)]

@@ -16,13 +16,14 @@ from tasks.learner.digest import INDEX_FILE, OPTIMIZER_PREFIX, weight_paths, wei
 from tasks.learner.model import load_policy
 from tasks.learner.optimizer import new_optimizer
 from tasks.learner.protocol import LearnerError
-from tests.fixtures.learner_steps import new_trainer, train_step
+from tests.fixtures.learner_steps import loaded_trainer, new_trainer, resume, step_batches, train_step
 from tests.fixtures.packed import batches, sample
-from tests.tasks.learner.resharding import CPU, SMALL, save_again, through_ranks
+from tests.fixtures.policies import CPU
+from tests.tasks.learner.resharding import SMALL, save_again, through_ranks
 
 pytestmark = pytest.mark.engine
 ROUNDED = {"learning_rate": 1e-2, "dtype": "bfloat16", "policy_dtype": "bfloat16"}
-BATCHES = [batches([[sample(f"{step}a", 9, step), sample(f"{step}b", 6, step + 50)]]) for step in range(3)]
+BATCHES = step_batches(3)
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def by_one(world, model_directory, tmp_path_factory):
         return made, save_again(world, model_directory, made, "bfloat16")
 
 
-def content(directory, prefix=""):
+def content(directory, prefix):
     return {
         name: tensor for path in directory.glob(f"{prefix}*.safetensors") for name, tensor in load_file(path).items()
     }
@@ -78,8 +79,7 @@ def test_the_digest_is_that_of_a_manifest_and_the_index_is_true(by_one):
 
 def test_what_is_told_of_files_is_true(world, model_directory, tmp_path, monkeypatch):
     monkeypatch.setattr(shards, "SHARD_BYTES", SMALL)
-    trainer = new_trainer(world, **ROUNDED)
-    trainer.load("p0", str(model_directory), fresh_optimizer=True)
+    trainer = loaded_trainer(world, model_directory, **ROUNDED)
     (update,), _ = train_step(trainer, 0, tmp_path, BATCHES[0], save_optimizer=True)
     told = [File(**file) for file in trainer.state()["files"]]
     paths = (tmp_path / "p1").glob("*.safetensors")
@@ -91,15 +91,13 @@ def test_what_is_told_of_files_is_true(world, model_directory, tmp_path, monkeyp
 
 def test_a_learner_goes_on_exactly_from_what_was_saved(world, model_directory, tmp_path):
     def trained(directory, save_optimizer, reload):
-        trainer = new_trainer(world, **ROUNDED)
-        trainer.load("p0", str(model_directory), fresh_optimizer=True)
-        digests = []
+        trainer, digests = loaded_trainer(world, model_directory, **ROUNDED), []
         for step, table in enumerate(BATCHES):
             (update,), _ = train_step(trainer, step, directory, table, save_optimizer)
             digests.append(update["weights_sha256"])
             if reload:
                 trainer = new_trainer(world, **ROUNDED)
-                trainer.load(f"p{step + 1}", str(directory / f"p{step + 1}"), fresh_optimizer=False)
+                resume(trainer, directory / f"p{step + 1}")
         return digests
 
     whole = trained(tmp_path / "whole", False, reload=False)
@@ -107,27 +105,23 @@ def test_a_learner_goes_on_exactly_from_what_was_saved(world, model_directory, t
 
 
 def test_updates_of_one_step_have_the_digests_that_saving_would_give(world, model_directory, tmp_path):
-    trainer = new_trainer(world, **ROUNDED)
-    trainer.load("p0", str(model_directory), fresh_optimizer=True)
-    both = batches([[sample("0a", 9, 0)], [sample("1a", 7, 1)]], updates=[0, 1])
-    updates, _ = train_step(trainer, 0, tmp_path, both)
-    alone = new_trainer(world, **ROUNDED)
-    alone.load("p0", str(model_directory), fresh_optimizer=True)
-    (only,), _ = train_step(alone, 0, tmp_path / "alone", batches([[sample("0a", 9, 0)]]))
+    rows = [[sample("0a", 9, 0)], [sample("1a", 7, 1)]]
+    updates, (only,) = (
+        train_step(loaded_trainer(world, model_directory, **ROUNDED), 0, tmp_path / name, table)[0]
+        for name, table in (("both", batches(rows, updates=[0, 1])), ("alone", batches(rows[:1])))
+    )
     assert updates[0]["weights_sha256"] == updates[1]["weights_sha256_in"] == only["weights_sha256"]
 
 
 def test_what_was_published_counts_where_weights_behind_it_differ(by_one, tmp_path):
     """As where recorded weights lie beside state that was made again on other kernels."""
-    made, _ = by_one
-    settings = TrainingConfig(device="cpu", dtype="bfloat16", policy_dtype="bfloat16")
+    made, settings = by_one[0], TrainingConfig(device="cpu", dtype="bfloat16", policy_dtype="bfloat16")
     policy = load_policy(made, settings, CPU)
     parameter = policy.causal.model.norm.weight
-    published = torch.full_like(parameter.full_tensor(), 3.0)
     with torch.no_grad():
         parameter.copy_(torch.full_like(parameter, 3.0))
     load_optimizer(policy, new_optimizer(policy, settings), made)
-    assert torch.equal(parameter.full_tensor(), published)
+    assert (parameter.full_tensor() == 3.0).all()
 
 
 def test_rounded_policies_of_what_is_computed_in_float32_are_refused(world):
@@ -137,6 +131,5 @@ def test_rounded_policies_of_what_is_computed_in_float32_are_refused(world):
 
 def test_a_family_that_stores_weights_under_other_names_is_refused(world, model_directory, monkeypatch):
     monkeypatch.setattr("tasks.learner.checkpoint.own_tensors", lambda causal: {"fused.weight": torch.zeros(1)})
-    trainer = new_trainer(world, **ROUNDED)
     with pytest.raises(LearnerError, match=r"stores its weights in another form.*fused.weight"):
-        trainer.load("p0", str(model_directory), fresh_optimizer=True)
+        loaded_trainer(world, model_directory, **ROUNDED)

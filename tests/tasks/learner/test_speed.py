@@ -8,21 +8,20 @@ from configs.training import LoraConfig, TrainingConfig
 from tasks.learner import adapters
 from tasks.learner.model import load_policy, run_row
 from tasks.learner.speed import NAMES, Cost, StepTimer, training_cost
-from tests.fixtures.packed import all_rows, batches, batches_from_table, sample
+from tests.fixtures.packed import all_rows, batch_of, sample
+from tests.fixtures.policies import CPU, policy_of
 from tests.fixtures.varlen import varlen_on_cpu
 from tests.tasks.learner.ranks import plain_policy
 
 pytestmark = pytest.mark.engine
 
-CPU = torch.device("cpu")
 LENGTHS = (9, 33, 4)
 
 
 @pytest.fixture
 def rows():
     samples = [sample(str(length), length, length) for length in LENGTHS]
-    (batch,) = batches_from_table(batches([samples, samples[:1]]))
-    return all_rows(batch)
+    return all_rows(batch_of([samples, samples[:1]]))
 
 
 def counted(policy, row):
@@ -52,7 +51,7 @@ def test_equals_what_torch_counts(model_directory, rows):
 
 
 def test_weights_that_are_not_trained_cost_two_thirds(world, model_directory):
-    whole = training_cost(load_policy(model_directory, TrainingConfig(), CPU))
+    whole = training_cost(policy_of(model_directory))
     adapter = adapters.open_adapter("p0", model_directory, None, LoraConfig(rank=1))
     found = training_cost(load_policy(model_directory, TrainingConfig(lora=LoraConfig(rank=1)), CPU, adapter))
     assert found.weighted == pytest.approx(whole.weighted * 2 / 3) and found.pair == whole.pair

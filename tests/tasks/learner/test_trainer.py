@@ -11,7 +11,7 @@ from storage.schemas.stage_tables import TOKEN_STATISTICS, UPDATES
 from tasks.learner.checkpoint import PROBE_TEXT, probe_tokens
 from tasks.learner.digest import weights_sha256
 from tasks.learner.protocol import LearnerError, NoOptimizerState
-from tests.fixtures.learner_steps import configure, new_trainer, train_step
+from tests.fixtures.learner_steps import configure, load_first, new_trainer, resume, train_step
 from tests.fixtures.packed import batches, changed, padding, sample
 
 pytestmark = pytest.mark.engine
@@ -30,7 +30,7 @@ def trainer(world):
 
 @pytest.fixture
 def loaded(trainer, model_directory):
-    trainer.load("p0", str(model_directory), fresh_optimizer=True)
+    load_first(trainer, model_directory)
     return trainer
 
 
@@ -41,7 +41,7 @@ def train(trainer, step, directory, table=None, save_optimizer=False):
 def test_each_row_each_update_and_each_part_of_saving_is_progress(world, model_directory, tmp_path):
     beats = []
     made = new_trainer(world, lambda: beats.append(None), **TRAINING)
-    made.load("p0", str(model_directory), fresh_optimizer=True)
+    load_first(made, model_directory)
     assert beats == []
     train(made, 0, tmp_path)
     of_checking = 1  # the rows are one group of their file
@@ -56,10 +56,9 @@ def test_update_and_statistics_are_of_the_contract(loaded, model_directory, tmp_
     assert statistics.select(TOKEN_STATISTICS.arrow.names).schema.equals(TOKEN_STATISTICS.arrow)
     assert statistics["sample_id"].to_pylist() == ["0a", "0b", "0c"]
     assert [len(row) for row in statistics["logprobs"].to_pylist()] == [9, 6, 7]
-    known = {name: update[name] for name in ("version", "update", "policy_key_in", "has_optimizer", "learning_rate")}
-    assert known == {"version": 1, "update": 0, "policy_key_in": "p0", "has_optimizer": True, "learning_rate": 5e-3}
-    counts = {name: update[name] for name in ("num_rows", "num_tokens", "rl_tokens", "ce_tokens", "ref_kl_tokens")}
-    assert counts == {"num_rows": 2, "num_tokens": 22, "rl_tokens": 8, "ce_tokens": 4, "ref_kl_tokens": 0}
+    expected = {"version": 1, "update": 0, "policy_key_in": "p0", "has_optimizer": True, "learning_rate": 5e-3}
+    expected |= {"num_rows": 2, "num_tokens": 22, "rl_tokens": 8, "ce_tokens": 4, "ref_kl_tokens": 0}
+    assert {name: update[name] for name in expected} == expected
     assert update["weights_sha256_in"] == weights_sha256(model_directory)
     assert update["weights_sha256"] == weights_sha256(tmp_path / "p1") != update["weights_sha256_in"]
     assert update["loss"] == pytest.approx(update["rl_loss"] + update["ce_loss"] + update["ref_kl_loss"])
@@ -68,15 +67,13 @@ def test_update_and_statistics_are_of_the_contract(loaded, model_directory, tmp_
 def test_metrics_follow_from_the_statistics(loaded, tmp_path):
     (update,), statistics = train(loaded, 0, tmp_path)
     rows = {row["sample_id"]: row for row in statistics.to_pylist()}
-    ce = -np.array(rows["0c"]["logprobs"])[3:]
-    assert update["metrics"]["ce_nll_mean"] == pytest.approx(ce.mean(), rel=1e-6)
-    assert update["ce_loss"] == pytest.approx(ce.mean(), rel=1e-6)
-    assert update["metrics"]["ce_nll_max"] == pytest.approx(ce.max(), rel=1e-6)
-    engine = np.concatenate(BATCHES[0]["logprobs"].to_pylist()[:1])
+    ce, metrics = -np.array(rows["0c"]["logprobs"])[3:], update["metrics"]
+    of_ce = (update["ce_loss"], metrics["ce_nll_mean"], metrics["ce_nll_max"])
+    assert of_ce == pytest.approx((ce.mean(), ce.mean(), ce.max()), rel=1e-6)
+    engine = np.array(BATCHES[0]["logprobs"][0].as_py())
     learner = np.array(rows["0a"]["logprobs"] + rows["0b"]["logprobs"])
     member = np.array(BATCHES[0]["rl_weights"][0].as_py()) != 0
-    assert (learner[~member] == 0).all()
-    assert (learner[member] < 0).all()
+    assert (learner[~member] == 0).all() and (learner[member] < 0).all()
     d = (learner - engine)[member]
     kl = np.exp(d) - 1 - d
     assert (update["mismatch_kl"], update["mismatch_kl_max"]) == pytest.approx((kl.mean(), kl.max()), rel=1e-5)
@@ -87,9 +84,8 @@ def test_metrics_follow_from_the_statistics(loaded, tmp_path):
 
 def test_means_without_tokens_are_null_not_zero(loaded, tmp_path):
     (update,), _ = train(loaded, 0, tmp_path, batches([[sample("a", 6, 1, "ce")]]))
-    nulls = [update[name] for name in ("entropy", "mismatch_kl", "mismatch_kl_max", "masked_fraction")]
-    assert nulls == [None] * 4
-    assert update["rl_loss"] == 0.0
+    means = ("entropy", "mismatch_kl", "mismatch_kl_max", "masked_fraction")
+    assert [update[name] for name in (*means, "rl_loss")] == [None] * 4 + [0.0]
     (update,), _ = train(loaded, 1, tmp_path, batches([[sample("a", 6, 1)]]))
     assert update["metrics"]["ce_nll_mean"] is None
 
@@ -102,13 +98,11 @@ def test_training_moves_log_probs_where_the_advantage_points(loaded, tmp_path):
     for step in range(4):
         _, statistics = train(loaded, step, tmp_path, batches([[good, bad]]))
         sums.append([sum(row) for row in statistics["logprobs"].to_pylist()])
-    assert sums[3][0] > sums[0][0] + 0.1
-    assert sums[3][1] < sums[0][1] - 0.1
+    assert sums[3][0] > sums[0][0] + 0.1 and sums[3][1] < sums[0][1] - 0.1
 
 
 def test_padding_rows_are_no_rows(loaded, tmp_path):
-    table = batches([[sample("a", 6, 1)], [padding(4)]])
-    (update,), statistics = train(loaded, 0, tmp_path, table)
+    (update,), statistics = train(loaded, 0, tmp_path, batches([[sample("a", 6, 1)], [padding(4)]]))
     assert (update["num_rows"], update["num_tokens"], statistics.num_rows) == (1, 6, 1)
 
 
@@ -118,16 +112,14 @@ def test_the_directory_is_a_model_with_its_tokenizer(loaded, model_directory, tm
 
     train(loaded, 0, tmp_path, save_optimizer=True)
     made = tmp_path / "p1"
-    assert {path.name for path in model_directory.iterdir()} | {"optimizer.safetensors"} == {
-        path.name for path in made.iterdir()
-    }
+    source, written = ({path.name for path in directory.iterdir()} for directory in (model_directory, made))
+    assert written == source | {"optimizer.safetensors"}
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
         assert (made / name).read_bytes() == (model_directory / name).read_bytes()
     assert json.loads((made / "config.json").read_text()) == json.loads((model_directory / "config.json").read_text())
     assert load_tokenizer(str(made)).encode("hi") == [104, 105]
     _, report = AutoModelForCausalLM.from_pretrained(made, output_loading_info=True)
-    assert not report["missing_keys"]
-    assert not report["unexpected_keys"]
+    assert not report["missing_keys"] and not report["unexpected_keys"]
 
 
 def test_the_probe_is_text_by_the_policys_own_tokenizer(loaded, model_directory, tmp_path):
@@ -152,20 +144,17 @@ def test_a_published_policy_gives_the_probe_of_the_one_in_memory(loaded, tmp_pat
 
 
 def shas(trainer, steps, directory, save_optimizer=False):
-    found = []
-    for step in steps:
-        (update,), _ = train(trainer, step, directory, save_optimizer=save_optimizer)
-        found.append(update["weights_sha256"])
-    return found
+    updates = [train(trainer, step, directory, save_optimizer=save_optimizer)[0] for step in steps]
+    return [update["weights_sha256"] for (update,) in updates]
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "sign_sgd"])
 @pytest.mark.essential
 def test_saving_and_loading_in_the_middle_changes_nothing(trainer, model_directory, tmp_path, optimizer):
     choose(trainer, optimizer)
-    trainer.load("p0", str(model_directory), fresh_optimizer=True)
+    load_first(trainer, model_directory)
     through = shas(trainer, range(4), tmp_path / "through", save_optimizer=True)
-    trainer.load("p2", str(tmp_path / "through" / "p2"), fresh_optimizer=False)
+    resume(trainer, tmp_path / "through" / "p2")
     assert shas(trainer, range(2, 4), tmp_path / "resumed") == through[2:]
     trainer.load("p2", str(tmp_path / "through" / "p2"), fresh_optimizer=True)
     assert shas(trainer, range(2, 4), tmp_path / "fresh") != through[2:]
@@ -179,31 +168,31 @@ def test_sign_sgd_without_momentum_keeps_nothing_and_goes_on_all_the_same(traine
     from safetensors.torch import load_file
 
     choose(trainer, "sign_sgd", momentum=0.0)
-    trainer.load("p0", str(model_directory), fresh_optimizer=True)
+    load_first(trainer, model_directory)
     through = shas(trainer, range(3), tmp_path / "through", save_optimizer=True)
     assert load_file(tmp_path / "through" / "p2" / "optimizer.safetensors") == {}
-    trainer.load("p2", str(tmp_path / "through" / "p2"), fresh_optimizer=False)
+    resume(trainer, tmp_path / "through" / "p2")
     assert shas(trainer, range(2, 3), tmp_path / "resumed") == through[2:]
 
 
 def test_state_of_another_optimizer_is_refused(trainer, model_directory, tmp_path):
     choose(trainer, "muon")
-    trainer.load("p0", str(model_directory), fresh_optimizer=True)
+    load_first(trainer, model_directory)
     train(trainer, 0, tmp_path, save_optimizer=True)
     for other in ("adamw", "sign_sgd"):
         choose(trainer, other)
         with pytest.raises(LearnerError, match="does not fit the model and its optimizer"):
-            trainer.load("p1", str(tmp_path / "p1"), fresh_optimizer=False)
+            resume(trainer, tmp_path / "p1")
 
 
 def test_updates_of_one_batch_are_made_in_turn(trainer, model_directory, tmp_path):
     """Two updates of one batch, one step of warm-up each, equal two steps; and their digests form a chain."""
-    trainer.load("p0", str(model_directory), fresh_optimizer=True)
+    load_first(trainer, model_directory)
     apart = shas(trainer, range(2), tmp_path / "apart")
     rows = [[sample(f"{step}a", 9, step), sample(f"{step}b", 6, step + 50)] for step in range(2)]
     tails = [[sample(f"{step}c", 7, step + 90, "ce")] for step in range(2)]
     table = batches([rows[0], tails[0], rows[1], tails[1]], updates=[0, 0, 1, 1])
-    trainer.load("p0", str(model_directory), fresh_optimizer=True)
+    load_first(trainer, model_directory)
     updates, statistics = train(trainer, 0, tmp_path / "together", table, save_optimizer=True)
     assert [update["weights_sha256"] for update in updates] == apart
     assert updates[1]["weights_sha256_in"] == apart[0]
@@ -220,12 +209,12 @@ def test_optimizer_state_that_is_absent_or_another_model_s(trainer, model_direct
         trainer.load("p0", str(model_directory), fresh_optimizer=False)
     with pytest.raises(LearnerError, match="holds none"):
         trainer.probe([1, 2])
-    trainer.load("p0", str(model_directory), fresh_optimizer=True)
+    load_first(trainer, model_directory)
     train(trainer, 0, tmp_path, save_optimizer=True)
     other = tiny_qwen3(tmp_path / "other", hidden=32, layers=1)
     (tmp_path / "p1" / "optimizer.safetensors").rename(other / "optimizer.safetensors")
     with pytest.raises(LearnerError, match="does not fit the model"):
-        trainer.load("other", str(other), fresh_optimizer=False)
+        resume(trainer, other)
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(loaded, model_directory, tmp_path):
@@ -234,7 +223,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(loaded, model_directory, 
     with pytest.raises(LearnerError, match="gradient's norm is"):
         train(loaded, 0, tmp_path, poison)
     after_refusal = shas(loaded, range(2), tmp_path / "after")
-    loaded.load("p0", str(model_directory), fresh_optimizer=True)
+    load_first(loaded, model_directory)
     assert shas(loaded, range(2), tmp_path / "clean") == after_refusal
 
 

@@ -2,13 +2,15 @@
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.training import TrainingConfig
+from tasks.learner.model import run_row
 from tasks.learner.protocol import LearnerError
 from tasks.learner.vision import RowImages, check_counts, grid_positions
 from tests.fixtures.pictures import SEEN
+from tests.fixtures.policies import CPU, logprobs_by_transformers, policy_of
 from tests.fixtures.seen_rows import packed_row, shown
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
@@ -17,21 +19,9 @@ PAD = SEEN["image"]
 SAMPLES = [shown([(1, 2)], 1), shown([], 2), shown([(2, 1), (1, 1)], 3)]
 
 
-def policy_of(directory, **training):
-    import torch
-
-    from tasks.learner.model import load_policy
-
-    return load_policy(directory, TrainingConfig(device="cpu", **training), torch.device("cpu"))
-
-
 def logprobs(policy, samples):
-    import torch
-
-    from tasks.learner.model import run_row
-
     with torch.no_grad():
-        return run_row(policy, packed_row(samples), torch.device("cpu"))[0].numpy()
+        return run_row(policy, packed_row(samples), CPU)[0].numpy()
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +32,12 @@ def reference(seeing_model):
 
 
 def of_transformers(model, sample):
-    import torch
-
     tokens, _, _, pixels, grids = sample
-    ids = torch.tensor([tokens])
-    seen = (
-        {"pixel_values": torch.tensor(np.concatenate(pixels)), "image_grid_thw": torch.tensor(grids)} if pixels else {}
-    )
-    types = {"mm_token_type_ids": (ids == PAD).int()} if pixels else {}
-    with torch.no_grad():
-        logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), **seen, **types).logits[0, :-1]
-    return logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0].numpy()
+    seen = {}
+    if pixels:
+        seen = {"pixel_values": torch.tensor(np.concatenate(pixels)), "image_grid_thw": torch.tensor(grids)}
+        seen["mm_token_type_ids"] = (torch.tensor([tokens]) == PAD).int()
+    return logprobs_by_transformers(model, tokens, **seen).numpy()
 
 
 def test_packed_samples_are_as_each_alone_and_as_transformers_has_them(world, seeing_model, reference):
@@ -83,8 +68,6 @@ def test_a_token_that_stands_for_an_image_and_was_sampled_is_text(world, seeing_
 @given(st.lists(st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), max_size=3), min_size=1, max_size=3))
 @settings(max_examples=20)
 def test_positions_are_those_of_transformers(reference, turns):
-    import torch
-
     samples = [shown(sizes, 0) for sizes in turns]
     row = packed_row(samples)
     if row.images is None:
@@ -98,15 +81,11 @@ def test_positions_are_those_of_transformers(reference, turns):
 
 
 def test_the_tower_is_trained_where_that_is_asked_for(world, seeing_model):
-    import torch
-
-    from tasks.learner.model import run_row
-
     for setting, sees in (("frozen", False), ("trained", True)):
         policy = policy_of(seeing_model, vision=setting)
         for samples, of_image in ((SAMPLES, sees), (SAMPLES[1:2], False)):
             policy.zero_grad()
-            run_row(policy, packed_row(samples), torch.device("cpu"))[0].sum().backward()
+            run_row(policy, packed_row(samples), CPU)[0].sum().backward()
             tower = [p.grad for name, p in policy.named_parameters() if ".visual." in name]
             # Of a row of text too each has a gradient, of zeros: other ranks may have an image, and wait for it.
             assert all((grad is not None) == sees for grad in tower)
