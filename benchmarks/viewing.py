@@ -71,7 +71,7 @@ def pages(root: Path, store: str) -> dict[str, str]:
     lineage = [lineage for lineage in StepHistory(frames.graph, RUN).lineages if lineage.for_training][-1]
     step = lineage.traces.step
     trace = frames.rows([lineage.traces], "traces").sort("trace_id").first().collect()
-    name, environment, example = trace.select("trace_id", "environment", "example_id").row(0)
+    name = str(trace["trace_id"][0])
     messages = frames.rows([lineage.traces], "messages").select("content").first().collect()
     word = str(messages["content"][0]).split()[0]
     found = {
@@ -86,7 +86,6 @@ def pages(root: Path, store: str) -> dict[str, str]:
             "run": addresses.run(RUN),
             "search": addresses.search(RUN, word),
             "trace by its id alone": addresses.any_trace(name),
-            "example over the history": addresses.example(RUN, environment, example),
             "compare two runs": addresses.compare(RUN, FORK),
             "compare a step": addresses.compare(RUN, CREDITED, step=step),
         }

@@ -157,7 +157,7 @@ def parse(argv: Sequence[str]) -> Callable[[], Any]:
 
         return lambda: print(overview())
     _require_address_space()  # before the imports of a command, in which libraries reserve memory
-    from cyclopts import CycloptsError
+    from cyclopts import CycloptsError, UnusedCliTokensError
 
     from flows.cli.arguments import UsageError, app
 
@@ -167,8 +167,10 @@ def parse(argv: Sequence[str]) -> Callable[[], Any]:
     try:
         command, bound, _ = app.parse_args(argv, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        program = " ".join(["stagecoach", *(error.command_chain or ())])
-        raise UsageError(f"{_without_far_suggestion(str(error))}\n`{program} --help` lists the options.") from error
+        program, problem = " ".join(["stagecoach", *(error.command_chain or ())]), _without_far_suggestion(str(error))
+        if isinstance(error, UnusedCliTokensError):
+            problem = f"{program}: an argument too many: {' '.join(error.unused_tokens or ())}"
+        raise UsageError(f"{problem}\n`{program} --help` lists the options.") from error
     return partial(command, *bound.args, **bound.kwargs)
 
 

@@ -39,8 +39,8 @@ def train_demo(
 ) -> tuple[RunConfig, dict[str, Any]]:
     """Make the demo's model, warm it up and train it; return config and outcome of the training.
 
-    Raises UsageError for presets that are not one with a demo, and ConfigError before the minutes of the warm-up if the
-    config or its environments cannot be loaded.
+    Before the minutes of the warm-up it raises UsageError for presets that are not one with a demo, ConfigError for a
+    wrong config or a missing function, and EnvironmentUnavailable for an environment that is not installed.
     """
     with_demo = demo_presets()
     if len(presets) > 1 or not {*presets} <= {*with_demo}:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,15 +24,12 @@ MIN_DRIVER = 580
 """The first driver for CUDA 13, with which the packages of the gpu lock are built."""
 PROBE = """
 import json, torch
-from tasks.inference.engine.host import import_server
-from tasks.learner.tiny import import_qwen3
-from tasks.learner.worker import import_learner
-import_server(), import_qwen3(), import_learner()
+from flows.cli.doctor import load_demo
+load_demo()
 print(json.dumps([torch.__version__, torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"]))
 """
-"""Imports what the processes of the demo import: the engine, the maker of its model, the learner."""
 PROBE_SECONDS = 300
-"""Longest wait for these imports: from a cold network disk they take minutes."""
+"""Longest wait for what the demo loads: from a cold network disk it takes minutes."""
 REINSTALL = "run `make clean install`; without a checkout, install as docs/python.md says"
 
 
@@ -96,7 +94,7 @@ def shared_memory() -> str:
 
 
 def programs() -> str:
-    """Return that the engine, the learner and the maker of the demo's model load, and the device that torch sees."""
+    """Return that the programs of the demo load, and the device that torch sees."""
     try:
         # In a separate process: a torch that does not fit the driver may end it without an exception.
         argv = [sys.executable, "-P", "-c", PROBE]
@@ -108,6 +106,30 @@ def programs() -> str:
     if device == "cpu" and installed_version("vllm"):
         raise Problem(f"torch {release} on {device}, but the engine needs a CUDA device")
     return f"engine and learner load; torch {release} on {device}"
+
+
+def load_demo() -> None:
+    """Load in this process what the processes of `stagecoach demo` load, and make its sources in a scratch directory.
+
+    These are the engine with its code of the demo's model, the learner, the renderer, and the environments, each with
+    its own process. Raises what cannot be loaded.
+    """
+    from configs.load import load
+    from flows.runtime.demo_sources import FIRST, Sources, build, demo_recipe
+    from tasks.inference.engine.host import import_server, register_architectures
+    from tasks.inference.environments.servers import load_all
+    from tasks.inference.trace_rows.demonstrations import load_renderer
+    from tasks.learner.worker import import_learner
+
+    config = load([FIRST])
+    import_server()
+    import_learner()
+    load_all(config.environments)
+    with tempfile.TemporaryDirectory() as directory:
+        sources = Sources(Path(directory))
+        build(sources, demo_recipe())
+        register_architectures(str(sources.model))
+        load_renderer(str(sources.model), config.model.renderer, config.model.renderer_settings)
 
 
 def compiler() -> str:

@@ -47,12 +47,16 @@ def export_rollouts(
     force: Annotated[bool, option("replace the file, or the directory of weights, at PATH")] = False,
     store: StoreOption = "",
 ) -> int | None:
-    """Export rollouts or weights."""
+    """Export rollouts or weights. Raises UsageError for an option of the other one, and what `export` raises."""
     from configs.store import default_store
     from flows.exchange.export import RolloutChoice, export
 
     if not run and not (form == "weights" and policy):
         raise UsageError("export needs a RUN or, for weights, a policy (--policy)")
+    if policy and form != "weights":
+        raise UsageError("--policy chooses weights: give it with --format weights")
+    if form == "weights" and (where or held_out or quarantined):
+        raise UsageError("--where, --held-out and --quarantined choose rollouts: weights are exported without them")
     choice = RolloutChoice(run, where, held_out, quarantined)
     written = export(form, Path(target).expanduser(), choice, policy, store or default_store(), force)
     noun = {"verifiers": "episodes", "sft": "samples", "preferences": "pairs", "weights": "files"}[form]

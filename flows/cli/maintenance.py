@@ -63,18 +63,17 @@ def gc(
 ) -> int:
     """Print the runs and files to remove; with `yes`, remove them. Without it nothing is removed."""
     from flows.runtime.maintenance import choose_removal, describe_removal, remove_planned
-    from storage.maintenance.sweep import RemovalReport
+    from storage.maintenance.sweep import RemovalReport, removal_records
     from storage.read.frames import existing_store
 
     root = existing_store(store or default_store())
     plan = choose_removal(root, keep, keep_last, remove, force, policies, trust_ledger)
-    removed = RemovalReport()
-    # An interrupted removal deleted its ledger rows first: with an empty plan the files that they named are removed.
-    if (yes or plan.empty) and not dry_run:
-        removed = remove_planned(root, plan)
-    print_report(describe_removal(plan, removed), as_json)
-    if not (yes or plan.empty or as_json):
-        say("nothing was removed; --yes removes it for good")
+    # An interrupted removal deleted its ledger rows first; the next one removes the files that they named.
+    unfinished = len(removal_records(root))
+    removed = remove_planned(root, plan) if yes and not dry_run else RemovalReport()
+    print_report(describe_removal(plan, removed) | {"unfinished_removals": unfinished}, as_json)
+    if not as_json and (dry_run or not yes):
+        say(f"nothing was removed{'' if plan.empty and not unfinished else '; --yes removes it for good'}")
     return 0
 
 

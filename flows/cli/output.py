@@ -36,6 +36,8 @@ def print_report(report: Mapping[str, Any], as_json: bool = False) -> None:
 def _cell(name: str, value: Any) -> str:
     if "bytes" in name:
         return size(value)
+    if isinstance(value, datetime):
+        return value.isoformat(timespec="seconds")
     if isinstance(value, Mapping):
         value = [f"{key} {entry}" for key, entry in value.items()]
     if isinstance(value, list | tuple):

@@ -1,18 +1,15 @@
 """The command quarantine: marks rollouts that turned out to be unfit for training, or lists the marks."""
 
-import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from configs.store import default_store
 from flows.cli.arguments import Json, StoreOption, UsageError, option
-from flows.reporting.formats import console, grid, say
+from flows.cli.output import print_report
+from flows.reporting.formats import say
 
-if TYPE_CHECKING:
-    from flows.cli.unfit_rollouts import BatchUse
-
-USE = ("run", "step", "batch", "rows", "samples", "tokens", "policy made", "later ones")
-MARK = ("quarantine", "at", "run", "rollouts", "where", "reason")
+SHOWN = 8
+"""Characters of a key that are printed."""
 
 
 def quarantine(
@@ -37,56 +34,35 @@ def quarantine(
 
     if not listing and not (where.strip() and (reason.strip() or dry_run)):
         raise UsageError("say which rollouts (--where) and why (--reason); --list shows what was marked before")
-    root = open_store(store or default_store())
+    address = store or default_store()
+    root = open_store(address)
     if listing:
-        _print_marks([asdict(mark) for mark in root.quarantines.all()], as_json)
+        marks = [asdict(mark) for mark in root.quarantines.all()]
+        counts = [mark | {"trace_ids": len(mark["trace_ids"])} for mark in marks]
+        print_report({"quarantines": marks if as_json else counts}, as_json)
+        if not (marks or as_json):
+            say("no quarantines")
         return 0
     trace_ids, num_read = search(root, where, run)
     of_run = run or ALL_RUNS
     recorded = None if dry_run else root.quarantines.record(trace_ids, where=where, reason=reason, run=of_run)
-    used = uses(root, trace_ids)
+    used = [asdict(use) for use in uses(root, trace_ids)]
+    report: dict[str, Any] = {
+        **{"quarantine": recorded and recorded.quarantine, "run": of_run, "where": where},
+        **{"reason": recorded.reason if recorded else reason, "num_rollouts": len(trace_ids)},
+        **{"num_looked_at": num_read, "uses": used},
+    }
     if as_json:
-        described = {
-            **{"quarantine": recorded and recorded.quarantine, "run": of_run, "where": where},
-            **{"reason": recorded.reason if recorded else reason, "num_rollouts": len(trace_ids)},
-            **{"num_looked_at": num_read, "uses": [asdict(use) for use in used], "trace_ids": trace_ids},
-        }
-        print(json.dumps(described))
+        print_report(report | {"trace_ids": trace_ids}, as_json)
         return 0
-    count = f"{len(trace_ids)} of {num_read} rollouts"
-    if recorded:
-        say(f"quarantine {recorded.quarantine}: {count}: {recorded.reason}")
-    else:
-        say(f"{count} fit; nothing was recorded (--dry-run)")
+    shown = [use | {"batch": use["batch"][:SHOWN], "policy": (use["policy"] or "-")[:SHOWN]} for use in used]
+    print_report(report | {"uses": shown})
+    if not recorded:
+        say("nothing was recorded (--dry-run)")
     if not used:
         say("No batch holds a sample of them.")
-        return 0
-    console().print(grid(USE, map(_use_row, used), left=(0, 1, 2)))
-    if recorded:
+    elif recorded:
         # The run that the condition was about knows its own rewards.
         say("Leave them out, for example:")
-        say(f"  stagecoach replay {run or used[0].run} --from filtering --store {root.root.address}")
+        say(f"  stagecoach replay {run or used[0]['run']} --from filtering --store {address}")
     return 0
-
-
-def _use_row(use: "BatchUse") -> tuple[object, ...]:
-    return (
-        *(use.run, use.step, use.batch[:8]),
-        *("?" if count is None else count for count in (use.num_rows, use.num_samples, use.num_tokens)),
-        "none" if use.version is None else f"{use.version} ({(use.policy or '')[:8]})",
-        use.num_later,
-    )
-
-
-def _print_marks(marks: list[dict[str, Any]], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(marks, default=str))
-        return
-    rows = [
-        (
-            *(mark["quarantine"], f"{mark['at']:%Y-%m-%d %H:%M}", mark["run"]),
-            *(len(mark["trace_ids"]), mark["where"], mark["reason"]),
-        )
-        for mark in marks
-    ]
-    console().print(grid(MARK, rows, left=(0, 1, 2, 4, 5)) if rows else "no quarantines")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
+from configs.store import default_store
 from flows.cli.arguments import (
     Json,
     Plain,
@@ -79,7 +80,7 @@ def status(*, store: StoreOption = "", as_json: Json = False) -> int:
     live = [describe(reader, name, event) for name, event in events.items() if is_going(event)]
     print_report({"runs": live}, as_json)
     if not (live or as_json):
-        say(f"no live runs in {reader.store.root.address}")
+        say(f"no live runs in {store or default_store()}")
     return 0 if live else 1
 
 

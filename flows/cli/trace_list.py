@@ -106,7 +106,7 @@ def _replies(reader: StoreReader, run: str, rows: Sequence[Mapping[str, Any]]) -
 
 
 def _print_rows(out: Console, listed: Mapping[str, Any], replies: Mapping[str, str | None], piped: bool) -> None:
-    """Print a line for each trace; with `replies`, the first columns that the width has room for, and each reply."""
+    """Print a line for each trace; with `replies`, its id, the columns that the width has room for, and its reply."""
     rows, cells = listed["rows"], dict[str, list[str]]()
     for column in listed["columns"]:
         name, title = column["name"], column["title"] + (UNITS.get(column["kind"], "") if piped else "")
@@ -114,7 +114,8 @@ def _print_rows(out: Console, listed: Mapping[str, Any], replies: Mapping[str, s
         values = [row[name][:length] if length else row[name] for row in rows]
         cells[name] = [one_line(title, WIDEST_PIPED), *(cell_text(value, column["kind"], piped) for value in values)]
     ends = dict(zip(cells, accumulate(max(map(cell_len, texts)) + GAP for texts in cells.values()), strict=True))
-    shown = [name for name in cells if not replies or ends[name] <= out.width - MIN_REPLY_CHARS]
+    first, *others = cells
+    shown = [first, *(name for name in others if not replies or ends[name] <= out.width - MIN_REPLY_CHARS)]
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_edge=False)
     for column in listed["columns"]:
         if column["name"] in shown:
@@ -123,9 +124,9 @@ def _print_rows(out: Console, listed: Mapping[str, Any], replies: Mapping[str, s
     if replies:
         table.add_column("reply", no_wrap=True)
     for index, row in enumerate(rows, 1):
-        values = [Text(cells[name][index], STYLES.get(cells[name][index], "")) for name in shown]
-        said = one_line(replies.get(row["trace_id"]) or formats.DASH, out.width - ends[shown[-1]]) if replies else ""
-        table.add_row(*values, *([Text(said)] if replies else []))
+        values = [Text(cells[name][index], STYLES.get(row[name], "") if name == "outcome" else "") for name in shown]
+        reply = one_line(replies.get(row["trace_id"]) or formats.DASH, max(out.width - ends[shown[-1]], 0))
+        table.add_row(*values, *([Text(reply)] if replies else []))
     out.print(table, no_wrap=True)
 
 

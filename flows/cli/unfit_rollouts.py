@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import polars as pl
 
-from flows.queries.conditions import HELP, BadCondition, Condition, matching_rows
+from flows.queries.conditions import HELP, BadCondition, matching_traces
 from flows.queries.views import relations
 from storage.read.frames import Frames
 from storage.read.lineage import Graph, Work
@@ -21,18 +21,15 @@ def search(store: Store, where: str, run: str = "") -> tuple[list[str], int]:
     """Return the sorted ids of the rollouts for which the condition `where` holds, and of how many it was asked.
 
     They are of one run, if it is named, as that run uses them. Of all runs a rollout that was graded again has a row
-    with each grading; one is enough. Only what the condition speaks of is read. Raises RunUnknown, and NoSuchRollouts
-    where the condition is none or holds for nothing.
+    with each grading; one is enough. Raises RunUnknown, and NoSuchRollouts where the condition is none or holds for
+    nothing.
     """
     frames = Frames(store, relations)
     frames = frames.run(run) if run else frames
-    condition = Condition(where)
-    rows = frames["rollouts"].select("trace_id", *sorted(condition.columns - {"trace_id"})).collect()
     try:
-        trace_ids = matching_rows(rows, condition)["trace_id"].unique().sort().to_list()
+        trace_ids, num_read = matching_traces(frames, where)
     except BadCondition as error:
         raise NoSuchRollouts(f"--where: {error}\nNothing was recorded.") from error
-    num_read = rows["trace_id"].n_unique()
     if not trace_ids:
         place = f"run {run!r}" if run else "any run"
         raise NoSuchRollouts(

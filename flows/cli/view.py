@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from flows.cli.arguments import Force, Port, StoreOption, option
+from flows.cli.arguments import Force, Port, StoreOption, UsageError, option
 
 
 def view(
@@ -15,11 +15,13 @@ def view(
     force: Force = False,
     store: StoreOption = "",
 ) -> int:
-    """Serve the pages of a store until Ctrl-C, or write one of them. Raises LayoutError."""
+    """Serve the pages of a store until Ctrl-C, or write one of them. Raises UsageError, LayoutError."""
     if save is None:
         from flows.viewer.serving import main
 
         return main(store=store, run=run, host=host, port=port, browse=browse)
+    if run or browse or port is not None:
+        raise UsageError("--save writes one page and starts nothing: it goes without --run, --port and --open")
     from flows.viewer.routes import save as save_page
 
     return save_page(*save, store=store, force=force)

@@ -15,6 +15,7 @@ from typing import Literal
 import polars as pl
 import pyarrow.compute as pc
 
+from flows.queries.conditions import BadCondition, matching_traces
 from flows.queries.step_history import StepHistory
 from flows.queries.views import relations
 from flows.reporting.output_files import check_output, write_whole
@@ -22,9 +23,6 @@ from flows.runtime.resolve_run import find_policy
 from storage.policies.manifest import adapter_base
 from storage.read.frames import Frames, existing_store
 from storage.read.lineage import Graph, Work
-from storage.read.query_limits import OF_MACHINE
-from storage.read.sql import ask
-from storage.read.views import quote
 from storage.store import Store
 from tasks.arrays.columns import texts
 from tasks.exchange.datasets import preferences, samples
@@ -52,7 +50,7 @@ class RolloutChoice:
 
     run: str
     where: str = ""
-    """Condition in SQL over the columns of the view `rollouts`; empty for all."""
+    """Condition on rollouts, as in the viewer's search; empty for all."""
     held_out: bool = False
     """Whether attempts at held-out examples are included; training on those would spoil every evaluation."""
     quarantined: bool = False
@@ -92,7 +90,8 @@ def export(
     """Write rollouts, or a policy's weights, to a file or directory, whole or not at all.
 
     `policy` is RUN or RUN:VERSION; empty takes the last policy of the choice's run. Raises ExportRefused where there is
-    nothing to write, OutputRefused for an existing target, NotText, PolicyUnknown, RunUnknown, and QuestionError.
+    nothing to write or `where` is no condition, OutputRefused for an existing target, NotText, PolicyUnknown and
+    RunUnknown.
     """
     check_output(target, force)
     source = existing_store(store)
@@ -119,11 +118,13 @@ def export(
 
 
 def chosen_rollouts(store: Store, choice: RolloutChoice) -> Iterator[StepRollouts]:
-    """Yield the steps of a run that have chosen rollouts, in order. Raises RunUnknown and QuestionError."""
+    """Yield the steps of a run that have chosen rollouts, in order. Raises RunUnknown and ExportRefused."""
     store.runs.events(choice.run)
     graph = Graph(store.counted_entries())
-    query = f"select trace_id from {quote(choice.run)}.rollouts where (\n{choice.where or 'true'}\n)"
-    requested = {*texts(ask(Frames(store, relations), query, bounds=OF_MACHINE)["trace_id"])}
+    try:
+        requested = {*matching_traces(Frames(store, relations).run(choice.run), choice.where)[0]}
+    except BadCondition as error:
+        raise ExportRefused(f"--where: {error}\nNothing was written.") from error
     unfit = frozenset() if choice.quarantined else store.quarantines.reasons(store.quarantines.ids()).keys()
     sources: dict[str, tuple[Work, Work]] = {}
     # The last to set a key counts: rollouts scored more than once are as they were trained, or scored last.

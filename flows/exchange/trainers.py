@@ -31,7 +31,6 @@ SAMPLE: dict[str, Any] = {
 MAX_CHARS = 10_000_000
 """Longest text of a file."""
 EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
-"""A number that YAML 1.1 takes for text: 1e-6."""
 OPERATORS = {"+": add, "*": mul, "/": truediv}
 TABLES = [tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text("utf-8")) for name in ("trl", "prime_rl")]
 
@@ -222,11 +221,14 @@ def _recognise(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             text = file.read(MAX_CHARS + 1)
         if len(text) > MAX_CHARS:
             raise ValueError(f"longer than {MAX_CHARS} characters")
-        readers: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".sh": _arguments}
-        keys = dict(_flatten(readers.get(path.suffix, yaml.safe_load)(text)))
+        readers: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": json.loads, ".sh": _arguments}
+        tree = readers.get(path.suffix, yaml.safe_load)(text) if text.strip() else {}
+        if not isinstance(tree, dict) or not tree:
+            raise ValueError("the file is empty" if not tree else "it has no keys with values")
+        keys = dict(_flatten(tree))
         if path.suffix not in readers:
-            keys = {name: float(value) if EXPONENT.fullmatch(str(value)) else value for name, value in keys.items()}
-    except (OSError, ValueError, RecursionError, AttributeError, yaml.YAMLError) as error:
+            keys = {name: _number(value) for name, value in keys.items()}
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(
             [
                 f"{path}: not read as TOML, as YAML or as the command of a .sh: {error}. Nothing was written; of a "
@@ -260,21 +262,26 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield f"{prefix}{name}", value
 
 
+def _number(value: Any) -> Any:
+    """Return a text such as 1e-6, which YAML 1.1 takes for text, as the number that it is."""
+    return float(value) if EXPONENT.fullmatch(str(value)) else value
+
+
 def _literal(word: str) -> Any:
-    """Return a word of a command, such as 1e-6 or True, as the value that it is."""
-    with suppress(ValueError):
-        value = json.loads(word.lower())
-        return value if isinstance(value, (int, float)) else word
-    return word
+    with suppress(yaml.YAMLError):
+        return _number(yaml.safe_load(word))
+    return word  # an operator of the shell, or a text
 
 
 def _arguments(text: str) -> dict[str, Any]:
-    """Return the arguments of the one command in a file that starts a script, or TRL's own."""
+    """Return the arguments of the one command that starts a script, or TRL's own. Raises ValueError for several."""
     words = shlex.split(text.replace("\\\n", " "), comments=True)
     # Words before the script are of the program that starts it.
-    start = next((at for at, word in enumerate(words) if word.endswith(".py") or word == "grpo"), len(words))
+    starts = [at for at, word in enumerate(words) if word.endswith(".py") or words[at - 1 : at + 1] == ["trl", "grpo"]]
+    if len(starts) != 1:
+        raise ValueError(f"one command that runs a script, or `trl grpo`, is expected; the file has {len(starts)}")
     values: dict[str, list[Any]] = {}
-    for word in words[start + 1 :]:
+    for word in words[starts[0] + 1 :]:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             values[name := name.replace("-", "_")] = [_literal(value)] if equals else []

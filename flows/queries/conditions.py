@@ -1,4 +1,4 @@
-"""Conditions on rollouts: SQL expressions for the viewer's search, `quarantine --where` and `traces --where`.
+"""Conditions on rollouts: SQL expressions for the viewer's search and for `--where` of commands.
 
 A condition is an expression in DuckDB's SQL over the columns of view `rollouts`, such as
 `reward > 0.8 and length < 20 and reply ~ 'x'`; regular expressions are RE2's, whose time is linear in the text.
@@ -18,6 +18,7 @@ from flows.queries.condition_process import INDEX, TABLE, ConditionFailed, true_
 from flows.queries.request import BadQuestion
 from flows.queries.row_lineage import nearest
 from flows.queries.views import ROLLOUT_COLUMNS, schema
+from storage.read.frames import Frames
 
 TEXTS = ("reply", "note", "prompt", "error_message", "error_traceback")
 """Columns of which a hit shows the text around a match."""
@@ -126,6 +127,17 @@ def sql_text(text: str) -> str:
 def any_case(text: str) -> str:
     """Return the regular expression, as SQL writes it, that finds a text with `~*`."""
     return sql_text(pl.escape_regex(text))
+
+
+def matching_traces(frames: Frames, where: str) -> tuple[list[str], int]:
+    """Return the sorted ids of the rollouts that meet a condition, all where it is empty, and how many were read.
+
+    Raises BadCondition as `matching_rows` does. Of the rollouts only the columns that the condition names are read.
+    """
+    condition = Condition(where)
+    rows = frames["rollouts"].select("trace_id", *sorted(condition.columns - {"trace_id"})).collect()
+    hits = matching_rows(rows, condition) if where else rows
+    return hits["trace_id"].unique().sort().to_list(), rows["trace_id"].n_unique()
 
 
 def matching_rows(rows: pl.DataFrame, condition: Condition, reader_gone: Event | None = None) -> pl.DataFrame:

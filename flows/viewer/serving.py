@@ -35,7 +35,8 @@ def main(store: str = "", run: str = "", host: str = "127.0.0.1", port: int | No
     """
     from flows.viewer.app import application
 
-    reader = StoreReader.at(store or default_store())
+    place = store or default_store()
+    reader = StoreReader.at(place)
     if run:
         run = reader.latest() if run == "latest" else run
         # An unknown run is refused here, before anything is served.
@@ -46,7 +47,7 @@ def main(store: str = "", run: str = "", host: str = "127.0.0.1", port: int | No
     for sig in ENDED:
         signal.signal(sig, _end)
     url = address(host, listening.getsockname()[1], run, token)
-    print(f"Looking at {reader.store.root.address}: {url}\nIt only reads. Ctrl-C ends it.", flush=True)
+    print(f"Looking at {place}: {url}\nIt only reads. Ctrl-C ends it.", flush=True)
     if browse:
         # A browser that is faster than the server below would be refused, and would say so for ever.
         opening = Timer(0.5, webbrowser.open, (url,))

@@ -4,15 +4,12 @@ DuckDB's `memory_limit` counts its buffers, not the values that an expression ma
 the rest. Standard library only: the process of a condition starts with it (`flows.queries.condition_process`).
 """
 
-import os
 import re
 import resource
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from threading import TIMEOUT_MAX
 
 # A question may come from a page or a script: all that it can reach are the tables handed to it.
 SANDBOX = {
@@ -46,8 +43,6 @@ LEAST_MEMORY = 2**24
 SLACK_BYTES = 2**30
 """What the process may take beyond the memory of the database, for threads and for reading the tables."""
 DEFAULT = Bounds()
-OF_MACHINE = Bounds(sys.maxsize, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, TIMEOUT_MAX)
-"""For a question of a program that names rows to work on, such as an export: what the machine has, and no less."""
 
 
 @contextmanager

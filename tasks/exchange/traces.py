@@ -38,7 +38,6 @@ LARGEST_REWARD = 1e9
 LARGEST_METRIC = 10**30
 LARGEST_TEMPERATURE = 1e3
 LARGEST_SECONDS = 1e9
-Name = Annotated[str, StringConstraints(pattern=r"\S")]
 Part = Annotated[float, Field(ge=-LARGEST_REWARD, le=LARGEST_REWARD, allow_inf_nan=False)]
 Logprob = Annotated[float, Field(ge=float(np.finfo(np.float32).min), le=0)]
 
@@ -55,6 +54,13 @@ def _check_metric(value: Any) -> Any:
     return value
 
 
+def _check_name(name: str) -> str:
+    if not name.strip():
+        raise _refusal("a name is empty")
+    return name
+
+
+Name = Annotated[str, AfterValidator(_check_name)]
 Metric = Annotated[Any, AfterValidator(_check_metric)]
 
 
@@ -127,7 +133,7 @@ def check_trace(trace: Mapping[str, Any], nodes: Any, vocab_size: int) -> None:
         checked = TraceShape.model_validate(shape)
     except ValidationError as error:
         problem = error.errors()[0]
-        place = problem["loc"]
+        place = [part for part in problem["loc"] if part != "[key]"]  # pydantic's mark of a name
         # Without the second part, the number of a node or a name of the file's: reasons are counted.
         field = ".".join(part for part in (*place[:1], *place[2:]) if isinstance(part, str))
         detail = problem.get("ctx", {}).get("detail") or f" is {str(problem['input'])[:40]}"

@@ -58,7 +58,7 @@ def tiny_qwen3(
     as it was. `hidden` must be a multiple of `2 * heads`, `vocab_size` at least 265 plus one for each of `words`, texts
     that are one token each (shorter samples train faster). Returns `directory` as a path.
     """
-    import_qwen3()
+    declare_torchvision_operators()
     import torch
     from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
@@ -88,12 +88,6 @@ def tiny_qwen3(
         model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
-
-
-def import_qwen3() -> None:
-    """Import what `tiny_qwen3` needs of torch and transformers; `doctor` calls this as well."""
-    declare_torchvision_operators()
-    from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM  # noqa: F401
 
 
 @contextmanager

@@ -56,7 +56,8 @@ def test_published_configs_of_other_trainers_become_projects(hour):
     said = answer(hour, "init moved")
     assert "trainer.optim.lr = 1e-05 -> training.learning_rate" in said and "deployment.num_infer_gpus = 1" in said
     assert "'alphabet-sort' is not installed" in answer(hour, "check moved", status=2)
-    assert "orchestrator.batch_size = 128, orchestrator.group_size = 16" in answer(hour, "init parts")
+    origin = "orchestrator.batch_size = 128, orchestrator.group_size = 16"
+    assert f"{origin} -> assignment.groups_per_step = 8\n" in answer(hour, "init parts")
     assert "sft_demo" in answer(hour, "init supervised", status=2) and not Path(hour.directory, "supervised").exists()
     assert 'importance_sampling_level = "sequence"' in answer(hour, "init from-trl")
     assert "key of step 0" in answer(hour, "check from-trl")

@@ -69,13 +69,26 @@ def test_runs_are_started_with_files_and_overrides_in_any_order(argv, kind, file
         ("traces --evaluatoin 1", "Did you mean --evaluation?"),
         ("run --no-plain", "--no-plain"),
         ("gc --empty-keep", "--empty-keep"),
-        ("doctor now", "now"),
-        ("maintain a=1", "a=1"),
+        ("doctor now", "stagecoach: stagecoach doctor: an argument too many: now\n"),
+        (
+            "gc demo a=1",
+            "stagecoach: stagecoach gc: an argument too many: demo a=1\n`stagecoach gc --help` lists the options.\n",
+        ),
         ("replay", "RUN"),
         ("replay a --set", "--set"),
         ("resume a b", "one run at a time, not a and b"),
         ("diff a", "RUN_B"),
         ("export a --format sft", "--to"),
+        ("export --format sft --to x", "export needs a RUN"),
+        ("export a --format sft --to x --policy a:1", "--policy chooses weights"),
+        *(
+            (f"export a --format weights --to x {option}", "choose rollouts")
+            for option in ("--where keep", "--held-out", "--quarantined")
+        ),
+        *(
+            (f"view --save / x.html {option}", "goes without --run, --port and --open")
+            for option in ("--run a", "--port 0", "--open")
+        ),
         ("replay a --policies=", '"recorded"'),
         ("diff a b --step 1.5", "--step"),
         ("gate --approve --refuse", "exclusive"),

@@ -38,7 +38,6 @@ NUMBERS = {
     "traces old --evaluation": ["-1", "1" * 40],
     "traces old --limit": ["0", "-1", "1" * 40],
     "traces old --page": ["0", "-1", "1" * 40],
-    "trace old --branch": ["-1", "1" * 40],
     "diff old new --step": ["-1", "1" * 40],
     "view --port": ["-1", "65536", "1" * 40],
     "replay old --steps": ["3:1", "-1", "1" * 40, "1" * 5000, "nan"],

@@ -156,7 +156,7 @@ def test_a_batch_whose_rows_are_kept_no_longer_may_have_held_them(store, run, ca
     (use,) = uses(store, ["0a"])
     assert (use.num_rows, use.num_samples, use.num_tokens, use.version) == (None, None, None, 1)
     told = call("quarantine", "--where", "reward = 1", "--reason", "why")[1]
-    assert re.search(r"demo +0 +\w{8} +\? +\? +\? +1 ", told), told
+    assert re.search(r"demo +0 +\w{8} +- +- +- +trained- +1 +0", told), told
 
 
 def test_what_was_graded_again_and_packed_is_found(store, run):
@@ -170,30 +170,35 @@ def test_what_was_graded_again_and_packed_is_found(store, run):
 def test_the_command_records_and_tells(store, run, call):
     run.train(0, run.pack(0, run.sample(0)), "imported")
     first = ["quarantine", "--where", "reward = 1"]
-    assert "1 of 4 rollouts fit; nothing was recorded" in call(*first, "--dry-run")[1]
+    told = call(*first, "--dry-run")[1]
+    assert "num rollouts: 1\nnum looked at: 4\n" in told and "nothing was recorded (--dry-run)\n" in told
     assert store.quarantines.all() == []
     status, told = call(*first, "--reason", "verifier [broken]", "--run", "demo")
     (noted,) = open_store(str(store.root.directory)).quarantines.all()
     assert (status, noted.trace_ids, noted.reason, noted.run) == (0, ("0a",), "verifier [broken]", "demo")
-    assert f"quarantine {noted.quarantine}: 1 of 4 rollouts: verifier [broken]" in told
-    assert re.search(r"demo +0 +\w{8} +1 +1 +5 +1 ", told), told
+    assert f"quarantine: {noted.quarantine}\n" in told and "reason: verifier [broken]\n" in told
+    assert re.search(r"demo +0 +\w{8} +1 +1 +5 +trained- +1 +0", told), told
     assert "stagecoach replay demo --from filtering" in told
     _, listed = call("quarantine", "--list")
-    assert noted.quarantine in listed and "verifier [broken]" in listed
+    assert all(
+        text in listed for text in (noted.quarantine, "verifier [broken]", f"{noted.at:%Y-%m-%dT%H:%M:%S+00:00}")
+    )
     answer = json.loads(call("quarantine", "--where", "reward = 0", "--reason", "why", "--json")[1])
     assert (answer["trace_ids"], answer["num_looked_at"], len(answer["uses"])) == (["0b"], 4, 1)
-    entries = json.loads(call("quarantine", "--list", "--json")[1])
+    entries = json.loads(call("quarantine", "--list", "--json")[1])["quarantines"]
     assert answer["quarantine"] in [entry["quarantine"] for entry in entries]
+    assert [entry["trace_ids"] for entry in entries if entry["at"] == noted.at.isoformat()] == [["0a"]]
     for arguments in ([], ["--where", "true"], ["--reason", "why"], ["--where", " ", "--reason", "w"]):
         status, refusal = call("quarantine", *arguments)
         assert status == 2 and "say which rollouts" in refusal
 
 
-def test_the_command_proposes_to_replay_the_run_that_was_asked_about(store, run, call):
+def test_the_command_proposes_to_replay_the_run_that_was_asked_about(store, run, tmp_path, monkeypatch, call):
     run.pack(0, run.sample(0))
     other = Run(store, "regraded")  # comes later in the alphabet and uses the same batch
     for each in store.ledger.entries(run="demo"):
         other.context.adopt(each, 0)
     mark = ["quarantine", "--where", "reward = 1", "--reason", "why"]
     assert "stagecoach replay regraded --from filtering" in call(*mark, "--run", "regraded")[1]
-    assert "stagecoach replay demo --from filtering" in call(*mark)[1]
+    monkeypatch.chdir(tmp_path)
+    assert "stagecoach replay demo --from filtering --store ./store\n" in call(*mark, "--store", "./store")[1]

@@ -187,6 +187,12 @@ def test_status_names_what_is_at_work_its_services_and_a_gate_that_waits(store, 
     assert status == 1 and said == f"no live runs in {tmp_path}/store\n"
 
 
+def test_a_store_is_named_as_it_was_given(store, tmp_path, monkeypatch, call):
+    monkeypatch.chdir(tmp_path)
+    record(store, event="finished")
+    assert call("status", "--store", "./store") == (1, "no live runs in ./store\n")
+
+
 def test_the_store_is_that_of_the_variable_where_none_is_named(tmp_path, monkeypatch):
     monkeypatch.delenv("STAGECOACH_STORE", raising=False)
     assert RunConfig().store == "stagecoach-store"

@@ -1,5 +1,6 @@
 """Configs of TRL and prime-rl as settings: published files, single keys, and every key taken over or listed."""
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -55,11 +56,14 @@ def test_what_keys_become(tmp_path, case):
 def test_settings_of_a_table_are_those_of_a_config_and_its_keys_are_on_its_page(table):
     page = (ROOT / f"docs/coming-from-{table['name'].lower()}.md").read_text(encoding="utf-8")
     known = {*known_keys(RunConfig)}
+    # Keys without a section of known keys are values or mappings of any keys, such as the settings of a taskset.
+    mappings = tuple(f"{key}." for key in known if not any(other.startswith(f"{key}.") for other in known))
     for key, targets in table["keys"].items():
         assert f"`{key}`" in page
         for target in targets.split(", "):
-            setting = target.partition(" = ")[0]
-            assert any(setting == name or setting.startswith(f"{name}.") for name in known) or "*" in setting, setting
+            setting = target.partition(" = ")[0].replace("environments.0", "environments.*")
+            section = re.sub(r"(\.\*+)+$", "", setting)
+            assert section in known or section.startswith(mappings), setting
 
 
 VALUES = st.sampled_from(["3", "true", "-2", "0.5", '"linear"', '"dapo"', '"x y"', '""', "[]", "{ a = 1 }", "['b']"])
@@ -82,9 +86,11 @@ def test_a_key_is_taken_over_or_listed_and_what_comes_out_loads(tmp_path_factory
     ("name", "text", "keyword"),
     [
         ("a.sh", "echo 'a", "not read"),
-        ("a.sh", "trl vllm-serve --model a", "no config of"),
+        ("a.sh", "trl vllm-serve --model a", "or `trl grpo`, is expected; the file has 0"),
+        ("a.sh", "python a.py --seed 1\npython b.py --seed 2", "or `trl grpo`, is expected; the file has 2"),
+        *((f"a.{suffix}", " \n", "not read .*: the file is empty") for suffix in ("toml", "yaml", "json", "sh")),
         ("a.toml", "a = [", "not read"),
-        ("a.json", "[1]", "not read"),
+        ("a.json", "[1]", "not read .*: it has no keys with values"),
         ("a.yaml", "a: [", "not read"),
         ("a.py", "GRPOConfig(seed=1)", "give the arguments"),
         ("a.toml", "steps = 3", "no config of"),
@@ -119,6 +125,7 @@ def test_a_command_has_the_arguments_after_its_script(tmp_path):
     command = (
         "# with two processes\naccelerate launch --num_processes 2 \\\n train.py --use-vllm --learning-rate=1e-6 \\\n"
         ' --lora_target_modules "q_proj", v_proj --beta 0.0 --bf16 False'
+        " --shuffle_dataset no --top_k null --run_name 1e --model_init_kwargs '{dtype: bfloat16}'"
     )
     assert translated(tmp_path, command, "a.sh").keys == {
         "use_vllm": True,
@@ -126,6 +133,10 @@ def test_a_command_has_the_arguments_after_its_script(tmp_path):
         "lora_target_modules": ["q_proj", "v_proj"],
         "beta": 0.0,
         "bf16": False,
+        "shuffle_dataset": False,
+        "top_k": None,
+        "run_name": "1e",
+        "model_init_kwargs.dtype": "bfloat16",
     }
 
 
@@ -135,7 +146,7 @@ def test_a_command_has_the_arguments_after_its_script(tmp_path):
         ("a.yaml", "learning_rate: 1e-6\nrun_name: 1e", {"learning_rate": 1e-6, "run_name": "1e"}),
         ("a.yaml", "learning_rate: 1e-6\nrun_name: '2024'", {"learning_rate": 1e-6, "run_name": "2024"}),
         ("a.toml", 'seed = 1\nrun_name = "true"', {"seed": 1, "run_name": "true"}),
-        ("a.json", '{"seed": 1, "beta": 0.1}', {"seed": 1, "beta": 0.1}),
+        ("a.json", '{"seed": 1,\t"beta": 1e-1, "run_name": "1e-6"}', {"seed": 1, "beta": 0.1, "run_name": "1e-6"}),
         ("a.toml", "batch_size = 8\nseq_len = 9", {"orchestrator.batch_size": 8, "orchestrator.seq_len": 9}),
     ],
 )

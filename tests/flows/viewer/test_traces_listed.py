@@ -110,10 +110,10 @@ def test_nothing_acts_on_the_terminal(capsys, root):
 def test_a_terminal_gets_the_columns_that_it_has_room_for(capsys, root, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    for width in (40, 80, 120):
+    for width in (20, 40, 80, 120):
         monkeypatch.setenv("COLUMNS", str(width))
         printed = [re.sub("\x1b\\[[0-9;]*m", "", line) for line in lines(capsys, root, "--step", "0")]
-        assert max(map(len, printed)) <= width and sum(line.startswith("plain") for line in printed) == 1
+        assert max(map(len, printed)) <= width and sum(line.startswith("plain ") for line in printed) == 1
         assert any(line.startswith("trace ") and line.rstrip().endswith("reply") for line in printed)
 
 
