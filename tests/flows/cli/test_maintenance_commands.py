@@ -74,7 +74,7 @@ def test_gc_removes_nothing_without_yes(root, call):
 
 def test_gc_finishes_an_interrupted_removal_only_with_yes(root, call):
     store = open_store(root)
-    (rollout,) = store.ledger.entries(run="old", stage="rollout", step=1)
+    _, rollout = store.ledger.entries(run="old", stage="rollout")
     record = {"slices": [rollout.outputs[0].to_row()], "policies": [], "runs": ["old"]}
     store.root.write("removals/x.json", json.dumps(record).encode())
     # The process died after it deleted the rows.

@@ -189,6 +189,6 @@ def test_a_removal_that_was_cut_off_is_no_lost_ledger(root, capsys):
         with pytest.raises(KeyboardInterrupt):
             carry_out(store, plan_removal(store, ["base"]))
     assert not open_store(root).ledger.entries(run="again")
-    assert run_command(capsys, "gc", "--store", str(root))[0] == 0
+    assert run_command(capsys, "gc", "--yes", "--store", str(root))[0] == 0
     assert open_store(root).runs.last_event("again") == "removed"
     assert run_command(capsys, "maintain", "--store", str(root))[0] == 0
