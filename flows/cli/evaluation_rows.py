@@ -1,7 +1,7 @@
 """Figures of evaluations as rows, each with its difference to the first evaluation of the same set."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -18,15 +18,12 @@ from tasks.assignment.examples import values_of
 from tasks.evaluation.stage import example_means, paired_differences, rewards_of
 
 Row = dict[str, Any]
-_FIELDS: Mapping[str, pa.DataType] = {
-    **{"run": pa.string(), "version": pa.int64(), "policy_key": pa.string(), "set": pa.string()},
-    **{"environment": pa.string(), "bucket": pa.string(), "figure": pa.string()},
-    **{"value": pa.float64(), "low": pa.float64(), "high": pa.float64(), "floor": pa.float64()},
-    **{"num_examples": pa.int64(), "num_attempts": pa.int64(), "num_errors": pa.int64()},
-    **{"difference": pa.float64(), "difference_low": pa.float64(), "difference_high": pa.float64()},
-    "num_paired": pa.int64(),
+TYPES = {
+    pa.string(): ("run", "policy_key", "set", "environment", "bucket", "figure"),
+    pa.int64(): ("version", "num_examples", "num_attempts", "num_errors", "num_paired"),
+    pa.float64(): ("value", "low", "high", "floor", "difference", "difference_low", "difference_high"),
 }
-SCHEMA = pa.schema(_FIELDS)
+SCHEMA = pa.schema([(name, kind) for kind, names in TYPES.items() for name in names])
 """One figure of one evaluation; `bucket` is the field's value as JSON, `difference` to the first row of its like.
 
 `num_examples` are those that the figure is a mean over, `num_paired` those that the difference is one over.

@@ -46,7 +46,7 @@ def quarantine(
     trace_ids, num_read = search(root, where, run)
     of_run = run or ALL_RUNS
     recorded = None if dry_run else root.quarantines.record(trace_ids, where=where, reason=reason, run=of_run)
-    used = [asdict(use) for use in uses(root, trace_ids)]
+    used = uses(root, trace_ids)
     report: dict[str, Any] = {
         **{"quarantine": recorded and recorded.quarantine, "run": of_run, "where": where},
         **{"reason": recorded.reason if recorded else reason, "num_rollouts": len(trace_ids)},

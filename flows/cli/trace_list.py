@@ -53,10 +53,10 @@ def print_list(reader: StoreReader, run: str, source: TraceSource, choice: Trace
     piped = not sys.stdout.isatty()
     with reading(reader.store):
         run, with_replies = reader.latest() if run == "latest" else run, not (piped or as_json or choice.columns)
+        columns = OF_TERMINAL if with_replies else ()
         if source.where and source.step is None and source.version is None:
-            choice = replace(choice, columns=choice.columns or OF_RUN)
-        elif with_replies:
-            choice = replace(choice, columns=OF_TERMINAL)
+            columns = OF_RUN
+        choice = replace(choice, columns=choice.columns or columns)
         title, frame, written = _frame(reader, run, source, choice)
         frame = filter_traces(reader, run, frame, source.where) if source.where else frame
         listed = list_page(frame, choose(frame, choice), choice)
@@ -109,7 +109,7 @@ def _print_rows(out: Console, listed: Mapping[str, Any], replies: Mapping[str, s
     """Print a line for each trace; with `replies`, its id, the columns that the width has room for, and its reply."""
     rows, cells = listed["rows"], dict[str, list[str]]()
     for column in listed["columns"]:
-        name, title = column["name"], column["title"] + (UNITS.get(column["kind"], "") if piped else "")
+        name, title = column["name"], column["title"] + ("_s" if piped and column["kind"] == "seconds" else "")
         length = listed["id_length"] if name == "trace_id" and not piped else None
         values = [row[name][:length] if length else row[name] for row in rows]
         cells[name] = [one_line(title, WIDEST_PIPED), *(cell_text(value, column["kind"], piped) for value in values)]
@@ -130,16 +130,13 @@ def _print_rows(out: Console, listed: Mapping[str, Any], replies: Mapping[str, s
     out.print(table, no_wrap=True)
 
 
-NUMBERS: Mapping[str, Callable[[Any], str]] = {
-    **{"number": formats.number, "signed": formats.with_sign, "seconds": formats.seconds},
-}
-"""How a person reads the kinds of numbers; a pipe gets digits."""
+NUMBERS = ("number", "signed", "seconds")
+"""Kinds of columns of which a pipe gets digits."""
 WRITERS: Mapping[str, Callable[[Any], str]] = {
     **{"names": ", ".join, "flag": lambda value: "yes" if value else "no", "moment": formats.moment},
-    **NUMBERS,
+    **{"number": formats.number, "signed": formats.with_sign, "seconds": formats.seconds},
 }
-UNITS = {"seconds": "_s"}
-"""The unit in the heading of a column whose digits a pipe gets, by kind."""
+"""How a person reads the kinds of columns."""
 
 
 def cell_text(value: Any, kind: str, piped: bool) -> str:

@@ -1,7 +1,8 @@
 """search, uses: rollouts that a condition describes, and every batch, step and policy that used them."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from operator import itemgetter
+from typing import Any
 
 import polars as pl
 
@@ -38,31 +39,14 @@ def search(store: Store, where: str, run: str = "") -> tuple[list[str], int]:
     return trace_ids, num_read
 
 
-@dataclass(frozen=True)
-class BatchUse:
-    """One batch of one run that holds samples of the rollouts."""
-
-    run: str
-    step: int
-    batch: str
-    """Key of the packing that made the batch."""
-    num_rows: int | None
-    """Packed rows with such a sample; None where the batch's rows are kept no longer, and nobody knows."""
-    num_samples: int | None
-    num_tokens: int | None
-    """Tokens of these samples, prompts included."""
-    policy: str | None
-    """Key of the policy that was trained on the batch; None where none was."""
-    version: int | None
-    """Its version; every later policy of the run comes from it."""
-    num_later: int
-    """Policies of the run that were trained from it, directly or not."""
-
-
-Counts = tuple[int | None, int | None, int | None]
-"""Rows, samples and tokens of a batch that are of certain rollouts; all None where its rows are kept no longer."""
+COUNTS = ("num_rows", "num_samples", "num_tokens")
+"""Packed rows, samples, and tokens (prompts included) of a batch that are of certain rollouts."""
 _COUNTS = """
-select key, count(distinct "row"), count(*), sum(stop - start)::bigint
+select
+    key,
+    count(distinct "row") as num_rows,
+    count(*) as num_samples,
+    sum(stop - start)::bigint as num_tokens
 from (
     select
         key,
@@ -78,37 +62,34 @@ group by key
 """
 
 
-def uses(store: Store, trace_ids: Iterable[str]) -> list[BatchUse]:
-    """Return where rollouts were used, by run and step; a batch that a run shares with another counts for both."""
+def uses(store: Store, trace_ids: Iterable[str]) -> list[dict[str, Any]]:
+    """Return where rollouts were used: one row for each batch of each run, by run and step.
+
+    `batch` is the key of its packing. COUNTS are None where the rows of a batch are kept no longer. `policy` is the key
+    of the policy that was trained on the batch, `version` its version, None where there is none, and `num_later` counts
+    the policies of the run that were trained from it, directly or not.
+    """
     frames, ids = Frames(store, relations), sorted(set(trace_ids))
     rows = store.scan("traces").select("trace_id", "key").filter(pl.col("trace_id").is_in(ids))
     touched = set(rows.collect()["key"].to_list())  # rollouts, and what graded them again
     # By the keys in the inputs first: reading every batch of a store would take minutes.
     batches = [work for work in frames.graph.makers("batches") if not touched.isdisjoint(work.inputs.values())]
-    counts = _counts(frames, batches, ids)
+    expired = {batch.key for batch in batches if store.slices.expired_slices.find(batch.slices_of("batches"))}
+    stored = frames.rows([batch for batch in batches if batch.key not in expired], "batches")
+    counts = {row.pop("key"): row for row in select({"batches": lambda: stored}, _COUNTS, ids=ids).to_dicts()}
+    counts |= {key: dict.fromkeys(COUNTS) for key in expired}
     found = [
         use for batch in batches if batch.key in counts for use in _uses_of(frames.graph, batch, counts[batch.key])
     ]
-    return sorted(found, key=lambda use: (use.run, use.step, use.batch))
+    return sorted(found, key=itemgetter("run", "step", "batch"))
 
 
-def _counts(frames: Frames, batches: Sequence[Work], ids: Sequence[str]) -> dict[str, Counts]:
-    """Return how many rows, samples and tokens of batches are of these traces, by key; none where nothing is."""
-    expired = frames.store.slices.expired_slices
-    gone: dict[str, Counts] = {
-        batch.key: (None, None, None) for batch in batches if expired.find(batch.slices_of("batches"))
-    }
-    kept = frames.rows([batch for batch in batches if batch.key not in gone], "batches")
-    found = select({"batches": lambda: kept}, _COUNTS, ids=ids)
-    return gone | {key: (rows, samples, tokens) for key, rows, samples, tokens in found.iter_rows()}
-
-
-def _uses_of(graph: Graph, batch: Work, counts: Counts) -> Iterator[BatchUse]:
+def _uses_of(graph: Graph, batch: Work, counts: Mapping[str, int | None]) -> Iterator[dict[str, Any]]:
     for run in batch.runs:
-        of_run = graph.of_run(run)
+        of_run, use = graph.of_run(run), {"run": run, "step": batch.step, "batch": batch.key, **counts}
         policies = [work for work in of_run.children(batch.key) if work.stage == "training"]
-        if not policies:
-            yield BatchUse(run, batch.step, batch.key, *counts, None, None, 0)
         for policy in policies:
             later = sum(work.stage == "training" for work in of_run.descendants(policy.key))
-            yield BatchUse(run, batch.step, batch.key, *counts, policy.key, policy.step + 1, later)
+            yield {**use, "policy": policy.key, "version": policy.step + 1, "num_later": later}
+        if not policies:
+            yield {**use, "policy": None, "version": None, "num_later": 0}

@@ -1,34 +1,89 @@
-"""Lives of a real run that kills its services or itself, each in a process of its own."""
+"""The command line, and lives of a real run that kills its services or itself, each in a process of its own."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from flows.services.ownership import marked_processes
+from storage.store import Store, open_store
+from tasks.learner.tiny import tiny_qwen3
 from tests.fixtures.driving import ROOT
 
-
-def live(
-    directory: Path,
-    temporary: Path,
-    model: Path,
-    kills: Mapping[str, str],
-    overrides: Sequence[str] = (),
-    plugins: Path | None = None,
-) -> tuple[int, str]:
-    """Call the run in a new process; return its status and what it printed. `plugins` is a directory of modules."""
-    request = {"overrides": [f"model.path={model}", *overrides], "kills": dict(kills)}
-    paths = f"{plugins}:{ROOT}" if plugins else str(ROOT)
-    variables = {"PYTHONPATH": paths, "OMP_WAIT_POLICY": "PASSIVE", "TMPDIR": str(temporary)}
-    command = [sys.executable, "-P", "-m", "tests.acceptance.program", str(directory), json.dumps(request)]
-    with (directory / "flow.log").open("ab") as log:
-        status = subprocess.run(command, cwd=ROOT, env=os.environ | variables, stdout=log, stderr=log).returncode
-    return status, (directory / "flow.log").read_text()[-8000:]
+SMALL = str(Path(__file__).with_name("small.toml"))
+PLUGINS = ROOT / "tests/fixtures/plugins"
+VARIABLES = {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
 
 
-def lines(path: Path) -> list[Any]:
-    """Return the lines of a file of JSON lines."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def stagecoach(*arguments: str, timeout: float = 1500.0) -> str:
+    """Run the command line as a person would and return what it printed; no process of it may be left."""
+    command, variables = [sys.executable, "-P", "-m", "flows.cli", *arguments], os.environ | VARIABLES
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=variables, **pipes) as process:
+        printed, _ = process.communicate(timeout=timeout)
+    assert process.returncode == 0, printed[-5000:]
+    assert [name for _, owner, name in marked_processes() if owner.startswith(f"{process.pid}:")] == []
+    return str(printed)
+
+
+class LivedRun:
+    """A run of a small model in a directory, which one process after the other works on; used as a context."""
+
+    def __init__(self, directory: Path, *overrides: str, plugins: bool = False) -> None:
+        """`plugins` lets environments import modules of `tests/fixtures/plugins`."""
+        self.directory, self._plugins = directory, plugins
+        self.model = tiny_qwen3(directory / "model", seed=3)
+        self._overrides = [f"model.path={self.model}", *overrides]
+        self.temporary = Path(tempfile.mkdtemp(prefix="sc-"))  # short: sockets are put below it
+
+    def __enter__(self) -> "LivedRun":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self.temporary)
+
+    @property
+    def root(self) -> Path:
+        """The root of the run's store."""
+        return self.directory / "store"
+
+    @property
+    def store(self) -> Store:
+        return open_store(self.root)
+
+    @property
+    def receipts(self) -> list[dict[str, Any]]:
+        """What was killed, in order."""
+        return self.lines("receipt")
+
+    @property
+    def outcome(self) -> dict[str, Any]:
+        """What the process that came to the end of the run wrote."""
+        return dict(json.loads((self.directory / "outcome.json").read_text()))
+
+    @property
+    def log(self) -> str:
+        """The end of what the processes printed."""
+        return (self.directory / "flow.log").read_text()[-8000:]
+
+    def lines(self, name: str) -> list[Any]:
+        """Return the values of a file of JSON lines."""
+        return [json.loads(line) for line in (self.directory / f"{name}.jsonl").read_text().splitlines()]
+
+    def begin(self, kills: Mapping[str, str], **variables: str) -> subprocess.Popen[bytes]:
+        """Begin, or go on with, the run in a new process."""
+        request = {"overrides": self._overrides, "kills": dict(kills)}
+        command = [sys.executable, "-P", "-m", "tests.acceptance.program", str(self.directory), json.dumps(request)]
+        paths = {"PYTHONPATH": f"{PLUGINS}:{ROOT}"} if self._plugins else {}
+        variables = {**os.environ, **VARIABLES, **paths, "TMPDIR": str(self.temporary), **variables}
+        with (self.directory / "flow.log").open("ab") as log:
+            return subprocess.Popen(command, cwd=ROOT, env=variables, stdout=log, stderr=log)
+
+    def live(self, kills: Mapping[str, str], status: int = 0, **variables: str) -> None:
+        """Let a process work on the run until it ends, with that status."""
+        assert self.begin(kills, **variables).wait() == status, self.log

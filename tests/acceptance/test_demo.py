@@ -2,18 +2,15 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from flows.services.ownership import OWNER
+from tests.acceptance.lives import stagecoach
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
-ROOT = Path(__file__).parents[2]
 STARTED_REWARD, LEARNT_REWARD = (
     0.25,
     0.75,
@@ -21,28 +18,6 @@ STARTED_REWARD, LEARNT_REWARD = (
 
 TAUGHT_REWARD = 0.6
 """Of held-out examples after five steps with a teacher; 0.83 and 0.86 were seen."""
-
-
-def stagecoach(*arguments: str, timeout: float = 1500.0) -> str:
-    """Run the command line as a person would and return what it printed; no process of it may be left."""
-    command = [sys.executable, "-m", "flows.cli", *arguments]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        printed, _ = process.communicate(timeout=timeout)
-    assert process.returncode == 0, printed[-5000:]
-    assert processes_of(process.pid) == []
-    return printed
-
-
-def processes_of(owner: int) -> list[str]:
-    """Return the command lines of all processes that the process `owner` started as services."""
-    found = []
-    for directory in Path("/proc").iterdir():
-        try:
-            if directory.name.isdigit() and f"{OWNER}={owner}:".encode() in (directory / "environ").read_bytes():
-                found.append((directory / "cmdline").read_text().replace("\0", " "))
-        except OSError:
-            continue
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +37,6 @@ def shown(store: str, run: str = "latest") -> dict[str, Any]:
     return dict(json.loads(stagecoach("show", "--json", run, "--store", store)))
 
 
-@pytest.mark.timeout(1800)
 def test_the_model_learns(first, store):
     rewards = [step["reward"] for step in shown(store)["steps"]]
     assert len(rewards) == 20
@@ -71,7 +45,6 @@ def test_the_model_learns(first, store):
     assert shown(store)["state"] == "finished"
 
 
-@pytest.mark.timeout(1800)
 def test_it_says_what_was_learnt_and_what_to_try(first, store):
     assert "The model was trained to reverse text" in first and store in first
     assert "20 steps, reward " in first and "held-out +" in first
@@ -82,7 +55,6 @@ def test_it_says_what_was_learnt_and_what_to_try(first, store):
     assert "demo" in stagecoach(*commands[1][1:]) and "to compute" in stagecoach(*commands[2][1:], "--dry-run")
 
 
-@pytest.mark.timeout(1800)
 def test_every_rollout_is_there_and_scored_where_it_could_be(first, store):
     steps = shown(store)["steps"]
     assert all(step["num_traces"] >= 128 for step in steps)
@@ -90,7 +62,6 @@ def test_every_rollout_is_there_and_scored_where_it_could_be(first, store):
     assert all(step["metrics"].keys() >= timed for step in steps)
 
 
-@pytest.mark.timeout(1800)
 def test_the_second_time_nothing_is_computed(first, store):
     count = ("sql", "select count(*) as rows from ledger", "--store", store)
     before = stagecoach(*count)
@@ -98,7 +69,6 @@ def test_the_second_time_nothing_is_computed(first, store):
     assert stagecoach(*count) == before, "neither the warm-up nor the training added a result"
 
 
-@pytest.mark.timeout(1800)
 def test_secrets_are_not_in_the_logs(first, store):
     text = "".join(path.read_text(errors="replace") for path in Path(store, "logs").rglob("*.log"))
     assert "engine" in text
@@ -117,7 +87,6 @@ CHANGES = {
 AFTER = ("filtering", "advantage", "packing", "training")
 
 
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("stage", AFTER)
 def test_a_replay_of_the_demo_finds_everything(first, store, stage):
     printed = stagecoach("replay", "demo", "--from", stage, "--store", store)
@@ -127,7 +96,6 @@ def test_a_replay_of_the_demo_finds_everything(first, store, stage):
     assert "Prefect:" not in printed, "a server was started for nothing"
 
 
-@pytest.mark.timeout(1800)
 @pytest.mark.nightly
 @pytest.mark.parametrize("stage", AFTER)
 def test_a_changed_replay_of_the_demo_computes_what_follows(first, store, stage):
@@ -144,7 +112,6 @@ def test_a_changed_replay_of_the_demo_computes_what_follows(first, store, stage)
 TAUGHT = {"sft": "environments.0.algorithm", "opd": "algorithm"}
 
 
-@pytest.mark.timeout(1800)
 @pytest.mark.nightly
 @pytest.mark.parametrize("algorithm", TAUGHT)
 def test_the_last_policy_of_the_demo_teaches_its_first(first, store, tmp_path, algorithm):

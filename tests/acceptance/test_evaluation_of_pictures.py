@@ -5,8 +5,6 @@ happen to agree: the text is the same for all, so each answer comes from the pic
 """
 
 import base64
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,10 +12,10 @@ from sample_looking.pictures import REQUEST, Picture, data_url, pictures, shuffl
 
 from storage.store import open_store
 from tasks.arrays.images import digests_of
+from tests.acceptance.lives import stagecoach
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(900)]
 
-ROOT = Path(__file__).parents[2]
 NUMBER, TRIED = 24, 16
 ENVIRONMENT = """
 [[environments]]
@@ -76,10 +74,8 @@ def test_held_out_pictures_are_scored_by_what_is_on_them(tmp_path):
     tried.write_text(
         "".join(ENVIRONMENT.format(name=each, number=NUMBER, shuffled=settings[each]) for each in settings)
     )
-    command = [sys.executable, "-m", "flows.cli", "eval", "looking", str(tried), f"model.path={model}", *SMALL]
-    command += ["--store", str(tmp_path / "store"), "--name", "seen", "--plain"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
+    place = ["--store", str(tmp_path / "store"), "--name", "seen", "--plain"]
+    stagecoach("eval", "looking", str(tried), f"model.path={model}", *SMALL, *place)
     store = open_store(tmp_path / "store")
     entries = [each for each in store.ledger.entries(run="seen", stage="rollout") if not each.part]
     rows = {

@@ -4,15 +4,9 @@ Two processes share the work. The first loses its engine while that is paused, a
 second loses its engine before a reload, and before it goes on.
 """
 
-import shutil
-import tempfile
-from pathlib import Path
-
 import pytest
 
-from storage.store import open_store
-from tasks.learner.tiny import tiny_qwen3
-from tests.acceptance.lives import lines, live
+from tests.acceptance.lives import LivedRun
 from tests.fixtures.driving import Driven, Rows, check_once, check_replayed, committed_rows, rows
 from tests.fixtures.faults import happened
 
@@ -33,19 +27,12 @@ SECOND = {"before exchange collective_rpc #2": "engine", "before exchange resume
 
 @pytest.fixture(scope="module")
 def survived(tmp_path_factory):
-    """The run's directory, and the policy of each group that was committed when the flow was killed."""
-    directory = tmp_path_factory.mktemp("exchanged")
-    temporary = Path(tempfile.mkdtemp(prefix="sc-"))  # short: sockets are put below it
-    model = tiny_qwen3(directory / "model", seed=3)
-    try:
-        status, log = live(directory, temporary, model, FIRST, SETTINGS)
-        assert status == -9, log
-        safe = committed_rows(open_store(directory / "store"), "intakes")
-        status, log = live(directory, temporary, model, SECOND, SETTINGS)
-        assert status == 0, log
-        yield directory, {row["group_id"]: row["policy_key"] for row in safe}
-    finally:
-        shutil.rmtree(temporary)
+    """The run, and the policy of each group that was committed when the flow was killed."""
+    with LivedRun(tmp_path_factory.mktemp("exchanged"), *SETTINGS) as run:
+        run.live(FIRST, -9)
+        safe = {row["group_id"]: row["policy_key"] for row in committed_rows(run.store, "intakes")}
+        run.live(SECOND)
+        yield run, safe
 
 
 @pytest.mark.fault(
@@ -54,13 +41,12 @@ def survived(tmp_path_factory):
     "every rollout once, and every token with its policy",
 )
 def test_every_rollout_is_there_once_and_its_tokens_know_their_policies(survived):
-    directory, safe = survived
-    receipts = lines(directory / "receipt.jsonl")
-    assert [receipt["moment"] for receipt in receipts] == [*FIRST, *SECOND]
-    happened(", ".join(receipt["moment"] for receipt in receipts))
-    store = open_store(directory / "store")
-    check_once(directory / "store")
-    found = rows(store)
+    run, safe = survived
+    moments = [receipt["moment"] for receipt in run.receipts]
+    assert moments == [*FIRST, *SECOND]
+    happened(", ".join(moments))
+    check_once(run.root)
+    found = rows(run.store)
     taken = {row["group_id"]: row for row in found["intakes"]}
     assert sorted(taken) == sorted(f"{step}-{slot}" for step in range(STEPS) for slot in range(GROUPS))
     assert {group: taken[group]["policy_key"] for group in safe} == safe and safe
@@ -86,4 +72,4 @@ def check_runs(found: Rows) -> None:
 
 
 def test_its_replay_makes_the_same_weights(survived):
-    check_replayed(Driven(survived[0], ()), STEPS)
+    check_replayed(Driven(survived[0].directory, ()), STEPS)

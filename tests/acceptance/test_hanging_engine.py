@@ -1,15 +1,8 @@
 """A real run whose engine stands still in the middle of rollouts, and at an exchange of weights."""
 
-import json
-import shutil
-import tempfile
-from pathlib import Path
-
 import pytest
 
-from storage.store import open_store
-from tasks.learner.tiny import tiny_qwen3
-from tests.acceptance.lives import lines, live
+from tests.acceptance.lives import LivedRun
 from tests.fixtures.driving import check_once, rows
 from tests.fixtures.faults import happened
 
@@ -28,20 +21,14 @@ SHORT = ("engine.hang_seconds=12", "rollout.timeout_seconds=8", "steps=2")
     ],
 )
 def test_an_engine_that_hangs_costs_no_rollout(tmp_path, moment, what):
-    temporary = Path(tempfile.mkdtemp(prefix="sc-"))  # short: sockets are put below it
-    try:
-        model = tiny_qwen3(tmp_path / "model", seed=3)
-        status, log = live(tmp_path, temporary, model, {moment: f"stop {what}"}, SHORT)
-    finally:
-        shutil.rmtree(temporary)
-    assert status == 0, log
-    (receipt,) = lines(tmp_path / "receipt.jsonl")
+    with LivedRun(tmp_path, *SHORT) as run:
+        run.live({moment: f"stop {what}"})
+    (receipt,) = run.receipts
     happened(f"SIGSTOP to the engine {receipt['moment']}")
-    assert json.loads((tmp_path / "outcome.json").read_text())["generations"]["engine"] == 2
-    store = open_store(tmp_path / "store")
-    (loss,) = store.runs.lost_services("run")
+    assert run.outcome["generations"]["engine"] == 2
+    (loss,) = run.store.runs.lost_services("run")
     assert loss.message.startswith("engine: did not answer any more and was ended; restart 1 of 3")
-    traces = rows(store)["traces"]
+    traces = rows(run.store)["traces"]
     assert len(traces) == len({row["assignment_id"] for row in traces}) == 2 * 6 * 4
     assert [row["error_message"] for row in traces if row["error_class"]] == []
-    check_once(tmp_path / "store")
+    check_once(run.root)

@@ -5,27 +5,18 @@ serves the newest when it goes on.
 """
 
 import json
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
 
 import pytest
 
-from storage.store import open_store
 from storage.turns import CachedTurn, TurnCache
-from tasks.learner.tiny import tiny_qwen3
-from tests.acceptance.lives import live
-from tests.fixtures.driving import NAME, ROOT, Driven, check_once, check_replayed, committed_groups, rows
+from tests.acceptance.lives import LivedRun
+from tests.fixtures.driving import NAME, Driven, check_once, check_replayed, committed_groups, rows
 from tests.fixtures.faults import happened
 from tests.fixtures.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(1500)]
 
 STEPS, GROUPS, MEMBERS, BOUND = 4, 3, 2, 2
-PLUGINS = ROOT / "tests/fixtures/plugins"
 SETTINGS = (
     f"steps={STEPS}",
     'environments=[{name="straggling",taskset={id="straggling"},harness={id="chat_loop"},max_turns=2}]',
@@ -39,44 +30,30 @@ SETTINGS = (
 )
 
 
-@pytest.fixture
-def temporary():
-    """A directory for temporary files of the run."""
-    directory = Path(tempfile.mkdtemp(prefix="sc-"))  # short: sockets are put below it
-    yield directory
-    shutil.rmtree(directory)
-
-
-def kept(directory: Path) -> list[CachedTurn]:
+def kept(run: LivedRun) -> list[CachedTurn]:
     """The turns that the next process of the run would find, of groups that are not committed."""
-    store = open_store(directory / "store")
-    found, committed = TurnCache(store, NAME), committed_groups(store)
+    found, committed = TurnCache(run.store, NAME), committed_groups(run.store)
     return [turn for group in found._turns if group not in committed for turn in found.of(group)]
 
 
-def killed_between_turns(directory: Path, temporary: Path, model: Path) -> list[CachedTurn]:
+def killed_between_turns(run: LivedRun) -> list[CachedTurn]:
     """Kill the run when only the two that wait keep a step from its groups; return their turns."""
-    request = {"overrides": [f"model.path={model}", *SETTINGS], "kills": {}}
-    variables = {"PYTHONPATH": f"{PLUGINS}:{ROOT}", "OMP_WAIT_POLICY": "PASSIVE", "TMPDIR": str(temporary)}
-    command = [sys.executable, "-P", "-m", "tests.acceptance.program", str(directory), json.dumps(request)]
-    log = directory / "flow.log"
-    with log.open("ab") as said:
-        process = subprocess.Popen(command, cwd=ROOT, env=os.environ | variables, stdout=said, stderr=said)
+    process = run.begin({})
 
     def waits() -> bool:
-        assert process.poll() is None, log.read_text()[-4000:]
-        if not (directory / "store/format.json").exists():
+        assert process.poll() is None, run.log
+        if not (run.root / "format.json").exists():
             return False
-        trained = {entry.step for entry in open_store(directory / "store").ledger.entries(run=NAME, stage="training")}
-        return trained == set(range(BOUND)) and len(kept(directory)) == MEMBERS
+        trained = {entry.step for entry in run.store.ledger.entries(run=NAME, stage="training")}
+        return trained == set(range(BOUND)) and len(kept(run)) == MEMBERS
 
     try:
-        until(waits, lambda: f"{[turn.assignment_id for turn in kept(directory)]}\n{log.read_text()[-4000:]}")
+        until(waits, lambda: f"{[turn.assignment_id for turn in kept(run)]}\n{run.log}")
     finally:
         process.kill()
         process.wait()
     happened(f"SIGKILL to {process.pid}, the flow")
-    return kept(directory)
+    return kept(run)
 
 
 @pytest.mark.fault(
@@ -84,18 +61,13 @@ def killed_between_turns(directory: Path, temporary: Path, model: Path) -> list[
     "the flow is killed while rollouts are between two turns, and newer policies have been trained",
     "their first turns are not sampled again, and each token has its policy",
 )
-def test_turns_that_ended_before_a_crash_are_not_sampled_again(tmp_path, temporary):
-    model = tiny_qwen3(tmp_path / "model", seed=3)
-    turns = killed_between_turns(tmp_path, temporary, model)
+def test_turns_that_ended_before_a_crash_are_not_sampled_again(tmp_path):
+    with LivedRun(tmp_path, *SETTINGS, plugins=True) as run:
+        turns = killed_between_turns(run)
+        run.live({}, NUM_STRAGGLERS="0")
     (group_id,) = {turn.group_id for turn in turns}
-    os.environ["NUM_STRAGGLERS"] = "0"
-    try:
-        status, log = live(tmp_path, temporary, model, {}, SETTINGS, PLUGINS)
-    finally:
-        del os.environ["NUM_STRAGGLERS"]
-    assert status == 0, log
-    check_once(tmp_path / "store")
-    found = rows(open_store(tmp_path / "store"))
+    check_once(run.root)
+    found = rows(run.store)
     taken = {row["group_id"]: row for row in found["intakes"]}
     assert len(taken) == STEPS * GROUPS and taken[group_id]["step"] == BOUND == taken[group_id]["age"]
     versions = {row["policy_key"]: row["version"] for row in found["policies"]}
@@ -109,5 +81,5 @@ def test_turns_that_ended_before_a_crash_are_not_sampled_again(tmp_path, tempora
         assert [row["message"] for row in of_tokens] == [first["message"], second["message"]]
         before, after = (row["policy_version"] for row in of_tokens)
         assert before == 0 < after <= BOUND
-    assert TurnCache(open_store(tmp_path / "store"), NAME)._turns == {}, "turns outlive the run"
+    assert TurnCache(run.store, NAME)._turns == {}, "turns outlive the run"
     check_replayed(Driven(tmp_path, ()), STEPS)

@@ -3,20 +3,16 @@
 The engine is killed in the middle of the second step's rollouts, while it serves the first adapter.
 """
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from storage.policies.manifest import adapter_base
-from storage.store import Store, open_store
+from storage.store import Store
 from tasks.learner.digest import weights_sha256
-from tasks.learner.tiny import tiny_qwen3
-from tests.fixtures.driving import ROOT, finished, rows
+from tests.acceptance.lives import LivedRun, stagecoach
+from tests.fixtures.driving import finished, rows
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
@@ -32,25 +28,11 @@ KILLS = {"after commit rollout 1 part": "engine"}
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    """Where the run was and the model that it began with, which is gone since."""
-    directory = tmp_path_factory.mktemp("adapted")
-    model = tiny_qwen3(directory / "model", seed=3)
-    done = program(directory, model, KILLS)
-    assert done.returncode == 0, done.stderr[-8000:]
-    yield directory
-
-
-def program(directory: Path, model: Path, kills: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Call the run, or the same again."""
-    request = {"overrides": [f"model.path={model}", *SETTINGS], "kills": kills}
-    return python(["-m", "tests.acceptance.program", str(directory), json.dumps(request)])
-
-
-def python(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run Python at the root of the project."""
-    variables = os.environ | {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
-    return subprocess.run([sys.executable, "-P", *arguments], cwd=ROOT, env=variables, capture_output=True, text=True)
+def run(tmp_path_factory):
+    """The finished run."""
+    with LivedRun(tmp_path_factory.mktemp("adapted"), *SETTINGS) as run:
+        run.live(KILLS)
+        yield run
 
 
 def recorded_policies(store: Store) -> list[dict[str, Any]]:
@@ -63,13 +45,13 @@ def size(directory: Path) -> int:
     return sum(file.stat().st_size for file in directory.glob("*model*.safetensors"))
 
 
-def test_policies_are_adapters_over_the_first(directory):
-    store = open_store(directory / "store")
+def test_policies_are_adapters_over_the_first(run):
+    store = run.store
     base, *adapted = recorded_policies(store)
     assert [row["version"] for row in adapted] == list(range(1, STEPS + 1))
     whole = store.policies.directory(base["policy_key"], verify=True)
     assert adapter_base(whole) is None
-    assert weights_sha256(whole) == base["weights_sha256"] == weights_sha256(directory / "model")
+    assert weights_sha256(whole) == base["weights_sha256"] == weights_sha256(run.model)
     for row in adapted:
         adapter = store.policies.directory(row["policy_key"], verify=True)
         assert adapter_base(adapter) == base["policy_key"]
@@ -78,13 +60,13 @@ def test_policies_are_adapters_over_the_first(directory):
     assert len({row["weights_sha256"] for row in (base, *adapted)}) == STEPS + 1
 
 
-def test_every_version_was_sampled_through_its_own_adapter(directory):
-    store = open_store(directory / "store")
+def test_every_version_was_sampled_through_its_own_adapter(run):
+    store = run.store
     policies = recorded_policies(store)
     keys = [row["policy_key"] for row in policies]
     sampled = {row["step"]: row["policy_key"] for row in rows(store)["traces"]}
     assert sampled == dict(enumerate(keys[:STEPS]))
-    log = (directory / "store" / "logs" / "run" / "engine.log").read_text()
+    log = (run.root / "logs/run/engine.log").read_text()
     loaded = [line.split("name '")[1].split("'")[0] for line in log.splitlines() if "Loaded new LoRA adapter" in line]
     assert loaded == [keys[1], keys[1], keys[2]], "the engine that came back got the adapter that it had"
     apart = [abs(x - y) for x, y in zip(policies[0]["probe_logprobs"], policies[1]["probe_logprobs"], strict=True)]
@@ -94,23 +76,19 @@ def test_every_version_was_sampled_through_its_own_adapter(directory):
     assert all(row["mismatch_kl_max"] < 1e-6 for row in updates), "what was sampled is what is trained"
 
 
-def test_the_same_again_finds_everything(directory):
-    before = {entry.key for entry in finished(open_store(directory / "store"))}
-    done = python(["-m", "flows.cli", "resume", "run", "--store", str(directory / "store")])
-    assert done.returncode == 0, done.stderr
-    assert "nothing" in (done.stdout + done.stderr).lower()
-    assert {entry.key for entry in finished(open_store(directory / "store"))} == before
+def test_the_same_again_finds_everything(run):
+    before = {entry.key for entry in finished(run.store)}
+    assert "; 0 computed, " in stagecoach("resume", "run", "--store", str(run.root))
+    assert {entry.key for entry in finished(run.store)} == before
 
 
-def test_what_is_exported_is_the_policy(directory):
+def test_what_is_exported_is_the_policy(run):
     import torch
     from transformers import AutoModelForCausalLM
 
-    store, target = open_store(directory / "store"), directory / "exported"
-    arguments = ["export", "run", "--format", "weights", "--to", str(target), "--store", str(directory / "store")]
-    done = python(["-m", "flows.cli", *arguments])
-    assert done.returncode == 0, done.stderr
-    last = recorded_policies(store)[-1]
+    target = run.directory / "exported"
+    stagecoach("export", "run", "--format", "weights", "--to", str(target), "--store", str(run.root))
+    last = recorded_policies(run.store)[-1]
     tokens = torch.tensor([last["probe_token_ids"]])
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
     with torch.no_grad():

@@ -1,28 +1,14 @@
 """Recorded steps whose rollouts are sampled again by a real engine, with another temperature."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from storage.store import Store, open_store
 from tasks.learner.tiny import tiny_qwen3
-from tests.fixtures.driving import ROOT, finished
+from tests.acceptance.lives import SMALL, stagecoach
+from tests.fixtures.driving import finished
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(1200)]
-SMALL = str(Path(__file__).with_name("small.toml"))
 TEMPERATURE = 0.5
-
-
-def stagecoach(directory: Path, *arguments: str) -> str:
-    """Call the command line over the store of a directory; return what it says."""
-    command = [sys.executable, "-P", "-m", "flows.cli", *arguments, "--store", str(directory / "store")]
-    variables = os.environ | {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
-    done = subprocess.run(command, cwd=directory, env=variables, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def stored(store: Store, run: str, stage: str, table: str) -> list[dict[str, object]]:
@@ -32,11 +18,11 @@ def stored(store: Store, run: str, stage: str, table: str) -> list[dict[str, obj
 
 
 def test_steps_are_sampled_again_each_with_the_policy_that_it_had(tmp_path):
-    model = tiny_qwen3(tmp_path / "model", seed=3)
-    stagecoach(tmp_path, "run", "demo", SMALL, f"model.path={model}", "--name", "run")
+    model, place = tiny_qwen3(tmp_path / "model", seed=3), ["--store", str(tmp_path / "store")]
+    stagecoach("run", "demo", SMALL, f"model.path={model}", "--name", "run", *place)
     before = {entry.key for entry in finished(open_store(tmp_path / "store"))}
-    chosen = ["--steps", "1:3", "--policies", "recorded", "--name", "cooler"]
-    said = stagecoach(tmp_path, "replay", "run", "--set", f"rollout.temperature={TEMPERATURE}", *chosen)
+    chosen = ["--steps", "1:3", "--policies", "recorded", "--name", "cooler", *place]
+    said = stagecoach("replay", "run", "--set", f"rollout.temperature={TEMPERATURE}", *chosen)
     assert "2 steps" in said and "step 3/3" in said and "weights part from the recorded ones at step 1" in said
 
     store = open_store(tmp_path / "store")

@@ -5,22 +5,15 @@ loses its engine before a stale group is recorded, and is killed before that is 
 is, the third before what replaces it is committed. The fourth loses all its services and comes to the run's end.
 """
 
-import shutil
-import tempfile
-from pathlib import Path
-
 import pytest
 
-from storage.store import open_store
-from tasks.learner.tiny import tiny_qwen3
-from tests.acceptance.lives import lines, live
+from tests.acceptance.lives import LivedRun
 from tests.fixtures.driving import Driven, Rows, check_once, check_replayed, committed_rows, rows
 from tests.fixtures.faults import happened
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
 STEPS, GROUPS, MEMBERS, BOUND = 20, 3, 2, 2
-PLUGINS = Path(__file__).parents[1] / "fixtures/plugins"
 SETTINGS = (
     f"steps={STEPS}",
     'environments=[{name="straggling",taskset={id="straggling"},harness={id="chat_loop"},max_turns=2}]',
@@ -45,39 +38,28 @@ LIVES = (
 )
 
 
-@pytest.fixture
-def temporary():
-    """A directory for temporary files of the run."""
-    directory = Path(tempfile.mkdtemp(prefix="sc-"))  # short: sockets are put below it
-    yield directory
-    shutil.rmtree(directory)
-
-
 @pytest.mark.fault(
     "services",
     "flow, engine, environment server and learner are killed while stale groups are recorded and replaced",
     "each group is taken or stale, once, and what is recorded stays so",
 )
 @pytest.mark.parametrize("stale", ["drop", "top_up"])
-def test_whatever_is_killed_a_stale_group_is_recorded_once_and_replaced(stale, tmp_path, temporary):
-    model = tiny_qwen3(tmp_path / "model", seed=3)
+def test_whatever_is_killed_a_stale_group_is_recorded_once_and_replaced(stale, tmp_path):
     taken, lost = dict[str, str](), dict[str, str]()
-    for number, kills in enumerate(LIVES, 1):
-        settings = (*SETTINGS, f"rollout.stale={stale}")
-        status, log = live(tmp_path, temporary, model, kills, settings, PLUGINS)
-        assert status == (0 if number == len(LIVES) else -9), log
-        store = open_store(tmp_path / "store")
-        safe, gone = (
-            {row["group_id"]: row["policy_key"] for row in committed_rows(store, name)}
-            for name in ("intakes", "stale_groups")
-        )
-        assert safe.items() >= taken.items() and gone.items() >= lost.items(), "a group is not what it was"
-        taken, lost = safe, gone
-    receipts = [receipt["moment"] for receipt in lines(tmp_path / "receipt.jsonl")]
+    with LivedRun(tmp_path, *SETTINGS, f"rollout.stale={stale}", plugins=True) as run:
+        for kills in LIVES:
+            run.live(kills, 0 if kills is LIVES[-1] else -9)
+            safe, gone = (
+                {row["group_id"]: row["policy_key"] for row in committed_rows(run.store, name)}
+                for name in ("intakes", "stale_groups")
+            )
+            assert safe.items() >= taken.items() and gone.items() >= lost.items(), "a group is not what it was"
+            taken, lost = safe, gone
+    receipts = [receipt["moment"] for receipt in run.receipts]
     assert receipts == [moment for kills in LIVES for moment in kills]
     happened(", ".join(receipts))
-    check_once(tmp_path / "store")
-    found = rows(open_store(tmp_path / "store"))
+    check_once(run.root)
+    found = rows(run.store)
     check_accounted(found)
     check_replaced(found, keeps_examples=stale == "top_up")
     check_replayed(Driven(tmp_path, ()), STEPS)

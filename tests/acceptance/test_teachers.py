@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.cli.launch import LOOPS
 from flows.replays.config import prepare_replay
@@ -235,9 +234,3 @@ def test_the_policy_shown_a_demonstration_scores_what_it_sampled(lived):
         before[name] = renderer.render([{"role": "system", "content": text}]).token_ids
         assert len(before[name]) > 10
     check_references(lived, "shown", lived.model("policy"), before)
-
-
-def test_a_teacher_that_is_the_policy_is_refused(lived):
-    with pytest.raises(ConfigError, match="the very weights that the policy starts from"):
-        lived.replay("same", "base", "training", [f"algorithm.teacher.path={lived.model('policy')}"])
-    assert "same" not in lived.started

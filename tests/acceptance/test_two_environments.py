@@ -4,23 +4,20 @@ What every token should weigh is worked out again from the messages, in plain Py
 """
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from configs.load import load
 from storage.store import Store, open_store
+from tests.acceptance.lives import stagecoach
 from tests.fixtures.warming import warmed
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
-ROOT = Path(__file__).parents[2]
 STEPS, ALPHAS = 2, {"tool": 0.1, "user": 0.05}
 NO_ECHO = 'environments.1.algorithm={type="grpo"}'
 SMALL = [
@@ -54,14 +51,6 @@ class Step:
         """The messages of a sample from root to leaf."""
         found = {row["message"]: row for row in self.tables["messages"] if row["trace_id"] == sample["trace_id"]}
         return [found[number] for number in sample["path"]]
-
-
-def stagecoach(*arguments: str) -> str:
-    """Run the command line and return what it printed."""
-    command = [sys.executable, "-m", "flows.cli", *arguments]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1500, check=False)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
