@@ -80,6 +80,12 @@ def root(whole, tmp_path):
     return tmp_path / "store"
 
 
+@pytest.fixture
+def call(root, capsys):
+    """A function that runs a command on the store."""
+    return lambda *argv: run_command(capsys, *argv, "--store", str(root))
+
+
 def lose(root: Path, table: str, with_head: bool) -> None:
     shutil.rmtree(root / "tables" / table)
     if with_head:
@@ -93,28 +99,28 @@ def facts(entry: Entry) -> Any:
 
 
 @pytest.mark.parametrize("with_head", [True, False])
-def test_a_lost_ledger_is_named_and_rebuilt(root, with_head, capsys):
+def test_a_lost_ledger_is_named_and_rebuilt(root, with_head, call):
     before = [facts(entry) for entry in open_store(root).ledger.entries()]
     files = {path for path in root.rglob("*") if path.is_file() and "tables/ledger" not in str(path)}
     lose(root, "ledger", with_head)
-    status, said = run_command(capsys, "repair", "--store", str(root))
+    status, said = call("repair")
     assert status == 1 and "lost rows: run 'base' finished, the ledger has no row of it" in said
     for command in (("maintain",), ("gc", "--remove", "again", "--yes"), ("gc", "--keep-last", "1", "--yes")):
-        status, said = run_command(capsys, *command, "--store", str(root))
+        status, said = call(*command)
         assert status == 2 and "run 'base' finished, the ledger has no row of it" in said and "--trust-ledger" in said
     assert not {path for path in files if not path.exists() and "heads" not in str(path)}
-    status, said = run_command(capsys, "repair", "--deep", "--store", str(root))
+    status, said = call("repair", "--deep")
     assert status == 0 and "rows of the ledger of run 'base'" in said
     assert sorted(map(str, map(facts, open_store(root).ledger.entries()))) == sorted(map(str, before))
-    assert run_command(capsys, "repair", "--deep", "--store", str(root)) == (0, "nothing is wrong\n")
-    assert run_command(capsys, "maintain", "--store", str(root))[0] == 0
+    assert call("repair", "--deep") == (0, "nothing is wrong\n")
+    assert call("maintain")[0] == 0
     assert {entry.run for entry in open_store(root).ledger.entries()} == {"base", "again"}
 
 
-def test_what_no_file_proves_is_named(root, capsys):
+def test_what_no_file_proves_is_named(root, call):
     lose(root, "ledger", with_head=True)
     lose(root, "verdicts", with_head=False)
-    status, said = run_command(capsys, "repair", "--deep", "--store", str(root))
+    status, said = call("repair", "--deep")
     assert status == 1
     assert "not rebuilt: run 'base': 2 results have no rows in the tables, or no weights: filtering of step 0" in said
     stages = {entry.stage for entry in open_store(root).ledger.entries(run="base")}
@@ -122,13 +128,13 @@ def test_what_no_file_proves_is_named(root, capsys):
 
 
 @pytest.mark.parametrize("with_head", [True, False])
-def test_lost_events_of_runs_are_named(root, with_head, capsys):
+def test_lost_events_of_runs_are_named(root, with_head, call):
     lose(root, "runs", with_head)
-    status, said = run_command(capsys, "repair", "--deep", "--store", str(root))
+    status, said = call("repair", "--deep")
     assert status == 1 and "rows of run 'base', the table runs has no event of it" in said
-    status, said = run_command(capsys, "gc", "--remove", "base", "--yes", "--store", str(root))
+    status, said = call("gc", "--remove", "base", "--yes")
     assert status == 2 and "--trust-ledger" in said
-    assert run_command(capsys, "gc", "--remove", "base", "--yes", "--trust-ledger", "--store", str(root))[0] == 0
+    assert call("gc", "--remove", "base", "--yes", "--trust-ledger")[0] == 0
 
 
 def test_the_nightly_maintenance_has_the_same_brake(root):
@@ -141,7 +147,7 @@ def test_the_nightly_maintenance_has_the_same_brake(root):
     assert open_store(root).policies.names() == weights
 
 
-def test_rollouts_that_are_not_all_there_are_rebuilt_as_a_part(root, capsys):
+def test_rollouts_that_are_not_all_there_are_rebuilt_as_a_part(root, call):
     (rollout,) = (entry for entry in open_store(root).ledger.entries(run="base", stage="rollout") if entry.step == 1)
     lose(root, "ledger", with_head=True)
     traces = open_store(root).slices.table("traces")
@@ -149,12 +155,12 @@ def test_rollouts_that_are_not_all_there_are_rebuilt_as_a_part(root, capsys):
     rows = traces.read(file.path)
     traces.replace([file], [rows.filter(pc.not_equal(rows["group_id"], rows["group_id"][-1]))], "base")
     for _ in range(2):  # the second time nothing is added
-        run_command(capsys, "repair", "--deep", "--store", str(root))
+        call("repair", "--deep")
         (part,) = (entry for entry in open_store(root).ledger.entries(run="base", stage="rollout") if entry.step == 1)
         assert (part.key, part.part) == (rollout.key, rollout.attempt)
 
 
-def test_a_table_of_which_most_would_go_is_left_alone(root, capsys):
+def test_a_table_of_which_most_would_go_is_left_alone(root, call):
     store = open_store(root)
     named = len(store.slices.table("messages").active_files())
     for number in range(named + MIN_FILES):
@@ -163,32 +169,32 @@ def test_a_table_of_which_most_would_go_is_left_alone(root, capsys):
     age(root, 1000)
     total = 2 * named + MIN_FILES
     for command in (("maintain",), ("repair",)):
-        status, said = run_command(capsys, *command, "--store", str(root))
+        status, said = call(*command)
         assert status and f"the ledger does not name {named + MIN_FILES} of {total} files of table 'messages'" in said
-    assert run_command(capsys, "maintain", "--trust-ledger", "--store", str(root))[0] == 0
+    assert call("maintain", "--trust-ledger")[0] == 0
     assert len(open_store(root).slices.table("messages").active_files()) == named
 
 
-def test_work_is_not_forgotten_while_the_ledger_is_in_doubt(root, capsys):
+def test_work_is_not_forgotten_while_the_ledger_is_in_doubt(root, call):
     store = open_store(root)
     entry = next(entry for entry in store.ledger.entries(run="again", stage="packing"))
     (root / "tables" / "batches" / entry.outputs[0].files[0].path).unlink()
     rows = {(entry.key, entry.part) for entry in store.ledger.entries(run="base")}
     store.ledger.remove("base", rows, datetime.now(UTC))
-    status, said = run_command(capsys, "repair", "--forget", "--store", str(root))
+    status, said = call("repair", "--forget")
     assert status == 2 and "run 'base' finished, the ledger has no row of it" in said
     assert entry.row_id in {each.row_id for each in open_store(root).ledger.entries()}
-    run_command(capsys, "repair", "--forget", "--trust-ledger", "--store", str(root))
+    call("repair", "--forget", "--trust-ledger")
     assert entry.row_id not in {each.row_id for each in open_store(root).ledger.entries()}
 
 
-def test_a_removal_that_was_cut_off_is_no_lost_ledger(root, capsys):
+def test_a_removal_that_was_cut_off_is_no_lost_ledger(root, call):
     store = open_store(root)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store.runs, "record", lambda **event: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             carry_out(store, plan_removal(store, ["base"]))
     assert not open_store(root).ledger.entries(run="again")
-    assert run_command(capsys, "gc", "--yes", "--store", str(root))[0] == 0
+    assert call("gc", "--yes")[0] == 0
     assert open_store(root).runs.last_event("again") == "removed"
-    assert run_command(capsys, "maintain", "--store", str(root))[0] == 0
+    assert call("maintain")[0] == 0

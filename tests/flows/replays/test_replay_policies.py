@@ -22,32 +22,37 @@ pytestmark = pytest.mark.engine
 
 
 @pytest.fixture
-def models(tmp_path, monkeypatch):
-    """Two directories of weights, and a store that has the weights of every policy."""
+def root(tmp_path, monkeypatch):
+    """Where a store is made, which has the weights of every policy."""
+    monkeypatch.setattr(Policies, "directory", lambda self, key, verify=False: tmp_path / "a")
+    monkeypatch.setattr(replay_config, "config_versions", lambda config: {})
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def models(tmp_path):
+    """Two directories of weights."""
     found = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps({"vocab_size": 512, "name": name}))
         found.append(str(tmp_path / name))
-    monkeypatch.setattr(Policies, "directory", lambda self, key, verify=False: tmp_path / "a")
-    monkeypatch.setattr(replay_config, "config_versions", lambda config: {})
     return found
 
 
-def test_other_weights_are_another_replay_whatever_they_are_called(tmp_path, models):
-    rehearse(tmp_path / "store", "base", steps=2, model={"vocab_size": 512, "path": models[0]})
+def test_other_weights_are_another_replay_whatever_they_are_called(root, models):
+    rehearse(root, "base", steps=2, model={"vocab_size": 512, "path": models[0]})
     path = [f"model.path={each}" for each in models]
     whole = {"until": "training", "from_stage": "training"}
-    same, first, second = (ask(tmp_path / "store", overrides=each, **whole) for each in ([], path[:1], path[1:]))
+    same, first, second = (ask(root, overrides=each, **whole) for each in ([], path[:1], path[1:]))
     assert same.replay.weights == "" and first.replay.weights != second.replay.weights
     assert len({same.name, first.name, second.name}) == 3
     walk(first.model_copy(update={"name": "mine"}))
     with pytest.raises(ConfigError, match=r"replay\.weights"):
-        ask(tmp_path / "store", until="training", name="mine", overrides=path[1:])
+        ask(root, until="training", name="mine", overrides=path[1:])
 
 
-def test_a_replay_of_a_replay_from_other_weights_goes_on_from_its_policies(tmp_path, models):
-    root = tmp_path / "store"
+def test_a_replay_of_a_replay_from_other_weights_goes_on_from_its_policies(root, models):
     rehearse(root, "base", steps=3)
     store, _ = trained(root, from_stage="training", overrides=[f"model.path={models[1]}"], name="fresh")
     made = [entry.key for entry in store.ledger.entries(run="fresh", stage="training")]
@@ -57,8 +62,7 @@ def test_a_replay_of_a_replay_from_other_weights_goes_on_from_its_policies(tmp_p
     assert starts(store, "faster")[0] == made[0]
 
 
-def test_policies_that_counterfactual_steps_start_from_are_not_their_own(tmp_path, models):
-    root = tmp_path / "store"
+def test_policies_that_counterfactual_steps_start_from_are_not_their_own(root):
     rehearse(root, "base", steps=3)
     trained(root, overrides=["training.learning_rate=0.5"], name="first")
     trained(root, overrides=["training.learning_rate=0.25"], name="second")
@@ -74,8 +78,7 @@ def test_policies_that_counterfactual_steps_start_from_are_not_their_own(tmp_pat
     assert began == starts(store, "second"), "a replay of it would start from the same"
 
 
-def test_a_step_emptied_by_a_quarantine_stays_empty_in_replays_of_the_replay(tmp_path, models):
-    root = tmp_path / "store"
+def test_a_step_emptied_by_a_quarantine_stays_empty_in_replays_of_the_replay(root):
     store = rehearse(root, "base", steps=3)
     names = quarantine(store, step=1, count=12)
     store, steps = trained(root, policies="recorded", overrides=["training.learning_rate=0.5"], name="clean")
@@ -93,8 +96,7 @@ def test_a_step_emptied_by_a_quarantine_stays_empty_in_replays_of_the_replay(tmp
     assert [entry.step for entry in entries] == [0, 2] and versions == [1, 3]
 
 
-def test_rollouts_of_a_replay_that_are_found_again_are_left_out_when_unfit(tmp_path, models):
-    root = tmp_path / "store"
+def test_rollouts_of_a_replay_that_are_found_again_are_left_out_when_unfit(root):
     rehearse(root, "base", steps=1)
     hot = {"from_stage": "rollout", "overrides": ["rollout.temperature=0.5"]}
     store, _ = trained(root, name="hot", **hot)
@@ -108,8 +110,7 @@ def test_rollouts_of_a_replay_that_are_found_again_are_left_out_when_unfit(tmp_p
     assert {row["trace_id"] for row in rows if row["reason"] == "quarantined"} == set(names)
 
 
-def test_a_quarantine_elsewhere_or_heeded_before_stops_nothing(tmp_path, models):
-    root = tmp_path / "store"
+def test_a_quarantine_elsewhere_or_heeded_before_stops_nothing(root):
     quarantine(rehearse(root, "base", steps=2), step=0, count=1)
     assert ask(root, from_stage="packing", steps="1:").replay.from_stage == "packing"
     trained(root, name="clean")
@@ -119,8 +120,7 @@ def test_a_quarantine_elsewhere_or_heeded_before_stops_nothing(tmp_path, models)
 
 
 @pytest.mark.parametrize("lag", [0, 1])
-def test_unchanged_settings_find_everything_from_every_stage(tmp_path, models, lag):
-    root = tmp_path / "store"
+def test_unchanged_settings_find_everything_from_every_stage(root, lag):
     rehearse(root, "base", steps=3, rollout={"max_off_policy_steps": lag})
     for stage in ORDER:
         config = ask(root, until="training", from_stage=stage)
@@ -129,15 +129,13 @@ def test_unchanged_settings_find_everything_from_every_stage(tmp_path, models, l
         assert all(step["same_weights"] for step in steps)
 
 
-def test_other_examples_are_listed_again_and_assigned(tmp_path, models):
-    root = tmp_path / "store"
+def test_other_examples_are_listed_again_and_assigned(root):
     rehearse(root, "base", steps=1)
     config = ask(root, from_stage="assignment", until="assignment", overrides=["environments.0.holdout_fraction=0.5"])
     assert [piece.stage for piece in pieces(config) if piece.computed] == ["examples", "assignment"]
 
 
-def test_weights_are_not_asked_for_where_nothing_is_trained(tmp_path, models):
-    root = tmp_path / "store"
+def test_weights_are_not_asked_for_where_nothing_is_trained(root, models):
     rehearse(root, "base", steps=1)
     with pytest.raises(ConfigError, match=r"model\.path: no weights are needed"):
         ask(root, from_stage="packing", until="packing", overrides=[f"model.path={models[1]}"])
@@ -167,9 +165,8 @@ def longer(assignments: list[dict[str, Any]], policy: dict[str, Any], step: int)
 GROUP = fixed.group
 
 
-def test_turns_branches_and_agents_are_replayed_as_a_run_would_train_them(tmp_path, models, monkeypatch):
+def test_turns_branches_and_agents_are_replayed_as_a_run_would_train_them(root, monkeypatch):
     monkeypatch.setattr(fixed, "group", longer)
-    root = tmp_path / "store"
     rehearse(root, "base", steps=2)
     store = rehearse(root, "run", steps=2, algorithm={"type": "rloo"})
     steps = trained(root, overrides=[RLOO], policies="own", name="replay")[1]
