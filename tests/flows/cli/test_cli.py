@@ -23,6 +23,7 @@ from flows.cli.commands import COMMANDS
 from flows.services.process import ServiceFailed
 from storage.store import open_store
 from tasks.runtime.imports import DISTRIBUTION
+from tests.fixtures.commands import cases
 from tests.fixtures.faults import happened
 from tests.fixtures.programs import environment
 from tests.fixtures.waiting import PATIENCE
@@ -53,53 +54,7 @@ def test_runs_are_started_with_files_and_overrides_in_any_order(argv, kind, file
     start.assert_called_once_with(kind, files, overrides, name="a", store="s", plain="--plain" in argv)
 
 
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        ("", "name a command"),
-        ("fly", "fly"),
-        ("shwo", 'Did you mean "show"?'),
-        ("show --lst 3", "Did you mean --last?"),
-        ("join demo --node 1", "learner.nodes is 1, and the run's own machine is node 0"),
-        ("demo demmo", "did you mean demo?"),
-        ("demo mine.toml", "takes one of demo, "),
-        ("run demmo", "did you mean demo?"),
-        ("check demo algorithm.type=gpro", "did you mean grpo?"),
-        ("run --speed", "--speed"),
-        ("traces --evaluatoin 1", "Did you mean --evaluation?"),
-        ("run --no-plain", "--no-plain"),
-        ("gc --empty-keep", "--empty-keep"),
-        ("doctor now", "stagecoach: stagecoach doctor: an argument too many: now\n"),
-        (
-            "gc demo a=1",
-            "stagecoach: stagecoach gc: an argument too many: demo a=1\n`stagecoach gc --help` lists the options.\n",
-        ),
-        ("replay", "RUN"),
-        ("replay a --set", "--set"),
-        ("resume a b", "one run at a time, not a and b"),
-        ("diff a", "RUN_B"),
-        ("export a --format sft", "--to"),
-        ("export --format sft --to x", "export needs a RUN"),
-        ("export a --format sft --to x --policy a:1", "--policy chooses weights"),
-        *(
-            (f"export a --format weights --to x {option}", "choose rollouts")
-            for option in ("--where keep", "--held-out", "--quarantined")
-        ),
-        *(
-            (f"view --save / x.html {option}", "goes without --run, --port and --open")
-            for option in ("--run a", "--port 0", "--open")
-        ),
-        ("replay a --policies=", '"recorded"'),
-        ("diff a b --step 1.5", "--step"),
-        ("gate --approve --refuse", "exclusive"),
-        ("gate a --by me", "--by and --reason belong to an answer"),
-        ("traces --step 1 --evaluation 0", "exclusive"),
-        ("track a", "--to"),
-        ("track a --to wandb training.learning_rate=1", "tracking alone"),
-        ("init x --environment own_data --from rl.toml", "give one of them"),
-        ("lora-smoke", "model.path: say which directory"),
-    ],
-)
+@cases(__file__, "refused")
 def test_arguments_that_are_refused(argv, words, call, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     status, message = call(*argv.split())
@@ -107,33 +62,12 @@ def test_arguments_that_are_refused(argv, words, call, tmp_path, monkeypatch):
     assert [*tmp_path.iterdir()] == []
 
 
-@pytest.mark.parametrize(
-    ("argv", "options"),
-    [
-        ("run a --name x --name y", {"name": "y"}),
-        ("view --save /a b.html", {"save": ("/a", "b.html")}),
-        (
-            "maintain --retention-hours 24 --retain messages=9d --force --dry-run --json",
-            {"retention_hours": 24.0, "retain": ("messages=9d",), "force": True, "dry_run": True, "as_json": True},
-        ),
-        (
-            "gc --remove a --force b --force c --policies every:5 --yes --keep-last 2",
-            {"remove": ("a",), "force": ("b", "c"), "policies": "every:5", "yes": True, "keep_last": 2},
-        ),
-        ("demo steps=2 --plain", {"plain": True}),
-        ("evals a b --by tier --output x.parquet", {"by": "tier", "output": "x.parquet"}),
-        (
-            "replay a --set x=[1,2] y=2 --no-quarantine --set z=3 --dry-run",
-            {"overrides": ("x=[1,2]", "y=2", "z=3"), "no_quarantine": True, "dry_run": True},
-        ),
-        ("export a --format sft --to x --where -reward<1", {"form": "sft", "target": "x", "where": "-reward<1"}),
-        ("traces --where -reward<1 --desc", {"where": "-reward<1", "desc": True}),
-        ("quarantine --list --where=-reward>1", {"listing": True, "where": "-reward>1"}),
-    ],
-)
+@cases(__file__, "options")
 def test_options_are_read(argv, options):
     command = cli.parse(argv.split())
-    assert isinstance(command, partial) and command.keywords == options
+    assert isinstance(command, partial)
+    found = {name: [*value] if isinstance(value, tuple) else value for name, value in command.keywords.items()}
+    assert found == options
 
 
 @pytest.mark.parametrize(

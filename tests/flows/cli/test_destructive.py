@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,25 +29,7 @@ def original(tmp_path_factory):
     return two_runs(tmp_path_factory.mktemp("destructive") / "store")
 
 
-NUMBERS = {
-    "gc --keep-last": ["0", "-1", "1" * 40, "1e3", "nan", "x", "\uff11"],
-    "gc --policies": ["every:0", "every:-1", "every:" + "1" * 40, "every:nan"],
-    "maintain --retention-hours": ["nan", "inf", "-inf", "1e12", "-1", "1" * 40, "x"],
-    "maintain --retain": ["token_statistics=99999999999d", "token_statistics=-1d", "token_statistics=1.5h"],
-    "show old --last": ["0", "-1", "1" * 40],
-    "traces old --step": ["-1", "1" * 40, "1.5", "nan"],
-    "traces old --evaluation": ["-1", "1" * 40],
-    "traces old --limit": ["0", "-1", "1" * 40],
-    "traces old --page": ["0", "-1", "1" * 40],
-    "diff old new --step": ["-1", "1" * 40],
-    "view --port": ["-1", "65536", "1" * 40],
-    "replay old --steps": ["3:1", "-1", "1" * 40, "1" * 5000, "nan"],
-    "eval --retry-errors": ["-1", "1" * 40],
-    "import x.jsonl --groups-per-step": ["0", "-1", "1" * 40],
-    "deploy --slots": ["0", "-1"],
-}
-
-
+NUMBERS = tomllib.loads(Path(__file__).with_name("cases.toml").read_text("utf-8"))["numbers"]
 HUGE = "1" * 40
 ABSURD = [
     ["sql", "update extensions"],

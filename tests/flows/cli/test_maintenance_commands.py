@@ -13,7 +13,7 @@ from storage.errors import SliceExpired
 from storage.maintenance.compact import RETENTION_HOURS
 from storage.schemas.stage_tables import STAGE_TABLES
 from storage.store import open_store
-from tests.fixtures.commands import file_bytes
+from tests.fixtures.commands import cases, file_bytes
 from tests.fixtures.faults import spoil
 from tests.fixtures.histories import age, contents, finish, train, two_runs
 
@@ -88,26 +88,11 @@ def test_gc_finishes_an_interrupted_removal_only_with_yes(root, call):
     assert call("gc")[1].endswith("\nnothing was removed\n")
 
 
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        (["repair", "--store", "nothing"], "there is no store here"),
-        (["gc", "--keep", "nobody"], "there is no run nobody"),
-        (["gc", "--remove", "nobody"], "there is no run nobody"),
-        (["gc", "--keep", "new", "--remove", "old"], "to keep and runs to remove at once"),
-        (["gc", "--remove", "open"], "not removed: open (its last event is 'started')"),
-        (["gc", "--policies", "some"], "say all, last:N, every:N"),
-        (["maintain", "--retain", "messages=1h"], "read again by later stages or commands"),
-        (["maintain", "--retain", "messages"], "is no retention"),
-        (["maintain", "--retention-hours", "1"], "open may be at work"),
-        (["maintain", "--retain", "messages=1h", "--force"], "open may be at work"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
+@cases(__file__, "maintenance")
 def test_what_is_refused(root, argv, words, call):
     train(open_store(root), "open", "z", finished=False)
     before = file_bytes(root)
-    status, said = call(*argv)
+    status, said = call(*argv.split())
     assert status == 2 and words in said and "Traceback" not in said
     assert file_bytes(root) == before
 

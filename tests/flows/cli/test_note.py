@@ -16,6 +16,7 @@ from flows.viewer.pages.runs import run_page
 from flows.viewer.pages.search import search_page
 from storage.records import REMOVED
 from storage.store import open_store
+from tests.fixtures.commands import cases
 from tests.fixtures.rehearsal import rehearse
 from tests.flows.viewer.looking import answer
 
@@ -74,17 +75,7 @@ def test_notes_of_a_removed_run_are_not_those_of_the_next_of_its_name(store):
     assert [each["text"] for each in notes_of(root, "base", "")] == ["of the second"]
 
 
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        ("nobody text", "no run 'nobody'"),
-        ("base text --trace ffffffffffff", "ffffffffffff"),
-        ("base text --delete abc", "--delete takes a note back"),
-        ("base --delete abc", "abc"),
-        ("base text --tag=two+words", "a tag is of letters"),
-        ("base text --store none", "there is no store"),
-    ],
-)
+@cases(__file__, "notes")
 def test_what_makes_no_sense_is_refused(store, call, argv, words):
     status, message = call("note", *argv.split())
     assert status == 2 and words in message

@@ -22,6 +22,7 @@ from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Ref, Stage
 from tests.fixtures.builders import failed, stage_of, table, trace
+from tests.fixtures.commands import cases
 
 CONFIG = RunConfig(name="a", steps=2)
 
@@ -133,17 +134,7 @@ def test_a_run_whose_process_was_killed_is_marked(store, call, event, host, pid,
         assert process_gone(replace(recorded, at=datetime(2001, 1, 1, tzinfo=UTC))) is (host != "elsewhere")
 
 
-@pytest.mark.parametrize(
-    ("argv", "words"),
-    [
-        ("show b", ["there is no run 'b'", "the last runs are: a", "Safe: nothing"]),
-        ("show a:7", ["run 'a' has no step 7; it has 0"]),
-        ("show latest --store typo", ["there is no store"]),
-        ("show latest --store empty", ["none"]),
-        ("track b --to tensorboard", ["there is no run 'b'"]),
-        ("stop a --store empty", ["there is no run 'a'"]),
-    ],
-)
+@cases(__file__, "missing")
 def test_runs_steps_and_stores_that_do_not_exist_are_named(store, tmp_path, monkeypatch, call, argv, words):
     monkeypatch.chdir(tmp_path)
     open_store(tmp_path / "empty")

@@ -13,6 +13,7 @@ from flows.runtime.resolve_run import require_same
 from storage.store import open_store
 from tasks.stages import LINEAGE
 from tests.fixtures import fixed
+from tests.fixtures.commands import cases
 from tests.fixtures.rehearsal import SMALL, rehearse
 from tests.fixtures.replays import RLOO, ask, pieces, quarantine, walk
 
@@ -28,68 +29,25 @@ def origin(tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize(
-    ("text", "steps"), [("", [0, 1, 2]), (":", [0, 1, 2]), ("1", [1]), ("1:", [1, 2]), (":2", [0, 1]), ("1:2", [1])]
-)
+@cases(__file__, "steps")
 def test_steps(origin, text, steps):
     config = ask(origin, from_stage="packing", steps=text)
     assert config.steps == len(steps)
     assert [piece.step for piece in pieces(config) if piece.stage == "packing"] == steps
 
 
-@pytest.mark.parametrize("text", ["a", "1-2", "2:1", "1:1", "1:2:3"])
-def test_steps_that_say_nothing_sensible(origin, text):
-    with pytest.raises(ConfigError, match="--steps"):
-        ask(origin, from_stage="packing", steps=text)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "begin"),
-    [
-        ([], "packing"),
-        (["packing.tokens_per_row=96"], "packing"),
-        ([RLOO], "advantage"),
-        (["packing.tokens_per_row=96", "filtering.filters.1.enforce=true"], "filtering"),
-        (["assignment.group_size=2"], "assignment"),
-    ],
-)
-def test_the_first_stage_is_the_first_that_the_settings_reach(origin, overrides, begin):
-    until = "packing" if begin != "assignment" else "assignment"
+@cases(__file__, "begins")
+def test_the_first_stage_is_the_first_that_the_settings_reach(origin, overrides, first_stage):
+    until = "assignment" if first_stage == "assignment" else "packing"
     asked = {"from_stage": "packing"} if not overrides else {}
     config = ask(origin, overrides=overrides, until=until, **asked)
-    assert config.replay.from_stage == begin
+    assert config.replay.from_stage == first_stage
     assert {piece.stage for piece in pieces(config)} - {"metrics"} == set(replayed_stages(config.replay))
 
 
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"run": "nobody"}, "there is no run 'nobody'"),
-    ({"steps": "2:4", "from_stage": "packing"}, r"has not recorded step 3 .* it has the steps 0:3"),
-    ({"steps": "7:", "from_stage": "packing"}, "has not recorded step 7"),
-    (
-        {"from_stage": "packing", "overrides": [RLOO]},
-        "algorithm.type: belongs to stage advantage.*use --from advantage",
-    ),
-    ({"from_stage": "packing", "until": "advantage"}, "--until advantage comes before --from packing"),
-    ({"from_stage": "pakcing"}, "replay.from_stage"),
-    ({"overrides": ["replay.run=other"]}, "said by options"),
-    ({"overrides": ["store=elsewhere"]}, r"store: is said by options \(--store\)"),
-    ({"overrides": ["steps=5"]}, r"steps: is said by options \(--steps\)"),
-    ({"from_stage": "packing", "overrides": ["evaluation.every=1"]}, "evaluation.every: no stage of a replay reads it"),
-    ({"until": "", "overrides": ["training.version=mine"]}, "versions are those of what is installed"),
-    (
-        {"from_stage": "rollout", "overrides": ["environments.0.holdout_fraction=0.5"]},
-        "the examples are the recorded ones",
-    ),
-    ({"regrade": True, "from_stage": "assignment"}, "--regrade scores recorded rollouts before"),
-    ({"overrides": ["packing.tokens=3"]}, "packing.tokens.*tokens_per_row"),
-    ({"from_stage": "packing", "regrade": True}, "--regrade scores recorded rollouts before"),
-    ({"name": "base", "from_stage": "packing"}, "'base' is a run of kind train"),
-]
-
-
-@pytest.mark.parametrize(("asked", "message"), REFUSED, ids=[str(asked) for asked, _ in REFUSED])
-def test_what_cannot_be_is_refused_before_anything_starts(origin, asked, message):
-    with pytest.raises(ConfigError, match=message) as refused:
+@cases(__file__, "refused")
+def test_what_cannot_be_is_refused_before_anything_starts(origin, asked, words):
+    with pytest.raises(ConfigError, match=words) as refused:
         ask(origin, **asked)
     assert any("nothing" in note.lower() for note in [str(refused.value), *getattr(refused.value, "__notes__", [])])
 

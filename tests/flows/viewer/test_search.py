@@ -90,7 +90,8 @@ def test_a_reward_hack_is_hunted_down(cheated, capsys):
     num_fooled = (STEPS - LEARNT) * 9
     assert cli.main(command[1:]) == 0
     printed = capsys.readouterr().out
-    assert f"{num_fooled} of {STEPS * 12} rollouts" in printed and "stagecoach replay base --from filtering" in printed
+    assert f"num rollouts: {num_fooled}\nnum looked at: {STEPS * 12}\n" in printed
+    assert "stagecoach replay base --from filtering" in printed
     _, steps = walk(ask(root, name="clean", from_stage="filtering"))
     assert len(steps) == STEPS
     clean = StoreReader.at(root)
