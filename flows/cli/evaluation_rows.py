@@ -18,7 +18,7 @@ from tasks.assignment.examples import values_of
 from tasks.evaluation.stage import example_means, paired_differences, rewards_of
 
 Row = dict[str, Any]
-TYPES = {
+TYPES: dict[pa.DataType, tuple[str, ...]] = {
     pa.string(): ("run", "policy_key", "set", "environment", "bucket", "figure"),
     pa.int64(): ("version", "num_examples", "num_attempts", "num_errors", "num_paired"),
     pa.float64(): ("value", "low", "high", "floor", "difference", "difference_low", "difference_high"),

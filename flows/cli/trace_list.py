@@ -53,10 +53,10 @@ def print_list(reader: StoreReader, run: str, source: TraceSource, choice: Trace
     piped = not sys.stdout.isatty()
     with reading(reader.store):
         run, with_replies = reader.latest() if run == "latest" else run, not (piped or as_json or choice.columns)
-        columns = OF_TERMINAL if with_replies else ()
         if source.where and source.step is None and source.version is None:
-            columns = OF_RUN
-        choice = replace(choice, columns=choice.columns or columns)
+            choice = replace(choice, columns=choice.columns or OF_RUN)
+        elif with_replies:
+            choice = replace(choice, columns=OF_TERMINAL)
         title, frame, written = _frame(reader, run, source, choice)
         frame = filter_traces(reader, run, frame, source.where) if source.where else frame
         listed = list_page(frame, choose(frame, choice), choice)
