@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
+from tasks.learner import launcher
 from tests.fixtures.serving import free_port
 from tests.fixtures.waiting import PATIENCE
 
@@ -20,10 +21,8 @@ def listening(port):
 
 @pytest.mark.parametrize(("host", "bound"), [("127.0.0.2", {"127.0.0.2"}), ("localhost", {"127.0.0.1"})])
 def test_nodes_meet_at_one_address(host, bound):
-    from tasks.learner.launcher import BoundRendezvous
-
     port = free_port()
-    nodes = [BoundRendezvous(host, port, rank, 2, "learner", PATIENCE) for rank in range(2)]
+    nodes = [launcher.BoundRendezvous(host, port, rank, 2, "learner", PATIENCE) for rank in range(2)]
     with ThreadPoolExecutor(2) as threads:
         first, second = threads.map(lambda node: node.next_rendezvous(), nodes)
     first.store.set("said", "by the first")
@@ -35,8 +34,6 @@ def test_nodes_meet_at_one_address(host, bound):
 
 
 def test_a_name_is_listened_at_where_it_means_one_address_everywhere(monkeypatch):
-    from tasks.learner import launcher
-
     known = {"node-0": ["10.0.0.5", "10.0.0.5"], "debian": ["127.0.1.1"], "two": ["10.0.0.5", "10.1.0.5"]}
     monkeypatch.setattr(launcher.socket, "gethostbyname_ex", lambda host: (host, [], known[host]))
     assert {host: launcher.address_everywhere(host) for host in known} == {
@@ -49,16 +46,12 @@ def test_a_name_is_listened_at_where_it_means_one_address_everywhere(monkeypatch
 
 
 def test_one_node_has_a_free_port_of_its_own():
-    from tasks.learner.launcher import BoundRendezvous
-
-    met = BoundRendezvous("127.0.0.1", 0, 0, 1, "learner", PATIENCE).next_rendezvous()
+    met = launcher.BoundRendezvous("127.0.0.1", 0, 0, 1, "learner", PATIENCE).next_rendezvous()
     port = met.bootstrap_store_info.master_port
     assert port and listening(port) == {"127.0.0.1"}
 
 
 def test_an_address_of_another_machine_is_left_to_torchrun_and_one_that_is_taken_is_not():
-    from tasks.learner.launcher import listener_at
-
-    assert listener_at("203.0.113.9", 0) is None
+    assert launcher.listener_at("203.0.113.9", 0) is None
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(OSError, match="in use"):
-        listener_at("127.0.0.1", taken.getsockname()[1])
+        launcher.listener_at("127.0.0.1", taken.getsockname()[1])

@@ -114,13 +114,18 @@ def test_other_bounds_are_inside_too():
     assert run(EDGES, DppoLoss(tis=TruncatedImportance(cap=2.0), **WIDE))[2] == (0, 0)
     assert run(EDGES, CispoLoss(clip_high=1.0))[2] == (0, 0)
     for ratio in ("geometric", "extremes"):
-        inside = SequenceMask(ratio=ratio, low=0.5, high=2.0)
-        outside = SequenceMask(ratio=ratio, low=0.501, high=1.999)
-        assert run(EDGES, DppoLoss(sequence_mask=inside, **WIDE))[2] == (0, 0)
-        assert run(EDGES, DppoLoss(sequence_mask=outside, **WIDE))[2] == (4, 0)
+        assert run(EDGES, masking(ratio, 0.5, 2.0))[2] == (0, 0)
+        assert run(EDGES, masking(ratio, 0.501, 1.999))[2] == (4, 0)
 
 
 WIDE = {"mask_low": 9.0, "mask_high": 9.0, "kl_tau": 0.0}
+
+
+def masking(ratio, low, high, **changes):
+    """A loss that masks no token by itself, with a mask of sequences."""
+    return DppoLoss(**WIDE | changes, sequence_mask=SequenceMask(ratio=ratio, low=low, high=high))
+
+
 SEQUENCES = row((0.8, 0.4, 1.0, 0), (0.25, 0.5, 1.0, 0), (0.4, 0.2, 1.0, 1), (0.4, 0.2, -2.0, 1), (0.1, 0.4, -1.0, 2))
 
 
@@ -162,26 +167,26 @@ def test_a_cap_on_the_sequence_s_ratio():
 
 
 @pytest.mark.parametrize(
-    ("mask", "kept"),
+    ("ratio", "low", "high", "kept"),
     [
-        (SequenceMask(ratio="geometric", low=0.5, high=None), (0, 1)),
-        (SequenceMask(ratio="geometric", low=None, high=1.5), (0, 2)),
-        (SequenceMask(ratio="geometric", low=0.2, high=2.5), (0, 1, 2)),
-        (SequenceMask(ratio="extremes", low=0.6, high=None), (1,)),
-        (SequenceMask(ratio="extremes", low=None, high=1.9), (2,)),
-        (SequenceMask(ratio="extremes", low=0.4, high=3.0), (0, 1)),
+        ("geometric", 0.5, None, (0, 1)),
+        ("geometric", None, 1.5, (0, 2)),
+        ("geometric", 0.2, 2.5, (0, 1, 2)),
+        ("extremes", 0.6, None, (1,)),
+        ("extremes", None, 1.9, (2,)),
+        ("extremes", 0.4, 3.0, (0, 1)),
     ],
 )
-def test_sequences_out_of_bounds_are_left_out_with_all_they_have(mask, kept):
-    loss = {"mask_low": 9.0, "mask_high": 9.0, "kl_tau": 0.5}
-    terms = run(SEQUENCES, DppoLoss(**loss))[1]
+def test_sequences_out_of_bounds_are_left_out_with_all_they_have(ratio, low, high, kept):
+    plain = DppoLoss(**WIDE | {"kl_tau": 0.5})
+    terms = run(SEQUENCES, plain)[1]
     expected = [each if token.segment in kept else 0.0 for each, token in zip(terms, SEQUENCES, strict=True)]
-    value, gradient, counts = run(SEQUENCES, DppoLoss(sequence_mask=mask, **loss))
+    value, gradient, counts = run(SEQUENCES, masking(ratio, low, high, kl_tau=0.5))
     assert gradient == pytest.approx(expected)
     assert all(terms)
     assert counts == (sum(token.segment not in kept for token in SEQUENCES), 0)
     alone = [token for token in SEQUENCES if token.segment in kept]
-    assert value == pytest.approx(run(alone, DppoLoss(**loss))[0] if alone else 0.0)
+    assert value == pytest.approx(run(alone, plain)[0])
 
 
 def test_tokens_of_other_components_are_in_no_sequence_ratio():
@@ -190,7 +195,7 @@ def test_tokens_of_other_components_are_in_no_sequence_ratio():
     alone, with_others = run(SEQUENCES, loss), run(SEQUENCES + others, loss)
     assert (with_others[1][:5], with_others[2]) == (alone[1], alone[2])
     assert all(with_others[1][:5][index] for index in (0, 1, 3))
-    strict = DppoLoss(sequence_mask=SequenceMask(ratio="geometric", low=0.5, high=None), **WIDE)
+    strict = masking("geometric", 0.5, None)
     assert run([*SEQUENCES, replace(others[0], segment=2)], strict)[2] == run(SEQUENCES, strict)[2] == (1, 0)
 
 

@@ -5,6 +5,7 @@ by the tokens of a row, a micro-step or a rank instead would show here: no two o
 """
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -22,26 +23,17 @@ pytestmark = pytest.mark.engine
 EXACTNESS = {torch.float64: 1e-12, torch.float32: 1e-5}
 
 
-def figures(number, model_directory, seeing_model, tmp_path_factory, what="as written"):
-    """Return the figures that so many ranks find together, of layers as they are written or `compiled`."""
-    out = tmp_path_factory.mktemp("ranks") / "found.pt"
-    run_ranks(number, "tests.tasks.learner.ranks", model_directory, seeing_model, out, what)
-    return torch.load(out)
-
-
 @pytest.fixture(scope="module")
-def two(model_directory, seeing_model, tmp_path_factory):
-    return figures(2, model_directory, seeing_model, tmp_path_factory)
+def figures(model_directory, seeing_model, tmp_path_factory):
+    """A function that returns what so many ranks find together, of layers as they are written or `compiled`."""
 
+    @cache
+    def of_ranks(number, what="as written"):
+        out = tmp_path_factory.mktemp("ranks") / "found.pt"
+        run_ranks(number, "tests.tasks.learner.ranks", model_directory, seeing_model, out, what)
+        return torch.load(out)
 
-@pytest.fixture(scope="module")
-def four(model_directory, seeing_model, tmp_path_factory):
-    return figures(4, model_directory, seeing_model, tmp_path_factory)
-
-
-@pytest.fixture(scope="module", params=[2, 4])
-def compiled(request, model_directory, seeing_model, tmp_path_factory):
-    return figures(request.param, model_directory, seeing_model, tmp_path_factory, "compiled")
+    return of_ranks
 
 
 @pytest.fixture(scope="module", params=EXACTNESS, ids=str)
@@ -60,13 +52,15 @@ def assert_same(found, expected, dtype):
 
 
 @pytest.mark.parametrize("split", ranks.SPLITS)
-def test_two_ranks_make_the_gradient_of_one(one, two, split):
+def test_two_ranks_make_the_gradient_of_one(one, figures, split):
     _, dtype, alone = one
-    assert_same(two[f"{split} {dtype}"], alone, dtype)
+    assert_same(figures(2)[f"{split} {dtype}"], alone, dtype)
 
 
 @pytest.mark.nightly
-def test_compiled_layers_make_it_on_two_and_on_four_ranks(compiled, model_directory, world):
+@pytest.mark.parametrize("number", [2, 4])
+def test_compiled_layers_make_it_on_two_and_on_four_ranks(figures, number, model_directory, world):
+    compiled = figures(number, "compiled")
     expected = ranks.gradient(ranks.policy_in(model_directory, torch.float32), ranks.APART, world)
     for split in ranks.SPLITS:
         assert_same(compiled[f"{split} compiled"], expected, torch.float32)
@@ -101,12 +95,12 @@ def test_a_mean_of_means_would_be_seen(one, world):
 
 
 @pytest.mark.parametrize("name", ranks.OPTIMIZERS)
-def test_two_ranks_make_the_steps_of_one(world, model_directory, two, name):
+def test_two_ranks_make_the_steps_of_one(world, model_directory, figures, name):
     """Of the same gradients, bit for bit: Muon's matrices are made whole, so that the number of ranks does not round.
 
     Where AdamW is at work, torch rounds the last elements of a shard in another way than those before.
     """
-    expected = ranks.three_steps(model_directory, name)
+    expected, two = ranks.three_steps(model_directory, name), figures(2)
     assert two[name].keys() == expected.keys()
     whole = {key.removeprefix("momentum_buffer.") for key in expected if key.startswith("momentum_buffer.")}
     assert any(key.endswith("proj.weight") for key in whole)
@@ -125,21 +119,21 @@ def shared(found, model_directory, world, arrangements):
             assert_same(found[f"{arrangement} {loss}"], expected, torch.float64)
 
 
-def test_two_ranks_at_one_row_and_two_copies_of_the_weights_make_it(two, model_directory, world):
-    shared(two, model_directory, world, ["1 x 2", "2 x 1", "2 x 2"])
+def test_two_ranks_at_one_row_and_two_copies_of_the_weights_make_it(figures, model_directory, world):
+    shared(figures(2), model_directory, world, ["1 x 2", "2 x 1", "2 x 2"])
 
 
-def test_two_ranks_make_the_gradient_of_rows_with_pictures(two, seeing_model, world):
+def test_two_ranks_make_the_gradient_of_rows_with_pictures(figures, seeing_model, world):
     """One of them has text alone, and its tower waits for that of the other."""
     expected = ranks.seen(seeing_model, world)
     assert expected["tower"].abs().max() > 1e-3
-    assert_same(two["seen"], expected, torch.float32)
+    assert_same(figures(2)["seen"], expected, torch.float32)
 
 
 @pytest.mark.nightly
-def test_four_ranks_at_one_row_or_two_and_copies_of_the_weights_make_it(four, model_directory, world):
+def test_four_ranks_at_one_row_or_two_and_copies_of_the_weights_make_it(figures, model_directory, world):
     """Of two heads of keys and values, four ranks compute each twice."""
-    shared(four, model_directory, world, ["1 x 4", "1 x 2", "2 x 1", "4 x 1", "2 x 2"])
+    shared(figures(4), model_directory, world, ["1 x 4", "1 x 2", "2 x 1", "4 x 1", "2 x 2"])
 
 
 def test_heads_that_cannot_be_dealt_are_refused(model_directory):

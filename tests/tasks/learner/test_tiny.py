@@ -23,13 +23,6 @@ def tokenizer(directory):
     return load_tokenizer(str(directory))
 
 
-@pytest.fixture(scope="module")
-def renderer(tokenizer):
-    from renderers import Qwen3RendererConfig, create_renderer
-
-    return create_renderer(tokenizer, Qwen3RendererConfig())
-
-
 def test_same_seed_same_bytes_and_another_seed_other_bytes(tmp_path):
     import torch
 
@@ -64,7 +57,10 @@ def test_bytes_are_tokens(tokenizer):
     assert all(tokenizer.convert_ids_to_tokens(index) is not None for index in range(512))
 
 
-def test_renderer_renders_and_parses(renderer, tokenizer):
+def test_renderer_renders_and_parses(tokenizer):
+    from renderers import Qwen3RendererConfig, create_renderer
+
+    renderer = create_renderer(tokenizer, Qwen3RendererConfig())
     prompt = renderer.render_ids(MESSAGES, add_generation_prompt=True)
     text = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=False)
     assert tokenizer.decode(prompt) == text
