@@ -88,9 +88,8 @@ def machine(smoke, config, tmp_path_factory):
     else:
         model = tiny_qwen3(scratch / "model", hidden=256, heads=4, layers=2, seed=3)
     training = config.training.model_copy(update={"device": "cuda" if smallest_gpu() else "cpu"})
-    sections = {"training": training, "learner": config.learner}
     request = {"model": str(model), "scratch": str(scratch), "tokens": smoke["tokens"]}
-    request |= {name: section.model_dump(mode="json") for name, section in sections.items()}
+    request["training"], request["learner"] = (each.model_dump(mode="json") for each in (training, config.learner))
     settings = config.model.model_copy(update={"path": str(model), "vocab_size": model_info.read(model).vocab_size})
     engine = config.engine.model_copy(update={"sleep": True})
     sections = {"name": "gpu-smoke", "model": settings, "training": training, "engine": engine}
