@@ -116,44 +116,45 @@ def test_a_function_of_ones_own_says_whether_equal_rewards_teach_it_something(fr
 
 
 @pytest.mark.parametrize(
-    ("pools", "said"),
+    ("names", "thresholds", "weight", "said"),
     [
-        ([("a", 0.5, 1), ("b", 0.5, 1)], "must rise"),
-        ([("a", 0.5, 1), ("b", 0.25, 1)], "must rise"),
-        ([("a", 0.5, 1), ("a", 0.75, 1)], "must differ"),
-        ([("a", 0.5, 0)], "greater than 0"),
-        ([], "at least 1"),
+        ("ab", (0.5, 0.5), 1, "must rise"),
+        ("ab", (0.5, 0.25), 1, "must rise"),
+        ("aa", (0.5, 0.75), 1, "must differ"),
+        ("a", (0.5,), 0, "greater than 0"),
+        ("", (), 1, "at least 1"),
     ],
 )
-def test_pools_that_make_no_sense(pools, said):
-    rows = [dict(zip(("name", "threshold", "weight"), pool, strict=True)) for pool in pools]
+def test_pools_that_make_no_sense(names, thresholds, weight, said):
+    pools = zip(names, thresholds, strict=True)
+    rows = [{"name": name, "threshold": threshold, "weight": weight} for name, threshold in pools]
     with pytest.raises(ValidationError, match=said):
         DifficultyPoolsSampler.model_validate({"pools": rows})
 
 
-def sections(config: RunConfig) -> list[str]:
+def sections(config):
     stages = [module.STAGE for module in (assignment, filtering, advantage)]
-    return [content_key(View(config, stage.sections, stage.name).content()) for stage in stages]
+    return {stage.name: content_key(View(config, stage.sections, stage.name).content()) for stage in stages}
 
 
 @pytest.mark.parametrize(
     ("settings", "changed"),
     [
-        ({"assignment": {"refill": False, "sampler": {"type": "standard"}}, "admission": None}, [False, False, False]),
-        ({"assignment": {"refill": True}}, [True, False, False]),
-        ({"assignment": {"sampler": {"type": "difficulty_pools"}}}, [True, False, False]),
-        ({"admission": {}}, [False, False, True]),
-        ({"filtering": FilteringConfig(max_batch_attempts=2).model_dump()}, [False, False, False]),
-        ({"algorithm": {"type": "rloo"}}, [False, False, True]),
-        ({"algorithm": {"type": "rae"}}, [False, True, True]),
-        ({"algorithm": {"type": "grpo", "length_penalty": {}}}, [False, True, True]),
-        ({"algorithm": {"type": "supervised"}}, [False, False, True]),
+        ({"assignment": {"refill": False, "sampler": {"type": "standard"}}, "admission": None}, ""),
+        ({"assignment": {"refill": True}}, "assignment"),
+        ({"assignment": {"sampler": {"type": "difficulty_pools"}}}, "assignment"),
+        ({"admission": {}}, "advantage"),
+        ({"filtering": FilteringConfig(max_batch_attempts=2).model_dump()}, ""),
+        ({"algorithm": {"type": "rloo"}}, "advantage"),
+        ({"algorithm": {"type": "rae"}}, "filtering advantage"),
+        ({"algorithm": {"type": "grpo", "length_penalty": {}}}, "filtering advantage"),
+        ({"algorithm": {"type": "supervised"}}, "advantage"),
     ],
     ids=str,
 )
 def test_a_setting_reaches_its_stage_and_what_is_off_none(settings, changed):
     one, other = (sections(RunConfig.model_validate({"seed": 7} | each)) for each in ({}, settings))
-    assert [a != b for a, b in zip(one, other, strict=True)] == changed
+    assert [stage for stage in one if one[stage] != other[stage]] == changed.split()
 
 
 @pytest.mark.parametrize("settings", [{"rank": 0}, {"alpha": 0}, {"target_modules": "every-linear"}])
@@ -178,15 +179,10 @@ def test_a_directory_is_no_data_file(tmp_path):
 
 
 def test_a_replay_that_samples_is_held_to_what_environments_need():
-    for begin, count in (("rollout", 1), ("filtering", 0)):
-        base = load(("demo",), ["seed=7"]).model_dump(mode="json")
-        base |= {"kind": "replay", "replay": {"run": "base", "from_stage": begin}}
-        base["environments"][0]["seats"] = {"rival": {"model": {}}}
-        try:
-            load((), (), base=base)
-            lines = []
-        except ConfigError as error:
-            lines = error.problems
-        assert [each.startswith("environments.0.seats.rival.model: give the path") for each in lines] == [
-            True
-        ] * count, lines
+    base = load(("demo",), ["seed=7"]).model_dump(mode="json") | {"kind": "replay"}
+    base["environments"][0]["seats"] = {"rival": {"model": {}}}
+    load((), (), base=base | {"replay": {"run": "base", "from_stage": "filtering"}})
+    with pytest.raises(ConfigError) as refused:
+        load((), (), base=base | {"replay": {"run": "base", "from_stage": "rollout"}})
+    (line,) = refused.value.problems
+    assert line.startswith("environments.0.seats.rival.model: give the path")

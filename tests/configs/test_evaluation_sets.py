@@ -1,7 +1,5 @@
 """Sets of an evaluation: what each comes to, when it is due, what is in keys, and what is refused before a start."""
 
-from typing import Any
-
 from configs.evaluation import EvaluationConfig
 from configs.run import RunConfig, View, content
 
@@ -11,7 +9,7 @@ SETS = (
 )
 
 
-def evaluation(**changes: Any) -> EvaluationConfig:
+def evaluation(**changes):
     return EvaluationConfig.model_validate({"num_examples": 32, "every": 2, "sets": SETS} | changes)
 
 

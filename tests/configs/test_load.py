@@ -1,7 +1,6 @@
 """Putting a config together, and everything that can be wrong with one."""
 
 import json
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,65 +14,58 @@ from configs.load import dump, from_json, load, settings
 from configs.run import RunConfig
 
 
-def problems(*overrides: str, files: tuple[str | Path, ...] = ("demo",)) -> tuple[str, ...]:
+def problems(*overrides, files=("demo",)):
     """Return what is wrong with the config of these overrides."""
     with pytest.raises(ConfigError) as caught:
         load(files, overrides)
     return caught.value.problems
 
 
-def toml(directory: Path, name: str, text: str) -> Path:
+@pytest.fixture
+def toml(tmp_path):
     """Write a TOML file."""
-    path = directory / name
-    path.write_text(text, encoding="utf-8")
-    return path
+
+    def write(name, text):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return tmp_path / name
+
+    return write
 
 
-@pytest.mark.parametrize("preset", presets())
-def test_every_preset_loads(preset):
-    assert load([preset]).kind in ("train", "sft", "evaluate")
-
-
-def test_later_files_win_and_overrides_last(tmp_path):
-    first = toml(tmp_path, "first.toml", "steps = 5\n[training]\nlearning_rate = 1e-3\nwarmup_steps = 2\n")
-    second = toml(tmp_path, "second.toml", "[training]\nlearning_rate = 2e-3\n")
+def test_later_files_win_and_overrides_last(toml):
+    first = toml("first.toml", "steps = 5\n[training]\nlearning_rate = 1e-3\nwarmup_steps = 2\n")
+    second = toml("second.toml", "[training]\nlearning_rate = 2e-3\n")
     config = load(["demo", first, second], ["training.warmup_steps=4"])
     assert (config.steps, config.training.learning_rate, config.training.warmup_steps) == (5, 2e-3, 4)
     assert config.assignment.groups_per_step == 8
 
 
-def test_lists_are_replaced_not_joined(tmp_path):
-    file = toml(tmp_path, "filters.toml", '[filtering]\nfilters = [{ type = "errored" }]\n')
+def test_lists_are_replaced_not_joined(toml):
+    file = toml("filters.toml", '[filtering]\nfilters = [{ type = "errored" }]\n')
     assert [item.type for item in load(["demo", file]).filtering.filters] == ["errored"]
 
 
 @pytest.mark.parametrize(
-    ("override", "path", "expected"),
+    ("override", "value", "expected"),
     [
-        ("training.learning_rate=1e-5", ("training", "learning_rate"), 1e-5),
-        ("environments.0.max_turns=3", ("environments", 0, "max_turns"), 3),
-        ("environments.0.max_turns=null", ("environments", 0, "max_turns"), None),
-        ("filtering.filters.1.enforce=true", ("filtering", "filters", 1, "enforce"), True),
-        ("filtering.filters.2.enforce=false", ("filtering", "filters", 2, "enforce"), False),
-        ("model.path=some/where", ("model", "path"), "some/where"),
-        ("model.path = '12'", ("model", "path"), "12"),
-        ("environments.0.taskset.min_length=2", ("environments", 0, "taskset", "min_length"), 2),
-        ("evaluation.pass_at=[1]", ("evaluation", "pass_at"), (1,)),
-        ("seed=7", ("seed",), 7),
+        ("training.learning_rate=1e-5", lambda config: config.training.learning_rate, 1e-5),
+        ("environments.0.max_turns=3", lambda config: config.environments[0].max_turns, 3),
+        ("environments.0.max_turns=null", lambda config: config.environments[0].max_turns, None),
+        ("filtering.filters.1.enforce=true", lambda config: config.filtering.filters[1].enforce, True),
+        ("filtering.filters.2.enforce=false", lambda config: config.filtering.filters[2].enforce, False),
+        ("model.path=some/where", lambda config: config.model.path, "some/where"),
+        ("model.path = '12'", lambda config: config.model.path, "12"),
+        ("environments.0.taskset.min_length=2", lambda config: config.environments[0].taskset["min_length"], 2),
+        ("evaluation.pass_at=[1]", lambda config: config.evaluation.pass_at, (1,)),
+        ("seed=7", lambda config: config.seed, 7),
     ],
 )
-def test_overrides(override, path, expected):
-    def at(config: RunConfig) -> object:
-        value: object = config
-        for part in path:
-            value = value[part] if isinstance(value, (tuple, dict)) else getattr(value, str(part))  # type: ignore[index]
-        return value
-
-    assert at(load(["demo"], [override])) == expected
+def test_overrides(override, value, expected):
+    assert value(load(["demo"], [override])) == expected
 
 
-def test_another_type_takes_nothing_over_from_the_old_one(tmp_path):
-    file = toml(tmp_path, "std.toml", '[algorithm]\ntype = "grpo"\nnormalise_std = true\n')
+def test_another_type_takes_nothing_over_from_the_old_one(toml):
+    file = toml("std.toml", '[algorithm]\ntype = "grpo"\nnormalise_std = true\n')
     assert load(["demo", file]).algorithm == GrpoConfig(normalise_std=True)
     assert load(["demo", file], ["algorithm.type=supervised"]).algorithm == SupervisedConfig()
     assert load(["demo", file], ['algorithm={type="supervised"}']).algorithm == SupervisedConfig()
@@ -85,8 +77,8 @@ def test_base_is_what_a_recorded_run_had():
     assert (config.seed, config.training.learning_rate, config.training.warmup_steps) == (3, 1e-2, 1)
 
 
-def test_unknown_keys_name_path_source_and_nearest_name(tmp_path):
-    file = toml(tmp_path, "mine.toml", "[training]\nlearning_rat = 1\n")
+def test_unknown_keys_name_path_source_and_nearest_name(toml):
+    file = toml("mine.toml", "[training]\nlearning_rat = 1\n")
     assert problems(files=("demo", file)) == (
         f"training.learning_rat: unknown key ({file}); did you mean training.learning_rate?",
     )
@@ -158,11 +150,11 @@ def test_an_override_needs_a_key_and_a_value():
     assert problems("a..b=1") == ("a..b=1: an override is written dotted.key=value",)
 
 
-def test_files_that_are_not_there_or_not_toml(tmp_path):
+def test_files_that_are_not_there_or_not_toml(toml):
     assert problems(files=("dmo",)) == (
         f"dmo: no such file, and no such preset; the presets are {', '.join(presets())}; did you mean demo?",
     )
-    broken = toml(tmp_path, "broken.toml", "steps = = 3\n")
+    broken = toml("broken.toml", "steps = = 3\n")
     (line,) = problems(files=(broken,))
     assert line.startswith(f"{broken}: not TOML: ") and "line 1" in line
 
@@ -180,9 +172,9 @@ def test_a_bare_number_of_workers_is_a_static_pool():
         assert load(["demo"], ["environments.0.num_workers=3"]).environments[0].pool == StaticPool(num_workers=3)
 
 
-def test_presets_hold_no_deprecated_keys(recwarn):
-    for preset in presets():
-        load([preset])
+@pytest.mark.parametrize("preset", presets())
+def test_presets_hold_no_deprecated_keys(preset, recwarn):
+    load([preset])
     assert not recwarn.list
 
 
@@ -215,8 +207,8 @@ def test_recorded_configs_of_another_layout_are_refused():
         from_json("{")
 
 
-def test_the_section_of_earlier_layouts_is_understood(tmp_path):
-    file = toml(tmp_path, "old.toml", '[advantage]\ntype = "rloo"\n')
+def test_the_section_of_earlier_layouts_is_understood(toml):
+    file = toml("old.toml", '[advantage]\ntype = "rloo"\n')
     with pytest.warns(FutureWarning, match="the section is called algorithm"):
         assert load(["demo", file]).algorithm == RlooConfig()
     recorded = json.loads(dump(load(["demo"], ["algorithm.normalise_std=true"])))

@@ -1,7 +1,5 @@
 """Losses in a config: chosen by type, with their own settings, and refused where they cannot work."""
 
-from typing import Any
-
 import pytest
 
 from configs.errors import ConfigError
@@ -11,7 +9,7 @@ from configs.losses import PpoLoss
 DEMO = ["seed=7", "model.path=/x"]
 
 
-def loss(*overrides: str) -> Any:
+def loss(*overrides):
     return load(["demo"], [*DEMO, *overrides]).training.loss
 
 

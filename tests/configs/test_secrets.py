@@ -1,9 +1,10 @@
 """Secrets in a config: refused, or warned of where nobody can know, with the way by an environment variable."""
 
+import tomllib
 import warnings
+from pathlib import Path
 
 import pytest
-from pydantic import BaseModel
 
 from configs.environments import SeatConfig
 from configs.errors import ConfigError
@@ -14,41 +15,8 @@ from configs.secrets import FREE, REFERENCE, is_secret_name
 from flows import cli
 
 TASKSET = "environments.0.taskset."
-REFUSED = [
-    (f"{TASKSET}judge_key=sk-123abc", f"{TASKSET}judge_key: by its name this is a secret"),
-    (f"{TASKSET}judge_key=abcdefghijklmnopqrst", f"{TASKSET}judge_key: by its name this is a secret"),
-    (f"{TASKSET}judge={{api_key='x'}}", f"{TASKSET}judge.api_key: by its name"),
-    (f"{TASKSET}password=word", f"{TASKSET}password: by its name"),
-    (f"{TASKSET}headers={{Authorization='Bearer x'}}", f"{TASKSET}headers.Authorization: by its name"),
-    (f"{TASKSET}headers={{X-Api-Key='x'}}", f"{TASKSET}headers.X-Api-Key: by its name"),
-    (f"{TASKSET}judges=[{{token='abc123def'}}]", f"{TASKSET}judges.0.token: by its name"),
-    (f"{TASKSET}note='hf_abcdefghijklmnopqrstuvwxyz'", f"{TASKSET}note: this is a key of a service"),
-    (f"{TASKSET}judge={{api_key_var='sk-123'}}", f"{TASKSET}judge.api_key_var: name an environment variable"),
-    ("environments.0.harness={id='chat_loop', token='abc123def'}", "environments.0.harness.token: by its name"),
-    ("environments.0.seats={a={harness={id='x', secret='x'}}}", "environments.0.seats.a.harness.secret: by its name"),
-    ("environments.0.address='tcp://user:word@host:1'", "environments.0.address: the address holds a user name"),
-    ("engine.url=http://user:key@host", r"engine\.url: the address .* name that in engine\.api_key_variable"),
-    ("engine.url=http://key@host/v1", "engine.url: the address holds a user name or a password"),
-    ("engine.api_key_variable=sk-1234", "engine.api_key_variable: name an environment variable"),
-    ("engine.extra_arguments=['--api-key', 'x']", "engine.extra_arguments.0: --api-key: everybody"),
-    ("engine.extra_arguments=['--hf-token=x']", "engine.extra_arguments.0: --hf-token: everybody"),
-    ("model.path='https://user:word@host/model'", "model.path: the address holds"),
-]
-FINE = [
-    f"{TASKSET}answer_key=answer12345678901234",
-    f"{TASKSET}eos_token='<|im_end_of_all_text|>'",
-    f"{TASKSET}judge={{api_key_var='OPENAI_API_KEY'}}",
-    f"{TASKSET}max_tokens=12",
-    f"{TASKSET}tokenizer='owner/name-of-1234567890'",
-    f"{TASKSET}keyword='abcdefghijklmnop1234'",
-    f"{TASKSET}judge_key=''",
-    f"{TASKSET}repository='ssh://git@host/name'",
-    f"{TASKSET}source='sk-learn-for-beginners'",
-    f"{TASKSET}image='data:image/png;base64,{'A' * 200}'",
-    "engine.extra_arguments=['--max-num-batched-tokens', '2048', '--tokenizer-mode', 'auto']",
-    "engine.url=http://host:8000/v1",
-    "environments.0.variables=['JUDGE_KEY']",
-]
+CASES = tomllib.loads((Path(__file__).parent / "secrets.toml").read_text(encoding="utf-8"))
+REFUSED = [(case["with"], case["says"]) for case in CASES["refused"]]
 
 
 @pytest.mark.parametrize(("override", "words"), REFUSED, ids=lambda each: each)
@@ -59,7 +27,7 @@ def test_a_secret_is_refused_with_the_way_by_a_variable(override, words):
     assert "variable" in line and "sk-123" not in line and "word@" not in line, "the secret itself is not told"
 
 
-@pytest.mark.parametrize("override", FINE)
+@pytest.mark.parametrize("override", CASES["fine"])
 def test_what_is_none_is_let_through_without_a_word(override):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -101,7 +69,7 @@ def test_every_section_whose_names_are_not_ours_is_looked_through():
     assert free and free <= FREE
 
 
-def sections(model: type[BaseModel]) -> set[type[BaseModel]]:
+def sections(model):
     """Return a section and all that it may hold, seats included."""
     found = {model, SeatConfig}
     for field in model.model_fields.values():

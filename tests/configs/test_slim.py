@@ -6,7 +6,7 @@ import sys
 
 import configs
 
-FORBIDDEN = (
+FORBIDDEN = [
     "torch",
     "vllm",
     "transformers",
@@ -17,10 +17,10 @@ FORBIDDEN = (
     "polars",
     "deltalake",
     "numpy",
-)
+]
 
 
-def loaded_by(code: str) -> set[str]:
+def loaded_by(code):
     """Return the top-level modules that are loaded after `code` ran in a fresh interpreter."""
     script = f"{code}\nimport sys\nprint(*{{name.partition('.')[0] for name in sys.modules}})"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=240)

@@ -1,23 +1,20 @@
 """Configs with references and teachers: what is refused before anything starts, and what a run asks of whom."""
 
-from typing import Any
-
 import pytest
 
 from configs.run import RunConfig, View, needs_reference_scores, only_teachers_sample, policy_scores
 from tasks.advantage import reference
 from tasks.rollout import stage as rollout
 
-OPD: dict[str, Any] = {"type": "opd", "teacher": {"path": "/teacher"}}
-SFT: dict[str, Any] = {"type": "sft", "teacher": {"path": "/teacher"}}
-OPSD: dict[str, Any] = {"type": "opsd"}
+OPD = {"type": "opd", "teacher": {"path": "/teacher"}}
+SFT = {"type": "sft", "teacher": {"path": "/teacher"}}
+OPSD = {"type": "opsd"}
 
 
-def config(algorithm: dict[str, Any] | None = None, *own: dict[str, Any] | None, **sections: Any) -> RunConfig:
+def config(algorithm=None, *own, **sections):
     """Return a run with an environment for each of its own algorithms, or one without."""
-    environments = [
-        {"name": f"e{index}", "taskset": {"id": "t"}, "algorithm": each} for index, each in enumerate(own or (None,))
-    ]
+    algorithms = enumerate(own or (None,))
+    environments = [{"name": f"e{index}", "taskset": {"id": "t"}, "algorithm": each} for index, each in algorithms]
     given = {"environments": environments, "algorithm": algorithm or {"type": "grpo"}} | sections
     return RunConfig.model_validate(given)
 
@@ -40,7 +37,7 @@ def test_who_is_asked(given, expected):
 
 
 def test_only_the_version_of_a_teacher_is_in_keys():
-    def keys(teacher: dict[str, Any]) -> list[dict[str, Any]]:
+    def keys(teacher):
         made = config(OPD | {"teacher": teacher}, SFT | {"teacher": teacher}, None)
         return [View(made, each.STAGE.sections, each.STAGE.name).content() for each in (reference, rollout)]
 

@@ -1,11 +1,9 @@
 """Keys hold every field that may change rows, and none that may not: checked for all fields there are."""
 
-from collections.abc import Iterator
-from typing import Any, get_args, get_origin
+from itertools import chain
+from typing import get_args, get_origin
 
 import pytest
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
 from configs.algorithms import CustomConfig, Overlong
 from configs.environments import EnvironmentConfig
@@ -17,9 +15,7 @@ from configs.run import RunConfig, View, content
 from configs.sections import DifficultyPool
 from configs.training import WsdSchedule
 
-Path = tuple[str, ...]
-
-REQUIRED: dict[type[BaseModel], dict[str, Any]] = {
+REQUIRED = {
     CustomFilter: {"name": "mine", "function": "package:function"},
     WsdSchedule: {"final_steps": 10},
     EnvironmentConfig: {"name": "a", "taskset": {"id": "x"}},
@@ -33,12 +29,12 @@ REQUIRED: dict[type[BaseModel], dict[str, Any]] = {
 LITERALS = {bool: lambda value: not value, int: lambda value: value + 1, float: lambda value: (value or 0.25) / 2}
 
 
-def example(model: type[BaseModel]) -> BaseModel:
+def example(model):
     """Return an instance of `model`, with values for the fields that have no default."""
     return model(**REQUIRED.get(model, {}))
 
 
-def other(value: Any, field: FieldInfo) -> Any:
+def other(value, field):
     """Return a value of the field that differs from `value`; it need not be a sensible one."""
     if get_origin(field.annotation) is not None and type(None) in get_args(field.annotation):
         return 3 if value is None else None
@@ -49,7 +45,7 @@ def other(value: Any, field: FieldInfo) -> Any:
     return (*value, 1) if isinstance(value, tuple) else f"{value}-other"
 
 
-def leaves(model: type[BaseModel], operational: bool = False) -> Iterator[tuple[type[BaseModel], str, bool]]:
+def leaves(model, operational=False):
     """Yield (model, field, operational) for every field of `model` and of all that it may hold."""
     for name, field in model.model_fields.items():
         hidden = operational or is_operational(field)
@@ -75,9 +71,8 @@ def test_a_field_is_in_keys_unless_it_is_operational(model, name, operational):
 
 def test_the_walk_reaches_every_section():
     reached = {model for model, _, _ in ALL}
-    assert {
-        member for field in RunConfig.model_fields.values() for member in section_types(field.annotation)
-    } <= reached
+    members = [section_types(field.annotation) for field in RunConfig.model_fields.values()]
+    assert {*chain.from_iterable(members)} <= reached
     assert {operational for _, _, operational in ALL} == {True, False}
 
 

@@ -8,7 +8,6 @@ import subprocess
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -24,21 +23,14 @@ from flows.services.engine import InferenceService
 from flows.services.environments import EnvironmentServers
 from flows.services.learner import LearnerProcess
 
-EVERY: list[dict[str, Any]] = yaml.safe_load(FILE.read_text())["deployments"]
+EVERY = yaml.safe_load(FILE.read_text())["deployments"]
 SERVICES = [each for each in EVERY if each["entrypoint"] == "flows.serve:serve"]
 DEPLOYMENTS = [each for each in EVERY if each not in SERVICES]
 
 
 def test_every_flow_has_a_deployment():
-    assert [each["name"] for each in DEPLOYMENTS] == [
-        "demo",
-        "train",
-        "continue",
-        "sft",
-        "evaluate",
-        "replay",
-        "maintain",
-    ]
+    names = ["demo", "train", "continue", "sft", "evaluate", "replay", "maintain"]
+    assert [each["name"] for each in DEPLOYMENTS] == names
 
 
 def test_services_have_a_pool_for_each_kind_and_are_those_that_runs_ask_for():
@@ -48,14 +40,22 @@ def test_services_have_a_pool_for_each_kind_and_are_those_that_runs_ask_for():
     assert pools.keys() == {InferenceService.deployment, EnvironmentServers.deployment, LearnerProcess.deployment}
     assert [each["parameters"]["service"] for each in SERVICES] == [each["name"] for each in SERVICES]
     assert read(FILE)[0].pool("mine") == "mine"
-    described = serve.parameters.properties
-    assert [name for name, each in described.items() if not each.get("description")] == []
+    assert undescribed(serve.parameters.properties) == []
 
 
-@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda each: each["name"])
-def test_entry_point_and_parameters(deployment):
+@pytest.fixture(params=DEPLOYMENTS, ids=lambda each: each["name"])
+def deployment(request):
+    return request.param
+
+
+@pytest.fixture
+def flow(deployment):
     module, _, name = deployment["entrypoint"].partition(":")
-    flow = getattr(import_module(module), name)
+    return getattr(import_module(module), name)
+
+
+def test_entry_point_and_parameters(deployment, flow):
+    name = deployment["entrypoint"].partition(":")[2]
     assert flow.name == name
     assert deployment["name"] in (name, "demo", "continue")
     taken = inspect.signature(flow.fn).parameters
@@ -68,22 +68,31 @@ def test_entry_point_and_parameters(deployment):
     assert {"stagecoach", name} <= set(deployment["tags"])
 
 
-@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda each: each["name"])
-def test_every_parameter_says_in_the_form_what_it_is(deployment):
-    module, _, name = deployment["entrypoint"].partition(":")
-    schema = getattr(import_module(module), name).parameters
+def undescribed(properties):
+    return [name for name, described in properties.items() if not described.get("description")]
+
+
+def test_every_parameter_says_in_the_form_what_it_is(flow):
+    schema = flow.parameters
     properties = schema.properties
-    assert [name for name, described in properties.items() if not described.get("description")] == []
+    assert undescribed(properties) == []
     assert {described["position"] for described in properties.values()} == set(range(len(properties)))
     # None is chosen at first, so that the rare fields are shown to nobody who does not ask for them.
     rare, nothing = properties["advanced"]["anyOf"]
     (behind,) = (each for each in schema.definitions.values() if each["title"] == "Advanced")
     assert rare["$ref"].startswith("#/definitions/") and nothing == {"type": "null"}
     assert properties["advanced"]["default"] is None and behind["additionalProperties"] is False
-    assert "store" in behind["properties"] and all(each["description"] for each in behind["properties"].values())
+    assert "store" in behind["properties"] and undescribed(behind["properties"]) == []
 
 
 ENTRY = {"name": "mine", "entrypoint": "flows.train:train"}
+
+
+def read_entries(place, entries, **others):
+    """Read a file of these deployments."""
+    file = place / "mine.yaml"
+    file.write_text(yaml.safe_dump({"deployments": entries} | others))
+    return read(file)
 
 
 def test_a_file_has_every_kind_of_schedule_and_key_of_prefect_s_own(tmp_path):
@@ -99,14 +108,10 @@ def test_a_file_has_every_kind_of_schedule_and_key_of_prefect_s_own(tmp_path):
         {**ENTRY, **others, "schedules": schedules, "concurrency_limit": 1, "work_pool": {"work_queue_name": "low"}},
         {**ENTRY, "schedule": schedules[2], "concurrency_limit": limit},
     ]
-    file = tmp_path / "mine.yaml"
-    file.write_text(yaml.safe_dump({"pull": [], "deployments": entries}))
-    first, second = read(file)
-    assert [(each.cron, each.interval, each.rrule is None) for each in first.all_schedules] == [
-        ("0 1 * * *", None, True),
-        (None, timedelta(seconds=60), True),
-        (None, None, False),
-    ]
+    first, second = read_entries(tmp_path, entries, pull=[])
+    clocks = [(each.cron, each.interval, each.rrule) for each in first.all_schedules]
+    minute, daily = timedelta(seconds=60), schedules[2]["rrule"]
+    assert clocks == [("0 1 * * *", None, None), (None, minute, None), (None, None, daily)]
     assert (first.all_schedules[0].active, first.all_schedules[1].parameters) == (False, {"steps": 1})
     assert first.concurrency_limit == 1 and first.description is None
     assert second.concurrency_limit == ConcurrencyLimitConfig.model_validate(limit)
@@ -127,10 +132,8 @@ def test_a_file_has_every_kind_of_schedule_and_key_of_prefect_s_own(tmp_path):
     ],
 )
 def test_what_a_file_of_deployments_may_not_have_is_named(tmp_path, wrong, problem):
-    file = tmp_path / "mine.yaml"
-    file.write_text(yaml.safe_dump({"deployments": [{**ENTRY, **wrong}]}))
     with pytest.raises(DeployRefused, match=re.escape(problem)) as refused:
-        read(file)
+        read_entries(tmp_path, [{**ENTRY, **wrong}])
     assert "Nothing was deployed" in str(refused.value) and "KeyError" not in str(refused.value)
 
 
@@ -143,14 +146,10 @@ def test_rare_parameters_are_taken_as_such_or_as_json_and_checked():
 
 
 def test_nights_are_for_evaluation_and_maintenance_and_training_is_ready():
-    active = {each["name"]: [schedule["active"] for schedule in each.get("schedules", [])] for each in DEPLOYMENTS}
-    assert {name: states for name, states in active.items() if states} == {
-        "train": [False],
-        "evaluate": [True],
-        "maintain": [True],
-    }
-    slugs = {schedule["slug"] for each in DEPLOYMENTS for schedule in each.get("schedules", [])}
-    assert slugs == {"nightly"}
+    schedules = [(each["name"], schedule) for each in DEPLOYMENTS for schedule in each.get("schedules", [])]
+    active = [(name, schedule["active"]) for name, schedule in schedules]
+    assert active == [("train", False), ("evaluate", True), ("maintain", True)]
+    assert {schedule["slug"] for _, schedule in schedules} == {"nightly"}
 
 
 def test_the_form_fills_in_no_seed_so_that_each_submit_computes():
@@ -161,7 +160,7 @@ def test_the_form_fills_in_no_seed_so_that_each_submit_computes():
 
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-TEMPLATE: dict[str, Any] = json.loads((DEPLOY / "kubernetes" / "base-job-template.json").read_text())
+TEMPLATE = json.loads((DEPLOY / "kubernetes" / "base-job-template.json").read_text())
 
 
 def test_every_placeholder_of_the_job_is_a_variable_of_the_pool():

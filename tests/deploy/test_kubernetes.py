@@ -3,9 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -14,7 +12,7 @@ from prefect.utilities.templating import apply_values
 pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(600)]
 
 FOLDER = Path(__file__).parents[2] / "deploy/kubernetes"
-MANIFESTS: list[dict[str, Any]] = list(yaml.safe_load_all((FOLDER / "stagecoach.yaml").read_text()))
+MANIFESTS = list(yaml.safe_load_all((FOLDER / "stagecoach.yaml").read_text()))
 PROGRAM = """
 import json, sys
 import kubernetes_validate
@@ -23,7 +21,6 @@ try:
 except kubernetes_validate.ValidationError as wrong:
     sys.exit(f"{wrong.path}: {wrong.message}")
 """
-Check = Callable[[dict[str, Any]], str]
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +33,7 @@ def wrong_in(tmp_path_factory):
     subprocess.run([*install, "--target", str(place), *packages], check=True, timeout=500)
     command = [sys.executable, "-c", PROGRAM]
 
-    def check(manifest: dict[str, Any]) -> str:
+    def check(manifest):
         asked = json.dumps(manifest)
         done = subprocess.run(command, cwd=place, input=asked, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0 or "Traceback" not in done.stderr, done.stderr
@@ -45,15 +42,14 @@ def wrong_in(tmp_path_factory):
     return check
 
 
-def the_job() -> dict[str, Any]:
+def the_job():
     """Return the job that Prefect's worker makes of the template, for a run of a pool that nobody has changed."""
     template = json.loads((FOLDER / "base-job-template.json").read_text())
     properties = template["variables"]["properties"]
     # The API takes null for a field that is not there, for which its schema has no word.
     values = {name: default for name, each in properties.items() if (default := each.get("default")) is not None}
     values |= {"name": "run", "command": ["prefect", "flow-run", "execute"], "image": "stagecoach", "labels": {}}
-    made: dict[str, Any] = apply_values(template["job_configuration"], values)["job_manifest"]
-    return made
+    return apply_values(template["job_configuration"], values)["job_manifest"]
 
 
 @pytest.mark.parametrize("manifest", [*MANIFESTS, the_job()], ids=lambda each: each["kind"])

@@ -19,7 +19,7 @@ def test_reference_files_are_the_images_own_and_the_agent_is_nobody_of_rank():
     assert lines.index("USER agent") > max(number for number, line in enumerate(lines) if line.startswith("RUN"))
 
 
-def runs_containers() -> bool:
+def runs_containers():
     docker = shutil.which("docker")
     return bool(docker) and subprocess.run([docker, "info"], capture_output=True).returncode == 0
 

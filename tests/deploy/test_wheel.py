@@ -91,7 +91,7 @@ def test_environments_have_the_version_that_they_have_in_a_checkout(installed):
     ids=lambda each: each[0] if each else "",
 )
 def test_commands_from_a_directory_with_files_named_as_ours(installed, arguments, expected):
-    done = installed.run(str(installed.python.with_name("stagecoach")), *arguments)
+    done = installed.run("stagecoach", *arguments)
     assert "stands in for the program" not in done.stdout + done.stderr
     assert expected in done.stdout, done.stderr
 
@@ -104,14 +104,14 @@ def test_a_flow_run_of_a_worker_imports_our_flow(installed):
     assert "stands in" in installed.run(str(installed.python), *look).stderr
 
 
-def file_of(installed: Installed) -> Path:
+def file_of(installed):
     """Return the file of deployments that the wheel brought."""
     (found,) = installed.python.parents[1].glob("lib/python*/site-packages/stagecoach/flows/orchestration/prefect.yaml")
     return found
 
 
 def test_deploy_finds_its_file_and_says_that_a_server_is_missing(installed):
-    done = installed.run(str(installed.python.with_name("stagecoach")), "deploy", PREFECT_PROFILE="ephemeral")
+    done = installed.run("stagecoach", "deploy", PREFECT_PROFILE="ephemeral")
     assert done.returncode == 2 and "no Prefect server is configured" in done.stderr
 
 

@@ -1,6 +1,5 @@
 """What tests of bad input stand on: a place to run commands in, and the guard that nothing is started there."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,6 @@ from tests.fixtures import builders
 from tests.fixtures.faults import happened
 
 ROOT = Path(__file__).parents[2]
-Refused = Callable[..., str]
 
 
 @pytest.fixture
@@ -32,11 +30,17 @@ def place(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def root(tmp_path):
+    """The place of a store, which nobody has made yet."""
+    return tmp_path / "store"
+
+
+@pytest.fixture
 def started(monkeypatch):
     """The names of services that were started, the Prefect server among them; none of them really is."""
-    names: list[str] = []
+    names = []
 
-    def launch(handle: Handle) -> None:
+    def launch(handle):
         names.append(handle.spec.name)
         raise AssertionError(f"{handle.spec.name} was started")
 
@@ -48,7 +52,7 @@ def started(monkeypatch):
 def refused(place, started, capsys):
     """Run a command that must be refused, and return what it says."""
 
-    def run(*argv: str) -> str:
+    def run(*argv):
         store = place / "stagecoach-store"
         before = open_store(store).runs.names() if store.is_dir() else []
         capsys.readouterr()

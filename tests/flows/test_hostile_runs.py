@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Callable
+import shlex
 
 import pytest
 
@@ -14,7 +14,6 @@ from tests.fixtures.hostile import (
     ENVIRONMENT,
     HELD_OUT,
     TEXTS,
-    Hostile,
     acting,
     hostile_store,
     kinds,
@@ -22,7 +21,6 @@ from tests.fixtures.hostile import (
 
 pytestmark = pytest.mark.engine
 
-Said = Callable[..., str]
 ACTIVE = {"html_block", "html_inline", "link_open", "image", "code_inline"}
 
 
@@ -35,7 +33,7 @@ def hostile(tmp_path_factory):
 def said(hostile, capsys):
     """Run a command on the store and return what it printed; nothing of it may act on a terminal."""
 
-    def run(*argv: str, status: int = 0) -> str:
+    def run(*argv, status=0):
         capsys.readouterr()
         assert cli.main([*argv, "--store", hostile.store.root.address]) == status
         printed = capsys.readouterr()
@@ -45,37 +43,31 @@ def said(hostile, capsys):
     return run
 
 
-def failed(hostile: Hostile) -> str:
-    """A rollout that ended with an error."""
-    return hostile.traces[5]
-
-
 @pytest.mark.fault("hostile text", "every text of a run is hostile", "a command prints nothing that acts on a terminal")
 @pytest.mark.parametrize(
     "command",
     [
-        ("runs",),
-        ("show", "base"),
-        ("show", "replayed"),
-        ("show", "refused"),
-        ("diff", "base", "replayed"),
-        ("diff", "base", "refused", "--step", "0"),
-        ("evals", "base"),
-        ("gate", "base"),
-        ("gate", "refused"),
-        ("quarantine", "--list"),
-        ("sql", "select * from traces limit 8"),
-        ("sql", "select * from messages limit 8"),
-        ("sql", "select * from examples limit 2"),
-        ("sql", "select * from verdicts limit 2"),
-        ("sql", "select * from decisions"),
-        ("sql", "select * from runs"),
-        ("sql", 'select 1 as "[bold]x\x1b[31m\u202e"'),
+        "runs",
+        "show base",
+        "show replayed",
+        "show refused",
+        "diff base replayed",
+        "diff base refused --step 0",
+        "evals base",
+        "gate base",
+        "gate refused",
+        "quarantine --list",
+        "sql 'select * from traces limit 8'",
+        "sql 'select * from messages limit 8'",
+        "sql 'select * from examples limit 2'",
+        "sql 'select * from verdicts limit 2'",
+        "sql 'select * from decisions'",
+        "sql 'select * from runs'",
+        "sql 'select 1 as \"[bold]x\x1b[31m\u202e\"'",
     ],
-    ids=" ".join,
 )
 def test_commands_print_nothing_that_acts(said, command):
-    happened(printed := said(*command))
+    happened(printed := said(*shlex.split(command)))
     assert printed
 
 
@@ -89,8 +81,8 @@ def test_answers_for_programs_are_whole(said, command):
 def test_rich_markup_is_shown_literally(said):
     printed = said("sql", "select agent from traces limit 1")
     assert TEXTS["rich"] in printed and "␛[31m" in printed
-    assert ENVIRONMENT.replace("\x1b", "␛").replace("\u202e", "⟨U+202E⟩") in said("show", "base")
-    assert HELD_OUT.replace("\x1b", "␛").replace("\u202e", "⟨U+202E⟩") in said("show", "base")
+    for name in (ENVIRONMENT, HELD_OUT):
+        assert name.replace("\x1b", "␛").replace("\u202e", "⟨U+202E⟩") in said("show", "base")
 
 
 @pytest.mark.parametrize("place", [0, 5])
@@ -98,14 +90,13 @@ def test_why_says_one_line_for_each_thing(hostile, said, place):
     printed = said("why", hostile.traces[place])
     assert len(printed.split("\n\n")) >= 3, "the rollout and what each of two runs made of it"
     assert {line.split()[0] for line in printed.splitlines() if line} <= {"Trace", "Run", "It"}
-    assert "Its group 0-" in printed.splitlines()[2] and len(printed) < 20_000, (
-        "long evidence is cut, and nothing after"
-    )
+    assert "Its group 0-" in printed.splitlines()[2]
+    assert len(printed) < 20_000, "long evidence is cut, and nothing after"
     assert json.loads(said("why", hostile.traces[place], "--json"))["trace"]["trace_id"] == hostile.traces[place]
 
 
 def test_why_names_the_error(hostile, said):
-    assert f"class environment ({TEXTS['script']}␛[31;5mred" in said("why", failed(hostile))
+    assert f"class environment ({TEXTS['script']}␛[31;5mred" in said("why", hostile.traces[5])
 
 
 @pytest.mark.parametrize("place", [0, 5])

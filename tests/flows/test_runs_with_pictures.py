@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,16 +11,14 @@ from flows.exchange.export import RolloutChoice, export
 from flows.exchange.imports import ImportRequest, import_files
 from flows.queries.step_history import step_history
 from storage.read.frames import Frames
-from storage.store import Store, open_store
+from storage.store import open_store
 from tasks.arrays.images import digests_of
 from tests.fixtures import fixed, rehearsal
 from tests.fixtures.rehearsal import SMALL, rehearse
-from tests.fixtures.replays import RLOO, ask, quarantine, walk
-
-Rows = list[dict[str, Any]]
+from tests.fixtures.replays import RLOO, quarantine, replay
 
 
-def sampled(tables: Any, config: Any, *, step: int, policy: Any) -> dict[str, pa.Table]:
+def sampled(tables, config, *, step, policy):
     """Stand in for sampling: the fixed rollouts, whose groups show a picture each."""
     groups = fixed.groups(tables["assignments"]).values()
     made = [fixed.with_picture(fixed.group(members, policy, step)) for members in groups]
@@ -32,14 +29,20 @@ def sampled(tables: Any, config: Any, *, step: int, policy: Any) -> dict[str, pa
     return tables | {"traces": pa.Table.from_pylist(traces, tables["traces"].schema)}
 
 
+def replayed(store, **asked):
+    """Replay step 0; return the name of the replay."""
+    session, _ = replay(Path(store.root.address), steps="0", **asked)
+    return session.context.run
+
+
 @pytest.fixture
-def store(tmp_path, monkeypatch):
+def store(root, monkeypatch):
     """A store with a recorded run of two steps."""
     rehearsal.play(monkeypatch, rollout=sampled)
-    return rehearse(tmp_path / "store", "base")
+    return rehearse(root, "base")
 
 
-def rows(store: Store, run: str, table: str, step: int = 0) -> Rows:
+def rows(store, run, table, step=0):
     """The rows of a table that a step of a run made or took over."""
     work = step_history(store, run).steps[step].work
     pieces = {piece for each in work.values() for piece in each.slices_of(table)}
@@ -58,20 +61,18 @@ def test_each_row_has_the_pictures_of_its_samples(store):
 def test_a_replay_takes_the_recorded_tensors_and_samples_nothing(store, monkeypatch):
     with monkeypatch.context() as patch:
         rehearsal.play(patch, rollout=lambda *_, **__: pytest.fail("sampled again"))
-        session, _ = walk(ask(Path(store.root.address), overrides=[RLOO], steps="0"))
-    replayed, base = (rows(store, run, "batch_images") for run in (session.context.run, "base"))
-    assert [(row["digest"], row["data"]) for row in replayed] == [(row["digest"], row["data"]) for row in base]
-    keys = [
-        {entry.key for entry in store.ledger.entries(run=run, stage="packing")} for run in ("base", session.context.run)
-    ]
+        runs = replayed(store, overrides=[RLOO]), "base"
+    again, base = ([(row["digest"], row["data"]) for row in rows(store, run, "batch_images")] for run in runs)
+    assert again == base
+    keys = [{entry.key for entry in store.ledger.entries(run=run, stage="packing")} for run in runs]
     assert not keys[0] & keys[1], "it was packed anew"
 
 
 def test_a_group_in_quarantine_takes_its_picture_out_of_the_batch(store):
     gone = quarantine(store, 0, SMALL["assignment"]["group_size"])
     of_gone = {digest for row in rows(store, "base", "messages") if row["trace_id"] in gone for digest in shown(row)}
-    session, _ = walk(ask(Path(store.root.address), from_stage="filtering", steps="0"))
-    left = {row["digest"] for row in rows(store, session.context.run, "batch_images")}
+    run = replayed(store, from_stage="filtering")
+    left = {row["digest"] for row in rows(store, run, "batch_images")}
     assert len(of_gone) == 1 and len(left) == 2 and not left & of_gone
 
 
@@ -83,7 +84,7 @@ def test_lineage_goes_from_a_row_to_the_rollouts_that_saw_its_pictures(store):
     assert placed and {row["digest"] for row in placed} == {digest for row in of_traces for digest in shown(row)}
 
 
-def shown(message: dict[str, Any]) -> list[str]:
+def shown(message):
     """The digests of the images of a message."""
     return digests_of(message["body"])
 
@@ -102,9 +103,9 @@ def test_files_for_others_have_the_pictures_and_come_back_with_their_tensors(sto
         for each, run in ((store, "base"), (theirs, "theirs"))
     )
     assert sampled == made, "of the same pictures the same tensors, in form"
-    session, _ = walk(ask(Path(target), run="theirs", from_stage="filtering"))
-    placed = rows(theirs, session.context.run, "batch_images")
-    of_base = rows(store, "base", "batch_images")
-    assert sorted((row["digest"], row["num_tokens"]) for row in placed) == sorted(
-        (row["digest"], row["num_tokens"]) for row in of_base
+    session, _ = replay(Path(target), run="theirs", from_stage="filtering")
+    placed, of_base = (
+        sorted((row["digest"], row["num_tokens"]) for row in rows(each, run, "batch_images"))
+        for each, run in ((theirs, session.context.run), (store, "base"))
     )
+    assert placed == of_base

@@ -16,9 +16,9 @@ MOST = 18
 BLOCK = re.compile(r"to the first request of a rollout:\n\n```\n(.*?)```", re.DOTALL)
 
 
-def test_a_request_is_sent_by_few_files_and_contributing_lists_them(models, tmp_path):
+def test_a_request_is_sent_by_few_files_and_contributing_lists_them(models, root):
     small = str(ROOT / "tests/acceptance/small.toml")
-    run = "run", "demo", small, f"model.path={models['a']}", "steps=1", "--store", str(tmp_path / "store")
+    run = "run", "demo", small, f"model.path={models['a']}", "steps=1", "--store", str(root)
     files = said_by("-m", "tests.fixtures.programs.traced", *run)
     (block,) = BLOCK.findall((ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"))
     listed = re.findall(r"\S+\.py", block)

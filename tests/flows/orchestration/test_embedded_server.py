@@ -8,7 +8,6 @@ import subprocess
 import sys
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,6 +15,7 @@ from flows.services.ownership import owned_processes, sweep
 from storage.store import open_store
 from tests.fixtures.faults import happened
 from tests.fixtures.programs import PROGRAMS, ask, environment, said_by
+from tests.fixtures.small_disks import mounted
 from tests.fixtures.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
@@ -25,7 +25,7 @@ PROGRAM = PROGRAMS / "embedded.py"
 class Process:
     """The test process with its embedded API, up to a given line of what it says."""
 
-    def __init__(self, home: Path, ending: str) -> None:
+    def __init__(self, home, ending):
         self.process = subprocess.Popen(
             [sys.executable, str(PROGRAM), str(home), ending],
             env=environment(),
@@ -35,27 +35,28 @@ class Process:
             text=True,
             start_new_session=True,
         )
-        self.said: dict[str, Any] = {}
+        self.said = {}
 
-    def until(self, name: str) -> Any:
+    def until(self, name):
         """Read what the process says until it says `name`."""
-        assert self.process.stdout is not None
         while name not in self.said:
             line = self.process.stdout.readline()
             assert line, f"the process ended before it said {name}"
             self.said |= json.loads(line)
         return self.said[name]
 
-    def end(self) -> int:
+    def end(self):
         """Wait for the end; then no process may be left."""
-        assert self.process.stdout is not None
         for line in self.process.stdout:
             self.said |= json.loads(line)
         return self.process.wait(PATIENCE)
 
-    def gone(self) -> None:
+    def left(self):
+        return owned_processes(self.said["owner"])
+
+    def gone(self):
         """Wait until the guardians have ended the last process of this one."""
-        until(lambda: not owned_processes(self.said["owner"]), lambda: f"left: {owned_processes(self.said['owner'])}")
+        until(lambda: not self.left(), lambda: f"left: {self.left()}")
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +66,12 @@ def home(tmp_path_factory):
     sweep()
 
 
-def task_runs(url: str, flow_run: str) -> set[str]:
+def task_runs(url, flow_run):
     """Names of the task runs that are recorded of a flow run by now."""
     return {task["name"] for task in ask(url, "/task_runs/filter", {"flow_runs": {"id": {"any_": [flow_run]}}})}
 
 
-def states(home: Path) -> dict[str, str]:
+def states(home):
     """State of every flow run, asked of a new server on the same state directory."""
     process = Process(home, "wait")
     process.until("published")
@@ -103,7 +104,7 @@ def test_a_flow_is_recorded_whole_and_the_ui_works_and_nothing_stays(home):
     ask(url, f"/flow_runs/{run}/set_state", {"state": {"type": "CANCELLING"}, "force": True})
     process.process.send_signal(signal.SIGTERM)
     assert process.end() != 0
-    assert owned_processes(process.said["owner"]) == []
+    assert process.left() == []
     assert sorted(path.name for path in home.glob("server-*")) == [f"server-{process.process.pid}.log"]
 
 
@@ -111,7 +112,7 @@ def test_a_flow_is_recorded_whole_and_the_ui_works_and_nothing_stays(home):
 def test_a_finished_flow_ends_in_order(home):
     process = Process(home, "none")
     assert process.end() == 0
-    assert owned_processes(process.said["owner"]) == []  # at once: the process waits for its server
+    assert process.left() == []  # at once: the process waits for its server
     assert "Finished in state Completed()" in (home.parent / "flow.log").read_text()
     assert "Finished in state Completed()" not in (home.parent / "stderr").read_text()  # nothing tears a panel apart
     assert states(home)[process.said["flow_run"]] == "COMPLETED"
@@ -120,17 +121,17 @@ def test_a_finished_flow_ends_in_order(home):
 @pytest.mark.fault("signal", "SIGTERM and Ctrl-C reach a flow", "Prefect's state is Crashed, no process left")
 @pytest.mark.nightly
 def test_sigterm_and_ctrl_c_are_reported_as_crashes(home):
-    processes = {}
+    flow_runs = []
     for number, status in ((signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)):
         process = Process(home, "wait")
         process.until("published")
         os.killpg(process.process.pid, number)
         assert process.end() == status
         happened(f"status {status}")
-        assert owned_processes(process.said["owner"]) == []
-        processes[number] = process.said["flow_run"]
+        assert process.left() == []
+        flow_runs.append(process.said["flow_run"])
     found = states(home)
-    assert {found[run] for run in processes.values()} == {"CRASHED"}
+    assert {found[run] for run in flow_runs} == {"CRASHED"}
 
 
 @pytest.mark.nightly
@@ -149,11 +150,11 @@ def test_a_killed_server_comes_back_at_the_same_address_and_nothing_is_lost(home
     assert process.end() == 0
     assert process.said["ended"]
     happened("SIGKILL to the server")
-    assert owned_processes(process.said["owner"]) == []
+    assert process.left() == []
     assert states(home)[process.said["flow_run"]] == "COMPLETED"
 
 
-def recorded(home: str) -> tuple[list[str], list[str]]:
+def recorded(home):
     """States of the flow runs, and of the task runs, that a database holds."""
     with closing(sqlite3.connect(Path(home, "prefect.db"))) as database:
         states = [database.execute(f"SELECT state_type FROM {name}").fetchall() for name in ("flow_run", "task_run")]
@@ -171,7 +172,7 @@ SILENT = "Prefect does not answer: the run goes on, and its pages there are late
     "steps go on, one line, all states later",
 )
 def test_a_server_that_hangs_stops_no_run_and_hears_of_all_of_it_later(tmp_path):
-    said = said_by("-m", "tests.fixtures.programs.hanging", str(tmp_path))
+    said = hanging(tmp_path)
     assert not said["freed"], "the run waited for the server"
     happened(said["notes"][0])
     assert said["steps_while_stopped"] == [0, 1, 2, 3, 4] and said["num_steps"] == 6
@@ -184,48 +185,50 @@ def test_a_server_that_hangs_stops_no_run_and_hears_of_all_of_it_later(tmp_path)
 @pytest.mark.fault("services", "the Prefect server is stopped for good", "it is started again, the run ends in order")
 @pytest.mark.nightly
 def test_a_server_that_hangs_for_good_is_started_again_and_the_run_ends_in_order(tmp_path):
-    said = said_by("-m", "tests.fixtures.programs.hanging", str(tmp_path), "last")
+    said = hanging(tmp_path, "last")
     assert not said["freed"] and said["num_steps"] == 6
     # On a busy machine its start alone is worth a note before.
     assert SILENT in said["notes"]
     happened(SILENT)
-    assert any(
-        note.startswith("prefect: did not answer any more and was ended; restart 1 of 5") for note in said["notes"]
-    )
+    restarted = "prefect: did not answer any more and was ended; restart 1 of 5"
+    assert any(note.startswith(restarted) for note in said["notes"])
     assert recorded(said["home"])[0] == ["COMPLETED"]
+
+
+def hanging(place, *ending):
+    """Return what a run says whose Prefect server hangs, or whose disk fills up, as `ending` has it."""
+    return said_by("-m", "tests.fixtures.programs.hanging", str(place), *ending)
 
 
 @pytest.fixture
 def small_disk(tmp_path):
     """A real file system with room for a small run and Prefect's database."""
-    directory = tmp_path / "disk"
-    directory.mkdir()
-    mounting = ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(directory)]
-    if subprocess.run(mounting, capture_output=True, check=False).returncode:
-        pytest.skip("only root may mount a small disk")
-    yield directory
-    subprocess.run(["umount", str(directory)], check=True)
+    yield from mounted(tmp_path / "disk", "24m")
 
 
 @pytest.mark.nightly
 @pytest.mark.fault("disk", "the disk of store and Prefect database fills up", "one message; with space the run goes on")
 def test_a_disk_that_is_full_under_store_and_prefect_is_one_message_and_the_run_goes_on_later(small_disk):
-    said = said_by("-m", "tests.fixtures.programs.hanging", str(small_disk), "full")
+    said = hanging(small_disk, "full")
     assert said["error"].startswith("NoSpace: ") and "500 Internal" not in said["error"]
     assert f"Where: {small_disk}/store" in said["error"] and "free some space" in said["error"]
     assert said["steps"] == [0, 1]
     happened(said["error"])
-    kept = {entry.key for entry in open_store(small_disk / "store").ledger.entries(run="run")}
+
+    def keys():
+        return {entry.key for entry in open_store(small_disk / "store").ledger.entries(run="run")}
+
+    kept = keys()
     (small_disk / "filler").unlink()
-    again = said_by("-m", "tests.fixtures.programs.hanging", str(small_disk), "none")
+    again = hanging(small_disk, "none")
     assert again["num_steps"] == 6
-    assert kept < {entry.key for entry in open_store(small_disk / "store").ledger.entries(run="run")}
+    assert kept < keys()
 
 
 @pytest.mark.nightly
 def test_two_processes_share_a_state_directory(home):
-    processes = [Process(home, "none"), Process(home, "none")]
-    assert [process.end() for process in processes] == [0, 0]
-    assert processes[0].said["url"] != processes[1].said["url"]
-    for process in processes:
-        process.gone()
+    first, second = Process(home, "none"), Process(home, "none")
+    assert (first.end(), second.end()) == (0, 0)
+    assert first.said["url"] != second.said["url"]
+    first.gone()
+    second.gone()

@@ -1,7 +1,5 @@
 """Events for automations: when they are sent, and that none of them can fail a run."""
 
-from typing import Any
-
 import pytest
 
 from flows.orchestration import events
@@ -12,7 +10,7 @@ from tasks.runtime.stage import Ref
 @pytest.fixture
 def sent(monkeypatch):
     """The names of the events that were sent, within a flow run."""
-    names: list[str] = []
+    names = []
     monkeypatch.setattr("prefect.events.emit_event", lambda event, **named: names.append(event.rpartition(".")[2]))
     monkeypatch.setattr(events, "current_flow_run", lambda: "its id")
     return names
@@ -31,7 +29,7 @@ def test_outside_of_a_flow_run_nothing_is_sent(sent, monkeypatch):
 
 
 def test_an_event_that_cannot_be_sent_is_a_line_in_the_log(sent, monkeypatch, caplog):
-    def broken(*given: Any, **named: Any) -> None:
+    def broken(*given, **named):
         raise RuntimeError("no thread\nleft")
 
     monkeypatch.setattr("prefect.events.emit_event", broken)

@@ -1,14 +1,12 @@
 """Programs with an embedded Prefect: stages called again, a scheduled maintenance."""
 
-from pathlib import Path
-
 import pytest
 
 from storage.store import open_store
 from tests.fixtures.histories import contents, train
 from tests.fixtures.programs import said_by
 from tests.fixtures.rehearsal import rehearse
-from tests.fixtures.replays import ask, walk
+from tests.fixtures.replays import ask, replay
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -37,21 +35,21 @@ print("SAID", json.dumps(done))
 
 
 @pytest.mark.nightly
-def test_a_scheduled_round(tmp_path):
-    store = open_store(tmp_path / "store")
+def test_a_scheduled_round(tmp_path, root):
+    store = open_store(root)
     train(store, "old", "xy")
     train(store, "new", "xxx")
     before = contents(store, ["new"])
-    found = said_by("-c", MAINTAIN, str(tmp_path / "prefect"), str(tmp_path / "store"))
+    found = said_by("-c", MAINTAIN, str(tmp_path / "prefect"), str(root))
     assert found["gc"]["removed"] == ["old"]
     assert (found["gc"]["done"]["rows"], found["gc"]["done"]["policies"]) == (4, 2)
     assert {each["table"] for each in found["tables"]} == {"messages", "policies", "ledger", "runs"}
-    again = open_store(tmp_path / "store")
+    again = open_store(root)
     assert contents(again, ["new"]) == before
     assert {entry.run for entry in again.ledger.entries()} == {"new"}
 
 
-def rows_made(root: Path, run: str) -> dict[str, list[str]]:
+def rows_made(root, run):
     """Return the key and the digests of a run's finished stages."""
     entries = open_store(root).ledger.entries(run=run)
     return {entry.stage: [entry.key, *(piece.digest for piece in entry.outputs)] for entry in entries}
@@ -63,7 +61,7 @@ def test_worker_processes_of_dask_make_the_rows_that_the_flow_makes(tmp_path):
     changed = ["packing.tokens_per_row=64"]
     for root in (here, there):
         rehearse(root, "base", steps=1)
-    walk(ask(here, name="again", from_stage="filtering", overrides=changed))
+    replay(here, name="again", from_stage="filtering", overrides=changed)
     config = ask(there, name="again", from_stage="filtering", overrides=[*changed, "prefect.task_runner=dask"])
     said = said_by("-m", "tests.fixtures.programs.on_workers", str(noted), config.model_dump_json())
     assert said == ["advantage", "filtering", "metrics", "packing"], "what other processes did"

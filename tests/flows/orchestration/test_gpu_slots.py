@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-from typing import Any
 from unittest.mock import Mock
 
 import httpx
@@ -31,17 +30,14 @@ Variable.set("stagecoach-gpu", {"slots": 1}, overwrite=True)
 
 
 def test_the_name_of_a_pool_is_made_one_of_a_variable():
-    assert [variable_name(limit) for limit in ("stagecoach-gpu", "A100_east-gpu")] == [
-        "stagecoach-gpu",
-        "a100-east-gpu",
-    ]
+    assert (variable_name("stagecoach-gpu"), variable_name("A100_east-gpu")) == ("stagecoach-gpu", "a100-east-gpu")
 
 
 def test_a_lease_begins_anew_when_the_server_answers_again(monkeypatch):
     most = round(LEASE_SECONDS / LOOK_SECONDS)
-    looks: list[bool | None] = []
+    looks = []
 
-    def try_slots(limit: str, run: str, renewals: Any) -> tuple[str, list[str]]:
+    def try_slots(limit, run, renewals):
         if len(looks) == most:
             looks.append(None)
             raise httpx.ConnectError("the server is away")
@@ -74,9 +70,9 @@ def served(tmp_path):
 )
 def test_a_slot_outlives_a_restart_of_the_server_and_not_its_holder(served):
     assert subprocess.run([sys.executable, "-c", SLOTS], env=served.environment, timeout=120).returncode == 0
-    lines = served.place / "lines"
+    lines, processes = served.place / "lines", {}
 
-    def hold(run: str) -> subprocess.Popen[bytes]:
+    def hold(run):
         with lines.open("ab") as out:
             process = subprocess.Popen(
                 [sys.executable, "-c", HOLD, run],
@@ -86,30 +82,29 @@ def test_a_slot_outlives_a_restart_of_the_server_and_not_its_holder(served):
                 start_new_session=True,  # it is ended by its group
             )
         served.processes.append(process)
-        return process
+        processes[run] = process
 
-    def said(line: str) -> bool:
+    def said(line):
         return lines.exists() and line in lines.read_text().splitlines()
 
-    def wait(line: str) -> None:
+    def wait(line):
         until(lambda: said(line), lambda: f"{lines.read_text()}\n{served.log()}")
 
-    first = hold("first")
+    hold("first")
     wait("first holds")
-    second = hold("second")
+    hold("second")
     wait("second waiting for a slot of stagecoach-gpu, held by first")
     served.restart_server()
-    third = hold("third")
+    hold("third")
     wait("third waiting for a slot of stagecoach-gpu, held by first")
     assert not said("second holds") and not any("lost" in line for line in lines.read_text().splitlines())
-    first.kill()
-    happened(f"SIGTERM to the server, SIGKILL to process {first.pid}")
+    processes["first"].kill()
+    happened(f"SIGTERM to the server, SIGKILL to process {processes['first'].pid}")
     until(lambda: said("second holds") or said("third holds"), lambda: f"{lines.read_text()}\n{served.log()}")
-    holder, waiter = (second, third) if said("second holds") else (third, second)
-    names = {second: "second", third: "third"}
-    wait(f"{names[waiter]} waiting for a slot of stagecoach-gpu, held by {names[holder]}")
-    assert not said(f"{names[waiter]} holds")
-    holder.communicate(b"\n")
-    wait(f"{names[holder]} returned")
-    wait(f"{names[waiter]} holds")
-    waiter.send_signal(signal.SIGKILL)
+    holder, waiter = ("second", "third") if said("second holds") else ("third", "second")
+    wait(f"{waiter} waiting for a slot of stagecoach-gpu, held by {holder}")
+    assert not said(f"{waiter} holds")
+    processes[holder].communicate(b"\n")
+    wait(f"{holder} returned")
+    wait(f"{waiter} holds")
+    processes[waiter].send_signal(signal.SIGKILL)

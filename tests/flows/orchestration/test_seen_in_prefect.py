@@ -4,12 +4,10 @@ import json
 import re
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from storage.store import Store, open_store
+from storage.store import open_store
 from tests.fixtures.programs import PROGRAMS, ask, environment
 from tests.fixtures.serving import tiny_sources
 from tests.fixtures.waiting import PATIENCE, until
@@ -23,14 +21,13 @@ STAGES = ("assignment", "demonstration", "filtering", "advantage", "packing", "t
 class Seen:
     """What the run said, where its store is, and how to ask its Prefect server."""
 
-    def __init__(self, process: "subprocess.Popen[str]", store: Path) -> None:
+    def __init__(self, process, store):
         self.process, self.root = process, store
-        self.said: dict[str, Any] = {}
-        self.printed: list[str] = []
+        self.said = {}
+        self.printed = []
 
-    def listen(self) -> None:
+    def listen(self):
         """Read until the run is over."""
-        assert self.process.stdout is not None
         while "url" not in self.said:
             line = self.process.stdout.readline()
             assert line, f"the run ended early: {''.join(self.printed)}"
@@ -38,25 +35,25 @@ class Seen:
             if line.startswith("SAID "):
                 self.said |= json.loads(line.removeprefix("SAID "))
 
-    def ask(self, path: str, **body: Any) -> Any:
+    def ask(self, path, **body):
         """Ask Prefect."""
         return ask(self.said["url"], path, body)
 
-    def runs(self) -> list[dict[str, Any]]:
+    def runs(self):
         """The flow runs, the first one first."""
         return list(self.ask("/flow_runs/filter", sort="START_TIME_ASC"))
 
-    def tasks(self, run: str, count: int) -> set[str]:
+    def tasks(self, run, count):
         """Names of a flow run's task runs, once there are `count`: they are recorded a little later."""
 
-        def names() -> set[str]:
+        def names():
             return {task["name"] for task in self.ask("/task_runs/filter", flow_runs={"id": {"any_": [run]}})}
 
         until(lambda: len(names()) >= count, lambda: f"{names()}")
         return names()
 
     @property
-    def store(self) -> Store:
+    def store(self):
         return open_store(self.root)
 
 
@@ -111,7 +108,7 @@ def test_task_runs_are_named_after_stage_and_step(seen):
 def test_a_task_run_is_running_and_then_completed(seen):
     chosen = {"flow_runs": {"id": {"any_": [seen.runs()[0]["id"]]}}, "task_runs": {"name": {"any_": ["training-0"]}}}
 
-    def states() -> list[str]:
+    def states():
         (task,) = seen.ask("/task_runs/filter", **chosen)
         found = ask(seen.said["url"], f"/task_run_states/?task_run_id={task['id']}")
         return [each["name"] for each in sorted(found, key=lambda state: state["timestamp"])]
@@ -122,7 +119,7 @@ def test_a_task_run_is_running_and_then_completed(seen):
 
 
 def test_nobody_waits_for_heartbeats_of_a_run_with_its_own_server(seen):
-    def names() -> set[str]:
+    def names():
         return {each["event"] for each in seen.ask("/events/filter", limit=50)["events"]}
 
     until(lambda: "prefect.flow-run.Completed" in names(), lambda: f"{names()}")

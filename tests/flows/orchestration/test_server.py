@@ -21,56 +21,62 @@ from flows.services.ownership import identity
 from tests.fixtures.waiting import PATIENCE
 
 URL = "http://127.0.0.1:1/api"
-VARIABLES = ("PREFECT_API_URL", "PREFECT_PROFILE", "PREFECT_PROFILES_PATH", "PREFECT_HOME")
 
 
 @pytest.fixture
-def place(tmp_path, monkeypatch):
+def place(place, monkeypatch):
     """An empty working directory and home, with no Prefect variable set."""
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    (tmp_path / "home" / ".prefect").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+    monkeypatch.delenv("PREFECT_HOME")
+    (place / "home" / ".prefect").mkdir(parents=True)
+    return place
 
 
-def test_every_place_of_configuration_in_prefects_own_order(place, monkeypatch):
+def output(program):
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE)
+
+
+@pytest.fixture
+def write(place):
+    """Write a file below the working directory."""
+    return lambda name, text: (place / name).write_text(text)
+
+
+PROFILES = "home/.prefect/profiles.toml"
+
+
+def test_every_place_of_configuration_in_prefects_own_order(write, monkeypatch):
     assert configured_url() == ""
-    (place / "home/.prefect/profiles.toml").write_text('active = "mine"\n[profiles.mine]\n')
-    (place / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    write(PROFILES, 'active = "mine"\n[profiles.mine]\n')
+    write("pyproject.toml", "[project]\nname = 'x'\n")
     assert configured_url() == ""
     profiles = '[profiles.mine]\nPREFECT_API_URL = "profile"\n[profiles.other]\nPREFECT_API_URL = "other"\n'
-    (place / "home/.prefect/profiles.toml").write_text('active = "mine"\n' + profiles)
+    write(PROFILES, 'active = "mine"\n' + profiles)
     assert configured_url() == "profile"
     monkeypatch.setenv("PREFECT_PROFILE", "other")
     assert configured_url() == "other"
-    (place / "pyproject.toml").write_text('[tool.prefect.api]\nurl = "pyproject"\n')
+    write("pyproject.toml", '[tool.prefect.api]\nurl = "pyproject"\n')
     assert configured_url() == "pyproject"
-    (place / "prefect.toml").write_text('[api]\nurl = "toml"\n')
+    write("prefect.toml", '[api]\nurl = "toml"\n')
     assert configured_url() == "toml"
-    (place / ".env").write_text("# PREFECT_API_URL=no\nexport PREFECT_API_URL='dotenv'\n")
+    write(".env", "# PREFECT_API_URL=no\nexport PREFECT_API_URL='dotenv'\n")
     assert configured_url() == "dotenv"
     monkeypatch.setenv("PREFECT_API_URL", "environment")
     assert configured_url() == "environment"
 
 
 @pytest.mark.engine
-def test_the_order_is_prefects_own(place):
-    (place / "home/.prefect/profiles.toml").write_text('active = "m"\n[profiles.m]\nPREFECT_API_URL = "http://a/api"\n')
-    (place / "prefect.toml").write_text('[api]\nurl = "http://b/api"\n')
+def test_the_order_is_prefects_own(write):
+    write(PROFILES, 'active = "m"\n[profiles.m]\nPREFECT_API_URL = "http://a/api"\n')
+    write("prefect.toml", '[api]\nurl = "http://b/api"\n')
     program = "from prefect.settings import get_current_settings; print(get_current_settings().api.url)"
-    answer = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=True
-    )
-    assert answer.stdout.strip() == configured_url() == "http://b/api"
+    assert output(program).stdout.strip() == configured_url() == "http://b/api"
 
 
-def test_a_broken_settings_file_is_named(place):
-    (place / "prefect.toml").write_text("[api\n")
+def test_a_broken_settings_file_is_named(write):
+    write("prefect.toml", "[api\n")
     with pytest.raises(ValueError, match=r"prefect\.toml is not valid TOML"):
         configured_url()
-    (place / "prefect.toml").write_text('api = "http://x"')
+    write("prefect.toml", 'api = "http://x"')
     with pytest.raises(SettingsUnreadable, match=r"prefect\.toml: api\.url must be in tables"):
         configured_url()
 
@@ -96,11 +102,11 @@ def test_a_configured_api_that_does_not_answer_is_one_clear_error(place, monkeyp
 
 
 class _Elsewhere(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
+    def do_GET(self):
         self.send_response(200 if self.path == "/api/health" else 404)
         self.end_headers()
 
-    def log_message(self, *_: object) -> None:
+    def log_message(self, *_):
         """Say nothing."""
 
 
@@ -124,13 +130,11 @@ def test_probe_tells_an_api_from_something_else(server):
 def test_a_run_is_gone_only_when_its_process_certainly_is():
     mine = prefect_api.run_tags("demo", "/data/store")
     assert {"stagecoach", "run:demo", "store:/data/store"} < set(mine)
-    found = prefect_api.process_of(mine)
-    assert found is not None
-    host, boot, process = found
+    host, boot, process = prefect_api.process_of(mine)
     assert (host, process) == (socket.gethostname(), identity())
     number, _, started = process.partition(":")
 
-    def gone(host: str, boot: str, number: str, started: str, embedded: bool) -> bool:
+    def gone(host, boot, number, started, embedded):
         return prefect_api.is_gone(["stagecoach", f"process:{host}/{boot}/{number}/{started}"], embedded)
 
     assert not prefect_api.is_gone(mine, embedded=True)
@@ -159,7 +163,7 @@ def test_sigterm_ends_the_process_in_order(where):
         "from tests.fixtures.waiting import until_told\n"
         f"class TerminationSignal(BaseException): pass\nwith termination_reported():\n{body}\n"
     )
-    answer = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE)
+    answer = output(program)
     assert answer.returncode == 143
     assert answer.stdout == ("" if where == "outside a flow" else "reported\n")
     assert answer.stderr == ""

@@ -7,14 +7,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from unittest.mock import Mock, call
 from uuid import uuid4
 
 import httpx
@@ -41,22 +40,34 @@ from flows.runtime import entry
 from flows.runtime.session import open_session
 from flows.services.ownership import recorded_identity, writer_alive
 from storage.errors import StoreUnavailable
-from storage.store import Store, open_store
+from storage.store import open_store
 from tasks.runtime.prefect_task import error_text, is_transient
 from tests.fixtures.faults import happened
 from tests.fixtures.rehearsal import session_for
 from tests.fixtures.waiting import PATIENCE, until
 
 
-def noted(error: Exception, *notes: str) -> Exception:
+@pytest.fixture
+def client(monkeypatch):
+    """Let a client of Prefect be one with these methods alone."""
+
+    def play(**methods):
+        playing = nullcontext(SimpleNamespace(**methods))
+        for place in ("prefect.client.orchestration", entry.__name__, run_flow.__name__):
+            monkeypatch.setattr(f"{place}.get_client", lambda sync_client: playing)
+
+    return play
+
+
+def noted(error, *notes):
     for note in notes:
         error.add_note(note)
     return error
 
 
-def ending(error: Exception) -> Any:
+def ending(error):
     @reports_its_end
-    def flow() -> object:
+    def flow():
         raise error
 
     return flow()
@@ -80,7 +91,7 @@ def test_a_failed_flow_says_its_notes_and_whoever_calls_it_gets_the_error(error)
 
 
 def test_what_a_flow_returns_is_its_own():
-    flow: Callable[[], int] = reports_its_end(lambda: 7)
+    flow = reports_its_end(lambda: 7)
     assert flow() == 7
 
 
@@ -100,20 +111,12 @@ def test_the_event_of_an_error(error, event):
     assert event_of(error) == event
 
 
-def test_a_run_that_was_cancelled_is_not_called_failed_because_the_api_was_busy(monkeypatch):
+def test_a_run_that_was_cancelled_is_not_called_failed_because_the_api_was_busy(monkeypatch, client):
     class TerminationSignal(BaseException):
         """Called as Prefect calls it."""
 
-    answers: list[Any] = [httpx.ReadTimeout("busy"), httpx.ReadTimeout("busy"), SimpleNamespace(state=Cancelling())]
-
-    def read_flow_run(_: str) -> Any:
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    client = nullcontext(SimpleNamespace(read_flow_run=read_flow_run))
-    monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: client)
+    busy = httpx.ReadTimeout("busy")
+    client(read_flow_run=Mock(side_effect=[busy, busy, SimpleNamespace(state=Cancelling())]))
     monkeypatch.setattr(server, "RETRY_SECONDS", 0.0)
     monkeypatch.setattr(states, "current_flow_run", lambda: "its id")
     assert event_of(TerminationSignal(), "a", "s", "packing of step 1") == (
@@ -141,48 +144,27 @@ def test_only_what_may_pass_is_called_again(error, again):
     assert is_transient(None, None, SimpleNamespace(data=returned)) is again
 
 
-class Api:
-    """A stand-in for Prefect and for the clock."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.answer = False
-        self.asked: list[str] = []
-
-    def ask(self, flow_run: str) -> bool:
-        self.asked.append(flow_run)
-        return self.answer
-
-
-@pytest.fixture
-def api():
-    return Api()
-
-
-@pytest.fixture
-def cancellation(api):
-    return Cancellation(api.ask, lambda: api.now)
-
-
-def test_it_asks_at_once_and_then_not_for_a_while_and_once_cancelled_it_stays_so(api, cancellation):
-    assert not cancellation.asked_for(None) and api.asked == [], "outside of a flow run"
+def test_it_asks_at_once_and_then_not_for_a_while_and_once_cancelled_it_stays_so():
+    ask, clock = Mock(return_value=False), Mock(return_value=100.0)
+    cancellation = Cancellation(ask, clock)
+    assert not cancellation.asked_for(None) and not ask.called, "outside of a flow run"
     assert not cancellation.asked_for("run")
-    api.answer = True
-    api.now += ASK_SECONDS * 0.99
-    assert not cancellation.asked_for("run") and api.asked == ["run"]
-    api.now += ASK_SECONDS * 0.02
-    assert cancellation.asked_for("run") and api.asked == ["run", "run"]
-    api.answer = False
-    api.now += 100 * ASK_SECONDS
-    assert cancellation.asked_for("run") and api.asked == ["run", "run"]
+    ask.return_value = True
+    clock.return_value += ASK_SECONDS * 0.99
+    assert not cancellation.asked_for("run") and ask.call_args_list == [call("run")]
+    clock.return_value += ASK_SECONDS * 0.02
+    assert cancellation.asked_for("run") and ask.call_count == 2
+    ask.return_value = False
+    clock.return_value += 100 * ASK_SECONDS
+    assert cancellation.asked_for("run") and ask.call_count == 2
 
 
 def test_a_silent_api_is_waited_for_once_and_its_late_answer_counts(monkeypatch):
     monkeypatch.setattr(bookkeeping, "PATIENCE_SECONDS", 0.05)
     monkeypatch.setattr(states, "ASK_SECONDS", 0.0)
-    silence, asked, told = threading.Event(), list[str](), list[str]()
+    silence, asked, told = threading.Event(), [], []
 
-    def ask(flow_run: str) -> bool:
+    def ask(flow_run):
         asked.append(flow_run)
         return silence.wait(PATIENCE)
 
@@ -199,15 +181,15 @@ def test_a_silent_api_is_waited_for_once_and_its_late_answer_counts(monkeypatch)
 @pytest.mark.parametrize(
     ("deployment", "again"), [("", "go on with: "), ("its id", "Retry in Prefect goes on there, or: ")]
 )
-def test_a_cancelled_run_names_retry_where_a_deployment_has_it(monkeypatch, tmp_path, deployment, again):
+def test_a_cancelled_run_names_retry_where_a_deployment_has_it(monkeypatch, root, deployment, again):
     context = SimpleNamespace(flow_run=SimpleNamespace(id="flow run", deployment_id=deployment))
     monkeypatch.setattr("prefect.context.FlowRunContext.get", lambda: context)
     monkeypatch.setattr(Cancellation, "asked_for", lambda _, flow_run: flow_run == "flow run")
     with pytest.raises(RunCancelled, match=f"safe in [^;]*; {again}stagecoach resume a "):
-        session_for(tmp_path / "store", "a").stop_if_cancelled(1, "packing")
+        session_for(root, "a").stop_if_cancelled(1, "packing")
 
 
-def config_of(root: Path) -> RunConfig:
+def config_of(root):
     return RunConfig(name="a", store=str(root))
 
 
@@ -215,13 +197,13 @@ def config_of(root: Path) -> RunConfig:
 def test_a_prefect_that_cannot_write_down_an_end_does_not_change_it(monkeypatch, tmp_path, end):
     """`end` is what the run returns or raises; with None Prefect fails before the flow is called."""
 
-    def loop(session: Any) -> Any:
+    def loop(session):
         if isinstance(end, Exception):
             raise end
         return end
 
-    def flow_of(kind: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        def call(work: Callable[..., Any], *parameters: Any) -> None:
+    def flow_of(kind):
+        def call(work, *parameters):
             if end is not None:
                 reports_its_end(work)(*parameters)
             raise httpx.HTTPError("Server error '500 Internal Server Error' for url 'http://x'\nmore")
@@ -231,8 +213,8 @@ def test_a_prefect_that_cannot_write_down_an_end_does_not_change_it(monkeypatch,
     monkeypatch.setattr(run_flow, "run_flow", flow_of)
     monkeypatch.setattr(launch, "record_run", nullcontext)
     monkeypatch.setattr(launch, "LOOPS", {"train": loop})
-    told: list[str] = []
-    session: Any = SimpleNamespace(config=config_of(tmp_path), notify=lambda event, text: told.append(text))
+    told = []
+    session = SimpleNamespace(config=config_of(tmp_path), notify=lambda event, text: told.append(text))
     if isinstance(end, dict):
         assert launch._run_in_flow(session) == end
         assert len(told) == 1 and told[0].startswith("Prefect did not get the end") and "\n" not in told[0]
@@ -242,22 +224,18 @@ def test_a_prefect_that_cannot_write_down_an_end_does_not_change_it(monkeypatch,
     assert raised.value is end or "Nothing was started" in str(raised.value)
 
 
-def test_what_prefect_is_only_told_of_costs_a_line_where_it_answers_with_an_error(monkeypatch, caplog, tmp_path):
-    def fail(*_: Any, **__: Any) -> None:
-        raise httpx.HTTPError("Server error '500 Internal Server Error'\nresponse: {}")
-
-    client = nullcontext(SimpleNamespace(read_flow_run=fail, set_flow_run_state=fail, read_flow_runs=fail))
-    monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: client)
-    monkeypatch.setattr(entry, "get_client", lambda sync_client: client)
+def test_what_prefect_is_only_told_of_costs_a_line_where_it_answers_with_an_error(
+    monkeypatch, client, caplog, tmp_path
+):
+    fail = Mock(side_effect=httpx.HTTPError("Server error '500 Internal Server Error'\nresponse: {}"))
+    client(read_flow_run=fail, set_flow_run_state=fail, read_flow_runs=fail)
     monkeypatch.setattr(entry, "current_flow_run", lambda: str(uuid4()))
     monkeypatch.setattr(server, "probe", lambda url: None)
     entry.link(config_of(tmp_path))
     server.PrefectApi("http://x/api").wait()
     told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert [line.partition(":")[0] for line in told] == [
-        "Prefect did not get its run and store",
-        "Prefect did not get the end of dead processes",
-    ]
+    beginnings = ["Prefect did not get its run and store", "Prefect did not get the end of dead processes"]
+    assert [line.partition(":")[0] for line in told] == beginnings
     assert all("500" in line and "\n" not in line for line in told)
 
 
@@ -267,10 +245,8 @@ def test_a_full_disk_is_named_as_the_reason_for_an_error_of_the_server(monkeypat
     problem = httpx.HTTPError("Server error '500 Internal Server Error'")
     assert "written" not in str(server.failure(problem)) and not list(tmp_path.iterdir())
 
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(os, "fsync", full)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    monkeypatch.setattr(os, "fsync", Mock(side_effect=full))
     assert f"{tmp_path} cannot be written: No space left on device" in str(server.failure(problem))
 
 
@@ -285,7 +261,7 @@ def test_a_full_disk_is_named_as_the_reason_for_an_error_of_the_server(monkeypat
     ],
 )
 def test_a_flow_run_that_could_not_report_its_end_gets_the_one_that_its_store_has(store, event, flow_run, expected):
-    store.runs.record(run="a", event=event, kind="train", config=CONFIG, flow_run=flow_run)
+    begin(store, "a", event=event, flow_run=flow_run)
     tags = ["stagecoach", "run:a", f"store:{store.root.address}"]
     assert server.missed_state(tags, "f").type.value == expected
     assert server.missed_state(["stagecoach", "run:a", "store:/nowhere"], "f").type.value == "CRASHED"
@@ -295,18 +271,19 @@ CONFIG = RunConfig().model_dump(mode="json")
 
 
 @pytest.fixture
-def store(tmp_path):
-    return open_store(tmp_path / "store")
+def store(root):
+    return open_store(root)
 
 
-def dead_process() -> int:
+def dead_process():
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
     return process.pid
 
 
-def begin(store: Store, run: str, pid: int, host: str | None = None, event: str = "started") -> None:
-    store.runs.record(run=run, event=event, kind="train", config=CONFIG, flow_run=f"flow-{run}", pid=pid, host=host)
+def begin(store, run, pid=None, event="started", **place):
+    place = {"flow_run": f"flow-{run}"} | place
+    store.runs.record(run=run, event=event, kind="train", config=CONFIG, pid=pid, **place)
 
 
 def test_a_run_of_a_dead_process_is_marked_once(store):
@@ -340,7 +317,7 @@ def test_a_process_id_that_came_back_is_not_the_run(store):
 
 @pytest.mark.fault("clock", "the clock is set forward while a run works", "its process is seen by its start ticks")
 def test_a_clock_that_was_set_takes_no_living_run_for_dead(store):
-    store.runs.record(run="a", event="started", kind="train", config=CONFIG, process=recorded_identity())
+    begin(store, "a", process=recorded_identity())
     # After a step of an hour the kernel says that this process has begun an hour later than it did.
     (event,) = open_store(store.root.address).runs.events("a")
     stepped = replace(event, at=event.at - timedelta(hours=1))
@@ -369,23 +346,24 @@ def test_each_writer_is_told_of_the_others(store):
 
 def test_whoever_opens_a_run_that_is_at_work_sees_so(store):
     begin(store, "a", os.getppid())
-    notes: list[str] = []
+    notes = []
     with open_session(config_of(Path(store.root.address)), (lambda event, facts: notes.append(facts["text"]),)):
         pass
     assert len(notes) == 1 and f": {os.getppid()} on " in notes[0]
 
 
 @pytest.mark.parametrize(("before", "warns"), [(None, False), ("Completed", False), ("Cached", True)])
-def test_a_run_that_computed_nothing_says_so_and_a_schedule_that_repeats_it_warns(monkeypatch, caplog, before, warns):
+def test_a_run_that_computed_nothing_says_so_and_a_schedule_that_repeats_it_warns(
+    monkeypatch, client, caplog, before, warns
+):
     earlier = [SimpleNamespace(state_name=before)] if before else []
-    client = nullcontext(SimpleNamespace(read_flow_runs=lambda flow_run_filter, sort, limit: earlier))
-    monkeypatch.setattr(run_flow, "get_client", lambda sync_client: client)
+    client(read_flow_runs=lambda flow_run_filter, sort, limit: earlier)
     mine = SimpleNamespace(id=uuid4(), deployment_id=uuid4(), auto_scheduled=True)
     monkeypatch.setattr("prefect.context.FlowRunContext.get", lambda: SimpleNamespace(flow_run=mine))
     monkeypatch.setattr(run_flow, "current_flow_run", lambda: str(mine.id))
     monkeypatch.setattr(run_flow, "_run_log", lambda: logging.getLogger("stagecoach"))
     outcome = {"run": "a", "steps": [], "num_computed": 0, "num_found": 7}
-    flow: Callable[[], Any] = reports_its_end(lambda: outcome)
+    flow = reports_its_end(lambda: outcome)
     state = flow()
     assert (state.type.value, state.name) == ("COMPLETED", "Cached")
     assert state.message.startswith("Cached: nothing was computed; 0 computed, 7 cached")
@@ -394,16 +372,17 @@ def test_a_run_that_computed_nothing_says_so_and_a_schedule_that_repeats_it_warn
     assert flow().name == "Completed"
 
 
-def test_a_mistake_is_logged_once_and_without_a_traceback(caplog):
+def test_a_mistake_is_logged_once_and_without_a_traceback(monkeypatch, caplog):
     """Prefect's engine logs what a flow raised once more, with a traceback."""
     prefects, mistake = logging.getLogger("prefect.flow_runs"), ConfigError("no such key")
-    monkeyed = list(prefects.filters)
+    monkeypatch.setattr(prefects, "filters", [*prefects.filters])
+    monkeypatch.setattr(prefects, "propagate", True)
 
     @reports_its_end
-    def flow(error: Exception) -> None:
+    def flow(error):
         raise error
 
-    def engine(error: Exception) -> list[logging.LogRecord]:
+    def engine(error):
         caplog.clear()
         try:
             raise error
@@ -411,12 +390,8 @@ def test_a_mistake_is_logged_once_and_without_a_traceback(caplog):
             prefects.error("Engine execution exited with unexpected exception", exc_info=True)
         return caplog.records
 
-    try:
-        with caplog.at_level(logging.ERROR), pytest.MonkeyPatch.context() as patch:
-            patch.setattr(prefects, "propagate", True)
-            flow(mistake)
-            assert [(each.getMessage(), each.exc_info) for each in caplog.records] == [(error_text(mistake), None)]
-            assert engine(mistake) == []
-            assert len(engine(ValueError("another"))) == 1
-    finally:
-        prefects.filters[:] = monkeyed
+    with caplog.at_level(logging.ERROR):
+        flow(mistake)
+        assert [(each.getMessage(), each.exc_info) for each in caplog.records] == [(error_text(mistake), None)]
+        assert engine(mistake) == []
+        assert len(engine(ValueError("another"))) == 1

@@ -1,10 +1,8 @@
 """Algorithms in whole runs: functions by import path are refused early and part of keys; a constant length counts."""
 
 import sys
-from collections.abc import Callable
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from configs.errors import ConfigError
@@ -12,11 +10,10 @@ from configs.fields import imported_functions
 from flows.runtime.machine_facts import function_facts
 from flows.runtime.resolve_run import resolve_run
 from flows.runtime.session import record_run
-from storage.store import Store
 from tasks.runtime.imports import code_version
+from tests.fixtures.histories import results
 from tests.fixtures.rehearsal import rehearse, session_for
 
-Refused = Callable[..., str]
 OWN = 'algorithm={type="custom", function="own_credit:credit"}'
 CREDIT = """
 from tasks.advantage.algorithms.grpo import GrpoConfig, grpo
@@ -34,6 +31,17 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "own_credit.py").write_text(CREDIT)
     yield tmp_path
     sys.modules.pop("own_credit", None)
+
+
+@pytest.fixture
+def edit(here):
+    """Change the module's code, which is then loaded again."""
+
+    def change():
+        (here / "own_credit.py").write_text(CREDIT + "\n# otherwise\n")
+        del sys.modules["own_credit"]
+
+    return change
 
 
 @pytest.mark.parametrize(
@@ -59,35 +67,34 @@ def test_every_function_that_cannot_be_loaded_is_told(place, model):
     ]
 
 
-def test_a_run_records_the_version_and_goes_on_with_that_one_only(here, model):
-    config = resolve_run("train", ["demo"], [model, OWN], name="mine", seed=1, store=str(here / "store"))
+def test_a_run_records_the_version_and_goes_on_with_that_one_only(here, edit, model):
+    store = str(here / "store")
+    config = resolve_run("train", ["demo"], [model, OWN], name="mine", seed=1, store=store)
     (function,) = imported_functions(config)
     assert function.version.startswith("sha256:")
     with record_run(session_for(here / "store", "mine", **config.model_dump(exclude={"name", "store"}))):
         pass
-    assert resolve_run("train", [], [model], name="mine", store=str(here / "store")).algorithm == config.algorithm
-    (here / "own_credit.py").write_text(CREDIT + "\n# otherwise\n")
-    del sys.modules["own_credit"]
+    assert resolve_run("train", [], [model], name="mine", store=store).algorithm == config.algorithm
+    edit()
     with pytest.raises(ConfigError, match=r"algorithm\.version: recorded as 'sha256:"):
-        resolve_run("train", [], [model], name="mine", store=str(here / "store"))
+        resolve_run("train", [], [model], name="mine", store=store)
 
 
 def test_an_evaluation_loads_no_algorithm(here, model):
-    assert (
-        function_facts(resolve_run("evaluate", ["demo"], [model, 'algorithm={type="custom", function="no:no"}'])) == {}
-    )
+    config = resolve_run("evaluate", ["demo"], [model, 'algorithm={type="custom", function="no:no"}'])
+    assert function_facts(config) == {}
 
 
-def test_a_whole_run_credits_by_it_as_its_source_does(here):
-    def own() -> dict[str, str]:
-        return {"type": "custom", "function": "own_credit:credit", "version": code_version("own_credit:credit")}
+def test_a_whole_run_credits_by_it_as_its_source_does(here, edit):
+    def run(name):
+        own = {"type": "custom", "function": "own_credit:credit", "version": code_version("own_credit:credit")}
+        return rehearse(here / "store", name, algorithm=own, steps=1)
 
-    store = rehearse(here / "store", "own", algorithm=own(), steps=1)
+    store = run("own")
     rehearse(here / "store", "grpo", steps=1)
-    (here / "own_credit.py").write_text(CREDIT + "\n# otherwise\n")
-    del sys.modules["own_credit"]
-    rehearse(here / "store", "again", algorithm=own(), steps=1)
-    work = {name: store.ledger.entries(run=name, stage="advantage")[0] for name in ("own", "grpo", "again")}
+    edit()
+    run("again")
+    work = {name: results(store, "advantage", name)[0] for name in ("own", "grpo", "again")}
     assert len({entry.key for entry in work.values()}) == 3
     rows = [store.read(entry.slices("samples"), ["sample_id", "advantage"]) for entry in work.values()]
     assert rows[0].equals(rows[1]) and rows[0].equals(rows[2]) and rows[0].num_rows == 12
@@ -96,24 +103,17 @@ def test_a_whole_run_credits_by_it_as_its_source_does(here):
 LENGTH = 50
 
 
-def read(store: Store, run: str, stage: str, table: str) -> list[pa.Table]:
-    return [store.read(entry.slices(table)) for entry in store.ledger.entries(run=run, stage=stage)]
+def read(store, run, stage, table):
+    return [store.read(entry.slices(table)) for entry in results(store, stage, run)]
 
 
 def test_dr_grpo_shares_all_before_the_credits_with_grpo_and_divides_by_its_constant(tmp_path):
     rehearse(tmp_path, "grpo", algorithm={"type": "grpo"})
     store = rehearse(tmp_path, "dr", algorithm={"type": "dr_grpo", "length_normaliser": LENGTH})
-    keys = {
-        stage: [{entry.key for entry in store.ledger.entries(run=run, stage=stage)} for run in ("grpo", "dr")]
-        for stage in ("rollout", "filtering", "advantage", "packing")
-    }
     # Step 0 of both has the same policy; later ones are trained apart.
-    assert {stage: len(one & other) for stage, (one, other) in keys.items()} == {
-        "rollout": 1,
-        "filtering": 1,
-        "advantage": 0,
-        "packing": 0,
-    }
+    for stage, num_shared in {"rollout": 1, "filtering": 1, "advantage": 0, "packing": 0}.items():
+        one, other = ({entry.key for entry in results(store, stage, run)} for run in ("grpo", "dr"))
+        assert len(one & other) == num_shared, stage
     steps = (read(store, "dr", *each) for each in (("packing", "batches"), ("filtering", "verdicts")))
     for batches, verdicts in zip(*steps, strict=True):
         weights = np.concatenate(batches["rl_weights"].to_pylist())

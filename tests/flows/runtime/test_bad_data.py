@@ -1,15 +1,15 @@
 """Data, names and places that cannot be used: one clear message and status 2, with nothing started or recorded."""
 
 import json
-import subprocess
-from collections.abc import Callable
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from flows.runtime.resolve_run import resolve_run
 from storage.store import open_store
+from tests.fixtures.small_disks import mounted
 
-Refused = Callable[..., str]
 GOOD = json.dumps({"prompt": "ab", "completion": "ba"})
 TALK = json.dumps({"messages": [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "ba"}]})
 FILES = {
@@ -27,56 +27,8 @@ FILES = {
     "old/format.json": '{"layout": 1}',
     "thesis/thesis.tex": "...",
 }
-NEEDS = "needs `messages`, or `prompt` and `completion`"
-ROWS, DATA = "rows that are no demonstrations", "a file of data that cannot be used"
-POLICY, ROOT = "a policy that nobody made", "a directory that is no store of ours"
-OLD = "the store has layout 1, this version of the program reads layout 2"
-THESIS = "this is not a store: there is no format.json, but there are thesis.tex"
-REFUSALS: list[tuple[str, str, tuple[str, ...]]] = [
-    (ROWS, "sft MODEL data.path=half.jsonl", (f"row 1 (the first is 0): {NEEDS}; it has p", "Mend the file")),
-    (ROWS, "sft MODEL data.path=late.jsonl", (f"row 150 (the first is 0): {NEEDS}", "late.jsonl", "Mend the file")),
-    (ROWS, "sft MODEL data.path=text.jsonl", (f"row 0 (the first is 0): {NEEDS}; it has text", "Mend the file")),
-    (ROWS, "sft MODEL data.path=silent.jsonl", ("row 1 (the first is 0)", "silent.jsonl", "Mend the file")),
-    (ROWS, "sft MODEL data.path=empty.jsonl", ("empty.jsonl is empty", "Mend the file")),
-    (ROWS, "sft MODEL data.path=words.jsonl", ("cannot be read as a JSONL file", "words.jsonl", "Mend the file")),
-    (ROWS, "sft MODEL data.path=broken.jsonl", ("cannot be read as a JSONL file", "Mend the file")),
-    (DATA, "sft MODEL data.path=./none.jsonl", ("data.path: there is no file ./none.jsonl",)),
-    (DATA, "sft MODEL data.path=rows.parquet", ("cannot be read as a Parquet file",)),
-    (
-        DATA,
-        "sft MODEL data.path=good.jsonl packing.tokens_per_row=255",
-        ("packing.tokens_per_row: a row of 255 tokens cannot hold the longest sample, data.max_length 256",),
-    ),
-    ("a name of no preset", "run dmeo", ("dmeo: no such file, and no such preset; the presets are ", "debate, demo, ")),
-    (
-        "the name of a run with another config",
-        "run demo MODEL --name known training.learning_rate=1 assignment.group_size=4",
-        (
-            "training.learning_rate: 0.0003 is recorded, 1.0 is asked for",
-            "assignment.group_size: 16 is recorded, 4 is asked for",
-            "give the branch a name of its own (--name)",
-        ),
-    ),
-    *(
-        ("a run that nobody knows", f"{command} unknown", ("there is no run 'unknown'", "the nearest runs are: known"))
-        for command in ("resume", "show")
-    ),
-    ("a store without runs", "resume", ("holds no run yet",)),
-    (
-        POLICY,
-        "eval demo --policy ghost --name unknown",
-        ("there is no policy 'ghost': run 'ghost' has made no policy", "the last runs in"),
-    ),
-    (POLICY, "eval demo --policy known:7", ("there is no policy 'known:7'", "the last runs in")),
-    (POLICY, "eval demo --policy known:last", ("there is no policy 'known:last'", "the last runs in")),
-    *(
-        (ROOT, f"{command} --store {root}", (words, root))
-        for root, words in (("old", OLD), ("thesis", THESIS))
-        for command in ("run demo MODEL", "resume", "show", "maintain")
-    ),
-    ("a store where nothing can be made", "run demo MODEL --store file/store", ("file/store",)),
-]
-"""What is wrong, the command, and words of its message; a run `known` is recorded where the command names it."""
+GROUPS = tomllib.loads((Path(__file__).parent / "refusals.toml").read_text(encoding="utf-8"))["group"]
+REFUSALS = [(group["what"], case["command"], case["says"]) for group in GROUPS for case in group["cases"]]
 
 
 @pytest.mark.parametrize(
@@ -98,10 +50,8 @@ def test_what_cannot_be_used_is_refused(refused, model, place, command, words):
         assert [event.config for event in open_store(place / "stagecoach-store").runs.events("known")] == [config]
     assert [word for word in words if word not in said] == [], said
     assert {name: (place / name).read_text() for name in FILES} == FILES
-    assert [[path.name for path in (place / name).iterdir()] for name in ("old", "thesis")] == [
-        ["format.json"],
-        ["thesis.tex"],
-    ]
+    left = [[path.name for path in (place / name).iterdir()] for name in ("old", "thesis")]
+    assert left == [["format.json"], ["thesis.tex"]]
 
 
 def test_rows_of_both_kinds_are_good(place, model):
@@ -112,15 +62,7 @@ def test_rows_of_both_kinds_are_good(place, model):
 @pytest.fixture
 def small_disk(tmp_path):
     """A real file system of one MiB."""
-    directory = tmp_path / "disk"
-    directory.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(directory)], capture_output=True, text=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip(f"only root may mount a small disk: {mounted.stderr.strip()}")
-    yield directory
-    subprocess.run(["umount", str(directory)], check=True)
+    yield from mounted(tmp_path / "disk", "1m")
 
 
 @pytest.mark.fault("disk", "a disk without room for a step", "one message; nothing started")

@@ -43,15 +43,16 @@ def packages(tmp_path, monkeypatch):
         (tmp_path / name / "__init__.py").touch()
         (tmp_path / name / "demonstrations.py").write_text(PACKAGE.format(word=name))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return tmp_path / "sources"
 
 
-def make(directory: Path, *, words: list[str], **sizes: int) -> None:
+def make(directory, *, words, **sizes):
     """Make a model that is but its sizes and words."""
     directory.mkdir()
     (directory / "made").write_text(json.dumps([sizes, words]))
 
 
-def refuse(directory: Path, *, words: list[str]) -> None:
+def refuse(directory, *, words):
     """Fail after a part was written."""
     directory.mkdir()
     raise OSError("the disk is full")
@@ -61,14 +62,13 @@ TWO = Recipe("It learnt", ("first --count 3", "second"), f"{__name__}:make", mod
 
 
 @pytest.mark.engine
-def test_sources_are_what_the_packages_say_and_are_made_once(tmp_path, packages):
-    build(sources := Sources(tmp_path / "sources"), TWO)
+def test_sources_are_what_the_packages_say_and_are_made_once(packages):
+    build(sources := Sources(packages), TWO)
     rows = [json.loads(line)["asked"] for line in sources.demonstrations.read_text().splitlines()]
     assert rows == [["--count", "3"], []]
     made = json.loads((sources.model / "made").read_text())
     assert made == [{"hidden": 8}, ["first", "both", "second"]]
-    files = sorted(path.name for path in (tmp_path / "sources").iterdir())
-    assert files == ["demonstrations.jsonl", "model", "words.json"]
+    assert sorted(path.name for path in packages.iterdir()) == ["demonstrations.jsonl", "model", "words.json"]
     sources.demonstrations.write_text("mine")
     (sources.model / "made").write_text("mine")
     build(sources, TWO)
@@ -76,10 +76,10 @@ def test_sources_are_what_the_packages_say_and_are_made_once(tmp_path, packages)
 
 
 @pytest.mark.engine
-def test_a_package_that_fails_leaves_nothing_that_looks_complete(tmp_path, packages):
+def test_a_package_that_fails_leaves_nothing_that_looks_complete(packages):
+    sources = Sources(packages)
     with pytest.raises(SourceFailed, match=r"second\.demonstrations failed: the disk is full\nNothing was stored"):
-        build(Sources(tmp_path / "sources"), replace(TWO, demonstrations=("first", "second --fail")))
-    sources = Sources(tmp_path / "sources")
+        build(sources, replace(TWO, demonstrations=("first", "second --fail")))
     assert not sources.demonstrations.exists() and not sources.model.exists()
     with pytest.raises(SourceFailed, match=r":refuse failed: OSError: the disk is full\nNothing was stored"):
         build(sources, replace(TWO, model={}, maker=f"{__name__}:refuse"))
@@ -95,7 +95,7 @@ def test_a_recipe_fits_its_preset(preset):
     assert config.kind == "train" and preset in presets()
     packages = {each.split()[0] for each in recipe.demonstrations}
     assert packages == {environment.taskset["id"] for environment in config.environments}
-    assert all((ROOT / "examples" / name / name / "demonstrations.py").is_file() for name in packages)
+    assert all(Path(ROOT, "examples", name, name, "demonstrations.py").is_file() for name in packages)
     warm_up = load(["sft_demo"], [*recipe.warm_up, "model.path=m"])
     assert warm_up.model.renderer_settings == config.model.renderer_settings
     assert warm_up.training.decay_steps == warm_up.steps * (warm_up.packing.updates_per_step or 1)
@@ -103,7 +103,7 @@ def test_a_recipe_fits_its_preset(preset):
 
 
 def test_every_preset_of_ours_with_an_environment_of_ours_can_be_shown():
-    ours = {path.name for path in (ROOT / "examples").iterdir() if (path / path.name / "demonstrations.py").is_file()}
+    ours = {path.parent.name for path in ROOT.glob("examples/*/*/demonstrations.py")}
     assert "sample_lookup" in ours
     trained = {name: load([name]) for name in presets() if name != "sft_demo"}
     shown = {name for name, config in trained.items() if {each.taskset["id"] for each in config.environments} <= ours}
@@ -118,14 +118,10 @@ def test_presets_without_a_demo_and_several_are_refused(capsys):
 
 def test_the_summary_says_what_the_recipe_says():
     config = load(["kuhn_poker"], ["name=poker", "store=/s"])
-    outcome = {
-        "steps": [{"step": 0, "reward": 0.25}, {"step": 1, "reward": 0.5}],
-        "evaluations": [],
-        "num_computed": 7,
-        "num_found": 3,
-    }
-    lines = demo.demo_summary(outcome, config, demo_recipe("kuhn_poker"), 12.0)
+    steps = [{"step": 0, "reward": 0.25}, {"step": 1, "reward": 0.5}]
+    outcome = {"steps": steps, "evaluations": [], "num_computed": 7, "num_found": 3}
     recipe = demo_recipe("kuhn_poker")
+    lines = demo.demo_summary(outcome, config, recipe, 12.0)
     assert lines[1] == f"{recipe.about}: 2 steps, reward 0.25 to 0.50; 7 computed, 3 cached; 12 s."
     assert f"  stagecoach replay poker --store /s --set {recipe.try_next}" in lines
     assert "  stagecoach view --run poker --store /s" in lines
@@ -135,27 +131,27 @@ def test_the_summary_says_what_the_recipe_says():
     ("override", "says"),
     [("algorithm.type=raee", "did you mean rae"), ("environments.0.taskset.id=no_such_taskset", "no_such_taskset")],
 )
-def test_what_cannot_train_is_refused_before_the_warm_up(monkeypatch, tmp_path, override, says):
+def test_what_cannot_train_is_refused_before_the_warm_up(monkeypatch, root, override, says):
     monkeypatch.setattr(demo, "warmed_weights", pytest.fail)
     with pytest.raises(ValueError, match=says) as refused:
-        demo.train_demo(["demo"], [override], "", str(tmp_path / "store"), True)
+        demo.train_demo(["demo"], [override], "", str(root), True)
     assert "nothing was started" in "".join([str(refused.value), *getattr(refused.value, "__notes__", ())]).lower()
 
 
-def test_of_several_last_policies_of_a_warm_up_the_newest_counts(monkeypatch, tmp_path):
-    store, last = open_store(tmp_path / "store"), load(["sft_demo"], demo_recipe().warm_up).steps - 1
+def test_of_several_last_policies_of_a_warm_up_the_newest_counts(monkeypatch, root):
+    store, last = open_store(root), load(["sft_demo"], demo_recipe().warm_up).steps - 1
     for key in ("z", "y", "a"):
         work(store, demo_sources.WARM_UP, key, last, "training")
     monkeypatch.setattr(demo_sources, "warm_weights", lambda root, key: key)
     monkeypatch.setattr(demo_sources, "config_versions", lambda config: {})
-    config = load(["demo"], ["model.path=demo", f"store={tmp_path / 'store'}"])
+    config = load(["demo"], ["model.path=demo", f"store={root}"])
     assert demo_sources.demo_weights(config, pytest.fail) == "a"
 
 
 @pytest.mark.parametrize(("overrides", "seed"), [([], demo_sources.SEED), (["seed=5"], 5)])
-def test_a_seed_that_is_given_is_the_one_of_the_training(overrides, seed, monkeypatch, tmp_path):
+def test_a_seed_that_is_given_is_the_one_of_the_training(overrides, seed, monkeypatch, root):
     monkeypatch.setattr(demo, "warmed_weights", lambda *_: "weights")
     monkeypatch.setattr(demo, "resolve_run", lambda *_, **settings: settings)
     monkeypatch.setattr(demo, "watch", lambda config, plain: config)
-    config, _ = demo.train_demo(["demo"], overrides, "", str(tmp_path / "store"), True)
-    assert config["seed"] == seed  # type: ignore[index]
+    config, _ = demo.train_demo(["demo"], overrides, "", str(root), True)
+    assert config["seed"] == seed

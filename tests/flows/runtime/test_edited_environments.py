@@ -1,12 +1,8 @@
 """An environment whose code was edited: other keys, a run that is not resumed with it, and what a new run says."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from configs.errors import ConfigError
-from configs.run import RunConfig
 from flows import cli
 from flows.queries.compare import compare
 from flows.queries.compare_summary import sheets
@@ -15,7 +11,7 @@ from flows.runtime.plan import plan_work
 from flows.runtime.resolve_run import require_same, resolve_run
 from storage.store import open_store
 from tasks.runtime.run_context import RunContext
-from tests.fixtures import builders, fixed, replays
+from tests.fixtures import builders, fixed, histories, replays
 from tests.fixtures.rehearsal import SMALL, SOURCE, rehearse
 
 OLD, NEW = "return 1.0\n", "return 2.0\n"
@@ -30,21 +26,14 @@ def code(tmp_path, monkeypatch):
     return file
 
 
-def prepared(
-    tmp_path: Path, name: str, *overrides: str, files: tuple[str, ...] = ("demo",), **settings: Any
-) -> RunConfig:
+def prepared(tmp_path, name, *overrides, files=("demo",), **settings):
     model = builders.model(tmp_path / "model", vocab_size=300, max_positions=4096)
     taskset = 'environments=[{name="game", taskset={id="own_game"}, harness={id="null"}}]'
     asked = [f"model.path={model}", taskset, *overrides] if files else overrides
     return resolve_run("train", files, asked, name=name, store=str(tmp_path / "store"), **settings)
 
 
-def record(config: RunConfig) -> None:
-    settings = config.model_dump(mode="json")
-    open_store(config.store).runs.record(run=config.name, event="started", kind=config.kind, config=settings)
-
-
-def keys(config: RunConfig) -> dict[str, str]:
+def keys(config):
     """Return the keys of the run's first work by stage."""
     context = RunContext(open_store(config.store), config.name, config, {})
     return {ref.stage: ref.key for ref in reversed(plan_work(context, SOURCE, None))}
@@ -61,7 +50,7 @@ def test_a_new_run_finds_nothing_of_the_code_before(tmp_path, code):
 @pytest.mark.parametrize("files", [(), ("demo",)])
 def test_a_run_is_not_resumed_with_edited_code(tmp_path, code, files):
     begun = prepared(tmp_path, "a")
-    record(begun)
+    histories.begun(begun)
     assert prepared(tmp_path, "a", files=files) == begun
     code.write_text(NEW)
     with pytest.raises(ConfigError) as refused:
@@ -73,12 +62,9 @@ def test_a_run_is_not_resumed_with_edited_code(tmp_path, code, files):
     assert prepared(tmp_path, "a", files=files) == begun
 
 
-def test_recorded_rollouts_can_be_scored_by_edited_code(tmp_path, code):
-    root = tmp_path / "store"
-    environments = (
-        {"name": fixed.ENVIRONMENT, "taskset": {"id": "own_game"}, "harness": {"id": "null"}, "version": "own_game"},
-    )
-    rehearse(root, "base", steps=1, environments=environments)
+def test_recorded_rollouts_can_be_scored_by_edited_code(root, code):
+    environment = {"name": fixed.ENVIRONMENT, "taskset": {"id": "own_game"}, "harness": {"id": "null"}}
+    rehearse(root, "base", steps=1, environments=(environment | {"version": "own_game"},))
     config = replays.ask(root, regrade=True)
     code.write_text(NEW)
     edited = replays.ask(root, regrade=True)

@@ -2,13 +2,12 @@
 
 import logging
 import re
-from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from importlib import import_module
 from inspect import Parameter, signature
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from prefect._internal.uuid7 import uuid7
@@ -16,7 +15,6 @@ from prefect.exceptions import ParameterTypeError
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from configs.services import PrefectConfig
 from flows.maintain import maintain
 from flows.orchestration import run_flow
 from flows.orchestration.deployments import FILE, read
@@ -27,62 +25,62 @@ from flows.runtime.session import Session
 from flows.train import train
 from storage.store import open_store
 from tasks.runtime.stage import Ref
+from tests.fixtures.histories import begun
 
 
-def within(
-    monkeypatch: pytest.MonkeyPatch,
-    flow_run_id: str,
-    name: str = "cunning-falcon",
-    parameters: Any = None,
-    **record: Any,
-) -> None:
+@pytest.fixture
+def within(monkeypatch):
     """Let the code under test believe that it is called in a flow run of the deployment `nightly`."""
-    at = datetime(2026, 11, 29, 3, 0, tzinfo=timezone(timedelta(hours=2)))
-    runtime = SimpleNamespace(name=name, parameters=parameters, scheduled_start_time=at)
-    monkeypatch.setattr(run_flow, "flow_run", runtime)
-    monkeypatch.setattr(run_flow, "deployment", SimpleNamespace(name="nightly"))
-    for module in (entry, run_flow):
-        monkeypatch.setattr(module, "current_flow_run", lambda: flow_run_id)
-    context = SimpleNamespace(flow_run=SimpleNamespace(**{"deployment_id": "d", "auto_scheduled": False} | record))
-    monkeypatch.setattr("prefect.context.FlowRunContext.get", lambda: context)
+
+    def begin(flow_run_id, name="cunning-falcon", parameters=None, **record):
+        at = datetime(2026, 11, 29, 3, 0, tzinfo=timezone(timedelta(hours=2)))
+        runtime = SimpleNamespace(name=name, parameters=parameters, scheduled_start_time=at)
+        monkeypatch.setattr(run_flow, "flow_run", runtime)
+        monkeypatch.setattr(run_flow, "deployment", SimpleNamespace(name="nightly"))
+        for module in (entry, run_flow):
+            monkeypatch.setattr(module, "current_flow_run", lambda: flow_run_id)
+        context = SimpleNamespace(flow_run=SimpleNamespace(**{"deployment_id": "d", "auto_scheduled": False} | record))
+        monkeypatch.setattr("prefect.context.FlowRunContext.get", lambda: context)
+
+    return begin
 
 
-def test_flow_runs_of_one_batch_of_a_schedule_have_runs_of_their_own(monkeypatch):
+def test_flow_runs_of_one_batch_of_a_schedule_have_runs_of_their_own(within):
     ids = [str(uuid7(ms=1795921200000 + number)) for number in range(60)]
     assert len({each[:8] for each in ids}) == 1
     names = []
     for each in (*ids, ids[0]):
-        within(monkeypatch, each)
+        within(each)
         names.append(run_name("train"))
     assert len(set(names)) == 60 and names[0] == names[-1], "a retry has the name of its first attempt"
     assert re.fullmatch(r"train-nightly-20261129-0100-[0-9a-f]{8}", names[0])
 
 
-def test_a_run_of_another_flow_run_is_not_taken_up(monkeypatch, tmp_path):
-    within(monkeypatch, "mine")
-    config = RunConfig(name=run_name("train"), store=str(tmp_path / "store"))
-    runs = open_store(config.store).runs
-    assert entry._prepare_new("train", lambda name: config) is config
-    runs.record(run=config.name, event="started", kind="train", config=config.model_dump(mode="json"), flow_run="other")
+def test_a_run_of_another_flow_run_is_not_taken_up(within, root):
+    within("mine")
+    config = RunConfig(name=run_name("train"), store=str(root))
+    prepare = partial(entry._prepare_new, "train", lambda name: config)
+    assert prepare() is config
+    begun(config, flow_run="other")
     with pytest.raises(ConfigError, match=f"{config.name}.* was made by another flow run, other"):
-        entry._prepare_new("train", lambda name: config)
-    runs.record(run=config.name, event="resumed", flow_run="mine")
-    assert entry._prepare_new("train", lambda name: config) is config
+        prepare()
+    open_store(config.store).runs.record(run=config.name, event="resumed", flow_run="mine")
+    assert prepare() is config
 
 
 @pytest.mark.parametrize(
-    ("typed", "parameters", "record", "name"),
+    ("typed", "parameter", "value", "record", "name"),
     [
-        ("cunning-falcon", {"name": "demo"}, {"auto_scheduled": True}, "train-demo"),
-        ("cunning-falcon", {"name": "demo"}, {"deployment_id": None}, "train-demo"),
-        ("blue-falcon", {"name": "demo"}, {}, "blue-falcon train-demo"),
-        ("blue-falcon train-demo", {"name": "demo"}, {}, "blue-falcon train-demo"),
-        ("higher rate", {"name": "train-demo"}, {}, "higher rate train-demo"),
-        ("higher rate", {"continue_run": "demo"}, {}, "higher rate train-demo"),
+        ("cunning-falcon", "name", "demo", {"auto_scheduled": True}, "train-demo"),
+        ("cunning-falcon", "name", "demo", {"deployment_id": None}, "train-demo"),
+        ("blue-falcon", "name", "demo", {}, "blue-falcon train-demo"),
+        ("blue-falcon train-demo", "name", "demo", {}, "blue-falcon train-demo"),
+        ("higher rate", "name", "train-demo", {}, "higher rate train-demo"),
+        ("higher rate", "continue_run", "demo", {}, "higher rate train-demo"),
     ],
 )
-def test_a_typed_name_stays(monkeypatch, typed, parameters, record, name):
-    within(monkeypatch, "id", typed, parameters, **record)
+def test_a_typed_name_stays(within, typed, parameter, value, record, name):
+    within("id", typed, {parameter: value}, **record)
     assert flow_run_name("train")() == name
 
 
@@ -94,8 +92,8 @@ def test_a_typed_name_stays(monkeypatch, typed, parameters, record, name):
         ("maintain", {"keep_last": 1}, "maintain-20261129-0100"),
     ],
 )
-def test_replays_and_maintenance_are_not_named_after_a_run_that_does_not_exist(monkeypatch, kind, parameters, name):
-    within(monkeypatch, "id", parameters=parameters, auto_scheduled=True)
+def test_replays_and_maintenance_are_not_named_after_a_run_that_does_not_exist(within, kind, parameters, name):
+    within("id", parameters=parameters, auto_scheduled=True)
     assert flow_run_name(kind)() == name
 
 
@@ -107,13 +105,13 @@ def test_parameters_of_maintenance_are_checked_by_prefect():
 
 
 @pytest.mark.parametrize("described", read(FILE), ids=lambda entry: entry.name)
-def test_every_deployment_has_a_name_for_its_required_parameters_alone(monkeypatch, described):
+def test_every_deployment_has_a_name_for_its_required_parameters_alone(within, described):
     """As Prefect calls it: what is left out is there, with its default."""
     module, _, name = described.entrypoint.partition(":")
     flow = getattr(import_module(module), name)
     parameters = {each.name: each.default for each in signature(flow.fn).parameters.values()}
     given = {each: "one" for each in parameters if parameters[each] is Parameter.empty}
-    within(monkeypatch, "id", parameters={**parameters, **described.parameters, **given}, auto_scheduled=True)
+    within("id", parameters={**parameters, **described.parameters, **given}, auto_scheduled=True)
     assert flow.flow_run_name is None or flow.flow_run_name().startswith(f"{flow.name}-")
 
 
@@ -126,13 +124,13 @@ def test_what_services_write_goes_to_the_logs_of_the_flow_run(monkeypatch, caplo
     assert caplog.messages == ["[engine] loading 100%", "[engine] ready"]
 
 
-def test_a_run_that_is_cancelled_while_it_waits_for_the_gpu_writes_no_event(monkeypatch, tmp_path):
+def test_a_run_that_is_cancelled_while_it_waits_for_the_gpu_writes_no_event(monkeypatch, root):
     """Another flow run may train the run of the same name meanwhile, and its state is of that one."""
-    config = RunConfig(name="a", store=str(tmp_path / "store"))
+    config = RunConfig(name="a", store=str(root))
     store = open_store(config.store)
-    store.runs.record(run="a", event="started", kind="train", config=config.model_dump(mode="json"), flow_run="first")
+    begun(config, flow_run="first")
 
-    def cancelled(*_: object) -> None:
+    def cancelled(*_):
         raise RunCancelled("cancelled while it waited for a GPU slot")
 
     monkeypatch.setattr(Session, "begin", cancelled)
@@ -142,11 +140,11 @@ def test_a_run_that_is_cancelled_while_it_waits_for_the_gpu_writes_no_event(monk
     assert [event.event for event in store.runs.events("a")] == ["started"]
 
 
-def test_workers_for_tables_are_there_before_the_services_of_a_deployed_flow(monkeypatch, tmp_path):
-    order = list[str]()
+def test_workers_for_tables_are_there_before_the_services_of_a_deployed_flow(monkeypatch, root):
+    order = []
 
     @contextmanager
-    def workers(config: PrefectConfig) -> Iterator[None]:
+    def workers(config):
         order.append("workers")
         yield
         order.append("workers end")
@@ -155,7 +153,7 @@ def test_workers_for_tables_are_there_before_the_services_of_a_deployed_flow(mon
     monkeypatch.setattr(run, "table_workers", workers)
     monkeypatch.setattr(run, "preflight", lambda *_: None)
     monkeypatch.setattr(run, "current_flow_run", lambda: "flow run")
-    config = RunConfig(name="a", store=str(tmp_path / "store"))
+    config = RunConfig(name="a", store=str(root))
     missing = Ref("examples", 0, "key", (), 0, 0.0, computed=True)
     with entry.session_of(lambda: config, lambda *_: [missing]):
         order.append("flow")
@@ -172,9 +170,9 @@ def test_workers_for_tables_are_there_before_the_services_of_a_deployed_flow(mon
         ({"continue_run": "a", "presets": [], "model": ""}, "has no run 'a' of kind train"),
     ],
 )
-def test_a_wrong_setting_is_refused_before_the_demo_s_model_is_made(monkeypatch, tmp_path, wrong, message):
+def test_a_wrong_setting_is_refused_before_the_demo_s_model_is_made(monkeypatch, root, wrong, message):
     monkeypatch.setattr(demo_sources, "build", pytest.fail)
-    parameters: dict[str, Any] = {"presets": ["demo"], "model": "demo", "advanced": {"store": str(tmp_path / "store")}}
+    parameters = {"presets": ["demo"], "model": "demo", "advanced": {"store": str(root)}}
     state = train.fn(**{**parameters, **wrong})
     with pytest.raises(ConfigError, match=re.escape(message)):
         state.result()

@@ -1,9 +1,9 @@
 """What a loaded environment says against a config: seats, rewards, examples and lengths, each in its place."""
 
 import json
-from collections.abc import Sequence
+import tomllib
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +17,7 @@ ONE, TWO = {"agent": True}, {"left": True, "right": True}
 GAME = {"name": "game", "taskset": {"id": "game"}}
 
 
-def loaded(
-    seats: dict[str, bool] = ONE, scores: bool = True, held_out: int = 4, name: str = "game", **task: Any
-) -> LoadedEnvironment:
+def loaded(seats=ONE, scores=True, held_out=4, name="game", **task):
     """Return an environment of ten examples to train on, with `task` in all of them."""
     rows = [
         example(f"{split}-{n}", name, split)
@@ -30,59 +28,45 @@ def loaded(
     return LoadedEnvironment(examples, EnvironmentFacts(seats, scores))
 
 
-def found(environment: LoadedEnvironment | None = None, kind: str = "train", **sections: Any) -> Findings:
-    """Return what speaks against a run in one environment; a text has as many tokens as characters."""
+def lengths(texts):
+    return [len(text) for text in texts]
+
+
+def found(environment=None, kind="train", count=lengths, **sections):
+    """Return what speaks against a run in one environment; a text has as many tokens as `count` says."""
     section = GAME | sections.pop("own", {})
     config = RunConfig.model_validate({"seed": 1, "kind": kind, "environments": [section]} | sections)
-    return environment_findings(config, {"game": environment or loaded()}, lambda texts: [len(text) for text in texts])
+    return environment_findings(config, {"game": environment or loaded()}, count)
 
 
-def problems(environment: LoadedEnvironment | None = None, **sections: Any) -> list[str]:
+def with_rows(rows):
+    """Return an environment of one seat with these examples."""
+    return LoadedEnvironment(table("examples", rows), EnvironmentFacts(ONE, True))
+
+
+def with_prompts(prompts):
+    rows = [example(f"train-{n}", "game") | {"task": json.dumps({"prompt": each})} for n, each in enumerate(prompts)]
+    return with_rows(rows)
+
+
+def problems(environment=None, **sections):
     return found(environment, **sections).problems
 
 
-RAE, GRPO, RIGHT = {"type": "rae"}, {"type": "grpo"}, {"seats": {"right": {"trainable": False}}}
+RAE = {"type": "rae"}
 EVALUATE = {"kind": "evaluate", "evaluation": {"num_examples": 4}}
-SETS = [{"name": "few", "num_examples": 1}, {"name": "many", "num_examples": 9}]
-LATE = {"where": {"colour": ["red"]}, "num_examples": 1}
+CASES = tomllib.loads((Path(__file__).parent / "seats.toml").read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize(
-    ("seats", "sections", "says"),
-    [
-        (TWO, {"algorithm": RAE}, []),
-        (TWO, {"own": RIGHT}, []),
-        (TWO, {"own": {"seats": {"right": {"model": {"path": "frozen"}}}}}, []),
-        (TWO, {"own": {"learner_seat": True}}, []),
-        (TWO, {"own": {"algorithm": RAE}}, []),
-        ({"agent": True, "user": False, "judge": True}, {}, []),  # `drop_judge` leaves the judge out
-        (TWO, EVALUATE, []),  # nothing is credited
-        (TWO, {"algorithm": GRPO}, ["algorithm.type: environment 'game' trains 2 seats (left, right)"]),
-        (TWO, {"algorithm": {"type": "rloo"}}, ["algorithm.type: environment 'game' trains 2 seats"]),
-        (TWO, {"own": {"algorithm": GRPO}}, ["environments.0.algorithm.type: "]),
-        (ONE, {"algorithm": RAE}, ["algorithm.type: 'rae' has a baseline for each of several trained seats"]),
-        (
-            ONE,
-            {"algorithm": {"type": "hierarchical_grpo"}},
-            ["algorithm.type: 'hierarchical_grpo' has a baseline for each"],
-        ),
-        ({"user": False}, {"algorithm": GRPO}, ["environments.0.seats: no seat of 'game' is trained"]),
-        (
-            {"agent": True, "judge": True},
-            {"own": {"drop_judge": False}},
-            ["algorithm.type: environment 'game' trains 2 seats (agent, judge)"],
-        ),
-        (
-            ONE,
-            {"kind": "evaluate", "evaluation": {"sets": SETS}},
-            ["evaluation.sets.1: environment 'game' has 4 examples"],
-        ),
-        (ONE, {"kind": "evaluate", "evaluation": LATE}, ["evaluation: "]),
-    ],
-)
-def test_an_algorithm_that_does_not_fit_the_seats(seats, sections, says):
-    lines = problems(loaded(seats, prompt="short"), **sections)
-    assert len(lines) == len(says) and all(line.startswith(start) for line, start in zip(lines, says, strict=True))
+@pytest.mark.parametrize("case", CASES["faults"], ids=lambda case: case["says"])
+def test_an_algorithm_that_does_not_fit_the_seats(case):
+    (line,) = problems(loaded(case["seats"], prompt="short"), **case["sections"])
+    assert line.startswith(case["says"])
+
+
+@pytest.mark.parametrize("case", CASES["fine"], ids=str)
+def test_what_fits_the_seats(case):
+    assert problems(loaded(case["seats"], prompt="short"), **case["sections"]) == []
 
 
 def test_nothing_speaks_against_what_fits():
@@ -113,8 +97,7 @@ def test_a_set_that_is_due_needs_its_examples(every):
 
 
 def test_something_must_be_left_to_train_on():
-    rows = table("examples", [example("e", "game", "eval")])
-    (line,) = problems(LoadedEnvironment(rows, EnvironmentFacts(ONE, True)))
+    (line,) = problems(with_rows([example("e", "game", "eval")]))
     assert line.startswith("environments.0.holdout_fraction: all 1 examples")
 
 
@@ -133,26 +116,17 @@ def test_prompts_that_are_all_longer_than_the_context_name_both_lengths(task):
 
 
 def test_a_prompt_of_many_that_is_longer_is_said_and_the_run_goes_on():
-    rows = [
-        example(f"e{number}", "game") | {"task": json.dumps({"prompt": "x" * (511 + number % 2)})}
-        for number in range(99)
-    ]
-    findings = found(LoadedEnvironment(table("examples", rows), EnvironmentFacts(ONE, True)))
+    findings = found(with_prompts("x" * (511 + number % 2) for number in range(99)))
     assert findings.problems == []
     assert f"{FIRST // 2} of the first {FIRST} prompts" in findings.notes[0] and "512 tokens" in findings.notes[0]
 
 
 def test_without_a_tokenizer_nothing_is_said_of_lengths():
-    def unknown(texts: Sequence[str]) -> None:
-        return None
-
-    config = RunConfig.model_validate({"seed": 1, "kind": "train", "environments": [GAME]})
-    assert environment_findings(config, {"game": loaded(prompt="x" * 9999)}, unknown) == Findings([], [])
+    assert found(loaded(prompt="x" * 9999), count=lambda texts: None) == Findings([], [])
 
 
 def test_the_key_of_a_judge_reaches_the_environment_or_is_said_to_be_missing(monkeypatch):
-    own = loaded()
-    asks = replace(own, facts=replace(own.facts, keys={"PRIME_API_KEY": "https://judge/v1"}))
+    asks = replace(loaded(), facts=EnvironmentFacts(ONE, True, keys={"PRIME_API_KEY": "https://judge/v1"}))
     monkeypatch.delenv("PRIME_API_KEY", raising=False)
     (note,) = found(asks).notes
     assert note.startswith("environments.0: 'game' asks a model at https://judge/v1") and "not set" in note
@@ -164,9 +138,8 @@ def test_the_key_of_a_judge_reaches_the_environment_or_is_said_to_be_missing(mon
 
 
 def test_examples_that_are_left_out_are_counted_in_a_note():
-    environment = loaded()
-    facts = replace(environment.facts, num_beyond="100,000", num_repeated=2)
-    assert found(replace(environment, facts=facts), own={"max_examples": 14}).notes == [
+    facts = EnvironmentFacts(ONE, True, num_beyond="100,000", num_repeated=2)
+    assert found(replace(loaded(), facts=facts), own={"max_examples": 14}).notes == [
         "environments.0.max_examples: the first 14 examples are read, 100,000 more are left out; raise max_examples to "
         "read them",
         "environments.0: 2 examples repeat earlier ones and are left out",
@@ -175,16 +148,14 @@ def test_examples_that_are_left_out_are_counted_in_a_note():
 
 def test_a_long_prompt_is_counted_as_far_as_its_beginning():
     """Prompts of megabytes are not counted whole."""
-    config = RunConfig.model_validate({"seed": 1, "environments": [GAME], "engine": {"max_model_len": 100}})
-    prompts, counted = ["a" * 1_000_000, "a" * 30, " " * 1600 + "a" * 200], list[int]()
+    counted = []
 
-    def count(texts: Sequence[str]) -> list[int]:
+    def count(texts):
         counted.extend(map(len, texts))
         return [len(text.strip()) for text in texts]
 
-    rows = [example(f"train-{n}", "game") | {"task": json.dumps({"prompt": each})} for n, each in enumerate(prompts)]
-    environment = LoadedEnvironment(table("examples", rows), EnvironmentFacts(ONE, scores=True))
-    (note,) = environment_findings(config, {"game": environment}, count).notes
+    prompts = with_prompts(["a" * 1_000_000, "a" * 30, " " * 1600 + "a" * 200])
+    (note,) = found(prompts, count=count, engine={"max_model_len": 100}).notes
     assert "2 of the first 3 prompts do not fit the context: the longest has at least 1600 tokens" in note
     assert counted == [1600, 30, 1600, 1800], "a beginning of few tokens says nothing of the rest"
 

@@ -3,11 +3,9 @@
 import io
 import signal
 import threading
-from typing import Any
 
 import pytest
 
-from configs.run import View
 from flows.cli.run_report import describe
 from flows.queries.scores import recorded_evaluations
 from flows.reporting.panel import Panel
@@ -17,8 +15,8 @@ from flows.runtime.session import record_run
 from flows.services.process import ServiceFailed
 from storage.store import open_store
 from tasks.assignment.examples import FieldMissing
-from tasks.runtime.stage import Policy, Tables
 from tests.fixtures.evaluations import Sampler, evaluate, played, train
+from tests.fixtures.histories import results
 from tests.fixtures.rehearsal import SOURCE, session_for
 from tests.fixtures.waiting import PATIENCE
 
@@ -28,7 +26,7 @@ OVERLAP_SECONDS = 0.3
 """Longer than a run takes from a policy to the sampling with it."""
 
 
-def averages(outcome: dict[str, Any]) -> list[tuple[str, int, float]]:
+def averages(outcome):
     return [
         (each["set"], each["version"], round(score["average"], 3))
         for each in outcome["evaluations"]
@@ -36,100 +34,104 @@ def averages(outcome: dict[str, Any]) -> list[tuple[str, int, float]]:
     ]
 
 
+def versions(outcome):
+    return [each["version"] for each in outcome["evaluations"]]
+
+
+def is_recorded(session):
+    """Tell whether a run has nothing left to compute."""
+    return not any(ref.computed for ref in plan_work(session.context, SOURCE))
+
+
 @pytest.mark.parametrize("lag", [0, 1])
-def test_every_policy_is_evaluated_in_order_beside_the_next_step(tmp_path, lag):
+def test_every_policy_is_evaluated_in_order_beside_the_next_step(root, lag):
     sampler = Sampler()
     settings = {"evaluation": TRIED, "steps": 3, "rollout": {"max_off_policy_steps": lag}}
-    session, outcome = train(tmp_path / "store", "run", sampler, **settings)
+    session, outcome = train(root, "run", sampler, **settings)
     assert sampler.evaluated == [0, 1, 2, 3] and sampler.threads == {"evaluation"}
-    assert [each["version"] for each in outcome["evaluations"]] == [0, 1, 2, 3]
+    assert versions(outcome) == [0, 1, 2, 3]
     (found,) = [each for each in outcome["comparisons"] if each["figure"] == "avg"]
     assert found["versions"] == [0, 3] and found["num_examples"] == 4 and found["difference"] == pytest.approx(0.3)
-    assert not any(piece.computed for piece in plan_work(session.context, SOURCE))
+    assert is_recorded(session)
 
 
-def test_a_run_goes_on_while_a_policy_is_evaluated(tmp_path):
+def test_a_run_goes_on_while_a_policy_is_evaluated(root):
     sampler = Sampler()
     sampler.gate = threading.Event()
 
-    class Opens:
-        """Lets evaluations end as soon as the run has drawn its last step, which it could not, did it wait for them."""
+    def open_gate(event, facts):
+        """Let evaluations end as soon as the run has drawn its last step, which it could not, did it wait for them."""
+        if event == "step" and facts["step"] == 1:
+            sampler.gate.set()
 
-        def __call__(self, event: str, facts: Any) -> None:
-            if event == "step" and facts["step"] == 1:
-                sampler.gate.set()
-
-    session = session_for(tmp_path / "store", "run", evaluation=TRIED)
-    session.watchers = (Opens(),)
+    session = session_for(root, "run", evaluation=TRIED)
+    session.watchers = (open_gate,)
     with played(sampler):
         assert len(loop_train(session)["evaluations"]) == 3
 
 
 @pytest.mark.parametrize("lag", [0, 1])
-def test_without_overlap_no_step_samples_during_an_evaluation(tmp_path, lag):
-    evaluating, begun, overlaps = threading.Event(), threading.Event(), list[bool]()
+def test_without_overlap_no_step_samples_during_an_evaluation(root, lag):
+    evaluating, begun, overlaps = threading.Event(), threading.Event(), []
 
     class Slow(Sampler):
         """Gives the run time to sample the next step during each evaluation."""
 
-        def __call__(self, tables: Tables, config: View, *, step: int, policy: Policy) -> Tables:
-            if not tables["assignments"]["group_id"][0].as_py().startswith("eval-"):
+        def __call__(self, tables, config, *, step, policy):
+            is_evaluation = tables["assignments"]["group_id"][0].as_py().startswith("eval-")
+            if is_evaluation:
+                evaluating.set()
+                begun.clear()
+                begun.wait(OVERLAP_SECONDS)
+            else:
                 overlaps.append(evaluating.is_set())
                 begun.set()
-                return super().__call__(tables, config, step=step, policy=policy)
-            evaluating.set()
-            begun.clear()
-            begun.wait(OVERLAP_SECONDS)
             rows = super().__call__(tables, config, step=step, policy=policy)
-            evaluating.clear()
+            if is_evaluation:
+                evaluating.clear()
             return rows
 
-    sampler = Slow()
-    evaluation, rollout = TRIED | {"overlap": False}, {"max_off_policy_steps": lag}
-    train(tmp_path / "store", "run", sampler, evaluation=evaluation, rollout=rollout)
+    sampler, lagging = Slow(), {"max_off_policy_steps": lag}
+    train(root, "run", sampler, evaluation=TRIED | {"overlap": False}, rollout=lagging)
     assert overlaps == [False, False]
     assert sampler.evaluated == [0, 1, 2]
 
 
-def test_an_evaluation_that_fails_fails_the_run_and_its_steps_are_safe(tmp_path):
+def test_an_evaluation_that_fails_fails_the_run_and_its_steps_are_safe(root):
     class Broken(Sampler):
-        def _trace(self, row: Any, policy: Any) -> Any:
+        def _trace(self, row, policy):
             if policy.version == 1:
                 raise ValueError("the evaluation is broken")
             return super()._trace(row, policy)
 
     with pytest.raises(ValueError, match="the evaluation is broken") as caught:
-        train(tmp_path / "store", "run", Broken(), evaluation=TRIED)
+        train(root, "run", Broken(), evaluation=TRIED)
     assert "stage rollout" in "".join(caught.value.__notes__)
-    store = open_store(tmp_path / "store")
+    store = open_store(root)
     assert store.runs.events("run")[-1].event == "failed"
-    assert store.ledger.entries(run="run", stage="training"), "the step under way was finished"
+    assert results(store, "training", "run"), "the step under way was finished"
     sampler = Sampler()
-    _, outcome = train(tmp_path / "store", "run", sampler, evaluation=TRIED)
-    assert 0 not in sampler.evaluated and [each["version"] for each in outcome["evaluations"]] == [0, 1, 2]
+    _, outcome = train(root, "run", sampler, evaluation=TRIED)
+    assert 0 not in sampler.evaluated and versions(outcome) == [0, 1, 2]
 
 
-def test_sets_have_examples_intervals_and_starts_of_their_own(tmp_path):
+def test_sets_have_examples_intervals_and_starts_of_their_own(root):
     sets = (
         {"name": "hard", "where": {"tier": [2]}, "num_examples": 2, "attempts": 1, "every": 2},
         {"name": "all", "every": 1, "at_start": False},
     )
-    session, outcome = train(tmp_path / "store", "run", Sampler(), evaluation=TRIED | {"sets": sets})
+    session, outcome = train(root, "run", Sampler(), evaluation=TRIED | {"sets": sets})
     shown = describe(session.context.store, "run", session.config)
     assert shown["evaluations"] == outcome["evaluations"], "by the settings that the ledger has of each"
     assert shown["comparisons"] == outcome["comparisons"]
     assert [each["set"] for each in shown["comparisons"] if each["figure"] == "avg"] == ["hard", "all"]
     assert averages(outcome)[0] == ("hard", 0, 0.135), "the two of tier 2 are held-2 and held-5"
-    assert [(name, version) for name, version, _ in averages(outcome)] == [
-        ("hard", 0),
-        ("all", 1),
-        ("hard", 2),
-        ("all", 2),
-    ]
+    order = [("hard", 0), ("all", 1), ("hard", 2), ("all", 2)]
+    assert [(name, version) for name, version, _ in averages(outcome)] == order
 
 
-def test_a_set_is_the_same_work_in_any_run_whatever_it_is_called(tmp_path):
-    root, own = tmp_path / "store", {"num_examples": 2, "attempts": 1, "where": {"tier": [0]}}
+def test_a_set_is_the_same_work_in_any_run_whatever_it_is_called(root):
+    own = {"num_examples": 2, "attempts": 1, "where": {"tier": [0]}}
     evaluate(root, "one", Sampler(), evaluation={"sets": ({"name": "a", **own}, {"name": "b", "num_examples": 3})})
     sampler = Sampler()
     session, outcome = evaluate(root, "two", sampler, evaluation=own | {"pass_at": (1,)})
@@ -138,8 +140,8 @@ def test_a_set_is_the_same_work_in_any_run_whatever_it_is_called(tmp_path):
 
 
 @pytest.mark.essential
-def test_errors_are_made_again_once_and_the_replacement_counts(tmp_path):
-    root, name = tmp_path / "store", "eval-reverse_text-1/0"
+def test_errors_are_made_again_once_and_the_replacement_counts(root):
+    name = "eval-reverse_text-1/0"
     settings = {"num_examples": 3, "attempts": 2, "pass_at": (1, 2)}
     _, first = evaluate(root, "run", Sampler(frozenset({name})), evaluation=settings)
     (score,) = first["scores"]
@@ -149,19 +151,20 @@ def test_errors_are_made_again_once_and_the_replacement_counts(tmp_path):
     session, again = evaluate(root, "run", sampler, evaluation=settings | {"retry_errors": 1})
     (score,) = again["scores"]
     assert sampler.evaluated == [0] and score["errors"] == {} and score["num_attempts"] == 6
-    store, entries = session.context.store, session.context.store.ledger.entries(run="run", stage="rollout")
-    rows = [store.read(each.slices("traces"), ["assignment_id", "trace_id"]) for each in entries if not each.part]
+    store = session.context.store
+    entries = [each for each in results(store, "rollout", "run") if not each.part]
+    rows = [store.read(each.slices("traces"), ["trace_id"]) for each in entries]
     assert sorted(each.num_rows for each in rows) == [1, 6], "the first ones are kept"
     assert len({row for each in rows for row in each["trace_id"].to_pylist()}) == 7, "with another seed"
     once_more, found = evaluate(root, "run", Sampler(), evaluation=settings | {"retry_errors": 1})
     assert once_more.num_computed == 0 and found["scores"] == again["scores"]
-    assert not any(piece.computed for piece in plan_work(once_more.context, SOURCE))
+    assert is_recorded(once_more)
     (shown,) = describe(store, "run", once_more.config)["evaluations"]
     assert shown["scores"] == again["scores"]
 
 
-def test_errors_that_stay_are_made_again_as_often_as_asked_and_no_more(tmp_path):
-    root, failing = tmp_path / "store", frozenset({"eval-reverse_text-0/0", "eval-reverse_text-2/0"})
+def test_errors_that_stay_are_made_again_as_often_as_asked_and_no_more(root):
+    failing = frozenset({"eval-reverse_text-0/0", "eval-reverse_text-2/0"})
     settings = {"num_examples": 3, "retry_errors": 2}
     sampler = Sampler(failing)
     session, outcome = evaluate(root, "run", sampler, evaluation=settings)
@@ -170,30 +173,30 @@ def test_errors_that_stay_are_made_again_as_often_as_asked_and_no_more(tmp_path)
     assert [each.outputs[0].rows for each in found.rounds] == [3, 2, 2]
 
 
-def test_a_set_that_cannot_be_made_stops_a_run_before_its_first_step(tmp_path):
+def test_a_set_that_cannot_be_made_stops_a_run_before_its_first_step(root):
     late = TRIED | {"every": 2, "at_start": False, "where": {"level": (1,)}}
     with pytest.raises(FieldMissing, match=r"no field 'level'"):
-        train(tmp_path / "store", "run", Sampler(), evaluation=late)
-    store = open_store(tmp_path / "store")
-    assert not store.ledger.entries(run="run", stage="rollout") and not store.ledger.entries(stage="training")
-    session, _ = train(tmp_path / "store", "other", Sampler(), evaluation=late | {"every": 3})
-    assert not any(piece.computed for piece in plan_work(session.context, SOURCE)), "one that is never due is not made"
-    assert not session.context.store.ledger.entries(run="other", stage="evaluation_assignment")
+        train(root, "run", Sampler(), evaluation=late)
+    store = open_store(root)
+    assert not results(store, "rollout", "run") and not store.ledger.entries(stage="training")
+    session, _ = train(root, "other", Sampler(), evaluation=late | {"every": 3})
+    assert is_recorded(session), "one that is never due is not made"
+    assert not results(session.context.store, "evaluation_assignment", "other")
 
 
-def test_a_run_that_is_resumed_shows_no_evaluation_as_a_step_and_logs_none_again(tmp_path):
+def test_a_run_that_is_resumed_shows_no_evaluation_as_a_step_and_logs_none_again(root):
     class Shown(Panel):
-        def stage(self, step: int | None, stage: str) -> None:
+        def stage(self, step, stage):
             stages.append((step, stage))
 
-    stages, computed = list[tuple[int | None, str]](), list[bool]()
+    stages, computed = [], []
 
-    def note(event: str, facts: Any) -> None:
+    def note(event, facts):
         if event == "evaluation":
             computed.append(facts["computed"])
 
     for _ in range(2):
-        session = session_for(tmp_path / "store", "run", evaluation=TRIED | {"overlap": False})
+        session = session_for(root, "run", evaluation=TRIED | {"overlap": False})
         with Shown("run", 2, plain=True, stream=io.StringIO()) as panel, played(Sampler()), record_run(session):
             session.watchers = panel, note
             loop_train(session)
@@ -203,39 +206,38 @@ def test_a_run_that_is_resumed_shows_no_evaluation_as_a_step_and_logs_none_again
 
 
 @pytest.mark.parametrize(("lag", "overlap"), [(0, True), (1, True), (0, False)])
-def test_a_run_that_is_interrupted_ends_the_evaluation_under_way_and_is_resumed(tmp_path, monkeypatch, lag, overlap):
+def test_a_run_that_is_interrupted_ends_the_evaluation_under_way_and_is_resumed(root, monkeypatch, lag, overlap):
     begun, ended = threading.Event(), threading.Event()
 
     class UnderWay(Sampler):
         """Samples held-out examples until the services are gone."""
 
-        def _trace(self, row: Any, policy: Any) -> Any:
+        def _trace(self, row, policy):
             begun.set()
             if not overlap:  # the run waits: Ctrl-C alone ends that
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
             assert ended.wait(PATIENCE), "nobody ended the services"
             raise ServiceFailed("service 'engine' was stopped")
 
-    def interrupt(event: str, facts: Any) -> None:
+    def interrupt(event, facts):
         if event == "step":
             assert begun.wait(PATIENCE)
             raise KeyboardInterrupt
 
-    evaluation = TRIED | {"overlap": overlap}
-    settings: dict[str, Any] = {"evaluation": evaluation, "steps": 3, "rollout": {"max_off_policy_steps": lag}}
-    session = session_for(tmp_path / "store", "run", **settings)
+    settings = {"evaluation": TRIED | {"overlap": overlap}, "steps": 3, "rollout": {"max_off_policy_steps": lag}}
+    session = session_for(root, "run", **settings)
     monkeypatch.setattr(session, "close", ended.set)
     session.watchers = (interrupt,)
     with pytest.raises(KeyboardInterrupt), played(UnderWay()), record_run(session):
         loop_train(session)
     assert ended.is_set(), "or the evaluation would have been waited for as long as it takes"
     sampler = Sampler()
-    _, outcome = train(tmp_path / "store", "run", sampler, **settings)
-    assert sampler.evaluated == [0, 1, 2, 3] == [each["version"] for each in outcome["evaluations"]]
+    _, outcome = train(root, "run", sampler, **settings)
+    assert sampler.evaluated == [0, 1, 2, 3] == versions(outcome)
 
 
-def test_an_evaluation_has_its_own_temperature_in_every_environment(tmp_path):
+def test_an_evaluation_has_its_own_temperature_in_every_environment(root):
     environments = [{"name": name, "taskset": {"id": "t"}, "temperature": 0.7} for name in ("a", "b")]
-    session = session_for(tmp_path / "store", "run", environments=environments, evaluation={"temperature": 0.25})
+    session = session_for(root, "run", environments=environments, evaluation={"temperature": 0.25})
     (config,) = evaluation_configs(session.config).values()
     assert config.rollout.temperature == 0.25 and {each.temperature for each in config.environments} == {None}

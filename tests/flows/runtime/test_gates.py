@@ -1,8 +1,5 @@
 """Runs with a gate: where they stop, how they go on, and that the weights do not depend on any of it."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from flows import cli
@@ -11,12 +8,14 @@ from flows.orchestration.gate_answers import summary
 from flows.orchestration.states import GateRefused
 from flows.runtime.plan import plan_work
 from flows.runtime.preflight import preflight
-from storage.store import Store, open_store
+from storage.store import open_store
 from tasks.runtime.services import Question, Shown
 from tests.fixtures.rehearsal import SOURCE, Person, rehearse, session_for
 
 RULE = {"type": "rule", "rule": "reward_mean > 0.45"}  # of the first step it is 0.51, of the second 0.44
 PAUSE = {"type": "pause"}
+REFUSED = [(0, True), (1, False)]
+"""Decisions by step."""
 
 
 @pytest.fixture(scope="module")
@@ -36,15 +35,15 @@ def refused(tmp_path_factory):
     return root
 
 
-def keys(store: Store, run: str, stage: str = "training") -> list[tuple[int, str]]:
+def keys(store, run, stage="training"):
     return [(entry.step, entry.key) for entry in store.ledger.entries(run=run, stage=stage)]
 
 
-def decided(store: Store, run: str) -> list[tuple[int, bool]]:
+def decided(store, run):
     return [(row["step"], row["approved"]) for row in answering.decisions(store, run)]
 
 
-def foretold(root: Path, name: str, **changes: Any) -> list[tuple[str, int]]:
+def foretold(root, name, **changes):
     """What the run would compute."""
     place = session_for(root, name, **changes).context
     return [(each.stage, each.step) for each in plan_work(place, SOURCE) if each.computed]
@@ -52,33 +51,29 @@ def foretold(root: Path, name: str, **changes: Any) -> list[tuple[str, int]]:
 
 def test_a_refused_batch_stops_the_run_and_another_rule_lets_it_go_on(tmp_path):
     ungated = rehearse(tmp_path / "ungated", "run")
+    place = tmp_path / "store"
     with pytest.raises(GateRefused) as caught:
-        rehearse(tmp_path / "store", "run", gate=RULE)
-    store = open_store(tmp_path / "store")
-    assert str(caught.value).startswith(
-        "step 1: the batch was refused by rule: reward_mean > 0.45 does not hold: reward_"
-    )
-    assert f"stagecoach resume run --store {tmp_path / 'store'} decides again" in str(caught.value)
+        rehearse(place, "run", gate=RULE)
+    store, message = open_store(place), str(caught.value)
+    assert message.startswith("step 1: the batch was refused by rule: reward_mean > 0.45 does not hold: reward_")
+    assert f"stagecoach resume run --store {place} decides again" in message
     last = store.runs.events("run")[-1]
-    assert (last.event, last.message) == ("refused", str(caught.value))
-    assert decided(store, "run") == [(0, True), (1, False)] and [step for step, _ in keys(store, "run")] == [0]
-    rehearse(tmp_path / "store", "run", gate=RULE | {"rule": "reward_mean > 0.4"})
+    assert (last.event, last.message) == ("refused", message)
+    assert decided(store, "run") == REFUSED and [step for step, _ in keys(store, "run")] == [0]
+    rehearse(place, "run", gate=RULE | {"rule": "reward_mean > 0.4"})
     assert keys(store, "run") == keys(ungated, "run") and len(keys(ungated, "run")) == 2
-    assert decided(store, "run") == [(0, True), (1, False), (1, True)]  # the first step is not asked about again
+    assert decided(store, "run") == [*REFUSED, (1, True)]  # the first step is not asked about again
     assert store.runs.events("run")[-1].event == "finished"
 
 
 def test_what_a_rule_has_refused_is_refused_again_without_computing_anything(refused):
     with pytest.raises(GateRefused):
         rehearse(refused, "run", gate=RULE)
-    assert decided(open_store(refused), "run") == [(0, True), (1, False)]
+    assert decided(open_store(refused), "run") == REFUSED
     assert foretold(refused, "run", gate=RULE) == []
-    assert foretold(refused, "run") == [("training", 1), ("metrics", 1)]
-    assert foretold(refused, "run", gate={"type": "rule", "rule": "true"}) == [
-        ("gate", 1),
-        ("training", 1),
-        ("metrics", 1),
-    ]
+    left = [("training", 1), ("metrics", 1)]
+    assert foretold(refused, "run") == left
+    assert foretold(refused, "run", gate=RULE | {"rule": "true"}) == [("gate", 1), *left]
 
 
 def test_a_person_who_refused_is_asked_again(root):
@@ -89,7 +84,7 @@ def test_a_person_who_refused_is_asked_again(root):
     store = rehearse(root, "run", second, gate=PAUSE)
     assert [question.step for question in (*first.asked, *second.asked)] == [0, 1, 1]
     assert len({question.key for question in (*first.asked, *second.asked)}) == 3
-    assert decided(store, "run") == [(0, True), (1, False), (1, True)]
+    assert decided(store, "run") == [*REFUSED, (1, True)]
     rehearse(root, "run", gate=PAUSE)  # all is decided and done; nobody is asked
 
 
@@ -116,7 +111,7 @@ def test_every_nth_step_is_asked_about_from_the_first_on(root):
 
 
 def test_a_rule_that_is_none_is_known_before_anything_starts(tmp_path):
-    session = session_for(tmp_path, "run", gate={"type": "rule", "rule": "reward > 0"})
+    session = session_for(tmp_path, "run", gate=RULE | {"rule": "reward > 0"})
     with pytest.raises(ValueError, match=r"gate\.rule: 'reward > 0': Binder Error") as caught:
         preflight(session, [])
     assert "nothing was started" in str(caught.value)
@@ -126,9 +121,8 @@ def test_decisions_are_printed_and_an_answer_needs_a_question(refused, capsys):
     assert cli.main(["gate", "run", "--store", str(refused)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("step 0: approved by rule: reward_mean > 0.45 holds: reward_mean 0.")
-    assert lines[1].startswith("step 1: refused by rule: ") and lines[1].endswith(
-        "trainable_ratio 1, reward_mean 0.441)"
-    )
+    assert lines[1].startswith("step 1: refused by rule: ")
+    assert lines[1].endswith("trainable_ratio 1, reward_mean 0.441)")
     assert cli.main(["gate", "run", "--approve", "--store", str(refused)]) == 2
     assert "run run does not wait for an answer: it is not running" in capsys.readouterr().err
     assert cli.main(["gate", "run", "--by", "Ada", "--store", str(refused)]) == 2

@@ -1,7 +1,5 @@
 """Dynamic sampling in whole runs: which groups are replaced, when it ends, and that interruptions and replays agree."""
 
-from typing import Any, ClassVar
-
 import polars as pl
 import pytest
 
@@ -13,10 +11,8 @@ from flows.runtime import loop
 from flows.runtime.plan import plan_work
 from flows.runtime.session import record_run
 from storage.read.frames import Frames
-from storage.refs import Entry
-from storage.store import Store, open_store
-from tasks.runtime.prefect_task import StageTask
-from tasks.runtime.stage import Ref
+from storage.store import open_store
+from tests.fixtures.histories import results
 from tests.fixtures.rehearsal import (
     EQUAL,
     REFILL,
@@ -29,7 +25,7 @@ from tests.fixtures.rehearsal import (
     reported,
     session_for,
 )
-from tests.fixtures.replays import RLOO, ask, walk
+from tests.fixtures.replays import RLOO, ask, replay
 
 GROUPS, SIZE = 3, 4
 
@@ -51,26 +47,34 @@ def origin(tmp_path_factory):
     return root
 
 
-def entries(store: Store, stage: str, step: int, run: str = "base") -> list[Entry]:
-    found = [each for each in store.ledger.entries(run=run, stage=stage) if each.step == step]
+def entries(store, stage, step, run="base"):
+    found = [each for each in results(store, stage, run) if each.step == step]
     return sorted(found, key=lambda each: each.finished_at)
 
 
-def rows(store: Store, stage: str, table: str, step: int) -> list[list[dict[str, Any]]]:
+def rows(store, stage, table, step):
     return made(store, stage, table, step=step)
+
+
+def lengths(store, stage, table, step):
+    return [len(each) for each in rows(store, stage, table, step)]
+
+
+def outcomes(described):
+    return {share["outcome"]: share["num_traces"] for share in described["outcomes"]}
 
 
 def test_exactly_the_missing_groups_are_drawn_until_none_is_missing(origin):
     store = open_store(origin)
     drawn = [{row["group_id"] for row in each} for each in rows(store, "assignment", "assignments", 0)]
     assert drawn == [{"0-0", "0-1", "0-2"}, {"0.1-0", "0.1-1"}, {"0.2-0"}]
-    assert [len(each) for each in rows(store, "rollout", "traces", 0)] == [3 * SIZE, 2 * SIZE, SIZE]
-    assert [len(each) for each in rows(store, "filtering", "verdicts", 0)] == [3 * SIZE, 5 * SIZE, 6 * SIZE]
+    assert lengths(store, "rollout", "traces", 0) == [3 * SIZE, 2 * SIZE, SIZE]
+    assert lengths(store, "filtering", "verdicts", 0) == [3 * SIZE, 5 * SIZE, 6 * SIZE]
     (batches,) = rows(store, "packing", "batches", 0)
     trained = {name.rsplit("-", 1)[0] for row in batches for name in row["sample_ids"]}
     assert trained == {"trace-0-1", "trace-0.1-1", "trace-0.2-0"}
     assert len(rows(store, "assignment", "assignments", 1)) == 2
-    assert [len(each) for each in rows(store, "rollout", "traces", 1)] == [3 * SIZE, SIZE]
+    assert lengths(store, "rollout", "traces", 1) == [3 * SIZE, SIZE]
 
 
 def test_samples_are_of_the_rollouts_that_they_were_made_of_alone(origin):
@@ -90,44 +94,38 @@ def test_no_example_is_tried_twice_in_a_step_and_all_by_one_policy(origin):
         assert len({row["policy_key"] for row in traces}) == 1
 
 
-def test_the_walk_of_later_steps_does_not_move(origin, tmp_path):
-    plain = rehearse(tmp_path / "store", "base", steps=2)
-    tried = [
-        {row["example_id"] for row in rows(store, "assignment", "assignments", 1)[0]}
-        for store in (plain, open_store(origin))
-    ]
+def test_the_walk_of_later_steps_does_not_move(origin, root):
+    stores = rehearse(root, "base", steps=2), open_store(origin)
+    tried = [{row["example_id"] for row in rows(store, "assignment", "assignments", 1)[0]} for store in stores]
     assert tried[0] == tried[1]
 
 
-def test_what_is_there_after_the_last_batch_is_trained_on(monkeypatch, tmp_path):
+def test_what_is_there_after_the_last_batch_is_trained_on(monkeypatch, root):
     play_equal(monkeypatch, {"0-0", "0-2", "0.1-0", "0.1-1", "0.2-0", "0.2-1"})
-    (described,) = reported(tmp_path / "store", "base", lambda event, facts: None, **REFILL | {"steps": 1})
+    (described,) = reported(root, "base", **REFILL | {"steps": 1})
     counts = {name: described["metrics"][f"groups/{name}"] for name in ("wanted", "drawn", "admitted", "batches")}
     assert counts == {"wanted": 3, "drawn": 7, "admitted": 1, "batches": 3}
     assert described["num_traces"] == 7 * SIZE
-    outcomes = {share["outcome"]: share["num_traces"] for share in described["outcomes"]}
-    assert outcomes == {"trained": SIZE, "filtered": 6 * SIZE}
+    assert outcomes(described) == {"trained": SIZE, "filtered": 6 * SIZE}
 
 
-def test_nothing_at_all_after_the_last_batch_ends_the_run(monkeypatch, tmp_path):
+def test_nothing_at_all_after_the_last_batch_ends_the_run(monkeypatch, root):
     play_equal(monkeypatch, {"all"})
     with pytest.raises(EmptyBatch, match="step 0: 3 batches in a row"):
-        rehearse(tmp_path / "store", "base", **REFILL)
-    store = open_store(tmp_path / "store")
-    assert [len(each) for each in rows(store, "rollout", "traces", 0)] == [3 * SIZE] * 3
+        rehearse(root, "base", **REFILL)
+    store = open_store(root)
+    assert lengths(store, "rollout", "traces", 0) == [3 * SIZE] * 3
     assert store.runs.events("base")[-1].event == "evicted"
 
 
-def test_what_is_to_come_is_taken_to_be_enough(tmp_path):
-    fresh = session_for(tmp_path / "store", "base", **REFILL)
+def test_what_is_to_come_is_taken_to_be_enough(root):
+    fresh = session_for(root, "base", **REFILL)
     assert [ref.stage for ref in plan_work(fresh.context, SOURCE)].count("rollout") == 2
-    die(tmp_path / "store", "base", 6, **REFILL)
-    again = session_for(tmp_path / "store", "base", **REFILL)  # the other's ledger may be seconds old
+    die(root, "base", 6, **REFILL)
+    again = session_for(root, "base", **REFILL)  # the other's ledger may be seconds old
     begun = [ref for ref in plan_work(again.context, SOURCE) if ref.step == 0]
-    assert [(ref.computed, ref.stage) for ref in begun if ref.stage in ("rollout", "assignment")] == [
-        *[(False, "assignment"), (False, "rollout")],
-        *[(True, "assignment"), (True, "rollout")],
-    ]
+    expected = [(computed, stage) for computed in (False, True) for stage in ("assignment", "rollout")]
+    assert [(ref.computed, ref.stage) for ref in begun if ref.stage in ("rollout", "assignment")] == expected
 
 
 def test_a_recorded_step_knows_all_its_assignments_and_rollouts_in_order(origin):
@@ -140,11 +138,9 @@ def test_a_recorded_step_knows_all_its_assignments_and_rollouts_in_order(origin)
 
 
 def test_a_replay_with_another_algorithm_credits_all_rollouts_of_a_step(origin):
-    session, steps = walk(ask(origin, overrides=[RLOO], name="branch"))
+    session, steps = replay(origin, overrides=[RLOO], name="branch")
     assert [sum(share["num_traces"] for share in step["outcomes"]) for step in steps] == [6 * SIZE, 4 * SIZE]
-    branch = [
-        entry for entry in session.context.store.ledger.entries(run="branch", stage="advantage") if entry.step == 0
-    ]
+    branch = entries(session.context.store, "advantage", 0, "branch")
     assert len(branch) == 1 and branch[0].slices("samples")[0].rows == GROUPS * SIZE
 
 
@@ -154,8 +150,8 @@ def test_a_replay_that_assigns_anew_replaces_what_is_missing_now(origin, weights
     play_equal(monkeypatch, {"0-1", "1-0", "1-1"})
     again = {"overrides": ["assignment.group_size=2"], "from_stage": "assignment"}
     for name, until, drawn in (("anew", "advantage", [(0, 2), (0, 6), (1, 4), (1, 6)]), ("cut", "rollout", PLAIN)):
-        session, _ = walk(ask(origin, name=name, until=until, **again))
-        assigned = session.context.store.ledger.entries(run=name, stage="assignment")
+        session, _ = replay(origin, name=name, until=until, **again)
+        assigned = results(session.context.store, "assignment", name)
         assert sorted((entry.step, entry.slices("assignments")[0].rows) for entry in assigned) == drawn
 
 
@@ -166,44 +162,42 @@ PLAIN = [(0, 2), (0, 4), (0, 6), (1, 2), (1, 6)]
 def test_refills_that_were_not_judged_yet_are_of_one_batch_nevertheless(origin, weights):
     """A replay that ends before filtering can itself be gone through: with all that it sampled."""
     hotter = {"overrides": ["rollout.temperature=0.5"], "from_stage": "rollout"}
-    walk(ask(origin, name="half", until="rollout", **hotter))
+    replay(origin, name="half", until="rollout", **hotter)
     past = step_history(open_store(origin), "half").steps[0]
     assert list(past.work) == ["examples", *(f"{s}{n}" for s in ("assignment", "rollout") for n in ("", ".1", ".2"))]
-    _, steps = walk(ask(origin, run="half", name="whole", from_stage="filtering"))
+    _, steps = replay(origin, run="half", name="whole", from_stage="filtering")
     assert [step["num_traces"] for step in steps] == [6 * SIZE, 4 * SIZE]
 
 
-def test_a_refused_group_is_replaced_too_and_has_no_weight(tmp_path):
+def test_a_refused_group_is_replaced_too_and_has_no_weight(root):
     changes = {"filtering": {"filters": [{"type": "errored"}]}, "admission": {}}
-    (described,) = reported(tmp_path / "store", "base", **REFILL | changes | {"steps": 1})
+    (described,) = reported(root, "base", **REFILL | changes | {"steps": 1})
     assert described["metrics"]["groups/admitted"] == 3.0 and described["metrics"]["groups/drawn"] == 6.0
-    outcomes = {share["outcome"]: share["num_traces"] for share in described["outcomes"]}
-    assert outcomes == {"trained": 3 * SIZE, "no weight": 3 * SIZE}
+    assert outcomes(described) == {"trained": 3 * SIZE, "no weight": 3 * SIZE}
 
 
 @pytest.mark.parametrize("last", ["advantage", "rollout"])
-def test_a_step_that_still_lacks_groups_is_not_replayed(tmp_path, last):
+def test_a_step_that_still_lacks_groups_is_not_replayed(root, last):
     """Dies in step 1 after its first batch was credited, or the second one sampled."""
 
-    class Dying(Rehearsal):
-        done: ClassVar[list[str]] = []
+    done = []
 
-        def __call__(self, task: StageTask, step: int, *arguments: Any, **named: Any) -> Ref:
-            wanted = ["advantage"] if last == "advantage" else ["rollout", "rollout"]
-            if [name for name in self.done if name == last] == wanted:
+    class Dying(Rehearsal):
+        def __call__(self, task, step, *arguments, **named):
+            if done.count(last) == {"advantage": 1, "rollout": 2}[last]:
                 raise KeyboardInterrupt
-            self.done += [task.stage.name] if step == 1 else []
+            done.extend([task.stage.name] * (step == 1))
             return super().__call__(task, step, *arguments, **named)
 
-    session = session_for(tmp_path / "store", "base", **REFILL)
+    session = session_for(root, "base", **REFILL)
     with pytest.raises(KeyboardInterrupt), record_run(session):
         list(loop.train_steps(Dying(session), SOURCE))
-    assert list(step_history(open_store(tmp_path / "store"), "base").steps) == [0, 1]
+    assert list(step_history(open_store(root), "base").steps) == [0, 1]
     for begin in ("filtering", "advantage", "packing"):
-        assert ask(tmp_path / "store", from_stage=begin).replay.last_step == 1
+        assert ask(root, from_stage=begin).replay.last_step == 1
     with pytest.raises(
         ConfigError, match="has not recorded step 1 up to stage packing, which tells that all its groups"
     ):
-        ask(tmp_path / "store", from_stage="advantage", steps="0:2")
-    rehearse(tmp_path / "store", "base", **REFILL)
-    assert ask(tmp_path / "store", from_stage="advantage", steps="0:2").steps == 2
+        ask(root, from_stage="advantage", steps="0:2")
+    rehearse(root, "base", **REFILL)
+    assert ask(root, from_stage="advantage", steps="0:2").steps == 2

@@ -4,11 +4,9 @@ import os
 import pty
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 
-from storage.records import Event
 from storage.store import open_store
 from tests.fixtures.driving import ROOT
 from tests.fixtures.faults import happened
@@ -29,15 +27,14 @@ with termination_reported(), record_run(session):
 """
 
 
-def events(root: Path) -> list[Event]:
+def events(root):
     runs = open_store(root).runs
     return runs.events("a") if runs.last("a") else []
 
 
 @pytest.mark.fault("signal", "the terminal of a run is closed", "the run is interrupted, and its event says so")
 @pytest.mark.parametrize("closed", [True, False], ids=["the terminal is closed", "SIGHUP alone"])
-def test_a_run_whose_terminal_is_closed_is_interrupted(tmp_path, closed):
-    root = tmp_path / "store"
+def test_a_run_whose_terminal_is_closed_is_interrupted(root, closed):
     child, terminal = pty.fork()
     if not child:
         os.chdir(ROOT)

@@ -4,12 +4,10 @@ The stages, the adapter and the store are the real ones; what is planted stands 
 engine's faults look like those of the stand-in here is shown in tests/tasks/inference/engine/test_engine.py.
 """
 
-from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -32,9 +30,10 @@ from tasks.rollout.stage import STAGE as ROLLOUT
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import Services
-from tasks.runtime.stage import Policy, Ref, Stage, Tables
+from tasks.runtime.stage import Policy
 from tasks.training.stage import STAGE as TRAINING
 from tests.fixtures.builders import example, exchange, failed, stage_of, table, trace
+from tests.fixtures.histories import policy_row
 from tests.fixtures.stages import written
 
 TRACES = [trace("a"), trace("b", reward=0.0), failed("c")]
@@ -47,18 +46,17 @@ CONFIG = RunConfig.model_validate(
         "engine": {"url": "http://127.0.0.1:9", "dtype": "float32"},
     }
 )
-Change = Callable[[pa.Table], pa.Table]
 
 
-def assignment(row: Mapping[str, Any]) -> dict[str, Any]:
+def assignment(row):
     given = {name: row[name] for name in ("assignment_id", "group_id", "environment", "example_id")}
     return {**given, "member": 0, "seed": 1}
 
 
-def with_first(column: str, value: Any) -> Change:
+def with_first(column, value):
     """Return a change that puts `value` into the first row of a column."""
 
-    def change(rows: pa.Table) -> pa.Table:
+    def change(rows):
         position = rows.schema.get_field_index(column)
         field = rows.schema.field(position)
         return rows.set_column(position, field, pa.array([value, *rows[column].to_pylist()[1:]], field.type))
@@ -69,27 +67,27 @@ def with_first(column: str, value: Any) -> Change:
 class Step:
     """A step of a run in a real store; `changes` are made to the rows of a table before they are handed over."""
 
-    def __init__(self, root: Path, changes: Mapping[str, Change]) -> None:
+    def __init__(self, root, changes):
         self.context = RunContext(open_store(root), "faulty", CONFIG, {})
         self.changes = changes
 
-    def planted(self, name: str, refs: Sequence[Ref] = (), **rows: pa.Table) -> Ref:
+    def changed(self, tables):
+        return {name: self.changes.get(name, lambda same: same)(rows) for name, rows in tables.items()}
+
+    def planted(self, name, refs=(), **rows):
         """Write rows as if a stage of that name had made them, changed where the test says so."""
-        made = {key: self.changes.get(key, lambda same: same)(value) for key, value in rows.items()}
-        stage = stage_of(name, lambda tables, config: made, tuple(made))
+        stage = stage_of(name, lambda tables, config: self.changed(rows), tuple(rows))
         return perform(stage, self.context, STEP, refs)
 
-    def or_changed(self, stage: Stage, refs: Sequence[Ref]) -> Ref:
+    def or_changed(self, stage, refs):
         """Run a real stage, with a change to its output where the test says so."""
 
-        def function(inputs: Any, config: Any) -> Tables:
-            made = written(stage.function(inputs, config))
-            return {name: self.changes.get(name, lambda same: same)(rows) for name, rows in made.items()}
+        def function(inputs, config):
+            return self.changed(written(stage.function(inputs, config)))
 
-        changed = replace(stage, function=function)
-        return perform(changed, self.context, STEP, refs)
+        return perform(replace(stage, function=function), self.context, STEP, refs)
 
-    def draw(self) -> StepBatch:
+    def draw(self):
         """Go from assignments to batches."""
         messages = [row for one in TRACES for row in exchange(one["trace_id"])]
         assigned = self.planted("assignment", assignments=table("assignments", [assignment(row) for row in TRACES]))
@@ -100,32 +98,33 @@ class Step:
         credits = self.or_changed(ADVANTAGE, (traces, verdicts))
         return StepBatch((assigned,), (traces,), verdicts, credits, self.or_changed(PACKING, (credits, traces)))
 
-    def account(self, drawn: StepBatch) -> None:
+    def account(self, drawn):
         check_account(self.context, drawn)
 
-    def train(self, drawn: StepBatch) -> Ref:
+    def train(self, drawn):
         """Hand the batches to a learner that takes them apart like the real one, and has no weights."""
         learner = SimpleNamespace(train=lambda batch, **_: BatchReader(open_groups(batch.store), batch).plan())
         service = SimpleNamespace(restore=lambda policy: learner, turn=nullcontext, state_directory="")
         services = Services(learner=service)
         return perform(TRAINING, self.context, STEP, (drawn.packing,), Policy("p", STEP), services)
 
-    def finished(self) -> list[str]:
+    def finished(self):
         """The stages that the ledger knows as finished, read by someone else."""
         return [entry.stage for entry in open_store(self.context.store.root.address).ledger.entries()]
 
 
-def told(error: BaseException) -> str:
-    """Return what the command line prints."""
-    message = explanation(error)
-    assert message is not None, f"{error!r} would be a traceback"
+def message_of(act, words=".", error=ValueError):
+    """Return what the command line prints where an error with these words ends `act`."""
+    with pytest.raises(error, match=words) as caught:
+        act()
+    message = explanation(caught.value)
+    assert message is not None, f"{caught.value!r} would be a traceback"
     return message
 
 
 def test_a_step_without_a_fault_is_not_stopped(tmp_path):
     step = Step(tmp_path, {})
-    drawn = step.draw()
-    step.account(drawn)
+    step.account(step.draw())
     assert step.finished() == ["assignment", "rollout", "filtering", "advantage", "packing"]
 
 
@@ -143,32 +142,27 @@ def test_a_step_without_a_fault_is_not_stopped(tmp_path):
 )
 def test_per_token_arrays(tmp_path, column, value, words):
     step = Step(tmp_path, {"messages": with_first(column, value)})
-    with pytest.raises(ValueError, match=words) as caught:
-        step.draw()
-    message = told(caught.value)
+    message = message_of(step.draw, words)
     assert f"run 'faulty', step {STEP}, table 'messages'" in message
     assert f"column '{column}', row {{'trace_id': 'a', 'message': 0}}" in message
     assert f"Run faulty, step {STEP}, stage rollout. Nothing of this attempt is visible" in message
     assert step.finished() == ["assignment"]
 
 
-def keep_all(rows: pa.Table) -> pa.Table:
-    kept = rows.to_pylist()
-    return table("verdicts", [row | {"keep": True, "reason": None} for row in kept])
+def keep_all(rows):
+    return table("verdicts", [row | {"keep": True, "reason": None} for row in rows.to_pylist()])
 
 
 def test_an_errored_row_in_a_baseline(tmp_path):
     step = Step(tmp_path, {"verdicts": keep_all})
-    with pytest.raises(ValueError, match="errored trace c is kept and would enter a baseline") as caught:
-        step.draw()
-    message = told(caught.value)
+    message = message_of(step.draw, "errored trace c is kept and would enter a baseline")
     assert "table verdicts, column keep" in message
     assert "all that was sampled is safe" in message
     assert f"Run faulty, step {STEP}, stage advantage." in message
     assert step.finished() == ["assignment", "rollout", "filtering"]
 
 
-def twice(rows: pa.Table) -> pa.Table:
+def twice(rows):
     """The rows and, under the next row number, the first one again."""
     again = rows.slice(0, 1).to_pylist()[0] | {"row": rows.num_rows}
     return pa.concat_tables([rows, table("batches", [again])])
@@ -189,10 +183,7 @@ def twice(rows: pa.Table) -> pa.Table:
 )
 def test_rollouts_that_are_lost_or_there_twice(tmp_path, changes, words, column):
     step = Step(tmp_path, changes)
-    drawn = step.draw()
-    with pytest.raises(ValueError, match=words) as caught:
-        step.account(drawn)
-    message = told(caught.value)
+    message = message_of(partial(step.account, step.draw()), words)
     assert f"column {column}" in message
     assert "The rows stay as they are" in message
     assert f"Run faulty, step {STEP}, between the stages packing and training." in message
@@ -207,11 +198,9 @@ def test_rollouts_that_are_lost_or_there_twice(tmp_path, changes, words, column)
 )
 def test_denominators_that_do_not_match(tmp_path, column, value, words):
     step = Step(tmp_path, {"batches": with_first(column, value)})
-    drawn = step.draw()
-    with pytest.raises(Exception, match=words) as caught:
-        step.train(drawn)
-    assert "batches" in told(caught.value)
-    assert f"Run faulty, step {STEP}, stage training. Nothing of this attempt is visible" in told(caught.value)
+    message = message_of(partial(step.train, step.draw()), words, Exception)
+    assert "batches" in message
+    assert f"Run faulty, step {STEP}, stage training. Nothing of this attempt is visible" in message
     assert "training" not in step.finished()
 
 
@@ -221,30 +210,30 @@ class LyingEngine:
     fresh = cached = -1.0
     holds = ""
 
-    def __init__(self, url: str, key: str, model: str = "policy") -> None:
+    def __init__(self, url, key, model="policy"):
         self.url = url
 
-    def close(self) -> None: ...
+    def close(self): ...
 
-    def healthy(self) -> bool:
+    def healthy(self):
         return True
 
-    def is_sleeping(self) -> bool:
+    def is_sleeping(self):
         return False
 
-    def is_paused(self) -> bool:
+    def is_paused(self):
         return False
 
-    def state(self) -> EngineState:
+    def state(self):
         return EngineState(LyingEngine.holds, LyingEngine.holds, [], False)
 
-    def serve(self, policy_key: str, directory: Path, base: object = None, **_: object) -> None:
+    def serve(self, policy_key, directory, base=None, **_):
         LyingEngine.holds = policy_key
 
-    def weights_sum(self, directory: Path) -> None:
+    def weights_sum(self, directory):
         """What an engine of others answers, which knows no checksum."""
 
-    def probes(self, token_ids: list[int], policy_key: str) -> tuple[float, list[float]]:
+    def probes(self, token_ids, policy_key):
         return LyingEngine.cached, [0.0, *[LyingEngine.fresh] * (len(token_ids) - 1)]
 
 
@@ -257,15 +246,15 @@ def engine(monkeypatch):
     return LyingEngine
 
 
-def sample_with(engine: type[LyingEngine], root: Path) -> Step:
+def sample_with(engine, root):
     """Come to the rollout of a step with an engine; its environments answer nothing that could be sampled."""
     step = Step(root, {})
-    row = {"policy_key": "unknown", "version": 0, "parent_key": None, "weights_sha256": "0", "has_optimizer": False}
     probe = {"probe_token_ids": [1, 2, 3], "probe_logprobs": [0.0, -1.0, -1.0]}
 
-    def imported(tables: Tables, config: Any, *, key: str, directory: Path) -> Tables:
+    def imported(tables, config, *, key, directory):
         (directory / "model.safetensors").write_bytes(b"weights")
-        return {"policies": table("policies", [row | probe | {"policy_key": key}])}
+        (row,) = policy_row(key, 0, None, False).to_pylist()
+        return {"policies": table("policies", [row | probe])}
 
     stage = stage_of("policy_import", imported, ("policies",))
     policy = perform(stage, step.context, 0)
@@ -290,24 +279,25 @@ def sample_with(engine: type[LyingEngine], root: Path) -> Step:
     ],
     ids=["old weights or head", "not a number", "stale prefix cache"],
 )
-def test_an_engine_that_does_not_hold_what_it_says(tmp_path, engine, monkeypatch, fresh, cached, cause):
+def test_an_engine_that_does_not_hold_what_it_says(root, engine, monkeypatch, fresh, cached, cause):
     monkeypatch.setattr(engine, "fresh", fresh)
     monkeypatch.setattr(engine, "cached", cached)
     for attempt in ("the first", "resumed, when the engine already says that it holds the policy"):
-        with pytest.raises(EngineMismatch) as caught:
-            sample_with(engine, tmp_path / "store")
-        message = told(caught.value)
+        message = message_of(partial(sample_with, engine, root), error=EngineMismatch)
         assert cause in message, attempt
         assert "Nothing was sampled with it. Restart the engine and run again" in message
         assert f"Run faulty, step {STEP}, stage rollout. Nothing of this attempt is visible" in message
-    finished = [entry.stage for entry in open_store(tmp_path / "store").ledger.entries()]
-    assert sorted(finished) == ["assignment", "examples", "policy_import"]
+    assert sorted(entry.stage for entry in open_store(root).ledger.entries()) == [
+        "assignment",
+        "examples",
+        "policy_import",
+    ]
 
 
 @pytest.mark.engine
-def test_an_honest_engine_gets_to_sample(tmp_path, engine):
+def test_an_honest_engine_gets_to_sample(root, engine):
     """The way there is not what stops: with honest log-probs the stage goes on to look for its environments."""
     with pytest.raises(Exception) as caught:
-        sample_with(engine, tmp_path / "store")
+        sample_with(engine, root)
     assert not isinstance(caught.value, EngineMismatch)
     assert engine.holds

@@ -6,28 +6,26 @@ from pathlib import Path
 import pytest
 
 from configs.errors import ConfigError
-from configs.run import RunConfig, View
+from configs.run import RunConfig
 from configs.store_paths import STORE, absolute_paths, relative_paths
 from flows.queries.store_reader import StoreReader
 from flows.runtime import loop
 from flows.runtime.resolve_run import resolve_run, source_of
 from flows.runtime.session import Session, record_run
 from flows.services.base import Supervisor
-from storage.store import Store, open_store
+from storage.store import open_store
 from tasks.runtime.run_context import RunContext
-from tasks.runtime.stage import Tables
 from tasks.training import policy as policy_import
 from tests.fixtures import builders, rehearsal, replays
 from tests.fixtures.commands import run_command
-from tests.fixtures.histories import finish, policy_row
-from tests.fixtures.rows import entry
+from tests.fixtures.histories import finish, policy_row, record_policy
 from tests.flows.viewer.looking import answer, one_of_each
 
 KEY = "training-warm"
 SMALL = ("assignment.groups_per_step=2", "assignment.group_size=2")
 
 
-def imported(tables: Tables, config: View, *, key: str, source: str, directory: Path) -> Tables:
+def imported(tables, config, *, key, source, directory):
     """Stand in for the learner that measures weights which are brought in: they are copied alone."""
     shutil.copytree(source, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("manifest.json"))
     return {"policies": policy_row(key, 0, None, False)}
@@ -40,7 +38,7 @@ def importing(monkeypatch):
     monkeypatch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
 
 
-def go_on(config: RunConfig) -> list[tuple[str, int]]:
+def go_on(config):
     """Go through a run; return the work that it had not recorded."""
     store = open_store(config.store)
     before = {entry.row_id for entry in store.ledger.entries()}
@@ -51,8 +49,13 @@ def go_on(config: RunConfig) -> list[tuple[str, int]]:
     return [(entry.stage, entry.step) for entry in store.ledger.entries() if entry.row_id not in before]
 
 
-def begin(store: Store, model: Path, *overrides: str) -> RunConfig:
-    asked = [*SMALL, f"model.path={model}", *overrides]
+def resumed(store, steps=2, *overrides):
+    """Return the config with which the run goes on."""
+    return resolve_run("train", (), overrides, name="first", store=str(store), steps=steps)
+
+
+def begin(store, model):
+    asked = [*SMALL, f"model.path={model}"]
     config = resolve_run("train", ["demo"], asked, name="first", store=str(store.root.directory), seed=1, steps=1)
     assert ("policy_import", 0) in go_on(config)
     return config
@@ -64,9 +67,7 @@ def moved(tmp_path):
     store = open_store(tmp_path / "old" / "store")
     store.runs.record(run="warm-up", event="started", kind="sft", config={})
     store.policies.publish(builders.model(tmp_path / "model", max_positions=4096), KEY)
-    row = policy_row(KEY, 1, None, True)
-    piece = store.append("policies", row, run="warm-up", step=0, key=KEY, attempt="a")
-    store.ledger.commit(entry(KEY, "warm-up", stage="training", outputs=(piece,), attempt="a"))
+    record_policy(store, KEY, policy_row(KEY, 1, None, True), run="warm-up")
     finish(store, "warm-up")
     begin(store, store.policies.directory(KEY))
     (tmp_path / "new").mkdir()
@@ -76,7 +77,7 @@ def moved(tmp_path):
 def test_a_run_of_a_moved_store_goes_on(moved):
     recorded = open_store(moved).runs.config("first")
     assert recorded["model"]["path"] == f"{STORE}policies/{KEY}", "recorded relative to the store"
-    config = resolve_run("train", (), (), name="first", store=str(moved), steps=2)
+    config = resumed(moved)
     assert config.model.path == str(moved / "policies" / KEY)
     assert {step for _, step in go_on(config)} == {1}, "what was recorded is found"
 
@@ -95,22 +96,22 @@ def test_a_run_of_a_moved_store_is_replayed_and_its_store_maintained(moved, caps
 def test_weights_that_the_config_of_a_kept_run_names_stay(moved, capsys):
     assert run_command(capsys, "gc", "--force", "warm-up", "--yes", "--store", str(moved))[0] == 0
     assert open_store(moved).policies.find(KEY)
-    assert resolve_run("train", (), (), name="first", store=str(moved), steps=2).model.path.endswith(KEY)
+    assert resumed(moved).model.path.endswith(KEY)
 
 
-def test_a_run_whose_model_directory_is_gone_goes_on_from_the_store(tmp_path):
-    store, model = open_store(tmp_path / "store"), builders.model(tmp_path / "model", max_positions=4096)
+def test_a_run_whose_model_directory_is_gone_goes_on_from_the_store(tmp_path, root):
+    store, model = open_store(root), builders.model(tmp_path / "model", max_positions=4096)
     begin(store, model)
     model.rename(tmp_path / "elsewhere")
-    config = resolve_run("train", (), (), name="first", store=str(tmp_path / "store"), steps=2)
-    assert Path(config.model.path).parent == tmp_path / "store" / "policies"
+    config = resumed(root)
+    assert Path(config.model.path).parent == root / "policies"
     assert {step for _, step in go_on(config)} == {1}
-    named = [f"model.path={tmp_path / 'elsewhere'}"]
-    config = resolve_run("train", (), named, name="first", store=str(tmp_path / "store"), steps=3)
+    named = f"model.path={tmp_path / 'elsewhere'}"
+    config = resumed(root, 3, named)
     assert {step for _, step in go_on(config)} == {2}
     builders.model(tmp_path / "elsewhere", b"other weights", max_positions=4096)
     with pytest.raises(ConfigError, match=r"model\.path: run 'first' began with other content"):
-        resolve_run("train", (), named, name="first", store=str(tmp_path / "store"))
+        resumed(root, 3, named)
 
 
 @pytest.mark.parametrize(

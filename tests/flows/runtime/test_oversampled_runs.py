@@ -1,7 +1,6 @@
 """Oversampling in whole runs: as many groups are trained as without it, and every rollout is accounted for."""
 
 from collections import Counter
-from typing import Any
 
 import pytest
 
@@ -14,13 +13,10 @@ from tests.fixtures import rehearsal
 from tests.fixtures.rehearsal import SMALL, reported
 
 FILTERS = [{"type": "errored"}, {"type": "zero_advantage"}, {"type": "incomplete_group"}]
-OVERSAMPLED: dict[str, Any] = {
-    "assignment": SMALL["assignment"] | {"oversampling": 1.5},
-    "filtering": {"filters": FILTERS},
-}
+OVERSAMPLED = {"assignment": SMALL["assignment"] | {"oversampling": 1.5}, "filtering": {"filters": FILTERS}}
 
 
-def stopped(_: int, row: dict[str, Any]) -> dict[str, Any]:
+def stopped(_, row):
     """Of each group beyond the three that are enough, stop the first two members."""
     if int(row["group_id"].rpartition("-")[2]) < num_needed(5, 1.5) or row["assignment_id"].endswith(("/2", "/3")):
         return {}
@@ -30,10 +26,10 @@ def stopped(_: int, row: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture
-def steps(tmp_path, monkeypatch):
+def steps(root, monkeypatch):
     """The finished steps of a run, as watchers are told of them."""
     rehearsal.play(monkeypatch, rollout=rehearsal.sampled_with(stopped))
-    return reported(tmp_path / "store", "oversampled", **OVERSAMPLED)
+    return reported(root, "oversampled", **OVERSAMPLED)
 
 
 def test_what_is_needed_is_trained_and_the_rest_accounted_for(steps):
@@ -50,21 +46,22 @@ def test_what_is_needed_is_trained_and_the_rest_accounted_for(steps):
 
 
 def test_without_the_filter_it_is_refused_with_the_reason():
-    (line,) = problems(_with([{"type": "errored"}, {"type": "zero_advantage"}]))
+    (line,) = problems_of([{"type": "errored"}, {"type": "zero_advantage"}])
     assert line.startswith("assignment.oversampling: 1.5 begins more groups") and "short rollouts" in line
     watching = [*FILTERS[:2], {"type": "incomplete_group", "enforce": False}]
-    assert problems(_with(FILTERS)) == [] and len(problems(_with(watching))) == 1
+    assert problems_of(FILTERS) == [] and len(problems_of(watching)) == 1
 
 
 @pytest.mark.parametrize(("stage", "num_problems"), [("rollout", 1), ("filtering", 1), ("advantage", 0)])
 def test_a_replay_that_judges_rollouts_again_needs_the_filter_as_well(stage, num_problems):
     replay = {"kind": "replay", "replay": {"run": "before", "from_stage": stage}}
-    found = [line for line in problems(_with(FILTERS[:2], **replay)) if "oversampling" in line]
+    found = [line for line in problems_of(FILTERS[:2], **replay) if "oversampling" in line]
     assert len(found) == num_problems
-    assert [line for line in problems(_with(FILTERS, **replay)) if "oversampling" in line] == []
+    assert [line for line in problems_of(FILTERS, **replay) if "oversampling" in line] == []
 
 
-def _with(filters: list[dict[str, Any]], **changes: Any) -> RunConfig:
+def problems_of(filters, **changes):
+    """Return what is wrong with the demo, oversampled and with these filters."""
     content = load(["demo"], []).model_dump()
     content["assignment"]["oversampling"] = 1.5
-    return RunConfig.model_validate(content | {"filtering": {"filters": filters}} | changes)
+    return problems(RunConfig.model_validate(content | {"filtering": {"filters": filters}} | changes))

@@ -1,11 +1,7 @@
 """The wiring: which stage is fed by which, with which policy, in which order; and what a walk foretells."""
 
 import threading
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from configs.checks.run import problems
@@ -13,12 +9,11 @@ from configs.environments import EnvironmentConfig
 from configs.run import RunConfig
 from flows.orchestration.states import EmptyBatch, RunCancelled
 from flows.runtime import loop
+from flows.runtime.pipeline import PendingBatch
 from flows.runtime.plan import plan_work
-from flows.runtime.records import StepBatch
 from flows.runtime.resolve_run import Source
 from flows.runtime.rollouts import RolloutSource
 from storage.store import open_store
-from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref
 from tasks.training import stage as training
@@ -30,7 +25,7 @@ SOURCE = Source("weights", "w" * 8)
 MEASURED = ("assignment", "rollout", "filtering", "advantage", "packing", "training")
 
 
-def config(**changes: Any) -> RunConfig:
+def config(**changes):
     environment = EnvironmentConfig(name="e", taskset={"id": "e"})
     return RunConfig.model_validate({"name": "r", "environments": (environment,), "steps": 2, "seed": 1, **changes})
 
@@ -38,85 +33,85 @@ def config(**changes: Any) -> RunConfig:
 class Recorder:
     """Does nothing but write down what it was asked, and names work after it."""
 
-    def __init__(self, empty_batches: int = 0, **changes: Any) -> None:
+    def __init__(self, empty_batches=0, **changes):
         self.config = config(**changes)
-        self.asked: list[tuple[str, int, tuple[str, ...], str | None]] = []
+        self.asked = []
         self.empty = empty_batches
         self._lock = threading.Lock()
 
-    def __call__(
-        self, task: StageTask, step: int, refs: Sequence[Ref] = (), policy: Policy | None = None, **_: Any
-    ) -> Ref:
+    def __call__(self, task, step, refs=(), policy=None, when_computed=None, **_):
         name = task.stage.name
+        self.before(name, step)
         with self._lock:
             self.asked.append((name, step, tuple(ref.stage for ref in refs), policy.key if policy else None))
             rows = 1
             if name == "packing" and self.empty:
                 self.empty, rows = self.empty - 1, 0
+        self.after(name, step, when_computed)
         return Ref(name, step, f"{name}{step}", tuple((table, rows) for table in task.stage.writes), 0, 0.0, True)
 
-    def do_nothing(self, *_: Any) -> None:
+    def do_nothing(self, *_):
         """A dry run has no rows, engine or services."""
 
-    check_account = preload = abort = context_of = do_nothing
+    check_account = preload = abort = context_of = before = after = do_nothing
 
-    def num_rows(self, table: str, ref: Ref) -> int:
+    def num_rows(self, table, ref):
         return 0
 
-    def rows(self, table: str, ref: Ref) -> pa.Table:
+    def rows(self, table, ref):
         raise AssertionError(f"nothing is sampled, so nobody reads {table}")
 
     @property
-    def stages(self) -> list[tuple[str, int]]:
+    def stages(self):
         return [(name, step) for name, step, _, _ in self.asked]
+
+    @property
+    def policies(self):
+        """The policy that samples each step."""
+        return {step: policy for name, step, _, policy in self.asked if name == "rollout"}
+
+
+def go(do, **prefetching):
+    """Go through the steps of a run; return them."""
+    return list(loop.train_steps(do, SOURCE, **prefetching))
 
 
 def test_every_stage_is_fed_by_the_right_work_and_policy():
     do = Recorder()
-    finished = list(loop.train_steps(do, SOURCE))
-    assert do.asked == [
-        ("policy_import", 0, (), None),
-        ("examples", 0, (), None),
-        ("assignment", 0, ("examples",), None),
-        ("rollout", 0, ("assignment", "examples"), "policy_import0"),
-        ("filtering", 0, ("rollout",), None),
-        ("advantage", 0, ("rollout", "filtering"), None),
-        ("packing", 0, ("advantage", "rollout"), None),
-        ("training", 0, ("packing",), "policy_import0"),
-        ("metrics", 0, MEASURED, None),
-        ("assignment", 1, ("examples",), None),
-        ("rollout", 1, ("assignment", "examples"), "training0"),
-        ("filtering", 1, ("rollout",), None),
-        ("advantage", 1, ("rollout", "filtering"), None),
-        ("packing", 1, ("advantage", "rollout"), None),
-        ("training", 1, ("packing",), "training0"),
-        ("metrics", 1, MEASURED, None),
-    ]
+    finished = go(do)
+    expected = [("policy_import", 0, (), None), ("examples", 0, (), None)]
+    for step, policy in enumerate(("policy_import0", "training0")):
+        expected += [
+            ("assignment", step, ("examples",), None),
+            ("rollout", step, ("assignment", "examples"), policy),
+            ("filtering", step, ("rollout",), None),
+            ("advantage", step, ("rollout", "filtering"), None),
+            ("packing", step, ("advantage", "rollout"), None),
+            ("training", step, ("packing",), policy),
+            ("metrics", step, MEASURED, None),
+        ]
+    assert do.asked == expected
     assert [each.policy for each in finished] == [Policy("training0", 1), Policy("training1", 2)]
 
 
-LAG_1: dict[str, Any] = {"steps": 3, "rollout": {"max_off_policy_steps": 1}}
+LAG_1 = {"steps": 3, "rollout": {"max_off_policy_steps": 1}}
 
 
 def test_one_step_off_policy_draws_the_next_step_while_this_one_trains():
-    class Waiting(Recorder):
-        """Trains step 0 only once the rollouts of step 1 are sampled."""
+    do, inline, sampled = Recorder(**LAG_1), Recorder(**LAG_1), threading.Event()
 
-        sampled = threading.Event()
+    def before(name, step):
+        if (name, step) == ("training", 0):
+            assert sampled.wait(PATIENCE), "nothing is sampled while a step trains"
 
-        def __call__(self, task: StageTask, step: int, *arguments: Any, **named: Any) -> Ref:
-            if (task.stage.name, step) == ("training", 0):
-                assert self.sampled.wait(PATIENCE), "nothing is sampled while a step trains"
-            ref = super().__call__(task, step, *arguments, **named)
-            if (task.stage.name, step) == ("rollout", 1):
-                self.sampled.set()
-            return ref
+    def after(name, step, _):
+        if (name, step) == ("rollout", 1):
+            sampled.set()
 
-    do, inline = Waiting(**LAG_1), Recorder(**LAG_1)
-    list(loop.train_steps(do, SOURCE, prefetch=True))
-    policies = {step: policy for name, step, _, policy in do.asked if name == "rollout"}
-    assert policies == {0: "policy_import0", 1: "policy_import0", 2: "training0"}
-    list(loop.train_steps(inline, SOURCE))
+    do.before, do.after = before, after
+    go(do, prefetch=True)
+    assert do.policies == {0: "policy_import0", 1: "policy_import0", 2: "training0"}
+    go(inline)
     assert sorted(map(str, do.asked)) == sorted(map(str, inline.asked))
 
 
@@ -130,57 +125,51 @@ def test_one_step_off_policy_draws_the_next_step_while_this_one_trains():
     ],
 )
 def test_the_next_policy_is_preloaded_before_the_step_is_measured(changes, expected):
-    do, preloaded = Recorder(steps=3, **changes), list[str]()
+    do, preloaded = Recorder(steps=3, **changes), []
 
-    def preload(policy: Policy) -> None:
+    def preload(policy):
         assert do.stages[-1] == ("training", policy.version - 1)
         preloaded.append(policy.key)
 
     do.preload = preload
-    list(loop.train_steps(do, SOURCE))
+    go(do)
     assert preloaded == expected
 
 
 class Sampling(Recorder):
     """Samples step 1 until step 2 is assigned, and commits its rollouts only when those of step 2 are begun."""
 
-    def __init__(self, **changes: Any) -> None:
-        super().__init__(**LAG_1, **changes)
+    def __init__(self):
+        super().__init__(**LAG_1)
         self.assigned, self.sampling = threading.Event(), threading.Event()
         self.sampled = False
 
-    def __call__(
-        self, task: StageTask, step: int, *arguments: Any, when_computed: Any = lambda: None, **named: Any
-    ) -> Ref:
-        ref = super().__call__(task, step, *arguments, **named)
-        place = task.stage.name, step
-        if place == ("assignment", 2):
+    def after(self, name, step, when_computed):
+        if (name, step) == ("assignment", 2):
             self.assigned.set()
-        if place == ("rollout", 2):
+        if (name, step) == ("rollout", 2):
             assert self.sampled, "two steps sample at the same time"
             self.sampling.set()
-        if place == ("rollout", 1):
+        if (name, step) == ("rollout", 1):
             assert self.assigned.wait(PATIENCE), "the examples of the next step are not chosen meanwhile"
             self.sampled = True
             when_computed()
             assert self.sampling.wait(PATIENCE), "the next rollouts wait for a commit"
-        return ref
 
 
 def test_the_next_rollouts_wait_for_those_before_and_not_for_their_commit():
-    assert len(list(loop.train_steps(Sampling(), SOURCE, prefetch=True))) == 3
+    assert len(go(Sampling(), prefetch=True)) == 3
 
 
 def test_an_error_of_a_batch_that_is_built_ahead_ends_the_run():
-    class EmptyAhead(Recorder):
-        def __call__(self, task: StageTask, step: int, *arguments: Any, **named: Any) -> Ref:
-            self.empty = step
-            return super().__call__(task, step, *arguments, **named)
+    do, ended = Recorder(**LAG_1), []
 
-    do, ended = EmptyAhead(**LAG_1), list[int]()
-    do.abort = lambda: ended.append(1)
+    def empty_from_step_1(_, step):
+        do.empty = step
+
+    do.before, do.abort = empty_from_step_1, lambda: ended.append(1)
     with pytest.raises(EmptyBatch, match="step 1: 3 batches"):
-        list(loop.train_steps(do, SOURCE, prefetch=True))
+        go(do, prefetch=True)
     assert ended == [1]
 
 
@@ -188,7 +177,7 @@ def test_an_error_of_a_batch_that_is_built_ahead_ends_the_run():
 def test_a_step_that_is_trained_is_reported_before_an_error_of_what_comes_after_it(monkeypatch, lag):
     add = RolloutSource.add
 
-    def refuse(rollouts: RolloutSource, steps: Sequence[int], policy: Policy) -> None:
+    def refuse(rollouts, steps, policy):
         if policy.version == 1:
             raise RunCancelled("somebody has cancelled")
         add(rollouts, steps, policy)
@@ -203,7 +192,7 @@ def test_a_step_that_is_trained_is_reported_before_an_error_of_what_comes_after_
 @pytest.mark.parametrize(("empty", "batches"), [(0, 1), (1, 2), (2, 3)])
 def test_an_empty_batch_is_drawn_again(empty, batches):
     do = Recorder(empty, steps=1)
-    list(loop.train_steps(do, SOURCE))
+    go(do)
     assert do.stages.count(("rollout", 0)) == batches
     assert do.stages.count(("training", 0)) == 1
 
@@ -211,7 +200,7 @@ def test_an_empty_batch_is_drawn_again(empty, batches):
 def test_three_empty_batches_end_the_run_before_training():
     do = Recorder(3, steps=1)
     with pytest.raises(EmptyBatch, match=r"step 0: 3 batches in a row hold nothing to train on"):
-        list(loop.train_steps(do, SOURCE))
+        go(do)
     assert ("training", 0) not in do.stages
     assert do.asked[-1] == ("metrics", 0, MEASURED[:-1], None), "what there is of the last batch"
 
@@ -219,12 +208,12 @@ def test_three_empty_batches_end_the_run_before_training():
 def test_what_is_drawn_is_checked_before_training_spends_anything():
     do = Recorder()
 
-    def refuse(batch: StepBatch) -> None:
+    def refuse(batch):
         raise ValueError(f"step {batch.packing.step} does not add up")
 
     do.check_account = refuse
     with pytest.raises(ValueError, match="step 0 does not add up"):
-        list(loop.train_steps(do, SOURCE))
+        go(do)
     assert ("training", 0) not in do.stages
 
 
@@ -235,35 +224,31 @@ def test_a_supervised_run_has_demonstrations_in_place_of_rollouts():
     assert "rollout" not in names and names.count("demonstration") == 1
 
 
-def foretold(root: Path, **changes: Any) -> list[Ref]:
+def foretold(root, **changes):
     context = RunContext(open_store(root), "r", config(**changes), {})
     return plan_work(context, SOURCE)
 
 
-def stages_that_differ(one: Sequence[Ref], other: Sequence[Ref], step: int) -> list[str]:
-    return [a.stage for a, b in zip(one, other, strict=True) if a.step == b.step == step and a.key != b.key]
+AFTER_ROLLOUTS = ["filtering", "advantage", "packing", "training", "metrics"]
+RLOO_OF_ENVIRONMENT = {"name": "e", "taskset": {"id": "e"}, "algorithm": {"type": "rloo"}}
 
 
 @pytest.mark.parametrize(
-    ("change", "stages"),
+    ("change", "first"),
     [
-        ({"algorithm": {"type": "grpo", "normalise_std": True}}, ["advantage", "packing", "training", "metrics"]),
-        (
-            {"environments": ({"name": "e", "taskset": {"id": "e"}, "algorithm": {"type": "rloo"}},)},
-            ["advantage", "packing", "training", "metrics"],
-        ),
-        ({"packing": {"tokens_per_row": 4096}}, ["packing", "training", "metrics"]),
-        ({"training": {"learning_rate": 1e-3}}, ["training", "metrics"]),
-        (
-            {"filtering": {"filters": ({"type": "errored"},)}},
-            ["filtering", "advantage", "packing", "training", "metrics"],
-        ),
-        ({"filtering": {"max_batch_attempts": 2}, "evaluation": {"pass_at": (1,)}}, []),
-        ({"store": "elsewhere", "learner": {"threads": 2}}, []),
+        ({"algorithm": {"type": "grpo", "normalise_std": True}}, "advantage"),
+        ({"environments": (RLOO_OF_ENVIRONMENT,)}, "advantage"),
+        ({"packing": {"tokens_per_row": 4096}}, "packing"),
+        ({"training": {"learning_rate": 1e-3}}, "training"),
+        ({"filtering": {"filters": ({"type": "errored"},)}}, "filtering"),
+        ({"filtering": {"max_batch_attempts": 2}, "evaluation": {"pass_at": (1,)}}, ""),
+        ({"store": "elsewhere", "learner": {"threads": 2}}, ""),
     ],
 )
-def test_a_change_reaches_its_descendants_and_nothing_else(tmp_path, change, stages):
-    assert stages_that_differ(foretold(tmp_path), foretold(tmp_path, **change), step=0) == stages
+def test_a_change_reaches_its_descendants_and_nothing_else(tmp_path, change, first):
+    pairs = zip(foretold(tmp_path), foretold(tmp_path, **change), strict=True)
+    differ = [one.stage for one, other in pairs if one.step == other.step == 0 and one.key != other.key]
+    assert differ == (AFTER_ROLLOUTS[AFTER_ROLLOUTS.index(first) :] if first else [])
 
 
 def test_evaluations_during_training_are_foretold_too(tmp_path):
@@ -274,15 +259,14 @@ def test_evaluations_during_training_are_foretold_too(tmp_path):
     assert sorted(versions) == sorted([0, 1, 2, 3, 0, 2, 4])
 
 
-STREAM: dict[str, Any] = {"steps": 5, "rollout": {"max_off_policy_steps": 2}}
+STREAM = {"steps": 5, "rollout": {"max_off_policy_steps": 2}}
 
 
 def test_a_step_is_keyed_by_the_oldest_policy_that_may_sample_for_it():
     do = Recorder(**STREAM)
-    list(loop.train_steps(do, SOURCE))
-    policies = {step: policy for name, step, _, policy in do.asked if name == "rollout"}
+    go(do)
     oldest = "policy_import0"
-    assert policies == {0: oldest, 1: oldest, 2: oldest, 3: "training0", 4: "training1"}
+    assert do.policies == {0: oldest, 1: oldest, 2: oldest, 3: "training0", 4: "training1"}
     assert [step for name, step in do.stages if name == "training"] == [*range(5)]
     # Nothing is assigned before a policy is there that may sample it.
     assert do.stages.index(("assignment", 3)) > do.stages.index(("training", 0))
@@ -295,7 +279,7 @@ def test_a_stream_refuses_rollouts_that_the_policy_scores():
 
 
 def test_how_policies_are_made_is_in_the_key_and_the_length_of_the_run_is_not(tmp_path):
-    def keys(**changes: Any) -> dict[int, str]:
+    def keys(**changes):
         planned = foretold(tmp_path, **(STREAM | changes))
         return {ref.step: ref.key for ref in planned if ref.stage == "rollout"}
 
@@ -307,10 +291,20 @@ def test_how_policies_are_made_is_in_the_key_and_the_length_of_the_run_is_not(tm
     assert keys(rollout={"max_off_policy_steps": 3})[0] != base[0]
 
 
-def test_a_stage_that_asked_a_service_is_durable_soon(tmp_path, monkeypatch):
+def test_a_stage_that_asked_a_service_is_durable_soon(root, monkeypatch):
     learner = stand_in(training.STAGE, trained, writes=("updates",), services=("learner",))
     monkeypatch.setitem(STAND_INS, "training", learner)
-    session, committed = session_for(tmp_path / "store", "a"), open_store(tmp_path / "store").ledger
+    session, committed = session_for(root, "a"), open_store(root).ledger
     with session.context.queue_commits(600):
         next(loop.train_steps(Rehearsal(session), session.source))
         until(lambda: committed.entries(stage="training"), lambda: "the training waits")
+
+
+def test_a_batch_that_could_not_be_built_says_so_to_everybody():
+    def build(engine_free):
+        raise EmptyBatch("nothing to train on")
+
+    pending = PendingBatch(build, None)
+    for ask in (pending.result, pending.result, pending.wait_for_engine):
+        with pytest.raises(EmptyBatch):
+            ask()

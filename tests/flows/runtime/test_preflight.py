@@ -13,7 +13,6 @@ from configs.errors import ConfigError
 from flows.orchestration.settings import DeployRefused
 from flows.runtime.plan import plan_work
 from flows.runtime.preflight import preflight, require_deployments
-from flows.runtime.session import Session
 from flows.services import engine as engine_service
 from flows.services.pools import TOKEN
 from flows.services.process import ServiceFailed
@@ -27,32 +26,31 @@ from tests.fixtures.rehearsal import SMALL, SOURCE, die, notes_of, session_for
 ONE = {"agent": True}
 
 
-def checked(session: Session, seats: dict[str, bool] = ONE, needs_nothing: bool = True) -> tuple[int, list[str]]:
+def checked(session, seats=ONE, needs_nothing=True):
     """Do the preflight of a session; return how often its environment, of these seats, was asked, and the notes."""
-    calls, notes = list[None](), notes_of(session)
+    calls, notes = [], notes_of(session)
     held_out = table("examples", [example("held-out", fixed.ENVIRONMENT, "eval")])
     examples = pa.concat_tables([fixed.examples(), held_out])
 
-    def load() -> dict[str, LoadedEnvironment]:
+    def load():
         calls.append(None)
         return {fixed.ENVIRONMENT: LoadedEnvironment(examples, EnvironmentFacts(seats, scores=True))}
 
-    session.environments.load = load  # type: ignore[method-assign]
+    session.environments.load = load
     session.source = replace(SOURCE, weights=str(builders.model(Path(session.config.store).parent / "model")))
     if needs_nothing:
-        session.needed_services = lambda missing: []  # type: ignore[method-assign]
+        session.needed_services = lambda missing: []
     preflight(session, [ref for ref in plan_work(session.context, SOURCE, None) if ref.computed])
     return len(calls), notes
 
 
-def test_an_environment_whose_seats_do_not_fit_is_refused_before_anything_starts(tmp_path):
+def test_an_environment_whose_seats_do_not_fit_is_refused_before_anything_starts(root):
     with pytest.raises(ConfigError, match="trains 2 seats") as refused:
-        checked(session_for(tmp_path / "store", "run"), {"left": True, "right": True})
+        checked(session_for(root, "run"), {"left": True, "right": True})
     assert "nothing was started" in str(refused.value)
 
 
-def test_a_recorded_run_is_not_checked_again_and_a_new_one_is(tmp_path):
-    root = tmp_path / "store"
+def test_a_recorded_run_is_not_checked_again_and_a_new_one_is(root):
     store = die(root, "before", 3, steps=2).context.store
     assert [checked(session_for(root, name, steps=2))[0] for name in ("before", "again")] == [0, 1]
     assert checked(session_for(root, "before", steps=3))[0] == 1, "evaluations of later steps were not checked"
@@ -63,7 +61,7 @@ def test_a_recorded_run_is_not_checked_again_and_a_new_one_is(tmp_path):
     assert checked(session_for(root, "before", steps=2))[0] == 1
 
 
-def test_a_deployment_that_services_need_is_looked_up_before_anything_starts(tmp_path, monkeypatch):
+def test_a_deployment_that_services_need_is_looked_up_before_anything_starts(root, monkeypatch):
     def read_deployment_by_name(name):
         if name != "serve/learner":
             raise ObjectNotFound(Exception())
@@ -74,14 +72,14 @@ def test_a_deployment_that_services_need_is_looked_up_before_anything_starts(tmp
     monkeypatch.setenv("PREFECT_API_URL", "http://server/api")
     monkeypatch.setenv(TOKEN, "of these machines")
     require_deployments(["serve/learner"])
-    session = session_for(tmp_path / "store", "run", placement={"services": "pools"})
+    session = session_for(root, "run", placement={"services": "pools"})
     session.needed_services = lambda missing: [SimpleNamespace(deployment="serve/engine", check_available=pytest.fail)]
     with pytest.raises(DeployRefused, match=r"//server/api has no deployment serve/engine\. Nothing was started"):
         checked(session, needs_nothing=False)
 
 
-def test_a_machine_without_an_engine_says_so(tmp_path, monkeypatch):
+def test_a_machine_without_an_engine_says_so(root, monkeypatch):
     monkeypatch.setattr(engine_service, "engine_version", lambda: "")
     with pytest.raises(ServiceFailed, match="no inference engine is installed") as refused:
-        checked(session_for(tmp_path / "store", "run"), needs_nothing=False)
+        checked(session_for(root, "run"), needs_nothing=False)
     assert "Nothing was started" in str(refused.value)

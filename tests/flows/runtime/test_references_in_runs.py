@@ -1,42 +1,35 @@
 """Whole runs and replays with a reference, the teacher played: what is scored, shared, found again and asked for."""
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 
-from configs.algorithms import TeacherConfig
 from configs.errors import ConfigError
-from configs.run import RunConfig
 from flows.cli.run_report import describe
 from flows.queries.step_history import step_history
 from flows.runtime.loop import evaluation_contexts
 from flows.runtime.plan import plan_work
 from flows.runtime.session import needs
 from flows.services.teachers import TeacherEngines
-from storage.store import Store
 from tasks.advantage import reference
 from tasks.inference.engine.client import ServedModel
 from tasks.inference.engine.model_info import tokenizer_digest
 from tasks.rollout.stage import STAGE
 from tests.fixtures.builders import model
 from tests.fixtures.rehearsal import SMALL, made, rehearse, session_for
-from tests.fixtures.replays import ask, pieces, walk
+from tests.fixtures.replays import ask, missing, walk
 
 SCORE = -0.5
 
 
-def play(patch: pytest.MonkeyPatch) -> list[int]:
+def play(patch):
     """Let a teacher be played that gives every token the same; return how many sequences it was asked for."""
-    counts: list[int] = []
+    counts = []
 
-    def score(served: ServedModel, sequences: Sequence[Sequence[int]], most: int) -> Iterator[tuple[int, list[float]]]:
+    def score(served, sequences, most):
         counts.append(len(sequences))
         yield from ((place, [SCORE] * len(tokens)) for place, tokens in enumerate(sequences))
 
-    def serve(self: TeacherEngines, teacher: TeacherConfig) -> ServedModel:
+    def serve(self, teacher):
         return ServedModel("http://teacher", "", salt=teacher.version)
 
     patch.setattr(reference, "score", score)
@@ -49,7 +42,7 @@ def asked(monkeypatch):
     return play(monkeypatch)
 
 
-def opd(root: Path, name: str = "teacher") -> dict[str, Any]:
+def opd(root, name="teacher"):
     """Return settings of a run that is drawn to the teacher of a name below `root`."""
     teacher = model(root / name, name.encode())
     known = {"vocab_size": 512, "tokenizer_digest": tokenizer_digest(teacher)}
@@ -66,47 +59,46 @@ def taught(tmp_path_factory):
     return place
 
 
-def rows(store: Store, run: str, stage: str, table: str) -> list[dict[str, Any]]:
+def rows(store, run, stage, table):
     return [row for rows in made(store, stage, table, run) for row in rows]
 
 
-def test_a_run_scores_before_it_credits_and_finds_both_again(tmp_path, asked):
-    store = rehearse(tmp_path / "store", "base", **opd(tmp_path))
+def test_a_run_scores_before_it_credits_and_finds_both_again(tmp_path, root, asked):
+    store = rehearse(root, "base", **opd(tmp_path))
     assert len(asked) == 2, "one call for each step"
-    sampled = {
-        (row["trace_id"], row["message"]) for row in rows(store, "base", "rollout", "messages") if any(row["mask"])
-    }
+    messages, references = rows(store, "base", "rollout", "messages"), rows(store, "base", "reference", "references")
+    sampled = {(row["trace_id"], row["message"]) for row in messages if any(row["mask"])}
     kept = {row["trace_id"] for row in rows(store, "base", "filtering", "verdicts") if row["keep"]}
-    found = {(row["trace_id"], row["message"]) for row in rows(store, "base", "reference", "references")}
+    found = {(row["trace_id"], row["message"]) for row in references}
     assert found == {each for each in sampled if each[0] in kept} and found
     for row in rows(store, "base", "advantage", "samples"):
         assert sum(row["ref_kl_weights"]) > 0 and not any(row["rl_weights"]) and row["advantage"] is None
         assert np.array(row["advantages"])[np.array(row["ref_kl_weights"]) == 0] == pytest.approx(0)
-    rehearse(tmp_path / "store", "base", **opd(tmp_path))
+    rehearse(root, "base", **opd(tmp_path))
     assert len(asked) == 2
     work = step_history(store, "base").steps[0].work
     assert work["reference"].inputs.keys() == {"rollout", "filtering"}, "a frozen teacher knows no policy"
     assert work["advantage"].inputs["reference"] == work["reference"].key
-    config = RunConfig.model_validate(SMALL | {"name": "base", "store": str(tmp_path / "store")} | opd(tmp_path))
+    config = session_for(root, "base", **opd(tmp_path)).config
     assert all("timing/stage/reference" in step["metrics"] for step in describe(store, "base", config)["steps"])
 
 
-def test_another_teacher_scores_anew_and_the_same_under_another_name_is_found(tmp_path, asked):
-    rehearse(tmp_path / "store", "base", steps=1, **opd(tmp_path))
-    rehearse(tmp_path / "store", "same", steps=1, **opd(tmp_path))
+def test_another_teacher_scores_anew_and_the_same_under_another_name_is_found(tmp_path, root, asked):
+    rehearse(root, "base", steps=1, **opd(tmp_path))
+    rehearse(root, "same", steps=1, **opd(tmp_path))
     assert len(asked) == 1
-    rehearse(tmp_path / "store", "other", steps=1, **opd(tmp_path, "another"))
+    rehearse(root, "other", steps=1, **opd(tmp_path, "another"))
     assert len(asked) == 2
 
 
-def test_a_recorded_run_is_credited_by_a_teacher_and_asks_for_nobody_else(tmp_path, asked):
+def test_a_recorded_run_is_credited_by_a_teacher_and_asks_for_nobody_else(tmp_path, root, asked):
     settings = opd(tmp_path)
-    store = rehearse(tmp_path / "store", "base", model=settings["model"])
+    store = rehearse(root, "base", model=settings["model"])
     drawn = ["algorithm.type=opd", f"algorithm.teacher.path={tmp_path / 'teacher'}"]
-    config = ask(tmp_path / "store", from_stage="advantage", overrides=drawn)
-    missing = [piece for piece in pieces(config) if piece.computed]
-    assert [piece.stage for piece in missing] == ["reference", "advantage", "packing", "metrics"] * 2
-    assert needs(missing, config) == ["teachers"]
+    config = ask(root, from_stage="advantage", overrides=drawn)
+    computed = missing(config)
+    assert [piece.stage for piece in computed] == ["reference", "advantage", "packing", "metrics"] * 2
+    assert needs(computed, config) == ["teachers"]
     walk(config)
     scored = rows(store, config.name, "reference", "references")
     assert len(asked) == 2 and scored
@@ -116,7 +108,7 @@ def test_a_recorded_run_is_credited_by_a_teacher_and_asks_for_nobody_else(tmp_pa
 
 def test_a_replay_of_what_comes_after_takes_the_references_over(taught, asked):
     config = ask(taught / "store", overrides=["packing.tokens_per_row=96"])
-    assert needs([piece for piece in pieces(config) if piece.computed], config) == []
+    assert needs(missing(config), config) == []
     store = walk(config)[0].context.store
     assert asked == [] and len(step_history(store, config.name).steps[1].work) > 6
     ours, theirs = (step_history(store, run).steps[1].work["reference"] for run in (config.name, "base"))
@@ -134,31 +126,31 @@ def test_settings_of_the_engine_mean_something_to_a_reference(taught):
 @pytest.mark.parametrize(
     ("algorithm", "own", "every", "expected"),
     [
-        ({"type": "grpo"}, None, 0, {"engine", "environments", "learner"}),
-        ({"type": "opd"}, None, 0, {"engine", "teachers", "environments", "learner"}),
-        ({"type": "opsd"}, None, 0, {"engine", "environments", "learner"}),
-        ({"type": "sft"}, None, 0, {"teachers", "environments", "learner"}),
-        ({"type": "sft"}, None, 1, {"engine", "teachers", "environments", "learner"}),
-        ({"type": "grpo"}, {"type": "sft"}, 0, {"teachers", "environments", "learner"}),
+        ("grpo", "", 0, {"engine"}),
+        ("opd", "", 0, {"engine", "teachers"}),
+        ("opsd", "", 0, {"engine"}),
+        ("sft", "", 0, {"teachers"}),
+        ("sft", "", 1, {"engine", "teachers"}),
+        ("grpo", "sft", 0, {"teachers"}),
     ],
 )
-def test_only_who_is_needed_is_started(tmp_path, algorithm, own, every, expected):
-    environments = tuple(each | {"algorithm": own} for each in SMALL["environments"])
-    changes = {"algorithm": algorithm, "environments": environments, "evaluation": {"every": every}}
-    session = session_for(tmp_path / "store", "run", **changes)
-    assert set(needs(plan_work(session.context, session.source), session.config)) == expected
+def test_only_who_is_needed_is_started(root, algorithm, own, every, expected):
+    environments = tuple(each | {"algorithm": {"type": own} if own else None} for each in SMALL["environments"])
+    changes = {"algorithm": {"type": algorithm}, "environments": environments, "evaluation": {"every": every}}
+    session = session_for(root, "run", **changes)
+    started = set(needs(plan_work(session.context, session.source), session.config))
+    assert started == expected | {"environments", "learner"}
 
 
-def test_an_evaluation_is_of_the_policy_and_is_found_whoever_taught_it(tmp_path):
-    made = [session_for(tmp_path / "store", "run", algorithm={"type": kind}).context for kind in ("grpo", "sft")]
+def test_an_evaluation_is_of_the_policy_and_is_found_whoever_taught_it(root):
+    made = [session_for(root, "run", algorithm={"type": kind}).context for kind in ("grpo", "sft")]
     keys = [evaluation_contexts(place)[""].key(STAGE, 0, {}) for place in made]
     assert keys[0] == keys[1] and made[0].key(STAGE, 0, {}) != made[1].key(STAGE, 0, {})
 
 
-def test_rollouts_of_a_teacher_do_not_depend_on_the_policy(tmp_path):
-    session = session_for(tmp_path / "store", "run", algorithm={"type": "sft"})
-    inputs = [piece for piece in plan_work(session.context, session.source) if piece.stage == "rollout"]
-    other = session_for(tmp_path / "store", "run", algorithm={"type": "sft"}, training={"learning_rate": 1.0})
-    assert [each.key for each in inputs] == [
-        each.key for each in plan_work(other.context, other.source) if each.stage == "rollout"
-    ]
+def test_rollouts_of_a_teacher_do_not_depend_on_the_policy(root):
+    def keys(**changes):
+        session = session_for(root, "run", algorithm={"type": "sft"}, **changes)
+        return [ref.key for ref in plan_work(session.context, session.source) if ref.stage == "rollout"]
+
+    assert keys() == keys(training={"learning_rate": 1.0}) != []

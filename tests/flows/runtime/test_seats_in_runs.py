@@ -3,18 +3,15 @@ where the config says so."""
 
 import json
 from collections import Counter
-from pathlib import Path
-from typing import Any
+from contextlib import nullcontext
 
 import pyarrow as pa
 import pytest
 
 from configs.errors import ConfigError
-from configs.run import RunConfig, View
+from configs.run import RunConfig
 from flows.replays.request import refuse_unread
-from storage.store import Store
 from tasks.arrays.seats import LearnerSeatMissing
-from tasks.runtime.stage import Policy, Tables
 from tests.fixtures import fixed, rehearsal
 from tests.fixtures.rehearsal import rehearse
 from tests.fixtures.replays import ask, walk
@@ -22,10 +19,10 @@ from tests.fixtures.replays import ask, walk
 pytestmark = pytest.mark.engine
 
 SEATS = ("for", "against", "judge")
-ENVIRONMENT: dict[str, Any] = {"name": fixed.ENVIRONMENT, "taskset": {"id": fixed.ENVIRONMENT}}
+ENVIRONMENT = {"name": fixed.ENVIRONMENT, "taskset": {"id": fixed.ENVIRONMENT}}
 
 
-def debated(tables: Tables, config: View, *, step: int, policy: Policy) -> Tables:
+def debated(tables, config, *, step, policy):
     """Stand in for sampling: every rollout is an episode of two debaters, who share out one point, and a judge."""
     made = rehearsal.sampled(tables, config, step=step, policy=policy)
     traces, messages = [], []
@@ -48,36 +45,28 @@ def debates(monkeypatch):
     rehearsal.play(monkeypatch, rollout=debated)
 
 
-MAKERS = {
-    "difficulties": "assignment",
-    "traces": "rollout",
-    "verdicts": "filtering",
-    "estimator_states": "advantage",
-    "batches": "packing",
-}
+def table(store, name, columns, runs=()):
+    """Return the rows of a table that a store's runs made, or some of them, those that several runs use once."""
+    entries = [each for each in store.ledger.entries() if each.slices(name) and (not runs or each.run in runs)]
+    by_key = {each.key: each.slices(name) for each in entries}
+    return [row for slices in by_key.values() for row in store.read(slices, columns).to_pylist()]
 
 
-def table(store: Store, name: str, columns: list[str]) -> list[dict[str, Any]]:
-    """Return the rows of a table that a store's runs made, those that several runs use once."""
-    entries = {each.key: each for each in store.ledger.entries(stage=MAKERS[name])}
-    return [row for each in entries.values() for row in store.read(each.slices(name), columns).to_pylist()]
-
-
-def run(root: Path, name: str, **environment: Any) -> Store:
+def run(root, name, **environment):
     return rehearse(root, name, environments=(ENVIRONMENT | environment,), algorithm={"type": "rae"})
 
 
-def reasons(store: Store) -> Counter[tuple[str, str | None]]:
+def reasons(store):
     agents = {row["trace_id"]: row["agent"] for row in table(store, "traces", ["trace_id", "agent"])}
     return Counter((agents[row["trace_id"]], row["reason"]) for row in table(store, "verdicts", ["trace_id", "reason"]))
 
 
-def packed(store: Store) -> Counter[str]:
+def packed(store):
     return Counter(sample for row in table(store, "batches", ["sample_ids"]) for sample in row["sample_ids"] if sample)
 
 
-def test_debaters_are_trained_and_the_judge_is_not(tmp_path):
-    store = run(tmp_path / "store", "debate")
+def test_debaters_are_trained_and_the_judge_is_not(root):
+    store = run(root, "debate")
     assert reasons(store) == {("for", None): 24, ("against", None): 24, ("judge", "judge"): 24}
     assert set(packed(store).values()) == {1} and len(packed(store)) == 48
     assert not any("judge" in sample for sample in packed(store))
@@ -85,16 +74,11 @@ def test_debaters_are_trained_and_the_judge_is_not(tmp_path):
     assert {row["agent"] for row in states} == {"for", "against"}, "no baseline ever saw a judge"
 
 
-def test_only_the_learner_of_each_episode_is_trained(tmp_path):
-    store = run(tmp_path / "store", "learner", learner_seat=True)
+def test_only_the_learner_of_each_episode_is_trained(root):
+    store = run(root, "learner", learner_seat=True)
     found = reasons(store)
-    assert found == {
-        ("for", None): 12,
-        ("for", "other_seat"): 12,
-        ("against", None): 12,
-        ("against", "other_seat"): 12,
-        ("judge", "judge"): 24,
-    }
+    debaters = {(seat, reason): 12 for seat in ("for", "against") for reason in (None, "other_seat")}
+    assert found == debaters | {("judge", "judge"): 24}
     assert len(packed(store)) == 24
 
 
@@ -109,20 +93,19 @@ def test_examples_are_as_hard_as_they_are_for_the_learner(tmp_path):
     assert {row["reward"] for row in table(learner, "difficulties", ["reward"])} - {0.5}
 
 
-def test_a_run_whose_rollouts_do_not_name_the_learner_stops(tmp_path, monkeypatch):
+def test_a_run_whose_rollouts_do_not_name_the_learner_stops(root, monkeypatch):
     rehearsal.play(monkeypatch, rollout=rehearsal.sampled)
     with pytest.raises(LearnerSeatMissing, match="has no 'learner_seat'"):
-        run(tmp_path / "store", "nameless", learner_seat=True)
+        run(root, "nameless", learner_seat=True)
 
 
-def test_recorded_episodes_are_replayed_with_other_seats_trained(tmp_path):
-    store = run(tmp_path / "store", "base")
-    config = ask(tmp_path / "store", overrides=["environments.0.learner_seat=true"])
+def test_recorded_episodes_are_replayed_with_other_seats_trained(root):
+    store = run(root, "base")
+    config = ask(root, overrides=["environments.0.learner_seat=true"])
     assert config.replay.from_stage == "filtering"
     walk(config)
     (again,) = {entry.run for entry in store.ledger.entries(stage="packing")} - {"base"}
-    made = [each.slices("batches") for each in store.ledger.entries(run=again, stage="packing")]
-    rows = [row for each in made for row in store.read(each, ["sample_ids"]).to_pylist()]
+    rows = table(store, "batches", ["sample_ids"], [again])
     assert len({sample for row in rows for sample in row["sample_ids"]}) == 24, "of 48 in the run itself"
 
 
@@ -139,7 +122,5 @@ def test_recorded_episodes_are_replayed_with_other_seats_trained(tmp_path):
 )
 def test_a_replay_reads_settings_of_seats_where_they_are_used(begin, setting, said):
     config = RunConfig.model_validate({"kind": "replay", "replay": {"run": "base", "from_stage": begin}})
-    if not said:
-        return refuse_unread(config, [f"environments.0.{setting}"], supervised=False)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=said) if said else nullcontext():
         refuse_unread(config, [f"environments.0.{setting}"], supervised=False)

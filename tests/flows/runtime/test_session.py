@@ -3,10 +3,8 @@
 import signal
 import sys
 import weakref
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,8 +26,13 @@ from tests.fixtures.waiting import until
 @pytest.fixture
 def session(tmp_path):
     """A session that starts nothing."""
-    context = RunContext(open_store(tmp_path / "store"), "a", RunConfig(name="a"), {})
-    return Session(context, Source("", ""), Supervisor("a", tmp_path / "logs"))
+    return session_of(tmp_path)
+
+
+def session_of(place, **sections):
+    config = RunConfig.model_validate({"name": "a"} | sections)
+    context = RunContext(open_store(place / "store"), "a", config, {})
+    return Session(context, Source("", ""), Supervisor("a", place / "logs"))
 
 
 @pytest.mark.parametrize(
@@ -44,19 +47,17 @@ def session(tmp_path):
 def test_a_run_takes_a_gpu_slot_of_the_machine_where_a_service_is_there(
     tmp_path, monkeypatch, placement, keywords, takes
 ):
-    held, begun = list[str](), list[str]()
+    held, begun = [], []
 
     @contextmanager
-    def slot(run: str, tell: Callable[[str], None]) -> Iterator[None]:
+    def slot(run, tell):
         held.append("slot")
         yield
 
     monkeypatch.setenv(TOKEN, "of these machines")
     monkeypatch.setattr("flows.runtime.session.gpu_slot", slot)
     monkeypatch.setattr("flows.runtime.session.needs", lambda missing, config: list(keywords))
-    config = RunConfig.model_validate({"name": "a", "placement": {"services": placement}})
-    context = RunContext(open_store(tmp_path / "store"), "a", config, {})
-    session = Session(context, Source("", ""), Supervisor("a", tmp_path / "logs"))
+    session = session_of(tmp_path, placement={"services": placement})
     for each in session.needed_services(()):
         monkeypatch.setattr(each, "begin", lambda keyword=each.keyword: begun.append(keyword))
     with session.slot:
@@ -64,7 +65,15 @@ def test_a_run_takes_a_gpu_slot_of_the_machine_where_a_service_is_there(
     assert begun == list(keywords) and bool(held) == takes
 
 
-def events(session: Session) -> list[tuple[str, str]]:
+def begin_stage(session, step, stage="rollout"):
+    session.notify("stage", stage=stage, step=step, evaluating=False)
+
+
+def refuse(*_):
+    raise StoreUnavailable("no answer")
+
+
+def events(session):
     return [(event.event, event.message) for event in session.context.store.runs.events("a")]
 
 
@@ -88,11 +97,11 @@ def test_what_goes_wrong_is_in_the_events_and_passed_on(session, error, event, t
 def test_a_process_that_goes_to_work_later_is_a_note_once_at_the_next_step(session):
     notes = notes_of(session)
     with record_run(session):
-        session.notify("stage", stage="rollout", step=1, evaluating=False)
+        begin_stage(session, 1)
         assert notes == []
         session.context.store.runs.record(run="a", event="resumed", pid=7, host="elsewhere")
         for step, stage in ((1, "packing"), (2, "rollout"), (2, "packing"), (3, "rollout")):
-            session.notify("stage", stage=stage, step=step, evaluating=False)
+            begin_stage(session, step, stage)
     (note,) = (each for each in notes if each.startswith("run a is at work in another process"))
     assert "7 on elsewhere" in note
 
@@ -101,7 +110,7 @@ class TerminationSignal(BaseException):
     """Stands for what Prefect raises in a flow at SIGTERM; it is known by its name."""
 
 
-def as_prefect_does(*_: Any) -> None:
+def as_prefect_does(*_):
     raise TerminationSignal
 
 
@@ -113,7 +122,7 @@ def handled():
     signal.signal(signal.SIGTERM, before)
 
 
-def told_in_a_callback() -> None:
+def told_in_a_callback():
     """Get a signal where an exception is printed and lost; then wait for what it does."""
 
     class Thing:
@@ -139,31 +148,26 @@ def test_one_outside_a_flow_of_prefect_is_not_lost_either(session):
         told_in_a_callback()
 
 
-def test_runs_that_end_in_another_order_than_they_began_leave_no_hook_that_sends_signals():
-    at_first = sys.unraisablehook
-    sent: list[object] = []
-    sys.unraisablehook = sent.append
-    try:
-        first, second = lost_terminations_repeated(), lost_terminations_repeated()
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(signals, "start_new_thread", lambda *_: sent.append("again"))
-            first.__enter__()
-            second.__enter__()
-            first.__exit__(None, None, None)
-            lose_a_signal()
-            assert sent.count("again") == 1, "the second looks after itself"
-            second.__exit__(None, None, None)
-            lose_a_signal()
-            assert sent.count("again") == 1 and len(sent) == 3, "both were printed, and no more was done"
-    finally:
-        sys.unraisablehook = at_first
+def test_runs_that_end_in_another_order_than_they_began_leave_no_hook_that_sends_signals(monkeypatch):
+    sent = []
+    monkeypatch.setattr(sys, "unraisablehook", sent.append)
+    monkeypatch.setattr(signals, "start_new_thread", lambda *_: sent.append("again"))
+    first, second = lost_terminations_repeated(), lost_terminations_repeated()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    lose_a_signal()
+    assert sent.count("again") == 1, "the second looks after itself"
+    second.__exit__(None, None, None)
+    lose_a_signal()
+    assert sent.count("again") == 1 and len(sent) == 3, "both were printed, and no more was done"
 
 
-def lose_a_signal() -> None:
+def lose_a_signal():
     """Raise what Prefect does where it is printed and lost."""
 
     class Thing:
-        def __del__(self) -> None:
+        def __del__(self):
             raise TerminationSignal
 
     Thing()
@@ -173,14 +177,14 @@ LOSS = ServiceLoss("engine", "was killed by signal 9", 1, 3, Path("engine.log"))
 
 
 def test_a_lost_service_is_shown_and_an_event_that_says_nothing_of_the_state_of_the_run(session):
-    seen: list[tuple[str, Any]] = []
+    seen = []
     session.watchers = (lambda event, facts: seen.append((event, facts)),)
     runs = session.context.store.runs
     session.note_service(LOSS)
     assert runs.names() == [], "a run begins with its own first event"
     with record_run(session):
         assert [(loss.event, loss.message) for loss in runs.lost_services("a")] == [("lost", str(LOSS))]
-        session.notify("stage", stage="rollout", step=3, evaluating=False)
+        begin_stage(session, 3)
         session.note_service(SLOW)
         session.note_service(LOSS)
         assert [loss.step for loss in runs.lost_services("a")] == [0, 3]
@@ -196,21 +200,13 @@ SLOW = ServiceNote("engine", "still starting, 30 s; log: engine.log")
 
 def test_a_store_that_refuses_a_loss_stops_nobody(session, monkeypatch):
     seen = notes_of(session)
-    with record_run(session):
-
-        def refuse(*_: Any) -> None:
-            raise StoreUnavailable("no answer")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(session.context.store.runs, "add_records", refuse)
-            session.note_service(LOSS)
+    with record_run(session), monkeypatch.context() as patch:
+        patch.setattr(session.context.store.runs, "add_records", refuse)
+        session.note_service(LOSS)
     assert seen[-1] == "the loss of engine is not among the run's events: no answer"
 
 
 def test_an_interrupted_run_says_how_it_goes_on_and_a_store_that_refuses_its_end_hides_nothing(session, monkeypatch):
-    def refuse(*_: Any) -> None:
-        raise StoreUnavailable("no answer")
-
     with pytest.raises(KeyboardInterrupt) as raised, record_run(session):
         monkeypatch.setattr(session.context.store.runs, "add_records", refuse)
         raise KeyboardInterrupt

@@ -1,8 +1,6 @@
 """Estimators with state in whole runs: interrupted, resumed and replayed, they credit as if nothing had happened."""
 
 import shutil
-from collections.abc import Sequence
-from typing import Any
 
 import pytest
 
@@ -11,11 +9,12 @@ from flows.queries.step_history import step_history
 from flows.runtime import loop
 from flows.runtime import maintenance as gc
 from flows.runtime.session import record_run
-from storage.store import Store, open_store
+from storage.store import open_store
 from tasks.advantage.stage import StateMissing
 from tests.fixtures import rehearsal
-from tests.fixtures.rehearsal import RAE, SOURCE, Rehearsal, Rows, made, rehearse, session_for
-from tests.fixtures.replays import ask, pieces, quarantine, walk
+from tests.fixtures.histories import results
+from tests.fixtures.rehearsal import RAE, SOURCE, Rehearsal, made, rehearse, session_for
+from tests.fixtures.replays import ask, missing, quarantine, replay
 
 STEPS = RAE["steps"]
 DECAY = RAE["algorithm"]["decay"]
@@ -37,18 +36,30 @@ def origin(tmp_path_factory):
     return root
 
 
-def credits(store: Store, run: str = "base", table: str = "samples", names: Sequence[str] = CREDIT) -> list[Rows]:
+@pytest.fixture
+def copied(origin, tmp_path):
+    """A copy of that store."""
+    return shutil.copytree(origin, tmp_path / "store")
+
+
+def credits(store, run="base", table="samples", names=CREDIT):
     """What each step's advantage came to, in chosen columns of a table."""
     return [[{name: row[name] for name in names} for row in rows] for rows in made(store, "advantage", table, run)]
 
 
-def states(store: Store, run: str = "base") -> list[Rows]:
+def filters(*others):
+    """Return the override by which rollouts are judged by other filters."""
+    tables = ", ".join(f'{{type="{name}"}}' for name in ("errored", *others))
+    return [f"filtering.filters=[{tables}]"]
+
+
+def states(store, run="base"):
     return credits(store, run, "estimator_states", ("environment", "example_id", "agent", "values", "num_traces"))
 
 
 def test_a_run_credits_as_one_trace_after_the_other_says_and_keeps_the_last_state(origin):
     store = open_store(origin)
-    baselines: dict[tuple[str, str], float] = {}
+    baselines = {}
     for step, traces in enumerate(made(store, "rollout", "traces")):
         rows = {row["sample_id"]: row for row in credits(store)[step]}
         for one in traces:
@@ -62,59 +73,52 @@ def test_a_run_credits_as_one_trace_after_the_other_says_and_keeps_the_last_stat
 
 
 def test_state_is_part_of_the_key(origin):
-    entries = open_store(origin).ledger.entries(run="base", stage="advantage")
-    keys = {entry.step: entry.key for entry in entries}
-    before = {entry.step: entry.inputs.get("advantage") for entry in entries}
-    assert before == {0: None, 1: keys[0], 2: keys[1]}
+    first, second, third = results(open_store(origin), "advantage")
+    assert [each.inputs.get("advantage") for each in (first, second, third)] == [None, first.key, second.key]
 
 
 def test_no_state_no_rows(origin):
     store = rehearse(origin, "plain", **RAE | {"algorithm": {"type": "supervised"}})
-    for entry in store.ledger.entries(run="plain", stage="advantage"):
+    for entry in results(store, "advantage", "plain"):
         assert not entry.slices("estimator_states") and "advantage" not in entry.inputs
 
 
 def test_a_replay_that_credits_the_second_step_anew_credits_the_same(origin):
-    filters = ['filtering.filters=[{type="errored"}]']
-    session, _ = walk(ask(origin, steps="1:", overrides=filters, name="anew"))
+    session, _ = replay(origin, steps="1:", overrides=filters(), name="anew")
     store = session.context.store
-    entry = max(store.ledger.entries(run="anew", stage="advantage"), key=lambda entry: entry.step)
+    entry = max(results(store, "advantage", "anew"), key=lambda entry: entry.step)
     assert entry.step == 2 and entry.key not in {each.key for each in store.ledger.entries(run="base")}
     assert credits(store, "anew") == credits(store)[1:]
     assert states(store, "anew") == states(store)[1:]
 
 
 def test_the_step_whose_state_a_replay_goes_on_from_is_none_of_its_own(origin):
-    filters = ['filtering.filters=[{type="errored"}, {type="truncated"}]']
-    session, _ = walk(ask(origin, steps="1:", overrides=filters, name="late"))
+    session, _ = replay(origin, steps="1:", overrides=filters("truncated"), name="late")
     assert list(step_history(session.context.store, "late").steps) == [1, 2]
     again = ask(origin, run="late", from_stage="packing", overrides=["packing.tokens_per_row=128"])
     assert (again.replay.first_step, again.replay.last_step) == (1, 3)
 
 
 @pytest.mark.engine
-def test_state_with_rollouts_in_quarantine_in_it_is_refused(origin, tmp_path):
-    root = shutil.copytree(origin, tmp_path / "store")
-    name = quarantine(open_store(root), step=0, count=1)[0]
+def test_state_with_rollouts_in_quarantine_in_it_is_refused(copied):
+    name = quarantine(open_store(copied), step=0, count=1)[0]
     for first in (1, 2):
         with pytest.raises(ConfigError, match=rf"step {first} goes on from holds 1 rollout\(s\) of step 0 .* {name}"):
-            ask(root, from_stage="advantage", steps=f"{first}:")
-    assert ask(root, from_stage="advantage", steps="2:", quarantine=False).steps == 1
-    assert ask(root, steps="2:", overrides=["algorithm.type=supervised"]).steps == 1
-    walk(ask(root, from_stage="filtering", name="without"))
-    assert ask(root, run="without", from_stage="advantage", steps="1:").steps == 2
+            ask(copied, from_stage="advantage", steps=f"{first}:")
+    assert ask(copied, from_stage="advantage", steps="2:", quarantine=False).steps == 1
+    assert ask(copied, steps="2:", overrides=["algorithm.type=supervised"]).steps == 1
+    replay(copied, from_stage="filtering", name="without")
+    assert ask(copied, run="without", from_stage="advantage", steps="1:").steps == 2
 
 
 @pytest.mark.engine
-def test_a_replay_of_a_replay_goes_on_from_the_state_that_it_did(origin, tmp_path):
-    root = shutil.copytree(origin, tmp_path / "store")
-    filters = ['filtering.filters=[{type="errored"}, {type="repetition"}]']
-    walk(ask(root, steps="1:", overrides=filters, name="kept"))
+def test_a_replay_of_a_replay_goes_on_from_the_state_that_it_did(origin, copied):
+    replay(copied, steps="1:", overrides=filters("repetition"), name="kept")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
-        gc.remove_planned(open_store(root), gc.choose_removal(open_store(root), (), 0, ["base"], (), "all"))
-    assert not [piece for piece in pieces(ask(root, run="kept", from_stage="advantage")) if piece.computed]
-    session, _ = walk(ask(root, run="kept", overrides=['filtering.filters=[{type="errored"}]'], name="later"))
+        gc.remove_planned(open_store(copied), gc.choose_removal(open_store(copied), (), 0, ["base"], (), "all"))
+    assert not missing(ask(copied, run="kept", from_stage="advantage"))
+    session, _ = replay(copied, run="kept", overrides=filters(), name="later")
     assert credits(session.context.store, "later") == credits(open_store(origin))[1:]
     assert states(session.context.store, "later") == states(open_store(origin))[1:]
 
@@ -137,38 +141,37 @@ def test_a_replay_from_the_third_step_of_a_run_without_state_is_refused(origin):
 class Forgetful(Rehearsal):
     """Hands the state of the step before to no one."""
 
-    def __call__(self, task: Any, step: int, refs: Any = (), *others: Any, **named: Any) -> Any:
+    def __call__(self, task, step, refs=(), *others, **named):
         given = [ref for ref in refs if task.stage.name != "advantage" or ref.stage != "advantage"]
         return super().__call__(task, step, given, *others, **named)
 
 
-def test_state_that_is_gone_stops_the_stage(tmp_path):
-    session = session_for(tmp_path / "store", "base", **RAE)
+def test_state_that_is_gone_stops_the_stage(root):
+    session = session_for(root, "base", **RAE)
     with record_run(session), pytest.raises(StateMissing, match="the state after step 0, which recorded none"):
         list(loop.train_steps(Forgetful(session), SOURCE))
 
 
-def test_several_agents_are_refused_under_another_algorithm(tmp_path):
-    session = session_for(tmp_path / "store", "base", **RAE | {"algorithm": {"type": "grpo"}})
+def test_several_agents_are_refused_under_another_algorithm(root):
+    session = session_for(root, "base", **RAE | {"algorithm": {"type": "grpo"}})
     with record_run(session), pytest.raises(ValueError, match="'first' and 'second', and 'grpo' keeps no agents apart"):
         next(loop.train_steps(Rehearsal(session), SOURCE))
 
 
-def test_rollouts_of_one_agent_are_not_credited_again_under_it(tmp_path, monkeypatch):
+def test_rollouts_of_one_agent_are_not_credited_again_under_it(root, monkeypatch):
     rehearsal.play(monkeypatch, rollout=rehearsal.sampled)
-    root = tmp_path / "store"
     rehearse(root, "base", **RAE | {"algorithm": {"type": "grpo"}})
     with pytest.raises(ConfigError, match=r"algorithm\.type: 'rae' .* trains one \(agent\)"):
         ask(root, overrides=["algorithm.type=rae"])
     assert ask(root, overrides=["algorithm.type=rloo"]).steps == STEPS
 
 
-def test_a_function_of_ones_own_keeps_its_state_too(tmp_path, monkeypatch):
+def test_a_function_of_ones_own_keeps_its_state_too(root, monkeypatch):
     own = {"type": "custom", "function": "tests.fixtures.masks:remembering", "keeps_state": True}
     rehearsal.play(monkeypatch, rollout=rehearsal.sampled)
-    store = rehearse(tmp_path / "store", "base", **RAE | {"algorithm": own})
+    store = rehearse(root, "base", **RAE | {"algorithm": own})
     counts = [sum(row["num_traces"] for row in rows) for rows in states(store)]
     assert counts == [24, 48, 72], "every step goes on from the one before"
     assert max(abs(row["baseline"]) for row in credits(store)[2]) > 0
-    entries = store.ledger.entries(run="base", stage="advantage")
+    entries = results(store, "advantage")
     assert [each.inputs.get("advantage") for each in entries] == [None, *(each.key for each in entries[:-1])]

@@ -1,47 +1,47 @@
 """What is reported of a step and of a run: outcomes, warnings, metrics, those of tokens with what is known of masks."""
 
 from functools import wraps
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from configs.run import View
 from flows.runtime import loop
 from flows.runtime.session import record_run
 from flows.runtime.step_report import describe
-from tasks.runtime.stage import Tables
 from tasks.runtime.stored_rows import rows_of
 from tasks.training import stage as training
 from tests.fixtures import builders, rehearsal
 from tests.fixtures.builders import table
 from tests.fixtures.fixed import ENVIRONMENT
 
+TEN_PAIRS = {"groups_per_step": 10, "group_size": 2}
+
 
 def test_a_run_with_hardly_anything_to_train_on_says_so(tmp_path, monkeypatch):
     """Nine of ten groups are equal: two rollouts of twenty are left, a tenth, and one more group would be enough."""
-    told: list[str] = []
+    told = []
+
+    def watch(event, facts):
+        if event == "note":
+            told.append(facts["text"])
+
     for name, equal in (("low", 9), ("enough", 8)):
         same = rehearsal.sampled_with(lambda number, _, first=2 * equal: {"reward": 1.0} if number < first else {})
         rehearsal.play(monkeypatch, rollout=same)
         for _ in range(2):  # a run that is resumed says nothing again of its finished steps
-            (described,) = rehearsal.reported(
-                *(tmp_path / name, name, lambda event, facts: told.append(facts["text"]) if event == "note" else None),
-                **{"steps": 1, "assignment": {"groups_per_step": 10, "group_size": 2}},
-            )
+            (described,) = rehearsal.reported(tmp_path / name, name, watch, steps=1, assignment=TEN_PAIRS)
         assert described["metrics"]["trainable/all/ratio"] == (10 - equal) / 10
         assert described["metrics"]["samples_per_rollout/all"] == 1.0
     (warning,) = told
     assert warning.startswith("step 0: only 2 of 20 rollouts could be trained on; look at the environment")
 
 
-def learnt(fraction: float, with_masks: bool) -> Any:
+def learnt(fraction, with_masks):
     """Return a stand-in for training that leaves statistics: every ratio is 1, every entropy 2."""
 
     @wraps(rehearsal.trained)
-    def train(tables: Tables, config: View, **facts: Any) -> Tables:
+    def train(tables, config, **facts):
         made = rehearsal.trained(tables, config, **facts)
         place = made["updates"].schema.get_field_index("masked_fraction")
         made["updates"] = made["updates"].set_column(place, "masked_fraction", pa.array([fraction], pa.float64()))
@@ -59,7 +59,7 @@ def learnt(fraction: float, with_masks: bool) -> Any:
     return train
 
 
-def walked(root: Path, monkeypatch: pytest.MonkeyPatch, function: Any = None) -> list[dict[str, Any]]:
+def walked(root, monkeypatch, function=None):
     """Return the metrics of the steps of a small run, and of each how many rl tokens there should be."""
     if function is not None:
         writes = ("updates", "token_statistics", "token_masks")
@@ -81,8 +81,8 @@ def walked(root: Path, monkeypatch: pytest.MonkeyPatch, function: Any = None) ->
     [(1.0, True, 1.0), (0.0, False, 0.0), (0.5, False, None)],
     ids=["masked", "none masked", "masked before masks were kept"],
 )
-def test_a_trained_step_has_metrics_of_its_tokens(tmp_path, monkeypatch, fraction, with_masks, masked):
-    steps = walked(tmp_path / "store", monkeypatch, learnt(fraction, with_masks))
+def test_a_trained_step_has_metrics_of_its_tokens(root, monkeypatch, fraction, with_masks, masked):
+    steps = walked(root, monkeypatch, learnt(fraction, with_masks))
     assert len(steps) == 2
     for found in steps:
         assert found["rl_tokens/all"] == found[f"rl_tokens/{ENVIRONMENT}"] == found["expected"] > 0
@@ -93,6 +93,6 @@ def test_a_trained_step_has_metrics_of_its_tokens(tmp_path, monkeypatch, fractio
         assert ("mismatch_kl_masked/all/mean" in found) == with_masks
 
 
-def test_a_step_without_statistics_has_none(tmp_path, monkeypatch):
-    for found in walked(tmp_path / "store", monkeypatch):
+def test_a_step_without_statistics_has_none(root, monkeypatch):
+    for found in walked(root, monkeypatch):
         assert not [name for name in found if name.startswith(("entropy/", "rl_tokens/", "mismatch_kl/"))]

@@ -1,50 +1,54 @@
 """Weights within bounds: which policies keep theirs while a run goes on, and how much disk the run is said to need."""
 
-from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from safetensors.numpy import save_file
 
 from configs.load import load
-from configs.run import RunConfig
 from configs.training import TrainingConfig
 from flows.runtime.policy_retention import (
     MIN_FREE_BYTES,
     WeightRetention,
-    file_bytes,
     kept_versions,
     most_bytes,
     require_space,
 )
 from storage.errors import NoSpace, PolicyAbsent
-from storage.store import Store, open_store
+from storage.store import open_store
 from tasks.runtime.stage import Policy
 from tests.fixtures.histories import evaluate, train
 
 
-def config(*overrides: str) -> RunConfig:
+def config(*overrides):
     return load(["demo"], [*overrides])
 
 
-def retention_of(store: Store, run: str, *overrides: str) -> WeightRetention:
-    context: Any = SimpleNamespace(run=run, store=store, config=config(*overrides), flush=lambda: None)
+def retention_of(store, run, *overrides):
+    context = SimpleNamespace(run=run, store=store, config=config(*overrides), flush=lambda: None)
     return WeightRetention(context)
 
 
-def names(numbers: Sequence[int]) -> list[str]:
+def names(numbers):
     return [f"training-{'x' * number}" for number in numbers]
 
 
-def note_all(retention: WeightRetention, last: int, **named: Any) -> list[str]:
+def note_all(retention, last, **named):
     """Let a run come to `last` policies, made before."""
-    gone = []
-    for number in range(1, last + 1):
-        gone += retention.note(Policy(f"training-{'x' * number}", number), **named)
-    return gone
+    policies = map(Policy, names(range(1, last + 1)), range(1, last + 1))
+    return [gone for policy in policies for gone in retention.note(policy, **named)]
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A store in which run `a` has made six policies."""
+    store = open_store(tmp_path)
+    train(store, "a", "xxxxxx", finished=False)
+    return store
 
 
 @given(
@@ -61,7 +65,7 @@ def test_what_is_kept_is_what_the_definition_says(last, every, saved, steps, ove
         f"training.save_optimizer_every={saved}",
         f"rollout.max_off_policy_steps={int(overlap)}",
     )
-    kept: set[int] = set()
+    kept = set()
     for version in range(1, steps + 1):
         kept = kept_versions(settings, {*kept, version})
     for version in range(1, steps + 1):
@@ -80,9 +84,7 @@ def test_what_cannot_be_meant_is_refused(text):
         TrainingConfig(keep_weights=text)
 
 
-def test_weights_go_as_the_run_goes_on(tmp_path):
-    store = open_store(tmp_path)
-    train(store, "a", "xxxxxx", finished=False)  # versions 1 to 6
+def test_weights_go_as_the_run_goes_on(store):
     gone = note_all(retention_of(store, "a", "training.keep_weights=last:2", "training.save_optimizer_every=3"), 6)
     assert gone == names([1, 2, 3, 4])  # 3 stays until 6 has optimizer state as well
     assert [store.policies.find(name) is not None for name in names(range(1, 7))] == [*[False] * 4, True, True]
@@ -90,9 +92,7 @@ def test_weights_go_as_the_run_goes_on(tmp_path):
         store.policies.directory("training-x")
 
 
-def test_what_others_use_and_what_is_needed_stays(tmp_path):
-    store = open_store(tmp_path)
-    train(store, "a", "xxxxx", finished=False)
+def test_what_others_use_and_what_is_needed_stays(store):
     evaluate(store, "tried", "training-xx")
     retention = retention_of(store, "a", "training.keep_weights=last")
     assert note_all(retention, 4, needed={"training-x"}) == ["training-xxx"]
@@ -100,23 +100,18 @@ def test_what_others_use_and_what_is_needed_stays(tmp_path):
     assert store.policies.find("training-xx")
 
 
-def test_a_run_that_is_gone_through_again_removes_nothing_more(tmp_path):
-    store = open_store(tmp_path)
-    train(store, "a", "xxxx", finished=False)
+def test_a_run_that_is_gone_through_again_removes_nothing_more(store):
     settings = ("training.keep_weights=last:2,every:3", "training.save_optimizer_every=2")
-    note_all(retention_of(store, "a", *settings), 4)
-    before = store.policies.names()
-    note_all(retention_of(store, "a", *settings), 4)
-    assert store.policies.names() == before == names([3, 4])
+    for _ in range(2):
+        note_all(retention_of(store, "a", *settings), 6)
+        assert store.policies.names() == names([3, 5, 6])
 
 
-def test_the_ledger_comes_first(tmp_path):
+def test_the_ledger_comes_first(store):
     """Nothing goes before what replaces it is in the ledger: a run killed in between would have neither."""
-    store = open_store(tmp_path)
-    train(store, "a", "xx", finished=False)
     retention = retention_of(store, "a", "training.keep_weights=last")
-    there: list[bool] = []
-    retention._context.flush = lambda: there.append(store.policies.find("training-x") is not None)  # type: ignore[method-assign]
+    there = []
+    retention._context.flush = lambda: there.append(store.policies.find("training-x") is not None)
     note_all(retention, 2)
     assert there == [True] and store.policies.find("training-x") is None
 
@@ -137,27 +132,25 @@ def test_the_most_that_weights_take(overrides, expected):
 
 
 def test_a_run_without_room_for_its_weights_is_refused(tmp_path, monkeypatch):
-    import torch
-    from safetensors.torch import save_file
-
     model = tmp_path / "model"
     model.mkdir()
-    save_file({"a": torch.zeros(10, 100), "b": torch.zeros(24)}, model / "model.safetensors")
+    save_file({"a": np.zeros((10, 100), np.float32), "b": np.zeros(24, np.float32)}, model / "model.safetensors")
     store = open_store(tmp_path / "store")
-    needed = MIN_FREE_BYTES + file_bytes(model) + most_bytes(settings := config("steps=50"), 1024)
-    monkeypatch.setattr("flows.runtime.policy_retention.shutil.disk_usage", lambda _: SimpleNamespace(free=needed - 1))
+    settings, num_parameters = config("steps=50"), 1024
+    needed = MIN_FREE_BYTES + (model / "model.safetensors").stat().st_size + 50 * 12 * num_parameters
+    disk = SimpleNamespace(free=needed - 1)
+    monkeypatch.setattr("flows.runtime.policy_retention.shutil.disk_usage", lambda _: disk)
     with pytest.raises(NoSpace, match=r"it will need up to") as refused:
         require_space(store, settings, model)
     assert "training.keep_weights=last:3" in str(refused.value)
     require_space(store, config("steps=50", "training.keep_weights=last"), model)
-    monkeypatch.setattr("flows.runtime.policy_retention.shutil.disk_usage", lambda _: SimpleNamespace(free=needed))
+    disk.free = needed
     require_space(store, settings, model)
 
 
 def test_a_hundred_steps_of_the_gpu_preset_have_room_on_a_small_disk():
     """Qwen3-0.6B has 596,049,920 parameters."""
-    preset = load(["qwen3_gpu"])
+    preset, parameters = load(["qwen3_gpu"]), 596_049_920
     assert preset.steps == 100
-    first = 2 * 596_049_920
-    assert first + most_bytes(preset, 596_049_920) < 20e9
-    assert first + most_bytes(load(["qwen3_gpu"], ["training.keep_weights=all"]), 596_049_920) > 180e9
+    assert 2 * parameters + most_bytes(preset, parameters) < 20e9
+    assert 2 * parameters + most_bytes(load(["qwen3_gpu"], ["training.keep_weights=all"]), parameters) > 180e9

@@ -3,7 +3,6 @@
 import json
 import time
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
@@ -16,12 +15,10 @@ from storage.errors import DamagedSlice
 from storage.policies.manifest import BASE_FILE
 from storage.store import open_store
 from tasks.inference.engine.client import EngineState
-from tasks.learner.client import Learner
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy
 from tests.fixtures.faults import spoil
-from tests.fixtures.histories import policy_row
-from tests.fixtures.rows import entry
+from tests.fixtures.histories import policy_row, record_policy
 
 FILES = ("model.safetensors", "optimizer.safetensors")
 
@@ -31,26 +28,26 @@ class Untouched:
 
     served = ""
 
-    def __init__(self, *_: object, **__: object) -> None:
-        self.loaded: list[str] = []
+    def __init__(self, *_, **__):
+        self.loaded = []
 
-    def load(self, policy_key: str, directory: str, **_: object) -> None:
+    def load(self, policy_key, directory, **_):
         self.loaded.append(policy_key)
 
-    def serve(self, policy_key: str, *_: object, **others: object) -> None:
+    def serve(self, policy_key, *_, **others):
         raise AssertionError(f"{policy_key} was handed over")
 
-    def state(self) -> EngineState:
+    def state(self):
         return EngineState(self.served, self.served, [], False)
 
-    def close(self) -> None:
+    def close(self):
         pass
 
 
 @pytest.fixture
-def context(tmp_path):
+def context(root):
     """A run whose only policies came in: whole weights, and an adapter over them."""
-    store = open_store(tmp_path / "store")
+    store = open_store(root)
     for key in ("whole", "adapter"):
         scratch = store.policies.scratch(key)
         for name in FILES:
@@ -58,19 +55,17 @@ def context(tmp_path):
         if key == "adapter":
             (scratch / BASE_FILE).write_text(json.dumps({"policy_key": "whole"}))
         store.policies.publish(scratch, key)
-        rows = policy_row(key, 0, None, has_optimizer=True)
-        piece = store.append("policies", rows, run="a", step=0, key=key, attempt=key)
-        store.ledger.commit(entry(key, "a", outputs=(piece,), stage="policy_import", attempt=key))
+        record_policy(store, key, policy_row(key, 0, None, has_optimizer=True), "policy_import")
     return RunContext(store, "a", RunConfig(name="a"), {})
 
 
-def recover(context: RunContext, policy: str) -> list[str]:
+def recover(context, policy):
     learner = Untouched()
-    LearnerRecovery(cast(Learner, learner), context, ({}, {})).recover(Policy(policy, 0), None)
+    LearnerRecovery(learner, context, ({}, {})).recover(Policy(policy, 0), None)
     return learner.loaded
 
 
-def serve(context: RunContext, policy: str) -> Any:
+def serve(context, policy):
     service = InferenceService(Supervisor("a", Path("logs")), context, Path("model"))
     return service._load(Policy(policy, 0), "http://127.0.0.1:1")
 

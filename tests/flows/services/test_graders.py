@@ -3,7 +3,6 @@
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -19,7 +18,6 @@ from tasks.rollout.regrade import STAGE
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import Services
-from tasks.runtime.stage import Ref
 from tests.fixtures.builders import stage_of
 from tests.fixtures.faults import happened
 from tests.fixtures.recorded import example_of, rows_of, scored, trace_of
@@ -28,6 +26,7 @@ pytestmark = pytest.mark.engine
 
 PLUGINS = Path(__file__).parents[2] / "fixtures" / "plugins"
 REPLIES = ("<rev>cba</rev>", "<rev>cb</rev>", "cba")
+DUEL = {"name": "duel", "taskset": {"id": "duel"}}
 EXAMPLE = '{"prompt":"Reverse inside <rev>: abc","text":"abc"}'
 
 
@@ -44,15 +43,21 @@ def supervisor(tmp_path):
         yield started
 
 
-def config(*environments: dict[str, Any]) -> RunConfig:
+def config(*environments):
     return RunConfig.model_validate({"seed": 7, "environments": environments})
 
 
-def reverse(**task: Any) -> dict[str, Any]:
+def reverse(**task):
     return {"name": "reverse", "taskset": {"id": "sample_reverse_text", "num_examples": 4, "task": task}}
 
 
-def reversals() -> dict[str, pa.Table]:
+@pytest.fixture
+def graders(supervisor):
+    """Return the graders of environments; without any, of the reversals."""
+    return lambda *environments: GraderProcesses(supervisor, config(*(environments or (reverse(),))))
+
+
+def reversals():
     """Rows of an example and of three answers to it, as verifiers scored them when they were made."""
     from sample_reverse_text.taskset import ReverseTextData, ReverseTextTask
 
@@ -61,15 +66,15 @@ def reversals() -> dict[str, pa.Table]:
     return {"examples": example_of("reverse", EXAMPLE), **rows_of(made, "reverse")}
 
 
-def planted(context: RunContext, rows: dict[str, pa.Table]) -> tuple[Ref, Ref]:
+def planted(context, rows):
     """Write the rows as if rollout and examples had made them."""
-    examples = {"examples": rows["examples"]}
-    sampled = {"traces": rows["traces"], "messages": rows["messages"]}
-    stages = (
-        stage_of("rollout", lambda tables, config: sampled, ("traces", "messages")),
-        stage_of("examples", lambda tables, config: examples, ("examples",)),
+
+    def stage(name, *names):
+        return stage_of(name, lambda tables, config: {each: rows[each] for each in names}, names)
+
+    return perform(stage("rollout", "traces", "messages"), context, 2), perform(
+        stage("examples", "examples"), context, 0
     )
-    return perform(stages[0], context, 2), perform(stages[1], context, 0)
 
 
 @pytest.mark.nightly
@@ -100,66 +105,63 @@ def test_a_changed_reward_function_is_another_piece_of_work(tmp_path):
 
 
 @pytest.mark.fault("services", "a grader is killed", "it comes back, the same scores")
-def test_a_killed_grader_comes_back(supervisor, plugins):
+def test_a_killed_grader_comes_back(supervisor, graders, plugins):
     rows = reversals()
-    graders = GraderProcesses(supervisor, config(reverse()))
-    first = graders.scores(**rows)
+    own = graders()
+    first = own.scores(**rows)
     handle = supervisor._handles[0]
-    assert handle.pid is not None
     os.kill(handle.pid, signal.SIGKILL)
     happened(f"SIGKILL to {handle.pid}")
-    assert graders.scores(**rows).drop_columns(["seconds"]).equals(first.drop_columns(["seconds"]))
+    assert own.scores(**rows).drop_columns(["seconds"]).equals(first.drop_columns(["seconds"]))
     assert handle.generation == 2
 
 
-def test_who_does_not_know_the_key_is_not_served(supervisor):
-    rows = reversals()
-    graders = GraderProcesses(supervisor, config(reverse()))
-    graders.begin()
+def test_who_does_not_know_the_key_is_not_served(supervisor, graders):
+    rows, own = reversals(), graders()
+    own.begin()
     address = supervisor._handles[0].wait()["address"]
     with pytest.raises(GraderLost, match="digest"):
         answers(address, "a guess")
-    assert graders.scores(**rows)["reward"].to_pylist() == [1.0, 0.8, 0.0], "and it serves on"
+    assert own.scores(**rows)["reward"].to_pylist() == [1.0, 0.8, 0.0], "and it serves on"
 
 
 @pytest.mark.nightly
-def test_two_environments_are_scored_each_by_its_own(supervisor, plugins):
+def test_two_environments_are_scored_each_by_its_own(graders, plugins):
     import duel
 
     task = duel.DuelTask(duel.DuelData(prompt="p"))
     other = rows_of({"d": [trace_of(task, ["word"], "left"), trace_of(task, ["wo"], "right")]}, "duel")
     own = reversals()
     rows = {name: pa.concat_tables([own[name], other[name]]) for name in ("traces", "messages")}
-    graders = GraderProcesses(supervisor, config(reverse(), {"name": "duel", "taskset": {"id": "duel"}}))
+    both = graders(reverse(), DUEL)
     examples = pa.concat_tables([own["examples"], example_of("duel", '{"prompt":"p"}')])
-    assert graders.scores(examples, **rows)["reward"].to_pylist() == [1.0, 0.8, 0.0, 2 * 4 + 1.0, 2 * 2 + 0.0]
-    only = GraderProcesses(supervisor, config(reverse()))
+    assert both.scores(examples, **rows)["reward"].to_pylist() == [1.0, 0.8, 0.0, 2 * 4 + 1.0, 2 * 2 + 0.0]
     with pytest.raises(ConfigError, match="environment 'duel', the config has: reverse"):
-        only.scores(examples, **other)
+        graders().scores(examples, **other)
 
 
 @pytest.mark.nightly
-def test_what_needs_a_rollout_is_refused_and_the_grader_lives(supervisor, plugins):
+def test_what_needs_a_rollout_is_refused_and_the_grader_lives(supervisor, graders, plugins):
     import duel
 
-    graders = GraderProcesses(supervisor, config({"name": "duel", "taskset": {"id": "duel"}}))
-    for fault, refused in (("state", True), ("none", False)):
+    own = graders(DUEL)
+
+    def scores(fault):
         task = duel.DuelTask(duel.DuelData(prompt="p", fault=fault))
         rows = rows_of({"d": [trace_of(task, ["word"], "left")]}, "duel")
-        if refused:
-            with pytest.raises(NotRegradable, match="environment 'duel' cannot be regraded"):
-                graders.scores(example_of("duel", '{"prompt":"p"}'), **rows)
-        else:
-            assert graders.scores(example_of("duel", '{"prompt":"p"}'), **rows)["reward"].to_pylist() == [9.0]
+        return own.scores(example_of("duel", '{"prompt":"p"}'), **rows)["reward"].to_pylist()
+
+    with pytest.raises(NotRegradable, match="environment 'duel' cannot be regraded"):
+        scores("state")
+    assert scores("none") == [9.0]
     assert supervisor._handles[0].generation == 1
 
 
 @pytest.mark.nightly
-def test_an_environment_that_does_not_load(supervisor, tmp_path, monkeypatch):
+def test_an_environment_that_does_not_load(graders, tmp_path, monkeypatch):
     (tmp_path / "broken_taskset.py").write_text("raise RuntimeError('the planted error')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     rows = reversals()
-    graders = GraderProcesses(supervisor, config({"name": "reverse", "taskset": {"id": "broken_taskset"}}))
     with pytest.raises(ServiceFailed, match=r"before it was ready[\s\S]*the planted error"):
-        graders.scores(**rows)
+        graders({"name": "reverse", "taskset": {"id": "broken_taskset"}}).scores(**rows)

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
+from contextlib import contextmanager
 
 import pytest
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.engine
 class Flow:
     """The test flow in a process group of its own, started and ready."""
 
-    def __init__(self, directory: Path, ending: str) -> None:
+    def __init__(self, directory, ending):
         self.directory = directory
         command = [sys.executable, str(PROGRAMS / "flow.py"), str(directory), ending]
         self.process = subprocess.Popen(
@@ -40,19 +40,18 @@ class Flow:
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
         self.owner = identity(self.process.pid)
-        assert self.process.stdout is not None
         assert self.process.stdout.readline() == b"ready\n"
 
-    def orphan(self) -> int:
+    def orphan(self):
         """Process id of the double-forked grandchild of the stubborn service."""
         return int((self.directory / "stubborn.json.orphan").read_text())
 
 
 @pytest.fixture
 def start(tmp_path):
-    flows: list[Flow] = []
+    flows = []
 
-    def begin(ending: str) -> Flow:
+    def begin(ending):
         flows.append(Flow(tmp_path, ending))
         return flows[-1]
 
@@ -60,7 +59,6 @@ def start(tmp_path):
     for flow in flows:
         flow.process.kill()
         flow.process.wait()
-        assert flow.process.stdout is not None
         flow.process.stdout.close()
     sweep()
 
@@ -113,36 +111,36 @@ def test_sweep_spares_what_has_a_living_owner(start):
     assert len(owned_processes(flow.owner)) == 5
 
 
-def test_guardian_exits_with_the_status_of_its_service():
-    def guard(*program: str) -> int:
-        read, write = os.pipe()
-        command = [sys.executable, "-I", "-S", guardian.__file__, str(read), "0.5", *program]
-        try:
-            return subprocess.run(command, pass_fds=[read], stderr=subprocess.DEVNULL, timeout=PATIENCE).returncode
-        finally:
-            os.close(read)
-            os.close(write)
-
-    assert guard("sh", "-c", "exit 7") == 7
-    assert guard("sh", "-c", "kill -9 $$") == 137
-    assert guard("/no/such/program") == 127
-
-
-def test_guardian_forwards_sigterm(tmp_path):
+@contextmanager
+def guarded(seconds, *program):
+    """Give the process of a guardian, whose lifeline is held within the block."""
     read, write = os.pipe()
-    report = tmp_path / "report"
-    program = [sys.executable, PROGRAM, "polite", str(report)]
-    command = [sys.executable, "-I", "-S", guardian.__file__, str(read), str(PATIENCE), *program]
-    process = subprocess.Popen(command, pass_fds=[read], stdout=subprocess.DEVNULL)
+    command = [sys.executable, "-I", "-S", guardian.__file__, str(read), str(seconds), *program]
+    process = subprocess.Popen(command, pass_fds=[read], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        until(report.exists, lambda: "the service did not report")
-        process.terminate()
-        assert process.wait(PATIENCE) == 0
-        assert (tmp_path / "report.ended").exists()
+        yield process
     finally:
         process.kill()
         os.close(read)
         os.close(write)
+
+
+@pytest.mark.parametrize(
+    ("program", "status"),
+    [(("sh", "-c", "exit 7"), 7), (("sh", "-c", "kill -9 $$"), 137), (("/no/such/program",), 127)],
+)
+def test_guardian_exits_with_the_status_of_its_service(program, status):
+    with guarded(0.5, *program) as process:
+        assert process.wait(PATIENCE) == status
+
+
+def test_guardian_forwards_sigterm(tmp_path):
+    report = tmp_path / "report"
+    with guarded(PATIENCE, sys.executable, PROGRAM, "polite", str(report)) as process:
+        until(report.exists, lambda: "the service did not report")
+        process.terminate()
+        assert process.wait(PATIENCE) == 0
+        assert (tmp_path / "report.ended").exists()
 
 
 def test_an_identity_is_of_one_process_only():

@@ -3,22 +3,19 @@
 import os
 import signal
 import threading
-from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from configs.run import RunConfig
 from storage.policies.manifest import digest_files
-from storage.refs import File
 from storage.schemas.stage_tables import TOKEN_MASKS, TOKEN_STATISTICS
 from storage.store import open_store
 from tasks.learner.client import Learner
-from tasks.learner.protocol import STATISTICS_FILE, BatchReference, LearnerLost
+from tasks.learner.protocol import STATISTICS_FILE, LearnerLost
 from tasks.learner.tiny import tiny_qwen3
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
@@ -38,29 +35,28 @@ STATISTICS = TOKEN_STATISTICS.arrow.append(TOKEN_MASKS.arrow.field("masked"))
 
 
 @pytest.fixture
-def context(tmp_path):
+def context(root):
     config = RunConfig.model_validate({"name": "a", "training": {"learning_rate": 1e-2}, "model": {"vocab_size": 256}})
-    return RunContext(open_store(tmp_path / "store"), "a", config, {})
+    return RunContext(open_store(root), "a", config, {})
 
 
-def trained(context: RunContext, learners: Sequence[Any]) -> tuple[str, tuple[File, ...]]:
+def trained(context, learners):
     """Train a step with one learner after another, as each is lost; return its policy's key and files."""
     given = iter(learners)
     service = SimpleNamespace(restore=lambda policy: next(given), turn=nullcontext, state_directory="")
     packed = perform(stage_of("packing", lambda tables, config: {"batches": ROWS}, ("batches",)), context, 0)
     done = perform(STAGE, context, 0, (packed,), Policy("p0", 0), Services(learner=service))
     policy = context.store.policies.find(done.key)
-    assert policy is not None
     context.store.policies.directory(done.key, verify=True)
     return done.key, policy.files
 
 
 def test_files_that_are_open_and_files_that_are_made_anew_stay_apart(context):
     """A file that was begun is written to its end, others are made in a directory that is made again."""
-    open_files: list[Any] = []
+    open_files, given = [], []
     state = {"weights_sha256": "w", "probe_token_ids": [1, 2], "files": []}
 
-    def write(directory: Path, content: bytes) -> None:
+    def write(directory, content):
         directory.mkdir(parents=True, exist_ok=True)
         open_files.append((directory / "model.safetensors").open("wb"))
         open_files[-1].write(content)
@@ -68,12 +64,12 @@ def test_files_that_are_open_and_files_that_are_made_anew_stay_apart(context):
         with pa.ipc.new_stream(str(directory / STATISTICS_FILE), STATISTICS) as statistics:
             statistics.write_batch(pa.RecordBatch.from_pylist([], STATISTICS))
 
-    def lose(batch: BatchReference, *, directory_out: str, **_: Any) -> None:
+    def lose(batch, *, directory_out, **_):
         given.append(Path(directory_out))
         write(given[0], b"lost")
         raise LearnerLost("cut off")
 
-    def train(batch: BatchReference, *, directory_out: str, **_: Any) -> list[Any]:
+    def train(batch, *, directory_out, **_):
         write(Path(directory_out), b"replacement")
         open_files[0].write(b" and late")
         open_files[0].flush()
@@ -82,7 +78,6 @@ def test_files_that_are_open_and_files_that_are_made_anew_stay_apart(context):
             each.close()
         return []
 
-    given: list[Path] = []
     replacement = SimpleNamespace(train=train, state=lambda: state, probe=lambda tokens: [0.0] * len(tokens))
     key, files = trained(context, (SimpleNamespace(train=lose), replacement))
     assert {each.path for each in files} == {"config.json", "model.safetensors"}
@@ -93,15 +88,13 @@ def test_files_that_are_open_and_files_that_are_made_anew_stay_apart(context):
 @pytest.mark.fault("services", "a learner that was given up writes later", "the policy of the one after it, to the bit")
 @pytest.mark.engine
 def test_a_real_learner_that_was_cut_off_writes_its_policy_late(context, tmp_path):
-    given: list[Path] = []
-    threads: list[threading.Thread] = []
-    made: dict[str, dict[str, str]] = {}
+    given, threads, made = [], [], {}
     model = tiny_qwen3(tmp_path / "model", hidden=32, layers=2, intermediate=64, seed=3)
     with process(tmp_path / "1") as (child, first), process(tmp_path / "2") as (_, second):
         # Another learning rate stands for another machine, whose weights differ in their last bits.
         one, two = connected(first["address"], model, 2e-2), connected(second["address"], model, 1e-2)
 
-        def lose(batch: BatchReference, **asked: Any) -> None:
+        def lose(batch, **asked):
             given.append(Path(asked["directory_out"]))
             threads.append(threading.Thread(target=lambda: one.train(batch, **asked), name="late"))
             threads[0].start()
@@ -111,7 +104,7 @@ def test_a_real_learner_that_was_cut_off_writes_its_policy_late(context, tmp_pat
             assert not list(given[0].glob("*.safetensors")), "it was done before it was stopped"
             raise LearnerLost("cut off")
 
-        def train(batch: BatchReference, **asked: Any) -> Any:
+        def train(batch, **asked):
             updates = two.train(batch, **asked)
             made["replacement"] = digests(Path(asked["directory_out"]))
             os.kill(child.pid, signal.SIGCONT)
@@ -130,7 +123,7 @@ def test_a_real_learner_that_was_cut_off_writes_its_policy_late(context, tmp_pat
     assert not given[0].exists(), "what it wrote is swept with the next one"
 
 
-def connected(address: str, model: Path, learning_rate: float) -> Learner:
+def connected(address, model, learning_rate):
     """Return a learner that holds the first policy."""
     learner = Learner(address)
     configure(learner, learning_rate=learning_rate)
@@ -138,6 +131,6 @@ def connected(address: str, model: Path, learning_rate: float) -> Learner:
     return learner
 
 
-def digests(directory: Path) -> dict[str, str]:
+def digests(directory):
     """Return the digests of a policy's files by name."""
     return {each.path: each.sha256 for each in digest_files(directory) if each.path != STATISTICS_FILE}

@@ -2,7 +2,6 @@
 
 import json
 import socket
-from typing import Any, cast
 
 import pytest
 
@@ -10,7 +9,7 @@ from configs.run import RunConfig
 from flows.services.base import Supervisor
 from flows.services.learner import LearnerNode, LearnerProcess
 from flows.services.pools import TOKEN, require_proof, shared_key
-from flows.services.process import Handle, ServiceFailed
+from flows.services.process import ServiceFailed
 from storage.store import open_store
 from tasks.learner import pulse
 from tasks.learner.protocol import KEY_VARIABLE
@@ -22,7 +21,7 @@ PULSE = "127.0.0.1:1"
 @pytest.fixture
 def asked(monkeypatch):
     """The addresses at which a learner was asked whether it answers, which all do."""
-    addresses: list[str] = []
+    addresses = []
     monkeypatch.setattr(pulse, "ask", lambda address, seconds, key: addresses.append(address))
     return addresses
 
@@ -50,19 +49,19 @@ def test_a_generation_that_answered_is_not_asked_again_and_another_one_is(learne
 
 def test_a_learner_that_was_lost_is_asked_before_it_is_gone_back_to(learner, asked, closed):
     """Its guardian may see its end later than we do: until then the same generation is there, with the same report."""
-    report: dict[str, Any] = {"address": closed, "pulse": PULSE, "pid": 1}
+    report = {"address": closed, "pulse": PULSE, "pid": 1}
 
     class Gone:
         generation, num_waits = 1, 0
 
-        def wait(self) -> dict[str, Any]:
+        def wait(self):
             self.num_waits += 1
             if self.num_waits > 3:
                 raise ServiceFailed("no restart is left")
             assert learner._ready(report)
             return report
 
-    learner._handles["learner"] = cast(Handle, Gone())
+    learner._handles["learner"] = Gone()
     with pytest.raises(ServiceFailed):
         learner._connect()
     assert asked == [PULSE] * 3
@@ -86,7 +85,6 @@ def test_nodes_on_a_pool_meet_at_a_port_that_the_first_one_holds(tmp_path, monke
     socket.create_server((host, int(port))).close()  # as torchrun does, beside the socket that holds it
 
     spec = first._other(1)
-    assert spec.report is not None
     asked = json.loads(spec.report.with_suffix(".request.json").read_text())
     assert (asked["deployment"], asked["name"]) == ("serve/learner", "learner-a-2")
     asked = asked["parameters"]

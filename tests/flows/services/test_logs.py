@@ -40,7 +40,7 @@ def test_nothing_is_lost_between_two_looks(tmp_path_factory, lines, most):
 
 
 def test_a_disk_that_is_full_costs_what_the_log_held(tmp_path, monkeypatch):
-    def full(*_: object) -> None:
+    def full(*_):
         raise OSError(28, "No space left on device")
 
     log = tmp_path / "engine.log"

@@ -11,13 +11,12 @@ from flows.services.memory import memory_plan, parse_gpu, require_memory, smalle
 from flows.services.memory_use import model_shape
 
 GIB = memory.GIB
+MIDDLE, SHORT_ROWS = "model.path=Qwen/Qwen3-4B", "packing.tokens_per_row=16384"
 SEES = "Qwen/Qwen3-VL-4B-Instruct"
 
 
 def plan_of(*overrides, gpu="H200", preset="qwen3_gpu"):
-    found = memory_plan(load([preset], list(overrides)), parse_gpu(gpu))
-    assert found is not None
-    return found
+    return memory_plan(load([preset], list(overrides)), parse_gpu(gpu))
 
 
 def test_a_small_model_stays_beside_its_engine():
@@ -29,17 +28,17 @@ def test_a_small_model_stays_beside_its_engine():
 
 
 def test_a_middle_one_s_engine_sleeps_while_it_trains():
-    plan = plan_of("model.path=Qwen/Qwen3-4B", "packing.tokens_per_row=16384")
+    plan = plan_of(MIDDLE, SHORT_ROWS)
     assert plan.fits and plan.sleeps and not plan.recompute
     assert plan.phases["training"] > 0.6 * plan.gpu.total
     assert plan.learner.total + plan.engine.total > plan.gpu.total
 
 
 def test_activations_are_computed_again_where_they_do_not_fit():
-    plan = plan_of("model.path=Qwen/Qwen3-4B", "packing.tokens_per_row=32768")
+    long_rows = MIDDLE, "packing.tokens_per_row=32768"
+    plan = plan_of(*long_rows)
     assert plan.fits and plan.recompute
-    kept = plan_of("model.path=Qwen/Qwen3-4B", "packing.tokens_per_row=32768", "training.gradient_checkpointing=false")
-    assert not kept.fits
+    assert not plan_of(*long_rows, "training.gradient_checkpointing=false").fits
 
 
 def test_what_cannot_fit_is_refused_with_what_could():
@@ -54,15 +53,14 @@ def test_what_cannot_fit_is_refused_with_what_could():
 
 
 def test_gpus_of_their_own():
-    apart = ("engine.gpus=0", "learner.gpus=1")
-    plan = plan_of("model.path=Qwen/Qwen3-4B", *apart, gpu="80GiB")
+    plan = plan_of(MIDDLE, "engine.gpus=0", "learner.gpus=1", gpu="80GiB")
     assert not plan.shared and not plan.sleeps and set(plan.phases) == {"training", "sampling, on another GPU"}
     assert plan.engine.total <= plan.gpu.total
 
 
 def test_a_sleep_that_was_asked_for_is_planned():
     assert plan_of("engine.sleep=true").sleeps
-    assert not plan_of("engine.sleep=false", "model.path=Qwen/Qwen3-4B", "packing.tokens_per_row=16384").sleeps
+    assert not plan_of("engine.sleep=false", MIDDLE, SHORT_ROWS).sleeps
 
 
 @pytest.mark.parametrize(
@@ -101,10 +99,8 @@ def test_a_vision_tower_is_in_the_plan():
 def test_several_gpus_divide_the_engine():
     few = "rollout.max_in_flight=64"
     one, two = (plan_of(few, f"engine.extra_arguments={text}") for text in ("[]", '["--tensor-parallel-size", "2"]'))
-    assert (
-        two.engine.parts["weights"] == one.engine.parts["weights"] // 2
-        and two.engine.parts["kv cache"] == one.engine.parts["kv cache"] // 2
-    )
+    for part in ("weights", "kv cache"):
+        assert two.engine.parts[part] == one.engine.parts[part] // 2
 
 
 def test_the_engine_is_told_the_plan():

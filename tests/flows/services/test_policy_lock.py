@@ -14,10 +14,14 @@ from tests.fixtures.waiting import PATIENCE, until
 SECONDS = PATIENCE
 
 
+def until_waiting(lock, *policies):
+    until(lambda: lock._waiting == [*policies], lambda: f"not {policies} wait", every=0.01)
+
+
 def test_another_policy_waits_until_nobody_holds_the_first():
     lock, told, left = PolicyLock(), threading.Event(), []
 
-    def other() -> None:
+    def other():
         told.set()
         with lock.hold("b"):
             left.append("b")
@@ -32,18 +36,18 @@ def test_another_policy_waits_until_nobody_holds_the_first():
 
 
 def test_who_has_waited_longest_is_next():
-    lock, order = PolicyLock(), list[str]()
+    lock, order = PolicyLock(), []
 
-    def other(policy: str) -> None:
+    def other(policy):
         with lock.hold(policy):
             order.append(policy)
 
     with ThreadPoolExecutor(2) as threads:
         with lock.hold("a"):
             waiting = [threads.submit(other, "b")]
-            until(lambda: lock._waiting == ["b"], lambda: "nobody waits", every=0.01)
+            until_waiting(lock, "b")
             waiting.append(threads.submit(other, "c"))
-            until(lambda: lock._waiting == ["b", "c"], lambda: "only one waits", every=0.01)
+            until_waiting(lock, "b", "c")
         with lock.hold("a"):  # asked for again at once, and not before the others had their turns
             assert order == ["b", "c"]
         for done in waiting:
@@ -57,13 +61,13 @@ def test_only_who_holds_a_policy_alone_exchanges_it_and_not_before_others_who_wa
             assert not lock.exchange("b"), "somebody else relies on the policy"
         done, end = threading.Event(), threading.Event()
 
-        def share(policy: str) -> None:
+        def share(policy):
             with lock.hold(policy):
                 done.set()
                 end.wait(SECONDS)
 
         sharing = threads.submit(share, "b")
-        until(lambda: lock._waiting == ["b"], lambda: "nobody waits", every=0.01)
+        until_waiting(lock, "b")
         assert not lock.exchange("c"), "somebody waits for another policy"
         assert lock.exchange("b") and done.wait(SECONDS), "who waits for the new policy shares it"
         assert not lock.exchange("c")
@@ -78,10 +82,10 @@ def test_only_who_holds_a_policy_alone_exchanges_it_and_not_before_others_who_wa
 def test_draws_ahead_and_evaluations_never_see_two_policies_and_all_end():
     """As in a run one step off policy: each policy is drawn with and evaluated, by threads of their own."""
     lock, guard = PolicyLock(), threading.Lock()
-    held: Counter[str] = Counter()
-    mixed: list[dict[str, int]] = []
+    held = Counter()
+    mixed = []
 
-    def work(policy: str) -> None:
+    def work(policy):
         with lock.hold(policy):
             with guard:
                 held[policy] += 1
@@ -102,23 +106,23 @@ def test_draws_ahead_and_evaluations_never_see_two_policies_and_all_end():
     assert not mixed and not +held
 
 
-def test_the_engine_exchanges_a_policy_only_under_its_one_holder(tmp_path, monkeypatch):
-    engine = session_for(tmp_path / "store", "run").engine
-    brought: list[tuple[str, bool]] = []
+def test_the_engine_exchanges_a_policy_only_under_its_one_holder(root, monkeypatch):
+    engine = session_for(root, "run").engine
+    brought = []
 
-    def bring(policy: Policy, url: str, recompute: bool = True) -> ServedModel:
+    def bring(policy, url, recompute=True):
         assert engine._loading.locked(), "who waits for the policy waits until it is served"
         brought.append((policy.key, recompute))
         return ServedModel(url, "key", salt=policy.key)
 
     monkeypatch.setattr(engine, "_load", bring)
     monkeypatch.setattr(engine, "serve", lambda policy: ServedModel("http://engine", "key", salt=policy.key))
-    engine._handles["engine"] = SimpleNamespace(wait=lambda: {"url": "http://engine"})  # type: ignore[assignment]
+    engine._handles["engine"] = SimpleNamespace(wait=lambda: {"url": "http://engine"})
     with engine.pinned(Policy("a", 0)):
         with engine.pinned(Policy("a", 0)):
             assert engine.exchange(Policy("b", 1), recompute=True) is None
         for key, recompute in (("b", True), ("c", False)):
-            assert engine.exchange(Policy(key, 1), recompute=recompute).salt == key  # type: ignore[union-attr]
+            assert engine.exchange(Policy(key, 1), recompute=recompute).salt == key
     assert brought == [("b", True), ("c", False)]
     with engine.pinned(Policy("a", 0)):
         pass  # the holder let go, whatever it held in the end

@@ -83,13 +83,13 @@ def test_a_worker_finds_the_store_from_any_directory(monkeypatch, tmp_path):
     assert shared_key(run, "learner") == key
 
 
-def test_a_machine_without_the_store_or_the_model_serves_no_weights(monkeypatch, tmp_path):
+def test_a_machine_without_the_store_or_the_model_serves_no_weights(monkeypatch, tmp_path, root):
     monkeypatch.chdir(tmp_path)
-    run = RUN.model_copy(update={"store": str(tmp_path / "store")})
+    run = RUN.model_copy(update={"store": str(root)})
     for service in ("engine", "learner"):
         with pytest.raises(ServiceFailed, match=r"no .*/store/format.json.*Nothing was started.*at the same paths"):
             _log_directory(run, service, "")
-    assert not (tmp_path / "store").exists(), "no store is made"
+    assert not root.exists(), "no store is made"
     assert _log_directory(run, "environment", "") == tmp_path / ".stagecoach/logs/a"
     open_store(run.store)
     assert _log_directory(run, "learner", "127.0.0.1:9") == tmp_path / "store/logs/a"

@@ -4,32 +4,24 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from configs.environments import EnvironmentConfig
-from configs.run import RunConfig
-from configs.sections import ModelConfig
-from configs.services import EngineConfig, LearnerConfig
 from flows.services import engine as services
 from flows.services.base import Supervisor
 from flows.services.engine import InferenceService
 from flows.services.learner import LearnerProcess
-from storage.store import open_store
-from tasks.inference.engine.client import OF_POLICY, Engine, ServedModel
+from tasks.inference.engine.client import OF_POLICY, Engine
 from tasks.inference.environments import servers as environments
 from tasks.inference.sampling.sampler import BatchSampler
 from tasks.learner.tiny import tiny_qwen3
-from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy
-from tests.fixtures.hosts import assigned, recorded_first, served, view_of
+from tests.fixtures.hosts import assigned, recorded_first, served, small_run, view_of
 from tests.fixtures.sampled import collected, failures
 from tests.fixtures.waiting import until
 
@@ -43,33 +35,26 @@ def engine(tmp_path_factory):
     """Two replicas, and two policies in the store, of which they serve the first."""
     directory = tmp_path_factory.mktemp("replicas")
     model, other = tiny_qwen3(directory / "model", seed=3), tiny_qwen3(directory / "other", seed=4)
-    store = open_store(directory / "store")
-    config = RunConfig(
-        name="a",
-        kind="train",
-        model=ModelConfig(path=str(model), renderer="qwen3", vocab_size=512),
-        engine=EngineConfig(replicas=2, max_model_len=256, memory_gib=0.25, startup_seconds=600),
-        learner=LearnerConfig(startup_seconds=600),
-    )
-    context = RunContext(store, "a", config, {})
+    context = small_run(directory, model, replicas=2)
     with Supervisor("a", directory / "logs") as supervisor:
         service = InferenceService(supervisor, context, model)
         service.begin()
         with Supervisor("learner", directory / "learner") as short_lived:
             learner = LearnerProcess(short_lived, context, service.asleep)
             for policy, source in ((POLICY, model), (NEXT, other)):
-                recorded_first(store, "a", policy, learner.load_fresh(policy, source), source)
+                recorded_first(context.store, "a", policy, learner.load_fresh(policy, source), source)
         until(lambda: len(service.serve(POLICY).urls) == 2, lambda: "there are no two replicas")
         yield service
 
 
-def served_keys(engine: InferenceService) -> set[str | None]:
+def served_keys(engine):
     """The policies that the replicas say they serve; nobody is brought to another one."""
-    keys = set()
-    for handle in engine.handles:
-        with closing(Engine(handle.wait()["url"], engine.key)) as client:
-            keys.add(client.state().policy_key)
-    return keys
+    return {policy_at(engine, handle.wait()["url"]) for handle in engine.handles}
+
+
+def policy_at(engine, url):
+    with closing(Engine(url, engine.key)) as client:
+        return client.state().policy_key
 
 
 def test_a_policy_that_is_expected_is_there_before_anybody_asks_for_it(engine):
@@ -81,14 +66,14 @@ def test_a_policy_that_is_expected_is_there_before_anybody_asks_for_it(engine):
 
 
 def test_who_waits_while_a_policy_is_brought_does_not_bring_it_again(engine, monkeypatch):
-    bring, seen, asked = InferenceService._load, list[str](), list[bool]()
+    bring, seen, asked = InferenceService._load, [], []
     ready_urls = services._ready_urls
 
-    def count(*given: Any, **named: Any) -> list[str]:
+    def count(*given, **named):
         asked.append(True)
         return ready_urls(*given, **named)
 
-    def slow(self: InferenceService, policy: Policy, url: str, *others: Any) -> ServedModel:
+    def slow(self, policy, url, *others):
         seen.append(url)
         until(lambda: len(asked) >= 2, lambda: "nobody else asks for the policy")
         time.sleep(0.2)  # what it does before it waits takes no time
@@ -122,7 +107,7 @@ def test_a_policy_that_cannot_be_brought_early_is_told_to_who_asks_for_it(engine
     assert engine.serve(POLICY).urls, "the engines go on"
 
 
-def tokens(groups: dict[str, dict[str, pa.Table]]) -> dict[str, list[list[int]]]:
+def tokens(groups):
     """The tokens of each member of each group, sampled ones and others, in order of the members."""
     found = {}
     for group_id, tables in groups.items():
@@ -138,10 +123,10 @@ def tokens(groups: dict[str, dict[str, pa.Table]]) -> dict[str, list[list[int]]]
 
 def test_a_killed_replica_costs_no_row(engine, tmp_path):
     examples = environments.examples(REVERSE)
-    dealt: dict[str, str] = {}
+    dealt = {}
     assignments = assigned("reverse", examples["example_id"].to_pylist()[:12], 4)
 
-    def sample(address: str, model: Any, on_first: Callable[[], None]) -> dict[str, dict[str, pa.Table]]:
+    def sample(address, model, on_first):
         groups, take = collected(on_first)
         sampler = BatchSampler(
             served={OF_POLICY: model},
@@ -154,15 +139,15 @@ def test_a_killed_replica_costs_no_row(engine, tmp_path):
         )
         deal = sampler.servers._replica
 
-        def note(group_id: str) -> str:
+        def note(group_id):
             dealt[group_id] = deal(group_id)
             return dealt[group_id]
 
-        sampler.servers._replica = note  # type: ignore[method-assign]
+        sampler.servers._replica = note
         sampler.sample(assignments, examples)
         return groups
 
-    def kill() -> None:
+    def kill():
         os.kill(engine._handles["engine 2"].pid, signal.SIGKILL)
 
     with served(REVERSE, tmp_path) as told, engine.pinned(POLICY) as both:
@@ -172,7 +157,6 @@ def test_a_killed_replica_costs_no_row(engine, tmp_path):
         killed = sample(told["address"], both, kill)
     for groups in (shared, killed):
         assert tokens(groups) == tokens(alone), "tokens depend on assignments, and not on who samples"
-    with closing(Engine(engine.serve(POLICY).url, engine.key)) as client:
-        assert client.state().policy_key == POLICY.key
+    assert policy_at(engine, engine.serve(POLICY).url) == POLICY.key
     until(lambda: len(engine.serve(POLICY).urls) == 2, lambda: "the killed replica did not come back")
     assert engine._handles["engine 2"].generation == 2

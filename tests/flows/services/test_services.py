@@ -6,9 +6,9 @@ import signal
 import sys
 import tempfile
 import threading
-from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock, call
 from uuid import uuid4
 
 import pytest
@@ -17,15 +17,14 @@ from flows.services import process
 from flows.services.base import (
     ROOM,
     SOCKET_CHARACTERS,
-    Command,
     RunService,
     Supervisor,
     ready_reports,
     temporary_directory,
 )
-from flows.services.news import LogLines, ServiceNews, ServiceNote, Starting
+from flows.services.news import LogLines, ServiceNote, Starting
 from flows.services.ownership import identity, owned_processes, start_time
-from flows.services.process import Handle, ServiceFailed, ServiceSpec
+from flows.services.process import ServiceFailed, ServiceSpec
 from tests.fixtures.faults import happened
 from tests.fixtures.programs import SERVICE
 from tests.fixtures.waiting import PATIENCE, until
@@ -35,11 +34,11 @@ pytestmark = [pytest.mark.engine, pytest.mark.essential]
 SECRET = "sk-very-secret-0123"
 
 
-def spec(directory: Path, name: str = "engine", program: str = "polite", **changes: Any) -> ServiceSpec:
+def spec(directory, name="engine", program="polite", **changes):
     """A service that runs one of the test programs. One that will not go is not waited for when it is told to."""
     report = directory / f"{name}.json"
     arguments = changes.pop("arguments", ())
-    values: dict[str, Any] = {
+    values = {
         "name": name,
         "argv": [sys.executable, SERVICE, program, str(report), *arguments],
         "env": {"DEMO_API_KEY": SECRET},
@@ -60,20 +59,26 @@ def supervisor(tmp_path):
     assert owned_processes(identity()) == []
 
 
-def killed(handle: Handle) -> int:
+@pytest.fixture
+def start(supervisor, tmp_path):
+    """Start a service that runs one of the test programs."""
+    return lambda *names, **changes: supervisor.start(spec(tmp_path, *names, **changes))
+
+
+def killed(handle):
     """Kill a service that is ready; return its process id once its watcher has seen the end."""
-    pid: int = handle.wait()["pid"]
+    pid = handle.wait()["pid"]
     generation = handle.generation
     os.kill(pid, signal.SIGKILL)
     handle._await_change(generation, PATIENCE)
     return pid
 
 
-def failure(handle: Handle) -> ServiceFailed:
+def failure(handle):
     """Return how a service fails that is waited for."""
     with pytest.raises(ServiceFailed) as caught:
         handle.wait()
-    return caught.value
+    return str(caught.value)
 
 
 def test_a_service_starts_reports_and_ends(tmp_path):
@@ -87,29 +92,24 @@ def test_a_service_starts_reports_and_ends(tmp_path):
     assert (tmp_path / "engine.json.ended").exists()
 
 
-def test_starts_are_side_by_side(supervisor, tmp_path):
-    asked: list[str] = []
-
-    def both_there(_: dict[str, Any]) -> bool:
-        asked.append("first")
-        return (tmp_path / "second.json").exists()
-
-    first = supervisor.start(spec(tmp_path, "first", ready=both_there))
-    second = supervisor.start(spec(tmp_path, "second", ready=lambda _: (tmp_path / "first.json").exists()))
+def test_starts_are_side_by_side(start, tmp_path):
+    ready = Mock(side_effect=lambda _: (tmp_path / "second.json").exists())
+    first = start("first", ready=ready)
+    second = start("second", ready=lambda _: (tmp_path / "first.json").exists())
     first.wait()
     second.wait()
-    assert asked
+    assert ready.called
 
 
 @pytest.mark.fault("services", "a service is killed twice", "it is started again once, then its failure is named")
-def test_a_killed_service_comes_back_with_a_fresh_report_until_no_restart_is_left(supervisor, tmp_path):
-    handle = supervisor.start(spec(tmp_path))
+def test_a_killed_service_comes_back_with_a_fresh_report_until_no_restart_is_left(start):
+    handle = start()
     first = killed(handle)
     assert start_time(first) is None
     second = killed(handle)
     happened(f"SIGKILL to {first} and {second}")
     assert second != first
-    assert "killed by signal 9 in generation 2: no restart of 1 is left" in str(failure(handle))
+    assert "killed by signal 9 in generation 2: no restart of 1 is left" in failure(handle)
     assert not handle.alive
 
 
@@ -118,11 +118,11 @@ class OneProcess(RunService):
 
     keyword = "engine"
 
-    def begin(self) -> None:
+    def begin(self):
         self._process("engine", self._spec)
 
-    def _spec(self) -> ServiceSpec:
-        def command(report: Path) -> Command:
+    def _spec(self):
+        def command(report):
             return [sys.executable, SERVICE, "polite", str(report)], {}
 
         return self._describe("engine", command, ready=lambda report: start_time(report["pid"]) is not None)
@@ -145,17 +145,24 @@ def test_what_services_report_is_private_to_who_started_them(tmp_path):
 
 
 @pytest.fixture
+def watchful(supervisor, monkeypatch):
+    """A supervisor that asks often whether a service hangs."""
+    monkeypatch.setattr(process, "ASK_SECONDS", 0.1)
+    return supervisor
+
+
+@pytest.fixture
 def told(supervisor):
     """What a run is told of its services."""
-    told: list[str] = []
+    told = []
     with supervisor.subscribe(lambda news: None if isinstance(news, Starting) else told.append(str(news))):
         yield told
 
 
 @pytest.mark.fault("services", "a service is killed three times", "each loss is told with the restart that follows")
-def test_every_loss_is_told_with_its_end_and_the_restart_that_follows(supervisor, tmp_path, told):
+def test_every_loss_is_told_with_its_end_and_the_restart_that_follows(start, tmp_path, told):
     log = tmp_path / "engine.log"
-    handle = supervisor.start(spec(tmp_path, max_restarts=2))
+    handle = start(max_restarts=2)
     for _ in range(3):
         killed(handle)
     until(lambda: len(told) == 3, lambda: f"{told}")
@@ -164,9 +171,9 @@ def test_every_loss_is_told_with_its_end_and_the_restart_that_follows(supervisor
     assert told == [f"engine: was killed by signal 9; {end}; log: {log}" for end in ends]
 
 
-def test_of_several_of_a_kind_those_that_answer_are_enough_and_the_last_that_fails_is_all(supervisor, tmp_path, told):
-    refused = supervisor.start(spec(tmp_path, "first", arguments=("3",)))
-    other = supervisor.start(spec(tmp_path, "second", max_restarts=0))
+def test_of_several_of_a_kind_those_that_answer_are_enough_and_the_last_that_fails_is_all(start, told):
+    refused = start("first", arguments=("3",))
+    other = start("second", max_restarts=0)
     assert ready_reports([refused, other]) == [{"pid": other.pid}]
     until(lambda: told, lambda: "no loss")
     assert told[0].startswith("first: ended with status 3 (no such model); it is not started again")
@@ -176,10 +183,10 @@ def test_of_several_of_a_kind_those_that_answer_are_enough_and_the_last_that_fai
         ready_reports([refused, other])
 
 
-def test_of_several_of_a_kind_the_first_that_answers_is_taken_and_the_others_are_waited_for(supervisor, tmp_path):
+def test_of_several_of_a_kind_the_first_that_answers_is_taken_and_the_others_are_waited_for(start):
     may_answer = threading.Event()
-    slow = supervisor.start(spec(tmp_path, "slow", ready=lambda _: may_answer.is_set()))
-    quick = supervisor.start(spec(tmp_path, "quick"))
+    slow = start("slow", ready=lambda _: may_answer.is_set())
+    quick = start("quick")
     assert ready_reports([slow, quick]) == [{"pid": quick.pid}]
     may_answer.set()
     until(lambda: slow.ready_report(), lambda: "nobody has seen that it is ready")
@@ -187,10 +194,9 @@ def test_of_several_of_a_kind_the_first_that_answers_is_taken_and_the_others_are
 
 
 @pytest.mark.fault("services", "a service exits, another hangs", "each is told with how it ended")
-def test_an_exit_and_a_hang_are_told_as_such_and_an_end_that_was_asked_for_is_not(watchful, tmp_path, told):
-    watchful.start(spec(tmp_path, "first", arguments=("3",), max_restarts=5))
-    hanging = iter([True])
-    watchful.start(spec(tmp_path, "second", hangs=lambda _: next(hanging, False))).wait()
+def test_an_exit_and_a_hang_are_told_as_such_and_an_end_that_was_asked_for_is_not(watchful, start, tmp_path, told):
+    start("first", arguments=("3",), max_restarts=5)
+    start("second", hangs=Mock(side_effect=chain([True], repeat(False)))).wait()
     until(lambda: len(told) == 2, lambda: f"{told}")
     happened(told)
     assert sorted(told) == [
@@ -201,20 +207,19 @@ def test_an_exit_and_a_hang_are_told_as_such_and_an_end_that_was_asked_for_is_no
     assert len(told) == 2
 
 
-def test_who_waits_for_a_slow_service_is_told_of_it_once_in_a_while(supervisor, tmp_path, told, monkeypatch):
+def test_who_waits_for_a_slow_service_is_told_of_it_once_in_a_while(start, tmp_path, told, monkeypatch):
     monkeypatch.setattr(process, "SLOW_SECONDS", 0.2)
-    handle = supervisor.start(spec(tmp_path, ready=lambda _: len(told) > 1))
+    handle = start(ready=lambda _: len(told) > 1)
     handle.wait()
     assert len(told) == 2
     assert all(re.fullmatch(rf"engine: still starting, \d+ s; log: {tmp_path}/engine.log", news) for news in told)
 
 
 @pytest.mark.fault("services", "a service's guardian is killed", "no orphan, and the service is started again")
-def test_a_killed_guardian_leaves_nothing_and_counts_as_a_restart(supervisor, tmp_path):
-    handle = supervisor.start(spec(tmp_path, program="stubborn"))
+def test_a_killed_guardian_leaves_nothing_and_counts_as_a_restart(start, tmp_path):
+    handle = start(program="stubborn")
     handle.wait()
     orphan = int((tmp_path / "engine.json.orphan").read_text())
-    assert handle._process is not None
     os.kill(handle._process.pid, signal.SIGKILL)
     happened(f"SIGKILL to {handle._process.pid}")
     handle._await_change(1, PATIENCE)
@@ -224,11 +229,10 @@ def test_a_killed_guardian_leaves_nothing_and_counts_as_a_restart(supervisor, tm
     assert len(owned_processes(identity())) == 3
 
 
-def test_a_service_that_changes_its_title_keeps_its_mark(supervisor, tmp_path):
+def test_a_service_that_changes_its_title_keeps_its_mark(start):
     pytest.importorskip("setproctitle")
-    handle = supervisor.start(spec(tmp_path, program="titled"))
+    handle = start(program="titled")
     handle.wait()
-    assert handle.pid is not None
     assert b"Engine::Core" in Path(f"/proc/{handle.pid}/cmdline").read_bytes()
     assert handle.pid in owned_processes(identity())
 
@@ -236,9 +240,9 @@ def test_a_service_that_changes_its_title_keeps_its_mark(supervisor, tmp_path):
 @pytest.mark.fault(
     "services", "a service ends before it is ready", "its failure with the end of its log, secrets masked"
 )
-def test_a_service_that_cannot_start_fails_at_once_with_the_end_of_its_log(supervisor, tmp_path):
-    handle = supervisor.start(spec(tmp_path, arguments=("3",), max_restarts=5))
-    message = str(failure(handle))
+def test_a_service_that_cannot_start_fails_at_once_with_the_end_of_its_log(start, tmp_path):
+    handle = start(arguments=("3",), max_restarts=5)
+    message = failure(handle)
     happened(message)
     ended = "service 'engine' ended with status 3 before it was ready"
     for words in (ended, "  | no such model", str(tmp_path / "engine.log"), "is safe", "key *** starts"):
@@ -247,27 +251,27 @@ def test_a_service_that_cannot_start_fails_at_once_with_the_end_of_its_log(super
     assert handle.generation == 1
 
 
-def test_the_cause_is_in_the_message_however_much_was_printed_after_it(supervisor, tmp_path):
+def test_the_cause_is_in_the_message_however_much_was_printed_after_it(start):
     program = "print('MemoryError: of a worker', *['  File noise'] * 40, 'RuntimeError: see above', sep='\\n'); exit(3)"
-    message = str(failure(supervisor.start(spec(tmp_path, argv=[sys.executable, "-c", program]))))
+    message = failure(start(argv=[sys.executable, "-c", program]))
     assert "log, whose first error is\n  | MemoryError: of a worker\nand which ends" in message
 
 
 @pytest.mark.fault("services", "a service never gets ready", "its failure with its last answer")
-def test_a_service_that_never_gets_ready_fails_with_its_last_answer(supervisor, tmp_path):
-    def refuse(_: dict[str, Any]) -> bool:
+def test_a_service_that_never_gets_ready_fails_with_its_last_answer(start):
+    def refuse(_):
         raise ConnectionError("not yet listening")
 
-    handle = supervisor.start(spec(tmp_path, ready=refuse, report=None, startup_seconds=0.3))  # asked from the start on
-    error = failure(handle)
-    happened(error)
-    assert "after 0.3 s; it last said: ConnectionError: not yet" in str(error)
-    assert isinstance(error.__cause__, ConnectionError)
+    handle = start(ready=refuse, report=None, startup_seconds=0.3)  # asked from the start on
+    with pytest.raises(ServiceFailed, match=r"after 0\.3 s; it last said: ConnectionError: not yet") as caught:
+        handle.wait()
+    happened(caught.value)
+    assert isinstance(caught.value.__cause__, ConnectionError)
 
 
 @pytest.mark.fault("services", "a service's report is half written", "it is no report")
-def test_a_half_written_report_is_not_a_report(supervisor, tmp_path):
-    handle = supervisor.start(spec(tmp_path))
+def test_a_half_written_report_is_not_a_report(start, tmp_path):
+    handle = start()
     handle.wait()
     for text in ('{"pid": 1', "[1]", ""):
         (tmp_path / "engine.json").write_text(text)
@@ -275,19 +279,18 @@ def test_a_half_written_report_is_not_a_report(supervisor, tmp_path):
         assert handle.read_report() is None
 
 
-def test_an_external_service_is_adopted_and_left_alone(supervisor, tmp_path):
-    asked: list[dict[str, Any]] = []
-    url = "http://127.0.0.1:1"
-    handle = supervisor.start(spec(tmp_path, external=url, ready=lambda report: not asked.append(report)))
+def test_an_external_service_is_adopted_and_left_alone(start, tmp_path):
+    url, ready = "http://127.0.0.1:1", Mock(return_value=True)
+    handle = start(external=url, ready=ready)
     assert handle.wait() == {"url": url, "address": url}
-    assert asked == [{"url": url, "address": url}]
+    ready.assert_called_once_with({"url": url, "address": url})
     assert (handle.alive, handle.pid, handle.generation) == (True, None, 0)
     assert not (tmp_path / "engine.log").exists()
 
 
 def test_an_unreachable_external_service_says_that_nothing_was_started(supervisor, tmp_path):
     away = spec(tmp_path, "away", external="http://127.0.0.1:1", ready=lambda _: False, startup_seconds=0.1)
-    message = str(failure(supervisor.start(away)))
+    message = failure(supervisor.start(away))
     assert "'away' at http://127.0.0.1:1 is not ready" in message and "Nothing was started" in message
 
 
@@ -345,32 +348,20 @@ def test_services_end_though_a_forked_child_of_the_flow_lives(tmp_path):
     assert ended
 
 
-def test_a_secret_in_the_command_line_is_refused(supervisor, tmp_path):
+def test_a_secret_in_the_command_line_is_refused(start):
     with pytest.raises(AssertionError, match="a secret in the command line"):
-        supervisor.start(spec(tmp_path, arguments=(f"--key={SECRET}",)))
-
-
-@pytest.fixture
-def watchful(supervisor, monkeypatch):
-    """A supervisor that asks often whether a service hangs."""
-    monkeypatch.setattr(process, "ASK_SECONDS", 0.1)
-    return supervisor
+        start(arguments=(f"--key={SECRET}",))
 
 
 @pytest.mark.fault("services", "a service hangs", "it is started again, and its log says why")
-def test_a_service_that_does_not_answer_is_started_again_and_its_log_says_why(watchful, tmp_path):
-    asked: list[dict[str, Any]] = []
-
-    def hangs(report: dict[str, Any]) -> bool:
-        asked.append(report)
-        return len(asked) == 2
-
-    handle = watchful.start(spec(tmp_path, "server", hangs=hangs))
+def test_a_service_that_does_not_answer_is_started_again_and_its_log_says_why(watchful, start, tmp_path):
+    hangs = Mock(side_effect=chain([False, True], repeat(False)))
+    handle = start("server", hangs=hangs)
     first = handle.wait()
     handle._await_change(1, PATIENCE)
     assert handle.generation == 2
     happened("its second answer never came")
-    assert asked[:2] == [first, first], "it answered once"
+    assert hangs.call_args_list[:2] == [call(first)] * 2, "it answered once"
     assert handle.wait() != first
     head = "--- server, generation 2: the one before did not answer any more and was ended\n"
     assert head in (tmp_path / "server.log").read_text()
@@ -378,8 +369,7 @@ def test_a_service_that_does_not_answer_is_started_again_and_its_log_says_why(wa
 
 def test_who_waits_for_a_service_without_an_answer_is_told(watchful, tmp_path, monkeypatch):
     monkeypatch.setattr(process, "SLOW_SECONDS", 0.1)
-    heard: list[ServiceNews] = []
-    may_answer = threading.Event()
+    heard, may_answer = [], threading.Event()
     with watchful.subscribe(heard.append):
         hang = spec(tmp_path, "server", hangs=lambda _: not may_answer.wait(PATIENCE), hang_seconds=120.0)
         watchful.start(hang).wait()
@@ -392,17 +382,16 @@ def test_who_waits_for_a_service_without_an_answer_is_told(watchful, tmp_path, m
 
 
 @pytest.mark.fault("services", "a service hangs and has no restart left", "its failure with that reason")
-def test_one_that_hangs_again_fails_with_that_reason(watchful, tmp_path):
-    handle = watchful.start(spec(tmp_path, "server", hangs=lambda _: True, max_restarts=0))
+def test_one_that_hangs_again_fails_with_that_reason(watchful, start):
+    handle = start("server", hangs=lambda _: True, max_restarts=0)
     handle.wait()
     handle._await_change(1, PATIENCE)
     happened("no answer came")
-    assert "'server' did not answer any more and was ended in generation 1: no rest" in str(failure(handle))
+    assert "'server' did not answer any more and was ended in generation 1: no rest" in failure(handle)
 
 
-def test_a_service_is_not_asked_before_it_was_ready(watchful, tmp_path):
-    asked: list[dict[str, Any]] = []
-    handle = watchful.start(spec(tmp_path, "server", hangs=lambda report: bool(asked.append(report))))
+def test_a_service_is_not_asked_before_it_was_ready(watchful, start):
+    handle = start("server", hangs=lambda _: False)
     assert handle.ready_report() == {}
     report = handle.wait()
     assert handle.ready_report() == report
@@ -413,15 +402,15 @@ def test_a_service_is_not_asked_before_it_was_ready(watchful, tmp_path):
 @pytest.mark.fault(
     "services", "the system refuses to start a service again", "its failure with the system's words, no descriptor lost"
 )
-def test_one_that_cannot_be_started_again_fails_at_once_and_says_what_the_system_said(watchful, tmp_path, monkeypatch):
-    handle = watchful.start(spec(tmp_path, "server"))
+def test_one_that_cannot_be_started_again_fails_at_once_and_says_what_the_system_said(watchful, start, monkeypatch):
+    handle = start("server")
     handle.wait()
     descriptors = len(os.listdir("/proc/self/fd"))
     monkeypatch.setenv("TOO_LONG", "x" * 200_000)  # for the system, which refuses to start anything with it
     handle.restart("was told to end")
     handle._await_change(1, PATIENCE)
     happened("an environment of 200,000 characters")
-    message = str(failure(handle))
+    message = failure(handle)
     assert "'server' was told to end and cannot be started again: " in message and " too long" in message
     assert (handle.alive, handle.generation) == (False, 1)
     # Other threads of this process open and close some meanwhile, as the one that reads the log.
@@ -429,10 +418,10 @@ def test_one_that_cannot_be_started_again_fails_at_once_and_says_what_the_system
 
 
 @pytest.mark.fault("services", "a service floods its log", "the log stays within its share, whole lines")
-def test_a_flood_fills_no_more_than_its_share_of_the_disk(watchful, tmp_path):
+def test_a_flood_fills_no_more_than_its_share_of_the_disk(watchful, start, tmp_path):
     flood = "import sys\nfor number in range(10**9): sys.stdout.write(f'line {number:09}\\n'), sys.stdout.flush()"
     argv = [sys.executable, "-c", flood]
-    handle = watchful.start(spec(tmp_path, "server", argv=argv, report=None, log_bytes=140_000))
+    handle = start("server", argv=argv, report=None, log_bytes=140_000)
     log, aside = tmp_path / "server.log", tmp_path / "server.log.1"
     until(aside.exists, lambda: f"the log grew to {log.stat().st_size} bytes and was not moved aside")
     happened("the log was moved aside")
@@ -448,29 +437,34 @@ def test_a_flood_fills_no_more_than_its_share_of_the_disk(watchful, tmp_path):
 def test_lines_of_a_log_are_passed_on_as_they_come_without_secrets(tmp_path):
     log = tmp_path / "engine.log"
     log.write_text("of an earlier run\n")
-    heard: list[ServiceNews] = []
+    heard = []
     secret = "s3cr3t-of-the-hub"
+
+    def append(text):
+        with log.open("a") as file:
+            file.write(text)
+
+    def until_heard(text):
+        until(lambda: any(text in line for line in lines_of(heard)), lambda: f"{heard[-9:]}")
+
     with Supervisor("run", tmp_path, tell_lines=True) as supervisor, supervisor.subscribe(heard.append):
-        supervisor.start(replace(spec(tmp_path), env={"HF_TOKEN": secret})).wait()
-        with log.open("a") as file:
-            file.write(f"one {secret}\ntwo")
-        until(lambda: "one ***" in lines_of(heard), lambda: f"{heard}")
+        supervisor.start(spec(tmp_path, env={"HF_TOKEN": secret})).wait()
+        append(f"one {secret}\ntwo")
+        until_heard("one ***")
         assert "two" not in lines_of(heard), "a line is passed on when it has ended"
-        with log.open("a") as file:
-            file.write(" ends\n")
-        until(lambda: "two ends" in lines_of(heard), lambda: f"{heard}")
+        append(" ends\n")
+        until_heard("two ends")
         log.write_text("emptied\n")
-        until(lambda: "emptied" in lines_of(heard), lambda: f"{heard}")
+        until_heard("emptied")
         log.write_bytes(b"flood\n" * 2**20)
-        until(lambda: any("bytes are in" in line for line in lines_of(heard)), lambda: f"{heard}")
-        with log.open("a") as file:
-            file.write("the last\n")
-        until(lambda: "the last" in lines_of(heard), lambda: f"{heard[-1:]}")
+        until_heard("bytes are in")
+        append("the last\n")
+        until_heard("the last")
     said = lines_of(heard)
     assert said[0].startswith("--- engine, generation 1") and said.count("the last") == 1
     assert len(said) < 20_000 and not [line for line in said if secret in line or line == "of an earlier run"]
 
 
-def lines_of(heard: list[ServiceNews]) -> list[str]:
+def lines_of(heard):
     """Return all lines of logs that were heard of."""
     return [line for news in heard if isinstance(news, LogLines) for line in news.lines]

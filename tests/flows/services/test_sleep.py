@@ -12,23 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from configs.run import RunConfig
-from configs.sections import ModelConfig
-from configs.services import EngineConfig, LearnerConfig
 from flows.services.base import Supervisor
 from flows.services.engine import InferenceService
 from flows.services.learner import LearnerProcess
-from flows.services.process import Handle
-from storage.store import open_store
 from tasks.inference.engine.client import Engine, EngineLost
 from tasks.learner.tiny import tiny_qwen3
-from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy
-from tests.fixtures.hosts import recorded_first
+from tests.fixtures.hosts import recorded_first, small_run
 from tests.fixtures.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
@@ -43,20 +36,26 @@ class Machine:
     learner: LearnerProcess
     directory: Path
 
-    def handle(self, service) -> Handle:
+    def handle(self, service):
         return service._handles[service.keyword]
 
-    def kill(self, service) -> int:
+    def generation(self, service):
+        return self.handle(service).generation
+
+    def kill(self, service):
         """Kill a service; return the generation that it was."""
-        handle = self.handle(service)
-        generation = handle.generation
-        os.kill(handle.pid, signal.SIGKILL)
+        generation = self.generation(service)
+        os.kill(self.handle(service).pid, signal.SIGKILL)
         return generation
+
+    def learns(self):
+        """Tell whether the learner holds the first policy and computes with it."""
+        return self.learner.load_fresh(POLICY, self.directory).probe([1, 2, 3])
 
     def client(self):
         return closing(Engine(self.handle(self.engine).wait()["url"], self.engine.key))
 
-    def serves(self) -> bool:
+    def serves(self):
         """Tell whether the engine holds and answers by the policy's weights, after it was brought to them."""
         self.engine.serve(POLICY)
         with self.client() as client:
@@ -67,15 +66,7 @@ class Machine:
 def machine(tmp_path_factory):
     directory = tmp_path_factory.mktemp("sleep")
     model = tiny_qwen3(directory / "model", seed=3)
-    store = open_store(directory / "store")
-    config = RunConfig(
-        name="a",
-        kind="train",
-        model=ModelConfig(path=str(model), renderer="qwen3", vocab_size=512),
-        engine=EngineConfig(max_model_len=256, memory_gib=0.25, sleep=True, startup_seconds=600, max_restarts=9),
-        learner=LearnerConfig(startup_seconds=600),
-    )
-    context = RunContext(store, "a", config, {})
+    context = small_run(directory, model, sleep=True, max_restarts=9)
     with Supervisor("a", directory / "logs") as supervisor:
         engine = InferenceService(supervisor, context, model)
         learner = LearnerProcess(supervisor, context, engine.asleep)
@@ -83,7 +74,7 @@ def machine(tmp_path_factory):
         engine.begin()
         with learner.turn():
             client = learner.load_fresh(POLICY, model)
-            recorded_first(store, "a", POLICY, client, model)
+            recorded_first(context.store, "a", POLICY, client, model)
         yield found
 
 
@@ -91,7 +82,7 @@ def test_it_sleeps_for_the_learner_and_wakes_for_rollouts(machine):
     assert machine.serves()
     with machine.learner.turn(), machine.client() as client:
         assert client.is_sleeping() and client.state().policy_key == ""
-        assert machine.learner.load_fresh(POLICY, machine.directory).probe([1, 2, 3])
+        assert machine.learns()
     with machine.client() as client:
         machine.engine.preload(POLICY)
         time.sleep(0.5)  # long enough for a thread to wake it
@@ -102,7 +93,7 @@ def test_it_sleeps_for_the_learner_and_wakes_for_rollouts(machine):
 def test_a_turn_waits_for_those_who_sample_and_they_for_it(machine):
     order = []
 
-    def train() -> None:
+    def train():
         with machine.learner.turn():
             order.append("trained")
 
@@ -114,7 +105,7 @@ def test_a_turn_waits_for_those_who_sample_and_they_for_it(machine):
         done.result(PATIENCE)
         begun, end = threading.Event(), threading.Event()
 
-        def hold() -> None:
+        def hold():
             with machine.learner.turn():
                 begun.set()
                 end.wait(PATIENCE)
@@ -134,7 +125,7 @@ def test_the_engine_is_killed_before_it_sleeps(machine):
     assert machine.serves()
     killed = machine.kill(machine.engine)
     with machine.learner.turn(), machine.client() as client:
-        assert client.is_sleeping() and machine.handle(machine.engine).generation == killed + 1
+        assert client.is_sleeping() and machine.generation(machine.engine) == killed + 1
     assert machine.serves()
 
 
@@ -146,17 +137,17 @@ def test_the_engine_is_killed_asleep_and_stays_away_from_the_learner_s_memory(ma
         until(lambda: not handle.alive, lambda: "it outlived SIGKILL")
         time.sleep(1)
         assert handle.generation == killed, "it would take the memory that the learner has"
-        assert machine.learner.load_fresh(POLICY, machine.directory).probe([1, 2, 3])
+        assert machine.learns()
     assert machine.serves() and handle.generation == killed + 1
 
 
 def test_the_learner_is_killed_while_the_engine_sleeps(machine):
-    engine = machine.handle(machine.engine).generation
+    engine = machine.generation(machine.engine)
     with machine.learner.turn():
         killed = machine.kill(machine.learner)
-        until(lambda: machine.handle(machine.learner).generation == killed + 1, lambda: "not started again")
-        assert machine.learner.load_fresh(POLICY, machine.directory).probe([1, 2, 3])
-    assert machine.serves() and machine.handle(machine.engine).generation == engine
+        until(lambda: machine.generation(machine.learner) == killed + 1, lambda: "not started again")
+        assert machine.learns()
+    assert machine.serves() and machine.generation(machine.engine) == engine
 
 
 @pytest.mark.nightly
@@ -164,7 +155,7 @@ def test_the_engine_is_killed_before_it_wakes(machine):
     with machine.learner.turn():
         pass
     killed = machine.kill(machine.engine)
-    assert machine.serves() and machine.handle(machine.engine).generation == killed + 1
+    assert machine.serves() and machine.generation(machine.engine) == killed + 1
 
 
 @pytest.mark.nightly
@@ -173,9 +164,9 @@ def test_it_is_awake_and_not_handed_over_yet(machine, monkeypatch, dies):
     """Killed, or the hand-over failed: half awake, it goes on from there."""
     with machine.learner.turn():
         pass
-    before, call, states = machine.handle(machine.engine).generation, Engine._call_workers, []
+    before, call, states = machine.generation(machine.engine), Engine._call_workers, []
 
-    def fail_once(self, method: str, **arguments: Any) -> None:
+    def fail_once(self, method, **arguments):
         if not states:
             states.append((self.is_sleeping(), self.state().policy_key))
             if dies:
@@ -185,4 +176,4 @@ def test_it_is_awake_and_not_handed_over_yet(machine, monkeypatch, dies):
 
     monkeypatch.setattr(Engine, "_call_workers", fail_once)
     assert machine.serves() and states == [(True, "")]
-    assert machine.handle(machine.engine).generation == before + dies
+    assert machine.generation(machine.engine) == before + dies

@@ -2,18 +2,16 @@
 
 import signal
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
-from configs.algorithms import OpdConfig, TeacherConfig
 from configs.errors import ConfigError
 from configs.resolve import resolve
 from configs.run import RunConfig
 from flows.services.base import Supervisor
 from flows.services.guardian import descendants, send
 from flows.services.teachers import TeacherChanged, TeacherEngines, teacher_facts
-from tasks.inference.engine.client import ServedModel, score
+from tasks.inference.engine.client import score
 from tasks.learner.tiny import tiny_qwen3
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -31,11 +29,10 @@ class Taught:
     teachers: TeacherEngines
 
     @property
-    def teacher(self) -> TeacherConfig:
-        assert isinstance(self.config.algorithm, OpdConfig)
+    def teacher(self):
         return self.config.algorithm.teacher
 
-    def elsewhere(self, served: ServedModel, **changes: Any) -> RunConfig:
+    def elsewhere(self, served, **changes):
         """Return the run with the teacher as somebody else serves it."""
         teacher = {"url": served.url, "api_key_variable": VARIABLE}
         algorithm = {"type": "opd", "teacher": teacher}
@@ -62,7 +59,15 @@ def taught(tmp_path_factory):
         yield Taught(config, supervisor, TeacherEngines(supervisor, config))
 
 
-def scored(served: ServedModel) -> list[float]:
+@pytest.fixture
+def others(taught, monkeypatch):
+    """The run's teacher as somebody else serves it, whose key is known here."""
+    served = taught.teachers.serve(taught.teacher)
+    monkeypatch.setenv(VARIABLE, served.api_key)
+    return served
+
+
+def scored(served):
     ((_, found),) = score(served, [SEQUENCE], 1)
     return found
 
@@ -76,7 +81,6 @@ def test_a_teacher_that_dies_is_started_again_with_the_same_weights(taught):
     before = scored(served)
     (handle,) = taught.teachers._handles.values()
     process = handle.pid
-    assert process is not None
     send(signal.SIGKILL, [process, *descendants(process)])  # some go by themselves when the first has
     while handle.generation == 1:
         handle.wait()
@@ -84,32 +88,28 @@ def test_a_teacher_that_dies_is_started_again_with_the_same_weights(taught):
     assert again.url != served.url and scored(again) == pytest.approx(before, abs=1e-5)
 
 
-def test_a_teacher_of_somebody_else_is_known_by_what_it_says_it_serves(taught, monkeypatch):
-    served = taught.teachers.serve(taught.teacher)
-    monkeypatch.setenv(VARIABLE, served.api_key)
-    config = resolve(taught.elsewhere(served), teacher_facts(taught.elsewhere(served)))
-    assert isinstance(config.algorithm, OpdConfig)
+def test_a_teacher_of_somebody_else_is_known_by_what_it_says_it_serves(taught, others):
+    config = taught.elsewhere(others)
+    config = resolve(config, teacher_facts(config))
     teacher = config.algorithm.teacher
     assert taught.teacher.path in teacher.version and "vllm" in teacher.version
     teachers = TeacherEngines(taught.supervisor, config)
     teachers.check_available()
     found = teachers.serve(teacher)
-    assert (found.url, found.model) == (served.url, "policy") and len(found.salt) == 32
-    assert scored(found) == pytest.approx(scored(served), abs=1e-6)
+    assert (found.url, found.model) == (others.url, "policy") and len(found.salt) == 32
+    assert scored(found) == pytest.approx(scored(others), abs=1e-6)
     with pytest.raises(TeacherChanged, match="the run began with 'another'"):
         teachers.serve(teacher.model_copy(update={"version": "another"}))
 
 
-def test_a_teacher_of_somebody_else_with_other_tokens_or_another_key_is_refused(taught, monkeypatch, tmp_path):
-    served = taught.teachers.serve(taught.teacher)
-    monkeypatch.setenv(VARIABLE, served.api_key)
-    large = taught.elsewhere(served, model=taught.config.model.model_dump(mode="json") | {"vocab_size": 4096})
-    with pytest.raises(ConfigError, match=r"algorithm\.teacher\.url: it cannot score token 4095"):
-        teacher_facts(large)
+def test_a_teacher_of_somebody_else_with_other_tokens_or_another_key_is_refused(taught, others, monkeypatch, tmp_path):
     words = tiny_qwen3(tmp_path / "words", layers=1, words=("quick", "brown"))
-    other = taught.elsewhere(served, model=taught.config.model.model_dump(mode="json") | {"tokenizer": str(words)})
-    with pytest.raises(ConfigError, match=r"algorithm\.teacher\.url: it has another tokenizer .* here \('quick'\)"):
-        teacher_facts(other)
+    for changes, problem in (
+        ({"vocab_size": 4096}, "it cannot score token 4095"),
+        ({"tokenizer": str(words)}, r"it has another tokenizer .* here \('quick'\)"),
+    ):
+        with pytest.raises(ConfigError, match=rf"algorithm\.teacher\.url: {problem}"):
+            teacher_facts(taught.elsewhere(others, model=taught.config.model.model_dump(mode="json") | changes))
     monkeypatch.setenv(VARIABLE, "another key")
     with pytest.raises(ConfigError, match=r"algorithm\.teacher\.url: .*401"):
-        teacher_facts(taught.elsewhere(served))
+        teacher_facts(taught.elsewhere(others))

@@ -4,16 +4,13 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from configs.environments import EnvironmentConfig
 from configs.load import load
-from configs.run import RunConfig
 from flows.orchestration import server as prefect_server
 from flows.services import process
 from flows.services.base import RunService, Supervisor
@@ -38,6 +35,7 @@ SECRETS = {
     "GITHUB_TOKEN": "github",
     "DATABASE_URL": "postgres://user:word@host/db",
 }
+AWS = {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}
 PLAIN = {
     "CUDA_VISIBLE_DEVICES": "0",
     "NCCL_DEBUG": "INFO",
@@ -56,26 +54,23 @@ def variables(monkeypatch):
         monkeypatch.setenv(name, value)
 
 
-def given(needed: tuple[str, ...]) -> set[str]:
+def given(needed):
     """The names of the secrets above that a process gets; all others it gets in any case."""
     found = inherited_variables(needed)
     assert found.items() >= PLAIN.items() and {*found} | {*withheld(needed)} == {*os.environ}
     return found.keys() & SECRETS.keys()
 
 
-def context(config: RunConfig) -> Any:
-    return SimpleNamespace(config=config, store=None)
+def environment_spec(supervisor, config):
+    return EnvironmentServers(supervisor, config, "own")._spec(config.environments[0])
 
 
-SERVICES: dict[str, tuple[Callable[[Supervisor, RunConfig], ServiceSpec], set[str]]] = {
+SERVICES = {
     "learner": (
-        lambda supervisor, config: LearnerProcess(supervisor, context(config))._spec(),
-        {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"},
+        lambda supervisor, config: LearnerProcess(supervisor, SimpleNamespace(config=config, store=None))._spec(),
+        AWS,
     ),
-    "environment": (
-        lambda supervisor, config: EnvironmentServers(supervisor, config, "own")._spec(config.environments[0]),
-        {"HF_TOKEN"},
-    ),
+    "environment": (environment_spec, {"HF_TOKEN"}),
     "grader": (
         lambda supervisor, config: GraderProcesses(supervisor, config)._spec(config.environments[0]),
         {"HF_TOKEN"},
@@ -117,7 +112,7 @@ def test_an_environment_gets_what_its_section_names(settings, expected):
 def test_a_model_of_others_is_asked_with_its_key(tmp_path):
     external = "evaluation.external={url='https://host/v1', model='m', api_key_variable='JUDGE_KEY'}"
     config = load(("demo",), ["kind=evaluate", external])
-    spec = EnvironmentServers(Supervisor("run", tmp_path), config, "own")._spec(config.environments[0])
+    spec = environment_spec(Supervisor("run", tmp_path), config)
     assert given(tuple(spec.needs)) == {"HF_TOKEN", "JUDGE_KEY"}
 
 
@@ -141,9 +136,8 @@ def test_a_process_that_is_started_has_no_others(tmp_path):
     with Supervisor("run", tmp_path / "services") as supervisor:
         handle = supervisor.start(spec)
         shown = handle.wait()
-        assert handle._process is not None
         guardian = Path(f"/proc/{handle._process.pid}/environ").read_bytes()
-    expected = {"JUDGE_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"}
+    expected = {"JUDGE_KEY", *AWS}
     assert shown.keys() & SECRETS.keys() == expected and shown["OWN_KEY"] == "own"
     assert {each.split(b"=")[0].decode() for each in guardian.split(b"\0")} & SECRETS.keys() == expected
     heading = spec.log.read_text().splitlines()[0]
@@ -155,7 +149,7 @@ def test_environments_ask_the_hub_as_the_shell_says(value, tmp_path, monkeypatch
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     if value:
         monkeypatch.setenv("HF_HUB_OFFLINE", value)
-    environment = EnvironmentConfig.model_validate(ENVIRONMENT | {"taskset": {"id": "sample_reverse_text"}})
+    environment = EnvironmentConfig.model_validate(ENVIRONMENT)
     variables = inherited_variables() | servers.command(environment, tmp_path / "report")[1]
     assert variables.get("HF_HUB_OFFLINE") == value
 
@@ -177,9 +171,9 @@ def test_a_section_reaches_its_process_by_a_file_for_one_pair_of_eyes(tmp_path):
 
 def test_examples_are_read_without_secrets(monkeypatch):
     """The process that reads them runs the taskset's code as well."""
-    seen: list[dict[str, str]] = []
+    seen = []
 
-    def start(argv: list[str], *, env: dict[str, str], **_: object) -> Any:
+    def start(argv, *, env, **_):
         seen.append(env)
         raise KeyboardInterrupt
 
