@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,9 +34,9 @@ def demo(demo_store):
 @pytest.fixture
 def opened(chromium):
     """Opens a window on a viewer; what it complains of and asks of others is held to be nothing at the end."""
-    windows: list[Watched] = []
+    windows = []
 
-    def window(base: str, script: str = "", **settings: Any) -> Watched:
+    def window(base, script="", **settings):
         context = chromium.new_context(viewport={"width": 1360, "height": 900}, **settings)
         if script:
             context.add_init_script(script)

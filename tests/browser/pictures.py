@@ -68,12 +68,10 @@ def save(page: Any, name: str) -> None:
 
 def trace_with_an_error(store: Path) -> str:
     """Return a rollout of the last step whose first call of a tool was refused, and a later one was not."""
-    messages = open_tables(store).run("calc_tools").messages.collect().filter(role="tool").sort("step", descending=True)
-    for (trace,), own in messages.group_by("trace_id", maintain_order=True):
-        texts = own.sort("message")["content"].to_list()
-        if len(texts) > 1 and str(texts[0]).startswith("error") and not str(texts[-1]).startswith("error"):
-            return str(trace)
-    return str(messages["trace_id"][0])
+    query = """select trace_id from calc_tools.messages where role = 'tool' group by step, trace_id having count(*) > 1
+        and arg_min(content, message) like 'error%' and arg_max(content, message) not like 'error%'
+        order by step desc"""
+    return str(ask(open_tables(store), query)["trace_id"][0])
 
 
 def wrong_with_full_reward(store: Path) -> str:

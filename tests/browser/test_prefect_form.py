@@ -7,13 +7,12 @@ Needs Chromium and the package `playwright`: `make test-browser`. Pictures are l
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
 
 from storage.store import open_store
 from tests.browser.viewing import picture
-from tests.fixtures.serving import Serving, serving
+from tests.fixtures.serving import serving
 from tests.fixtures.waiting import PATIENCE, until
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
@@ -33,13 +32,13 @@ def page(served, chromium):
     opened.close()
 
 
-def field(page: Any, name: str) -> Any:
+def field(page, name):
     """The part of the form for one parameter."""
     label = page.locator(".schema-form-property__label", has_text=re.compile(rf"^{name}\b"))
     return page.locator(".schema-form-property").filter(has=label)
 
 
-def submit(page: Any, served: Serving, **parameters: Any) -> str:
+def submit(page, served, **parameters):
     """Fill in the form of `sft` as a person does and send it; return the flow run's id.
 
     The page swallows a press while it still checks the fields, and Prefect's SQLite refuses a request now and then on a
@@ -47,7 +46,7 @@ def submit(page: Any, served: Serving, **parameters: Any) -> str:
     """
     from playwright.sync_api import TimeoutError as NothingSent
 
-    tried: list[str] = []
+    tried = []
     deployment = served.ask("/deployments/name/sft/sft")
     for _ in range(5):
         page.goto(f"{served.url}/deployments/deployment/{deployment['id']}/run")
@@ -68,7 +67,7 @@ def submit(page: Any, served: Serving, **parameters: Any) -> str:
     raise AssertionError(f"the form was refused each time: {tried}\n{served.log()}")
 
 
-def enter(part: Any, value: Any) -> None:
+def enter(part, value):
     """Put a value into its part of the form: a number, a text, or a list of texts."""
     if isinstance(value, int):
         part.get_by_role("button", name="int", exact=True).click()
@@ -81,9 +80,20 @@ def enter(part: Any, value: Any) -> None:
         fields.last.fill(str(item))
 
 
-def press(page: Any, served: Serving, flow_run: str, name: str) -> None:
-    """Press a button of a flow run's page, and agree."""
+def show_run(page, served, flow_run, *texts):
+    """Open a flow run's page and wait for texts on it."""
     page.goto(f"{served.url}/runs/flow-run/{flow_run}")
+    for text in texts:
+        page.get_by_text(text).first.wait_for()
+
+
+def open_tab(page, name):
+    page.get_by_role("tab", name=name).or_(page.locator(".p-tab", has_text=name)).first.click()
+
+
+def press(page, served, flow_run, name):
+    """Press a button of a flow run's page, and agree."""
+    show_run(page, served, flow_run)
     page.get_by_role("button", name=name).first.click()
     page.locator(".p-modal").get_by_role("button", name=re.compile(f"Confirm|{name}")).last.click()
 
@@ -93,12 +103,9 @@ def test_a_run_is_started_through_the_form_and_its_page_names_run_and_store(page
     assert served.ended(flow_run)[0] == "COMPLETED"
     assert served.ask(f"/flow_runs/{flow_run}")["parameters"]["steps"] == 2
     assert [event.event for event in open_store(served.store).runs.events("typed")] == ["started", "finished"]
-    page.goto(f"{served.url}/runs/flow-run/{flow_run}")
-    page.get_by_text("sft-typed").first.wait_for()
-    page.get_by_text("run:typed").first.wait_for()
-    page.get_by_text("training-1").first.wait_for()
+    show_run(page, served, flow_run, "sft-typed", "run:typed", "training-1")
     picture(page, "run")
-    page.get_by_role("tab", name="Artifacts").or_(page.locator(".p-tab", has_text="Artifacts")).first.click()
+    open_tab(page, "Artifacts")
     page.get_by_text("run-typed").first.wait_for()
     picture(page, "artifacts")
     page.get_by_text("run-typed").first.click()
@@ -118,11 +125,6 @@ def test_rare_fields_are_shown_to_who_asks_for_them(page, served):
     picture(page, "form-advanced")
 
 
-def cached_states(served: Serving, flow_run: str) -> list[str]:
-    """The names of the states of a flow run's task runs."""
-    return [each["state_name"] for each in served.ask("/task_runs/filter", flow_runs={"id": {"any_": [flow_run]}})]
-
-
 def test_runs_of_a_command_and_of_a_schedule_show_what_was_cached(page, served):
     """The run of the form above, called again by a command, then by a schedule: nothing of it is computed again."""
     given = served.of_the_tiny_model(name="typed", steps=2)
@@ -131,9 +133,9 @@ def test_runs_of_a_command_and_of_a_schedule_show_what_was_cached(page, served):
     soon = (datetime.now(UTC) + timedelta(seconds=5)).isoformat()
     clock = {"active": True, "slug": "soon", "schedule": {"interval": 36000, "anchor_date": soon}, "parameters": given}
     served.ask(f"/deployments/{deployment['id']}/schedules", clock)
-    fired: list[str] = []
+    fired = []
 
-    def has_fired() -> bool:
+    def has_fired():
         runs = served.ask("/flow_runs/filter", deployments={"id": {"any_": [deployment["id"]]}}, limit=50)
         fired[:] = [run["id"] for run in runs if run["auto_scheduled"] and run["state_type"] != "SCHEDULED"]
         return bool(fired)
@@ -142,11 +144,11 @@ def test_runs_of_a_command_and_of_a_schedule_show_what_was_cached(page, served):
     for name, flow_run in (("commanded", commanded), ("scheduled", fired[0])):
         state, message = served.ended(flow_run)
         assert state == "COMPLETED" and "0 computed" in message
-        assert "Cached" in cached_states(served, flow_run)
-        page.goto(f"{served.url}/runs/flow-run/{flow_run}")
-        page.get_by_text("step 1: cached").first.wait_for()
+        tasks = served.ask("/task_runs/filter", flow_runs={"id": {"any_": [flow_run]}})
+        assert "Cached" in {task["state_name"] for task in tasks}
+        show_run(page, served, flow_run, "step 1: cached")
         picture(page, name)
-        page.get_by_role("tab", name="Task Runs").or_(page.locator(".p-tab", has_text="Task Runs")).first.click()
+        open_tab(page, "Task Runs")
         page.get_by_text("training-1").last.wait_for()
         picture(page, f"{name}-tasks")
 
@@ -154,11 +156,10 @@ def test_runs_of_a_command_and_of_a_schedule_show_what_was_cached(page, served):
 def test_a_mistake_is_explained_on_the_runs_page(page, served):
     flow_run = submit(page, served, name="mistaken", overrides=["training.lerning_rate=1"])
     assert served.ended(flow_run)[0] == "FAILED"
-    page.goto(f"{served.url}/runs/flow-run/{flow_run}")
-    page.get_by_text("Nothing was started").or_(page.get_by_text("nothing was started")).first.wait_for()
+    show_run(page, served, flow_run, "nothing was started")  # in any case of letters
     picture(page, "mistake")
     lines = served.ask("/logs/filter", logs={"flow_run_id": {"any_": [flow_run]}}, limit=200)
-    assert not [each["message"] for each in lines if "Traceback" in each["message"]]
+    assert "Traceback" not in "".join(line["message"] for line in lines)
 
 
 def test_cancel_and_retry_in_the_pages(page, served):
@@ -169,14 +170,13 @@ def test_cancel_and_retry_in_the_pages(page, served):
     assert served.ended(flow_run, "CANCELLED")[0] == "CANCELLED"
     done = len(store.ledger.entries(run="long", stage="training"))
     served.settled(flow_run)
-    page.goto(f"{served.url}/runs/flow-run/{flow_run}")
+    show_run(page, served, flow_run)
     page.get_by_text("Cancelled", exact=True).first.wait_for()
     picture(page, "cancelled")
     press(page, served, flow_run, "Retry")
     until(lambda: len(store.ledger.entries(run="long", stage="training")) > done, served.log)
     assert [event.event for event in store.runs.events("long")] == ["started", "cancelled", "resumed"]
-    page.goto(f"{served.url}/runs/flow-run/{flow_run}")
-    page.get_by_text("Beginning flow run").first.wait_for()
+    show_run(page, served, flow_run, "Beginning flow run")
     picture(page, "retried")
     press(page, served, flow_run, "Cancel")
     assert served.ended(flow_run, "CANCELLED")[0] == "CANCELLED"

@@ -1,8 +1,6 @@
 """A person looks at the demo's store in a real browser: with the mouse, by keys alone, and without scripts."""
 
 import re
-from collections.abc import Callable
-from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -12,7 +10,7 @@ from tests.browser.viewing import AT_STEP, a_trace, picture, point_at, point_at_
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 
 
-def column(page: Any, name: str) -> list[str]:
+def column(page, name):
     """The cells of a column of the table of traces."""
     heads = [head.strip() for head in page.locator("table.traces thead th").all_inner_texts()]
     place = next(number for number, head in enumerate(heads) if head.rstrip(" ↑↓").lower() == name)
@@ -30,7 +28,7 @@ def test_from_the_list_over_a_point_of_a_chart_to_its_step(demo, opened):
     page.mouse.down()
     page.mouse.up()
     page.wait_for_url("**/steps/1")
-    assert re.fullmatch(r"/runs/demo/steps/1", window.address())
+    assert window.address() == "/runs/demo/steps/1"
 
 
 END = "document.querySelector('.chart.is-drawn').chart.scales.x.max"
@@ -75,14 +73,11 @@ def test_traces_are_filtered_sorted_and_paged(demo, opened):
     page.wait_for_url("**filter=repetition*")
     assert set(question(window)) == {"filter"}
     assert said(window, window.address().partition("#")[0])["traces"]["num_chosen"] <= everything
-    page.locator("table.traces thead a", has_text=re.compile("^reward", re.I)).first.click()
-    page.wait_for_url("**sort=reward*")
-    down = [float(each.replace("\u202f", "")) for each in column(page, "reward")]
-    assert down == sorted(down, reverse=True) and "desc" in question(window)["order"]
-    page.locator("table.traces thead a", has_text=re.compile("^reward", re.I)).first.click()
-    page.wait_for_url("**order=asc*")
-    up = [float(each.replace("\u202f", "")) for each in column(page, "reward")]
-    assert up == sorted(up)
+    for order in ("desc", "asc"):
+        page.locator("table.traces thead a", has_text=re.compile("^reward", re.I)).first.click()
+        page.wait_for_url(f"**order={order}*")
+        rewards = [float(each.replace("\u202f", "")) for each in column(page, "reward")]
+        assert rewards == sorted(rewards, reverse=order == "desc") and question(window)["sort"] == "reward"
     assert page.locator("table.traces th[aria-sort=ascending]").count() == 1
     page = window.open("/runs/demo/steps/0?size=10")
     first = column(page, "trace")
@@ -114,14 +109,14 @@ def test_a_saved_page_works_from_disk_and_asks_nobody(demo, opened, kind, tmp_pa
     window = opened(demo)
     runs = said(window, "/")["runs"]
     fork = next(each["run"] for each in runs if each["parent"] == "demo")
-    addresses: dict[str, Callable[[], str]] = {
-        "run": lambda: "/runs/demo",
-        "step": lambda: "/runs/demo/steps/0",
-        "trace": lambda: a_trace(window),
-        "batch": lambda: "/runs/demo/steps/0/batch?row=0",
-        "compare": lambda: f"/compare?a=demo&b={fork}",
+    addresses = {
+        "run": "/runs/demo",
+        "step": "/runs/demo/steps/0",
+        "trace": a_trace(window),
+        "batch": "/runs/demo/steps/0/batch?row=0",
+        "compare": f"/compare?a=demo&b={fork}",
     }
-    page = window.open(addresses[kind]())
+    page = window.open(addresses[kind])
     with page.expect_download() as loading:
         page.get_by_role("link", name="Save").click()
     file = tmp_path / loading.value.suggested_filename
@@ -154,8 +149,7 @@ def test_pages_are_dark_where_the_system_is(demo, opened):
 
 
 def test_everything_is_reached_by_keys_alone(demo, opened):
-    window = opened(demo)
-    page = window.open("/")
+    page = opened(demo).open("/")
     press = page.keyboard.press
     place = page.evaluate("[...document.querySelectorAll('[data-row] a')].map((a) => a.textContent).indexOf('demo')")
     names = page.locator("[data-row]").locator(".name > a").all_inner_texts()
@@ -194,8 +188,7 @@ def test_everything_is_reached_by_keys_alone(demo, opened):
 
 
 def test_pages_work_without_scripts(demo, opened):
-    window = opened(demo, java_script_enabled=False)
-    page = window.open("/runs/demo/steps/0")
+    page = opened(demo, java_script_enabled=False).open("/runs/demo/steps/0")
     page.locator("form.filters select[name=filter]").select_option("repetition")
     page.get_by_role("button", name="Filter").click()
     page.wait_for_url("**filter=repetition*")

@@ -1,7 +1,5 @@
 """A page that is open while its run goes on: new points come, nothing jumps, and a person is not disturbed."""
 
-from typing import Any
-
 import pytest
 
 from tests.browser.viewing import DRAWN, SHIFTS, Going, picture, viewer
@@ -18,43 +16,32 @@ PLACES = """() => [...document.querySelectorAll("main > *, main section, main fi
 SHIFTED = "() => window.shifts.filter(([value, ours]) => value > 0 && !ours)"
 
 
-class Live:
-    """A run that goes on, and the viewer of its store."""
-
-    def __init__(self, going: Going, address: str) -> None:
-        self.going, self.address = going, address
-
-
 @pytest.fixture
 def live(tmp_path):
+    """A run that goes on, and the address of a viewer of its store."""
     going = Going(tmp_path / "store", "going", STEPS)
     going.step()
     with viewer(tmp_path / "store") as address:
-        yield Live(going, address)
+        yield going, address
     going.finish()
 
 
-def steps_done(page: Any) -> int:
-    """How many steps of a run its page shows."""
-    return int(page.locator("progress").get_attribute("value"))
-
-
-def wait_for_steps(page: Any, number: int) -> None:
+def wait_for_steps(page, number):
     page.wait_for_function(
         "(number) => document.querySelector('progress').getAttribute('value') === String(number)", arg=number
     )
 
 
 def test_new_points_come_and_nothing_moves(live, opened):
-    window = opened(live.address, SHIFTS)
-    page = window.open("/runs/going")
-    live.going.step()
+    going, address = live
+    page = opened(address, SHIFTS).open("/runs/going")
+    going.step()
     wait_for_steps(page, 2)  # a run of one step alone has no lines yet
     page.evaluate(DRAWN)
     places, points = page.evaluate(PLACES), page.evaluate(POINTS)
     page.evaluate("window.shifts.length = 0")
     for number in (3, 4):
-        live.going.step()
+        going.step()
         wait_for_steps(page, number)
     page.evaluate(DRAWN)
     assert page.evaluate(POINTS) > points
@@ -64,9 +51,9 @@ def test_new_points_come_and_nothing_moves(live, opened):
 
 
 def test_scrolling_focus_and_what_is_opened_are_left_alone(live, opened):
-    window = opened(live.address)
-    page = window.open("/runs/going")
-    live.going.step()
+    going, address = live
+    page = opened(address).open("/runs/going")
+    going.step()
     wait_for_steps(page, 2)
     page.locator("#numbers summary").click()
     link = page.locator("#numbers tbody a").first
@@ -75,32 +62,32 @@ def test_scrolling_focus_and_what_is_opened_are_left_alone(live, opened):
     page.evaluate(DRAWN)
     before = page.evaluate("[scrollY, document.activeElement.getAttribute('href')]")
     assert before == [700, "/runs/going/steps/0"]
-    live.going.step()
+    going.step()
     wait_for_steps(page, 3)
     page.locator("#numbers tbody tr").nth(2).wait_for()  # the table with the focus in it was taken anew, and is open
     assert page.evaluate("[scrollY, document.activeElement.getAttribute('href')]") == before
 
 
 def test_a_choice_in_the_list_is_kept_while_runs_go_on(live, opened):
-    window = opened(live.address)
-    page = window.open("/")
+    going, address = live
+    page = opened(address).open("/")
     page.get_by_label("compare going as A", exact=True).check()
     page.locator("[data-search]").fill("typing")
-    live.going.step()
+    going.step()
     page.wait_for_function("() => document.querySelector('main').innerText.includes('2 / 5')")
     assert page.get_by_label("compare going as A", exact=True).is_checked()
     assert page.locator("[data-search]").input_value() == "typing"
 
 
 def test_a_run_that_ends_says_so_and_is_asked_for_no_more(live, opened):
-    window = opened(live.address)
-    page = window.open("/runs/going")
+    going, address = live
+    page = opened(address).open("/runs/going")
     assert page.locator("[data-live-state]").count() == 1
-    live.going.finish()
+    going.finish()
     page.locator(".chip", has_text="finished").first.wait_for()
     page.locator("[data-live-state]").wait_for(state="detached")
     page.wait_for_load_state()  # it was loaded anew, to say so everywhere
-    asked: list[str] = []
+    asked = []
     page.on("request", lambda request: asked.append(request.url))
     page.wait_for_timeout(5000)
     assert asked == []

@@ -20,8 +20,7 @@ INSIDE = """(part) => {
 
 
 def test_replies_are_read_by_keys(demo, opened):
-    window = opened(demo)
-    page = window.open(f"{STEP}?k=4")
+    page = opened(demo).open(f"{STEP}?k=4")
     press = page.keyboard.press
     links = [each.get_attribute("href") for each in page.locator(".reply .big").all()]
     assert len(links) == 4
@@ -73,7 +72,7 @@ def test_the_reward_of_every_list_is_on_the_screen_of_a_phone(demo, opened):
     window = opened(demo)
     trace = said(window, STEP)["traces"]["rows"][0]
     example = addresses.example("demo", trace["environment"], trace["example_id"])
-    rewards: dict[str, tuple[str, ...]] = {
+    rewards = {
         "/": ("table.runs .spark-cell b",),
         STEP: (".reply .big", "table.traces tbody td:nth-child(2)"),
         example: ("#hits td:nth-child(3)", "#hits .text"),

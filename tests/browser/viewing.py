@@ -7,7 +7,6 @@ STAGECOACH_PICTURES, if set.
 
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -19,8 +18,9 @@ from typing import Any
 from urllib.parse import parse_qs
 
 from flows.runtime import loop
-from flows.runtime.session import Session, record_run
+from flows.runtime.session import record_run
 from tests.fixtures.rehearsal import SOURCE, Rehearsal, session_for
+from tests.flows.viewer.looking import viewing
 
 CHECKOUT = Path(__file__).parents[2]
 SMALL = CHECKOUT / "tests/acceptance/small.toml"
@@ -75,16 +75,8 @@ def taught_a_little(directory: Path) -> Path:
 @contextmanager
 def viewer(store: Path) -> Iterator[str]:
     """Serve a store by `stagecoach view`; yield the address without a slash at its end."""
-    # From beside it: pages then show no path of this machine.
-    command = [sys.executable, "-P", "-m", "flows.cli", "view", "--store", store.name, "--port", "0"]
-    with subprocess.Popen(command, cwd=store.parent, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            found = re.search(r"http://\S+", process.stdout.readline())
-            assert found, "the viewer printed no address"
-            yield found[0].rstrip("/")
-        finally:
-            process.kill()
+    with viewing(store) as (_, address):
+        yield address.rstrip("/")
 
 
 class Watched:
@@ -92,26 +84,21 @@ class Watched:
 
     def __init__(self, page: Any, base: str) -> None:
         self.page, self.base = page, base
-        self.complaints: list[str] = []
-        self.elsewhere: list[str] = []
+        self.complaints, self.elsewhere = [], []
         page.set_default_timeout(PATIENCE)
-        page.on("console", self._said)
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.on("dialog", lambda dialog: (self.complaints.append(f"dialog {dialog.message}"), dialog.dismiss()))
+        page.on("console", lambda message: self._complain(message.text, message.type in ("error", "warning")))
+        page.on("pageerror", lambda error: self._complain(str(error)))
+        page.on("dialog", lambda dialog: (self._complain(f"dialog {dialog.message}"), dialog.dismiss()))
         page.on("request", self._asked)
-        page.on("response", self._answered)
+        page.on("response", lambda answer: self._complain(f"{answer.status} {answer.url}", answer.status >= 400))
 
-    def _said(self, message: Any) -> None:
-        if message.type in ("error", "warning"):
-            self.complaints.append(message.text)
+    def _complain(self, text: str, wrong: bool = True) -> None:
+        if wrong:
+            self.complaints.append(text)
 
     def _asked(self, request: Any) -> None:
         if not request.url.startswith((self.base + "/", "data:")):
             self.elsewhere.append(request.url)
-
-    def _answered(self, response: Any) -> None:
-        if response.status >= 400:
-            self.complaints.append(f"{response.status} {response.url}")
 
     def open(self, address: str) -> Any:
         """Go to an address of the viewer; return the page."""
@@ -149,28 +136,20 @@ MIDDLE = """(part) => {
   const box = part.getClientRects()[0];
   return [box.x + box.width / 2, box.y + box.height / 2];
 }"""
+"""Of the first line of something: a box around several has no middle of its own."""
 
 
 def point_at_step(page: Any, place: int, chart: int = 0) -> str:
     """Move the mouse to a step of a chart, by its place; return what the page tells of it."""
-    drawn = page.locator(".chart.is-drawn:visible").nth(chart)
-    drawn.scroll_into_view_if_needed()
-    tip = page.locator(".tip:not([hidden])").first
-    for trial in range(PATIENCE // 100):
-        x, y = drawn.evaluate(AT_STEP, place)
-        page.mouse.move(x + trial % 2, y)
-        page.wait_for_timeout(100)
-        if tip.is_visible():
-            return str(tip.inner_text())
-    raise AssertionError(f"nothing is told of step {place}")
+    return point_at(page, page.locator(".chart.is-drawn:visible").nth(chart), AT_STEP, place)
 
 
-def point_at(page: Any, aim: Any) -> str:
+def point_at(page: Any, aim: Any, where: str = MIDDLE, *arguments: Any) -> str:
     """Move the mouse over something, as a hand does, until the page tells of it; return what it tells."""
     aim.scroll_into_view_if_needed()
     tip = page.locator(".tip:not([hidden])").first
     for trial in range(PATIENCE // 100):
-        x, y = aim.evaluate(MIDDLE)  # of its first line: a box around several has no middle of its own
+        x, y = aim.evaluate(where, *arguments)
         page.mouse.move(x + trial % 2, y)
         page.wait_for_timeout(100)  # a page that was just scrolled hides what it told
         if tip.is_visible():
@@ -194,7 +173,7 @@ class Going:
 
     def _walk(self, root: Path, name: str, steps: int) -> Iterator[Any]:
         def going() -> Iterator[Any]:
-            session: Session = session_for(root, name, steps=steps)
+            session = session_for(root, name, steps=steps)
             with record_run(session):
                 yield from loop.train_steps(Rehearsal(session), SOURCE)
 

@@ -18,9 +18,8 @@ from storage.refs import Entry
 from tests.fixtures.builders import message, table, trace
 from tests.flows.queries import every_outcome
 from tests.flows.queries.every_outcome import RUNS
-from tests.flows.viewer.hand_made import NOW, RUN, HandMade
+from tests.flows.viewer.hand_made import NOW, PARTLY, RUN, HandMade
 from tests.flows.viewer.looking import what_is_read
-from tests.flows.viewer.stepped import PARTLY
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,5 @@
 """How evaluations are told: figures with intervals, differences in cells, and what there is none of."""
 
-from typing import Any
-
 from flows.reporting.formats import (
     EVALUATION_HEADINGS,
     describe_scores,
@@ -9,7 +7,7 @@ from flows.reporting.formats import (
     with_interval,
 )
 
-ROW: dict[str, Any] = {
+ROW = {
     **{"set": "hard", "versions": [0, 4], "environment": "sums", "figure": "avg", "num_examples": 6},
     **{"before": 0.25, "after": 0.5, "difference": 0.25, "interval": {"low": -0.125, "high": 0.625}},
 }

@@ -2,7 +2,6 @@
 
 import unicodedata
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +14,7 @@ from flows.reporting.formats import DASH, cut, error_words, one_line, visible
 @pytest.mark.parametrize("word", ["number", "with_sign", "share", "seconds", "moment", "short", "line"])
 def test_none_is_a_dash_and_no_other_value_is(word):
     assert formats.FILTERS[word](None) == DASH
-    zero: Any = {"moment": datetime(1970, 1, 1, tzinfo=UTC), "short": "0", "line": "0"}.get(word, 0)
+    zero = {"moment": datetime(1970, 1, 1, tzinfo=UTC), "short": "0", "line": "0"}.get(word, 0)
     assert DASH not in formats.FILTERS[word](zero) and "0" in formats.FILTERS[word](zero)
 
 

@@ -1,12 +1,10 @@
 """What an enemy wrote, in pages of markdown: a reader of CommonMark or of GitHub's finds nothing in them but text."""
 
-from collections.abc import Sequence
-from typing import Any
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from markdown_it import MarkdownIt
 
 from flows.orchestration.gate_answers import LONGEST_TEXT, summary
 from flows.reporting import artifacts
@@ -15,11 +13,6 @@ from tasks.runtime.services import Question, Shown
 from tests.fixtures.hostile import ALL, READERS, SHORT, TEXTS, acting, kinds, tokens
 
 PLAIN = {"inline", "text", "text_special", "softbreak", "paragraph_open", "paragraph_close"}
-
-
-def shown(text: str, reader: MarkdownIt = READERS[0]) -> str:
-    """What somebody reads."""
-    return "".join(each.content for each in tokens(reader, text) if each.type in ("text", "text_special"))
 
 
 def test_the_readers_find_what_is_not_escaped():
@@ -43,7 +36,8 @@ def test_escaped_text_is_read_as_text(text):
 def test_no_text_is_read_as_anything_else(text):
     line = escape(text)
     assert kinds(line) <= PLAIN
-    assert "".join(shown(line).split()) == "".join(text.replace("\x1b", "␛").replace("\u202e", "⟨U+202E⟩").split())
+    read = "".join(each.content for each in tokens(READERS[0], line) if each.type in ("text", "text_special"))
+    assert "".join(read.split()) == "".join(text.replace("\x1b", "␛").replace("\u202e", "⟨U+202E⟩").split())
 
 
 @given(st.text(st.sampled_from("a |\\\n`<"), max_size=20))
@@ -53,7 +47,7 @@ def test_a_cell_stays_a_cell(text):
     assert len(cells) == 2
 
 
-def question(texts: Sequence[str], role: str = "user") -> Question:
+def question(texts, role="user"):
     rollout = Shown("best", SHORT[0] + TEXTS["markdown"], 1.0, tuple((role, text) for text in texts))
     return Question(0, "key", {}, (rollout,), 0.0)
 
@@ -61,13 +55,11 @@ def question(texts: Sequence[str], role: str = "user") -> Question:
 @pytest.mark.parametrize("role", ["user", "-", "1.", "- [ ]", ">", "```", "<div>", *SHORT])
 def test_a_gate_shows_texts_as_they_are(role):
     page = summary("run", question([*TEXTS.values(), ALL], role))
-    allowed = PLAIN | {"heading_open", "heading_close", "code_block", "table_open", "table_close", "thead_open"}
-    found = {kind for kind in kinds(page) if not kind.startswith(("th", "tr", "td", "tbody"))}
-    assert found <= allowed
-    assert not acting(page)
+    found = {kind for kind in kinds(page) if not re.match("th|tr|td|tbody|table|heading|code_block", kind)}
+    assert found <= PLAIN and not acting(page)
     blocks = [each.content for each in tokens(READERS[0], page) if each.type == "code_block"]
-    assert len(blocks) == len([text for text in (*TEXTS.values(), ALL) if text.strip()])
-    assert any(TEXTS["script"] in each for each in blocks)
+    assert len(blocks) == len([*filter(str.strip, (*TEXTS.values(), ALL))])
+    assert any(TEXTS["script"] in block for block in blocks)
 
 
 def test_a_gate_cuts_what_is_long_and_says_so():
@@ -76,9 +68,9 @@ def test_a_gate_cuts_what_is_long_and_says_so():
 
 
 def test_a_report_shows_names_and_one_curve_of_its_own():
-    steps: list[dict[str, Any]] = [{"step": 0, "reward": 0.5, "tokens": 1, "seconds": {}, "update": None}]
+    step = {"step": 0, "reward": 0.5, "tokens": 1, "seconds": {}, "update": None}
     for name in SHORT:
-        page = artifacts.report(name, "javascript:alert(1)//https://x", steps)
+        page = artifacts.report(name, "javascript:alert(1)//https://x", [step])
         assert not kinds(page) & {"html_block", "html_inline", "link_open", "image"}
         (curve,) = [each for each in tokens(READERS[0], page) if each.type == "fence"]
         assert curve.content.startswith("reward 0.500, from 0 to 1\n")

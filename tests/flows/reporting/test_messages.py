@@ -1,17 +1,8 @@
 """A run in one line: what a finished step, and a whole run, is said to have come to."""
 
-from typing import Any
-
 from flows.reporting.messages import outcome_message, step_message
 
-STEP: dict[str, Any] = {
-    "step": 0,
-    "computed": True,
-    "reward": 0.074,
-    "update": None,
-    "tokens": 3281,
-    "seconds": {"a": 1.0, "b": 2},
-}
+STEP = {"step": 0, "computed": True, "reward": 0.074, "update": None, "tokens": 3281, "seconds": {"a": 1.0, "b": 2}}
 CHANGE = {"set": "", "environment": "words", "figure": "avg", "difference": 0.634}
 INTERVAL = {"low": 0.552, "high": 0.716}
 

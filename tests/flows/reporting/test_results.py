@@ -1,7 +1,7 @@
 """What a run is said to have come to: lost rollouts and figures outside their range, the same in every place."""
 
 import json
-from typing import Any
+from itertools import count
 
 import pytest
 
@@ -11,7 +11,7 @@ from flows.reporting.artifacts import report
 from flows.reporting.figures import step_figures
 from flows.reporting.messages import losses_message, outcome_message, step_message
 from flows.viewer import addresses
-from tests.fixtures.rehearsal import play, reported, sampled_with
+from tests.fixtures.rehearsal import play_stages, reported, sampled_with
 from tests.flows.viewer.looking import values
 
 FAILED = {"reward": None, "error_class": "timeout", "error_type": "TimeoutError", "stop_condition": None}
@@ -22,32 +22,35 @@ STEPS = 20
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A store and the reported steps of a run that loses rollouts, and whose reward grows fourfold."""
-    root = tmp_path_factory.mktemp("results") / "store"
-    seen = {"number": 0}
+    root, seen, steps = tmp_path_factory.mktemp("results") / "store", count(), []
 
-    def changed(number: int, row: dict[str, Any]) -> dict[str, Any]:
-        seen["number"] += 1
-        late = seen["number"] > 12 * 12
-        reward = (1.0 if late else 0.25) * (1 + number % 2) / 1.5
+    def changed(number, row):
+        reward = (0.25 if next(seen) < 12 * 12 else 1.0) * (1 + number % 2) / 1.5
         return FAILED if number == 0 else {"reward": reward, "is_truncated": number in (1, 2)}
 
-    events: list[Any] = []
-    with pytest.MonkeyPatch.context() as patch:
-        play(patch, rollout=sampled_with(changed))
-        reported(root, "base", lambda event, facts: events.append((event, facts)), steps=STEPS)
-    return root, [facts for event, facts in events if event == "step"]
+    with play_stages(rollout=sampled_with(changed)):
+        reported(root, "base", lambda event, facts: steps.append(facts) if event == "step" else None, steps=STEPS)
+    return root, steps
+
+
+def lost(num_traces, num_truncated, **outcomes):
+    """A step as far as its losses; outcomes are counts by detail."""
+    shares = [
+        {"outcome": outcome, "detail": detail, "num_traces": number}
+        for outcome, details in outcomes.items()
+        for detail, number in details.items()
+    ]
+    return {"num_traces": num_traces, "num_truncated": num_truncated, "outcomes": shares}
 
 
 def test_losses_in_words():
-    counts = {"timeout": 2, "provider": 1, "sandbox": 1, "program": 1}
-    shares = [{"outcome": "errored", "detail": name, "num_traces": count} for name, count in counts.items()]
-    shares += [{"outcome": "filtered", "detail": "zero_advantage", "num_traces": 3}]
-    step = {"num_traces": 16, "num_truncated": 1, "outcomes": shares}
+    step = lost(
+        16, 1, errored={"timeout": 2, "provider": 1, "sandbox": 1, "program": 1}, filtered={"zero_advantage": 3}
+    )
     said = "errored (timeout 2, provider 1, sandbox 1, ...), 1 truncated, 3 dropped (zero_advantage 3)"
     assert losses_message([step]) == f"5 of 16 rollouts {said}"
     assert losses_message([step, step]).startswith("10 of 32 rollouts errored (timeout 4, ")
-    trained = {"outcome": "trained", "detail": "", "num_traces": 16}
-    assert losses_message([{"num_traces": 16, "num_truncated": 0, "outcomes": [trained]}]) == ""
+    assert losses_message([lost(16, 0, trained={"": 16})]) == ""
     assert losses_message([]) == losses_message([{"step": 0}]) == ""
 
 
@@ -57,15 +60,17 @@ def test_lost_rollouts_are_told_where_a_reward_is(run, capsys):
     assert LOST in step_message(steps[0]) and total in outcome_message({"steps": steps})
     assert f"step 19: {LOST[:20]}" in report("base", str(root), steps)
     assert step_figures(steps[0]["values"])["accounting/errored/timeout"] == 1.0
-    assert cli.main(["watch", "base", "--plain", "--store", str(root)]) == 0
-    watched = capsys.readouterr().out
+
+    def printed(*command):
+        assert cli.main([*command, "--store", str(root)]) == 0
+        return capsys.readouterr().out
+
+    watched = printed("watch", "base", "--plain")
     assert f"step  1/20  reward 0.258  {LOST}  " in watched
     assert watched.count(LOST) == STEPS and total in watched
-    assert cli.main(["show", "base", "--store", str(root)]) == 0
-    shown = capsys.readouterr().out
+    shown = printed("show", "base")
     assert total in shown and "step  reward  errored  truncated" in shown
-    assert cli.main(["show", "base", "--json", "--store", str(root)]) == 0
-    step = json.loads(capsys.readouterr().out)["steps"][0]
+    step = json.loads(printed("show", "base", "--json"))["steps"][0]
     assert (step["num_traces"], step["num_truncated"]) == (12, 2)
     assert {"outcome": "errored", "detail": "timeout", "num_traces": 1} in step["outcomes"]
 
@@ -75,8 +80,7 @@ def test_a_figure_outside_its_range_is_told_as_on_the_page(run, capsys):
     page = values(StoreReader.at(root), addresses.run("base"))["exits"]
     assert [(each["title"], each["description"]) for each in page] == [("Reward", "grew to 4 x since step 12")]
     said = "outside its usual range: Reward grew to 4 x since step 12"
-    assert said in outcome_message({"steps": steps})
-    assert said in report("base", str(root), steps)
+    assert said in outcome_message({"steps": steps}) and said in report("base", str(root), steps)
     for command in (["watch", "base", "--plain"], ["show", "base"]):
         assert cli.main([*command, "--store", str(root)]) == 0
         assert said in capsys.readouterr().out, command

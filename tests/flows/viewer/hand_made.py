@@ -1,22 +1,35 @@
 """A store written row by row: one step of one run, whose tokens have known values of everything there is to know."""
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from configs.run import RunConfig, View
+from flows.queries.store_reader import StoreReader
 from storage.refs import Entry
 from storage.schemas.stage_tables import UPDATES
-from storage.store import Store, open_store
+from storage.store import open_store
 from tasks.metrics import stage as metrics
-from tasks.runtime.stage import Tables
 from tests.fixtures import builders
 from tests.fixtures.stages import Call
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 Rows = Sequence[Mapping[str, Any]]
+STREAMS = ("advantages", "rl_weights", "ce_weights", "ref_kl_weights")
+STAGES = {
+    "rollout": (("traces", "messages", "images", "token_policies"), ()),
+    "filtering": (("verdicts",), ("rollout",)),
+    "reference": (("references",), ("rollout", "filtering")),
+    "advantage": (("samples",), ("rollout", "filtering", "reference")),
+    "packing": (("batches",), ("advantage", "rollout")),
+    "training": (("updates", "token_statistics", "token_masks"), ("packing",)),
+}
+"""The tables that each stage writes, the first of which it cannot do without, and the stages that it reads."""
 RUN = "hand"
+PARTLY = "70617274" * 4
+"""The key of the work that is not finished."""
 FORKED = "f" * 32
 """A trace of two branches, which share their first message; 0-1-2-3 and 0-4."""
 PATHS = ((0, 1, 2, 3), (0, 4))
@@ -37,38 +50,44 @@ def forked() -> list[dict[str, Any]]:
 def credit(trace_id: str, branch: int, path: Sequence[int], streams: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """A row of credits; streams that are not given are zeros."""
     (length,) = {len(values) for values in streams.values()}
-    names = ("advantages", "rl_weights", "ce_weights", "ref_kl_weights")
     row = {"sample_id": f"{trace_id}/{branch}", "trace_id": trace_id, "branch": branch, "group_id": "g0"}
     row |= {"path": list(path), "reward": 1.0, "baseline": 0.5, "advantage": 0.5, "num_tokens": length}
-    return row | {name: list(streams.get(name, [0.0] * length)) for name in names}
+    return row | {name: list(streams.get(name, [0.0] * length)) for name in STREAMS}
 
 
-def batch(samples: Sequence[str | Mapping[str, Any]], row: int = 0, scale: float = 1.0) -> dict[str, Any]:
+def trained_fork() -> list[dict[str, Any]]:
+    """Credits of both branches of the forked trace: 0.5 for the first reply, -0.25 for the one of the other branch."""
+    first = {"advantages": [0] * 4 + [0.5] * 2 + [0] * 3, "rl_weights": [0] * 4 + [1] * 2 + [0] * 3}
+    second = {"advantages": [0, 0, 0, -0.25, -0.25], "rl_weights": [0, 0, 0, 1, 1]}
+    return [credit(FORKED, 0, PATHS[0], first), credit(FORKED, 1, PATHS[1], second)]
+
+
+def batch(
+    samples: Sequence[str | Mapping[str, Any]], row: int = 0, scale: float = 1.0, **columns: Any
+) -> dict[str, Any]:
     """A row of batches: of rows of credits with their weights, those of rl scaled; of an id alone one weightless token.
 
-    What else stands in its tokens is not looked at here.
+    Other columns that a test looks at are given.
     """
-    names = ("advantages", "rl_weights", "ce_weights", "ref_kl_weights")
-    alone = {name: [0.0] for name in names}
-    credits = [{"sample_id": each, **alone} if isinstance(each, str) else each for each in samples]
-    borders = [0]
-    for each in credits:
-        borders.append(borders[-1] + len(each["rl_weights"]))
-    packed: dict[str, Any] = {"row": row, "update": 0, "rank": 0, "micro_step": 0}
-    packed |= {"sample_ids": [each["sample_id"] for each in credits]}
-    packed |= {"cu_seqlens": borders, "token_ids": [1] * borders[-1]}
-    packed |= {name: [0.0] * borders[-1] for name in ("logprobs", "temperatures")}
-    packed |= {
-        name: [value for each in credits for value in [0.0, *each[name][1:]][: len(each[name])]] for name in names
+    lone = {name: [0.0] for name in STREAMS}
+    credits = [{"sample_id": sample, **lone} if isinstance(sample, str) else sample for sample in samples]
+    offsets = [0, *accumulate(len(credit["rl_weights"]) for credit in credits)]
+    # The first token of a sample has no weight in its batch.
+    packed = {
+        name: [value * (place > 0) for credit in credits for place, value in enumerate(credit[name])]
+        for name in STREAMS
     }
-    packed["rl_weights"] = [value * scale for value in packed["rl_weights"]]
-    return packed | {"rl_tokens": 1, "ce_tokens": 1, "ref_kl_tokens": 1}
+    packed |= dict.fromkeys(("logprobs", "temperatures"), [0.0] * offsets[-1]) | {"token_ids": [1] * offsets[-1]}
+    packed |= {"rl_weights": [weight * scale for weight in packed["rl_weights"]], "cu_seqlens": offsets}
+    packed |= dict.fromkeys(("rl_tokens", "ce_tokens", "ref_kl_tokens"), 1)
+    packed |= dict.fromkeys(("update", "rank", "micro_step"), 0)
+    return packed | {"row": row, "sample_ids": [credit["sample_id"] for credit in credits]} | columns
 
 
 def update(**changes: Any) -> dict[str, Any]:
     """A row of updates."""
     kinds = {field.name: field.type for field in UPDATES.arrow}
-    row: dict[str, Any] = {name: "" if str(kind) == "string" else 0 for name, kind in kinds.items()}
+    row = {name: "" if str(kind) == "string" else 0 for name, kind in kinds.items()}
     return row | {"version": 1, "metrics": "{}", "has_optimizer": False, "policy_key_in": "policy"} | changes
 
 
@@ -76,60 +95,48 @@ class HandMade:
     """Writes the work of one step, stage by stage: each takes what the one before made."""
 
     def __init__(self, root: Path) -> None:
-        self.store: Store = open_store(root)
+        self.store = open_store(root)
         config = RunConfig(name=RUN, store=str(root), seed=1).model_dump(mode="json")
         self.store.runs.record(run=RUN, event="started", kind="train", config=config)
 
-    def work(self, stage: str, tables: Mapping[str, Rows], step: int = 0, **inputs: str) -> str:
-        """Write the rows of one piece of work and its entry in the ledger; return its key."""
-        key = f"{stage}{step}".encode().hex().ljust(32, "0")[:32]
-        attempt = f"attempt-{stage}-{step}"
+    @property
+    def reader(self) -> StoreReader:
+        """A new reader of the store, as it is now."""
+        return StoreReader.at(self.store.root.address)
+
+    def work(
+        self, stage: str, tables: Mapping[str, Rows], step: int = 0, minutes: int = 0, part: str = "", **inputs: str
+    ) -> str:
+        """Write the rows of one piece of work, or a part of it, and its entry in the ledger; return its key.
+
+        Work that ends minutes later has another key.
+        """
+        key = PARTLY if part else f"{stage}{step}{minutes or ''}".encode().hex().ljust(32, "0")[:32]
         made = [
-            self.store.append(name, builders.table(name, rows), run=RUN, step=step, key=key, attempt=attempt)
+            self.store.append(name, builders.table(name, rows), run=RUN, step=step, key=key, attempt=key + part)
             for name, rows in tables.items()
         ]
-        entry = Entry(RUN, step, stage, 1, key, "", attempt, {"x": 1}, inputs, tuple(made), NOW, NOW)
+        at = NOW + timedelta(minutes=minutes)
+        entry = Entry(RUN, step, stage, 1, key, part, key + part, {"x": 1}, inputs, tuple(made), at, at)
         return self.store.ledger.commit(entry).key
 
     def step(self, traces: Rows, messages: Rows, samples: Rows = (), step: int = 0, **more: Rows) -> dict[str, str]:
         """Write a step as far as there are rows for it; `more` are batches, updates and the like. Return the keys."""
-        sampled = {"traces": traces, "messages": messages}
-        sampled |= {name: more[name] for name in ("images", "token_policies") if name in more}
-        keys = self._stages(traces, sampled, samples, step, more)
-        rows = {"traces": traces, "messages": messages, "verdicts": _verdicts(traces), "samples": samples, **more}
+        rows = {"traces": traces, "messages": messages, "samples": samples, **more}
+        rows["verdicts"] = [builders.verdict(str(trace["trace_id"])) for trace in traces]
+        keys: dict[str, str] = {}
+        for stage, (names, inputs) in STAGES.items():
+            if rows.get(names[0]):
+                tables = {name: rows[name] for name in names if name in rows}
+                keys[stage] = self.work(stage, tables, step, **{name: keys[name] for name in inputs if name in keys})
         known = {sample["sample_id"] for sample in samples}
         read = {"messages", "verdicts", "samples", "batches", "updates"}  # statistics are of single samples here
         if not known.issuperset(sample for row in more.get("batches", ()) for sample in row["sample_ids"]):
             read -= {"batches"}  # others' samples stand between those that are looked at
-        made = {name: builders.table(name, own) for name, own in rows.items() if own and name in read}
-        of_step = {name: key for name, key in keys.items() if name != "reference"}
-        self.measure(made | {"traces": builders.table("traces", traces)}, step, **of_step)
+        made = {name: builders.table(name, rows[name]) for name in read if rows.get(name)}
+        made["traces"] = builders.table("traces", traces)
+        written = Call(metrics.STAGE)(made, View(RunConfig(), metrics.STAGE.sections, "metrics"), 1)["metrics"]
+        self.work(
+            "metrics", {"metrics": written.to_pylist()}, step, **{k: v for k, v in keys.items() if k != "reference"}
+        )
         return keys
-
-    def measure(self, tables: Tables, step: int = 0, **inputs: str) -> str:
-        """Write the metrics of a step as its stage makes them out of some tables; return the key."""
-        view = View(RunConfig(), metrics.STAGE.sections, "metrics")
-        rows = Call(metrics.STAGE)(tables, view, 1)["metrics"].to_pylist()
-        return self.work("metrics", {"metrics": rows}, step, **inputs)
-
-    def _stages(
-        self, traces: Rows, sampled: Mapping[str, Rows], samples: Rows, step: int, more: Mapping[str, Rows]
-    ) -> dict[str, str]:
-        keys = {"rollout": self.work("rollout", sampled, step)}
-        keys["filtering"] = self.work("filtering", {"verdicts": _verdicts(traces)}, step, rollout=keys["rollout"])
-        if "references" in more:
-            keys["reference"] = self.work("reference", {"references": more["references"]}, step, **keys)
-        if not samples:
-            return keys
-        keys["advantage"] = self.work("advantage", {"samples": samples}, step, **keys)
-        if "batches" in more:
-            above = {"advantage": keys["advantage"], "rollout": keys["rollout"]}
-            keys["packing"] = self.work("packing", {"batches": more["batches"]}, step, **above)
-        if "updates" in more:
-            learnt = {name: more[name] for name in ("updates", "token_statistics", "token_masks") if name in more}
-            keys["training"] = self.work("training", learnt, step, packing=keys["packing"])
-        return keys
-
-
-def _verdicts(traces: Rows) -> list[dict[str, Any]]:
-    return [builders.verdict(str(trace["trace_id"])) for trace in traces]

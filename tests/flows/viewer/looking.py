@@ -5,10 +5,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from html.parser import HTMLParser
 from itertools import islice, pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from flows.viewer.app import application, respond
 from flows.viewer.routes import parsed_address
 from storage.read.frames import Frames
 
-CHECKOUT = Path(__file__).parents[3]
 MOST_EACH = 2
 """Traces and examples of each run that are opened."""
 EMPTY = {"meta", "link", "br", "hr", "img", "input", "col", "wbr"}
@@ -34,12 +34,11 @@ EMPTY = {"meta", "link", "br", "hr", "img", "input", "col", "wbr"}
 @contextmanager
 def viewing(root: Path, *arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A viewer of a store and the address that it printed; it is gone afterwards, whatever happened."""
-    command = [sys.executable, "-m", "flows.cli", "view", "--store", str(root), *arguments]
-    process = subprocess.Popen(
-        command, cwd=CHECKOUT, env=os.environ | environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    # From beside the store: its pages then show no path of this machine.
+    command = [sys.executable, "-P", "-m", "flows.cli", "view", "--store", root.name, "--port", "0", *arguments]
+    pipe, environment = subprocess.PIPE, os.environ | environment
+    process = subprocess.Popen(command, cwd=root.parent, env=environment, stdout=pipe, stderr=pipe, text=True)
     try:
-        assert process.stdout is not None and process.stderr is not None
         printed = process.stdout.readline()
         found = re.search(r"http://\S+", printed)
         assert found, printed + process.stderr.read()
@@ -51,9 +50,13 @@ def viewing(root: Path, *arguments: str, **environment: str) -> Iterator[tuple[s
 
 def visitor(store: Path | str | StoreReader, token: str = "", hosts: tuple[str, ...] = ()) -> TestClient:
     """Return a client of a viewer in this process, which sees an answer where a server would write a traceback."""
-    library = store if isinstance(store, StoreReader) else StoreReader.at(store)
-    app = application(library, hosts, token)
-    return TestClient(app, base_url="http://127.0.0.1:8265", raise_server_exceptions=False, follow_redirects=False)
+    reader = store if isinstance(store, StoreReader) else StoreReader.at(store)
+    return TestClient(
+        application(reader, hosts, token),
+        base_url="http://127.0.0.1:8265",
+        raise_server_exceptions=False,
+        follow_redirects=False,
+    )
 
 
 def answer(library: StoreReader, address: str, **query: str) -> tuple[int, str]:
@@ -67,8 +70,12 @@ def values(library: StoreReader, address: str, **query: str) -> dict[str, Any]:
     """What a page says, as JSON."""
     status, text = answer(library, address, **query, format="json")
     assert status == 200, text
-    found: dict[str, Any] = json.loads(text)
-    return found
+    return json.loads(text)
+
+
+def pluck(rows: Iterable[Mapping[str, Any]], *names: str) -> list[Any]:
+    """The values of rows by a name, or tuples of those of several names."""
+    return [*map(itemgetter(*names), rows)]
 
 
 def everything(library: StoreReader, *only: str) -> list[str]:
@@ -129,11 +136,7 @@ class Elements(HTMLParser):
 
     def __init__(self, text: str) -> None:
         super().__init__()
-        self.tags: list[tuple[str, tuple[str, ...]]] = []
-        self.values: list[tuple[str, str, str]] = []
-        self.texts: list[str] = []
-        self.odd: list[str] = []
-        self._open: list[str] = []
+        self.tags, self.values, self.texts, self.odd, self._open = [], [], [], [], []
         self.feed(text)
         self.close()
         self.odd += self._open
@@ -158,19 +161,15 @@ class Elements(HTMLParser):
     def handle_data(self, data: str) -> None:
         self.texts.append(data)
 
-    def handle_comment(self, data: str) -> None:
-        self.odd.append(f"<!--{data[:40]}")
-
     def unknown_decl(self, data: str) -> None:
-        self.odd.append(f"<![{data[:40]}")
+        self.odd.append(f"<!{data[:40]}")
 
-    def handle_pi(self, data: str) -> None:
-        self.odd.append(f"<?{data[:40]}")
+    handle_comment = handle_pi = unknown_decl
 
 
 def what_is_read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     """The tables and steps whose rows are asked for from now on, in order, as they are asked for."""
-    read: list[tuple[str, int]] = []
+    read = []
     of = Frames.rows
 
     def spying(self: Frames, works: Any, table: str) -> pl.LazyFrame:

@@ -5,9 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from flows.queries.store_reader import StoreReader
-from storage.refs import Entry
-from tests.fixtures.builders import message, table, trace
-from tests.flows.viewer.hand_made import NOW, RUN, HandMade
+from tests.fixtures.builders import message, trace
+from tests.flows.viewer.hand_made import RUN, HandMade
 
 HOSTILE = "<script>alert(1)</script>[bold red]\x1b[31mred\u202eafter\x00"
 SAID = {
@@ -20,18 +19,10 @@ SAID = {
     "silent": "",
 }
 """What each trace's message says, by the trace's id."""
-PARTLY = "70617274" * 4
-"""The key of the work that is not finished."""
-__all__ = ["HOSTILE", "PARTLY", "RUN", "SAID", "begun", "stepped"]
 
 
-def stepped(
-    root: Path, bodies: Mapping[str, str] | None = None, sampled: bool = True, **changes: Mapping[str, Any]
-) -> StoreReader:
-    """Write a step of a trace for each of SAID, and another step with another.
-
-    `changes` are columns of a trace by its id, `bodies` those of its second message, which the policy `sampled`.
-    """
+def stepped(root: Path, **changes: Mapping[str, Any]) -> StoreReader:
+    """Write a step of a trace for each of SAID, and another step with another; `changes` are columns by trace."""
     made = HandMade(root)
     traces = [
         trace(
@@ -39,15 +30,10 @@ def stepped(
         )
         for at, name in enumerate(SAID)
     ]
-    given = bodies or {}
     messages = [message(name, 0, content=None) for name in SAID]
-    messages += [
-        message(name, 1, content=text, body=given.get(name, "{}"), sampled=sampled and name in given)
-        for name, text in SAID.items()
-    ]
-    made.step(traces, messages)
+    made.step(traces, messages + [message(name, 1, content=text) for name, text in SAID.items()])
     made.step([trace("later")], [message("later", 0, content="The quick later fox")], step=1)
-    return StoreReader.at(root)
+    return made.reader
 
 
 def begun(root: Path, parts: int) -> StoreReader:
@@ -55,9 +41,6 @@ def begun(root: Path, parts: int) -> StoreReader:
     made = HandMade(root)
     done = {entry.part for entry in made.store.ledger.entries(run=RUN)}
     for part in sorted({f"p{n}" for n in range(parts)} - done):
-        rows = table("traces", [trace(f"{part}-{member}", group_id=part, reward=None) for member in range(2)])
-        attempt = f"attempt-{part}"
-        piece = made.store.append("traces", rows, run=RUN, step=0, key=PARTLY, attempt=attempt)
-        entry = Entry(RUN, 0, "rollout", 1, PARTLY, part, attempt, {}, {}, (piece,), NOW, NOW)
-        made.store.ledger.commit(entry)
-    return StoreReader.at(root)
+        rows = [trace(f"{part}-{member}", group_id=part, reward=None) for member in range(2)]
+        made.work("rollout", {"traces": rows}, part=part)
+    return made.reader

@@ -1,6 +1,6 @@
 """The packed batch: against the tables themselves, before and after training; and what its pages make of it."""
 
-from typing import Any
+from itertools import pairwise
 
 import polars as pl
 import pytest
@@ -14,9 +14,9 @@ from flows.viewer.pages.batch import rows_per_page
 from storage.read.frames import Frames
 from tests.fixtures.builders import trace
 from tests.fixtures.rehearsal import rehearse
-from tests.flows.viewer.hand_made import RUN, HandMade, credit, update
+from tests.flows.viewer.hand_made import RUN, credit, update
 from tests.flows.viewer.hand_made import batch as row_of
-from tests.flows.viewer.looking import values
+from tests.flows.viewer.looking import pluck, values
 
 REFUSED = {"type": "rule", "rule": "reward_mean > 0.45"}  # of the first step it is 0.51, of the second 0.44
 
@@ -25,16 +25,15 @@ REFUSED = {"type": "rule", "rule": "reward_mean > 0.45"}  # of the first step it
 def library(tmp_path_factory):
     """A run whose first batch was trained, and whose second one a rule held back, and one with more ranks than work."""
     root = tmp_path_factory.mktemp("batches") / "store"
-    packing = {"tokens_per_row": 64, "updates_per_step": 2}
+    packing = {"tokens_per_row": 64, "updates_per_step": 2, "data_parallel": 2}
     with pytest.raises(GateRefused):
-        rehearse(root, "run", gate=REFUSED, packing=packing | {"data_parallel": 2})
-    rehearse(root, "wide", steps=1, packing=packing | {"data_parallel": 8})
+        rehearse(root, "run", gate=REFUSED, packing=packing)
+    rehearse(root, "wide", packing={"tokens_per_row": 64, "data_parallel": 8})
     return StoreReader.at(root)
 
 
-def stored(library: StoreReader, table: str, step: int, run: str = "run") -> list[dict[str, Any]]:
-    frames = Frames(library.store).run(run)
-    found = frames[table].filter(step=step).sort("seq").collect()
+def stored(library, table, step, run="run"):
+    found = Frames(library.store).run(run)[table].filter(step=step).sort("seq").collect()
     assert len(found), f"there are no {table} to compare with"
     return found.to_dicts()
 
@@ -47,14 +46,13 @@ def test_samples_stand_where_the_borders_say_and_know_their_traces(library):
         for row in stored(library, "batches", 0)
         for place, name in enumerate(row["sample_ids"])
     ]
-    assert [(each["row"], each["place"], each["start"], each["sample_id"]) for each in found] == expected
-    credits = {row["sample_id"]: row for row in stored(library, "samples", 0)}
-    traces = {row["trace_id"]: row for row in stored(library, "traces", 0)}
-    for each in found:
-        trace = traces[each["trace_id"]]
-        assert each["advantage"] == credits[each["sample_id"]]["advantage"]
-        assert each["num_tokens"] == credits[each["sample_id"]]["num_tokens"]
-        assert (each["key"], each["example_id"]) == (trace["key"], trace["example_id"])
+    assert pluck(found, "row", "place", "start", "sample_id") == expected
+    for table, name, columns in (
+        ("samples", "sample_id", ("advantage", "num_tokens")),
+        ("traces", "trace_id", ("key", "example_id")),
+    ):
+        rows = {row[name]: row for row in stored(library, table, 0)}
+        assert pluck(found, *columns) == pluck((rows[row[name]] for row in found), *columns)
 
 
 def test_a_rows_tokens_and_weights_are_those_it_was_packed_with_and_padding_has_none(library):
@@ -62,15 +60,14 @@ def test_a_rows_tokens_and_weights_are_those_it_was_packed_with_and_padding_has_
     row = next(each for each in stored(library, "batches", 0) if len(each["sample_ids"]) > 1)
     query = 'select token_id, advantage, place from batch_tokens where "row" = $row'
     found = select_rows(library.frames("run"), of.lineages, [row["row"]], query, row=row["row"])
-    assert found["token_id"].to_list() == row["token_ids"]
-    assert found["advantage"].to_list() == row["advantages"]
-    lengths = [b - a for a, b in zip(row["cu_seqlens"], row["cu_seqlens"][1:], strict=False)]
-    assert found["place"].to_list() == [place for place, length in enumerate(lengths) for _ in range(length)]
+    spans = [*pairwise(row["cu_seqlens"])]
+    places = [place for place, (start, end) in enumerate(spans) for _ in range(start, end)]
+    assert found.rows() == [*zip(row["token_ids"], row["advantages"], places, strict=True)]
     sums = row_samples(library, of, row["row"])
-    for place, (start, length) in enumerate(zip(row["cu_seqlens"], lengths, strict=False)):
-        weights = row["rl_weights"][start : start + length]
+    for place, (start, end) in enumerate(spans):
+        weights = row["rl_weights"][start:end]
         assert sums["rl_weights"][place] == pytest.approx(sum(weights)) and sum(weights) > 0
-        assert sums["num_weighted"][place] == sum(weight != 0 for weight in weights)
+        assert sums["num_weighted"][place] == sum(map(bool, weights))
         assert sums["ce_weights"][place] == 0
     of = packed_step(library, "wide", 0)
     number = next(row["row"] for row in stored(library, "batches", 0, "wide") if not row["sample_ids"])
@@ -86,65 +83,55 @@ def test_a_batch_that_was_not_trained_has_nothing_measured_and_says_who_held_it_
     trained, held = (packed_step(library, "run", step) for step in (0, 1))
     assert updates(library, trained)["update"].to_list() == [0], "the learner that is played makes one row"
     assert held.updates is None and updates(library, held).is_empty()
-    assert [each["approved"] for each in decisions(library, held)] == [False]
-    assert [each["approved"] for each in decisions(library, trained)] == [True]
+    assert [pluck(decisions(library, of), "approved") for of in (trained, held)] == [[True], [False]]
 
 
-def test_of_several_packings_the_one_trained_last_counts(tmp_path):
-    hand = HandMade(tmp_path / "store")
+def test_of_several_packings_the_one_trained_last_counts(hand):
     sample = credit("t0", 0, (0,), {"rl_weights": [0.0, 1.0], "advantages": [0.0, 0.5]})
-    above = hand.step([trace("t0")], [], [sample])
-    above = {"advantage": above["advantage"], "rollout": above["rollout"]}
+    keys = hand.step([trace("t0")], [], [sample])
+    del keys["filtering"]
     packings = {
-        name: hand.work(f"packing {name}", {"batches": [row_of([sample["sample_id"]])]}, 0, **above) for name in "abc"
+        name: hand.work(f"packing {name}", {"batches": [row_of([sample["sample_id"]])]}, **keys) for name in "abc"
     }
-    assert packed_step(StoreReader.at(tmp_path / "store"), RUN, 0).batches.key == packings["c"], (
-        "none is trained: the last"
-    )
+    assert packed_step(hand.reader, RUN, 0).batches.key == packings["c"], "none is trained: the last"
     for name in "ab":
         hand.work(f"training {name}", {"updates": [update()]}, packing=packings[name])
-    found = packed_step(StoreReader.at(tmp_path / "store"), RUN, 0)
+    found = packed_step(hand.reader, RUN, 0)
     assert found.batches.key == packings["b"] and found.updates is not None
-    assert found.capacity is None and rows(StoreReader.at(tmp_path / "store"), found)["fill"].to_list() == [None]
+    assert found.capacity is None and rows(hand.reader, found)["fill"].to_list() == [None]
 
 
-@pytest.fixture(scope="module")
-def paged(tmp_path_factory):
-    root = tmp_path_factory.mktemp("pages") / "store"
-    rehearse(root, "run", steps=2, packing={"tokens_per_row": 64, "data_parallel": 8})
-    return StoreReader.at(root)
+BATCH = addresses.batch("wide", 0)
 
 
-BATCH = addresses.batch("run", 0)
-
-
-def test_a_batch_says_what_was_measured_and_which_policy_came_of_it(paged):
-    said = values(paged, addresses.batch("run", 1))
-    assert (said["state"], said["policy"]["made"], said["policy"]["from"]) == ("trained", "run:2", "run:1")
+def test_a_batch_says_what_was_measured_and_which_policy_came_of_it(library):
+    said = values(library, addresses.batch("wide", 1))
+    assert (said["state"], said["policy"]["made"], said["policy"]["from"]) == ("trained", "wide:2", "wide:1")
     assert (said["previous"], said["next"], said["num_samples"]) == (0, None, 12)
     (update,) = said["updates"]
     assert update["measured"]["loss"] == 0.1, "what the learner that is played says of step 1"
     assert update["rl_tokens"] > 0 and update["ce_tokens"] == 0
     assert said["num_padding"] == sum(not row["samples"] for row in said["rows"])
-    assert said["largest"] == max(abs(sample["advantage"]) for row in said["rows"] for sample in row["samples"])
+    advantages = [value for row in said["rows"] for value in pluck(row["samples"], "advantage")]
+    assert said["largest"] == max(map(abs, advantages))
 
 
-def test_a_row_has_its_samples_with_the_sums_of_their_weights(paged):
-    said = values(paged, addresses.row("run", 0, 0).partition("#")[0])
+def test_a_row_has_its_samples_with_the_sums_of_their_weights(library):
+    said = values(library, addresses.row("wide", 0, 0).partition("#")[0])
     (drawn,) = (row for row in said["rows"] if row["row"] == 0)
-    assert [each["sample_id"] for each in said["row"]["samples"]] == [each["sample_id"] for each in drawn["samples"]]
-    assert all(each["rl_weights"] > 0 and each["address"] for each in said["row"]["samples"])
-    assert values(paged, BATCH)["row"] is None
+    assert pluck(said["row"]["samples"], "sample_id") == pluck(drawn["samples"], "sample_id")
+    assert all(sample["rl_weights"] > 0 and sample["address"] for sample in said["row"]["samples"])
+    assert values(library, BATCH)["row"] is None
 
 
-def test_a_page_of_a_batch_holds_so_many_samples(paged, monkeypatch):
-    def per_page(*num_samples: int) -> int:
+def test_a_page_of_a_batch_holds_so_many_samples(library, monkeypatch):
+    def per_page(*num_samples):
         return rows_per_page(pl.DataFrame({"num_samples": num_samples}, schema={"num_samples": pl.Int64}))
 
     assert per_page(0, 0) == per_page(*[20] * 500) == 100
     assert per_page(*[40] * 136) == 50 and per_page(*[5000] * 3) == 1
 
-    whole = values(paged, BATCH)["rows"]
+    whole = values(library, BATCH)["rows"]
     monkeypatch.setattr("flows.viewer.pages.batch.MOST_SAMPLES", 6)
-    pages = [values(paged, BATCH, page=str(n)) for n in range(values(paged, BATCH)["num_pages"])]
+    pages = [values(library, BATCH, page=str(n)) for n in range(values(library, BATCH)["num_pages"])]
     assert len(pages) > 1 and [row for each in pages for row in each["rows"]] == whole

@@ -11,7 +11,7 @@ import pytest
 from flows.queries.store_reader import SMALL, Cache, size_in_bytes
 
 
-def frame(rows: int) -> pl.DataFrame:
+def frame(rows):
     return pl.DataFrame({"n": pl.Series(range(rows), dtype=pl.Int64)})
 
 

@@ -1,20 +1,20 @@
 """Two runs on pages: the values of the command, and the same step of both."""
 
+from itertools import cycle
+
 import polars as pl
 import pytest
 
-from configs.run import View
 from flows.queries.compare import compare, compared_evaluations, compared_steps
 from flows.queries.compare_rows import ComparedStep
 from flows.queries.compare_summary import sentences
 from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
-from tasks.runtime.stage import Policy, Tables
+from tests.fixtures.builders import table
 from tests.fixtures.evaluations import HELD_OUT, Sampler, train
-from tests.fixtures.rehearsal import rehearse
+from tests.fixtures.rehearsal import play_stages, rehearse
 from tests.flows.viewer import compared_runs
-from tests.flows.viewer.compared_runs import with_column
-from tests.flows.viewer.looking import answer, values
+from tests.flows.viewer.looking import answer, pluck, values
 
 pytestmark = pytest.mark.engine  # ten runs are walked, a third of a second each
 SUMMARIES = {
@@ -29,9 +29,10 @@ SUMMARIES = {
 
 @pytest.mark.parametrize(("pair", "sentence"), SUMMARIES.items(), ids=str)
 def test_the_page_says_where_the_runs_part(ten_runs, pair, sentence):
-    page, html = values(ten_runs, addresses.compare(*pair)), answer(ten_runs, addresses.compare(*pair))[1]
-    assert page["summary"] == sentences(compare(ten_runs, *pair)) and page["summary"][0] == sentence
-    assert all(line in html for line in page["summary"])
+    address = addresses.compare(*pair)
+    summary, html = values(ten_runs, address)["summary"], answer(ten_runs, address)[1]
+    assert summary == sentences(compare(ten_runs, *pair)) and summary[0] == sentence
+    assert all(line in html for line in summary)
 
 
 def test_steps_of_runs_of_unlike_lengths_and_of_one_that_failed(ten_runs):
@@ -52,7 +53,7 @@ def test_the_ledger_of_both_is_one_picture_of_states(ten_runs):
     stages |= {"packing": "different", "training": "lone_a"}
     expected = {(stage, column): state for stage, state in stages.items() for column in (0, 1)}
     assert states == expected | {("policy_import", 0): "lone_a", ("examples", 0): "same"}
-    assert [each["count"] for each in ledger["legend"]] == [7, 4, 3, 0]
+    assert pluck(ledger["legend"], "count") == [7, 4, 3, 0]
 
 
 def test_a_comparison_is_made_once_for_the_same_work_and_is_live_while_a_run_goes(tmp_path):
@@ -103,15 +104,15 @@ def test_groups_of_another_seed_are_paired_by_their_example_alone(ten_runs):
 def test_a_step_that_only_one_has_stands_alone(ten_runs):
     page = values(ten_runs, addresses.compare("base", "longer", step=2))["detail"]
     assert page["only"] == "only in b" and page["num_rollouts"] == {"both": 0, "a": 0, "b": 12}
-    assert [(row["num_a"], row["reward_a"], row["num_b"]) for row in page["groups"]] == [(0, None, 4)] * 3
+    assert pluck(page["groups"], "num_a", "reward_a", "num_b") == [(0, None, 4)] * 3
 
 
 @pytest.mark.parametrize(("other", "num_differing"), [("credited", 10), ("seeded", 0), ("strict", 4)])
 def test_a_step_leads_to_the_traces_that_differ(ten_runs, other, num_differing):
     address = addresses.compare("base", other, step=0)
     page, html = values(ten_runs, address)["detail"], answer(ten_runs, address)[1]
-    differing = [row["trace_id"] for row in page["verdicts"]]
-    differing += [row["sample_id"].rpartition("/")[0] for row in page["samples"]]
+    differing = pluck(page["verdicts"], "trace_id")
+    differing += [name.rpartition("/")[0] for name in pluck(page["samples"], "sample_id")]
     assert len(differing) == num_differing
     assert all(f'href="{addresses.trace("base", trace)}"' in html for trace in differing)
 
@@ -119,13 +120,13 @@ def test_a_step_leads_to_the_traces_that_differ(ten_runs, other, num_differing):
 def test_agents_of_an_episode_are_compared_each_with_its_like(tmp_path):
     """What one wins the other loses: over all agents every mean would be zero."""
 
-    def opposed(tables: Tables, config: View, *, step: int, policy: Policy) -> Tables:
+    def opposed(tables, config, *, step, policy):
         made = compared_runs.sampled(tables, config, step=step, policy=policy)
-        rewards = [float(number % 2) * 2 - 1 for number in range(made["traces"].num_rows)]
-        agents = ["first" if reward > 0 else "second" for reward in rewards]
-        return made | {"traces": with_column(with_column(made["traces"], "reward", rewards), "agent", agents)}
+        seats = cycle([{"agent": "second", "reward": -1.0}, {"agent": "first", "reward": 1.0}])
+        rows = [row | seat for row, seat in zip(made["traces"].to_pylist(), seats, strict=False)]
+        return made | {"traces": table("traces", rows)}
 
-    with compared_runs.played(rollout=opposed):
+    with play_stages(rollout=opposed):
         for name, seed in (("one", 7), ("other", 8)):
             rehearse(tmp_path / "store", name, steps=1, seed=seed, algorithm={"type": "rae"})
     groups = ComparedStep(StoreReader.at(tmp_path / "store"), "one", "other", 0).groups
@@ -147,7 +148,7 @@ def evaluated(tmp_path_factory):
 
 def test_policies_of_a_version_are_paired_and_the_last_ones_too(evaluated):
     rows = compared_evaluations(evaluated, "one", "two").filter(figure="avg")
-    assert [(row["version_a"], row["version_b"]) for row in rows.to_dicts()] == [(0, 0), (1, 1), (1, 2)]
+    assert pluck(rows.to_dicts(), "version_a", "version_b") == [(0, 0), (1, 1), (1, 2)]
     # Each later policy earns a tenth more on every example; where a rollout failed, the other one is left.
     assert rows["difference"].to_list() == pytest.approx([0.0, 0.0, 0.1], abs=0.005)
     last = rows.row(2, named=True)

@@ -2,8 +2,8 @@
 
 import json
 import re
+from html import unescape
 from shutil import copytree
-from typing import Any
 
 import polars as pl
 import pytest
@@ -17,28 +17,31 @@ from flows.viewer.drawings import chart
 from flows.viewer.pages.runs import run_page
 from flows.viewer.rendering import as_html
 from tests.fixtures.rehearsal import rehearse
+from tests.flows.viewer.looking import pluck
 
 
-def page(library: StoreReader, run: str = "base", **query: str) -> Any:
+def page(library, run="base", **query):
     asked = PageRequest(addresses.run(run), {"run": run}, query)
     return run_page(library, asked), asked
 
 
-def titles(values: Any, section: str = "") -> list[str]:
-    return [chart["title"] for each in values["sections"] if section in ("", each["title"]) for chart in each["charts"]]
+def charts(library, run="base", **query):
+    """The charts of the page, by their titles."""
+    sections = page(library, run, **query)[0].values["sections"]
+    return {chart["title"]: chart for section in sections for chart in section["charts"]}
 
 
-def drawn(library: StoreReader, title: str, **query: str) -> Any:
+def drawn(library, title, **query):
     """Return what the chart of a title tells its script."""
     html = as_html(*page(library, **query)).decode()
     found = re.search(f'aria-label="{title}, by step" data-chart="([^"]*)"', html)
     assert found, title
-    return json.loads(found[1].replace("&#34;", '"').replace("&quot;", '"'))
+    return json.loads(unescape(found[1]))
 
 
 def test_a_chart_of_zeros_is_only_named(forked):
     values, asked = page(forked)
-    assert values.values["zeros"] and not {*values.values["zeros"]} & {*titles(values.values)}
+    assert values.values["zeros"] and not {*values.values["zeros"]} & {*charts(forked)}
     assert f"Always zero: {', '.join(values.values['zeros'])}." in as_html(values, asked).decode()
     assert page(forked, to="0")[0].values["zeros"] == values.values["zeros"], "the loss is zero at the first step alone"
 
@@ -50,8 +53,8 @@ def test_links_of_a_chart_keep_what_else_was_asked(forked):
 
 def test_runs_stand_in_one_chart(forked):
     told = drawn(forked, "Rollouts", **{"with": "fork"})
-    assert [(each["name"], each["values"]) for each in told["series"]] == [("base", [12, 12]), ("fork", [12, 12])]
-    assert [each["steps"] for each in told["series"]] == [[0, 1], [0, 1]]
+    expected = [("base", [12, 12], [0, 1]), ("fork", [12, 12], [0, 1])]
+    assert pluck(told["series"], "name", "values", "steps") == expected
 
 
 def test_runs_of_other_lengths_stand_in_one_chart_and_the_table_has_those_of_the_page(forked, tmp_path):
@@ -59,10 +62,10 @@ def test_runs_of_other_lengths_stand_in_one_chart_and_the_table_has_those_of_the
     rehearse(tmp_path / "store", "short", steps=1)
     library = StoreReader.at(tmp_path / "store")
     told = drawn(library, "Loss", **{"with": "short"})
-    assert [(each["name"], each["steps"]) for each in told["series"]] == [("base", [0, 1]), ("short", [0])]
+    assert pluck(told["series"], "name", "steps") == [("base", [0, 1]), ("short", [0])]
     for run, other, num_steps in (("base", "short", 2), ("short", "base", 1), ("fork", "base", 2)):
         values, asked = page(library, run, **{"with": f"{other},{run},{other}"})
-        assert [each["run"] for each in values.values["curves"]["runs"]] == [run, other]
+        assert pluck(values.values["curves"]["runs"], "run") == [run, other]
         table = as_html(values, asked).decode().split('id="numbers"')[1]
         rows = re.findall(r'<tr><td class="number"><a href="([^"]*)">', table)
         assert {*rows} == {addresses.step(run, step) for step in range(num_steps)}
@@ -72,45 +75,36 @@ def test_curves_may_run_over_tokens_and_time(forked):
     for axis, unit in (("tokens", "tokens"), ("time", "min")):
         told = drawn(forked, "Reward", x=axis)
         assert told["across"] == unit and told["steps"] == [0, 1] and told["x"][0] < told["x"][1]
-    by_step = next(each for each in page(forked)[0].values["sections"][0]["charts"] if each["title"] == "Reward")
-    over = next(
-        each for each in page(forked, x="tokens")[0].values["sections"][0]["charts"] if each["title"] == "Reward"
-    )
-    assert [each["x"] for each in by_step["steps"]] == [0.0, 1.0] and over["steps"][0]["x"] > 1
+    assert pluck(charts(forked)["Reward"]["steps"], "x") == [0.0, 1.0]
+    assert charts(forked, x="tokens")["Reward"]["steps"][0]["x"] > 1
 
 
 def test_a_stretch_of_steps_is_drawn_alone_and_smoothing_keeps_what_was(forked):
     assert drawn(forked, "Reward", **{"from": "1"})["steps"] == [1]
-    every, smoothed = drawn(forked, "Reward"), page(forked, smooth="5")[0].values
-    reward = next(each for each in smoothed["sections"][0]["charts"] if each["title"] == "Reward")["series"][0]
-    first, last = (float(f"{each:.5g}") for each in reward["raw"])
-    assert every["series"][0]["values"] == [first, last]
+    every, (reward,) = drawn(forked, "Reward"), charts(forked, smooth="5")["Reward"]["series"]
+    assert every["series"][0]["values"] == [float(f"{value:.5g}") for value in reward["raw"]]
     assert reward["values"] == [reward["raw"][0], pytest.approx(sum(reward["raw"]) / 2)]
 
 
 def test_the_spread_of_rewards_and_identical_replies_are_read_where_asked_for(forked):
-    assert "Spread of rewards" not in titles(page(forked)[0].values)
-    shown, _ = page(forked, spread="1")
-    charts = {each["title"]: each for section in shown.values["sections"] for each in section["charts"]}
-    zeros = shown.values["zeros"]
-    assert [sum(each) for each in charts["Spread of rewards"]["cells"]] == charts["Spread of rewards"]["series"][0][
-        "values"
-    ]
-    assert "Identical replies" in {*charts, *zeros}
+    assert "Spread of rewards" not in charts(forked)
+    found, zeros = charts(forked, spread="1"), page(forked, spread="1")[0].values["zeros"]
+    spread = found["Spread of rewards"]
+    assert [*map(sum, spread["cells"])] == spread["series"][0]["values"]
+    assert "Identical replies" in {*found, *zeros}
     assert drawn(forked, "Spread of rewards", spread="1")["cells"]
 
 
 def test_replies_to_one_example_that_say_the_same_are_identical():
-    told = [("e1", "a"), ("e1", "a"), ("e1", "b"), ("e2", "a")]
-    same = {"run": "base", "for_training": True, "step": 3, "environment": "words"}
-    rows = [same | {"example_id": each, "reply": reply} for each, reply in told]
-    assert identical_replies(pl.DataFrame(rows), [2, 3])["series"][0]["values"] == [None, 0.5]
+    rows = pl.DataFrame({"example_id": ["e1", "e1", "e1", "e2"], "reply": ["a", "a", "b", "a"]})
+    rows = rows.with_columns(run=pl.lit("base"), for_training=True, step=3, environment=pl.lit("words"))
+    assert identical_replies(rows, [2, 3])["series"][0]["values"] == [None, 0.5]
 
 
 def test_a_figure_that_leaves_its_band_is_marked_in_its_chart():
-    steps = [{"step": each} for each in range(30)]
-    drawn: Any = {"title": "Entropy", "series": [{"name": "entropy", "values": [1.0] * 20 + [5.0] * 10}]}
-    cut = {**drawn, "series": [{"name": "entropy", "values": [1.0] * 20}], "exit": {"step": 20, "description": ""}}
-    left = band_exit(drawn["series"][0]["values"], list(range(30)))
-    assert left and "&#34;exit&#34;:20.0" in chart({**drawn, "exit": left}, steps)
-    assert "&#34;exit&#34;:null" in chart(cut, steps[:20]), "that step is not shown"
+    steps, values = [{"step": step} for step in range(30)], [1.0] * 20 + [5.0] * 10
+    left = band_exit(values, range(30))
+    for shown, mark in ((30, "20.0"), (20, "null")):  # where that step is not shown, nothing is marked
+        series = [{"name": "entropy", "values": values[:shown]}]
+        drawn = chart({"title": "Entropy", "series": series, "exit": left}, steps[:shown])
+        assert f"&#34;exit&#34;:{mark}" in drawn

@@ -1,7 +1,6 @@
 """Work that was removed and done again while somebody looks: its keys are the same, its rows are not."""
 
 import json
-from typing import Any
 
 import polars as pl
 import pytest
@@ -12,7 +11,6 @@ from flows.viewer.routes import parsed_address, read_page
 from storage.maintenance.plan import plan_removal
 from storage.maintenance.sweep import carry_out
 from storage.store import open_store
-from tasks.runtime.stage import Policy, Tables
 from tests.fixtures import builders, rehearsal
 from tests.fixtures.evaluations import HELD_OUT, Sampler, train
 from tests.flows.viewer.looking import everything
@@ -21,23 +19,25 @@ pytestmark = pytest.mark.engine  # whole runs, and every page three times
 EVALUATED = {"num_examples": HELD_OUT, "attempts": 2, "every": 1}
 
 
+def raised(table, column, more):
+    return pl.DataFrame(table).with_columns(pl.col(column) + more).to_arrow().cast(table.schema)
+
+
 class Luckier(Sampler):
     """Stands in for a model that samples otherwise the second time: every reward is higher."""
 
-    def __call__(self, tables: Tables, config: Any, *, step: int, policy: Policy) -> Tables:
+    def __call__(self, tables, config, *, step, policy):
         made = super().__call__(tables, config, step=step, policy=policy)
-        rows = pl.DataFrame(made["traces"]).with_columns(pl.col("reward") + 0.125)
-        return made | {"traces": rows.to_arrow().cast(made["traces"].schema)}
+        return made | {"traces": raised(made["traces"], "reward", 0.125)}
 
 
-def trained_worse(tables: Tables, config: Any, *, step: int, key: str, policy: Policy) -> Tables:
+def trained_worse(tables, config, *, step, key, policy):
     """Stand in for the training on it: the loss is another too."""
     made = rehearsal.trained(tables, config, step=step, key=key, policy=policy)
-    rows = pl.DataFrame(made["updates"]).with_columns(pl.col("loss") + 7.0)
-    return made | {"updates": rows.to_arrow().cast(made["updates"].schema)}
+    return {"updates": raised(made["updates"], "loss", 7.0)}
 
 
-def looked_at(library: StoreReader) -> dict[str, str]:
+def looked_at(library):
     """Return what every page of a store says, as JSON."""
     found = {}
     for address in everything(library):

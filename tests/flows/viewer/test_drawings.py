@@ -2,7 +2,7 @@
 
 import json
 import math
-from typing import Any
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -15,17 +15,14 @@ from flows.viewer.rendering import templates
 HOSTILE = "</text><script>alert(1)</script>\"' onload=x \x1b[31m\u202e&"
 
 
-def steps(count: int) -> list[dict[str, Any]]:
+def steps(count):
     return [{"step": n, "address": f"/runs/a/steps/{n}"} for n in range(count)]
 
 
-def figures(values: list[float | None], of: list[dict[str, Any]] | None = None, **more: Any) -> dict[str, Any]:
+def figures(values, of=None, **more):
     """What a chart of one series tells its script."""
     drawn = {"title": "Reward", "series": [{"name": "mean", "values": values}], **more}
-    found: dict[str, Any] = json.loads(
-        ElementTree.fromstring(chart(drawn, of or steps(len(values)))).attrib["data-chart"]
-    )
-    return found
+    return json.loads(ElementTree.fromstring(chart(drawn, of or steps(len(values)))).attrib["data-chart"])
 
 
 def test_a_chart_tells_places_values_and_where_its_steps_are():
@@ -37,7 +34,7 @@ def test_a_chart_tells_places_values_and_where_its_steps_are():
 
 
 def test_long_charts_are_thinned_in_all_their_lists():
-    values: list[float | None] = [math.sin(n) for n in range(2000)]
+    values = [math.sin(n) for n in range(2000)]
     found = figures(values, exit={"step": 1234}, low=values)
     assert len(found["x"]) == len(found["series"][0]["values"]) < 300 and found["exit"] == 1234
 
@@ -47,8 +44,8 @@ def test_a_heat_map_adds_up_neighbouring_steps_and_leaves_none_out(count):
     found = figures([0.5] * count, cells=[[n, 1] for n in range(count)], range=[0, 1])
     assert len(found["x"]) == len(found["cells"]) == len(found["series"][0]["values"]) <= 100
     assert [sum(counts) for counts in zip(*found["cells"], strict=True)] == [sum(range(count)), count]
-    ends = [*found["steps"][1:], count]
-    assert [column[1] for column in found["cells"]] == [b - a for a, b in zip(found["steps"], ends, strict=True)]
+    widths = [end - start for start, end in pairwise([*found["steps"], count])]
+    assert [column[1] for column in found["cells"]] == widths
 
 
 def test_without_scripts_a_chart_is_a_sentence_and_its_texts_stay_in_their_place():
@@ -62,7 +59,7 @@ def test_without_scripts_a_chart_is_a_sentence_and_its_texts_stay_in_their_place
 
 
 def test_many_points_are_thinned_and_every_peak_is_kept():
-    values: list[float | None] = [math.sin(n / 50) for n in range(5000)]
+    values = [math.sin(n / 50) for n in range(5000)]
     values[1234], values[3456], values[777], values[4000] = 9.0, -9.0, None, math.nan
     places = thin([values])
     assert {0, 1234, 3456, 4000, 4999} <= set(places) and 777 not in places
@@ -76,15 +73,12 @@ def test_a_sparkline_has_gaps_and_an_end():
     assert sparkline([None, math.nan], "reward") == ""
 
 
-def picture(name: str, *values: Any) -> ElementTree.Element:
-    made = visible(getattr(templates().get_template("_pictures.html").module, name)(*values))
+def ledger_picture(table, addresses):
+    steps = [column["step"] for column in table["columns"]]
+    draw = templates().get_template("_pictures.html").module.ledger_picture
+    made = visible(draw(table["stages"], steps, [*ledger_cells(table, addresses)]))
     assert "<script" not in made
     return ElementTree.fromstring(made.strip())
-
-
-def ledger_picture(table: dict[str, Any], addresses: dict[str, str]) -> ElementTree.Element:
-    steps = [column["step"] for column in table["columns"]]
-    return picture("ledger_picture", table["stages"], steps, [*ledger_cells(table, addresses)])
 
 
 def test_the_ledger_shows_whose_each_cell_is():
@@ -93,8 +87,8 @@ def test_the_ledger_shows_whose_each_cell_is():
     table = {"stages": ["rollout", "evaluation"], "columns": columns, "runs": ["a", HOSTILE]}
     element = ledger_picture(table, {"0": "/runs/a/steps/0"})
     assert [each.attrib["class"] for each in element.iter("rect")] == ["cell s1 shared unfinished", "cell planned"]
-    (title,) = (each.text or "" for each in element.iter("title"))
-    assert title == visible(f"step 0, rollout: computed by {HOSTILE}, key kkkkkkkk")
+    titles = [each.text for each in element.iter("title")]
+    assert titles == [visible(f"step 0, rollout: computed by {HOSTILE}, key kkkkkkkk")]
     assert [each.attrib["href"] for each in element.iter("a")] == ["/runs/a/steps/0"]
     assert [cell_class(by) for by in (0, 1, 7, 8)] == ["s0", "s1", "s7", "s1"], "own work alone has the first colour"
     long = {**table, "columns": [{"step": step, "cells": [cell, None]} for step in range(1000)]}

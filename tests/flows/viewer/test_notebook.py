@@ -12,19 +12,14 @@ from flows.queries.request import NotThere
 from flows.viewer.notebook import Rollout, Viewer
 from storage.errors import LayoutError
 from storage.read.frames import Frames
-from tests.fixtures import replays
-from tests.fixtures.rehearsal import rehearse
 
 PAGE = (Path(__file__).parents[3] / "docs/viewing.md").read_text()
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
+def root(forked):
     """A run of two steps, and a replay that credits its rollouts by another algorithm."""
-    root = tmp_path_factory.mktemp("notebook") / "store"
-    rehearse(root, "demo")
-    replays.walk(replays.ask(root, run="demo", name="other", overrides=[replays.RLOO]))
-    return root
+    return Path(forked.store.root.address)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +31,7 @@ def test_what_the_page_on_viewing_writes_works(root, monkeypatch):
     (example,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert "stagecoach-store" in example and len(example.splitlines()) > 8
     monkeypatch.chdir(root.parent)
-    exec(compile(example.replace("stagecoach-store", "store"), "viewing.md", "exec"), {})
+    exec(compile(example.replace("stagecoach-store", "store").replace("demo", "base"), "viewing.md", "exec"), {})
 
 
 def test_every_command_of_the_page_is_one():
@@ -47,45 +42,44 @@ def test_every_command_of_the_page_is_one():
 
 
 def test_frames_are_those_of_the_tables(root, viewer):
-    stored = Frames(viewer.reader.store).run("demo")
-    traces = stored.traces.filter(pl.col("step") == 1).collect()
-    assert viewer.runs()["run"].to_list() == ["demo", "other"] and len(viewer.steps("demo")) == 2
-    rollouts = viewer.rollouts("demo")
+    stored = Frames(viewer.reader.store).run("base")
+    traces = stored.traces.filter(step=1).collect()
+    assert viewer.runs()["run"].to_list() == ["base", "fork"] and len(viewer.steps("base")) == 2
+    rollouts = viewer.rollouts("base")
     assert sorted(rollouts["trace_id"]) == sorted(traces["trace_id"]) and len(traces) == 12
     assert set(rollouts["outcome"]) == {"trained"} and rollouts["reply"].null_count() == 0
-    assert viewer.rollouts("demo", 0)["step"].unique().to_list() == [0]
-    samples = viewer.batch("demo", 1).samples
-    credits = stored.samples.filter(pl.col("step") == 1).select("sample_id", "advantage").collect()
-    both = samples.join(credits, on="sample_id", suffix="_stored")
-    assert len(both) == len(credits) > 0 and (both["advantage"] == both["advantage_stored"]).all()
-    assert set(viewer.frame("slices", "demo")["table"]) >= {"traces", "samples", "batches"}
-    assert len(viewer.frame("traces", "demo")) == 24 == viewer.tables("demo").rollouts.select(pl.len()).collect().item()
-    assert viewer.steps()["run"].to_list() == ["other", "other"], "the newest run"
+    assert viewer.rollouts("base", 0)["step"].unique().to_list() == [0]
+    samples = viewer.batch("base", 1).samples
+    credits = stored.samples.filter(step=1).select("sample_id", "advantage").collect()
+    assert {*samples.select("sample_id", "advantage").rows()} == {*credits.rows()} != set()
+    assert set(viewer.frame("slices", "base")["table"]) >= {"traces", "samples", "batches"}
+    assert len(viewer.frame("traces", "base")) == 24 == viewer.tables("base").rollouts.select(pl.len()).collect().item()
+    assert viewer.steps()["run"].to_list() == ["fork", "fork"], "the newest run"
     with pytest.raises(NotThere, match="no run 'nobody'"):
         viewer.steps("nobody")
 
 
 def test_a_trace_comes_with_its_messages_tokens_and_outcome(viewer):
-    sample = viewer.batch("demo", 0).samples.row(0, named=True)
-    trace = viewer.trace(sample["trace_id"], run="demo")
-    assert (trace.run, trace.row["reward"], trace.outcome["outcome"]) == ("demo", sample["reward"], "trained")
+    sample = viewer.batch("base", 0).samples.row(0, named=True)
+    trace = viewer.trace(sample["trace_id"], run="base")
+    assert (trace.run, trace.row["reward"], trace.outcome["outcome"]) == ("base", sample["reward"], "trained")
     weighted = trace.tokens.filter(pl.col("rl_weight") != 0)
     assert len(weighted) == trace.messages["num_sampled"].sum() > 0 and "text" in trace.tokens.columns
     assert weighted["advantage"].to_list() == pytest.approx([sample["advantage"]] * len(weighted))
-    assert f"rollout {sample['trace_id']} of run demo" in repr(trace) and "[assistant]" in repr(trace)
+    assert f"rollout {sample['trace_id']} of run base" in repr(trace) and "[assistant]" in repr(trace)
     with pytest.raises(NotThere, match="names no trace"):
         viewer.trace("nothing-like-it")
 
 
 def test_texts_are_harmless_and_cut_where_they_are_printed(viewer):
     messages = pl.DataFrame({"role": ["user", "assistant"], "content": [None, "\x1b[2J" + "long" * 999]})
-    shown = repr(Rollout("demo", {"trace_id": "t", "reward": None}, {"outcome": "errored"}, messages, messages))
+    shown = repr(Rollout("base", {"trace_id": "t", "reward": None}, {"outcome": "errored"}, messages, messages))
     assert "\x1b" not in shown and "characters more" in shown
-    assert "demo" in repr(viewer) and "finished" in repr(viewer)
+    assert "base" in repr(viewer) and "finished" in repr(viewer)
 
 
 def test_a_comparison_is_of_the_two_runs(viewer):
-    pair = viewer.compare("demo", "other")
+    pair = viewer.compare("base", "fork")
     assert set(pair.steps["step"]) == {0, 1} and pair.evaluations.is_empty()
 
 

@@ -1,34 +1,31 @@
 """Words on pages: the way to each page, the titles of measurements, and settings as a config file has them."""
 
 import re
-from typing import Any
 
 import pytest
 
 from flows.queries.charts import charts
 from flows.queries.metrics import StepNumbers
 from tasks.metrics.figures import ALL
-from tests.flows.viewer.looking import answer, one_of_each
+from tests.flows.viewer.looking import answer, one_of_each, pluck
 
 
 @pytest.fixture(scope="module")
 def pages(forked):
     """The text of a page of each kind, of a run of two steps and its fork."""
-    found = {name: answer(forked, address) for name, address in one_of_each(forked).items()}
-    assert {status for status, _ in found.values()} == {200}
-    return {name: text for name, (_, text) in found.items()}
-
-
-def crumbs(text: str) -> list[str]:
-    """The names on the way to a page, itself last."""
-    way = text.partition('<nav class="crumbs"')[2].partition("</nav>")[0]
-    return [each.strip() for each in re.findall(r">([^<>]+)</(?:a|h1)>", way)]
+    found = {}
+    for name, address in one_of_each(forked).items():
+        status, found[name] = answer(forked, address)
+        assert status == 200
+    return found
 
 
 def test_the_way_to_every_page_begins_at_the_runs(pages):
     assert {"run", "step", "batch", "trace", "search", "compare"} <= set(pages)
     for name, text in pages.items():
-        way = crumbs(text)
+        way = re.findall(
+            r">\s*([^<>]+?)\s*</(?:a|h1)>", text.partition('<nav class="crumbs"')[2].partition("</nav>")[0]
+        )
         assert way[0] == "Runs" and way.count("Runs") == 1, name
         assert name == "runs" or len(way) > 1, name
 
@@ -48,6 +45,6 @@ def test_a_setting_is_written_as_a_config_file_has_it(pages):
 
 def test_what_filters_took_is_named_beside_each_filter():
     values = {(ALL, f"filters/{name}"): 0.5 for name in ("is_filtered", "zero_advantage")}
-    work: Any = None  # charts look at the numbers alone
-    (found,) = (chart for section in charts([StepNumbers(work, values)], []) for chart in section["charts"])
-    assert [each["name"] for each in found["series"]] == ["left out", "zero_advantage"]
+    # Charts look at the numbers alone, not at the work.
+    (found,) = (chart for section in charts([StepNumbers(None, values)], []) for chart in section["charts"])
+    assert pluck(found["series"], "name") == ["left out", "zero_advantage"]

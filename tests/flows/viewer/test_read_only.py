@@ -1,6 +1,5 @@
 """Looking changes nothing: no byte, no name and no time in a store, whatever is opened and however little is there."""
 
-import hashlib
 import json
 import os
 import shutil
@@ -11,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import main
+from configs.run import RunConfig
 from flows.queries.store_reader import StoreReader
 from storage.errors import StoreUnavailable
 from storage.read.frames import existing_store
-from storage.store import LAYOUT, Store, open_store
+from storage.store import LAYOUT, open_store
 from tests.fixtures.rehearsal import SMALL, rehearse
 from tests.flows.viewer.looking import everything, formed, traces, visitor
 from tests.storage.conftest import s3, s3_host, s3_root  # noqa: F401
@@ -46,17 +45,16 @@ except PermissionError:
 """
 
 
-def state(root: Path) -> dict[str, tuple[int, int, int, str]]:
+def state(root):
     """Every file and directory below a root: its size, times and mode, and what it holds."""
     found = {}
-    for path in (root, *sorted(root.rglob("*"))):
+    for path in (root, *root.rglob("*")):
         seen = path.lstat()
-        content = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-        found[str(path.relative_to(root))] = (seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, content)
+        found[path] = seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, path.read_bytes() if path.is_file() else b""
     return found
 
 
-def look_at_all(library: StoreReader, *only: str) -> list[int]:
+def look_at_all(library, *only):
     """Open every address, of all runs or of some, in every form and ask for its mark; return how each was answered."""
     client = visitor(library)
     answers = [client.get(formed(each, form)).status_code for each in everything(library, *only) for form in FORMS]
@@ -81,13 +79,12 @@ def test_opening_everything_twice_changes_nothing(root):
     assert state(root) != before  # so it is seen where somebody writes
 
 
-def test_a_terminal_changes_nothing(root, capsys):
-    library = StoreReader.at(root)
-    trace = next(traces(library, "base"))
+def test_a_terminal_changes_nothing(root, command):
+    trace = next(traces(StoreReader.at(root), "base"))
     before = state(root)
-    for command in (["traces", "base"], ["traces", "latest", "--where", "reply ~ 'x'"], ["trace", trace]):
-        assert main([*command, "--store", str(root)]) == 0, capsys.readouterr()
-    assert main(["trace", "none", "--store", str(root)]) == 2
+    for arguments in (["traces", "base"], ["traces", "latest", "--where", "reply ~ 'x'"], ["trace", trace]):
+        command(root, *arguments)
+    command(root, "trace", "none", status=2)
     assert state(root) == before
 
 
@@ -99,7 +96,7 @@ def test_a_store_that_holds_nothing_yet_stays_so(tmp_path):
     library = StoreReader.at(root)
     client = visitor(library)
     for form in FORMS:
-        assert client.get("/", params={"format": form}).status_code == 200
+        assert client.get(formed("/", form)).status_code == 200
         for address in ("/runs/a", "/runs/a/steps/0", "/traces/x", "/compare?a=a&b=b"):
             assert client.get(formed(address, form)).status_code == 404, address
     first = client.get("/mark").json()
@@ -109,15 +106,12 @@ def test_a_store_that_holds_nothing_yet_stays_so(tmp_path):
 
 
 def test_a_run_that_has_just_started_can_be_looked_at(tmp_path):
-    root = tmp_path / "store"
-    started(open_store(root), "new")
-    before = state(root)
-    client = visitor(root)
+    root = begun_store(tmp_path)
+    before, client = state(root), visitor(root)
     for form in FORMS:
-        assert client.get("/", params={"format": form}).status_code == 200
-        assert client.get("/runs/new", params={"format": form}).status_code == 200
-        assert client.get("/runs/new/steps/0", params={"format": form}).status_code == 404
-        assert client.get("/compare?a=new&b=new", params={"format": form}).status_code < 500
+        for address, status in {"/": 200, "/runs/new": 200, "/runs/new/steps/0": 404}.items():
+            assert client.get(formed(address, form)).status_code == status, address
+        assert client.get(formed("/compare?a=new&b=new", form)).status_code < 500
     assert "new" in client.get("/").text
     assert state(root) == before
 
@@ -158,8 +152,7 @@ def test_in_an_object_store_nothing_is_put(root, s3, s3_root):  # noqa: F811
 
 
 def test_what_would_write_is_a_fault_and_writes_nothing(tmp_path):
-    root = tmp_path / "store"
-    started(open_store(root), "new")
+    root = begun_store(tmp_path)
     before = state(root)
     store = existing_store(root, read_only=True)
     with pytest.raises(AssertionError, match="only read"):
@@ -171,8 +164,7 @@ def test_what_would_write_is_a_fault_and_writes_nothing(tmp_path):
 
 def test_a_torn_log_is_left_as_it_is(tmp_path):
     """Whoever writes next sets it aside; who only looks must not."""
-    root = tmp_path / "store"
-    started(open_store(root), "new")
+    root = begun_store(tmp_path)
     log = sorted((root / "tables/runs/_delta_log").glob("*.json"))[-1]
     log.write_bytes(log.read_bytes()[:40])
     before = state(root)
@@ -181,8 +173,12 @@ def test_a_torn_log_is_left_as_it_is(tmp_path):
     assert state(root) == before
 
 
-def started(store: Store, run: str) -> None:
-    from configs.run import RunConfig
-
+def started(store, run):
     config = RunConfig.model_validate(SMALL | {"name": run, "store": store.root.address})
     store.runs.record(run=run, event="started", kind="train", config=config.model_dump(mode="json"))
+
+
+def begun_store(directory):
+    """The root of a store with a run that has just started."""
+    started(open_store(directory / "store"), "new")
+    return directory / "store"

@@ -1,31 +1,28 @@
 """What rollouts said, as values and on pages: prompts once, folded turns, what was expected."""
 
 import json
-from typing import Any
+from itertools import product
 
 import pytest
 
 from flows.queries.reader import CHARACTERS, LINES, MOST_MESSAGES
-from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
-from tests.fixtures.builders import message, trace
+from tests.fixtures.builders import example, failed, message, trace
 from tests.flows.viewer.hand_made import RUN, HandMade, batch, credit, update
-from tests.flows.viewer.looking import values
+from tests.flows.viewer.looking import pluck, values
 
-ENVIRONMENT = "reverse"
 LONG = "\n".join(f"line {number}" for number in range(LINES + 5))
 ODD = "a,b <b>&\x1b[31m"
 """A trace's id that has to be quoted wherever it stands."""
-REWARDS = {"first": 0.5, "second": 1.0, "talk": 0.25, "other": 0.0, ODD: None}
 PARTS = {"exact": {"score": 0.5, "weight": 0.5}, "form": {"score": 0.25, "weight": 1.0}}
 STEP = addresses.step(RUN, 0)
 
 
-def exchange(name: str, asked: str, said: str, **others: Any) -> list[dict[str, Any]]:
-    return [message(name, 0, content=asked), message(name, 1, parent=0, content=said, sampled=True, **others)]
+def exchange(name, asked, said):
+    return [message(name, 0, content=asked), message(name, 1, parent=0, content=said, sampled=True)]
 
 
-def conversation() -> list[dict[str, Any]]:
+def conversation():
     """Two turns: a call of a tool and its result stand between the prompt and the reply."""
     call = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "function": {"name": "look"}}]}
     return [
@@ -41,13 +38,15 @@ def library(tmp_path_factory):
     """A step of two groups: two replies and a conversation; the reply of another agent, and one that failed."""
     made = HandMade(tmp_path_factory.mktemp("read") / "store")
     tasks = {"e0": {"prompt": "What is seven?", "answer": 7, "id": "x"}, "e1": {"prompt": "?", "text": "tfel"}}
-    listed = {"environment": ENVIRONMENT, "split": "train"}
-    rows = [listed | {"example_id": name, "task": json.dumps(task)} for name, task in tasks.items()]
-    made.work("examples", {"examples": rows})
-    own = {"first": {"rewards": json.dumps(PARTS)}, "other": {"agent": "judge", "trainable": False}}
-    failed = {"error_class": "timeout", "error_type": "TimeoutError", "error_message": "too slow"}
-    own |= {name: {"example_id": "e1", "group_id": "g1", **own.get(name, {})} for name in ("other", ODD)}
-    own[ODD] |= failed
+    made.work("examples", {"examples": [example(name) | {"task": json.dumps(task)} for name, task in tasks.items()]})
+    second = {"example_id": "e1", "group_id": "g1"}
+    traces = [
+        trace("first", reward=0.5, rewards=json.dumps(PARTS)),
+        trace("second", reward=1.0),
+        trace("talk", reward=0.25),
+        trace("other", reward=0.0, agent="judge", trainable=False, **second),
+        failed(ODD, **second),
+    ]
     messages = [
         *exchange("first", "What is seven?", "The answer is seven."),
         *exchange("second", "What is seven?", "The result is seven."),
@@ -56,24 +55,26 @@ def library(tmp_path_factory):
         message(ODD, 0, content="Turn it"),
     ]
     sample = credit("first", 0, (0, 1), {"rl_weights": [0.0, 1.0], "advantages": [0.0, 0.5]})
-    found = [trace(name, reward=reward, **own.get(name, {})) for name, reward in REWARDS.items()]
-    made.step(found, messages, [sample], batches=[batch([sample["sample_id"]])], updates=[update()])
-    return StoreReader.at(made.store.root.address)
+    made.step(traces, messages, [sample], batches=[batch([sample["sample_id"]])], updates=[update()])
+    return made.reader
 
 
-def read(library: StoreReader, address: str = STEP, **query: str) -> dict[str, Any]:
-    found: dict[str, Any] = values(library, address, **query)["read"]
-    return found
+def read(library, **query):
+    return values(library, STEP, **query)["read"]
 
 
-def names(found: dict[str, Any]) -> list[str]:
-    return [each["trace_id"] for each in found["replies"]]
+def names(found):
+    return pluck(found["replies"], "trace_id")
 
 
 def test_a_prompt_stands_once_over_its_replies(library):
     found = read(library)
-    assert names(found) == list(REWARDS) and found["num_rollouts"] == 5 and found["num_agents"] == 2
-    prompts = [each["prompt"] and [one["head"] for one in each["prompt"]["messages"]] for each in found["replies"]]
+    assert (
+        names(found) == ["first", "second", "talk", "other", ODD]
+        and found["num_rollouts"] == 5
+        and found["num_agents"] == 2
+    )
+    prompts = [each["prompt"] and pluck(each["prompt"]["messages"], "head") for each in found["replies"]]
     assert prompts == [["What is seven?"], None, None, ["Turn it"], None]
     heads = [each["reply"] and each["reply"]["head"] for each in found["replies"]]
     assert heads == ["The answer is seven.", "The result is seven.", "seven", "line 0", None]
@@ -81,16 +82,16 @@ def test_a_prompt_stands_once_over_its_replies(library):
 
 def test_a_reply_has_what_was_expected_and_what_it_earned(library):
     found = read(library)["replies"]
-    expected = [[(one["name"], one["head"]) for one in each["expected"]] for each in found]
+    expected = [pluck(each["expected"], "name", "head") for each in found]
     assert expected == [[("answer", "7")]] * 3 + [[("text", "tfel")]] * 2
-    assert [(each["name"], each["product"]) for each in found[0]["parts"]] == [("exact", 0.25), ("form", 0.25)]
-    told = [(each["reward"], each["advantage"], each["outcome"], each["error_class"]) for each in found]
-    assert told[0] == (0.5, 0.5, "trained", None) and told[4] == (None, None, "errored", "timeout")
+    assert pluck(found[0]["parts"], "name", "product") == [("exact", 0.25), ("form", 0.25)]
+    told = pluck(found, "reward", "advantage", "outcome", "error_class")
+    assert told[0::4] == [(0.5, 0.5, "trained", None), (None, None, "errored", "timeout")]
 
 
 def test_earlier_turns_long_texts_and_replies_of_others_are_folded(library):
     found = {each["trace_id"]: each for each in read(library)["replies"]}
-    earlier = [(each["role"], each["head"]) for each in found["talk"]["earlier"]["messages"]]
+    earlier = pluck(found["talk"]["earlier"]["messages"], "role", "head")
     assert [role for role, _ in earlier] == ["assistant", "tool"] and "look" in earlier[0][1]
     assert earlier[1][1] == "7 it is" and found["first"]["earlier"]["messages"] == []
     other = found["other"]["reply"]
@@ -98,34 +99,32 @@ def test_earlier_turns_long_texts_and_replies_of_others_are_folded(library):
 
 
 @pytest.mark.parametrize("text", [LONG, "x" * 3 * CHARACTERS, "\n" * 100, ""], ids=["lines", "one line", "empty", "no"])
-def test_no_long_text_is_lost(tmp_path, text):
-    made = HandMade(tmp_path / "store")
-    made.step([trace("t")], exchange("t", text, text))
-    (found,) = read(StoreReader.at(tmp_path / "store"))["replies"]
+def test_no_long_text_is_lost(hand, text):
+    hand.step([trace("t")], exchange("t", text, text))
+    (found,) = read(hand.reader)["replies"]
     head, rest = found["reply"]["head"], found["reply"]["rest"]
     assert head.count("\n") < LINES and len(head) <= CHARACTERS
     assert text in (head + rest, f"{head}\n{rest}") and found["reply"]["left_out"] == 0
 
 
-def test_of_a_long_conversation_the_last_messages_are_read_and_the_rest_counted(tmp_path):
-    made = HandMade(tmp_path / "store")
+def test_of_a_long_conversation_the_last_messages_are_read_and_the_rest_counted(hand):
     said = [message("t", at, parent=at - 1 if at else None, content=f"{at}", sampled=at > 0) for at in range(99)]
-    made.step([trace("t")], said)
-    (found,) = read(StoreReader.at(tmp_path / "store"))["replies"]
+    hand.step([trace("t")], said)
+    (found,) = read(hand.reader)["replies"]
     earlier = [int(each["head"]) for each in found["earlier"]["messages"]]
     assert earlier == list(range(98 - MOST_MESSAGES, 98)) and found["earlier"]["left_out"] == 97 - MOST_MESSAGES
     assert found["reply"]["head"] == "98"
 
 
-def test_rollouts_of_an_agent_stand_under_each_other_in_their_group(tmp_path):
-    made = HandMade(tmp_path / "store")
-    seats = [(group, agent, n) for group in "ba" for n in range(2) for agent in ("judge", "actor")]
-    own = [trace(f"{group}-{agent}-{n}", group_id=group, agent=agent) for group, agent, n in seats]
-    made.step(own, [each for row in own for each in exchange(str(row["trace_id"]), str(row["agent"]), "said")])
-    library = StoreReader.at(tmp_path / "store")
-    in_group = ["judge-0", "judge-1", "actor-0", "actor-1"]
-    assert names(read(library)) == [f"{group}-{each}" for group in "ba" for each in in_group]
-    assert [bool(each["prompt"]) for each in read(library)["replies"]] == [True, False] * 2 + [True, False] * 2
+def test_rollouts_of_an_agent_stand_under_each_other_in_their_group(hand):
+    traces = [
+        trace(f"{group}-{agent}-{n}", group_id=group, agent=agent)
+        for group, n, agent in product("ba", range(2), ("judge", "actor"))
+    ]
+    hand.step(traces, [row for each in traces for row in exchange(each["trace_id"], each["agent"], "said")])
+    found = read(hand.reader)
+    assert names(found) == [f"{group}-{agent}-{n}" for group, agent, n in product("ba", ("judge", "actor"), range(2))]
+    assert [bool(each["prompt"]) for each in found["replies"]] == [True, False] * 4
 
 
 def test_the_lowest_and_highest_of_any_column_are_read(library):
@@ -135,4 +134,4 @@ def test_the_lowest_and_highest_of_any_column_are_read(library):
     assert names(read(library, sort="reward:form", order="desc", k="1")) == ["first"]
     assert names(read(library, k="2", read="3")) == [ODD] == names(read(library, k="2", read="9"))
     assert names(read(library, group="g1")) == ["other", ODD]
-    assert "reward" in {each["name"] for each in lowest["figures"]}
+    assert "reward" in pluck(lowest["figures"], "name")

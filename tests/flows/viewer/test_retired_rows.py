@@ -18,8 +18,8 @@ from storage.maintenance.sweep import Retention, expire
 from storage.store import open_store
 from tests.fixtures import builders
 from tests.fixtures.rehearsal import rehearse
-from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
-from tests.flows.viewer.looking import answer, everything, values
+from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, batch, credit, forked, update
+from tests.flows.viewer.looking import answer, everything, pluck, values
 
 TABLES = ("assignments", "traces", "messages", "verdicts", "samples", "batches", "updates")
 
@@ -31,7 +31,7 @@ def without(tmp_path_factory):
     rehearse(base / "whole", "run", steps=1)
     rehearse(base / "whole", "again", steps=1, training={"learning_rate": 0.5})
 
-    def lacking(table: str) -> StoreReader:
+    def lacking(table):
         if not (base / f"without-{table}").exists():
             shutil.copytree(base / "whole", base / f"without-{table}")
             if table:
@@ -64,30 +64,28 @@ def test_nobody_says_that_a_rollout_had_no_weight_whose_batch_cannot_be_read(wit
     assert set(before["outcome"]) == {"trained"} and before["trained"].all()
     found = traces(library, "run", 0)
     known = table == "verdicts"  # a packed sample was trained on whatever its verdict said
-    assert set(found["outcome"]) == {"trained" if known else EXPIRED}
-    assert found["trained"].to_list() == [True if known else None] * len(before)
+    assert {*found.select("outcome", "trained").rows()} == {("trained", True) if known else (EXPIRED, None)}
+    assert len(found) == len(before)
     assert set(library.frames("run")["outcomes"].collect()["outcome"]) == set(found["outcome"])
-    (use,) = [use for use in explain(library.frames(), "trace-0-0-0")["runs"] if use["run"] == "run"]
+    (use,) = (use for use in explain(library.frames(), "trace-0-0-0")["runs"] if use["run"] == "run")
     assert use["outcome"] == found["outcome"][0]
     assert ("not known any more" in sentence({"trace": {"reward": 0.0}}, use)) != known
 
 
 def test_tokens_of_runs_outlive_the_rows_that_they_were_counted_in(without):
-    whole = runs(without("")).row(0, named=True)
-    assert whole["tokens_sampled"] > 0 and whole["tokens_trained"] is not None
-    for table in ("traces", "updates"):
-        kept = runs(without(table)).row(0, named=True)
-        for name in ("tokens_sampled", "tokens_trained", "rewards", "losses"):
-            assert kept[name] == whole[name]
-    lost = runs(without("metrics")).row(0, named=True)
-    assert (lost["tokens_sampled"], lost["tokens_trained"]) == (None, None), "unknown is not zero"
+    def counted(table):
+        return runs(without(table)).select("tokens_sampled", "tokens_trained", "rewards", "losses").row(0)
+
+    assert counted("")[0] > 0 and counted("")[1] is not None
+    assert counted("traces") == counted("updates") == counted("")
+    assert counted("metrics")[:2] == (None, None), "unknown is not zero"
 
 
 def test_figures_of_a_step_are_those_that_it_has_written(without):
     whole, kept = (values(without(table), "/runs/run/steps/0")["figures"] for table in ("", "traces"))
     assert kept["num_traces"] == 0
     for part, names in (("reward", ("mean", "spread", "min", "max")), ("means", ("num_output_tokens", "truncated"))):
-        assert [kept[part][name] for name in names] == [whole[part][name] for name in names]
+        assert pluck([kept[part]], *names) == pluck([whole[part]], *names)
         assert kept[part][names[0]] is not None
 
 
@@ -97,25 +95,22 @@ def test_a_trace_whose_row_went_is_said_to_be_gone(without):
 
 
 @pytest.mark.parametrize("table", ["", "samples", "batches", "token_masks", "updates"])
-def test_tokens_are_not_called_untrained_or_inside(tmp_path, table):
-    made = HandMade(tmp_path)
+def test_tokens_are_not_called_untrained_or_inside(hand, table):
     credits = [
         credit(FORKED, at, path, {"rl_weights": [0.0] * 3 + [1.0] * (2 + 4 * (at == 0))})
         for at, path in enumerate(PATHS)
     ]
     masks = [{"sample_id": f"{FORKED}/0", "masked": [False] * 4 + [True] * 5}]
-    batches = [batch(credits)]
-    learnt = {"updates": [update(masked_fraction=0.5)], "token_masks": masks}
-    made.step([builders.trace(FORKED)], forked(), credits, batches=batches, **learnt)
+    updates = [update(masked_fraction=0.5)]
+    hand.step([builders.trace(FORKED)], forked(), credits, batches=[batch(credits)], updates=updates, token_masks=masks)
     if table == "token_masks":  # of which the rows above are left
-        (entry,) = made.store.ledger.entries(stage="training")
-        made.store.slices.expired_slices.record(entry.slices(table), 0)
+        (entry,) = hand.store.ledger.entries(stage="training")
+        hand.store.slices.expired_slices.record(entry.slices(table), 0)
     elif table:
-        expire(made.store, Retention(table, 0))
-    library = StoreReader.at(tmp_path)
-    found = tokens(library, find_trace(library, RUN, FORKED))
+        expire(hand.store, Retention(table, 0))
+    found = tokens(hand.reader, find_trace(hand.reader, RUN, FORKED))
     unknown = table in ("samples", "batches")
-    assert found["trained"].to_list() == [None] * 11 if unknown else set(found["trained"]) == {True, False}
+    assert set(found["trained"]) == ({None} if unknown else {True, False})
     outside = [{*found.filter(branch=branch)["outside"].drop_nulls()} for branch in (0, 1)]
     unmasked = set() if table in ("samples", "token_masks") else {False}
     assert outside == [set() if table == "samples" else {True, False}, unmasked]

@@ -1,6 +1,7 @@
 """The page of a run: charts and where they lead, ledger, time, and what was said; and every metric of it by itself."""
 
-from typing import Any
+from itertools import chain
+from operator import attrgetter
 
 import polars as pl
 import pytest
@@ -14,66 +15,64 @@ from flows.queries.store_reader import StoreReader
 from flows.reporting.figures import About, about
 from flows.reporting.formats import DASH
 from flows.viewer import addresses
-from flows.viewer.addresses import Page
 from flows.viewer.pages.runs import run_page
 from storage.store import open_store
 from tests.fixtures.builders import trace
 from tests.fixtures.evaluations import Sampler, train
-from tests.flows.viewer.hand_made import RUN, HandMade
-from tests.flows.viewer.looking import Elements, answer
+from tests.flows.viewer.hand_made import RUN
+from tests.flows.viewer.looking import Elements, answer, pluck
 from tests.flows.viewer.stepped import begun
 
 ODD_NAME = "../<script>alert(1)</script>\u202e?#%"
 
 
-def told(reader: StoreReader, run: str = RUN, **query: str) -> Page:
+def told(reader, run=RUN, **query):
     return run_page(reader, PageRequest(addresses.run(run), {"run": run}, query))
 
 
-def charts(page: Page) -> dict[str, Any]:
+def charts(page):
     return {chart["title"]: chart for section in page.values["sections"] for chart in section["charts"]}
 
 
-def series(page: Page, title: str, name: str = "values") -> dict[str, Any]:
+def listed(page):
+    """The names of the metrics in the page's list."""
+    return {metric["name"] for group in page.values["metrics"]["groups"] for metric in group["metrics"]}
+
+
+def series(page, title, name="values"):
     return {one["name"]: one[name] for one in charts(page)[title]["series"]}
 
 
 @pytest.fixture
-def two(tmp_path):
+def two(hand):
     """Two steps of two environments and two agents in one of them; the second step has no error."""
-    made = HandMade(tmp_path)
     rows = [
         trace("a", environment="debate", agent="pro", reward=1.0, metrics=f'{{"{ODD_NAME}": 3.0}}'),
         trace("b", environment="debate", agent="con", reward=-1.0),
         trace("c", environment="sums", reward=0.5),
         trace("d", environment="sums", reward=None, error_class="timeout"),
     ]
-    made.step(rows, [])
-    made.step([{**row, "trace_id": f"{row['trace_id']}2", "error_class": None} for row in rows], [], step=1)
-    return StoreReader.at(tmp_path)
+    hand.step(rows, [])
+    hand.step([{**row, "trace_id": f"{row['trace_id']}2", "error_class": None} for row in rows], [], step=1)
+    return hand.reader
 
 
 def test_the_charts_hold_what_was_measured(forked):
     page = told(forked, "base")
-    rewards: list[list[float]] = [
-        forked.store.read(entry.slices("traces"), ["reward"])["reward"].to_numpy().tolist()
-        for entry in forked.store.ledger.entries(run="base", stage="rollout")
-    ]
-    means = [sum(row) / len(row) for row in rewards]
+    rollouts = forked.store.ledger.entries(run="base", stage="rollout")
+    rewards = [pl.DataFrame(forked.store.read(entry.slices("traces"), ["reward"]))["reward"] for entry in rollouts]
     (reward,) = charts(page)["Reward"]["series"]
-    assert reward["values"] == pytest.approx(means)
-    spread = (sum((value - means[0]) ** 2 for value in rewards[0]) / 12) ** 0.5
-    assert reward["high"][0] - reward["low"][0] == pytest.approx(2 * spread)
-    assert [*series(page, "Loss").values()] == [[0.0, 0.1]] and [*series(page, "Rollouts").values()] == [[12.0, 12.0]]
+    assert reward["values"] == pytest.approx([values.mean() for values in rewards])
+    assert reward["high"][0] - reward["low"][0] == pytest.approx(2 * rewards[0].std(ddof=0))
+    drawn = [[*series(page, title).values()] for title in ("Loss", "Rollouts")]
+    assert drawn == [[[0.0, 0.1]], [[12.0, 12.0]]]
     stages = ["assignment", "rollout", "filtering", "advantage", "packing", "training", "metrics"]
     assert [*series(page, "Seconds by stage")] == stages and "Reward by environment" not in charts(page)
     values = page.values
     assert (values["state"], values["steps_done"], values["totals"]["rollouts"]) == ("finished", 2, 24.0)
-    known = {metric["name"] for group in values["metrics"]["groups"] for metric in group["metrics"]}
     named = {one.get("measure") for chart in charts(page).values() for one in chart["series"]} - {None}
-    assert len(named) > 20 and named <= known, "each line leads to a metric that is there"
-    undescribed = [metric["name"] for metric in metrics(numbers(forked, "base")) if not metric["description"]]
-    assert undescribed == []
+    assert len(named) > 20 and named <= listed(page), "each line leads to a metric that is there"
+    assert all(pluck(metrics(numbers(forked, "base")), "description"))
 
 
 def test_a_fork_shows_what_it_shares_and_planned_steps_have_empty_columns(forked):
@@ -85,7 +84,7 @@ def test_a_fork_shows_what_it_shares_and_planned_steps_have_empty_columns(forked
     assert rollouts["finished"] and rollouts["key"] != credits["key"]
     frame = forked.frames("fork").slices.collect()
     assert set(frame.filter("own")["stage"]) == {"advantage", "metrics", "packing"}
-    shared = frame.filter(~pl.col("own") & (pl.col("stage") == "rollout"))
+    shared = frame.filter(own=False, stage="rollout")
     assert set(shared["computed_by"]) == {"base"} and shared["used_by"].to_list()[0] == ["base", "fork"]
     assert [len(column["cells"]) for column in ledger(forked, "base", 4)["columns"]] == [7, 7, 0, 0]
 
@@ -97,28 +96,25 @@ def test_a_fork_tells_what_was_set_otherwise(forked):
 
 
 def test_times_are_those_of_the_ledger(forked):
-    frame = forked.frames("base").stage_times.collect()
+    frame, names = forked.frames("base").stage_times.collect(), ("key", "started_at", "finished_at", "tokens")
     assert frame["own"].all()
-    rows = frame.select("key", "started_at", "finished_at", "tokens").rows()
-    entries = forked.store.ledger.entries(run="base")
-    assert {*rows} >= {(entry.key, entry.started_at, entry.finished_at, entry.tokens) for entry in entries}
+    assert {*frame.select(names).rows()} >= {*map(attrgetter(*names), forked.store.ledger.entries(run="base"))}
 
 
 def test_a_run_without_work_and_an_unfinished_step_say_so(tmp_path):
     store = open_store(tmp_path / "empty")
     store.runs.record(run="a", event="started", kind="train", config={"name": "a", "steps": 3})
     empty = StoreReader.at(tmp_path / "empty")
-    pages = [answer(empty, address)[1] for address in (addresses.run("a"), addresses.runs())]
-    assert "This run has no rollouts yet" in pages[0]
-    words = {word.strip() for page in pages for word in Elements(page).texts}
+    run, listed = (answer(empty, address)[1] for address in (addresses.run("a"), addresses.runs()))
+    assert "This run has no rollouts yet" in run
+    words = {word.strip() for word in Elements(run).texts + Elements(listed).texts}
     assert "None" not in words and DASH in words, "what is not known is a dash"
     page = told(reader := begun(tmp_path / "begun", 2))
     assert page.values["steps"] == [{"step": 0, "address": addresses.step(RUN, 0), "finished": False}]
     assert charts(page) == {} and page.live, "its numbers are shown when it is finished"
-    assert "not finished, so the numbers below leave it out" in " ".join(
-        Elements(answer(reader, addresses.run(RUN))[1]).texts
-    )
-    assert [cell and cell["finished"] for cell in page.values["ledger"]["columns"][0]["cells"]] == [False]
+    text = " ".join(Elements(answer(reader, addresses.run(RUN))[1]).texts)
+    assert "not finished, so the numbers below leave it out" in text
+    assert pluck(page.values["ledger"]["columns"][0]["cells"], "finished") == [False]
 
 
 def test_environments_and_agents_have_lines_and_colours_of_their_own(two):
@@ -126,9 +122,9 @@ def test_environments_and_agents_have_lines_and_colours_of_their_own(two):
     assert series(page, "Reward by environment") == {"debate": [0.0, 0.0], "sums": [0.5, 0.5]}
     assert series(page, "Reward by agent: debate") == {"con": [-1.0, -1.0], "pro": [1.0, 1.0]}
     assert "Reward by agent: sums" not in charts(page)
-    lines = [one for chart in charts(page).values() for one in chart["series"]]
-    colours = {(one["name"], one["colour"]) for one in lines if one["name"] in ("all", "debate", "sums")}
-    assert colours == {("all", "s0"), ("debate", "s1"), ("sums", "s2")}, "one colour in all charts"
+    colours = {pair for chart in charts(page).values() for pair in pluck(chart["series"], "name", "colour")}
+    named = {pair for pair in colours if pair[0] in ("all", "debate", "sums")}
+    assert named == {("all", "s0"), ("debate", "s1"), ("sums", "s2")}, "one colour in all charts"
 
 
 def test_what_was_counted_and_did_not_happen_is_zero_and_anything_else_a_gap(two):
@@ -136,8 +132,9 @@ def test_what_was_counted_and_did_not_happen_is_zero_and_anything_else_a_gap(two
     assert series(page, "Errors")["timeout"] == [0.25, 0.0]
     assert series(page, "Outcomes") == {"errored/timeout": [1.0, 0.0], "pending": [3.0, 4.0]}
     assert set(series(page, "Outcomes", "kind").values()) == {"bars"}
-    by_metric = {one["name"]: one["values"] for metric in metrics(numbers(two, RUN)) for one in metric["series"]}
-    assert set(by_metric) == set(steps(two, RUN).drop("run", "step", "finished").columns)
+    lines = [pluck(metric["series"], "name", "values") for metric in metrics(numbers(two, RUN))]
+    by_metric = dict(chain(*lines))
+    assert {*by_metric} == {*steps(two, RUN).drop("run", "step", "finished").columns}
     assert by_metric["accounting/errored/timeout"] == [1.0, 0.0]
 
 
@@ -148,12 +145,12 @@ def test_evaluations_are_points_that_lead_to_them(tmp_path):
     train(root, "a", Sampler(), steps=2, evaluation=held_out)
     reader = StoreReader.at(root)
     shown = describe(reader.store, "a", reader.config("a"))["evaluations"]
-    held = charts(told(reader, "a"))["Held-out average"]
+    held, scores = charts(told(reader, "a"))["Held-out average"], [each["scores"][0] for each in shown]
     (points,) = held["series"]
-    assert held["versions"] == [0, 1, 2] == [each["version"] for each in shown]
-    assert points["values"] == [each["scores"][0]["average"] for each in shown] and points["kind"] == "points"
-    assert points["low"][0] == shown[0]["scores"][0]["interval"]["low"] and points["values"][0] < points["values"][2]
-    assert [step["address"] for step in held["steps"]] == [addresses.evaluation("a", n) for n in range(3)]
+    assert held["versions"] == [0, 1, 2] == pluck(shown, "version")
+    assert points["values"] == pluck(scores, "average") and points["kind"] == "points"
+    assert points["low"][0] == scores[0]["interval"]["low"] and points["values"][0] < points["values"][2]
+    assert pluck(held["steps"], "address") == [addresses.evaluation("a", n) for n in range(3)]
     assert runs(reader).row(0, named=True)["held_out"] == points["values"][-1]
 
 
@@ -164,15 +161,13 @@ def test_a_long_run_has_its_last_numbers_until_all_are_requested(two, monkeypatc
 
 def test_words_find_metrics_by_name_unit_and_environment(two):
     every = metrics(numbers(two, RUN))
-    assert [metric["name"] for metric in matching(every, "TIMEOUT share")] == ["errored_rollout/timeout"]
+    assert pluck(matching(every, "TIMEOUT share"), "name") == ["errored_rollout/timeout"]
     (rewards,) = matching(every, "reward/mean")  # its whole name, which is the begin of no search
     assert rewards["name"] == "reward/mean" and len(matching(every, "reward mean")) > 1
-    series = {line["name"] for metric in every for line in metric["series"]} - {metric["name"] for metric in every}
-    assert series and all(matching(every, name) for name in series)
+    lines = {name for metric in every for name in pluck(metric["series"], "name")} - {*pluck(every, "name")}
+    assert lines and all(matching(every, name) for name in lines)
     assert matching(every, "") == every and matching(every, "nothing like it") == []
-    groups = told(two, metric="timeout").values["metrics"]["groups"]
-    names = {metric["name"] for group in groups for metric in group["metrics"]}
-    assert names == {"errored_rollout/timeout", "accounting/errored/timeout"}
+    assert listed(told(two, metric="timeout")) == {"errored_rollout/timeout", "accounting/errored/timeout"}
     html = answer(two, addresses.metric(RUN, "errored_rollout/timeout"))[1]
     assert html.count('aria-label="errored_rollout/timeout, by step"') == 1, "a metric has a chart of its own"
 
@@ -180,6 +175,6 @@ def test_words_find_metrics_by_name_unit_and_environment(two):
 def test_a_metric_says_what_it_is():
     assert about("timing/stage/rollout") == About("s", "wall-clock of the stage") and about("timing/model").unit == "s"
     assert about("update/entropy").unit == "nats" and "last optimizer step" in about("update/entropy").description
-    words = [about(name).description.partition(" ")[0] for name in ("update/mismatch_kl", "update/mismatch_kl_max")]
-    assert words == ["mean", "most"]
+    for name, word in {"update/mismatch_kl": "mean", "update/mismatch_kl_max": "most"}.items():
+        assert about(name).description.startswith(f"{word} ")
     assert about("updates/ref_kl_loss/mean").unit == "" and about("nobody/knows") == About("", "")

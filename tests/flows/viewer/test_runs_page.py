@@ -3,7 +3,7 @@
 import os
 import socket
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from shutil import copytree
 
 import pytest
 
@@ -16,42 +16,35 @@ from flows.viewer import addresses
 from flows.viewer.pages.runs import runs_page
 from storage.records import Event
 from storage.store import open_store
-from tests.fixtures.rehearsal import rehearse
-from tests.fixtures.replays import RLOO, ask, walk
-from tests.flows.viewer.looking import visitor
+from tests.flows.viewer.looking import pluck, visitor
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e"
 
 
 @pytest.fixture(scope="module")
-def forked(tmp_path_factory):
+def forked(forked, tmp_path_factory):
     """A run, a replay of it with another algorithm, and a run that failed and says so in a hostile way."""
-    root = tmp_path_factory.mktemp("runs") / "store"
-    rehearse(root, "base", steps=2)
-    walk(ask(root, name="fork", overrides=[RLOO]))
+    root = copytree(forked.store.root.address, tmp_path_factory.mktemp("runs") / "store")
     store = open_store(root)
     store.runs.record(run="broken", event="started", kind="train", config={"name": "broken", "steps": 7})
     store.runs.record(run="broken", event="failed", message=HOSTILE)
     return StoreReader.at(root)
 
 
-def listed(library: StoreReader, **query: str) -> list[dict[str, Any]]:
-    return [dict(row) for row in runs_page(library, PageRequest("/", {}, query)).values["runs"]]
+def listed(library, **query):
+    return pluck(runs_page(library, PageRequest("/", {}, query)).values["runs"], "run")
 
 
 def test_what_each_run_came_to(forked):
     found = {row["run"]: row for row in runs(forked).to_dicts()}
     base, fork, broken = found["base"], found["fork"], found["broken"]
     told = describe(forked.store, "base", forked.config("base"))["steps"]
-    assert base["rewards"] == pytest.approx([step["reward"] for step in told], rel=1e-12)
+    assert base["rewards"] == pytest.approx(pluck(told, "reward"), rel=1e-12)
     assert (base["last_reward"], base["losses"], base["last_loss"]) == (base["rewards"][-1], [0.0, 0.1], 0.1)
     assert (base["steps_done"], base["steps_planned"], base["state"], base["parent"]) == (2, 2, "finished", None)
     assert (base["algorithms"], base["environments"]) == (["grpo"], ["reverse_text"])
-    assert base["tokens_sampled"] == sum(
-        forked.store.read(entry.slices("traces"), ["num_output_tokens"])["num_output_tokens"].to_numpy().sum()
-        for entry in forked.store.ledger.entries(run="base", stage="rollout")
-    )
+    assert base["tokens_sampled"] == forked.frames("base")["traces"].collect()["num_output_tokens"].sum()
     assert (fork["kind"], fork["parent"], fork["algorithms"]) == ("replay", "base", ["rloo"])
     assert (fork["steps_done"], fork["last_loss"]) == (2, None), "done as far as it goes, which is not to training"
     assert fork["rewards"] == base["rewards"], "the same rollouts, whoever computed them"
@@ -61,16 +54,16 @@ def test_what_each_run_came_to(forked):
 
 
 def test_the_list_is_filtered_and_sorted(forked):
-    assert [row["run"] for row in listed(forked, q="RLOO")] == ["fork"]
-    assert [row["run"] for row in listed(forked, q="reverse_text grpo")] == ["base"]
+    assert listed(forked, q="RLOO") == ["fork"]
+    assert listed(forked, q="reverse_text grpo") == ["base"]
     assert listed(forked, q="nothing like it") == []
-    assert [row["run"] for row in listed(forked, state="failed")] == ["broken"]
-    assert [row["run"] for row in listed(forked, sort="run", down="1")] == ["fork", "broken", "base"]
-    assert [row["run"] for row in listed(forked, sort="reward")][-1] == "broken", "without a reward, last whichever way"
-    assert [row["run"] for row in listed(forked, sort="reward", down="1")][-1] == "broken"
+    assert listed(forked, state="failed") == ["broken"]
+    assert listed(forked, sort="run", down="1") == ["fork", "broken", "base"]
+    assert listed(forked, sort="reward")[-1] == "broken", "without a reward, last whichever way"
+    assert listed(forked, sort="reward", down="1")[-1] == "broken"
     with pytest.raises(BadQuestion, match="sort='colour' is not known"):
         listed(forked, sort="colour")
-    assert [row["run"] for row in listed(forked)] == ["broken", "fork", "base"], "the newest change first"
+    assert listed(forked) == ["broken", "fork", "base"], "the newest change first"
 
 
 def test_a_config_that_is_none_of_ours_hides_no_run(tmp_path):
@@ -81,15 +74,14 @@ def test_a_config_that_is_none_of_ours_hides_no_run(tmp_path):
     found = {row["run"]: row for row in runs(StoreReader.at(tmp_path)).to_dicts()}
     assert (found["odd"]["model"], found["odd"]["algorithms"], found["odd"]["steps_planned"]) == (None, [], None)
     assert found["plain"]["steps_planned"] == 3
-    with visitor(tmp_path) as client:
-        answer = client.get(addresses.run("odd"))
+    answer = visitor(tmp_path).get(addresses.run("odd"))
     assert answer.status_code == 503 and "The config has" in answer.text
 
 
-def event(name: str, minutes: float = 0.0, **more: Any) -> Event:
-    known: dict[str, Any] = {"kind": "train", "config": {}, "parent_run": None, "step": 0, "message": ""}
-    known |= {"flow_run": None, "host": "elsewhere", "pid": 1}
-    return Event(**{"run": "a", "event": name, "at": T0 + timedelta(minutes=minutes), **known, **more})
+def event(name, minutes=0.0, **more):
+    known = {"run": "a", "event": name, "at": T0 + timedelta(minutes=minutes), "kind": "train", "config": {}}
+    known |= {"parent_run": None, "step": 0, "message": "", "flow_run": None, "host": "elsewhere", "pid": 1}
+    return Event(**known | more)
 
 
 @pytest.mark.parametrize(
@@ -104,25 +96,24 @@ def event(name: str, minutes: float = 0.0, **more: Any) -> Event:
     ],
 )
 def test_a_state_in_a_word(last, state, look):
-    told = state_of(last)
-    assert (told["state"], told["look"]) == (state, look)
+    assert pluck([state_of(last)], "state", "look") == [(state, look)]
     assert is_going(last) == (state == "going")
 
 
 def test_the_end_of_a_second_process_does_not_end_a_run_that_another_process_trains():
-    here, now = socket.gethostname(), datetime.now(UTC)
-    first = event("started", host=here, pid=os.getpid(), at=now)
+    here = {"host": socket.gethostname(), "pid": os.getpid()}
+    first = event("started", **here, at=datetime.now(UTC))
     second = [event(name, 1, pid=7) for name in ("resumed", "cancelled")]
     assert deciding_event([first, *second]) is first
-    assert deciding_event([event("started", host=here, pid=2**22 + 1), *second]) is second[-1], "its process is gone"
+    gone = event("started", **here | {"pid": 2**22 + 1})
+    assert deciding_event([gone, *second]) is second[-1], "its process is gone"
     assert deciding_event([event("started"), *second]) is second[-1], "it cannot be seen from here"
-    assert deciding_event([first, event("finished", 2, host=here, pid=os.getpid())]).event == "finished"
+    assert deciding_event([first, event("finished", 2, **here)]).event == "finished"
 
 
 def test_the_list_says_that_it_is_live_only_while_a_run_is_going(forked, tmp_path):
-    assert runs_page(forked, PageRequest("/")).live and runs_page(forked, PageRequest("/")).quiet, (
-        "followed: something may begin"
-    )
+    page = runs_page(forked, PageRequest("/"))
+    assert page.live and page.quiet, "followed: something may begin"
     store = open_store(tmp_path)
     for event_name, quiet in (("started", False), ("finished", True)):
         store.runs.record(run="a", event=event_name, kind="train", config={"name": "a", "steps": 3})
@@ -132,14 +123,16 @@ def test_the_list_says_that_it_is_live_only_while_a_run_is_going(forked, tmp_pat
 @pytest.mark.parametrize(
     ("events", "last_work", "minutes"),
     [
-        ([("started", 0), ("finished", 5)], 4, 5),
-        ([("started", 0), ("failed", 5), ("resumed", 60), ("finished", 70)], 69, 15),
-        ([("started", 0)], 3, 3),
-        ([("started", 0)], None, 0),
-        ([("started", 0), ("resumed", 60), ("finished", 70)], 69, 70),
-        ([("failed", 0)], None, 0),
+        ("started 0 finished 5", 4, 5),
+        ("started 0 failed 5 resumed 60 finished 70", 69, 15),
+        ("started 0", 3, 3),
+        ("started 0", None, 0),
+        ("started 0 resumed 60 finished 70", 69, 70),
+        ("failed 0", None, 0),
     ],
 )
 def test_the_time_at_work_leaves_out_what_was_idle(events, last_work, minutes):
+    words = events.split()
+    recorded = [event(name, float(at)) for name, at in zip(words[::2], words[1::2], strict=True)]
     last = None if last_work is None else T0 + timedelta(minutes=last_work)
-    assert seconds_at_work([event(*each) for each in events], last) == 60 * minutes
+    assert seconds_at_work(recorded, last) == 60 * minutes

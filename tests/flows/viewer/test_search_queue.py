@@ -26,34 +26,34 @@ SITE = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
 def viewer(tmp_path_factory):
     root = tmp_path_factory.mktemp("searched") / "store"
     stepped(root)
-    with viewing(root, "--port", "0") as (process, address):
+    with viewing(root) as (process, address):
         yield psutil.Process(process.pid), urlsplit(address).port or 0
 
 
-def send(port: int, target: str, client: str = "127.0.0.1", **headers: str) -> http.client.HTTPConnection:
+def send(port, target, client="127.0.0.1", **headers):
     """Send a request from one of the loopback's addresses; the viewer takes each for a client."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE, source_address=(client, 0))
     connection.request("GET", target, headers=headers)
     return connection
 
 
-def body(connection: http.client.HTTPConnection) -> tuple[int, str]:
+def body(connection):
     response = connection.getresponse()
     return response.status, response.read().decode()
 
 
-def search(condition: str) -> str:
+def search(condition):
     return f"{addresses.search(RUN)}?{urlencode({'q': condition})}"
 
 
-def wait_for_children(process: psutil.Process, least: int, most: int) -> None:
+def wait_for_children(process, least, most):
     end = time.monotonic() + PATIENCE
     while not least <= len(process.children()) <= most:
         assert time.monotonic() < end, process.children()
         time.sleep(0.05)
 
 
-def memory(process: psutil.Process) -> int:
+def memory(process):
     """Return the memory of a process and its children, in bytes, without what they share."""
     total = 0
     for part in (process, *process.children()):

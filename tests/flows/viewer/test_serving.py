@@ -7,7 +7,7 @@ import signal
 import socket
 import urllib.error
 import urllib.request
-from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -21,7 +21,6 @@ from tests.fixtures.waiting import PATIENCE
 from tests.flows.viewer.looking import viewing
 
 pytestmark = pytest.mark.engine
-CHECKOUT = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -31,26 +30,22 @@ def root(tmp_path_factory):
     return place
 
 
-def get(address: str, **headers: str) -> http.client.HTTPResponse:
-    answer = urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=PATIENCE)
-    assert isinstance(answer, http.client.HTTPResponse)
-    return answer
+def get(address, **headers):
+    return urllib.request.urlopen(urllib.request.Request(address, headers=headers), timeout=PATIENCE)
 
 
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 @pytest.mark.essential
 def test_it_serves_behind_a_run_and_ends_at_once_while_somebody_looks(root, sent, status):
-    with viewing(root, "--port", "0") as (process, address):
+    with viewing(root) as (process, address):
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", address)
         assert get(address).status == 200
         niceness = psutil.Process(process.pid).nice()
         assert niceness == min(19, os.nice(0) + NICENESS)
-        assert [each.laddr.ip for each in psutil.Process(process.pid).net_connections() if each.status == "LISTEN"] == [
-            "127.0.0.1"
-        ]
-        place = re.search(r":(\d+)", address.removeprefix("http:"))
-        assert place
-        open_connection = http.client.HTTPConnection("127.0.0.1", int(place[1]), timeout=PATIENCE)
+        connections = psutil.Process(process.pid).net_connections()
+        assert [each.laddr.ip for each in connections if each.status == "LISTEN"] == ["127.0.0.1"]
+        place = "127.0.0.1", urlsplit(address).port
+        open_connection = http.client.HTTPConnection(*place, timeout=PATIENCE)
         open_connection.request("GET", "/mark")
         assert b"mark" in open_connection.getresponse().read()  # and it stays open, as a browser's does
         open_connection.putrequest("GET", "/")  # one is just being asked for
@@ -59,21 +54,19 @@ def test_it_serves_behind_a_run_and_ends_at_once_while_somebody_looks(root, sent
         assert process.returncode == status
         assert err == "" and "Traceback" not in out
         with pytest.raises(OSError):
-            socket.create_connection(("127.0.0.1", int(place[1])), timeout=1)
+            socket.create_connection(place, timeout=1)
 
 
 def test_it_ends_when_told_though_nobody_reads_its_output_any_more(root):
-    with viewing(root, "--port", "0") as (process, address):
+    with viewing(root) as (process, address):
         assert get(address).status == 200
-        assert process.stdout is not None
         process.stdout.close()
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE) == 0
 
 
 def test_a_long_address_and_a_broken_request_are_survived(root):
-    with viewing(root, "--port", "0") as (_, address):
-        port = int(address.rstrip("/").rpartition(":")[2])
+    with viewing(root) as (_, address):
         for sent in (
             b"GET /" + b"x" * 2_000_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
             b"GET / HTTP/1.0\r\n\r\n",
@@ -83,7 +76,7 @@ def test_a_long_address_and_a_broken_request_are_survived(root):
             b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\nConnection: close\r\n\r\n",
             b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\nConnection: close\r\n\r\n123456789",
         ):
-            with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as connection:
+            with socket.create_connection(("127.0.0.1", urlsplit(address).port), timeout=PATIENCE) as connection:
                 try:
                     connection.sendall(sent)
                     connection.shutdown(socket.SHUT_WR)
@@ -95,16 +88,12 @@ def test_a_long_address_and_a_broken_request_are_survived(root):
 
 
 def test_other_machines_need_the_token_and_no_line_is_written_for_a_request(root):
-    given = {TOKEN: "the given one"}
-    with viewing(root, "--host", "0.0.0.0", "--port", "0", "--run", "latest", **given) as (process, address):
+    with viewing(root, "--host", "0.0.0.0", "--run", "latest", **{TOKEN: "the given one"}) as (process, address):
         assert address.endswith("/runs/base?token=the%20given%20one")
-        port = re.search(r":(\d+)/", address.removeprefix("http:"))
-        assert port
-        here = f"http://127.0.0.1:{port[1]}"
-        with pytest.raises(urllib.error.HTTPError, match="401"):
-            get(here)
-        with pytest.raises(urllib.error.HTTPError, match="401"):
-            get(f"{here}/?token=another")
+        here = f"http://127.0.0.1:{urlsplit(address).port}"
+        for wrong in ("", "/?token=another"):
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                get(here + wrong)
         with pytest.raises(urllib.error.HTTPError, match="421"):
             get(here, host="evil.example", authorization="Bearer the given one")
         visitor = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
@@ -116,7 +105,7 @@ def test_other_machines_need_the_token_and_no_line_is_written_for_a_request(root
 
 
 def test_without_a_token_of_ones_own_one_is_made(root):
-    with viewing(root, "--host", "0.0.0.0", "--port", "0", **{TOKEN: ""}) as (_, address):
+    with viewing(root, "--host", "0.0.0.0", **{TOKEN: ""}) as (_, address):
         assert len(address.partition("?token=")[2]) >= 32
 
 
@@ -126,17 +115,15 @@ def test_an_unknown_run_is_refused_before_anything_is_served(root, capsys):
     assert "nun" in said.err and "base" in said.err and said.out == ""
 
 
-def test_what_is_no_store_is_refused_and_nothing_is_made(tmp_path, capsys):
+def test_what_is_no_store_is_refused_and_nothing_is_made(tmp_path, command):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("x")
     before = sorted(tmp_path.rglob("*"))
     for name in ("folder", "file", "missing", "missing/below"):
-        assert main(["view", "--store", str(tmp_path / name)]) == 2
-        assert "there is no store" in capsys.readouterr().err
+        assert "there is no store" in command(tmp_path / name, "view", status=2)
     assert sorted(tmp_path.rglob("*")) == before
     open_store(tmp_path / "store")
-    assert main(["view", "--store", str(tmp_path / "store"), "--run", "latest"]) == 2
-    assert "there is no run" in capsys.readouterr().err
+    assert "there is no run" in command(tmp_path / "store", "view", "--run", "latest", status=2)
 
 
 def test_a_port_that_is_taken_is_passed_over_or_told():

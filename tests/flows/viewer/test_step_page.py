@@ -1,8 +1,8 @@
 """The pages of a step and of an evaluation: what they say as values and as HTML, and where they lead."""
 
-import json
-from typing import Any
+from itertools import pairwise
 
+import polars as pl
 import pytest
 
 from flows.queries.rollouts import evaluation_traces, steps_of, traces
@@ -13,46 +13,43 @@ from storage.store import Store, open_store
 from tests.fixtures import evaluations
 from tests.fixtures.builders import message, trace
 from tests.flows.viewer import looking
-from tests.flows.viewer.hand_made import RUN, HandMade
-from tests.flows.viewer.looking import Elements
-from tests.flows.viewer.stepped import PARTLY, begun
+from tests.flows.viewer.hand_made import PARTLY, RUN
+from tests.flows.viewer.looking import Elements, pluck
+from tests.flows.viewer.stepped import begun
 
 
-def values(library: StoreReader, run: str, number: int | str, **query: str) -> dict[str, Any]:
-    """The page as JSON, with how it was answered."""
-    status, text = looking.answer(library, f"/runs/{run}/steps/{number}", **query, format="json")
-    return {**json.loads(text), "status": status}
+def values(library, run, step, **query):
+    return looking.values(library, addresses.step(run, step), **query)
 
 
-def html(library: StoreReader, run: str, number: int | str, **query: str) -> Elements:
-    status, text = looking.answer(library, f"/runs/{run}/steps/{number}", **query)
-    assert status == 200, text
-    return Elements(text)
+def text(library, run, step):
+    status, html = looking.answer(library, addresses.step(run, step))
+    assert status == 200, html
+    return "".join(Elements(html).texts)
 
 
 def test_the_values_are_those_of_the_frames(forked):
     found = values(forked, "base", 0)
     frame = traces(forked, "base", 0)
     assert found["figures"]["num_traces"] == frame.height == found["traces"]["num_chosen"] == 12
-    assert [row["trace_id"] for row in found["traces"]["rows"]] == frame["trace_id"].to_list()
-    assert [row["advantage"] for row in found["traces"]["rows"]] == frame["advantage"].to_list()
+    names = ("trace_id", "advantage")
+    assert pluck(found["traces"]["rows"], *names) == frame.select(names).rows()
     assert (found["previous"], found["next"], found["packed"]) == (None, 1, True)
     chosen = {"sort": "reward", "order": "desc", "size": "5"}
     assert values(forked, "base", 0, **chosen)["carried"] == chosen, "it goes along to the steps beside"
     assert found["policies"]["after"]["name"] == "base:1" and len(found["updates"]) == 1
-    assert [row["group_id"] for row in found["groups"]["rows"]] == ["0-0", "0-1", "0-2"]
+    assert pluck(found["groups"]["rows"], "group_id") == ["0-0", "0-1", "0-2"]
     cells = [cell for row in found["groups"]["rows"] for cell in row["cells"]]
-    assert sorted(cell["trace_id"] for cell in cells) == sorted(frame["trace_id"])
-    assert {cell["outcome"] for cell in cells} == {"trained"} and all(0 <= cell["level"] <= 10 for cell in cells)
-    assert sum(map(sum, (each["counts"] for each in found["histogram"]))) == 12
+    assert sorted(pluck(cells, "trace_id")) == sorted(frame["trace_id"])
+    assert {*pluck(cells, "outcome")} == {"trained"} and {*pluck(cells, "level")} <= {*range(11)}
+    assert sum(map(sum, pluck(found["histogram"], "counts"))) == 12
 
 
 def test_a_forks_rows_are_told_as_computed_by_the_other(forked):
     found = values(forked, "fork", 1)
-    assert found["computed_by"] == ["base"]
-    assert found["policies"]["after"] is None and {row["outcome"] for row in found["traces"]["rows"]} == {"pending"}
-    same = traces(forked, "base", 1)["trace_id"].to_list()
-    assert [row["trace_id"] for row in found["traces"]["rows"]] == same
+    assert found["computed_by"] == ["base"] and found["policies"]["after"] is None
+    same = [(trace, "pending") for trace in traces(forked, "base", 1)["trace_id"]]
+    assert pluck(found["traces"]["rows"], "trace_id", "outcome") == same
 
 
 def test_a_step_of_which_parts_are_done(tmp_path):
@@ -62,12 +59,11 @@ def test_a_step_of_which_parts_are_done(tmp_path):
     assert {row["outcome"] for row in found["traces"]["rows"]} == {"pending"}
     assert found["figures"]["reward"]["mean"] is None and found["figures"]["num_kept"] is None
     assert found["histogram"] == [] and found["policies"]["after"] is None
-    assert "Some rollouts are not finished yet" in "".join(html(library, RUN, 0).texts)
+    assert "Some rollouts are not finished yet" in text(library, RUN, 0)
     begun(tmp_path / "store", 3)
     assert values(library, RUN, 0)["figures"]["num_traces"] == 6, "what was held is not what is there now"
-    rows = values(library, RUN, 0)["traces"]["rows"]
-    assert {row["key"] for row in rows} == {PARTLY}
-    assert [row["trace_id"] for row in rows] == ["p0-0", "p0-1", "p1-0", "p1-1", "p2-0", "p2-1"]
+    rows = pluck(values(library, RUN, 0)["traces"]["rows"], "trace_id", "key")
+    assert rows == [(name, PARTLY) for name in ("p0-0", "p0-1", "p1-0", "p1-1", "p2-0", "p2-1")]
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +77,7 @@ def scored(tmp_path_factory):
     yield StoreReader(open_store(root))
 
 
-def evaluated(library: StoreReader, version: int, **query: str) -> dict[str, Any]:
+def evaluated(library, version, **query):
     return looking.values(library, addresses.evaluation("base", version), **query)
 
 
@@ -94,34 +90,30 @@ def test_an_evaluation_and_its_sets(scored):
         page = evaluated(scored, 1, set=name)
         (score,) = page["evaluation"]["scores"]
         rows = evaluation_traces(scored, "base", 1, name).to_dicts()
-        assert [row["trace_id"] for row in page["traces"]["rows"]] == [row["trace_id"] for row in rows]
-        assert len(rows) == 5 and {row["set"] for row in rows} == {name} == {score["set"]}
-        assert {row["outcome"] for row in rows} == {"evaluated"}
-        again = [(row["round"], row["replaced"]) for row in rows if row["assignment_id"] == "eval-reverse_text-0/0"]
-        assert sorted(again) == [(0, True), (1, False)]
-        assert {row["replaced"] for row in rows if row["assignment_id"] != "eval-reverse_text-0/0"} == {False}
-        first, second = ([row["reward"] for row in rows if row["group_id"] == f"eval-reverse_text-{n}"] for n in (0, 1))
-        (alone,) = [each for each in first if each is not None]
-        assert score["average"] == pytest.approx((alone + sum(second) / 2) / 2) and score["errors"] == {
-            "infrastructure": 1
-        }
-    assert [each["set"] for each in every["evaluation"]["scores"]] == ["easy", "hard"]
+        assert pluck(page["traces"]["rows"], "trace_id") == pluck(rows, "trace_id")
+        assert pluck(rows, "set", "outcome") == [(name, "evaluated")] * 5 and score["set"] == name
+        attempts = pluck(rows, "assignment_id", "round", "replaced")
+        assert [attempt for attempt in attempts if attempt[2]] == [("eval-reverse_text-0/0", 0, True)]
+        assert [attempt for attempt in attempts if attempt[1]] == [("eval-reverse_text-0/0", 1, False)]
+        means = pl.DataFrame(pluck(rows, "group_id", "reward"), orient="row").group_by("column_0").mean()["column_1"]
+        assert score["average"] == pytest.approx(means.mean()) and score["errors"] == {"infrastructure": 1}
+    assert pluck(every["evaluation"]["scores"], "set") == ["easy", "hard"]
 
 
 def test_evaluations_lead_to_each_other(scored):
     versions = steps_of(scored, "base", for_training=False)
     assert len(versions) > 1
-    for at, version in enumerate(versions):
+    for before, version in pairwise([None, *versions]):
         found = evaluated(scored, version)
-        assert found["previous"] == (versions[at - 1] if at else None) and found["packed"] is False
+        assert found["previous"] == before and found["packed"] is False
     for address, status in (("1?set=middling", 400), ("7", 404)):
         assert looking.answer(scored, f"/runs/base/evaluations/{address}")[0] == status
 
 
 def test_all_evaluations_are_read_in_one_look(scored, monkeypatch):
-    before, looks, read = scored_evaluations(scored, "base"), list[Any](), scored.store.read
+    before, looks, read = scored_evaluations(scored, "base"), [], scored.store.read
 
-    def look(_: Store, *question: Any) -> Any:
+    def look(_, *question):
         looks.append(question)
         return read(*question)
 
@@ -131,10 +123,8 @@ def test_all_evaluations_are_read_in_one_look(scored, monkeypatch):
     assert len(looks) == 1 and len(again) > 2
 
 
-def test_of_a_large_group_some_rollouts_are_drawn(tmp_path):
-    made = HandMade(tmp_path)
-    made.step([trace(f"t{number}") for number in range(70)], [message(f"t{number}", 0) for number in range(70)])
-    library = StoreReader.at(tmp_path)
-    (row,) = values(library, RUN, 0)["groups"]["rows"]
+def test_of_a_large_group_some_rollouts_are_drawn(hand):
+    hand.step([trace(f"t{number}") for number in range(70)], [message(f"t{number}", 0) for number in range(70)])
+    (row,) = values(hand.reader, RUN, 0)["groups"]["rows"]
     assert (len(row["cells"]), row["num_more"], row["num_traces"]) == (64, 6, 70)
-    assert "+6" in "".join(html(library, RUN, 0).texts)
+    assert "+6" in text(hand.reader, RUN, 0)

@@ -2,28 +2,26 @@
 
 import math
 import random
-from collections.abc import Mapping
-from typing import Any
+from itertools import chain
 
-import pytest
+import polars as pl
+from polars.testing import assert_frame_equal
 
 from flows.queries.messages import branches, messages
-from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import tokens
 from flows.queries.trace import find_trace
 from tests.fixtures import builders
-from tests.flows.viewer.hand_made import RUN, HandMade, batch, credit, update
+from tests.flows.viewer.hand_made import RUN, batch, credit, update
 
 NUM_TRACES = 6
 SCALE = 0.75
 """By what packing multiplied the rl weights."""
 WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
-Row = dict[str, Any]
 
 
-def graph(name: str, chance: random.Random) -> list[Row]:
+def graph(name, chance):
     """Random messages: every one follows any earlier one, some have no tokens, some are sampled in part."""
-    rows: list[Row] = []
+    rows = []
     for number in range(1 if chance.random() < 0.2 else chance.randint(6, 20)):
         length = chance.choice((0, 1, 2, 4))
         mask = [chance.random() < 0.6 for _ in range(length)]
@@ -38,7 +36,7 @@ def graph(name: str, chance: random.Random) -> list[Row]:
     return rows
 
 
-def paths(rows: list[Row]) -> list[list[int]]:
+def paths(rows):
     """The ways to the leaves, by following parents up."""
     inner = {row["parent"] for row in rows}
     found = []
@@ -50,11 +48,11 @@ def paths(rows: list[Row]) -> list[list[int]]:
     return found
 
 
-def samples(rows: list[Row], chance: random.Random) -> list[Row]:
+def samples(rows, chance):
     """Credits of every way: random weights on sampled tokens, each on the first way through it alone."""
-    name, seen, found = rows[0]["trace_id"], set[int](), []
+    name, seen, found = rows[0]["trace_id"], set(), []
     for branch, way in enumerate(paths(rows)):
-        streams: dict[str, list[float]] = {stream: [] for stream in ("advantages", *WEIGHTS)}
+        streams = {stream: [] for stream in ("advantages", *WEIGHTS)}
         for number in way:
             for flag in rows[number]["mask"]:
                 chosen = chance.choice((None, *WEIGHTS)) if flag and number not in seen else None
@@ -66,87 +64,64 @@ def samples(rows: list[Row], chance: random.Random) -> list[Row]:
     return found
 
 
-def measured(sample: Row, chance: random.Random) -> Row:
+def measured(sample, chance):
     """What the learner measured: zeros where nothing has weight in the packed row."""
-    length = len(sample["rl_weights"])
-    weighted = [at > 0 and any(sample[name][at] for name in WEIGHTS) for at in range(length)]
+    weighted = [at > 0 and any(weights) for at, weights in enumerate(zip(*map(sample.get, WEIGHTS), strict=True))]
     values = [[chance.random() + 0.125 if flag else 0.0 for flag in weighted] for _ in range(2)]
     return {"sample_id": sample["sample_id"], "logprobs": [-each for each in values[0]], "entropies": values[1]}
 
 
-def expected(rows: list[Row], credits: list[Row], statistics: Mapping[str, Row], packed: set[str]) -> list[Row]:
+def expected(rows, credits, statistics, packed):
     """The tokens of a trace, one at a time."""
-    found = []
     for row in rows:
         credit_of = next(each for each in credits if row["message"] in each["path"])
         is_packed = credit_of["sample_id"] in packed
         before = credit_of["path"][: credit_of["path"].index(row["message"])]
         start = sum(len(rows[number]["token_ids"]) for number in before)
         for place, token in enumerate(row["token_ids"]):
-            at = start + place
-            weights = {name: credit_of[name][at] if at else 0.0 for name in WEIGHTS}
-            known = statistics.get(credit_of["sample_id"]) if any(weights.values()) else None
-            engine = row["logprobs"][place] if row["mask"][place] else None
+            at, sampled, advantage = start + place, row["mask"][place], credit_of["advantages"][start + place]
+            rl, ce, ref_kl = weights = [credit_of[name][at] if at else 0.0 for name in WEIGHTS]
+            known = statistics.get(credit_of["sample_id"]) if any(weights) else None
+            engine = row["logprobs"][place] if sampled else None
             learner = known and known["logprobs"][at]
             both = None if engine is None or learner is None else learner - engine
-            found.append(
-                {
-                    "message": row["message"],
-                    "place": place,
-                    "token_id": token,
-                    "sampled": row["mask"][place],
-                    "is_content": row["is_content"][place] if row["is_content"] else None,
-                    "policy_version": 0 if row["mask"][place] else None,
-                    "policy_age": 0 if row["mask"][place] else None,
-                    "branch": credit_of["branch"],
-                    "position": at,
-                    "trained": any(weights.values()) and is_packed,
-                    "advantage": credit_of["advantages"][at] if weights["rl_weights"] else None,
-                    "signal": credit_of["advantages"][at] if weights["ref_kl_weights"] else None,
-                    "trained_rl_weight": (weights["rl_weights"] * SCALE or None) if is_packed else None,
-                    "trained_ce_weight": (weights["ce_weights"] or None) if is_packed else None,
-                    "rl_weight": weights["rl_weights"],
-                    "ce_weight": weights["ce_weights"],
-                    "ref_kl_weight": weights["ref_kl_weights"],
-                    "engine_logprob": engine,
-                    "learner_logprob": learner,
-                    "entropy": known and known["entropies"][at],
-                    "log_ratio": both,
-                    "ratio": None if both is None else math.exp(both),
-                    "mismatch": None if both is None else math.exp(both) - 1 - both,
-                }
-            )
-    return found
+            yield {
+                **{"message": row["message"], "place": place, "token_id": token, "sampled": sampled},
+                "is_content": row["is_content"][place] if row["is_content"] else None,
+                **dict.fromkeys(("policy_version", "policy_age"), 0 if sampled else None),
+                **{"branch": credit_of["branch"], "position": at, "trained": any(weights) and is_packed},
+                "advantage": advantage if rl else None,
+                "signal": advantage if ref_kl else None,
+                "trained_rl_weight": rl * SCALE if rl and is_packed else None,
+                "trained_ce_weight": ce if ce and is_packed else None,
+                **{"rl_weight": rl, "ce_weight": ce, "ref_kl_weight": ref_kl},
+                **{"engine_logprob": engine, "learner_logprob": learner, "entropy": known and known["entropies"][at]},
+                "log_ratio": both,
+                "ratio": None if both is None else math.exp(both),
+                "mismatch": None if both is None else math.exp(both) - 1 - both,
+            }
 
 
-def test_tokens_are_those_that_a_walk_finds(tmp_path):
+def test_tokens_are_those_that_a_walk_finds(hand):
     chance = random.Random(11)
     names = [f"{number:032x}" for number in range(NUM_TRACES)]
     graphs = {name: graph(name, chance) for name in names}
     credits = {name: samples(graphs[name], chance) for name in names}
-    every = [each for name in names for each in credits[name]]
-    packed = {each["sample_id"] for each in every if chance.random() < 0.8}
-    statistics = {each["sample_id"]: measured(each, chance) for each in every if each["sample_id"] in packed}
-    made = HandMade(tmp_path / "store")
-    made.step(
-        [builders.trace(name) for name in names],
-        [row for name in names for row in graphs[name]],
-        every,
-        batches=[batch([each for each in every if each["sample_id"] in packed], scale=SCALE)],
-        updates=[update()],
-        token_statistics=list(statistics.values()),
-    )
-    library = StoreReader.at(made.store.root.address)
+    every = [*chain(*credits.values())]
+    packed = {each["sample_id"]: each for each in every if chance.random() < 0.8}
+    statistics = {name: measured(sample, chance) for name, sample in packed.items()}
+    hand.step(
+        [builders.trace(name) for name in names], [*chain(*graphs.values())], every,
+        batches=[batch([*packed.values()], scale=SCALE)], updates=[update()], token_statistics=[*statistics.values()],
+    )  # fmt: skip
     compared = 0
     for name in names:
-        found = find_trace(library, RUN, name)
-        assert branches(messages(library, found)) == paths(graphs[name])
-        wanted = expected(graphs[name], credits[name], statistics, packed)
-        got = tokens(library, found).to_dicts()
+        found = find_trace(hand.reader, RUN, name)
+        assert branches(messages(hand.reader, found)) == paths(graphs[name])
+        got, wanted = tokens(hand.reader, found), [*expected(graphs[name], credits[name], statistics, packed)]
+        columns = {column: got.schema[column] for column in next(iter(wanted), ())}
+        rows = pl.DataFrame(wanted, schema=columns)
         assert len(got) == len(wanted)
-        for one, other in zip(got, wanted, strict=True):
-            for column, value in other.items():
-                close = pytest.approx(value, rel=1e-5, abs=1e-6) if isinstance(value, float) else value
-                assert one[column] == close, (name, other["message"], other["place"], column)
-        compared += sum(each["mismatch"] is not None for each in wanted)
+        assert_frame_equal(got.select([*columns]), rows, rel_tol=1e-5, abs_tol=1e-6)
+        compared += len(rows.drop_nulls("mismatch")) if wanted else 0
     assert compared > 25 and any(len(paths(rows)) > 2 for rows in graphs.values()), "the graphs are not trivial"

@@ -1,9 +1,8 @@
 """Tokens of a trace: what each table says of a token; what was not measured is not zero; and their shades."""
 
+import json
 import math
 from io import StringIO
-from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
@@ -12,29 +11,27 @@ from polars.testing import assert_frame_equal
 from flows.queries.messages import branches, messages, rejected_messages
 from flows.queries.request import PageRequest
 from flows.queries.shown_tokens import COLOURINGS, NONE, default_colouring, drawn_text, largest
-from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import tokens
 from flows.queries.trace import find_trace, samples
 from flows.queries.views import schema
 from flows.viewer.pages.trace import trace_page
 from tests.fixtures import builders
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
+from tests.flows.viewer.looking import pluck
 
 FIRST = {
     "advantages": [0, 0, 0, 0, 0.5, 0.5, 0, -0.75, 0],
     "rl_weights": [0, 0, 0, 0, 1, 1, 0, 0, 0],
-    "ce_weights": [0, 0, 0, 0, 0, 0, 0, 0, 2],
-    "ref_kl_weights": [0, 0, 0, 0, 0, 0, 0, 1, 0],
+    "ce_weights": [0] * 8 + [2],
+    "ref_kl_weights": [0] * 7 + [1, 0],
 }
 SECOND = {"advantages": [0, 0, 0, -0.5, -0.5], "rl_weights": [0, 0, 0, 0.25, 0.25]}
-STATISTICS = [
-    {
-        "sample_id": f"{FORKED}/0",
-        "logprobs": [0, 0, 0, 0, -1.5, -2, 0, -0.25, -3],
-        "entropies": [0, 0, 0, 0, 0.5, 0, 0, 0.25, 1],
-    },
-    {"sample_id": f"{FORKED}/1", "logprobs": [0, 0, 0, -0.5, -1], "entropies": [0, 0, 0, 2, 3]},
-]
+MEASURED_FIRST = {
+    "sample_id": f"{FORKED}/0",
+    "logprobs": [0, 0, 0, 0, -1.5, -2, 0, -0.25, -3],
+    "entropies": [0, 0, 0, 0, 0.5, 0, 0, 0.25, 1],
+}
+MEASURED_SECOND = {"sample_id": f"{FORKED}/1", "logprobs": [0, 0, 0, -0.5, -1], "entropies": [0, 0, 0, 2, 3]}
 MASKS = [{"sample_id": f"{FORKED}/1", "masked": [False, False, False, True, False]}]
 REFERENCES = [
     {"trace_id": FORKED, "message": 1, "logprobs": [0, -3, -4]},
@@ -43,18 +40,19 @@ REFERENCES = [
 TOKENS = {name: kind for name, kind in schema("trace_tokens").items() if name not in ("run", "key", "trace_id")}
 TOKENS |= {"text": pl.String(), "special": pl.Boolean()}
 SAMPLES = [credit(FORKED, 0, PATHS[0], FIRST), credit(FORKED, 1, PATHS[1], SECOND)]
-WHOLE: dict[str, Any] = {
+WHOLE = {
     "samples": SAMPLES, "batches": [batch(SAMPLES[:1]), batch(["other/0", SAMPLES[1]], row=1, scale=0.5)],
-    "updates": [update()], "token_statistics": STATISTICS, "token_masks": MASKS, "references": REFERENCES,
+    "updates": [update()], "token_statistics": [MEASURED_FIRST, MEASURED_SECOND], "token_masks": MASKS,
+    "references": REFERENCES,
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory):
     """The store with everything in it."""
-    root = tmp_path_factory.mktemp("tokens") / "store"
-    tokens_of(root)
-    return StoreReader.at(root)
+    hand = HandMade(tmp_path_factory.mktemp("tokens") / "store")
+    tokens_of(hand)
+    return hand.reader
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +61,11 @@ def found(library):
     return tokens(library, find_trace(library, RUN, FORKED))
 
 
-def tokens_of(root: Path, trace: dict[str, Any] | None = None, **changes: Any) -> pl.DataFrame:
-    """The tokens of the forked trace in a store of its own; a table that is None is not written."""
-    given = {name: rows for name, rows in (WHOLE | changes).items() if rows is not None}
-    HandMade(root).step([trace or builders.trace(FORKED)], forked(), **given)
-    library = StoreReader.at(root)
-    return tokens(library, find_trace(library, RUN, FORKED))
+def tokens_of(hand, trace=None, messages=None, **changes):
+    """The tokens of the forked trace, in a store of its own; a table that is None is not written."""
+    tables = {name: rows for name, rows in (WHOLE | changes).items() if rows is not None}
+    hand.step([trace or builders.trace(FORKED)], messages or forked(), **tables)
+    return tokens(hand.reader, find_trace(hand.reader, RUN, FORKED))
 
 
 EXPECTED = """
@@ -123,9 +120,9 @@ def test_every_token_has_what_each_table_says_of_it(found, table):
     assert_frame_equal(found.select(expected.columns), expected, check_exact=True)
 
 
-def test_a_tiny_mismatch_is_not_rounded_away(tmp_path):
-    near = [STATISTICS[0] | {"logprobs": [0, 0, 0, 0, -1.5, -2, 0, -0.25, -0.25 + 2**-26]}, STATISTICS[1]]
-    found = tokens_of(tmp_path / "store", token_statistics=near)
+def test_a_tiny_mismatch_is_not_rounded_away(hand):
+    near = MEASURED_FIRST | {"logprobs": [*MEASURED_FIRST["logprobs"][:-1], -0.25 + 2**-26]}
+    found = tokens_of(hand, token_statistics=[near, MEASURED_SECOND])
     assert found["log_ratio"][8] == 2**-26
     assert found["mismatch"][8] == pytest.approx(2**-53, rel=1e-6, abs=0), "exp(x) - 1 - x would be nothing"
 
@@ -148,47 +145,41 @@ def test_the_learners_own_measure_says_the_same(found):
     assert found["entropy"].sum() == pytest.approx(measured.sums["entropy"].item())
 
 
-def test_without_credits_weights_are_unknown_not_zero(tmp_path):
-    found = tokens_of(tmp_path / "store", samples=(), batches=None, updates=None)
-    for name in ("rl_weight", "ce_weight", "ref_kl_weight", "advantage", "branch"):
-        assert found[name].null_count() == len(found), name
+def test_without_credits_weights_are_unknown_not_zero(hand):
+    found = tokens_of(hand, samples=(), batches=None, updates=None)
+    unknown = found.select("rl_weight", "ce_weight", "ref_kl_weight", "advantage", "branch")
+    assert unknown.null_count().row(0) == (len(found),) * 5
     assert found["engine_logprob"].to_list()[4] == -1
 
 
-def test_a_sample_that_was_not_packed_was_not_trained(tmp_path):
-    found = tokens_of(tmp_path / "store", batches=[batch(SAMPLES[:1])], token_statistics=STATISTICS[:1])
+def test_a_sample_that_was_not_packed_was_not_trained(hand):
+    found = tokens_of(hand, batches=[batch(SAMPLES[:1])], token_statistics=[MEASURED_FIRST])
     assert found["trained"].to_list() == [False] * 4 + [True, True, False, True, True, False, False]
     assert found["learner_logprob"].to_list()[9:] == [None, None]
     assert found["rl_weight"].to_list()[9:] == [0.25, 0.25], "the advantage stage gave it one"
     assert found["trained_rl_weight"].to_list()[9:] == [None, None], "nothing was trained with it, not even zero"
 
 
-def test_masks_that_were_not_kept_are_unknown(tmp_path):
-    assert tokens_of(tmp_path / "a", token_masks=None)["outside"].to_list()[4:6] == [False, False]
-    lost = tokens_of(tmp_path / "b", token_masks=None, updates=[update(masked_fraction=0.25)])
-    assert lost["outside"].null_count() == len(lost)
+@pytest.mark.parametrize(("share", "outside"), [(0, False), (0.25, None)])
+def test_masks_that_were_not_kept_are_unknown(hand, share, outside):
+    found = tokens_of(hand, token_masks=None, updates=[update(masked_fraction=share)])
+    assert found["outside"].to_list() == [None] * 4 + [outside] * 2 + [None] * 3 + [outside] * 2
 
 
-def test_log_probs_of_a_text_that_was_only_rendered_are_unknown(tmp_path):
-    rendered = builders.trace(FORKED, policy_key="")
+def test_log_probs_of_a_text_that_was_only_rendered_are_unknown(hand):
     rows = [row | {"logprobs": [0.0] * len(row["token_ids"])} for row in forked()]
-    HandMade(tmp_path / "store").step([rendered], rows, **WHOLE)
-    library = StoreReader.at(tmp_path / "store")
-    found = tokens(library, find_trace(library, RUN, FORKED))
+    found = tokens_of(hand, builders.trace(FORKED, policy_key=""), rows)
     assert found["engine_logprob"].null_count() == found["ratio"].null_count() == len(found)
     assert found["learner_logprob"].to_list()[4] == -1.5
 
 
-def test_the_first_token_of_a_sample_has_no_weight_in_its_batch(tmp_path):
-    alone = [builders.message(FORKED, 0, tokens=(1, 2), sampled=True)]
+def test_the_first_token_of_a_sample_has_no_weight_in_its_batch(hand):
     credits = [credit(FORKED, 0, [0], {"advantages": [1, 1], "rl_weights": [1, 1]})]
-    statistics = [{"sample_id": f"{FORKED}/0", "logprobs": [0, -1], "entropies": [0, 1]}]
-    HandMade(tmp_path / "store").step(
-        [builders.trace(FORKED)], alone, credits, batches=[batch(credits)], updates=[update()],
-        token_statistics=statistics,
+    measured = {"sample_id": f"{FORKED}/0", "logprobs": [0, -1], "entropies": [0, 1]}
+    found = tokens_of(
+        hand, None, [builders.message(FORKED, 0, tokens=(1, 2), sampled=True)],
+        samples=credits, batches=[batch(credits)], token_statistics=[measured], token_masks=None, references=None,
     )  # fmt: skip
-    library = StoreReader.at(tmp_path / "store")
-    found = tokens(library, find_trace(library, RUN, FORKED))
     assert found["trained"].to_list() == [False, True]
     assert found["rl_weight"].to_list() == [0, 1] and found["trained_rl_weight"].to_list() == [None, 1]
     assert found["learner_logprob"].to_list() == [None, -1]
@@ -206,18 +197,14 @@ def test_messages_have_texts_and_counts_and_a_window_the_same_tokens(library, fo
     assert some.equals(found.filter(pl.col("message").is_in([1, 4])))
 
 
-def test_a_rejected_attempt_is_named(tmp_path):
+def test_a_rejected_attempt_is_named(hand):
     links = [{}, {}, {}, {}, {"semantic_parents": [{"type": "compaction_attempt", "node": 0}]}]
-    record = builders.trace(FORKED, record=f'{{"nodes": {links!r}}}'.replace("'", '"'))
-    HandMade(tmp_path / "store").step([record], forked())
-    library = StoreReader.at(tmp_path / "store")
-    found = find_trace(library, RUN, FORKED)
-    assert rejected_messages(found, messages(library, found)) == [4]
+    hand.step([builders.trace(FORKED, record=json.dumps({"nodes": links}))], forked())
+    found = find_trace(hand.reader, RUN, FORKED)
+    assert rejected_messages(found, messages(hand.reader, found)) == [4]
 
 
 BY_NAME = {each.name: each for each in COLOURINGS}
-
-
 CHANCES = [None, *(math.log(chance) for chance in (1.0, 0.995, 0.95, 0.6, 0.3, 0.05, 0.001))]
 
 
@@ -255,17 +242,19 @@ def test_every_shade_that_can_be_is_in_its_legend():
     assert [label for _, label in BY_NAME["ratio"].legend(0.0)][3:6] == ["-0.001", "0", "+0.001"]
 
 
-def test_what_is_looked_at_first_is_what_there_is():
-    def tokens(**columns: list[float | None]) -> pl.DataFrame:
-        names = ("rl_weight", "ce_weight", "engine_logprob")
-        return pl.DataFrame(
-            {name: columns.get(name, [None]) for name in names}, schema=dict.fromkeys(names, pl.Float32)
-        )
-
-    assert default_colouring(tokens(rl_weight=[1.0], ce_weight=[1.0])) == "advantage"
-    assert default_colouring(tokens(rl_weight=[0.0], ce_weight=[1.0])) == "ce_weight"
-    assert default_colouring(tokens(engine_logprob=[-1.0])) == "engine"
-    assert default_colouring(tokens()) == "mask" and largest(tokens(), "rl_weight") == 0.0
+@pytest.mark.parametrize(
+    ("values", "name"),
+    [
+        ({"rl_weight": 1.0, "ce_weight": 1.0}, "advantage"),
+        ({"rl_weight": 0.0, "ce_weight": 1.0}, "ce_weight"),
+        ({"engine_logprob": -1.0}, "engine"),
+        ({"engine_logprob": None}, "mask"),
+    ],
+)
+def test_what_is_looked_at_first_is_what_there_is(values, name):
+    schema = dict.fromkeys(("rl_weight", "ce_weight", "engine_logprob"), pl.Float32)
+    found = pl.DataFrame([values], schema)
+    assert default_colouring(found) == name and largest(found, "rl_weight") == values.get("rl_weight", 0.0)
 
 
 def test_blanks_of_tokens_can_be_seen():
@@ -275,23 +264,17 @@ def test_blanks_of_tokens_can_be_seen():
     assert drawn_text("", 1) == "∅" and drawn_text(None, 12) == "⟨12⟩"
 
 
-def test_tokens_of_a_trace_of_several_policies_know_theirs(tmp_path):
-    root = tmp_path / "store"
+def test_tokens_of_a_trace_of_several_policies_know_theirs(hand):
     places = [(1, 1, 1, 3), (1, 2, 1, 4), (3, 0, 2, 5), (4, 0, 2, 3)]
-    runs = [
-        {"trace_id": FORKED, "message": message, "start": start, "num_tokens": count}
-        | {"policy_key": f"policy {version}", "policy_version": version}
-        for message, start, count, version in places
-    ]
-    own = tokens_of(root, builders.trace(FORKED, policy_key="policy 3", policy_version=3), token_policies=runs)
-    nothing = [None] * 4
-    assert own["policy_version"].to_list() == [*nothing, 3, 4, None, 5, 5, 3, 3]
-    assert own["policy_age"].to_list() == [*nothing, 2, 1, None, 0, 0, 2, 2]
-    library = StoreReader.at(root)
+    names = ("message", "start", "num_tokens", "policy_version")
+    spans = [dict(zip(names, place, strict=True)) for place in places]
+    spans = [span | {"trace_id": FORKED, "policy_key": f"policy {span['policy_version']}"} for span in spans]
+    own = tokens_of(hand, builders.trace(FORKED, policy_key="policy 3", policy_version=3), token_policies=spans)
+    assert own["policy_version"].to_list() == [*[None] * 4, 3, 4, None, 5, 5, 3, 3]
+    assert own["policy_age"].to_list() == [*[None] * 4, 2, 1, None, 0, 0, 2, 2]
     # Also where one message alone is looked at, whose tokens are all of one policy.
-    assert tokens(library, find_trace(library, RUN, FORKED), [4])["policy_age"].to_list() == [2, 2]
-    (by_policy,) = [each for each in COLOURINGS if each.name == "policy"]
-    assert by_policy.shades(own, 0.0) == "----CB-AACC"
-    asked = PageRequest("/", {"run": RUN, "trace": FORKED}, {})
-    page = trace_page(library, asked).values
-    assert [(each["version"], each["num_tokens"]) for each in page["policies"]["sampled"]] == [(3, 3), (4, 1), (5, 2)]
+    alone = tokens(hand.reader, find_trace(hand.reader, RUN, FORKED), [4])
+    assert alone["policy_age"].to_list() == [2, 2]
+    assert BY_NAME["policy"].shades(own, 0.0) == "----CB-AACC"
+    page = trace_page(hand.reader, PageRequest("/", {"run": RUN, "trace": FORKED}, {})).values
+    assert pluck(page["policies"]["sampled"], "version", "num_tokens") == [(3, 3), (4, 1), (5, 2)]

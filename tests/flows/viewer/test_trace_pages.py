@@ -4,17 +4,15 @@ import base64
 import hashlib
 import json
 import re
-from typing import Any
 
 import pytest
 
 from flows.queries.messages import LONGEST
-from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from tests.fixtures import builders
 from tests.flows.viewer import looking
-from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
-from tests.flows.viewer.looking import Elements
+from tests.flows.viewer.hand_made import FORKED, RUN, HandMade, batch, forked, trained_fork, update
+from tests.flows.viewer.looking import Elements, pluck
 from tests.flows.viewer.stepped import SAID, stepped
 
 TOOLS = "e" * 32
@@ -24,29 +22,26 @@ PNG = base64.b64decode(
 SVG = b"<svg xmlns='http://www.w3.org/2000/svg' onload='alert(3)'/>"
 
 
-def image(kind: str, data: bytes) -> dict[str, Any]:
+def image(kind, data):
     """A row of images."""
     digest = hashlib.sha256(kind.encode() + b"\0" + data).hexdigest()
     return {"group_id": "g0", "digest": digest, "media_type": kind, "data": data, "trace_id": TOOLS, "message": 0}
 
 
+HERE = addresses.trace(RUN, FORKED)
 IMAGES = [image("image/png", PNG), image("image/svg+xml", SVG), image("image/jpeg", SVG)]
 
 
-def tools() -> list[dict[str, Any]]:
+def tools():
     """Messages with images, thoughts, calls of tools and their results; the last one is no JSON."""
     pictures = [
         {"type": "image_url", "image_url": {"url": f"stagecoach-image:sha256:{row['digest']}"}} for row in IMAGES
     ]
     away = {"type": "image_url", "image_url": {"url": "https://example.org/x.png"}}
-    calls = [("1", "look", "no JSON"), ("2", "calc", '{"x": 1}')]
+    calls = [{"id": "1", "name": "look", "arguments": "no JSON"}, {"id": "2", "name": "calc", "arguments": '{"x": 1}'}]
     bodies = [
         {"role": "user", "content": [{"type": "text", "text": "Look"}, *pictures, away, {"type": "odd"}]},
-        {
-            "role": "assistant",
-            "reasoning_content": "hm",
-            "tool_calls": [dict(zip(("id", "name", "arguments"), call, strict=True)) for call in calls],
-        },
+        {"role": "assistant", "reasoning_content": "hm", "tool_calls": calls},
         *({"role": "tool", "tool_call_id": name, "content": "Look"} for name in "12"),
     ]
     rows = [
@@ -63,34 +58,32 @@ def tools() -> list[dict[str, Any]]:
 def library(tmp_path_factory):
     """A store with a forked trace that was trained on, its mate, and a hostile one."""
     made = HandMade(tmp_path_factory.mktemp("pages") / "store")
-    streams = {"advantages": [0, 0, 0, 0, 0.5, 0.5, 0, 0, 0], "rl_weights": [0, 0, 0, 0, 1, 1, 0, 0, 0]}
-    credits = [credit(FORKED, 0, PATHS[0], streams), credit(FORKED, 1, PATHS[1], {"rl_weights": [0] * 5})]
+    credits = trained_fork()
     rewards = json.dumps({"good": {"score": 0.5, "weight": 2.0}, "unscored": None})
     traces = [
         builders.trace(FORKED, reward=1.0, rewards=rewards, episode_id="one", assignment_id="g0/0", num_branches=2),
         builders.trace("mate", reward=0.0, episode_id="two", assignment_id="g0/1"),
         builders.trace("judge", reward=None, episode_id="one", assignment_id="g0/0", agent="judge"),
     ]
-    measured = [0, 0, 0, 0, -1.5, -2, 0, 0, 0]
-    statistics = [{"sample_id": f"{FORKED}/0", "logprobs": measured, "entropies": [0.0] * 9}]
-    learnt = {"updates": [update()], "token_statistics": statistics}
-    made.step(traces, forked(), credits, batches=[batch(credits[:1], scale=0.3)], **learnt)
+    measured = {"sample_id": f"{FORKED}/0", "logprobs": [0] * 4 + [-1.5, -2, 0, 0, 0], "entropies": [0] * 9}
+    made.step(
+        traces, forked(), credits, batches=[batch(credits[:1], scale=0.3)], updates=[update()],
+        token_statistics=[measured],
+    )  # fmt: skip
     made.step([builders.failed(TOOLS, example_id="tools")], tools(), step=1, images=IMAGES)
-    return StoreReader.at(made.store.root.address)
+    return made.reader
 
 
-def values(library: StoreReader, trace_id: str = FORKED, **query: str) -> dict[str, Any]:
+def values(library, trace_id=FORKED, **query):
     return looking.values(library, addresses.trace(RUN, trace_id), **query)
 
 
-def html(library: StoreReader, trace_id: str = FORKED, **query: str) -> str:
-    """The page as a browser gets it."""
-    status, text = looking.answer(library, addresses.trace(RUN, trace_id), **query)
-    assert status == 200, text
-    return text
+def shown(library, **query):
+    """The numbers of the messages that the page shows."""
+    return pluck(values(library, **query)["messages"], "message")
 
 
-def refused(library: StoreReader, address: str = addresses.trace(RUN, FORKED), **query: str) -> str:
+def refused(library, address=HERE, **query):
     """What an address is answered that cannot be."""
     status, text = looking.answer(library, address, **query)
     assert status in (400, 404)
@@ -102,18 +95,16 @@ def test_the_top_says_what_became_of_it_and_leads_there(library):
     assert found["outcome"]["outcome"] == "trained"
     assert found["outcome"]["sentence"].startswith(f"Run {RUN} trained on it")
     assert found["samples"][0]["address"] == addresses.row(RUN, 0, 0)
-    assert [each["trained"] for each in found["samples"]] == [True, False]
+    assert pluck(found["samples"], "trained") == [True, False]
     assert found["policies"]["made"]["version"] == 0, "its training names no policy as input here"
-    assert found["reward_parts"] == [
-        {"name": "good", "score": 0.5, "weight": 2.0, "product": 1.0},
-        {"name": "unscored", "score": None, "weight": None, "product": None},
-    ]
+    parts = [("good", 0.5, 2.0, 1.0), ("unscored", None, None, None)]
+    assert pluck(found["reward_parts"], "name", "score", "weight", "product") == parts
 
 
 def test_mates_and_episode_lead_to_their_traces(library):
     found = values(library)
-    assert [(each["trace_id"], each["here"]) for each in found["mates"]] == [(FORKED, True), ("mate", False)]
-    assert [each["trace_id"] for each in found["episode"]] == ["judge"]
+    assert pluck(found["mates"], "trace_id", "here") == [(FORKED, True), ("mate", False)]
+    assert pluck(found["episode"], "trace_id") == ["judge"]
     assert found["mates"][1]["address"] == addresses.trace(RUN, "mate", found["key"])
     assert (found["previous"], found["next"], found["place"]) == (None, "mate", 0)
     judge = values(library, "judge")
@@ -122,31 +113,25 @@ def test_mates_and_episode_lead_to_their_traces(library):
 
 def test_branches_are_read_one_after_the_other_or_alone(library):
     whole = values(library)
-    assert [each["message"] for each in whole["messages"]] == [0, 1, 2, 3, 4]
-    assert [each["goes_on_from"] for each in whole["messages"]] == [None, None, None, None, 0]
-    assert [each["branch"] for each in whole["branches"]] == [0, 1]
-    second = values(library, branch="1")
-    assert [each["message"] for each in second["messages"]] == [0, 4]
-    assert second["branch"] == 1
+    assert pluck(whole["messages"], "message", "goes_on_from") == [(0, None), (1, None), (2, None), (3, None), (4, 0)]
+    assert pluck(whole["branches"], "branch") == [0, 1]
+    assert shown(library, branch="1") == [0, 4] and values(library, branch="1")["branch"] == 1
     assert "branch=&#39;7&#39;" in refused(library, branch="7")
 
 
 def test_a_window_a_jump_and_a_message_alone(library, monkeypatch):
     monkeypatch.setattr("flows.viewer.pages.trace.WINDOW", 2)
-    assert [each["message"] for each in values(library)["messages"]] == [0, 1]
-    assert [each["message"] for each in values(library, **{"from": "3"})["messages"]] == [3, 4]
-    assert [each["message"] for each in values(library, to="last")["messages"]] == [3, 4]
-    assert [each["message"] for each in values(library, to="trained")["messages"]] == [1, 2]
-    alone = values(library, message="3", at="1")
-    assert [each["message"] for each in alone["messages"]] == [3]
-    assert alone["messages"][0]["tokens"]["columns"]["token_id"] == [9]
+    assert shown(library) == [0, 1] and shown(library, to="trained") == [1, 2]
+    assert shown(library, **{"from": "3"}) == shown(library, to="last") == [3, 4]
+    (alone,) = values(library, message="3", at="1")["messages"]
+    assert alone["message"] == 3 and alone["tokens"]["columns"]["token_id"] == [9]
     assert values(library, **{"from": "99"})["from"] == 4
 
 
 def test_calls_and_the_messages_that_answer_them(library):
     messages = values(library, TOOLS)["messages"]
-    assert [call["id"] for call in messages[1]["calls"]] == ["1", "2"]
-    assert [message["answers"] for message in messages] == [None, None, "1", "2", None]
+    assert pluck(messages[1]["calls"], "id") == ["1", "2"]
+    assert pluck(messages, "answers") == [None, None, "1", "2", None]
     assert [call["arguments"]["text"] for call in messages[1]["calls"]] == ["no JSON", '{\n  "x": 1\n}']
     assert messages[1]["thoughts"]["text"] == "hm"
 
@@ -155,25 +140,23 @@ def test_only_images_of_safe_kinds_that_are_what_they_say_are_shown(library):
     parts = values(library, TOOLS)["messages"][0]["parts"]
     images = [part["image"] for part in parts if part["kind"] == "image"]
     assert images[0]["url"] == f"data:image/png;base64,{base64.b64encode(PNG).decode()}"
-    assert [each["url"] for each in images[1:]] == [None, None, None]
-    assert [each["why"] for each in images[1:]] == [
-        "images of this type are not shown",
-        "its bytes are no image of this type",
-        "images of other addresses are not loaded",
+    assert pluck(images[1:], "url", "why") == [
+        (None, "images of this type are not shown"),
+        (None, "its bytes are no image of this type"),
+        (None, "images of other addresses are not loaded"),
     ]
-    sources = [value for tag, name, value in Elements(html(library, TOOLS)).values if (tag, name) == ("img", "src")]
-    assert sources == [images[0]["url"]]
+    html = looking.answer(library, addresses.trace(RUN, TOOLS))[1]
+    assert [value for tag, name, value in Elements(html).values if (tag, name) == ("img", "src")] == [images[0]["url"]]
 
 
 @pytest.mark.engine
-def test_a_line_of_ten_megabytes_is_cut_and_whole_in_the_json(tmp_path):
+def test_a_line_of_ten_megabytes_is_cut_and_whole_in_the_json(hand):
     line = "x" * 10_000_000 + "y"
-    HandMade(tmp_path / "store").step([builders.trace(TOOLS)], [builders.message(TOOLS, content=line, body="[]")])
-    own = StoreReader.at(tmp_path / "store")
-    text = html(own, TOOLS)
-    assert len(text) < 100_000
+    hand.step([builders.trace(TOOLS)], [builders.message(TOOLS, content=line, body="[]")])
+    status, text = looking.answer(hand.reader, addresses.trace(RUN, TOOLS))
+    assert status == 200 and len(text) < 100_000
     assert re.search("x{20000}", text) and not re.search("x{20001}", text)
-    (part,) = values(own, TOOLS)["messages"][0]["parts"]
+    (part,) = values(hand.reader, TOOLS)["messages"][0]["parts"]
     assert part["text"]["text"] == line and part["text"]["left_out"] == len(line) - LONGEST
 
 
@@ -182,7 +165,7 @@ def test_tokens_carry_all_values_and_a_shade_for_every_colouring(library):
     assert tokens["columns"]["token_id"] == [4, 5, 6] and tokens["columns"]["advantage"] == [None, 0.5, 0.5]
     assert tokens["columns"]["learner_logprob"] == [None, -1.5, -2]
     shades = tokens["shades"]
-    assert shades["advantage"] == "-hh" and shades["trained"] == "nyy" and shades["mask"] == "uss"
+    assert (shades["advantage"], shades["trained"], shades["mask"]) == ("-hh", "nyy", "uss")
     assert {len(letters) for letters in shades.values()} == {3}
 
 
@@ -197,7 +180,7 @@ def test_tokens_beyond_what_a_page_draws_are_told(library, monkeypatch):
     found = values(library)
     assert [each["tokens"]["left_out"] for each in found["messages"]] == [0, 2, 1, 2, 2]
     assert found["tokens"] == {"num_tokens": 11, "left_out": 7}
-    assert "message=1&amp;at=1" in html(library)
+    assert "message=1&amp;at=1" in looking.answer(library, HERE)[1]
 
 
 def test_a_trace_is_found_without_its_run_and_an_unknown_one_refused_with_the_nearest(library):
@@ -208,15 +191,8 @@ def test_a_trace_is_found_without_its_run_and_an_unknown_one_refused_with_the_ne
     assert values(library, FORKED, key="f" * 32)["trace_id"] == FORKED, "a hint that is wrong is no error"
 
 
-@pytest.fixture(scope="module")
-def listed(tmp_path_factory):
-    """A step of a trace for each of SAID, in whose order rewards rise."""
-    return stepped(tmp_path_factory.mktemp("walk") / "store")
-
-
-def test_a_batch_of_rollouts_is_walked_from_its_first_trace_to_its_last(listed):
-    walked: list[str] = []
-    here = next(iter(SAID))
+def test_a_batch_of_rollouts_is_walked_from_its_first_trace_to_its_last(tmp_path):
+    listed, walked, here = stepped(tmp_path / "store"), [], next(iter(SAID))
     while here:
         walked.append(here)
         found = values(listed, here)

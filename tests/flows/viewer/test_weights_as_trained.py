@@ -2,27 +2,27 @@
 
 import json
 import re
-from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 
-from flows import cli
 from flows.orchestration.states import GateRefused
 from flows.queries import batch
 from flows.queries.batch import row_samples
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import TRAINED_WEIGHTS, WEIGHTS, tokens
-from flows.queries.trace import FoundTrace, find_trace, samples
+from flows.queries.trace import find_trace, samples
 from flows.viewer import addresses
 from storage.schemas.stage_tables import BATCHES
 from tests.fixtures.rehearsal import rehearse
 from tests.flows.viewer import looking
+from tests.flows.viewer.looking import pluck
 
 pytestmark = pytest.mark.engine  # whole runs of several algorithms
 LENGTH = 50
-ALGORITHMS: dict[str, dict[str, Any]] = {
+FORMS = ("--json", "--tokens")
+ALGORITHMS = {
     "dr_grpo": {"type": "dr_grpo", "length_normaliser": LENGTH},
     "grpo": {"type": "grpo", "normalise_std": True},
     "supervised": {"type": "supervised"},
@@ -30,31 +30,23 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
+def reader(tmp_path_factory):
     """A store with a run of each algorithm, of two updates on one batch, whose rollouts go to different rows."""
     root = tmp_path_factory.mktemp("weights") / "store"
     packing = {"tokens_per_row": 24, "updates_per_step": 2, "data_parallel": 2}
     for name, algorithm in ALGORITHMS.items():
         rehearse(root, name, steps=1, algorithm=algorithm, packing=packing)
-    return root
-
-
-@pytest.fixture(scope="module")
-def reader(root):
     return StoreReader.at(root)
 
 
-def traces(reader: StoreReader, run: str) -> list[FoundTrace]:
+def traces(reader, run):
     """All traces of the run's only step."""
-    (lineage,) = reader.history(run).lineages
-    names = reader.frames(run).rows([lineage.traces], "traces").select("trace_id").collect()["trace_id"]
-    return [find_trace(reader, run, name) for name in names]
+    return [find_trace(reader, run, name) for name in looking.traces(reader, run)]
 
 
-def packed_samples(reader: StoreReader, run: str) -> dict[str, dict[str, np.ndarray[Any, Any]]]:
+def packed_samples(reader, run):
     """The weights by token of every packed sample, straight from the table."""
     (lineage,) = reader.history(run).lineages
-    assert lineage.batches is not None
     packed = {}
     for row in reader.store.read(lineage.batches.slices_of("batches")).select(BATCHES.arrow.names).to_pylist():
         for place, sample in enumerate(row["sample_ids"]):
@@ -80,24 +72,21 @@ def test_every_token_was_trained_with_what_its_batch_row_has(reader, run):
     assert compared == weighted > 50 and {0, 1} <= updates, "of both updates"
 
 
-def test_dr_grpo_shows_the_weight_of_the_credit_and_the_one_that_was_trained(reader, root, capsys):
+def test_dr_grpo_shows_the_weight_of_the_credit_and_the_one_that_was_trained(reader, command):
     step = batch.packed_step(reader, "dr_grpo", 0)
     rows, packed = batch.rows(reader, step).filter(update=0), batch.samples(reader, step)
     in_update = packed.filter(pl.col("row").is_in(rows["row"].implode()))["trace_id"].n_unique()
     # Rollouts that a filter dropped count too, in equal shares in both updates.
-    (lineage,) = reader.history("dr_grpo").lineages
-    made = reader.frames("dr_grpo").rows([lineage.traces], "traces").select("reward").collect()["reward"].count()
+    made = reader.frames("dr_grpo")["traces"].collect()["reward"].count()
     num_rollouts = in_update + (made - packed["trace_id"].n_unique()) / 2
     expected = float(np.float32(rows["rl_tokens"][0] / (LENGTH * num_rollouts)))
     trace = find_trace(reader, "dr_grpo", packed["trace_id"][0])
     told = tokens(reader, trace).filter("trained")
     assert set(told["rl_weight"]) == {1.0} and set(told["trained_rl_weight"]) == {expected}
     assert told["trained_ce_weight"].null_count() == len(told) > 0, "no member is not zero"
-    command = ["trace", trace.trace_id, "--run", "dr_grpo", "--store", str(root)]
-    assert cli.main([*command, "--json"]) == 0
-    assert expected in [each["trained_rl_weight"] for each in json.loads(capsys.readouterr().out)["tokens"]]
-    assert cli.main([*command, "--tokens"]) == 0
-    assert re.search(r" rl_weight +trained_rl_weight ", capsys.readouterr().out)
+    shown = [command(reader.store.root.address, "trace", trace.trace_id, "--run", "dr_grpo", form) for form in FORMS]
+    assert expected in pluck(json.loads(shown[0])["tokens"], "trained_rl_weight")
+    assert re.search(r" rl_weight +trained_rl_weight ", shown[1])
 
 
 def test_the_sums_on_the_page_are_those_of_the_batch_row(reader):
