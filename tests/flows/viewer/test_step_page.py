@@ -89,13 +89,12 @@ def test_an_evaluation_and_its_sets(scored):
     for name in ("easy", "hard"):
         page = evaluated(scored, 1, set=name)
         (score,) = page["evaluation"]["scores"]
-        rows = evaluation_traces(scored, "base", 1, name).to_dicts()
-        assert pluck(page["traces"]["rows"], "trace_id") == pluck(rows, "trace_id")
-        assert pluck(rows, "set", "outcome") == [(name, "evaluated")] * 5 and score["set"] == name
-        attempts = pluck(rows, "assignment_id", "round", "replaced")
-        assert [attempt for attempt in attempts if attempt[2]] == [("eval-reverse_text-0/0", 0, True)]
-        assert [attempt for attempt in attempts if attempt[1]] == [("eval-reverse_text-0/0", 1, False)]
-        means = pl.DataFrame(pluck(rows, "group_id", "reward"), orient="row").group_by("column_0").mean()["column_1"]
+        rows = evaluation_traces(scored, "base", 1, name)
+        assert pluck(page["traces"]["rows"], "trace_id") == rows["trace_id"].to_list()
+        assert rows.select("set", "outcome").rows() == [(name, "evaluated")] * 5 and score["set"] == name
+        again = rows.filter(assignment_id="eval-reverse_text-0/0").sort("round").select("round", "replaced")
+        assert again.rows() == [(0, True), (1, False)] and rows["replaced"].to_list().count(False) == 4
+        means = rows.group_by("group_id").agg(pl.mean("reward"))["reward"]
         assert score["average"] == pytest.approx(means.mean()) and score["errors"] == {"infrastructure": 1}
     assert pluck(every["evaluation"]["scores"], "set") == ["easy", "hard"]
 
