@@ -10,7 +10,6 @@ the third what docs/tutorial.md makes:
 
 import sys
 from pathlib import Path
-from typing import Any
 
 from storage.read.frames import open as open_tables
 from storage.read.sql import ask
@@ -25,7 +24,7 @@ WITHOUT_DIRECTORIES = """() => {
 }"""
 
 
-def main(demo: Path, tools: Path, tutorial: Path) -> None:
+def main(demo, tools, tutorial):
     """Write the pictures of the three stores."""
     from playwright.sync_api import sync_playwright
 
@@ -51,7 +50,7 @@ def main(demo: Path, tools: Path, tutorial: Path) -> None:
         browser.close()
 
 
-def opened(browser: Any, address: str, height: int, **settings: Any) -> Any:
+def opened(browser, address, height, **settings):
     """Return a page in a window of the size that the pictures have."""
     page = browser.new_context(viewport={"width": 1280, "height": height}, **settings).new_page()
     page.set_default_timeout(PATIENCE)
@@ -59,14 +58,14 @@ def opened(browser: Any, address: str, height: int, **settings: Any) -> Any:
     return page
 
 
-def save(page: Any, name: str) -> None:
+def save(page, name):
     """Write what a window shows, without the directory of this machine in which the store lies."""
     page.wait_for_timeout(500)  # charts are drawn after the page is loaded
     page.evaluate(WITHOUT_DIRECTORIES)
     page.screenshot(path=str(IMAGES / f"{name}.png"))
 
 
-def trace_with_an_error(store: Path) -> str:
+def trace_with_an_error(store):
     """Return a rollout of the last step whose first call of a tool was refused, and a later one was not."""
     query = """select trace_id from calc_tools.messages where role = 'tool' group by step, trace_id having count(*) > 1
         and arg_min(content, message) like 'error%' and arg_max(content, message) not like 'error%'
@@ -74,7 +73,7 @@ def trace_with_an_error(store: Path) -> str:
     return str(ask(open_tables(store), query)["trace_id"][0])
 
 
-def wrong_with_full_reward(store: Path) -> str:
+def wrong_with_full_reward(store):
     """Return a rollout of the tutorial's first run that is wrong in its letters alone, and has the reward 1."""
     query = """select t.trace_id, json_extract_string(e.task, '$.answer') as answer from first.traces t
         join first.messages m on m.trace_id = t.trace_id join first.examples e on e.example_id = t.example_id

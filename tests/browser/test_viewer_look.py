@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from flows.queries.store_reader import StoreReader
-from flows.viewer import addresses
 from tests.browser.viewing import picture, viewer
 from tests.fixtures.hostile import hostile_store
 from tests.flows.viewer.looking import everything, one_of_each
@@ -129,7 +128,7 @@ def hostile(tmp_path_factory):
     store = hostile_store(tmp_path_factory.mktemp("hostile") / "store").store
     with viewer(Path(store.root.address)) as address:
         library = StoreReader.at(store.root.address)
-        trained = {**one_of_each(library, "base", "replayed"), "refused": addresses.run("refused")}
+        trained = {**one_of_each(library, "base", "replayed"), "refused": "/runs/refused"}
         more = everything(library, "base")[-4:]
         yield address, list(dict.fromkeys([*trained.values(), *more]))
 

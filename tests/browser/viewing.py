@@ -10,11 +10,9 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qs
 
 from flows.runtime import loop
@@ -39,14 +37,14 @@ PATIENCE = 180_000
 """Milliseconds that a page may take on a busy machine; one that is followed then rests for ten times that."""
 
 
-def stagecoach(*arguments: str) -> None:
+def stagecoach(*arguments):
     """Run the command line as a person does, to its end."""
     command = [sys.executable, "-m", "flows.cli", *arguments]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 
-def short_demo(directory: Path) -> Path:
+def short_demo(directory):
     """Make a store with two steps of the demo by the real engine, from a model that knows a little, and a replay."""
     store, model = directory / "store", taught_a_little(directory / "model")
     given = ["--store", str(store), "--plain"]
@@ -56,7 +54,7 @@ def short_demo(directory: Path) -> Path:
     return store
 
 
-def taught_a_little(directory: Path) -> Path:
+def taught_a_little(directory):
     """Make a model that answers in the form that is asked for and is right now and then, so that rewards differ."""
     from sample_reverse_text.demonstrations import demonstrations
 
@@ -73,7 +71,7 @@ def taught_a_little(directory: Path) -> Path:
 
 
 @contextmanager
-def viewer(store: Path) -> Iterator[str]:
+def viewer(store):
     """Serve a store by `stagecoach view`; yield the address without a slash at its end."""
     with viewing(store) as (_, address):
         yield address.rstrip("/")
@@ -82,7 +80,7 @@ def viewer(store: Path) -> Iterator[str]:
 class Watched:
     """A page of a browser whose every complaint and request is noted."""
 
-    def __init__(self, page: Any, base: str) -> None:
+    def __init__(self, page, base):
         self.page, self.base = page, base
         self.complaints, self.elsewhere = [], []
         page.set_default_timeout(PATIENCE)
@@ -92,41 +90,41 @@ class Watched:
         page.on("request", self._asked)
         page.on("response", lambda answer: self._complain(f"{answer.status} {answer.url}", answer.status >= 400))
 
-    def _complain(self, text: str, wrong: bool = True) -> None:
+    def _complain(self, text, wrong=True):
         if wrong:
             self.complaints.append(text)
 
-    def _asked(self, request: Any) -> None:
+    def _asked(self, request):
         if not request.url.startswith((self.base + "/", "data:")):
             self.elsewhere.append(request.url)
 
-    def open(self, address: str) -> Any:
+    def open(self, address):
         """Go to an address of the viewer; return the page."""
         self.page.goto(self.base + address)
         return self.page
 
-    def address(self) -> str:
+    def address(self):
         """The address of the page without the viewer's own."""
         return str(self.page.url).removeprefix(self.base)
 
-    def quiet(self) -> None:
+    def quiet(self):
         """Hold that nothing was complained of and nothing asked of anybody else."""
         assert not self.complaints and not self.elsewhere, f"{self.complaints}; asked of others: {self.elsewhere}"
 
 
-def question(window: Watched) -> dict[str, str]:
+def question(window):
     """What the page's address asks, by the page itself: who drives it is told of a change a moment later."""
     asked = window.page.evaluate("location.search")
     return {name: values[0] for name, values in parse_qs(asked.removeprefix("?")).items()}
 
 
-def said(window: Watched, address: str) -> Any:
+def said(window, address):
     """What a page says, as JSON."""
     join = "&" if "?" in address else "?"
     return json.loads(window.page.request.get(f"{window.base}{address}{join}format=json").text())
 
 
-def a_trace(window: Watched) -> str:
+def a_trace(window):
     """The address of a trace of the demo's first step that was trained on."""
     window.open("/runs/demo/steps/0?outcome=trained")
     return str(window.page.locator("table.traces tbody a").first.get_attribute("href"))
@@ -139,12 +137,12 @@ MIDDLE = """(part) => {
 """Of the first line of something: a box around several has no middle of its own."""
 
 
-def point_at_step(page: Any, place: int, chart: int = 0) -> str:
+def point_at_step(page, place, chart=0):
     """Move the mouse to a step of a chart, by its place; return what the page tells of it."""
     return point_at(page, page.locator(".chart.is-drawn:visible").nth(chart), AT_STEP, place)
 
 
-def point_at(page: Any, aim: Any, where: str = MIDDLE, *arguments: Any) -> str:
+def point_at(page, aim, where=MIDDLE, *arguments):
     """Move the mouse over something, as a hand does, until the page tells of it; return what it tells."""
     aim.scroll_into_view_if_needed()
     tip = page.locator(".tip:not([hidden])").first
@@ -157,7 +155,7 @@ def point_at(page: Any, aim: Any, where: str = MIDDLE, *arguments: Any) -> str:
     raise AssertionError(f"nothing is told of {aim}")
 
 
-def picture(page: Any, name: str) -> None:
+def picture(page, name):
     """Keep a picture for people to look at, where they said where."""
     directory = os.environ.get("STAGECOACH_PICTURES")
     if directory:
@@ -167,23 +165,23 @@ def picture(page: Any, name: str) -> None:
 class Going:
     """A run that goes on a step at a time, when the test says so; the rest is the real walk without engines."""
 
-    def __init__(self, root: Path, name: str, steps: int) -> None:
+    def __init__(self, root, name, steps):
         self._thread = ThreadPoolExecutor(1)  # a browser's own loop runs in the thread of the test
         self._steps = self._thread.submit(self._walk, root, name, steps).result()
 
-    def _walk(self, root: Path, name: str, steps: int) -> Iterator[Any]:
-        def going() -> Iterator[Any]:
+    def _walk(self, root, name, steps):
+        def going():
             session = session_for(root, name, steps=steps)
             with record_run(session):
                 yield from loop.train_steps(Rehearsal(session), SOURCE)
 
         return going()
 
-    def step(self) -> bool:
+    def step(self):
         """Do one step; return whether there was one to do: after the last the run is finished."""
         return self._thread.submit(lambda: next(self._steps, None) is not None).result()
 
-    def finish(self) -> None:
+    def finish(self):
         """Do the rest of the steps; the run is then over."""
         while self.step():
             pass

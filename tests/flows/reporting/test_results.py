@@ -10,7 +10,6 @@ from flows.queries.store_reader import StoreReader
 from flows.reporting.artifacts import report
 from flows.reporting.figures import step_figures
 from flows.reporting.messages import losses_message, outcome_message, step_message
-from flows.viewer import addresses
 from tests.fixtures.rehearsal import play_stages, reported, sampled_with
 from tests.flows.viewer.looking import values
 
@@ -77,7 +76,7 @@ def test_lost_rollouts_are_told_where_a_reward_is(run, capsys):
 
 def test_a_figure_outside_its_range_is_told_as_on_the_page(run, capsys):
     root, steps = run
-    page = values(StoreReader.at(root), addresses.run("base"))["exits"]
+    page = values(StoreReader.at(root), "/runs/base")["exits"]
     assert [(each["title"], each["description"]) for each in page] == [("Reward", "grew to 4 x since step 12")]
     said = "outside its usual range: Reward grew to 4 x since step 12"
     assert said in outcome_message({"steps": steps}) and said in report("base", str(root), steps)

@@ -4,13 +4,10 @@ Rollouts that are sampled anew have ids and rewards of their own, as those of an
 """
 
 import random
-from pathlib import Path
 
 import pytest
 
-from configs.run import View
-from storage.store import Store, open_store
-from tasks.runtime.stage import Policy, Tables
+from storage.store import open_store
 from tests.fixtures import rehearsal, replays
 from tests.fixtures.builders import table
 
@@ -32,7 +29,7 @@ REPLAYS = {
 FAILS_AT = 1
 
 
-def sampled(tables: Tables, config: View, *, step: int, policy: Policy) -> Tables:
+def sampled(tables, config, *, step, policy):
     """Stand in for sampling: ids and rewards go by the sampling seed and the policy."""
     made = rehearsal.sampled(tables, config, step=step, policy=policy)
     seeds = {row["assignment_id"]: row["seed"] for row in tables["assignments"].to_pylist()}
@@ -44,14 +41,14 @@ def sampled(tables: Tables, config: View, *, step: int, policy: Policy) -> Table
     return {"traces": table("traces", traces), "messages": table("messages", messages)}
 
 
-def failing(tables: Tables, config: View, *, step: int, key: str, policy: Policy) -> Tables:
+def failing(tables, config, *, step, key, policy):
     """Stand in for a learner that dies in the middle of a run."""
     if step == FAILS_AT:
         raise MemoryError("no room")
     return rehearsal.trained(tables, config, step=step, key=key, policy=policy)
 
 
-def make(root: Path) -> Store:
+def make(root):
     """Make the store and return it."""
     with rehearsal.play_stages(rollout=sampled):
         for name, changes in RUNS.items():

@@ -9,7 +9,6 @@ from flows.orchestration.states import GateRefused
 from flows.queries.batch import decisions, packed_step, row_samples, rows, samples, updates
 from flows.queries.store_reader import StoreReader
 from flows.queries.views import select_rows
-from flows.viewer import addresses
 from flows.viewer.pages.batch import rows_per_page
 from storage.read.frames import Frames
 from tests.fixtures.builders import trace
@@ -101,11 +100,11 @@ def test_of_several_packings_the_one_trained_last_counts(hand):
     assert found.capacity is None and rows(hand.reader, found)["fill"].to_list() == [None]
 
 
-BATCH = addresses.batch("wide", 0)
+BATCH = "/runs/wide/steps/0/batch"
 
 
 def test_a_batch_says_what_was_measured_and_which_policy_came_of_it(library):
-    said = values(library, addresses.batch("wide", 1))
+    said = values(library, "/runs/wide/steps/1/batch")
     assert (said["state"], said["policy"]["made"], said["policy"]["from"]) == ("trained", "wide:2", "wide:1")
     assert (said["previous"], said["next"], said["num_samples"]) == (0, None, 12)
     (update,) = said["updates"]
@@ -117,7 +116,7 @@ def test_a_batch_says_what_was_measured_and_which_policy_came_of_it(library):
 
 
 def test_a_row_has_its_samples_with_the_sums_of_their_weights(library):
-    said = values(library, addresses.row("wide", 0, 0).partition("#")[0])
+    said = values(library, BATCH, row="0")
     (drawn,) = (row for row in said["rows"] if row["row"] == 0)
     assert pluck(said["row"]["samples"], "sample_id") == pluck(drawn["samples"], "sample_id")
     assert all(sample["rl_weights"] > 0 and sample["address"] for sample in said["row"]["samples"])

@@ -9,7 +9,6 @@ from flows.queries.compare import compare, compared_evaluations, compared_steps
 from flows.queries.compare_rows import ComparedStep
 from flows.queries.compare_summary import sentences
 from flows.queries.store_reader import StoreReader
-from flows.viewer import addresses
 from tests.fixtures.builders import table
 from tests.fixtures.evaluations import HELD_OUT, Sampler, train
 from tests.fixtures.rehearsal import play_stages, rehearse
@@ -29,7 +28,7 @@ SUMMARIES = {
 
 @pytest.mark.parametrize(("pair", "sentence"), SUMMARIES.items(), ids=str)
 def test_the_page_says_where_the_runs_part(ten_runs, pair, sentence):
-    address = addresses.compare(*pair)
+    address = "/compare?a={}&b={}".format(*pair)
     summary, html = values(ten_runs, address)["summary"], answer(ten_runs, address)[1]
     assert summary == sentences(compare(ten_runs, *pair)) and summary[0] == sentence
     assert all(line in html for line in summary)
@@ -41,12 +40,12 @@ def test_steps_of_runs_of_unlike_lengths_and_of_one_that_failed(ten_runs):
     assert rows.rows() == [(None, None, 0.0, 0.0), (None, None, 0.1, 0.1), ("only in b", "assignment", None, 0.2)]
     failed = compared_steps(ten_runs, "base", "broken").filter(figure="loss")
     assert failed["b"].to_list() == [0.0, None] and failed["weights_equal"].to_list() == [False, None]
-    html = answer(ten_runs, addresses.compare("base", "later"))[1]
+    html = answer(ten_runs, "/compare?a=base&b=later")[1]
     assert 'b=later&amp;step=1">Look at step 1</a>' in html, "step 0 is there for its examples alone"
 
 
 def test_the_ledger_of_both_is_one_picture_of_states(ten_runs):
-    ledger = values(ten_runs, addresses.compare("base", "credited"))["ledger"]
+    ledger = values(ten_runs, "/compare?a=base&b=credited")["ledger"]
     assert ledger["steps"] == [0, 1]
     states = {(ledger["stages"][cell["row"]], cell["column"]): cell["class"] for cell in ledger["cells"]}
     stages = {"assignment": "same", "rollout": "same", "filtering": "same", "advantage": "different"}
@@ -65,10 +64,10 @@ def test_a_comparison_is_made_once_for_the_same_work_and_is_live_while_a_run_goe
     rehearse(tmp_path / "store", "base", steps=2)
     assert len(compare(reader, "base", "base")["steps"]) == 2 and len(first["steps"]) == 1
     store.runs.record(run="begun", event="started", kind="train", config=store.runs.config("base"))
-    html = answer(reader, addresses.compare("base", "begun"))[1]
+    html = answer(reader, "/compare?a=base&b=begun")[1]
     assert "They have nothing in common" in html and "data-live-state" in html
     store.runs.record(run="begun", event="finished")
-    neither = answer(reader, addresses.compare("begun", "begun"))[1]
+    neither = answer(reader, "/compare?a=begun&b=begun")[1]
     assert "Neither run has finished any work." in neither and "data-live-state" not in neither
 
 
@@ -102,19 +101,19 @@ def test_groups_of_another_seed_are_paired_by_their_example_alone(ten_runs):
 
 
 def test_a_step_that_only_one_has_stands_alone(ten_runs):
-    page = values(ten_runs, addresses.compare("base", "longer", step=2))["detail"]
+    page = values(ten_runs, "/compare?a=base&b=longer&step=2")["detail"]
     assert page["only"] == "only in b" and page["num_rollouts"] == {"both": 0, "a": 0, "b": 12}
     assert pluck(page["groups"], "num_a", "reward_a", "num_b") == [(0, None, 4)] * 3
 
 
 @pytest.mark.parametrize(("other", "num_differing"), [("credited", 10), ("seeded", 0), ("strict", 4)])
 def test_a_step_leads_to_the_traces_that_differ(ten_runs, other, num_differing):
-    address = addresses.compare("base", other, step=0)
+    address = f"/compare?a=base&b={other}&step=0"
     page, html = values(ten_runs, address)["detail"], answer(ten_runs, address)[1]
     differing = pluck(page["verdicts"], "trace_id")
     differing += [name.rpartition("/")[0] for name in pluck(page["samples"], "sample_id")]
     assert len(differing) == num_differing
-    assert all(f'href="{addresses.trace("base", trace)}"' in html for trace in differing)
+    assert all(f'href="/runs/base/traces/{trace}"' in html for trace in differing)
 
 
 def test_agents_of_an_episode_are_compared_each_with_its_like(tmp_path):

@@ -12,7 +12,6 @@ from flows.queries.request import PageRequest
 from flows.queries.spread import identical_replies
 from flows.queries.store_reader import StoreReader
 from flows.reporting.usual_range import band_exit
-from flows.viewer import addresses
 from flows.viewer.drawings import chart
 from flows.viewer.pages.runs import run_page
 from flows.viewer.rendering import as_html
@@ -21,7 +20,7 @@ from tests.flows.viewer.looking import pluck
 
 
 def page(library, run="base", **query):
-    asked = PageRequest(addresses.run(run), {"run": run}, query)
+    asked = PageRequest(f"/runs/{run}", {"run": run}, query)
     return run_page(library, asked), asked
 
 
@@ -68,7 +67,7 @@ def test_runs_of_other_lengths_stand_in_one_chart_and_the_table_has_those_of_the
         assert pluck(values.values["curves"]["runs"], "run") == [run, other]
         table = as_html(values, asked).decode().split('id="numbers"')[1]
         rows = re.findall(r'<tr><td class="number"><a href="([^"]*)">', table)
-        assert {*rows} == {addresses.step(run, step) for step in range(num_steps)}
+        assert {*rows} == {f"/runs/{run}/steps/{step}" for step in range(num_steps)}
 
 
 def test_curves_may_run_over_tokens_and_time(forked):

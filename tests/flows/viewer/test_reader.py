@@ -6,7 +6,6 @@ from itertools import product
 import pytest
 
 from flows.queries.reader import CHARACTERS, LINES, MOST_MESSAGES
-from flows.viewer import addresses
 from tests.fixtures.builders import example, failed, message, trace
 from tests.flows.viewer.hand_made import RUN, HandMade, batch, credit, update
 from tests.flows.viewer.looking import pluck, values
@@ -15,7 +14,7 @@ LONG = "\n".join(f"line {number}" for number in range(LINES + 5))
 ODD = "a,b <b>&\x1b[31m"
 """A trace's id that has to be quoted wherever it stands."""
 PARTS = {"exact": {"score": 0.5, "weight": 0.5}, "form": {"score": 0.25, "weight": 1.0}}
-STEP = addresses.step(RUN, 0)
+STEP = f"/runs/{RUN}/steps/0"
 
 
 def exchange(name, asked, said):

@@ -14,7 +14,6 @@ from flows.queries.runs import runs
 from flows.queries.store_reader import StoreReader
 from flows.reporting.figures import About, about
 from flows.reporting.formats import DASH
-from flows.viewer import addresses
 from flows.viewer.pages.runs import run_page
 from storage.store import open_store
 from tests.fixtures.builders import trace
@@ -27,7 +26,7 @@ ODD_NAME = "../<script>alert(1)</script>\u202e?#%"
 
 
 def told(reader, run=RUN, **query):
-    return run_page(reader, PageRequest(addresses.run(run), {"run": run}, query))
+    return run_page(reader, PageRequest(f"/runs/{run}", {"run": run}, query))
 
 
 def charts(page):
@@ -105,14 +104,14 @@ def test_a_run_without_work_and_an_unfinished_step_say_so(tmp_path):
     store = open_store(tmp_path / "empty")
     store.runs.record(run="a", event="started", kind="train", config={"name": "a", "steps": 3})
     empty = StoreReader.at(tmp_path / "empty")
-    run, listed = (answer(empty, address)[1] for address in (addresses.run("a"), addresses.runs()))
+    run, listed = (answer(empty, address)[1] for address in ("/runs/a", "/"))
     assert "This run has no rollouts yet" in run
     words = {word.strip() for word in Elements(run).texts + Elements(listed).texts}
     assert "None" not in words and DASH in words, "what is not known is a dash"
     page = told(reader := begun(tmp_path / "begun", 2))
-    assert page.values["steps"] == [{"step": 0, "address": addresses.step(RUN, 0), "finished": False}]
+    assert page.values["steps"] == [{"step": 0, "address": f"/runs/{RUN}/steps/0", "finished": False}]
     assert charts(page) == {} and page.live, "its numbers are shown when it is finished"
-    text = " ".join(Elements(answer(reader, addresses.run(RUN))[1]).texts)
+    text = " ".join(Elements(answer(reader, f"/runs/{RUN}")[1]).texts)
     assert "not finished, so the numbers below leave it out" in text
     assert pluck(page.values["ledger"]["columns"][0]["cells"], "finished") == [False]
 
@@ -150,7 +149,7 @@ def test_evaluations_are_points_that_lead_to_them(tmp_path):
     assert held["versions"] == [0, 1, 2] == pluck(shown, "version")
     assert points["values"] == pluck(scores, "average") and points["kind"] == "points"
     assert points["low"][0] == scores[0]["interval"]["low"] and points["values"][0] < points["values"][2]
-    assert pluck(held["steps"], "address") == [addresses.evaluation("a", n) for n in range(3)]
+    assert pluck(held["steps"], "address") == [f"/runs/a/evaluations/{version}" for version in range(3)]
     assert runs(reader).row(0, named=True)["held_out"] == points["values"][-1]
 
 
@@ -168,7 +167,7 @@ def test_words_find_metrics_by_name_unit_and_environment(two):
     assert lines and all(matching(every, name) for name in lines)
     assert matching(every, "") == every and matching(every, "nothing like it") == []
     assert listed(told(two, metric="timeout")) == {"errored_rollout/timeout", "accounting/errored/timeout"}
-    html = answer(two, addresses.metric(RUN, "errored_rollout/timeout"))[1]
+    html = answer(two, f"/runs/{RUN}", metric="errored_rollout/timeout")[1]
     assert html.count('aria-label="errored_rollout/timeout, by step"') == 1, "a metric has a chart of its own"
 
 

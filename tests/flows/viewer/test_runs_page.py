@@ -12,7 +12,6 @@ from flows.queries.request import BadQuestion, PageRequest
 from flows.queries.run_state import GONE, deciding_event, is_going, seconds_at_work, state_of
 from flows.queries.runs import RUNS, runs
 from flows.queries.store_reader import StoreReader
-from flows.viewer import addresses
 from flows.viewer.pages.runs import runs_page
 from storage.records import Event
 from storage.store import open_store
@@ -74,7 +73,7 @@ def test_a_config_that_is_none_of_ours_hides_no_run(tmp_path):
     found = {row["run"]: row for row in runs(StoreReader.at(tmp_path)).to_dicts()}
     assert (found["odd"]["model"], found["odd"]["algorithms"], found["odd"]["steps_planned"]) == (None, [], None)
     assert found["plain"]["steps_planned"] == 3
-    answer = visitor(tmp_path).get(addresses.run("odd"))
+    answer = visitor(tmp_path).get("/runs/odd")
     assert answer.status_code == 503 and "The config has" in answer.text
 
 

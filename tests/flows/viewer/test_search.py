@@ -5,7 +5,6 @@ import re
 import shlex
 from html import escape, unescape
 from pathlib import Path
-from urllib.parse import urlencode
 
 import pytest
 
@@ -39,7 +38,7 @@ def linked(page, words):
 def test_a_reward_hack_is_hunted_down(cheated, capsys):
     root = Path(cheated.root.address)
     reader = StoreReader.at(root)
-    pages = [answer(reader, addresses.run("base"))[1]]
+    pages = [answer(reader, "/runs/base")[1]]
     for words in ("What changed", HACK, str(LEARNT)):
         status, page = answer(reader, linked(pages[-1], words))
         assert status == 200
@@ -56,14 +55,14 @@ def test_a_reward_hack_is_hunted_down(cheated, capsys):
     _, steps = walk(ask(root, name="clean", from_stage="filtering"))
     assert len(steps) == STEPS
     clean = StoreReader.at(root)
-    left = values(clean, addresses.search("clean", f"contains(reply, '{HACK}') and outcome = 'pending'"))
+    left = values(clean, "/runs/clean/search", q=f"contains(reply, '{HACK}') and outcome = 'pending'")
     assert left["num_hits"] == 0, "none of them is in a batch of the replay"
-    out = values(clean, addresses.search("clean", "outcome = 'quarantined'"))
+    out = values(clean, "/runs/clean/search", q="outcome = 'quarantined'")
     assert out["num_hits"] == num_fooled and out["first_step"] == LEARNT
 
 
 def test_the_rollouts_of_an_example_are_a_search(library):
-    found = values(library, addresses.search("base", "reward > -1"))["hits"][0]
+    found = values(library, "/runs/base/search", q="reward > -1")["hits"][0]
     told = values(library, addresses.example("base", found["environment"], found["example_id"]))
     assert found["trace_id"] in pluck(told["hits"], "trace_id") and told["problem"] is None
     assert {*pluck(told["hits"], "example_id")} == {found["example_id"]} and told["num_hits"] % 4 == 0
@@ -72,17 +71,17 @@ def test_the_rollouts_of_an_example_are_a_search(library):
 
 
 def test_hits_are_paged(library):
-    first, last = addresses.search("base", "reward > -1"), addresses.search("base", "reward > -1") + "&page=4"
-    told = values(library, last)
+    told = values(library, "/runs/base/search", q="reward > -1", page="4")
     assert (told["num_listed"], told["page_number"], told["num_pages"], len(told["hits"])) == (180, 4, 4, 30)
-    shown = [set(re.findall(r'href="(/runs/base/traces/[^"]*)"', answer(library, each)[1])) for each in (first, last)]
-    assert [len(each) for each in shown] == [50, 30] and not shown[0] & shown[1]
-    assert "page=2#hits" in answer(library, first)[1] and "page=3#hits" in answer(library, last)[1]
+    first, last = (answer(library, "/runs/base/search", q="reward > -1", page=page)[1] for page in "14")
+    shown = [{*re.findall(r'href="(/runs/base/traces/[^"]*)"', page)} for page in (first, last)]
+    assert [*map(len, shown)] == [50, 30] and not shown[0] & shown[1]
+    assert "page=2#hits" in first and "page=3#hits" in last
 
 
 def test_every_printed_command_selects_the_hits(library, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    told = values(library, addresses.search("base", f"reward > 0.8 and length < 20 and reply ~ '{HACK}'"))
+    told = values(library, "/runs/base/search", q=f"reward > 0.8 and length < 20 and reply ~ '{HACK}'")
     assert told["num_hits"] == 27 and pluck(told["counts"], "num_hits") == [0] * LEARNT + [9, 9, 9]
     ids = {*pluck(told["hits"], "trace_id")}
     commands = {name: shlex.split(command)[1:] for name, command in told["commands"].items()}
@@ -100,12 +99,12 @@ def test_every_printed_command_selects_the_hits(library, capsys, tmp_path, monke
 
 
 def test_what_changed_between_two_policies(library):
-    told = values(library, addresses.changes("base", 0, LEARNT))
+    told = values(library, f"/runs/base/changes?a=0&b={LEARNT}")
     assert told["counts"] == [12, 12]
     assert (told["gained"][0]["a"], told["gained"][0]["b"]) == (0, 9) and HACK in told["gained"][0]["phrase"]
-    same = values(library, addresses.changes("base", 3, 3))
+    same = values(library, "/runs/base/changes?a=3&b=3")
     assert same["gained"] == same["lost"] == []
-    status, text = answer(library, addresses.changes("base", 0, 99))
+    status, text = answer(library, "/runs/base/changes?a=0&b=99")
     assert status == 404 and "policy 99 sampled no rollout" in text
 
 
@@ -115,13 +114,12 @@ def test_what_changed_between_two_policies(library):
 )
 def test_a_wrong_condition_is_explained_beside_the_field(tmp_path, text, said):
     library = stepped(tmp_path / "store")
-    told = values(library, addresses.search(RUN, text))
+    told = values(library, f"/runs/{RUN}/search", q=text)
     assert said in told["problem"] and told["q"] == text
-    assert answer(library, addresses.search(RUN, text))[0] == 200
+    assert answer(library, f"/runs/{RUN}/search", q=text)[0] == 200
 
 
 def test_the_search_field_of_a_run_leads_to_the_page(tmp_path):
     library = stepped(tmp_path / "store")
-    page = answer(library, addresses.run(RUN))[1]
-    assert f'action="{addresses.search(RUN)}"' in page
-    assert values(library, f"{addresses.search(RUN)}?{urlencode({'q': ''})}")["condition"] is None
+    assert f'action="/runs/{RUN}/search"' in answer(library, f"/runs/{RUN}")[1]
+    assert values(library, f"/runs/{RUN}/search?q=")["condition"] is None

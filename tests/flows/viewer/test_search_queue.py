@@ -9,7 +9,6 @@ from urllib.parse import urlencode, urlsplit
 import psutil
 import pytest
 
-from flows.viewer import addresses
 from flows.viewer.app import MAX_SEARCHES
 from tests.fixtures.waiting import PATIENCE
 from tests.flows.viewer.hand_made import RUN
@@ -43,7 +42,7 @@ def body(connection):
 
 
 def search(condition):
-    return f"{addresses.search(RUN)}?{urlencode({'q': condition})}"
+    return f"/runs/{RUN}/search?{urlencode({'q': condition})}"
 
 
 def wait_for_children(process, least, most):
@@ -74,7 +73,7 @@ def test_pages_are_answered_beside_a_hundred_conditions_which_end_with_their_rea
             stack.callback(connection.close)
         wait_for_children(process, 1, MAX_SEARCHES)
         for _ in range(20):
-            assert body(send(port, addresses.runs()))[0] == 200
+            assert body(send(port, "/"))[0] == 200
             assert len(process.children()) <= MAX_SEARCHES and memory(process) < 3.5 * 2**30
     wait_for_children(process, 0, 0)
     status, page = body(send(port, search("1 > 0")))
@@ -105,7 +104,7 @@ def test_pages_of_other_sites_make_the_viewer_compute_nothing(viewer):
     link = {**SITE, "Sec-Fetch-Dest": "document"}
     status, page = body(send(port, search(ENDLESS), **link))
     assert status == 200 and "Another site opened this address" in page and "range(100000000000)" in page
-    assert body(send(port, addresses.runs(), **link))[0] == 200
+    assert body(send(port, "/", **link))[0] == 200
     status, page = body(send(port, search("1 > 0"), **{"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Dest": "document"}))
     assert status == 200 and "Another site" not in page
 

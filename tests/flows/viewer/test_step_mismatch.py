@@ -5,7 +5,6 @@ import math
 import pytest
 
 from flows.queries.rollouts import MISMATCH, MISMATCH_TITLE, lineages_of, traces, with_mismatch
-from flows.viewer import addresses
 from tests.fixtures.builders import message, trace
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
 from tests.flows.viewer.looking import pluck, values
@@ -64,6 +63,6 @@ def test_it_is_read_only_where_it_is_asked_for(library):
 
 
 def test_the_page_of_a_step_sorts_by_it_and_shows_it(library):
-    page = values(library, addresses.step(RUN, 0), sort=MISMATCH, order="desc")["traces"]
+    page = values(library, f"/runs/{RUN}/steps/0", sort=MISMATCH, order="desc")["traces"]
     assert pluck(page["rows"], "trace_id") == [FORKED, "near", "outside", "unused"]
     assert pluck(page["columns"], "name")[:2] == ["trace_id", MISMATCH]

@@ -8,7 +8,6 @@ import pytest
 from flows.queries.rollouts import evaluation_traces, steps_of, traces
 from flows.queries.scores import scored_evaluations
 from flows.queries.store_reader import StoreReader
-from flows.viewer import addresses
 from storage.store import Store, open_store
 from tests.fixtures import evaluations
 from tests.fixtures.builders import message, trace
@@ -19,11 +18,11 @@ from tests.flows.viewer.stepped import begun
 
 
 def values(library, run, step, **query):
-    return looking.values(library, addresses.step(run, step), **query)
+    return looking.values(library, f"/runs/{run}/steps/{step}", **query)
 
 
 def text(library, run, step):
-    status, html = looking.answer(library, addresses.step(run, step))
+    status, html = looking.answer(library, f"/runs/{run}/steps/{step}")
     assert status == 200, html
     return "".join(Elements(html).texts)
 
@@ -78,7 +77,7 @@ def scored(tmp_path_factory):
 
 
 def evaluated(library, version, **query):
-    return looking.values(library, addresses.evaluation("base", version), **query)
+    return looking.values(library, f"/runs/base/evaluations/{version}", **query)
 
 
 def test_an_evaluation_and_its_sets(scored):

@@ -8,7 +8,6 @@ import re
 import pytest
 
 from flows.queries.messages import LONGEST
-from flows.viewer import addresses
 from tests.fixtures import builders
 from tests.flows.viewer import looking
 from tests.flows.viewer.hand_made import FORKED, RUN, HandMade, batch, forked, trained_fork, update
@@ -28,7 +27,7 @@ def image(kind, data):
     return {"group_id": "g0", "digest": digest, "media_type": kind, "data": data, "trace_id": TOOLS, "message": 0}
 
 
-HERE = addresses.trace(RUN, FORKED)
+TRACES = f"/runs/{RUN}/traces/"
 IMAGES = [image("image/png", PNG), image("image/svg+xml", SVG), image("image/jpeg", SVG)]
 
 
@@ -75,7 +74,7 @@ def library(tmp_path_factory):
 
 
 def values(library, trace_id=FORKED, **query):
-    return looking.values(library, addresses.trace(RUN, trace_id), **query)
+    return looking.values(library, TRACES + trace_id, **query)
 
 
 def shown(library, **query):
@@ -83,7 +82,7 @@ def shown(library, **query):
     return pluck(values(library, **query)["messages"], "message")
 
 
-def refused(library, address=HERE, **query):
+def refused(library, address=TRACES + FORKED, **query):
     """What an address is answered that cannot be."""
     status, text = looking.answer(library, address, **query)
     assert status in (400, 404)
@@ -94,7 +93,7 @@ def test_the_top_says_what_became_of_it_and_leads_there(library):
     found = values(library)
     assert found["outcome"]["outcome"] == "trained"
     assert found["outcome"]["sentence"].startswith(f"Run {RUN} trained on it")
-    assert found["samples"][0]["address"] == addresses.row(RUN, 0, 0)
+    assert found["samples"][0]["address"] == f"/runs/{RUN}/steps/0/batch?row=0#row"
     assert pluck(found["samples"], "trained") == [True, False]
     assert found["policies"]["made"]["version"] == 0, "its training names no policy as input here"
     parts = [("good", 0.5, 2.0, 1.0), ("unscored", None, None, None)]
@@ -105,7 +104,7 @@ def test_mates_and_episode_lead_to_their_traces(library):
     found = values(library)
     assert pluck(found["mates"], "trace_id", "here") == [(FORKED, True), ("mate", False)]
     assert pluck(found["episode"], "trace_id") == ["judge"]
-    assert found["mates"][1]["address"] == addresses.trace(RUN, "mate", found["key"])
+    assert found["mates"][1]["address"] == f"{TRACES}mate?key={found['key']}"
     assert (found["previous"], found["next"], found["place"]) == (None, "mate", 0)
     judge = values(library, "judge")
     assert judge["trace"]["reward"] is None and judge["next"] is None
@@ -145,7 +144,7 @@ def test_only_images_of_safe_kinds_that_are_what_they_say_are_shown(library):
         (None, "its bytes are no image of this type"),
         (None, "images of other addresses are not loaded"),
     ]
-    html = looking.answer(library, addresses.trace(RUN, TOOLS))[1]
+    html = looking.answer(library, TRACES + TOOLS)[1]
     assert [value for tag, name, value in Elements(html).values if (tag, name) == ("img", "src")] == [images[0]["url"]]
 
 
@@ -153,7 +152,7 @@ def test_only_images_of_safe_kinds_that_are_what_they_say_are_shown(library):
 def test_a_line_of_ten_megabytes_is_cut_and_whole_in_the_json(hand):
     line = "x" * 10_000_000 + "y"
     hand.step([builders.trace(TOOLS)], [builders.message(TOOLS, content=line, body="[]")])
-    status, text = looking.answer(hand.reader, addresses.trace(RUN, TOOLS))
+    status, text = looking.answer(hand.reader, TRACES + TOOLS)
     assert status == 200 and len(text) < 100_000
     assert re.search("x{20000}", text) and not re.search("x{20001}", text)
     (part,) = values(hand.reader, TOOLS)["messages"][0]["parts"]
@@ -180,14 +179,14 @@ def test_tokens_beyond_what_a_page_draws_are_told(library, monkeypatch):
     found = values(library)
     assert [each["tokens"]["left_out"] for each in found["messages"]] == [0, 2, 1, 2, 2]
     assert found["tokens"] == {"num_tokens": 11, "left_out": 7}
-    assert "message=1&amp;at=1" in looking.answer(library, HERE)[1]
+    assert "message=1&amp;at=1" in looking.answer(library, TRACES + FORKED)[1]
 
 
 def test_a_trace_is_found_without_its_run_and_an_unknown_one_refused_with_the_nearest(library):
-    found = looking.values(library, addresses.any_trace(FORKED[:8]))
+    found = looking.values(library, "/traces/ffffffff")
     assert found["trace_id"] == FORKED and found["run"] == RUN
-    assert "names no trace" in refused(library, addresses.any_trace("mote"))
-    assert "the nearest ids are mate" in refused(library, addresses.trace(RUN, "mat"))
+    assert "names no trace" in refused(library, "/traces/mote")
+    assert "the nearest ids are mate" in refused(library, TRACES + "mat")
     assert values(library, FORKED, key="f" * 32)["trace_id"] == FORKED, "a hint that is wrong is no error"
 
 

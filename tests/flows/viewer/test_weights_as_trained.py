@@ -13,7 +13,6 @@ from flows.queries.batch import row_samples
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import TRAINED_WEIGHTS, WEIGHTS, tokens
 from flows.queries.trace import find_trace, samples
-from flows.viewer import addresses
 from storage.schemas.stage_tables import BATCHES
 from tests.fixtures.rehearsal import rehearse
 from tests.flows.viewer import looking
@@ -92,7 +91,7 @@ def test_dr_grpo_shows_the_weight_of_the_credit_and_the_one_that_was_trained(rea
 def test_the_sums_on_the_page_are_those_of_the_batch_row(reader):
     step = batch.packed_step(reader, "dr_grpo", 0)
     for trace in traces(reader, "dr_grpo"):
-        page = looking.values(reader, addresses.trace("dr_grpo", trace.trace_id))
+        page = looking.values(reader, f"/runs/dr_grpo/traces/{trace.trace_id}")
         columns = [message["tokens"]["columns"] for message in page["messages"]]
         total = sum(value for each in columns for value in each["trained_rl_weight"] if value is not None)
         (sample,) = page["samples"]
@@ -103,7 +102,7 @@ def test_the_sums_on_the_page_are_those_of_the_batch_row(reader):
         in_row = row_samples(reader, step, sample["row"]).filter(trace_id=trace.trace_id)
         assert total == in_row["rl_weights"][0] == sample["weights"]["rl_weights"] > 0
     other = next(trace for trace in traces(reader, "grpo") if tokens(reader, trace)["trained"].any())
-    assert looking.values(reader, addresses.trace("grpo", other.trace_id))["scaled"] == [], "both are the same"
+    assert looking.values(reader, f"/runs/grpo/traces/{other.trace_id}")["scaled"] == [], "both are the same"
 
 
 def test_what_was_packed_and_not_trained_has_no_weight_as_trained(tmp_path):
