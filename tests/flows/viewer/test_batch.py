@@ -24,10 +24,11 @@ REFUSED = {"type": "rule", "rule": "reward_mean > 0.45"}  # of the first step it
 def library(tmp_path_factory):
     """A run whose first batch was trained, and whose second one a rule held back, and one with more ranks than work."""
     root = tmp_path_factory.mktemp("batches") / "store"
-    packing = {"tokens_per_row": 64, "updates_per_step": 2, "data_parallel": 2}
+    packing = {"tokens_per_row": 64, "updates_per_step": 2}
     with pytest.raises(GateRefused):
-        rehearse(root, "run", gate=REFUSED, packing=packing)
-    rehearse(root, "wide", packing={"tokens_per_row": 64, "data_parallel": 8})
+        rehearse(root, "run", gate=REFUSED, packing=packing | {"data_parallel": 2})
+    rehearse(root, "wide", steps=1, packing=packing | {"data_parallel": 8})
+    rehearse(root, "paged", packing={"tokens_per_row": 64, "data_parallel": 8})
     return StoreReader.at(root)
 
 
@@ -100,12 +101,12 @@ def test_of_several_packings_the_one_trained_last_counts(hand):
     assert found.capacity is None and rows(hand.reader, found)["fill"].to_list() == [None]
 
 
-BATCH = "/runs/wide/steps/0/batch"
+BATCH = "/runs/paged/steps/0/batch"
 
 
 def test_a_batch_says_what_was_measured_and_which_policy_came_of_it(library):
-    said = values(library, "/runs/wide/steps/1/batch")
-    assert (said["state"], said["policy"]["made"], said["policy"]["from"]) == ("trained", "wide:2", "wide:1")
+    said = values(library, "/runs/paged/steps/1/batch")
+    assert (said["state"], said["policy"]["made"], said["policy"]["from"]) == ("trained", "paged:2", "paged:1")
     assert (said["previous"], said["next"], said["num_samples"]) == (0, None, 12)
     (update,) = said["updates"]
     assert update["measured"]["loss"] == 0.1, "what the learner that is played says of step 1"
