@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, Field
+
 from configs.losses import is_elementwise
 from configs.training import AdamwOptimizer, MuonOptimizer, TrainingConfig
 
@@ -31,77 +33,88 @@ HARDWARE: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("ha
 """GPUs by their memory, and models of the hub by their widths."""
 
 
-@dataclass(frozen=True)
-class VisionShape:
-    """The widths of a vision tower of the Qwen3-VL family."""
+class VisionShape(BaseModel, frozen=True):
+    """The widths of a vision tower of the Qwen3-VL family, as config.json names them."""
 
-    hidden: int
-    inner: int
-    layers: int
-    positions: int
-    """Learnt positions of patches."""
-    deep: int
-    """Layers whose features are passed on to layers of the decoder (DeepStack)."""
-    out: int
-    """Width of the features of a token."""
-    patch_values: int
-    """Numbers of a patch: pixels of its sides and times, in three colours."""
-    merged: int = 4
-    """Patches of a token."""
+    hidden_size: int
+    intermediate_size: int
+    depth: int
+    num_position_embeddings: int
+    deepstack_visual_indexes: tuple[int, ...]
+    out_hidden_size: int
+    in_channels: int
+    temporal_patch_size: int
+    patch_size: int
+    spatial_merge_size: int
+
+    @property
+    def deep(self) -> int:
+        """Layers whose features are passed on to layers of the decoder (DeepStack)."""
+        return len(self.deepstack_visual_indexes)
+
+    @property
+    def patch_values(self) -> int:
+        """Numbers of a patch: pixels of its sides and times, in three colours."""
+        return self.in_channels * self.temporal_patch_size * self.patch_size**2
+
+    @property
+    def merged(self) -> int:
+        """Patches of a token."""
+        return self.spatial_merge_size**2
 
     @property
     def parameters(self) -> int:
         """All parameters, those of the maps from merged patches to tokens among them."""
+        hidden, inner, wide = self.hidden_size, self.intermediate_size, self.hidden_size * self.merged
         # Attention and feed-forward part with their biases, and two norms.
-        layer = 4 * self.hidden * self.hidden + 2 * self.hidden * self.inner + 9 * self.hidden + self.inner
-        wide = self.hidden * self.merged
-        mergers = (1 + self.deep) * (wide * wide + wide + wide * self.out + self.out)
-        norms = 2 * self.hidden + 2 * self.deep * wide
-        return self.layers * layer + mergers + norms + (self.patch_values + 1 + self.positions) * self.hidden
+        layer = 4 * hidden * hidden + 2 * hidden * inner + 9 * hidden + inner
+        mergers = (1 + self.deep) * (wide * wide + wide + wide * self.out_hidden_size + self.out_hidden_size)
+        norms = 2 * hidden + 2 * self.deep * wide
+        return self.depth * layer + mergers + norms + (self.patch_values + 1 + self.num_position_embeddings) * hidden
 
 
-@dataclass(frozen=True)
-class ModelShape:
-    """The widths of a causal language model of the common kind: layers of attention and a gated feed-forward part."""
+class ModelShape(BaseModel, frozen=True):
+    """The widths of a causal language model of the common kind, as config.json names them.
 
-    hidden: int
-    inner: int
-    """Width of the feed-forward part."""
-    layers: int
-    heads: int
-    kv_heads: int
-    head_width: int
-    vocab: int
-    tied: bool
-    """Whether the output head is the embedding."""
-    vision: VisionShape | None = None
+    It has layers of attention and a gated feed-forward part.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    tie_word_embeddings: bool = True
+    vision: VisionShape | None = Field(None, alias="vision_config")
     """Of a model that sees; its parameters are in none of the sums below."""
 
     @property
     def query(self) -> int:
         """Width of all queries of a token."""
-        return self.heads * self.head_width
+        return self.num_attention_heads * self.head_dim
 
     @property
     def key(self) -> int:
         """Width of all keys of a token, and of its values."""
-        return self.kv_heads * self.head_width
+        return self.num_key_value_heads * self.head_dim
 
     @property
     def layer_parameters(self) -> int:
         """Parameters of a layer: matrices of attention and of the feed-forward part, and four norms."""
-        attention = 2 * self.hidden * (self.query + self.key)
-        return attention + 3 * self.hidden * self.inner + 2 * self.hidden + 2 * self.head_width
+        attention = 2 * self.hidden_size * (self.query + self.key)
+        return attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size + 2 * self.head_dim
 
     @property
     def edge_parameters(self) -> int:
         """Parameters outside the layers: embedding, output head, the last norm."""
-        return self.vocab * self.hidden * (1 if self.tied else 2) + self.hidden
+        return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2) + self.hidden_size
 
     @property
     def parameters(self) -> int:
         """All parameters."""
-        return self.layers * self.layer_parameters + self.edge_parameters
+        return self.num_hidden_layers * self.layer_parameters + self.edge_parameters
 
 
 def model_shape(path: str) -> ModelShape | None:
@@ -113,37 +126,16 @@ def model_shape(path: str) -> ModelShape | None:
     try:
         here = path and file.is_file()
         config = json.loads(file.read_text(encoding="utf-8")) if here else HARDWARE["models"][path]
-        text, tower = config.get("text_config", config), config.get("vision_config")
+        text = config.get("text_config", config)
         if any("expert" in name for name in text):
             return None
-        heads = text["num_attention_heads"]
-        return ModelShape(
-            hidden=text["hidden_size"],
-            inner=text["intermediate_size"],
-            layers=text["num_hidden_layers"],
-            heads=heads,
-            kv_heads=text.get("num_key_value_heads") or heads,
-            head_width=text.get("head_dim") or text["hidden_size"] // heads,
-            vocab=text["vocab_size"],
-            tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", True))),
-            vision=_vision_shape(tower) if tower else None,
-        )
-    except (OSError, ValueError, KeyError, AttributeError):
+        # The settings of a model that sees lie outside of `text_config`: whether embeddings are tied, the tower.
+        widths = {name: value for name, value in {**text, **config}.items() if value is not None}
+        heads = widths["num_attention_heads"]
+        defaults = {"num_key_value_heads": heads, "head_dim": widths["hidden_size"] // heads}
+        return ModelShape(**defaults | widths)
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, ZeroDivisionError):
         return None
-
-
-def _vision_shape(config: Mapping[str, Any]) -> VisionShape:
-    """Return the widths of a vision tower by its part of a config.json; raises KeyError for one of another family."""
-    return VisionShape(
-        hidden=config["hidden_size"],
-        inner=config["intermediate_size"],
-        layers=config["depth"],
-        positions=config["num_position_embeddings"],
-        deep=len(config["deepstack_visual_indexes"]),
-        out=config["out_hidden_size"],
-        patch_values=config["in_channels"] * config["temporal_patch_size"] * config["patch_size"] ** 2,
-        merged=config["spatial_merge_size"] ** 2,
-    )
 
 
 @dataclass(frozen=True)
@@ -170,8 +162,8 @@ def layer_bytes(shape: ModelShape, compiled: bool) -> int:
     narrow, wide = (8, 6) if compiled else (16, 8)
     heads = 6 if compiled else 10
     return (
-        narrow * shape.hidden + wide * shape.inner + heads * (shape.query + shape.key)
-        + 8 * shape.heads + 4 * shape.kv_heads + 8
+        narrow * shape.hidden_size + wide * shape.intermediate_size + heads * (shape.query + shape.key)
+        + 8 * shape.num_attention_heads + 4 * shape.num_key_value_heads + 8
     )  # fmt: skip
 
 
@@ -188,6 +180,7 @@ def learner_memory(
     norm; `logits`, a chunk with what is computed from it, and the gradient of the output head; `working`, what a
     layer's backward pass takes beyond the output head; `spare`, what the allocator holds unused, and the CUDA context.
     """
+    hidden, inner, vocab = shape.hidden_size, shape.intermediate_size, shape.vocab_size
     trained, moments = _optimizer_state(shape, training)
     tower = shape.vision.parameters if shape.vision else 0
     if tower and training.vision == "trained":
@@ -195,18 +188,18 @@ def learner_memory(
     layer, edge = 2 * shape.layer_parameters, 2 * shape.edge_parameters
     # Several ranks gather a layer ahead of the one that is computed, and hold what they reduce.
     ahead = layer if ranks > 1 else 0
-    activations = tokens * (_kept_bytes(shape, training, recompute, compiled) + 8 * shape.hidden)
-    activations += tokens * (4 * shape.head_width + 40) + _tower_bytes(shape.vision, training, tokens, recompute)
+    activations = tokens * (_kept_bytes(shape, training, recompute, compiled) + 8 * hidden)
+    activations += tokens * (4 * shape.head_dim + 40) + _tower_bytes(shape.vision, training, tokens, recompute)
     # As `tasks.learner.head.default_chunk` takes them: tokens whose logits exist at the same time.
-    fits = CUDA_CHUNK_BYTES // (4 * shape.vocab)
+    fits = CUDA_CHUNK_BYTES // (4 * vocab)
     chunk = min(tokens, training.logprob_chunk or max(64, min(1024, 1 << fits.bit_length() >> 1)))
-    head_weight = 4 * shape.vocab * shape.hidden
+    head_weight = 4 * vocab * hidden
     # In one pass the gradient of the states exists at the same time.
-    selected = (2 if is_elementwise(training.loss) else 1) * 2 * shape.hidden * tokens
-    logits = selected + head_weight + 10 * shape.vocab * chunk
+    selected = (2 if is_elementwise(training.loss) else 1) * 2 * hidden * tokens
+    logits = selected + head_weight + 10 * vocab * chunk
     # By then the last norm's are free, and in a layer one tensor of three that its feed-forward part needs.
     again = tokens * layer_bytes(shape, compiled) if recompute else 0
-    layers_peak = head_weight // 2 + again + tokens * (4 * shape.inner - 6 * shape.hidden) + 5 * layer // 4 + 2 * ahead
+    layers_peak = head_weight // 2 + again + tokens * (4 * inner - 6 * hidden) + 5 * layer // 4 + 2 * ahead
     # What is exchanged is in float32, and so is the shard that comes of it.
     edges_peak = max(3 * edge, 2 * edge + head_weight // 2 + 2 * edge // ranks)
     parts = {
@@ -230,36 +223,36 @@ def _tower_bytes(tower: VisionShape | None, training: TrainingConfig, tokens: in
     if tower is None:
         return 0
     patches = tokens * tower.merged
-    features = 2 * tokens * tower.out * (1 + tower.deep) + 4 * patches * tower.patch_values
+    features = 2 * tokens * tower.out_hidden_size * (1 + tower.deep) + 4 * patches * tower.patch_values
     if training.vision == "frozen":
         return features
-    layer = 2 * (9 * tower.hidden + 2 * tower.inner)
-    return features + patches * (layer + 2 * tower.hidden * tower.layers if recompute else layer * tower.layers)
+    layer = 2 * (9 * tower.hidden_size + 2 * tower.intermediate_size)
+    return features + patches * (layer + 2 * tower.hidden_size * tower.depth if recompute else layer * tower.depth)
 
 
 def _kept_bytes(shape: ModelShape, training: TrainingConfig, recompute: bool, compiled: bool) -> int:
     """Return the bytes that all layers together keep of a token."""
-    again = math.ceil(shape.layers / training.checkpoint_every) if recompute else 0
-    inputs = 0 if training.offload_activations else 2 * shape.hidden * again
-    return inputs + (shape.layers - again) * layer_bytes(shape, compiled)
+    again = math.ceil(shape.num_hidden_layers / training.checkpoint_every) if recompute else 0
+    inputs = 0 if training.offload_activations else 2 * shape.hidden_size * again
+    return inputs + (shape.num_hidden_layers - again) * layer_bytes(shape, compiled)
 
 
 def _optimizer_state(shape: ModelShape, training: TrainingConfig) -> tuple[int, int]:
     """Return how many parameters are trained, and the bytes of the optimizer's moments, of all ranks together."""
     if training.lora:
         # Of every matrix of a layer a row of A and a column of B for each rank: no more than this.
-        widths = 4 * shape.hidden + 2 * shape.query + 2 * shape.key + 3 * (shape.hidden + shape.inner)
-        trained = training.lora.rank * shape.layers * widths
+        widths = 7 * shape.hidden_size + 2 * shape.query + 2 * shape.key + 3 * shape.intermediate_size
+        trained = training.lora.rank * shape.num_hidden_layers * widths
         return trained, 8 * trained
     if isinstance(training.optimizer, MuonOptimizer):
-        return shape.parameters, 4 * shape.layers * shape.layer_parameters + 8 * shape.edge_parameters
+        return shape.parameters, 4 * shape.num_hidden_layers * shape.layer_parameters + 8 * shape.edge_parameters
     moments = 2 if isinstance(training.optimizer, AdamwOptimizer) else bool(training.optimizer.state_kind)
     return shape.parameters, 4 * moments * shape.parameters
 
 
 def kv_token_bytes(shape: ModelShape, parallel: int) -> int:
     """Return the bytes of a token in the KV cache in half precision, on each of `parallel` GPUs."""
-    return 2 * 2 * shape.layers * shape.key // parallel
+    return 2 * 2 * shape.num_hidden_layers * shape.key // parallel
 
 
 def engine_memory(shape: ModelShape, *, kv_tokens: int, sequences: int, scored_tokens: int, parallel: int) -> MemoryUse:
@@ -271,13 +264,14 @@ def engine_memory(shape: ModelShape, *, kv_tokens: int, sequences: int, scored_t
     """
     rows = max(sequences, PROBE_TOKENS, min(scored_tokens, BATCHED_TOKENS))
     # Logits in float32, sorted for nucleus sampling, as probabilities and as log-probs.
-    logits = 4 * 4 * rows * shape.vocab
-    token = 2 * (4 * shape.hidden + 3 * shape.inner + 2 * (shape.query + 2 * shape.key))
-    weights = 2 * shape.parameters + 4 * shape.vocab * shape.hidden
+    logits = 4 * 4 * rows * shape.vocab_size
+    token = 2 * (4 * shape.hidden_size + 3 * shape.intermediate_size + 2 * (shape.query + 2 * shape.key))
+    weights = 2 * shape.parameters + 4 * shape.vocab_size * shape.hidden_size
     if tower := shape.vision:
         weights += 2 * tower.parameters
         # The features of as many tokens as a pass has, and a layer of the tower over their patches.
-        token += 2 * tower.out * (1 + tower.deep) + tower.merged * 2 * (5 * tower.hidden + 2 * tower.inner)
+        layer = 2 * (5 * tower.hidden_size + 2 * tower.intermediate_size)
+        token += 2 * tower.out_hidden_size * (1 + tower.deep) + tower.merged * layer
     parts = {
         "weights": weights // parallel,
         "kv cache": kv_tokens * kv_token_bytes(shape, parallel),

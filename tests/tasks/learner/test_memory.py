@@ -29,17 +29,7 @@ def causal_model(shape, dtype=torch.float32):
     from transformers import AutoModelForCausalLM, Qwen3Config
 
     register_attention()
-    config = Qwen3Config(
-        hidden_size=shape.hidden,
-        intermediate_size=shape.inner,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.kv_heads,
-        head_dim=shape.head_width,
-        vocab_size=shape.vocab,
-        tie_word_embeddings=shape.tied,
-        use_cache=False,
-    )
+    config = Qwen3Config(**shape.model_dump(exclude={"vision"}), use_cache=False)
     return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION)
 
 
@@ -127,7 +117,7 @@ def saved_bytes(shape, compiled, tokens=256):
         torch._dynamo.reset()
         layer.compile(backend="aot_eager_decomp_partition", dynamic=True, fullgraph=True)
     own = {each.untyped_storage().data_ptr() for each in layer.parameters()}
-    angles = torch.ones(2, 1, tokens, shape.head_width, dtype=torch.bfloat16)
+    angles = torch.ones(2, 1, tokens, shape.head_dim, dtype=torch.bfloat16)
     segments, kept = Segments((0, tokens // 2, tokens), CPU), {}
     own |= {angles.untyped_storage().data_ptr(), segments.cu_seqlens.untyped_storage().data_ptr()}
 
@@ -136,7 +126,7 @@ def saved_bytes(shape, compiled, tokens=256):
         kept.setdefault(storage.data_ptr(), (storage.nbytes(), tensor))
         return tensor
 
-    hidden = torch.randn(1, tokens, shape.hidden, dtype=torch.bfloat16, requires_grad=True)
+    hidden = torch.randn(1, tokens, shape.hidden_size, dtype=torch.bfloat16, requires_grad=True)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         layer(hidden, position_embeddings=(angles[0], angles[1]), segments=segments)
     return sum(size for place, (size, _) in kept.items() if place not in own) / tokens
@@ -162,7 +152,7 @@ def test_a_shape_is_read_from_a_directory(tmp_path):
     config = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
     (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 32, "tie_word_embeddings": False}))
     shape = model_shape(str(tmp_path))
-    assert shape is not None and (shape.kv_heads, shape.head_width, shape.tied) == (2, 4, False)
+    assert shape is not None and (shape.num_key_value_heads, shape.head_dim, shape.tie_word_embeddings) == (2, 4, False)
     (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 32, "num_experts": 8}))
     assert model_shape(str(tmp_path)) is None and model_shape("somebody/unknown") is None
 
