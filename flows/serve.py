@@ -18,7 +18,7 @@ from prefect.states import Cancelled
 
 from configs.run import RunConfig
 from configs.store import is_object_store
-from flows.orchestration.server import current_flow_run
+from flows.orchestration.server import api_client, current_flow_run
 from flows.runtime.session import log_directory
 from flows.services.base import RunService, Supervisor
 from flows.services.engine import InferenceService
@@ -117,12 +117,11 @@ def _serve_leased(handles: Sequence[Handle], flow_run: UUID, lease_seconds: floa
     Raises ServiceFailed where it ends by itself.
     """
     import httpx
-    from prefect.client.orchestration import get_client
 
     renewals, numbers = RenewalWatch(lease_seconds), itertools.count(1)
     answered_at, said, cancelled = time.monotonic(), -lease_seconds, 0
     where = {ADDRESS: "", PULSE: ""}
-    with get_client(sync_client=True) as client:
+    with api_client() as client:
         while True:
             for handle in handles:
                 if not handle.alive:

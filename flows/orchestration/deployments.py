@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import ConcurrencyLimitConfig
 from prefect.events import DeploymentTriggerTypes
@@ -167,7 +166,7 @@ def register(entry: DeploymentEntry, pool: str, store: str, limit: str, slots: i
 
 def ensure_pool(name: str) -> bool:
     """Make a work pool of processes unless one of that name, of any type, exists; return whether it was made."""
-    with get_client(sync_client=True) as client:
+    with prefect_api.api_client() as client:
         try:
             client.create_work_pool(WorkPoolCreate(name=name, type="process", description="Runs of Stagecoach"))
         except ObjectAlreadyExists:
@@ -181,7 +180,7 @@ def ensure_queue(pool: str, name: str, limit: int) -> None:
     The server counts their states, so that it forgets nobody when it restarts. A limit of Prefect's on a deployment is
     a lease: its server ends a run that cannot renew it while the server restarts.
     """
-    with get_client(sync_client=True) as client:
+    with prefect_api.api_client() as client:
         try:
             client.create_work_queue(name, concurrency_limit=limit, work_pool_name=pool)
         except ObjectAlreadyExists:
@@ -192,7 +191,7 @@ def ensure_queue(pool: str, name: str, limit: int) -> None:
 def ensure_automation(file: Path) -> str:
     """Make the automation that a file describes, or bring the one of its name up to date; return the name."""
     automation = AutomationCore.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
-    with get_client(sync_client=True) as client:
+    with prefect_api.api_client() as client:
         if stored := client.read_automations_by_name(automation.name):
             client.update_automation(stored[0].id, automation)
         else:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
 
-from flows.orchestration.server import bookkeeping_only
+from flows.orchestration.server import api_client, bookkeeping_only
 from flows.orchestration.states import RunCancelled, cancelled_text, resume_command
 from flows.reporting.artifacts import artifact_key, escape
 from flows.reporting.formats import compact_number, cut, visible
@@ -54,7 +54,6 @@ def wait_for_answer(run: str, store: str, question: Question, page: str) -> Answ
     is tried again. Raises Unanswered after `question.timeout_seconds` or where the run cannot wait, RunCancelled.
     """
     import httpx
-    from prefect.client.orchestration import get_client
     from prefect.input import keyset_from_paused_state
     from prefect.runtime import flow_run
     from prefect.states import Paused
@@ -66,7 +65,7 @@ def wait_for_answer(run: str, store: str, question: Question, page: str) -> Answ
     form = approval_form(page)
     # Before the pause: proposing it may take a while itself.
     deadline = time.monotonic() + question.timeout_seconds
-    with get_client(sync_client=True) as client:
+    with api_client() as client:
         seconds = math.ceil(question.timeout_seconds) + PREFECT_SECONDS
         # Not rescheduled: this process waits, with its engine up, and goes on itself.
         state: Any = Paused(timeout_seconds=seconds, reschedule=False, pause_key=question.key)

@@ -21,7 +21,14 @@ from contextlib import contextmanager
 from http import HTTPStatus
 from typing import Any
 
-from flows.orchestration.server import bookkeeping_only, current_flow_run, is_cancelled, is_shared, one_line
+from flows.orchestration.server import (
+    api_client,
+    bookkeeping_only,
+    current_flow_run,
+    is_cancelled,
+    is_shared,
+    one_line,
+)
 from flows.orchestration.states import RunCancelled
 from flows.services.pools import RenewalWatch
 
@@ -86,12 +93,11 @@ def _wait_for_slot(limit: str, run: str, tell: Callable[[str], None]) -> str:
 
 def _try_slots(limit: str, run: str, renewals: Mapping[str, RenewalWatch]) -> tuple[str, list[str]]:
     """Return the id of a slot that was free, or else the runs that hold them; both empty where no such limit exists."""
-    from prefect.client.orchestration import get_client
     from prefect.client.schemas.actions import VariableCreate
     from prefect.exceptions import ObjectAlreadyExists
 
     holders = []
-    with get_client(sync_client=True) as client:
+    with api_client() as client:
         recorded: Any = client.read_variable_by_name(limit)
         for index in range(recorded.value["slots"] if recorded else 0):
             name = f"{limit}-{index}"
@@ -138,10 +144,9 @@ def _renewer(slot: str, run: str, ended: threading.Event, tell: Callable[[str], 
 def _delete(slot: str) -> None:
     """Delete a slot by its id; one that is gone already stays so."""
     import httpx
-    from prefect.client.orchestration import get_client
 
     try:
-        with get_client(sync_client=True) as client:
+        with api_client() as client:
             client.request("DELETE", "/variables/{id}", path_params={"id": slot})
     except httpx.HTTPStatusError as problem:
         if problem.response.status_code != HTTPStatus.NOT_FOUND:

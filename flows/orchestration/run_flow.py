@@ -11,7 +11,6 @@ from functools import wraps
 from typing import Any
 
 from prefect import Flow
-from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.logging import get_run_logger
@@ -19,7 +18,7 @@ from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed, Failed
 
 from flows import PACKAGES
-from flows.orchestration.server import bookkeeping_only, current_flow_run, flow_run_record
+from flows.orchestration.server import api_client, bookkeeping_only, current_flow_run, flow_run_record
 from flows.orchestration.states import RunCancelled, note_end
 from flows.reporting.messages import outcome_message
 from storage.keys import content_key
@@ -77,7 +76,7 @@ def _last_of_schedule_was_cached() -> bool:
         "state": {"type": {"any_": ["COMPLETED"]}},
         "id": {"not_any_": [str(record.id)]},
     }
-    with bookkeeping_only("whether its schedule trains"), get_client(sync_client=True) as client:
+    with bookkeeping_only("whether its schedule trains"), api_client() as client:
         runs = client.read_flow_runs(
             flow_run_filter=FlowRunFilter.model_validate(earlier), sort=FlowRunSort.END_TIME_DESC, limit=1
         )

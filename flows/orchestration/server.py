@@ -174,6 +174,13 @@ def current_flow_run() -> str | None:
     return str(flow_run.id) if flow_run.id else None
 
 
+def api_client() -> Any:
+    """Return a client of the Prefect API, for a `with` statement."""
+    from prefect.client.orchestration import get_client
+
+    return get_client(sync_client=True)
+
+
 def flow_run_record() -> Any:
     """Return Prefect's record of the flow run around, as it was at its start; None outside of one. Asks no API."""
     if "prefect" not in sys.modules:
@@ -227,12 +234,11 @@ def is_cancelled(flow_run_id: Any, attempts: int = 1) -> bool | None:
     if flow_run_id is None:
         return False
     import httpx
-    from prefect.client.orchestration import get_client
 
     for attempt in range(attempts):
         time.sleep(RETRY_SECONDS if attempt else 0.0)
         try:
-            with get_client(sync_client=True) as client:
+            with api_client() as client:
                 state = client.read_flow_run(flow_run_id).state
         except httpx.HTTPError:
             continue  # the run's data do not depend on the API, so its life must not
@@ -246,13 +252,12 @@ def crash_stale_runs(embedded: bool) -> list[str]:
     A process that was killed cannot report its end, and one that ended while the API was silent could not.
     Runs of other hosts cannot be judged from here and are left alone.
     """
-    from prefect.client.orchestration import get_client
     from prefect.client.schemas.filters import FlowRunFilter
 
     # Of Stagecoach only: a shared server has runs of other programs.
     stale = {"tags": {"all_": ["stagecoach"]}, "state": {"type": {"any_": list(STALE_STATES)}}}
     names = []
-    with get_client(sync_client=True) as client:
+    with api_client() as client:
         for run in client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(stale)):
             if is_gone(run.tags, embedded):
                 client.set_flow_run_state(run.id, missed_state(run.tags, str(run.id)), force=True)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from flows.orchestration.server import current_flow_run, flow_run_record, is_cancelled, tag_value
+from flows.orchestration.server import api_client, current_flow_run, flow_run_record, is_cancelled, tag_value
 from flows.orchestration.signals import ending_signal, is_end, is_termination
 from flows.reporting.bookkeeping import Bookkeeper
 from flows.services.ownership import live_processes, writer_alive
@@ -108,9 +108,8 @@ def note_end(flow: Any, flow_run: Any, state: Any) -> None:
     Called in the worker, where nothing of the run is left but its tags. A run that wrote down its own end, or that
     another flow run has taken up since, stays as it is. Prefect passes the arguments by these names.
     """
-    from prefect.client.orchestration import get_client
 
-    with get_client(sync_client=True) as client:
+    with api_client() as client:
         tags = client.read_flow_run(flow_run.id).tags  # as they are now: the run's own process has set them
     run, store = tag_value(tags, "run"), tag_value(tags, "store")
     if not run or not store:

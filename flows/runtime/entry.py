@@ -11,14 +11,13 @@ from functools import partial
 from typing import Any, Self
 from uuid import UUID
 
-from prefect.client.orchestration import get_client
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from configs.store import default_store
 from flows.orchestration.run_flow import run_name
-from flows.orchestration.server import bookkeeping_only, current_flow_run, run_tags
+from flows.orchestration.server import api_client, bookkeeping_only, current_flow_run, run_tags
 from flows.runtime.plan import Planner, plan_work
 from flows.runtime.resolve_run import continued_run, resolve_run
 from flows.runtime.run import open_run
@@ -101,7 +100,7 @@ def link(config: RunConfig) -> None:
     flow_run_id = current_flow_run()
     if flow_run_id is None:
         return
-    with bookkeeping_only("its run and store"), get_client(sync_client=True) as client:
+    with bookkeeping_only("its run and store"), api_client() as client:
         record = client.read_flow_run(UUID(flow_run_id))
         # Tags of the earlier process would let others take this run for dead.
         tags = [tag for tag in record.tags if not tag.startswith(OF_A_PROCESS)]

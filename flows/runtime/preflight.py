@@ -5,7 +5,7 @@ from pathlib import Path
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from flows.orchestration.server import probe
+from flows.orchestration.server import api_client, probe
 from flows.orchestration.settings import DeployRefused, required_url
 from flows.orchestration.table_workers import require_package
 from flows.runtime.environment_checks import environment_findings
@@ -66,10 +66,9 @@ def require_deployments(names: Iterable[str]) -> None:
     Raises PrefectUnreachable where the server does not answer.
     """
     probe(url := required_url("and placement.services is pools. Nothing was started"))
-    from prefect.client.orchestration import get_client
     from prefect.exceptions import ObjectNotFound
 
-    with get_client(sync_client=True) as client:
+    with api_client() as client:
         for name in names:
             try:
                 client.read_deployment_by_name(name)

@@ -53,8 +53,7 @@ def client(monkeypatch):
 
     def play(**methods):
         playing = nullcontext(SimpleNamespace(**methods))
-        for place in ("prefect.client.orchestration", entry.__name__, run_flow.__name__):
-            monkeypatch.setattr(f"{place}.get_client", lambda sync_client: playing)
+        monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: playing)
 
     return play
 
