@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flows.orchestration.run_flow import run_flow
-from flows.runtime.entry import FileParameters, planned_steps, session_for
+from flows.runtime.entry import FileParameters, continued, session_for
 from flows.runtime.loop import loop_train
 
 
@@ -36,9 +36,9 @@ def sft(
     """
     rare = FileParameters.of(advanced)
     layers = [*presets, *rare.files]
+    given: dict[str, Any] = {"name": name, "store": rare.store, "seed": seed, "steps": steps}
+    given |= {"model.path": model, "data.path": data}
     if continue_run:
-        further = {"name": name, "presets": layers, "model": model, "data": data, "seed": seed}
-        name, steps = planned_steps("sft", continue_run, steps, rare.store, further)
-    given = {"name": name, "store": rare.store, "seed": seed, "steps": steps, "model.path": model, "data.path": data}
+        given = continued("sft", continue_run, layers, given)
     with session_for("sft", layers, overrides, **given) as session:
         return loop_train(session)

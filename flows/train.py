@@ -5,7 +5,7 @@ from typing import Any
 
 from flows.orchestration.run_flow import run_flow
 from flows.runtime.demo_sources import demo_weights
-from flows.runtime.entry import FileParameters, planned_steps, session_for
+from flows.runtime.entry import FileParameters, continued, session_for
 from flows.runtime.loop import loop_train
 from flows.runtime.resolve_run import nothing_started, requested_config
 from flows.sft import sft
@@ -36,10 +36,9 @@ def train(
     """
     rare = FileParameters.of(advanced)
     layers = [*presets, *rare.files]
+    given: dict[str, Any] = {"name": name, "store": rare.store, "seed": seed, "steps": steps, "model.path": model}
     if continue_run:
-        further = {"name": name, "presets": layers, "model": model, "seed": seed}
-        name, steps = planned_steps("train", continue_run, steps, rare.store, further)
-    given = {"name": name, "store": rare.store, "seed": seed, "steps": steps, "model.path": model}
+        given = continued("train", continue_run, layers, given)
     if layers or model:
         with nothing_started():  # before the demo's model is made, which takes minutes
             requested = requested_config("train", layers, overrides, given)

@@ -74,16 +74,19 @@ def _prepare_new(kind: str, prepared: Callable[..., RunConfig]) -> RunConfig:
     return config
 
 
-def planned_steps(
-    kind: str, continue_run: str, steps: int | None, store: str, further: Mapping[str, Any]
-) -> tuple[str, int]:
-    """Return name and steps of the run that a flow continues by `steps`. Raises ConfigError, also where `further` are.
+def continued(kind: str, continue_run: str, layers: Sequence[str], settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the `settings` of a flow that continues a recorded run by as many steps as they say.
 
-    `further` are the flow's other parameters by name: a recorded run keeps its config.
+    Raises ConfigError where they, or `layers` of presets and files, are of anything else than its steps and its store:
+    a recorded run keeps its config.
     """
-    if given := [name for name, value in further.items() if value]:
-        raise ConfigError([f"{name}: run {continue_run!r} keeps its recorded config; leave this out" for name in given])
-    return continued_run(open_store(store or default_store()), kind, continue_run, steps, current_flow_run())
+    others = {"presets": layers, **settings, "store": "", "steps": None}
+    if refused := [name.partition(".")[0] for name, value in others.items() if value]:
+        lines = [f"{name}: run {continue_run!r} keeps its recorded config; leave this out" for name in refused]
+        raise ConfigError(lines)
+    store = open_store(settings["store"] or default_store())
+    name, steps = continued_run(store, kind, continue_run, settings["steps"], current_flow_run())
+    return settings | {"name": name, "steps": steps}
 
 
 @contextmanager

@@ -223,10 +223,9 @@ def _by_path(config: RunConfig, where: str, teacher: TeacherConfig) -> tuple[str
             if own
             else "path: the model's tokenizer is not known (model.tokenizer_digest), so none can be said to be the same"
         )
-    if _plays(where):  # it may be any model that reads and writes the same tokens, the policy's first weights too
-        return directory_digest(directory), lines
-    # A larger one is padding, which no sampled token ever names.
-    if info.vocab_size < config.model.vocab_size:
+    # A model that plays may be any that reads and writes the same tokens, the policy's first weights too. A larger
+    # vocabulary is padding, which no sampled token ever names.
+    if not _plays(where) and info.vocab_size < config.model.vocab_size:
         lines.append(
             f"path: {teacher.path} has {info.vocab_size} tokens in its vocabulary, the model {config.model.vocab_size}"
         )
@@ -238,14 +237,15 @@ def _by_url(config: RunConfig, where: str, teacher: TeacherConfig) -> tuple[str,
     key = external_key(teacher)
     name, version = served_version(teacher.url, key)
     # The vocabulary's last token: who can score it can score all.
-    last = (config.model.vocab_size or _own_vocabulary(config)) - 1
+    path = config.model.path
+    last = (config.model.vocab_size or (model_info.read(model_directory(path)).vocab_size if path else 1)) - 1
     with closing(Engine(teacher.url, key, timeout=ASK_SECONDS, model=name)) as engine:
         try:
             if not _plays(where):
                 engine.score([0, last], salt_of(version))
         except EngineError as error:
             return version, [f"url: it cannot score token {last}, the last of the model's vocabulary: {error}"]
-        tokenizer = config.model.tokenizer or config.model.path
+        tokenizer = config.model.tokenizer or path
         other = tokenizer_difference(engine, model_directory(tokenizer)) if tokenizer else ""
     return version, [f"url: it has another tokenizer than the model: {other}"] if other else []
 
@@ -254,7 +254,3 @@ def _own_tokenizer(config: RunConfig) -> str:
     if config.model.tokenizer_digest or not config.model.path:
         return config.model.tokenizer_digest
     return tokenizer_digest(model_directory(config.model.tokenizer or config.model.path))
-
-
-def _own_vocabulary(config: RunConfig) -> int:
-    return model_info.read(model_directory(config.model.path)).vocab_size if config.model.path else 1

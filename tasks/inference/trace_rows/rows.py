@@ -251,7 +251,7 @@ def message_rows(record: Row) -> list[Row]:
             "message": number,
             "parent": node["parent"],
             "role": node["message"]["role"],
-            "content": _text(node["message"].get("content")),
+            "content": message_text(node["message"].get("content")),
             "body": strict_json(node["message"]),
             "sampled": node["sampled"],
             "token_ids": node["token_ids"],
@@ -331,7 +331,7 @@ def _json_key(name: Any) -> str:
     return plain if isinstance(plain, str) else json.dumps(plain)
 
 
-def _text(content: Any) -> str | None:
+def message_text(content: Any) -> str | None:
     """Return a message's text: a line for each of its text parts, if it has parts; None without any text."""
     if content is None or isinstance(content, str):
         return content
