@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from contextvars import copy_context
 from functools import partial
-from typing import Any
 
 from configs.algorithms import GrpoConfig
 from configs.run import RunConfig
@@ -24,7 +23,7 @@ from flows.runtime.records import FinishedStep
 from flows.runtime.resolve_run import Source
 from flows.runtime.rollouts import RolloutSource
 from flows.runtime.session import Session
-from flows.runtime.step_report import Outcome, finish_step
+from flows.runtime.step_report import JsonObject, Outcome, finish_step
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy
 
@@ -75,7 +74,7 @@ def train_steps(execute: Executor, source: Source, prefetch: bool = False) -> Ge
             raise
 
 
-def loop_train(session: Session) -> dict[str, Any]:
+def loop_train(session: Session) -> JsonObject:
     """Train with reinforcement learning or on demonstrations, as the run's kind says; return the result as values."""
     config = session.config
     outcome = Outcome(session.context.run, config.steps)
@@ -105,7 +104,7 @@ def loop_train(session: Session) -> dict[str, Any]:
     return outcome.as_values(session)
 
 
-def loop_evaluate(session: Session) -> dict[str, Any]:
+def loop_evaluate(session: Session) -> JsonObject:
     """Score the policy that the config names, or else its model; return the scores as plain values."""
     external = session.config.external
     policy = None if external else session.policy or pipeline.first_policy(Executor(session), session.source)
@@ -132,7 +131,7 @@ def evaluation_configs(config: RunConfig) -> dict[str, RunConfig]:
     """
     # An environment's own settings would win over the evaluation's.
     environments = [entry.model_copy(update={"temperature": None, "algorithm": None}) for entry in config.environments]
-    changes: dict[str, Any] = {"environments": tuple(environments), "algorithm": GrpoConfig()}
+    changes: JsonObject = {"environments": tuple(environments), "algorithm": GrpoConfig()}
     changes["assignment"] = config.assignment.model_copy(update={"oversampling": 1.0})
     if config.external:  # an external model needs no engine and no weights
         changes |= {"engine": EngineConfig(), "model": ModelConfig()}

@@ -15,6 +15,8 @@ from tasks.metrics.figures import Values, metric_values
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref
 
+JsonObject = dict[str, Any]
+"""Plain values by name."""
 # Below a tenth, most of the sampling was for nothing; what is usual with filters is well above.
 LOW_SIGNAL = 0.1
 """Share of a step's rollouts at or below which it is said that hardly anything could be trained on."""
@@ -26,9 +28,9 @@ class Outcome:
 
     run: str
     num_steps: int
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
-    comparisons: list[dict[str, Any]] = field(default_factory=list)
+    steps: list[JsonObject] = field(default_factory=list)
+    evaluations: list[JsonObject] = field(default_factory=list)
+    comparisons: list[JsonObject] = field(default_factory=list)
     """How the figures of the last policy differ from those of the first, by set and environment."""
     policy: Policy | None = None
     num_computed: int = 0
@@ -36,13 +38,13 @@ class Outcome:
     num_found: int = 0
     """Pieces of work that the ledger already had."""
 
-    def as_values(self, session: Session) -> dict[str, Any]:
+    def as_values(self, session: Session) -> JsonObject:
         """Return the outcome as plain JSON values, with what the session counted."""
         self.num_computed, self.num_found = session.num_computed, session.num_found
         return asdict(self)
 
 
-def finish_step(session: Session, finished: FinishedStep) -> dict[str, Any]:
+def finish_step(session: Session, finished: FinishedStep) -> JsonObject:
     """Describe a finished step and tell the watchers."""
     described = describe(session.context, finished.step, finished.refs)
     notify_step(session, described, finished.refs)
@@ -68,7 +70,7 @@ def step_values(context: RunContext, refs: Sequence[Ref]) -> Values:
     return written | ledger_metrics([Span(ref.stage, ref.seconds, ref.tokens) for ref in refs])
 
 
-def step_samples(context: RunContext, refs: Sequence[Ref], count: int) -> list[dict[str, Any]]:
+def step_samples(context: RunContext, refs: Sequence[Ref], count: int) -> list[JsonObject]:
     """Return so many sample rollouts of a step."""
     tables = {name: context.rows(name, refs) for name in COLUMNS if _makes(refs, name)}
     return sample_rollouts(tables, count)
@@ -89,7 +91,7 @@ def low_signal(described: Mapping[str, Any]) -> str:
     )
 
 
-def describe(context: RunContext, step: int, refs: Sequence[Ref]) -> dict[str, Any]:
+def describe(context: RunContext, step: int, refs: Sequence[Ref]) -> JsonObject:
     """Return what is done of a step as plain values: reward, tokens, seconds by stage, outcomes, the update.
 
     The numbers are those of the step's table `metrics`, with `ledger_metrics` beside them; a number that was not

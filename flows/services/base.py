@@ -10,7 +10,7 @@ import os
 import tempfile
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -23,7 +23,7 @@ from configs.algorithms import TeacherConfig
 from configs.environments import EnvironmentConfig
 from configs.run import RunConfig
 from configs.services import EngineConfig, LearnerConfig
-from flows.services.logs import LogKeeper, NewLines
+from flows.services.logs import LogKeeper, NewLines, Variables
 from flows.services.news import LogLines, ServiceNews
 from flows.services.ownership import sweep
 from flows.services.pools import STAND_IN_NEEDS, stand_in
@@ -31,7 +31,7 @@ from flows.services.process import Handle, Report, ServiceFailed, ServiceSpec
 from storage.policies.scratch import ScratchDirectories
 from storage.roots import user_directory
 
-Command = tuple[Sequence[str], Mapping[str, str]]
+Command = tuple[Sequence[str], Variables]
 """A command line, and its variables."""
 
 
@@ -214,7 +214,7 @@ class RunService(ABC):
         report = self.supervisor.reports / f"{name.replace(' ', '-', 1)}.json"
         log = self.supervisor.directory / report.with_suffix(".log").name
         argv: Sequence[str] = ()
-        env: Mapping[str, str] = {}
+        env: Variables = {}
         if request and not external and self._uses_pools(request[0]):
             argv, needs = stand_in(*request, report), STAND_IN_NEEDS
         elif not external:

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+Variables = Mapping[str, str]
+"""Environment variables of a process."""
 LOG_BYTES = 64 * 2**20
 # A look costs little, and what a flood writes in a second still fits on a disk.
 LOOK_SECONDS = 1.0
@@ -67,7 +69,7 @@ def _copy(log: Path, aside: Path, start: int, most: int) -> None:
 class NewLines:
     """What a log gets from now on, a whole line at a time."""
 
-    def __init__(self, log: Path, env: Mapping[str, str]) -> None:
+    def __init__(self, log: Path, env: Variables) -> None:
         """`env` has the secrets that are left out."""
         self._log, self._hidden = log, secrets(env)
         self._read = log.stat().st_size if log.exists() else 0
@@ -118,18 +120,18 @@ class LogKeeper:
         self._look()
 
 
-def last_lines(log: Path, env: Mapping[str, str], count: int = SHOWN_LINES) -> list[str]:
+def last_lines(log: Path, env: Variables, count: int = SHOWN_LINES) -> list[str]:
     """Return the last lines of a log, with the secrets of `env` left out and long lines without their middle."""
     return [_shorten(line) for line in _end_of(log, env)[-count:]]
 
 
-def last_words(log: Path, env: Mapping[str, str]) -> str:
+def last_words(log: Path, env: Variables) -> str:
     """Return the last line of a log in brackets, after a blank; nothing where the service has not written any."""
     (line,) = last_lines(log, env, 1) or ("",)
     return f" ({line})" if line and not line.startswith(HEADING) else ""
 
 
-def first_error(log: Path, env: Mapping[str, str]) -> str:
+def first_error(log: Path, env: Variables) -> str:
     """Return the first line since the service was last started that ends a traceback; empty where there is none.
 
     Of a program with several processes it says the cause, where the last lines only say that one of them is gone.
@@ -140,7 +142,7 @@ def first_error(log: Path, env: Mapping[str, str]) -> str:
     return _shorten(next(found, ""))
 
 
-def _end_of(log: Path, env: Mapping[str, str]) -> list[str]:
+def _end_of(log: Path, env: Variables) -> list[str]:
     hidden = secrets(env)
     try:
         with log.open("rb") as file:
@@ -168,6 +170,6 @@ def _shorten(line: str) -> str:
     return f"{line[:half]} [{len(line) - 2 * half} characters] {line[-half:]}"
 
 
-def secrets(env: Mapping[str, str]) -> list[str]:
+def secrets(env: Variables) -> list[str]:
     """Return the values that must not be shown: those of variables named like secrets, unless too short to be one."""
     return [value for name, value in env.items() if _SECRET_NAME.search(name) and len(value) >= _SHORTEST_SECRET]

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from flows.services import guardian
-from flows.services.logs import HEADING, LOG_BYTES, first_error, last_lines, last_words, secrets
+from flows.services.logs import HEADING, LOG_BYTES, Variables, first_error, last_lines, last_words, secrets
 from flows.services.news import ServiceLoss, ServiceNews, ServiceNote, Starting
 from flows.services.ownership import OWNER, SERVICE, identity, kill_owned
 from tasks.runtime.process_variables import inherited_variables, withheld
@@ -49,7 +49,7 @@ class ServiceSpec:
     """Name in logs and messages; also the name of its process mark."""
     argv: Sequence[str]
     """Command line; secrets never: they go through `env`."""
-    env: Mapping[str, str]
+    env: Variables
     """Variables added to those of this process, of which secrets are left out: see `needs`."""
     report: Path | None
     """JSON file that the service writes once it knows its address; None where there is nothing to report."""
@@ -373,7 +373,7 @@ def _how(status: int) -> str:
 
 
 def start_guarded(
-    argv: Sequence[str], variables: Mapping[str, str], log: Path, heading: str, grace_seconds: float
+    argv: Sequence[str], variables: Variables, log: Path, heading: str, grace_seconds: float
 ) -> tuple["subprocess.Popen[bytes]", "Lifeline"]:
     """Start a program; return its guardian, and the lifeline whose end is its own. Output is appended to `log`.
 
