@@ -50,13 +50,10 @@ def parents() -> dict[int, int]:
 
 def descendants(ancestor: int) -> list[int]:
     """Return all living processes under `ancestor`, nearest first."""
-    children: dict[int, list[int]] = {}
-    for process, parent in parents().items():
-        children.setdefault(parent, []).append(process)
-    line = list(children.get(ancestor, ()))
+    line, parent_of = [ancestor], parents()
     for process in line:  # grows while it is walked
-        line.extend(children.get(process, ()))
-    return line
+        line += [child for child, parent in parent_of.items() if parent == process]
+    return line[1:]
 
 
 def send(number: int, processes: Sequence[int]) -> None:

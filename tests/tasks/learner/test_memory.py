@@ -1,7 +1,6 @@
 """The memory plan of the learner against torch's tracker, which follows every tensor of a step that holds nothing."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -23,6 +22,11 @@ from tests.fixtures.varlen import varlen_on_cpu
 SMALL, MIDDLE, LARGE, UNTIED = (model_shape(f"Qwen/Qwen3-{size}") for size in ("0.6B", "1.7B", "4B", "8B"))
 CPU = torch.device("cpu")
 AT_LENGTH = [pytest.mark.engine, pytest.mark.nightly]
+
+
+def replace(shape, **widths):
+    """Return a shape with other widths."""
+    return shape.model_copy(update=widths)
 
 
 def causal_model(shape, dtype=torch.float32):
@@ -90,7 +94,7 @@ def cases():
 def case_parameters():
     """All cases; every eighth is of the tests that newcomers run, as a second is much for one of thousands."""
     for number, case in enumerate(cases()):
-        name = f"{case[0].hidden}-{'-'.join(map(str, case[1:5]))}"
+        name = f"{case[0].hidden_size}-{'-'.join(map(str, case[1:5]))}"
         yield pytest.param(case, id=name, marks=AT_LENGTH if number % 8 else [])
 
 
@@ -99,7 +103,7 @@ def test_the_plan_is_within_five_percent_of_torchs_tracker(case, monkeypatch):
     # As on CUDA, where the products of the head are not computed from copies in float32.
     monkeypatch.setattr(head, "WITH_OUT_DTYPE", ("cpu",))
     shape, layers, tokens, ranks, recompute, others = case
-    shape, settings = replace(shape, layers=layers), TrainingConfig(**others)
+    shape, settings = replace(shape, num_hidden_layers=layers), TrainingConfig(**others)
     with varlen_on_cpu():
         tracked = tracked_bytes(shape, settings, tokens, ranks, recompute)
     plan = learner_memory(shape, settings, tokens=tokens, ranks=ranks, recompute=recompute, compiled=False)
@@ -112,7 +116,9 @@ def test_there_are_thirty_shapes():
 
 def saved_bytes(shape, compiled, tokens=256):
     """Return what a layer keeps of a token for its backward pass; compiled as inductor cuts forward from backward."""
-    layer = causal_model(replace(shape, layers=1, vocab=64), torch.bfloat16).get_decoder().layers[0].train()
+    layer = (
+        causal_model(replace(shape, num_hidden_layers=1, vocab_size=64), torch.bfloat16).get_decoder().layers[0].train()
+    )
     if compiled:
         torch._dynamo.reset()
         layer.compile(backend="aot_eager_decomp_partition", dynamic=True, fullgraph=True)
@@ -134,8 +140,9 @@ def saved_bytes(shape, compiled, tokens=256):
 
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=AT_LENGTH)])
 def test_what_a_layer_keeps_of_a_token(compiled):
-    narrow = replace(SMALL, hidden=512, inner=2048, heads=4, kv_heads=2)
-    others = () if compiled else (replace(narrow, kv_heads=4), replace(narrow, inner=512))  # compiling takes seconds
+    narrow = replace(SMALL, hidden_size=512, intermediate_size=2048, num_attention_heads=4, num_key_value_heads=2)
+    # Compiling takes seconds.
+    others = () if compiled else (replace(narrow, num_key_value_heads=4), replace(narrow, intermediate_size=512))
     for shape in (SMALL, narrow, *others):
         with varlen_on_cpu():
             assert saved_bytes(shape, compiled) == pytest.approx(layer_bytes(shape, compiled), rel=0.01)
