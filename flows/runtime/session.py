@@ -33,7 +33,6 @@ from flows.services.base import RunService, Supervisor
 from flows.services.engine import InferenceService
 from flows.services.environments import EnvironmentServers, GraderProcesses
 from flows.services.learner import LearnerProcess
-from flows.services.news import LogLines, ServiceLoss, ServiceNews, Starting
 from flows.services.ownership import recorded_identity
 from flows.services.teachers import TeacherEngines, asked_teachers
 from storage.errors import StoreError
@@ -87,8 +86,8 @@ class Session:
         """The other processes on this run that the watchers know of, as texts."""
         self._step = 0
         """The step that a stage was last begun for."""
-        self._losses: list[ServiceLoss] = []
-        """Services that were lost before the run's first event; a run without one is not known."""
+        self._losses: list[tuple[str, str]] = []
+        """Services that were lost before the run's first event, and how; a run without one is not known."""
         self._recorded = False
         # Re-entrant: a watcher that is notified may notify in turn.
         self._telling = threading.RLock()
@@ -175,29 +174,24 @@ class Session:
             size, groups = self.config.assignment.group_size, self.config.assignment.groups_per_step
             self.notify("rollouts", step=step, done=num_groups * size, wanted=groups * size)
 
-    def note_service(self, news: ServiceNews) -> None:
-        """Let the watchers see the news of a service; a loss is an event of the run as well."""
-        if isinstance(news, Starting):
-            self.notify("starting", service=news.service)
-        elif isinstance(news, LogLines):
-            self.notify("service_lines", service=news.service, lines=news.lines)
-        else:
-            self._note(str(news))
-        if isinstance(news, ServiceLoss):
-            self.notify("lost", service=news.service)
+    def note_service(self, event: str, **facts: Any) -> None:
+        """Let the watchers see an event of a service; a loss is a note, and an event of the run as well."""
+        if event == "lost":
+            self._note(facts["text"])
             with self._lock:
-                self._losses.append(news)
+                self._losses.append((facts["service"], facts["text"]))
             if self._recorded:
                 self._record_losses()
+        self.notify(event, **facts)
 
     def _record_losses(self) -> None:
         with self._lock:
             losses, self._losses = self._losses, []
-        for loss in losses:
+        for service, text in losses:
             try:
-                self.record(LOST, self._step, str(loss))
+                self.record(LOST, self._step, text)
             except StoreError as problem:  # the thread that watches the service must go on, and so must the run
-                self._note(f"the loss of {loss.service} is not among the run's events: {problem}")
+                self._note(f"the loss of {service} is not among the run's events: {problem}")
 
     def recorded_config(self) -> dict[str, Any]:
         """Return the run's config as it is recorded."""

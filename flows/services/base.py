@@ -24,7 +24,6 @@ from configs.environments import EnvironmentConfig
 from configs.run import RunConfig
 from configs.services import EngineConfig, LearnerConfig
 from flows.services.logs import LogKeeper, NewLines, Variables
-from flows.services.news import LogLines, ServiceNews
 from flows.services.ownership import sweep
 from flows.services.pools import STAND_IN_NEEDS, stand_in
 from flows.services.process import Handle, Report, ServiceFailed, ServiceSpec
@@ -56,7 +55,7 @@ class Supervisor:
         self._temporary: Path | None = None
         self._open = ExitStack()
         """Ends the keeper of logs and removes the scratch directories."""
-        self._listeners: list[Callable[[ServiceNews], None]] = []
+        self._listeners: list[Callable[..., None]] = []
 
     def __enter__(self) -> "Supervisor":
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -103,8 +102,13 @@ class Supervisor:
         return path
 
     @contextmanager
-    def subscribe(self, listener: Callable[[ServiceNews], None]) -> Iterator[None]:
-        """Within the block, call `listener` with all news of services."""
+    def subscribe(self, listener: Callable[..., None]) -> Iterator[None]:
+        """Within the block, call `listener` with the events of services and their facts by keyword.
+
+        `starting`: the run begins to wait for `service`. `lost`: `service` ended without being asked to, which `text`
+        describes. `note`: a service keeps the run waiting, in `text`. `service_lines`: new `lines` of the log of
+        `service`. Threads that watch services are the callers.
+        """
         self._listeners.append(listener)
         try:
             yield
@@ -114,11 +118,11 @@ class Supervisor:
     def _tell_lines(self) -> None:
         for service, new in list((self._new_lines or {}).items()):
             if lines := new.take():
-                self._tell(LogLines(service, lines))
+                self._tell("service_lines", service=service, lines=lines)
 
-    def _tell(self, news: ServiceNews) -> None:
+    def _tell(self, event: str, **facts: Any) -> None:
         for listener in list(self._listeners):
-            listener(news)
+            listener(event, **facts)
 
     def close(self) -> None:
         """End all services, the last started first, and wait until none of their processes is left."""

@@ -19,7 +19,6 @@ import psutil
 
 from flows.services import guardian
 from flows.services.logs import HEADING, LOG_BYTES, Variables, first_error, last_lines, last_words, secrets
-from flows.services.news import ServiceLoss, ServiceNews, ServiceNote, Starting
 from flows.services.ownership import OWNER, SERVICE, identity, kill_owned
 from tasks.runtime.process_variables import inherited_variables, withheld
 
@@ -78,8 +77,8 @@ class ServiceSpec:
 class Handle:
     """One service of a supervisor: its reports, its readiness, its generations."""
 
-    def __init__(self, spec: ServiceSpec, tell: Callable[[ServiceNews], None] = lambda news: None) -> None:
-        """Start the service or adopt it. `tell` is called with losses and slow starts, by the thread that sees them."""
+    def __init__(self, spec: ServiceSpec, tell: Callable[..., None]) -> None:
+        """Start the service or adopt it. `tell` gets its events as `Supervisor.subscribe` lists them."""
         self.spec = spec
         self.tell = tell
         self.generation = 0
@@ -141,7 +140,7 @@ class Handle:
             if time.monotonic() >= deadline:
                 raise ServiceFailed(self._too_late(seconds, refusal)) from refusal
             if not waited and not self.spec.external:
-                self.tell(Starting(self.spec.name))
+                self.tell("starting", service=self.spec.name)
             waited = True
             self._tell_if_slow()
             self._await_change(generation, pause)
@@ -235,8 +234,8 @@ class Handle:
             if self.spec.external or now - max(self._launched_at, self._warned_at) < SLOW_SECONDS:
                 return
             self._warned_at = now
-        text = f"still starting, {now - self._launched_at:.0f} s; log: {self.spec.log}"
-        self.tell(ServiceNote(self.spec.name, text))
+        seconds = now - self._launched_at
+        self.tell("note", text=f"{self.spec.name}: still starting, {seconds:.0f} s; log: {self.spec.log}")
 
     def _await_change(self, generation: int, seconds: float) -> None:
         """Sleep for a while, or until the watcher changes something about this generation."""
@@ -290,8 +289,10 @@ class Handle:
                 restart = 0 if self._failure else self.generation - 1
             if not restart and status < 128:  # it said why, and the run may continue with others of its kind
                 how += last_words(self.spec.log, self.spec.env)
+            again = f"restart {restart} of {self.spec.max_restarts}" if restart else "it is not started again"
             # After the lock and the restart: a listener may take its time.
-            self.tell(ServiceLoss(self.spec.name, how, restart, self.spec.max_restarts, self.spec.log))
+            text = f"{self.spec.name}: {how}; {again}; log: {self.spec.log}"
+            self.tell("lost", service=self.spec.name, text=text)
             if not restart:
                 return
 
@@ -341,9 +342,8 @@ class Handle:
 
     def _tell_no_answer(self) -> None:
         if not self._stopped.is_set():
-            text = f"no answer for {SLOW_SECONDS:.0f} s; the run waits for it, and starts it again after "
-            text += f"{self.spec.hang_seconds:g} s without one; log: {self.spec.log}"
-            self.tell(ServiceNote(self.spec.name, text))
+            text = f"{self.spec.name}: no answer for {SLOW_SECONDS:.0f} s; the run waits for it, and starts it again "
+            self.tell("note", text=f"{text}after {self.spec.hang_seconds:g} s without one; log: {self.spec.log}")
 
     def _too_late(self, seconds: float, refusal: Exception | None) -> str:
         said = f"; it last said: {type(refusal).__name__}: {refusal}" if refusal else ""

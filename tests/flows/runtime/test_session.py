@@ -4,7 +4,6 @@ import signal
 import sys
 import weakref
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,6 @@ from flows.orchestration.signals import lost_terminations_repeated, termination_
 from flows.runtime.resolve_run import Source
 from flows.runtime.session import Session, record_run
 from flows.services.base import Supervisor
-from flows.services.news import ServiceLoss, ServiceNote
 from flows.services.pools import TOKEN
 from storage.errors import StoreUnavailable
 from storage.store import open_store
@@ -173,36 +171,33 @@ def lose_a_signal():
     Thing()
 
 
-LOSS = ServiceLoss("engine", "was killed by signal 9", 1, 3, Path("engine.log"))
+LOSS = "engine: was killed by signal 9; restart 1 of 3; log: engine.log"
+SLOW = "engine: still starting, 30 s; log: engine.log"
 
 
 def test_a_lost_service_is_shown_and_an_event_that_says_nothing_of_the_state_of_the_run(session):
     seen = []
     session.watchers = (lambda event, facts: seen.append((event, facts)),)
     runs = session.context.store.runs
-    session.note_service(LOSS)
+    session.note_service("lost", service="engine", text=LOSS)
     assert runs.names() == [], "a run begins with its own first event"
     with record_run(session):
-        assert [(loss.event, loss.message) for loss in runs.lost_services("a")] == [("lost", str(LOSS))]
+        assert [(loss.event, loss.message) for loss in runs.lost_services("a")] == [("lost", LOSS)]
         begin_stage(session, 3)
-        session.note_service(SLOW)
-        session.note_service(LOSS)
+        session.note_service("note", text=SLOW)
+        session.note_service("lost", service="engine", text=LOSS)
         assert [loss.step for loss in runs.lost_services("a")] == [0, 3]
         assert runs.last_event("a") == "started" and runs.config("a")["name"] == "a"
     assert [event for event, _ in events(session)] == ["started", "finished"]
-    told = "engine: was killed by signal 9; restart 1 of 3; log: engine.log"
-    assert [facts["text"] for event, facts in seen if event == "note"] == [told, str(SLOW), told]
+    assert [facts["text"] for event, facts in seen if event == "note"] == [LOSS, SLOW, LOSS]
     assert [facts["service"] for event, facts in seen if event == "lost"] == ["engine", "engine"]
-
-
-SLOW = ServiceNote("engine", "still starting, 30 s; log: engine.log")
 
 
 def test_a_store_that_refuses_a_loss_stops_nobody(session, monkeypatch):
     seen = notes_of(session)
     with record_run(session), monkeypatch.context() as patch:
         patch.setattr(session.context.store.runs, "add_records", refuse)
-        session.note_service(LOSS)
+        session.note_service("lost", service="engine", text=LOSS)
     assert seen[-1] == "the loss of engine is not among the run's events: no answer"
 
 

@@ -22,7 +22,6 @@ from flows.services.base import (
     ready_reports,
     temporary_directory,
 )
-from flows.services.news import LogLines, ServiceNote, Starting
 from flows.services.ownership import identity, owned_processes, start_time
 from flows.services.process import ServiceFailed, ServiceSpec
 from tests.fixtures.faults import happened
@@ -155,7 +154,7 @@ def watchful(supervisor, monkeypatch):
 def told(supervisor):
     """What a run is told of its services."""
     told = []
-    with supervisor.subscribe(lambda news: None if isinstance(news, Starting) else told.append(str(news))):
+    with supervisor.subscribe(lambda event, text="", **_: told.append(text) if text else None):
         yield told
 
 
@@ -370,15 +369,15 @@ def test_a_service_that_does_not_answer_is_started_again_and_its_log_says_why(wa
 def test_who_waits_for_a_service_without_an_answer_is_told(watchful, tmp_path, monkeypatch):
     monkeypatch.setattr(process, "SLOW_SECONDS", 0.1)
     heard, may_answer = [], threading.Event()
-    with watchful.subscribe(heard.append):
+    with watchful.subscribe(lambda event, text="", **_: heard.append(text) if event == "note" else None):
         hang = spec(tmp_path, "server", hangs=lambda _: not may_answer.wait(PATIENCE), hang_seconds=120.0)
         watchful.start(hang).wait()
         # On a busy machine its start takes longer than that too, which is said before.
-        until(lambda: any("no answer" in str(news) for news in heard), lambda: f"{heard}")
+        until(lambda: any("no answer" in note for note in heard), lambda: f"{heard}")
         may_answer.set()
-    (note,) = {news for news in heard if isinstance(news, ServiceNote) and "no answer" in str(news)}
+    (note,) = {note for note in heard if "no answer" in note}
     again = "the run waits for it, and starts it again after 120 s without one"
-    assert str(note) == f"server: no answer for 0 s; {again}; log: {tmp_path / 'server.log'}"
+    assert note == f"server: no answer for 0 s; {again}; log: {tmp_path / 'server.log'}"
 
 
 @pytest.mark.fault("services", "a service hangs and has no restart left", "its failure with that reason")
@@ -445,13 +444,16 @@ def test_lines_of_a_log_are_passed_on_as_they_come_without_secrets(tmp_path):
             file.write(text)
 
     def until_heard(text):
-        until(lambda: any(text in line for line in lines_of(heard)), lambda: f"{heard[-9:]}")
+        until(lambda: any(text in line for line in heard), lambda: f"{heard[-9:]}")
 
-    with Supervisor("run", tmp_path, tell_lines=True) as supervisor, supervisor.subscribe(heard.append):
+    with (
+        Supervisor("run", tmp_path, tell_lines=True) as supervisor,
+        supervisor.subscribe(lambda event, lines=(), **_: heard.extend(lines)),
+    ):
         supervisor.start(spec(tmp_path, env={"HF_TOKEN": secret})).wait()
         append(f"one {secret}\ntwo")
         until_heard("one ***")
-        assert "two" not in lines_of(heard), "a line is passed on when it has ended"
+        assert "two" not in heard, "a line is passed on when it has ended"
         append(" ends\n")
         until_heard("two ends")
         log.write_text("emptied\n")
@@ -460,11 +462,5 @@ def test_lines_of_a_log_are_passed_on_as_they_come_without_secrets(tmp_path):
         until_heard("bytes are in")
         append("the last\n")
         until_heard("the last")
-    said = lines_of(heard)
-    assert said[0].startswith("--- engine, generation 1") and said.count("the last") == 1
-    assert len(said) < 20_000 and not [line for line in said if secret in line or line == "of an earlier run"]
-
-
-def lines_of(heard):
-    """Return all lines of logs that were heard of."""
-    return [line for news in heard if isinstance(news, LogLines) for line in news.lines]
+    assert heard[0].startswith("--- engine, generation 1") and heard.count("the last") == 1
+    assert len(heard) < 20_000 and not [line for line in heard if secret in line or line == "of an earlier run"]
