@@ -6,6 +6,7 @@ whole process trees when the block ends or the flow dies. An external service is
 watched or ended.
 """
 
+import logging
 import os
 import tempfile
 import threading
@@ -23,7 +24,7 @@ from configs.algorithms import TeacherConfig
 from configs.environments import EnvironmentConfig
 from configs.run import RunConfig
 from configs.services import EngineConfig, LearnerConfig
-from flows.services.logs import LogKeeper, NewLines, Variables
+from flows.services.logs import LOOK_SECONDS, NewLines, Variables, keep_newest
 from flows.services.ownership import sweep
 from flows.services.pools import STAND_IN_NEEDS, stand_in
 from flows.services.process import Handle, Report, ServiceFailed, ServiceSpec
@@ -32,6 +33,7 @@ from storage.roots import user_directory
 
 Command = tuple[Sequence[str], Variables]
 """A command line, and its variables."""
+_log = logging.getLogger(__name__)
 
 
 class Supervisor:
@@ -49,12 +51,13 @@ class Supervisor:
         """Whether this is the machine of a pool from which a run requested its services."""
         self.directory = Path(directory)
         self._handles: list[Handle] = []
-        self._new_lines: dict[str, NewLines] | None = {} if tell_lines else None
+        self._tells_lines, self._new_lines = tell_lines, dict[str, NewLines]()
         # Not in `directory`, which may have a long name.
         self._user_directory = temporary_directory()
         self._temporary: Path | None = None
         self._open = ExitStack()
-        """Ends the keeper of logs and removes the scratch directories."""
+        """Ends the thread that keeps logs and removes the scratch directories."""
+        self._closed = threading.Event()
         self._listeners: list[Callable[..., None]] = []
 
     def __enter__(self) -> "Supervisor":
@@ -65,11 +68,10 @@ class Supervisor:
         # Before anything starts: an engine of a killed flow may still hold the memory.
         sweep()
         self._temporary = self._scratch("services", self._user_directory, self._user_directory)
-        # A copy of the list: services are started while the keeper iterates.
-        keeper = LogKeeper(
-            lambda: [(handle.spec.log, handle.spec.log_bytes) for handle in list(self._handles)], self._tell_lines
-        )
-        self._open.callback(keeper.close)
+        keeper = threading.Thread(target=self._keep_logs, name="logs of services", daemon=True)
+        keeper.start()
+        for end in (self._look_at_logs, keeper.join, self._closed.set):  # the last one first
+            self._open.callback(end)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -80,7 +82,7 @@ class Supervisor:
         assert all(handle.spec.name != spec.name for handle in self._handles), f"two services named {spec.name!r}"
         if self._temporary is not None:
             spec = replace(spec, env={"TMPDIR": str(self._temporary), **spec.env})
-        if self._new_lines is not None and not spec.external:
+        if self._tells_lines and not spec.external:
             self._new_lines[spec.name] = NewLines(spec.log, spec.env)
         self._handles.append(Handle(spec, self._tell))
         return self._handles[-1]
@@ -115,10 +117,19 @@ class Supervisor:
         finally:
             self._listeners.remove(listener)
 
-    def _tell_lines(self) -> None:
-        for service, new in list((self._new_lines or {}).items()):
-            if lines := new.take():
-                self._tell("service_lines", service=service, lines=lines)
+    def _keep_logs(self) -> None:
+        while not self._closed.wait(LOOK_SECONDS):
+            self._look_at_logs()
+
+    def _look_at_logs(self) -> None:
+        """Pass on new lines of logs, then bound the logs."""
+        for spec in [handle.spec for handle in self._handles]:  # a list: services are started meanwhile
+            if (new := self._new_lines.get(spec.name)) and (lines := new.take()):
+                self._tell("service_lines", service=spec.name, lines=lines)
+            try:
+                keep_newest(spec.log, spec.log_bytes)
+            except OSError:
+                _log.warning("cannot bound the log %s", spec.log, exc_info=True)
 
     def _tell(self, event: str, **facts: Any) -> None:
         for listener in list(self._listeners):
@@ -133,7 +144,7 @@ class Supervisor:
             handle.ask_to_stop()
         for handle in handles:
             handle.join()
-        self._open.close()  # the keeper of logs reads them once more
+        self._open.close()  # which looks at their logs once more
         self._handles, self._temporary = [], None
 
 

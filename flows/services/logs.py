@@ -1,10 +1,8 @@
 """Logs of services: a bound on their size, so that no flood fills the disk, and their ends without secrets."""
 
-import logging
 import os
 import re
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 Variables = Mapping[str, str]
@@ -89,35 +87,6 @@ class NewLines:
         lines = [_shorten(line) for line in _hide(whole.decode(errors="replace"), self._hidden).splitlines()]
         # The first of a flood may begin in the middle of a secret.
         return [f"[{skipped} bytes are in {self._log} alone]", *lines[1:]] if skipped else lines
-
-
-class LogKeeper:
-    """A thread that looks at the logs every second."""
-
-    def __init__(self, logs: Callable[[], Iterable[tuple[Path, int]]], tell: Callable[[], None]) -> None:
-        """`tell` is called before logs are bounded, to pass on what is new in them."""
-        self._logs, self._tell = logs, tell
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="logs of services", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._closed.wait(LOOK_SECONDS):
-            self._look()
-
-    def _look(self) -> None:
-        self._tell()
-        for log, most in self._logs():
-            try:
-                keep_newest(log, most)
-            except OSError:
-                logging.getLogger(__name__).warning("cannot bound the log %s", log, exc_info=True)
-
-    def close(self) -> None:
-        """Look once more and end; the services have ended before."""
-        self._closed.set()
-        self._thread.join()
-        self._look()
 
 
 def last_lines(log: Path, env: Variables, count: int = SHOWN_LINES) -> list[str]:
