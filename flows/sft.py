@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flows.orchestration.run_flow import run_flow
-from flows.runtime.entry import FileParameters, continued, session_for
+from flows.runtime.entry import FileParameters, continued_settings, session_for
 from flows.runtime.loop import loop_train
 
 
@@ -39,6 +39,6 @@ def sft(
     given: dict[str, Any] = {"name": name, "store": rare.store, "seed": seed, "steps": steps}
     given |= {"model.path": model, "data.path": data}
     if continue_run:
-        given = continued("sft", continue_run, layers, given)
+        given = continued_settings("sft", continue_run, layers, given)
     with session_for("sft", layers, overrides, **given) as session:
         return loop_train(session)

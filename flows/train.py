@@ -5,7 +5,7 @@ from typing import Any
 
 from flows.orchestration.run_flow import run_flow
 from flows.runtime.demo_sources import demo_weights
-from flows.runtime.entry import FileParameters, continued, session_for
+from flows.runtime.entry import FileParameters, continued_settings, session_for
 from flows.runtime.loop import loop_train
 from flows.runtime.resolve_run import nothing_started, requested_config
 from flows.sft import sft
@@ -38,7 +38,7 @@ def train(
     layers = [*presets, *rare.files]
     given: dict[str, Any] = {"name": name, "store": rare.store, "seed": seed, "steps": steps, "model.path": model}
     if continue_run:
-        given = continued("train", continue_run, layers, given)
+        given = continued_settings("train", continue_run, layers, given)
     if layers or model:
         with nothing_started():  # before the demo's model is made, which takes minutes
             requested = requested_config("train", layers, overrides, given)

@@ -74,7 +74,7 @@ def _prepare_new(kind: str, prepared: Callable[..., RunConfig]) -> RunConfig:
     return config
 
 
-def continued(kind: str, continue_run: str, layers: Sequence[str], settings: dict[str, Any]) -> dict[str, Any]:
+def continued_settings(kind: str, continue_run: str, layers: Sequence[str], settings: dict[str, Any]) -> dict[str, Any]:
     """Return the `settings` of a flow that continues a recorded run by as many steps as they say.
 
     Raises ConfigError where they, or `layers` of presets and files, are of anything else than its steps and its store:
