@@ -107,22 +107,22 @@ def test_a_changed_reward_function_is_another_piece_of_work(tmp_path):
 @pytest.mark.fault("services", "a grader is killed", "it comes back, the same scores")
 def test_a_killed_grader_comes_back(supervisor, graders, plugins):
     rows = reversals()
-    own = graders()
-    first = own.scores(**rows)
+    grading = graders()
+    first = grading.scores(**rows)
     handle = supervisor._handles[0]
     os.kill(handle.pid, signal.SIGKILL)
     happened(f"SIGKILL to {handle.pid}")
-    assert own.scores(**rows).drop_columns(["seconds"]).equals(first.drop_columns(["seconds"]))
+    assert grading.scores(**rows).drop_columns(["seconds"]).equals(first.drop_columns(["seconds"]))
     assert handle.generation == 2
 
 
 def test_who_does_not_know_the_key_is_not_served(supervisor, graders):
-    rows, own = reversals(), graders()
-    own.begin()
+    rows, grading = reversals(), graders()
+    grading.begin()
     address = supervisor._handles[0].wait()["address"]
     with pytest.raises(GraderLost, match="digest"):
         answers(address, "a guess")
-    assert own.scores(**rows)["reward"].to_pylist() == [1.0, 0.8, 0.0], "and it serves on"
+    assert grading.scores(**rows)["reward"].to_pylist() == [1.0, 0.8, 0.0], "and it serves on"
 
 
 @pytest.mark.nightly
@@ -144,12 +144,12 @@ def test_two_environments_are_scored_each_by_its_own(graders, plugins):
 def test_what_needs_a_rollout_is_refused_and_the_grader_lives(supervisor, graders, plugins):
     import duel
 
-    own = graders(DUEL)
+    grading = graders(DUEL)
 
     def scores(fault):
         task = duel.DuelTask(duel.DuelData(prompt="p", fault=fault))
         rows = rows_of({"d": [trace_of(task, ["word"], "left")]}, "duel")
-        return own.scores(example_of("duel", '{"prompt":"p"}'), **rows)["reward"].to_pylist()
+        return grading.scores(example_of("duel", '{"prompt":"p"}'), **rows)["reward"].to_pylist()
 
     with pytest.raises(NotRegradable, match="environment 'duel' cannot be regraded"):
         scores("state")
