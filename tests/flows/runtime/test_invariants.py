@@ -57,9 +57,8 @@ def with_first(column, value):
     """Return a change that puts `value` into the first row of a column."""
 
     def change(rows):
-        position = rows.schema.get_field_index(column)
-        field = rows.schema.field(position)
-        return rows.set_column(position, field, pa.array([value, *rows[column].to_pylist()[1:]], field.type))
+        first, *others = rows.to_pylist()
+        return pa.Table.from_pylist([first | {column: value}, *others], rows.schema)
 
     return change
 
@@ -76,8 +75,8 @@ class Step:
 
     def planted(self, name, refs=(), **rows):
         """Write rows as if a stage of that name had made them, changed where the test says so."""
-        stage = stage_of(name, lambda tables, config: self.changed(rows), tuple(rows))
-        return perform(stage, self.context, STEP, refs)
+        tables = {key: table(key, value) for key, value in rows.items()}
+        return perform(stage_of(name, lambda *_: self.changed(tables), tuple(rows)), self.context, STEP, refs)
 
     def or_changed(self, stage, refs):
         """Run a real stage, with a change to its output where the test says so."""
@@ -90,10 +89,8 @@ class Step:
     def draw(self):
         """Go from assignments to batches."""
         messages = [row for one in TRACES for row in exchange(one["trace_id"])]
-        assigned = self.planted("assignment", assignments=table("assignments", [assignment(row) for row in TRACES]))
-        traces = self.planted(
-            "rollout", (assigned,), traces=table("traces", TRACES), messages=table("messages", messages)
-        )
+        assigned = self.planted("assignment", assignments=[assignment(row) for row in TRACES])
+        traces = self.planted("rollout", (assigned,), traces=TRACES, messages=messages)
         verdicts = self.or_changed(FILTERING, (traces,))
         credits = self.or_changed(ADVANTAGE, (traces, verdicts))
         return StepBatch((assigned,), (traces,), verdicts, credits, self.or_changed(PACKING, (credits, traces)))
@@ -105,8 +102,7 @@ class Step:
         """Hand the batches to a learner that takes them apart like the real one, and has no weights."""
         learner = SimpleNamespace(train=lambda batch, **_: BatchReader(open_groups(batch.store), batch).plan())
         service = SimpleNamespace(restore=lambda policy: learner, turn=nullcontext, state_directory="")
-        services = Services(learner=service)
-        return perform(TRAINING, self.context, STEP, (drawn.packing,), Policy("p", STEP), services)
+        return perform(TRAINING, self.context, STEP, (drawn.packing,), Policy("p", STEP), Services(learner=service))
 
     def finished(self):
         """The stages that the ledger knows as finished, read by someone else."""
@@ -256,17 +252,16 @@ def sample_with(engine, root):
         (row,) = policy_row(key, 0, None, False).to_pylist()
         return {"policies": table("policies", [row | probe])}
 
-    stage = stage_of("policy_import", imported, ("policies",))
-    policy = perform(stage, step.context, 0)
-    assigned = step.planted("assignment", assignments=table("assignments", [assignment(TRACES[0])]))
-    found = step.planted("examples", examples=table("examples", [example()]))
+    policy = perform(stage_of("policy_import", imported, ("policies",)), step.context, 0)
+    assigned = step.planted("assignment", assignments=[assignment(TRACES[0])])
+    listed = step.planted("examples", examples=[example()])
     with Supervisor("faulty", root / "logs") as supervisor:
         services = Services(
             engine=InferenceService(supervisor, step.context, root),
             environments=SimpleNamespace(addresses=lambda: {}, sharing=lambda alone: nullcontext()),
             teachers=SimpleNamespace(serve=None),  # nobody asks for one
         )
-        perform(ROLLOUT, step.context, STEP, (assigned, found), Policy(policy.key, 0), services)
+        perform(ROLLOUT, step.context, STEP, (assigned, listed), Policy(policy.key, 0), services)
     return step
 
 

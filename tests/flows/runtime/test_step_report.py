@@ -2,7 +2,6 @@
 
 from functools import wraps
 
-import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
@@ -43,8 +42,8 @@ def learnt(fraction, with_masks):
     @wraps(rehearsal.trained)
     def train(tables, config, **facts):
         made = rehearsal.trained(tables, config, **facts)
-        place = made["updates"].schema.get_field_index("masked_fraction")
-        made["updates"] = made["updates"].set_column(place, "masked_fraction", pa.array([fraction], pa.float64()))
+        (update,) = made["updates"].to_pylist()
+        made["updates"] = table("updates", [update | {"masked_fraction": fraction}])
         statistics, masks = [], []
         for row in rows_of(tables["batches"]).table().to_pylist():
             for number, sample in enumerate(row["sample_ids"]):
