@@ -131,7 +131,7 @@ class Executor:
 
     def num_rows(self, table: str, ref: Ref) -> int:
         """Return how many rows of a table a result made; none where it is still to come."""
-        return ref.num_rows(table) if self.context_of(ref) else 0
+        return dict(ref.rows).get(table, 0) if self.context_of(ref) else 0
 
     def is_own_result(self, task: StageTask, step: int, refs: Sequence[Ref], policy: Policy) -> bool:
         """Return whether the run itself has finished a stage before, or has taken it over from another run."""
