@@ -62,15 +62,8 @@ def trained_fork() -> list[dict[str, Any]]:
     return [credit(FORKED, 0, PATHS[0], first), credit(FORKED, 1, PATHS[1], second)]
 
 
-def batch(
-    samples: Sequence[str | Mapping[str, Any]], row: int = 0, scale: float = 1.0, **columns: Any
-) -> dict[str, Any]:
-    """A row of batches: of rows of credits with their weights, those of rl scaled; of an id alone one weightless token.
-
-    Other columns that a test looks at are given.
-    """
-    lone = {name: [0.0] for name in STREAMS}
-    credits = [{"sample_id": sample, **lone} if isinstance(sample, str) else sample for sample in samples]
+def batch(credits: Rows, row: int = 0, scale: float = 1.0, **columns: Any) -> dict[str, Any]:
+    """A row of batches: of rows of credits with their weights, those of rl scaled, and columns that a test looks at."""
     offsets = [0, *accumulate(len(credit["rl_weights"]) for credit in credits)]
     # The first token of a sample has no weight in its batch.
     packed = {

@@ -90,9 +90,7 @@ def test_of_several_packings_the_one_trained_last_counts(hand):
     sample = credit("t0", 0, (0,), {"rl_weights": [0.0, 1.0], "advantages": [0.0, 0.5]})
     keys = hand.step([trace("t0")], [], [sample])
     del keys["filtering"]
-    packings = {
-        name: hand.work(f"packing {name}", {"batches": [row_of([sample["sample_id"]])]}, **keys) for name in "abc"
-    }
+    packings = {name: hand.work(f"packing {name}", {"batches": [row_of([sample])]}, **keys) for name in "abc"}
     assert packed_step(hand.reader, RUN, 0).batches.key == packings["c"], "none is trained: the last"
     for name in "ab":
         hand.work(f"training {name}", {"updates": [update()]}, packing=packings[name])

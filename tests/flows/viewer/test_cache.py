@@ -65,11 +65,8 @@ def test_many_threads_leave_the_weight_right():
 )
 def test_the_weight_is_about_what_python_takes(make):
     tracemalloc.start()
-    try:
-        value = make()
-        took = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
+    value, took = make(), tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
     assert took / 2 < size_in_bytes(value) < 2 * took
 
 

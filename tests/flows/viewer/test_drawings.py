@@ -82,7 +82,7 @@ def ledger_picture(table, addresses):
 
 
 def test_the_ledger_shows_whose_each_cell_is():
-    cell = {"key": "k" * 32, "by": 1, "finished": False, "rows": {"traces": 4}, "seconds": 1.5}
+    cell = {"key": "k" * 32, "by": 1, "finished": False}
     columns = [{"step": 0, "cells": [cell, None]}, {"step": 1, "cells": []}]
     table = {"stages": ["rollout", "evaluation"], "columns": columns, "runs": ["a", HOSTILE]}
     element = ledger_picture(table, {"0": "/runs/a/steps/0"})

@@ -54,7 +54,7 @@ def library(tmp_path_factory):
         message(ODD, 0, content="Turn it"),
     ]
     sample = credit("first", 0, (0, 1), {"rl_weights": [0.0, 1.0], "advantages": [0.0, 0.5]})
-    made.step(traces, messages, [sample], batches=[batch([sample["sample_id"]])], updates=[update()])
+    made.step(traces, messages, [sample], batches=[batch([sample])], updates=[update()])
     return made.reader
 
 

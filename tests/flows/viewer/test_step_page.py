@@ -11,31 +11,28 @@ from flows.queries.store_reader import StoreReader
 from storage.store import Store, open_store
 from tests.fixtures import evaluations
 from tests.fixtures.builders import message, trace
-from tests.flows.viewer import looking
 from tests.flows.viewer.hand_made import PARTLY, RUN
-from tests.flows.viewer.looking import Elements, pluck
+from tests.flows.viewer.looking import Elements, answer, pluck, values
 from tests.flows.viewer.stepped import begun
 
-
-def values(library, run, step, **query):
-    return looking.values(library, f"/runs/{run}/steps/{step}", **query)
+STEP = f"/runs/{RUN}/steps/0"
 
 
-def text(library, run, step):
-    status, html = looking.answer(library, f"/runs/{run}/steps/{step}")
+def text(library):
+    status, html = answer(library, STEP)
     assert status == 200, html
     return "".join(Elements(html).texts)
 
 
 def test_the_values_are_those_of_the_frames(forked):
-    found = values(forked, "base", 0)
+    found = values(forked, "/runs/base/steps/0")
     frame = traces(forked, "base", 0)
     assert found["figures"]["num_traces"] == frame.height == found["traces"]["num_chosen"] == 12
     names = ("trace_id", "advantage")
     assert pluck(found["traces"]["rows"], *names) == frame.select(names).rows()
     assert (found["previous"], found["next"], found["packed"]) == (None, 1, True)
     chosen = {"sort": "reward", "order": "desc", "size": "5"}
-    assert values(forked, "base", 0, **chosen)["carried"] == chosen, "it goes along to the steps beside"
+    assert values(forked, "/runs/base/steps/0", **chosen)["carried"] == chosen, "it goes along to the steps beside"
     assert found["policies"]["after"]["name"] == "base:1" and len(found["updates"]) == 1
     assert pluck(found["groups"]["rows"], "group_id") == ["0-0", "0-1", "0-2"]
     cells = [cell for row in found["groups"]["rows"] for cell in row["cells"]]
@@ -45,7 +42,7 @@ def test_the_values_are_those_of_the_frames(forked):
 
 
 def test_a_forks_rows_are_told_as_computed_by_the_other(forked):
-    found = values(forked, "fork", 1)
+    found = values(forked, "/runs/fork/steps/1")
     assert found["computed_by"] == ["base"] and found["policies"]["after"] is None
     same = [(trace, "pending") for trace in traces(forked, "base", 1)["trace_id"]]
     assert pluck(found["traces"]["rows"], "trace_id", "outcome") == same
@@ -53,15 +50,15 @@ def test_a_forks_rows_are_told_as_computed_by_the_other(forked):
 
 def test_a_step_of_which_parts_are_done(tmp_path):
     library = begun(tmp_path / "store", 1)
-    found = values(library, RUN, 0)
+    found = values(library, STEP)
     assert (found["finished"], found["num_batches"], found["figures"]["num_traces"]) == (False, 1, 2)
     assert {row["outcome"] for row in found["traces"]["rows"]} == {"pending"}
     assert found["figures"]["reward"]["mean"] is None and found["figures"]["num_kept"] is None
     assert found["histogram"] == [] and found["policies"]["after"] is None
-    assert "Some rollouts are not finished yet" in text(library, RUN, 0)
+    assert "Some rollouts are not finished yet" in text(library)
     begun(tmp_path / "store", 3)
-    assert values(library, RUN, 0)["figures"]["num_traces"] == 6, "what was held is not what is there now"
-    rows = pluck(values(library, RUN, 0)["traces"]["rows"], "trace_id", "key")
+    assert values(library, STEP)["figures"]["num_traces"] == 6, "what was held is not what is there now"
+    rows = pluck(values(library, STEP)["traces"]["rows"], "trace_id", "key")
     assert rows == [(name, PARTLY) for name in ("p0-0", "p0-1", "p1-0", "p1-1", "p2-0", "p2-1")]
 
 
@@ -77,7 +74,7 @@ def scored(tmp_path_factory):
 
 
 def evaluated(library, version, **query):
-    return looking.values(library, f"/runs/base/evaluations/{version}", **query)
+    return values(library, f"/runs/base/evaluations/{version}", **query)
 
 
 def test_an_evaluation_and_its_sets(scored):
@@ -105,7 +102,7 @@ def test_evaluations_lead_to_each_other(scored):
         found = evaluated(scored, version)
         assert found["previous"] == before and found["packed"] is False
     for address, status in (("1?set=middling", 400), ("7", 404)):
-        assert looking.answer(scored, f"/runs/base/evaluations/{address}")[0] == status
+        assert answer(scored, f"/runs/base/evaluations/{address}")[0] == status
 
 
 def test_all_evaluations_are_read_in_one_look(scored, monkeypatch):
@@ -123,6 +120,6 @@ def test_all_evaluations_are_read_in_one_look(scored, monkeypatch):
 
 def test_of_a_large_group_some_rollouts_are_drawn(hand):
     hand.step([trace(f"t{number}") for number in range(70)], [message(f"t{number}", 0) for number in range(70)])
-    (row,) = values(hand.reader, RUN, 0)["groups"]["rows"]
+    (row,) = values(hand.reader, STEP)["groups"]["rows"]
     assert (len(row["cells"]), row["num_more"], row["num_traces"]) == (64, 6, 70)
-    assert "+6" in text(hand.reader, RUN, 0)
+    assert "+6" in text(hand.reader)

@@ -40,8 +40,9 @@ REFERENCES = [
 TOKENS = {name: kind for name, kind in schema("trace_tokens").items() if name not in ("run", "key", "trace_id")}
 TOKENS |= {"text": pl.String(), "special": pl.Boolean()}
 SAMPLES = [credit(FORKED, 0, PATHS[0], FIRST), credit(FORKED, 1, PATHS[1], SECOND)]
+OTHER = credit("other", 0, [0], {"rl_weights": [0]})
 WHOLE = {
-    "samples": SAMPLES, "batches": [batch(SAMPLES[:1]), batch(["other/0", SAMPLES[1]], row=1, scale=0.5)],
+    "samples": SAMPLES, "batches": [batch(SAMPLES[:1]), batch([OTHER, SAMPLES[1]], row=1, scale=0.5)],
     "updates": [update()], "token_statistics": [MEASURED_FIRST, MEASURED_SECOND], "token_masks": MASKS,
     "references": REFERENCES,
 }  # fmt: skip
