@@ -13,9 +13,10 @@ from tasks.advantage.algorithms.credit import Credit, GroupedTraces
 from tasks.advantage.stage import STAGE, silence
 from tasks.arrays.parse_errors import StrangeFlag
 from tasks.arrays.ragged import Ragged
-from tests.fixtures.builders import exactly, exchange, message, table, trace, view
-from tests.fixtures.stages import advantage, judged, tables_of
+from tests.fixtures.builders import exactly, exchange, exchanges, message, table, trace, view
+from tests.fixtures.stages import advantage, group, judged, tables_of
 
+OVER_TOKENS = {"type": "reinforce_pp", "statistics": "tokens"}
 WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
 EXTRAS = {"extras": {"parse_error": True}}
 # Where the flag may be: of message 1 in its body, in the trace's record, in the environment's notes.
@@ -28,14 +29,22 @@ PLACES = [
 
 def turns(trace_id, flagged=None):
     """A conversation of two sampled turns; the columns given are those of the first."""
-    first = message(trace_id, 1, parent=0, tokens=(4, 5), sampled=True, **(flagged or {}))
+    first = message(trace_id, 1, parent=0, tokens=(4, 5), sampled=True) | (flagged or {})
     return [
         *[message(trace_id, 0), first, message(trace_id, 2, parent=1, tokens=(6,))],
         message(trace_id, 3, parent=2, tokens=(7, 8, 9), sampled=True),
     ]
 
 
-def credited(traces, messages, **sections):
+def pair(of_message=None, **of_trace):
+    """The rows of two conversations, of which a earned more; the columns given are those of a and its first turn."""
+    return [trace("a", **of_trace), trace("b", reward=0.0)], [*turns("a", of_message), *turns("b")]
+
+
+FLAGGED = {"info": json.dumps({"parse_errors": [1]})}
+
+
+def credited(traces, messages=None, **sections):
     rows = advantage(tables_of(traces, messages), view(STAGE, **sections))["samples"]
     check_rows(rows, SAMPLES, RowPlace("samples"))
     return {row["sample_id"]: row for row in rows.to_pylist()}
@@ -43,8 +52,7 @@ def credited(traces, messages, **sections):
 
 @pytest.mark.parametrize(("of_message", "of_trace"), PLACES, ids=["body", "record", "info"])
 def test_only_the_turn_that_could_not_be_read_is_masked(of_message, of_trace):
-    traces = [trace("a", **of_trace), trace("b", reward=0.0)]
-    rows = credited(traces, [*turns("a", of_message), *turns("b")])
+    rows = credited(*pair(of_message, **of_trace))
     assert rows["a/0"]["rl_weights"] == [0.0] * 3 + [0.0, 0.0] + [0.0] + [1.0] * 3
     assert rows["a/0"]["advantages"] == [0.0] * 6 + [0.5] * 3
     assert rows["b/0"]["rl_weights"] == [0.0] * 3 + [1.0, 1.0] + [0.0] + [1.0] * 3
@@ -53,21 +61,18 @@ def test_only_the_turn_that_could_not_be_read_is_masked(of_message, of_trace):
 
 def test_such_a_turn_counts_in_no_statistic_of_tokens():
     """Statistics of a batch weigh each rollout by its sampled tokens, without those that nobody could read."""
-    algorithm = {"type": "reinforce_pp", "statistics": "tokens"}
-    rows = [trace("a"), trace("b", reward=0.0)]
-    flagged = [trace("a", info=json.dumps({"parse_errors": [1]})), rows[1]]
-    left_out = [row | ({"sampled": False, "mask": [False] * 2} if row["message"] == 1 else {}) for row in turns("a")]
-    found = credited(flagged, [*turns("a"), *turns("b")], algorithm=algorithm)
-    expected = credited(rows, [*left_out, *turns("b")], algorithm=algorithm)
-    plain = credited(rows, [*turns("a"), *turns("b")], algorithm=algorithm)
-    worths = [{name: row["advantage"] for name, row in each.items()} for each in (found, expected, plain)]
-    assert worths[0] == worths[1] != worths[2]
+    unsampled = {"sampled": False, "mask": [False] * 2}
+    found, expected, plain = (
+        {name: row["advantage"] for name, row in credited(*rows, algorithm=OVER_TOKENS).items()}
+        for rows in (pair(**FLAGGED), pair(unsampled), pair())
+    )
+    assert found == expected != plain
 
 
 def test_a_branch_that_goes_on_from_such_a_turn_trains_its_own():
     flagged = message("a", 1, parent=0, tokens=(4, 5), sampled=True, body=json.dumps(EXTRAS))
     forks = [message("a", number, parent=1, tokens=(7,), sampled=True) for number in (2, 3)]
-    rows = credited([trace("a"), trace("b", reward=0.0)], [message("a", 0), flagged, *forks, *exchange("b")])
+    rows = credited(pair()[0], [message("a", 0), flagged, *forks, *exchange("b")])
     assert [rows[name]["rl_weights"] for name in ("a/0", "a/1")] == [[0.0] * 5 + [1.0]] * 2
 
 
@@ -84,68 +89,57 @@ def test_a_branch_that_goes_on_from_such_a_turn_trains_its_own():
     ids=str,
 )
 def test_what_is_no_flag_of_a_sampled_turn_masks_nothing(of_trace):
-    rows = [trace("a"), trace("b", reward=0.0)]
-    plain = credited(rows, [*turns("a"), *turns("b")])
-    of_trace = {name: json.dumps(value) for name, value in of_trace.items()}
-    assert credited([rows[0] | of_trace, rows[1]], [*turns("a"), *turns("b")]) == plain
+    columns = {name: json.dumps(value) for name, value in of_trace.items()}
+    assert credited(*pair(**columns)) == credited(*pair())
 
 
 @pytest.mark.parametrize("number", [4, -1, 99])
 def test_a_flag_of_a_message_that_is_not_there_stops_the_stage(number):
-    rows = [trace("a", info=json.dumps({"parse_errors": [1, number]})), trace("b", reward=0.0)]
     said = (
         f"table traces: trace a flags message {number} as unreadable (parse_error), and has none of that number. "
         "Nothing was trained; all that was sampled is safe. Let the environment name messages by their place in the "
         "trace, from 0 with the first of the prompt; leave rollouts recorded so far out with stagecoach quarantine."
     )
     with pytest.raises(StrangeFlag, match=exactly(said)):
-        credited(rows, [*turns("a"), *turns("b")])
+        credited(*pair(info=json.dumps({"parse_errors": [1, number]})))
 
 
 @pytest.mark.parametrize("algorithm", ["supervised", "grpo", "reinforce_pp", "dr_grpo"])
 def test_no_algorithm_trains_it_in_any_component(algorithm):
-    rows = credited(
-        [trace("a"), trace("b", reward=0.0)], [*turns("a", PLACES[0][0]), *turns("b")], algorithm={"type": algorithm}
-    )
+    rows = credited(*pair(PLACES[0][0]), algorithm={"type": algorithm})
     assert not any(rows["a/0"][name][place] for name in WEIGHTS for place in (3, 4))
     assert any(rows["a/0"][name][place] for name in WEIGHTS for place in (6, 7, 8))
 
 
 @pytest.mark.parametrize("enforce", [False, True])
 def test_the_filter_says_which_turns_and_excludes_only_when_it_enforces(enforce):
-    traces = [trace("a", info=json.dumps({"parse_errors": [1, 3]})), trace("b", reward=0.0)]
     filters = [{"type": "errored"}, {"type": "parse_error", "enforce": enforce}]
-    found = [*judged(traces, [*turns("a"), *turns("b")], filters).values()]
+    found = [*judged(*pair(info=json.dumps({"parse_errors": [1, 3]})), filters).values()]
     assert [row["detected"] for row in found] == [["parse_error"], []]
     assert found[0]["evidence"] == {"parse_error": {"messages": [1, 3], "tokens": 5}}
     assert [row["keep"] for row in found] == [not enforce, True]
 
 
 def test_a_turn_that_is_masked_makes_no_group_silent_to_the_gate():
-    rows = credited(
-        [trace("a", info=json.dumps({"parse_errors": [1]})), trace("b", reward=0.0)],
-        [*turns("a"), *turns("b")],
-        admission={},
-    )
-    assert sum(rows["a/0"]["rl_weights"]) == 3
+    assert sum(credited(*pair(**FLAGGED), admission={})["a/0"]["rl_weights"]) == 3
 
 
 def two_groups(rewards_g, rewards_h):
-    given_rewards = [("g", reward) for reward in rewards_g] + [("h", reward) for reward in rewards_h]
-    rows = [trace(f"{group}{n}", group_id=group, reward=reward) for n, (group, reward) in enumerate(given_rewards)]
-    return rows, [row for one in rows for row in exchange(one["trace_id"])]
+    return [*group(*rewards_g, group_id="g"), *group(*rewards_h, group_id="h")]
+
+
+def trained(*arguments, **sections):
+    """Whether any token of each trace has weight."""
+    return [any(row["rl_weights"]) for row in credited(*arguments, **sections).values()]
 
 
 def test_a_group_whose_advantages_are_all_zero_is_refused_and_shows_it():
-    rows = credited(*two_groups([0.1, 0.1, 0.1], [0.0, 1.0]), admission={})
-    for name, row in rows.items():
-        assert any(row["rl_weights"]) is name.startswith("h"), name
-        assert any(row["advantages"]) is name.startswith("h"), name
-    assert all(
-        row["advantage"] == pytest.approx(0) and row["baseline"] == pytest.approx(0.1)
-        for name, row in rows.items()
-        if name[0] == "g"
-    )
+    rows = credited(two_groups([0.1, 0.1, 0.1], [0.0, 1.0]), admission={})
+    for stream in ("rl_weights", "advantages"):
+        assert [any(row[stream]) for row in rows.values()] == [False] * 3 + [True] * 2, stream
+    for number in range(3):
+        row = rows[f"g-{number}/0"]
+        assert (row["advantage"], row["baseline"]) == (pytest.approx(0), pytest.approx(0.1))
 
 
 def test_silence_takes_every_component_and_the_signal():
@@ -159,20 +153,21 @@ def test_silence_takes_every_component_and_the_signal():
 
 
 def test_one_token_is_enough_to_refuse_a_group():
-    rows, _ = two_groups([0.5], [0.0, 1.0])
-    messages = [row for one in rows for row in exchange(one["trace_id"], completion=[4])]
-    found = credited(rows, messages, admission={})
+    rows = two_groups([0.5], [0.0, 1.0])
+    found = credited(rows, exchanges(rows, completion=[4]), admission={})
     assert [sum(row["rl_weights"]) for row in found.values()] == [0.0, 1.0, 1.0]
 
 
-@pytest.mark.parametrize(("low", "high", "refused"), [(-0.25, 0.25, "g"), (-0.5, 0.25, "g"), (-0.5, 0.5, "gh")])
-def test_both_ends_of_the_range_are_refused_and_one_token_outside_admits_the_group(low, high, refused):
-    rows = credited(*two_groups([0.0, 0.5], [0.0, 1.0]), admission={"reject_min": low, "reject_max": high})
-    assert [any(row["rl_weights"]) for row in rows.values()] == [name[0] not in refused for name in rows]
+@pytest.mark.parametrize(
+    ("low", "high", "admitted"), [(-0.25, 0.25, (False, True)), (-0.5, 0.25, (False, True)), (-0.5, 0.5, (False,) * 2)]
+)
+def test_both_ends_of_the_range_are_refused_and_one_token_outside_admits_the_group(low, high, admitted):
+    rows = two_groups([0.0, 0.5], [0.0, 1.0])
+    assert trained(rows, admission={"reject_min": low, "reject_max": high}) == [admitted[n // 2] for n in range(4)]
 
 
 def test_a_group_that_rl_does_not_train_is_admitted():
-    rows = credited(*two_groups([0.5, 0.5], [0.0, 0.0]), admission={}, algorithm={"type": "supervised"})
+    rows = credited(two_groups([0.5, 0.5], [0.0, 0.0]), admission={}, algorithm={"type": "supervised"})
     assert all(any(row["ce_weights"]) for row in rows.values())
 
 
@@ -181,10 +176,10 @@ REWARDS = st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=1, max_size=4)
 
 @given(one=REWARDS, other=REWARDS, low=st.sampled_from([-1.0, -0.3, 0.0]), high=st.sampled_from([0.0, 0.3, 1.0]))
 def test_the_gate_is_what_a_loop_over_groups_says(one, other, low, high):
-    rows, messages = two_groups(one, other)
-    open_, gated = credited(rows, messages), credited(rows, messages, admission={"reject_min": low, "reject_max": high})
-    for group in "gh":
-        of_group = [name for name in open_ if name[0] == group]
+    rows = two_groups(one, other)
+    open_, gated = credited(rows), credited(rows, admission={"reject_min": low, "reject_max": high})
+    for group_id in "gh":
+        of_group = [name for name in open_ if name[0] == group_id]
         worth = [
             value
             for name in of_group
@@ -199,10 +194,8 @@ def test_the_gate_is_what_a_loop_over_groups_says(one, other, low, high):
 
 @pytest.mark.parametrize("end", [0.1, 0.3, 1e6 / 3])
 def test_the_ends_of_the_range_hold_for_advantages_that_single_precision_rounds(end):
-    rows = credited(
-        *two_groups([-end, end], [-1.01 * end, 1.01 * end]), admission={"reject_min": -end, "reject_max": end}
-    )
-    assert [any(row["rl_weights"]) for row in rows.values()] == [False, False, True, True]
+    rows = two_groups([-end, end], [-1.01 * end, 1.01 * end])
+    assert trained(rows, admission={"reject_min": -end, "reject_max": end}) == [False, False, True, True]
 
 
 def test_a_custom_algorithm_that_weighs_every_token_gives_none_to_such_a_turn():

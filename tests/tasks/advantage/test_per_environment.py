@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tasks.advantage.algorithms.credit import AdvantageBreach, GroupedTraces
 from tasks.advantage.stage import STAGE
 from tests.fixtures.builders import failed, message, table, trace, verdict, view
-from tests.fixtures.stages import advantage, credited, group, tables_of
+from tests.fixtures.stages import advantage, credited, credited_by, group, tables_of
 
 TWO = [trace("a", agent="first"), trace("b", agent="second", reward=0.0)]
 CUSTOM = {"type": "custom", "function": "nowhere:credit"}
@@ -54,25 +54,31 @@ ALGORITHMS = [
 NAMES = ("x", "y", "z")
 
 
-def run(traces, messages, own, states=None, step=1):
+def run(traces, own, states=None, messages=None, step=1):
     """Return credits by sample and the states, with an algorithm for each environment."""
-    tables = tables_of(traces, messages)
+    tables = tables_of(traces, answered(traces) if messages is None else messages)
     if states is not None:
         tables["estimator_states"] = table("estimator_states", states)
-    named = [{"name": name, "taskset": {"id": name}, "algorithm": section} for name, section in own.items()]
-    made = advantage(tables, view(STAGE, environments=named), step=step)
+    made = advantage(tables, view(STAGE, environments=credited_by(own)), step=step)
     rows = made["estimator_states"].to_pylist() if "estimator_states" in made else []
     return {row["sample_id"]: row for row in made["samples"].to_pylist()}, rows
 
 
-def answered(trace_id):
-    """A question, an answer, what a tool says to it, and another answer."""
-    return [
-        message(trace_id, 0),
-        message(trace_id, 1, parent=0, tokens=[4, 5], sampled=True),
-        message(trace_id, 2, parent=1, tokens=[6, 7], role="tool", is_content=[False, True]),
-        message(trace_id, 3, parent=2, tokens=[8], sampled=True),
+def answered(traces):
+    """For each trace a question, an answer, what a tool says to it, and another answer."""
+    columns = [
+        {},
+        {"parent": 0, "tokens": [4, 5], "sampled": True},
+        {"parent": 1, "tokens": [6, 7], "role": "tool", "is_content": [False, True]},
+        {"parent": 2, "tokens": [8], "sampled": True},
     ]
+    return [message(one["trace_id"], number, **each) for one in traces for number, each in enumerate(columns)]
+
+
+def known(environment, count=1):
+    """States of an environment's only agent in as many examples."""
+    row = {"environment": environment, "agent": "agent", "values": [0.25], "num_traces": 2}
+    return [row | {"example_id": f"e{number}"} for number in range(count)]
 
 
 @st.composite
@@ -86,62 +92,38 @@ def several(draw):
         for name in NAMES
         for number in range(draw(st.integers(0, 4)))
     ]
-    messages = [row for one in traces for row in answered(one["trace_id"])]
-    return own, draw(st.permutations(traces)), draw(st.permutations(messages))
+    return own, draw(st.permutations(traces)), draw(st.permutations(answered(traces)))
 
 
 @settings(max_examples=12)
 @given(several())
 def test_each_environment_is_credited_as_if_it_were_alone(drawn):
     own, traces, messages = drawn
-    known = [
-        {"environment": name, "example_id": "e0", "agent": "agent", "values": [0.25], "num_traces": 2}
-        for name in NAMES
-        if own[name]["type"] == "rae"
-    ]
-    rows, states = run(traces, messages, own, known)
+    known_states = [state for name in NAMES if own[name]["type"] == "rae" for state in known(name)]
+    rows, states = run(traces, own, known_states, messages)
     apart, apart_states = {}, []
     for name in NAMES:
         mine = [one for one in traces if one["environment"] == name]
         ids = {one["trace_id"] for one in mine}
         parts = [row for row in messages if row["trace_id"] in ids]
-        found, after = run(mine, parts, {name: own[name]}, [row for row in known if row["environment"] == name])
+        of_name = [state for state in known_states if state["environment"] == name]
+        found, after = run(mine, {name: own[name]}, of_name, parts)
         apart |= found
         apart_states += after
     assert rows == apart
     assert sorted(states, key=str) == sorted(apart_states, key=str)
 
 
-def test_each_by_its_own_by_hand():
-    traces = [*group(1.0, 0.0, environment="x"), *group(1.0, 0.0, group_id="g1", environment="y")]
-    mixed = [traces[2], traces[0], traces[3], traces[1]]
-    rows = credited(mixed, environments={"x": {"type": "rloo"}}, type="grpo")
-    assert {row["sample_id"]: row["advantage"] for row in rows} == {
-        "g0-0/0": 1,
-        "g0-1/0": -1,
-        "g1-0/0": 0.5,
-        "g1-1/0": -0.5,
-    }
-
-
 def test_each_environment_is_taken_apart_once_however_many_seats_it_remembers(monkeypatch):
     taken = []
     of = GroupedTraces.of
     monkeypatch.setattr(GroupedTraces, "of", lambda kept, name: taken.append(name) or of(kept, name))
-    known = [
-        {"environment": "x", "example_id": f"e{number}", "agent": "agent", "values": [0.7], "num_traces": 9}
-        for number in range(50)
-    ]
-    traces = group(1.0, 0.0, environment="x", example_id="e0")
-    messages = [row for one in traces for row in answered(one["trace_id"])]
-    _, states = run(traces, messages, {"x": {"type": "rae"}}, known, step=3)
+    _, states = run(group(1.0, 0.0, environment="x"), {"x": {"type": "rae"}}, known("x", 50), step=3)
     assert len(states) == 50 and len(taken) <= 3
 
 
 @pytest.mark.parametrize(("environment", "kept"), [("z", True), ("x", False)], ids=["not drawn", "without state"])
 def test_state_stays_where_an_environment_was_not_drawn_and_its_algorithm_has_any(environment, kept):
-    known = [{"environment": environment, "example_id": "e0", "agent": "agent", "values": [0.7], "num_traces": 9}]
-    traces = group(1.0, 0.0, environment="x")
-    messages = [row for one in traces for row in answered(one["trace_id"])]
-    _, states = run(traces, messages, {"x": {"type": "grpo"}, "z": {"type": "rae"}}, known, step=3)
-    assert states == (known if kept else [])
+    algorithms = {"x": {"type": "grpo"}, "z": {"type": "rae"}}
+    _, states = run(group(1.0, 0.0, environment="x"), algorithms, known(environment), step=3)
+    assert states == (known(environment) if kept else [])

@@ -1,9 +1,8 @@
 """The reference stage with a teacher that is played: what is scored, once each, on which path, and what is refused."""
 
 import json
-from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -13,18 +12,18 @@ from hypothesis import strategies as st
 
 from tasks.advantage import reference as stage
 from tasks.advantage.reference import SAFE, STAGE
-from tasks.inference.engine.client import EngineLost, NotScorable, ServedModel
+from tasks.inference.engine.client import EngineLost, NotScorable
 from tasks.runtime.services import MOST_LOSSES
 from tasks.runtime.stage import Policy
-from tests.fixtures.builders import exchange, message, table, trace, verdict, view
+from tests.fixtures.builders import environments, exchange, message, table, trace, verdict, view
 from tests.fixtures.parts import between_groups, in_slices, step
 from tests.fixtures.pictures import PAD, conversation, sees
-from tests.fixtures.stages import reference, tables_of, written
+from tests.fixtures.stages import forked, reference, tables_of, written
 
 TEACHER = {"type": "opd", "teacher": {"path": "/teacher", "max_in_flight": 3}}
 
 
-def logprob(sequence: Sequence[int], place: int) -> float:
+def logprob(sequence, place):
     """What the played teacher gives a token: it depends on all tokens up to it, and on their order."""
     value = 0
     for token in sequence[: place + 1]:
@@ -35,32 +34,32 @@ def logprob(sequence: Sequence[int], place: int) -> float:
 class Played:
     """Services and a teacher in this process; `losses` is after how many sequences each of its lives ends."""
 
-    def __init__(self, losses: Sequence[int] = ()) -> None:
+    def __init__(self, losses=()):
         self.losses = list(losses)
-        self.asked: list[list[int]] = []
-        self.most: set[int] = set()
+        self.asked = []
+        self.most = set()
         self.lives = 0
-        self.served: list[str] = []
+        self.served = []
         """Of each call the key or the path of who was served."""
-        self.pins: list[Policy] = []
+        self.pins = []
         """The policies that may not be replaced now."""
+        self.pinned_at_calls = []
 
-    def serve(self, who: Any) -> Any:
+    def serve(self, who):
         self.lives += 1
-        return ServedModel("http://somewhere", "key", salt=who.key if isinstance(who, Policy) else who.path)
+        return SimpleNamespace(player=self, salt=who.key if isinstance(who, Policy) else who.path)
 
     @contextmanager
-    def pinned(self, policy: Policy) -> Iterator[Any]:
+    def pinned(self, policy):
         assert isinstance(policy, Policy), "a policy that nobody knows cannot be kept in the engine"
         self.pins.append(policy)
         yield
         self.pins.remove(policy)
 
-    def score(
-        self, served: ServedModel, sequences: Sequence[Sequence[int]], most: int
-    ) -> Iterator[tuple[int, list[float]]]:
+    def score(self, served, sequences, most):
         self.most.add(most)
         self.served.append(served.salt)
+        self.pinned_at_calls.append([*self.pins])
         left = self.losses.pop(0) if self.losses else len(sequences)
         for place in reversed(range(len(sequences))):  # in no order that one could rely on
             if not left:
@@ -71,48 +70,48 @@ class Played:
             yield place, [0.0, *(logprob(tokens, index) for index in range(1, len(tokens)))]
 
 
-def scored(
-    monkeypatch: pytest.MonkeyPatch, messages: list[Any], traces: list[Any], played: Played, **sections: Any
-) -> dict[tuple[str, int], list[float]]:
-    """Return the references of some traces, all of which are kept, by trace and message."""
-    monkeypatch.setattr(stage, "score", played.score)
+@pytest.fixture(autouse=True, scope="module")
+def calls_are_played():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stage, "score", lambda served, *call: served.player.score(served, *call))
+        yield
+
+
+def references(tables, played, policy=None, **sections):
+    """Return the references of some tables, in parts where the messages are."""
     config = view(STAGE, **({"algorithm": TEACHER, "engine": {"max_model_len": 64}} | sections))
-    rows = reference(tables_of(traces, messages), config, policy=None, engine=played, teachers=played)[
-        "references"
-    ].to_pylist()
+    return reference(tables, config, policy=policy, engine=played, teachers=played)["references"]
+
+
+def scored(messages, traces, played, **sections):
+    """Return the references of some traces, all of which are kept, by trace and message."""
+    rows = references(tables_of(traces, messages), played, **sections).to_pylist()
     return {(row["trace_id"], row["message"]): row["logprobs"] for row in rows}
 
 
-def test_sampled_tokens_are_scored_after_all_before_them_and_others_are_zero(monkeypatch):
+def test_sampled_tokens_are_scored_after_all_before_them_and_others_are_zero():
     played = Played()
     messages = [*exchange("t0", (1, 2), (3, 4)), message("t0", 2, parent=1, tokens=(5,))]
-    found = scored(monkeypatch, messages, [trace("t0")], played)
+    found = scored(messages, [trace("t0")], played)
     path = [1, 2, 3, 4]
     assert found == {("t0", 1): [logprob(path, 2), logprob(path, 3)]}
     assert played.asked == [path], "what comes after the last sampled token needs no scoring"
     assert played.most == {3}
 
 
-def test_a_message_that_branches_share_is_scored_on_the_first_of_them(monkeypatch):
-    messages = [
-        message("t0", 0, tokens=(1, 2)),
-        message("t0", 1, parent=0, tokens=(3, 4), sampled=True),
-        message("t0", 2, parent=1, tokens=(5,)),
-        message("t0", 3, parent=2, tokens=(6, 7), sampled=True),
-        message("t0", 4, parent=1, tokens=(8,)),
-        message("t0", 5, parent=4, tokens=(9,), sampled=True),
-    ]
+def test_a_message_that_branches_share_is_scored_on_the_first_of_them():
     played = Played()
-    found = scored(monkeypatch, messages, [trace("t0")], played)
-    assert sorted(played.asked) == [[1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 4, 8, 9]]
+    found = scored(forked("t0"), [trace("t0")], played)
+    assert sorted(played.asked) == [[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 7, 8, 9]]
     assert set(found) == {("t0", 1), ("t0", 3), ("t0", 5)}
-    assert found["t0", 5] == [logprob([1, 2, 3, 4, 8, 9], 5)]
+    path = [1, 2, 3, 4, 7, 8, 9]
+    assert found["t0", 5] == [logprob(path, 5), logprob(path, 6)]
 
 
-def test_a_branch_of_which_all_was_scored_is_not_asked_about(monkeypatch):
-    messages = [*exchange("t0", (1, 2), (3, 4)), message("t0", 2, parent=1), message("t0", 3, parent=1)]
+def test_a_branch_of_which_all_was_scored_is_not_asked_about():
     played = Played()
-    scored(monkeypatch, messages, [trace("t0")], played)
+    messages = [*exchange("t0", (1, 2), (3, 4)), message("t0", 2, parent=1), message("t0", 3, parent=1)]
+    scored(messages, [trace("t0")], played)
     assert played.asked == [[1, 2, 3, 4]] and played.served == ["/teacher"]
 
 
@@ -120,99 +119,94 @@ def test_the_policy_that_scores_is_pinned_and_shown_what_goes_before(monkeypatch
     class Shown:
         """A demonstration of two tokens, the second the length of what it goes before."""
 
-        def __init__(self, settings: Any, model: Any, at: Any) -> None:
+        def __init__(self, settings, model, at):
             assert (settings.type, model.vocab_size, at().salt) == ("opsd", 99, "key")
 
-        def prepend(self, row: Any, tokens: Sequence[int]) -> list[int]:
+        def prepend(self, row, tokens):
             return [int(row["trace_id"][1:]), len(tokens), *tokens]
 
-    played, pinned = Played(), Policy("key", 0)
-    held: list[list[Policy]] = []
-
-    def score(served: ServedModel, sequences: Any, most: int) -> Iterator[tuple[int, list[float]]]:
-        held.append(list(played.pins))
-        return played.score(served, sequences, most)
-
-    monkeypatch.setattr(stage, "score", score)
     monkeypatch.setattr(stage, "DemonstrationPrompt", Shown)
-    config = view(STAGE, algorithm={"type": "opsd"}, engine={"max_model_len": 9}, model={"vocab_size": 99})
+    played, policy = Played(), Policy("key", 0)
     tables = tables_of(
         [trace("t5"), trace("t6")], [*exchange("t5", (1,), (2,)), *exchange("t6", (1, 2, 3, 8, 9), (4, 5))]
     )
-    made = reference(tables, config, policy=pinned, engine=played, teachers=played)["references"].to_pylist()
-    assert sorted(played.asked) == [[5, 2, 1, 2], [6, 7, 1, 2, 3, 8, 9, 4, 5]], (
-        "as long as the engine takes, and no longer"
-    )
-    assert [row["logprobs"] for row in made] == [
-        [np.float32(logprob([5, 2, 1, 2], 3))],
-        [np.float32(logprob([6, 7, 1, 2, 3, 8, 9, 4, 5], place)) for place in (7, 8)],
+
+    def made(longest):
+        sections = {"algorithm": {"type": "opsd"}, "engine": {"max_model_len": longest}, "model": {"vocab_size": 99}}
+        return references(tables, played, policy, **sections).to_pylist()
+
+    rows, paths = made(9), [[5, 2, 1, 2], [6, 7, 1, 2, 3, 8, 9, 4, 5]]
+    assert sorted(played.asked) == paths, "as long as the engine takes, and no longer"
+    assert [row["logprobs"] for row in rows] == [
+        [np.float32(logprob(paths[0], 3))],
+        [np.float32(logprob(paths[1], place)) for place in (7, 8)],
     ]
-    assert held == [[pinned]] and played.pins == [] and played.served == ["key"]
+    assert played.pinned_at_calls == [[policy]] and played.pins == [] and played.served == ["key"]
     with pytest.raises(NotScorable, match=r"trace t6 of environment reverse has 9 tokens to be scored"):
-        shorter = view(STAGE, algorithm={"type": "opsd"}, engine={"max_model_len": 8}, model={"vocab_size": 99})
-        reference(tables, shorter, policy=pinned, engine=played, teachers=played)
+        made(8)
 
 
-def test_where_nothing_is_kept_nothing_is_scored(monkeypatch):
+@pytest.mark.parametrize(("traces", "verdicts"), [([], []), ([trace("t0")], [verdict("t0", reason="truncated")])])
+def test_where_nothing_is_kept_nothing_is_scored(traces, verdicts):
     played = Played()
-    for traces, verdicts in (([], []), ([trace("t0")], [verdict("t0", reason="truncated")])):
-        tables = tables_of(traces, verdicts=verdicts)
-        made = reference(tables, view(STAGE, algorithm=TEACHER), policy=None, engine=played, teachers=played)
-        assert made["references"].num_rows == 0
+    assert references(tables_of(traces, verdicts=verdicts), played).num_rows == 0
     assert played.asked == []
 
 
-def test_only_kept_traces_of_environments_with_a_scorer_are_scored(monkeypatch):
-    own = {"name": "own", "taskset": {"id": "own"}, "algorithm": TEACHER}
+def test_only_kept_traces_of_environments_with_a_scorer_are_scored():
     traces = [trace("t0", environment="own"), trace("t1", environment="other"), trace("t2", environment="own")]
-    played = Played()
-    monkeypatch.setattr(stage, "score", played.score)
     tables = tables_of(traces, verdicts=[verdict("t0"), verdict("t1"), verdict("t2", reason="truncated")])
-    config = view(STAGE, algorithm={"type": "grpo"}, environments=(own,))
-    made = reference(tables, config, policy=None, engine=played, teachers=played)["references"]
-    assert made["trace_id"].to_pylist() == ["t0"]
+    sections = {"algorithm": {"type": "grpo"}, "environments": environments(own={"algorithm": TEACHER})}
+    assert references(tables, Played(), **sections)["trace_id"].to_pylist() == ["t0"]
 
 
-def test_what_a_lost_teacher_had_not_scored_is_asked_of_the_next(monkeypatch):
+def test_what_a_lost_teacher_had_not_scored_is_asked_of_the_next():
     messages = [each for name in ("t0", "t1", "t2") for each in exchange(name, (1, 2), (len(name), int(name[1])))]
     traces = [trace(name) for name in ("t0", "t1", "t2")]
     whole, broken = Played(), Played(losses=[1, 0])
-    assert scored(monkeypatch, messages, traces, broken) == scored(monkeypatch, messages, traces, whole)
+    assert scored(messages, traces, broken) == scored(messages, traces, whole)
     assert (whole.lives, broken.lives) == (1, 3)
     assert len(broken.asked) == 3, "what was scored is not asked again"
 
 
-def test_a_teacher_that_is_lost_for_ever_ends_the_stage(monkeypatch):
+def test_a_teacher_that_is_lost_for_ever_ends_the_stage():
     played = Played(losses=[0] * 100)
     with pytest.raises(EngineLost):
-        scored(monkeypatch, exchange("t0"), [trace("t0")], played)
+        scored(exchange("t0"), [trace("t0")], played)
     assert played.lives == MOST_LOSSES + 1
 
 
-def test_another_temperature_a_long_path_and_a_sampled_beginning_are_refused(monkeypatch):
+@pytest.mark.parametrize(
+    ("messages", "columns", "sections", "refusal"),
+    [
+        (
+            exchange("t0"),
+            {"temperature": 0.7},
+            {},
+            r"sampled at 0\.7.*Sample at rollout\.temperature=1, or choose an algorithm without a reference$",
+        ),
+        (
+            exchange("t0", range(7), (8, 9)),
+            {},
+            {"engine": {"max_model_len": 8}},
+            r"has 9 tokens to be scored.*engine\.max_model_len is 8",
+        ),
+        ([message("t0", 0, sampled=True)], {}, {}, r"^trace t0 of environment reverse begins with a sampled token"),
+        (exchange("t0"), {}, {"algorithm": {"type": "opsd"}}, "no policy of the store sampled these"),
+    ],
+    ids=["temperature", "long path", "sampled beginning", "unknown policy"],
+)
+def test_what_cannot_be_scored_is_refused(messages, columns, sections, refusal):
     played = Played()
-    advice = r"sampled at 0\.7.*Sample at rollout\.temperature=1, or choose an algorithm without a reference$"
-    with pytest.raises(NotScorable, match=advice):
-        scored(monkeypatch, exchange("t0"), [trace("t0", temperature=0.7)], played)
-    with pytest.raises(NotScorable, match=r"has 9 tokens to be scored.*engine\.max_model_len is 8"):
-        long = exchange("t0", range(7), (8, 9))
-        scored(monkeypatch, long, [trace("t0")], played, engine={"max_model_len": 8})
-    with pytest.raises(NotScorable, match=r"^trace t0 of environment reverse begins with a sampled token"):
-        scored(monkeypatch, [message("t0", 0, sampled=True)], [trace("t0")], played)
+    with pytest.raises(NotScorable, match=refusal):
+        scored(messages, [trace("t0", **columns)], played, **sections)
     assert played.asked == []
 
 
-def test_the_policy_must_be_known_where_it_scores(monkeypatch):
-    with pytest.raises(NotScorable, match="no policy of the store sampled these"):
-        scored(monkeypatch, exchange("t0"), [trace("t0")], Played(), algorithm={"type": "opsd"})
-
-
-def test_a_missing_demonstration_is_said_with_environment_and_example(monkeypatch):
-    played = Played()
+def test_a_missing_demonstration_is_said_with_environment_and_example():
     tables = tables_of([trace("t0", example_id="e9", info=json.dumps({"answer": ""}))])
-    config = view(STAGE, algorithm={"type": "opsd"})
     with pytest.raises(NotScorable, match=r"environment reverse, example e9 \(trace t0\).*'answer'"):
-        reference(tables, config, policy=Policy("key", 0), engine=played, teachers=played)
+        references(tables, Played(), Policy("key", 0), algorithm={"type": "opsd"})
 
 
 NODE = st.lists(st.tuples(st.integers(0, 50), st.booleans()), max_size=4)
@@ -227,52 +221,46 @@ def test_a_batch_is_scored_the_same_in_parts(groups, borders):
     judged = [verdict(row["trace_id"], reason=reason) for (_, row), reason in zip(rows, reasons, strict=True)]
     tables = {"traces": traces, "messages": messages, "verdicts": table("verdicts", judged)}
     parts = tables | {"messages": in_slices(messages, between_groups(traces, messages, borders))}
-    config, played = view(STAGE, algorithm=TEACHER, engine={"max_model_len": 64}), [Played(), Played()]
+    played = [Played(), Played()]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tasks.arrays.group_parts.group_parts.__defaults__", (300, None))
-        made = []
-        for given_rows, each in zip((tables, parts), played, strict=True):
-            patch.setattr(stage, "score", each.score)
-            made.append(written(reference(given_rows, config, policy=None, engine=each, teachers=each))["references"])
-    assert made[1].equals(made[0].combine_chunks())
+        whole, in_parts = (
+            written({"references": references(*each)})["references"]
+            for each in zip((tables, parts), played, strict=True)
+        )
+    assert in_parts.equals(whole.combine_chunks())
     assert sorted(played[1].asked) == sorted(played[0].asked)
 
 
 def test_a_part_that_cannot_be_scored_is_refused_before_the_first_is_scored(monkeypatch):
     played = Played()
-    monkeypatch.setattr(stage, "score", played.score)
     monkeypatch.setattr("tasks.arrays.group_parts.group_parts.__defaults__", (1, None))
-    tables = tables_of(
-        [trace("t0", group_id="g0"), trace("t1", group_id="g1")], [*exchange("t0"), *exchange("t1", range(7), (8, 9))]
-    )
+    traces = [trace("t0", group_id="g0"), trace("t1", group_id="g1")]
+    tables = tables_of(traces, [*exchange("t0"), *exchange("t1", range(7), (8, 9))])
     tables["messages"] = in_slices(tables["messages"], [0.5])
-    config = view(STAGE, algorithm=TEACHER, engine={"max_model_len": 8})
     with pytest.raises(NotScorable, match="trace t1 of environment reverse has 9 tokens"):
-        written(reference(tables, config, policy=None, engine=played, teachers=played))
+        list(references(tables, played, engine={"max_model_len": 8}))
     assert played.asked == []
 
 
 @pytest.mark.parametrize("borders", [[], [0.5], [0.3, 0.6]])
-def test_rows_come_in_parts_where_messages_do(monkeypatch, borders):
-    played = Played()
-    monkeypatch.setattr(stage, "score", played.score)
-    tables = tables_of([trace(name, group_id=name) for name in "abc"])
+def test_rows_come_in_parts_where_messages_do(borders):
+    played, tables = Played(), tables_of([trace(name, group_id=name) for name in "abc"])
     tables["messages"] = in_slices(tables["messages"], borders)
-    config = view(STAGE, algorithm=TEACHER, engine={"max_model_len": 64})
-    made = reference(tables, config, policy=None, engine=played, teachers=played)["references"]
+    made = references(tables, played)
     assert isinstance(made, pa.Table) == (not borders)
-    assert [each[0] for each in played.asked] == ([] if borders else [1, 1, 1]), "parts are scored as they are taken"
+    assert [tokens[0] for tokens in played.asked] == ([] if borders else [1, 1, 1]), "scored as they are taken"
     assert written({"references": made})["references"].num_rows == 3
 
 
-def test_images_are_not_scored(monkeypatch):
+def test_images_are_not_scored():
     rows = [*exchange("a"), *conversation("b", ["x"], [1, PAD, PAD]), *conversation("c", ["y"], [PAD])]
     refusal = (
         "table messages: 2 messages of kept traces show images, first of trace b; a reference reads text alone. "
         f"{SAFE}. Choose an algorithm without a reference"
     )
     with pytest.raises(NotScorable) as refused:
-        scored(monkeypatch, rows, [trace("a"), sees("b"), sees("c")], Played(), algorithm=TEACHER)
+        scored(rows, [trace("a"), sees("b"), sees("c")], Played(), algorithm=TEACHER)
     assert str(refused.value) == refusal
 
 
@@ -289,18 +277,17 @@ def test_a_loop_over_branches_scores_the_same(graphs):
             row = message(name, node, parent=parents[node], **columns)
             messages.append(row | {"sampled": any(columns["mask"])})
         expected |= slowly(name, parents, nodes)
-    with pytest.MonkeyPatch.context() as patch:
-        found = scored(patch, messages, [trace(f"t{number}") for number in range(len(graphs))], Played())
+    found = scored(messages, [trace(f"t{number}") for number in range(len(graphs))], Played())
     assert found.keys() == expected.keys()
     for key, values in expected.items():
         assert found[key] == [float(np.float32(each)) for each in values]
 
 
-def slowly(name: str, parents: list[int | None], nodes: list[Any]) -> dict[tuple[str, int], list[float]]:
+def slowly(name, parents, nodes):
     """Score each token of each message with sampled tokens, after everything above it."""
     found = {}
     for node, values in enumerate(nodes):
-        above: list[int] = []
+        above = []
         place = parents[node]
         while place is not None:
             above = [token for token, _ in nodes[place]] + above

@@ -14,6 +14,8 @@ from tasks.assignment.stage import EVALUATION_STAGE, STAGE, BatchRequest, TooFew
 from tests.fixtures.builders import example, table, trace, view
 from tests.fixtures.stages import assignment, evaluation_assignment
 
+EVEN = {"reverse": 1.0, "sums": 1.0}
+
 
 def environments(**weights):
     return [{"name": name, "taskset": {"id": name}, "weight": weight} for name, weight in weights.items()]
@@ -93,7 +95,7 @@ def test_environments_get_their_share_over_the_run():
 
 def test_one_environment_does_not_move_the_walk_of_another():
     tables = examples(reverse=50, sums=50)
-    both = [assigned(tables, s, weights={"reverse": 1.0, "sums": 1.0}, groups_per_step=8) for s in range(2)]
+    both = [assigned(tables, s, weights=EVEN, groups_per_step=8) for s in range(2)]
     alone = assigned(tables, 0, groups_per_step=8)
     assert [e for rows in both for e in groups(rows) if e.startswith("reverse")] == groups(alone)
 
@@ -107,7 +109,7 @@ def test_another_batch_of_the_same_step_has_other_examples_groups_and_seeds():
 
 def test_an_environment_without_train_examples_says_what_to_do():
     with pytest.raises(TooFewExamples, match=r"'sums' has 0 examples of split 'train' \(of 1 in all\).*holdout"):
-        assigned(examples(reverse=3, sums=0), weights={"reverse": 1.0, "sums": 1.0})
+        assigned(examples(reverse=3, sums=0), weights=EVEN)
 
 
 def test_no_environment_is_an_error():
@@ -146,14 +148,13 @@ def test_too_few_held_out_examples_is_an_error():
 
 def test_a_further_batch_has_only_the_groups_that_are_missing_and_other_examples():
     tables = examples(reverse=6, sums=6)
-    weights = {"reverse": 1.0, "sums": 1.0}
-    config = view(STAGE, environments=environments(**weights), assignment={"groups_per_step": 6, "group_size": 2})
+    config = view(STAGE, environments=environments(**EVEN), assignment={"groups_per_step": 6, "group_size": 2})
     first = assignment(tables, config, step=1)["assignments"]
     again = tables | {"assignments": first}
     second = assignment(again, config, BatchRequest(1, {"sums": 2, "reverse": 1}), 1)["assignments"]
     rows = [row for row in second.to_pylist() if row["member"] == 0]
     assert [(row["group_id"], row["environment"]) for row in rows] == [
-        *[("1.1-0", "reverse"), ("1.1-1", "sums"), ("1.1-2", "sums")],
+        *[("1.1-0", "reverse"), ("1.1-1", "sums"), ("1.1-2", "sums")]
     ]
     assert not set(groups(second)) & set(groups(first)) and len(set(groups(second))) == 3
     assert not set(second["seed"].to_pylist()) & set(first["seed"].to_pylist())
@@ -216,7 +217,7 @@ def test_an_evaluation_may_name_its_environments():
     tables = {"examples": table("examples", [example(name, name, "eval") for name in ("reverse", "sums")])}
     config = view(
         EVALUATION_STAGE,
-        environments=environments(reverse=1.0, sums=1.0),
+        environments=environments(**EVEN),
         evaluation={"num_examples": 1, "environments": ["sums"]},
     )
     assert groups(evaluation_assignment(tables, config)["assignments"]) == ["sums"]

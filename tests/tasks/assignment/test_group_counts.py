@@ -128,8 +128,7 @@ def test_all_is_missing_where_nothing_was_credited():
 
 
 @given(
-    groups=st.lists(st.tuples(st.sampled_from("ab"), st.booleans()), min_size=1, max_size=8),
-    wanted=st.integers(1, 8),
+    groups=st.lists(st.tuples(st.sampled_from("ab"), st.booleans()), min_size=1, max_size=8), wanted=st.integers(1, 8)
 )
 def test_it_is_what_a_loop_says(groups, wanted):
     names = [f"{environment}{number}" for number, (environment, _) in enumerate(groups)]

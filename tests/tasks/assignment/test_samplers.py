@@ -3,7 +3,6 @@
 from collections import Counter
 from math import log
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,8 +36,8 @@ def standard(wanted, shuffle=True):
     return SAMPLERS["standard"](wanted, AssignmentConfig(shuffle=shuffle), StandardSampler())
 
 
-def pools(wanted, sampler=POOLS):
-    return SAMPLERS["difficulty_pools"](wanted, AssignmentConfig(), sampler)
+def pools(wanted):
+    return SAMPLERS["difficulty_pools"](wanted, AssignmentConfig(), POOLS)
 
 
 @pytest.mark.parametrize(
@@ -197,5 +196,5 @@ def test_nothing_is_known_at_the_start_and_it_must_be_known_later():
             known_difficulties(None, None, step, batch)
     before = table("difficulties", [row("a", 1.0)])
     assert known_difficulties(before, None, 0, 1) is before
-    traces: pa.Table = table("traces", tried("a", [0.0], "0-0"))
+    traces = table("traces", tried("a", [0.0], "0-0"))
     assert known_difficulties(before, traces, 1, 0).to_pylist() == [row("a", 0.0, 2)]

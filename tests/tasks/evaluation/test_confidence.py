@@ -36,10 +36,18 @@ def test_other_quantiles_are_the_expansion_to_its_last_coefficient(degrees):
     assert t_quantile(degrees) == pytest.approx(sum(t / degrees**i for i, t in enumerate(terms)), rel=1e-12)
 
 
-def test_which_interval_is_taken():
+@pytest.mark.parametrize("values", [[0.5, 1.5], [-0.5, 0.5], [0.0, 2.0], [-3.0, 1.5, 7.25], [0.5, 2.5]])
+def test_what_is_no_share_may_lie_beyond_0_and_1(values):
+    assert of_mean(values) == students(values)
+
+
+def test_of_rewards_between_0_and_1_the_mean_is_a_share():
     assert of_mean([0.0, 0.0, 1.0]) == of_share(1 / 3, 3) and of_mean([0.25, 0.25]) == of_share(0.25, 2)
-    for values in ([0.5, 1.5], [-0.5, 0.5], [0.0, 2.0]):
-        assert of_mean(values) == students(values), "what is no share may lie beyond 0 and 1"
+    assert of_mean([0.5, 0.5], [0.0, 1.0, 1.0, 0.0]) == of_mean([0.5, 0.5]) == of_share(0.5, 2)
+
+
+def test_one_game_says_nothing():
+    assert of_mean([0.0], [1.0, -1.0]) is None
 
 
 def test_payoffs_are_bounded_by_their_own_range():
@@ -49,31 +57,20 @@ def test_payoffs_are_bounded_by_their_own_range():
     assert drawn == Interval(2 * half.low - 1, 2 * half.high - 1) and drawn.low == pytest.approx(-drawn.high)
     assert of_mean([1.0, 0.0, -1.0, -1.0]) == Interval(-1.0, 1.0), "Student's, cut at both ends"
     won, lost = of_mean([2.0, 1.0, 2.0]), of_mean([-2.0, -1.0, -2.0])
-    assert won is not None and lost is not None and (won.high, lost.low) == (2.0, -2.0)
+    assert (won.high, lost.low) == (2.0, -2.0)
     assert won.low == pytest.approx(5 / 3 - t_quantile(2) / 3) and lost.high == pytest.approx(-won.low)
     never_won = of_mean([-1.0, -1.0, -0.2])
-    assert never_won is not None and never_won.high == 0.0, "0 is in the range, and nothing above it"
+    assert never_won.high == 0.0, "0 is in the range, and nothing above it"
     both = of_mean([1.0, 1.0, -1.0, -1.0, 1.0])
     share = of_share(3 / 5, 5)
-    assert both is not None and (both.low, both.high) == pytest.approx((2 * share.low - 1, 2 * share.high - 1))
-
-
-def test_a_few_rewards_of_no_fixed_scale_are_no_bounds():
-    assert of_mean([0.0], [1.0, -1.0]) is None, "one game says nothing"
-    for values in ([-3.0, 1.5, 7.25], [0.5, 2.5]):
-        assert of_mean(values) == students(values)
-
-
-def test_of_rewards_between_0_and_1_nothing_is_different():
-    assert of_mean([0.5, 0.5], [0.0, 1.0, 1.0, 0.0]) == of_mean([0.5, 0.5]) == of_share(0.5, 2)
+    assert (both.low, both.high) == pytest.approx((2 * share.low - 1, 2 * share.high - 1))
 
 
 @given(st.lists(st.sampled_from([-1.0, -0.5, 0.0, 2.0]), min_size=2, max_size=20))
 def test_an_interval_of_payoffs_holds_their_mean_within_their_range(values):
     rewards = [*values, -1.0, -1.0, 2.0, 2.0]
     found = of_mean(values, rewards)
-    assert found is not None and -1.0 <= found.low <= fmean(values) + 1e-12
-    assert fmean(values) - 1e-12 <= found.high <= 2.0
+    assert -1.0 <= found.low <= fmean(values) + 1e-12 and fmean(values) - 1e-12 <= found.high <= 2.0
 
 
 SCALES = ((-1.0, 1.0), (-2.0, -1.0, 1.0, 2.0), None)
@@ -82,11 +79,10 @@ SCALES = ((-1.0, 1.0), (-2.0, -1.0, 1.0, 2.0), None)
 
 @pytest.mark.parametrize(("payoffs", "count"), [(None, 3), *((scale, count) for scale in SCALES for count in (8, 40))])
 def test_intervals_of_payoffs_hold_the_mean_as_often_as_they_say(payoffs, count):
-    chance, held, truth = random.Random(count), [], 0.0 if payoffs else 3.0
+    chance, held, mean = random.Random(count), [], 0.0 if payoffs else 3.0
     for _ in range(1500):
-        values = [chance.choice(payoffs) if payoffs else chance.gauss(3.0, 2.0) for _ in range(count)]
-        found = of_mean(values)
-        held.append(found is None or found.low <= truth <= found.high)
+        found = of_mean([chance.choice(payoffs) if payoffs else chance.gauss(3.0, 2.0) for _ in range(count)])
+        held.append(found is None or found.low <= mean <= found.high)
     assert fmean(held) > 0.93
 
 
@@ -112,7 +108,6 @@ def test_wilson_by_hand():
 
 def test_students_by_hand():
     found = students([1.0, 2.0, 4.0, 5.0])
-    assert found is not None
     half = t_quantile(3) * (10 / 3 / 4) ** 0.5  # the variance is 10/3, over four values
     assert (found.low, found.high) == pytest.approx((3 - half, 3 + half))
 
@@ -132,9 +127,7 @@ def test_shares_of_zero_and_one_are_not_certain():
 @given(st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=1, max_size=20))
 def test_an_interval_of_values_between_0_and_1_holds_their_mean_and_stays_there(values):
     found = of_mean(values)
-    assert (
-        found is not None and 0.0 <= found.low <= fmean(values) + 1e-12 and fmean(values) - 1e-12 <= found.high <= 1.0
-    )
+    assert 0.0 <= found.low <= fmean(values) + 1e-12 and fmean(values) - 1e-12 <= found.high <= 1.0
 
 
 @given(st.lists(st.integers(-9, 9), min_size=2, max_size=9), st.integers(-5, 5), st.sampled_from([2.0, 4.0]))
@@ -143,17 +136,11 @@ def test_an_interval_moves_and_stretches_with_the_values(values, by, scale):
     if one is None:
         assert other is None
         return
-    assert other is not None
     assert (other.low, other.high) == pytest.approx((scale * one.low + by, scale * one.high + by), abs=1e-9)
 
 
-def coverage(chance: random.Random, num_examples: int, attempts: int, k: int, trials: int = 400) -> float:
-    """Return how often the interval of pass@k holds what it estimates, examples being as hard as a beta says."""
-    truth = _truth(k)
-    return fmean(_holds(_passes(chance, num_examples, attempts, k), truth) for _ in range(trials))
-
-
-def _passes(chance: random.Random, num_examples: int, attempts: int, k: int) -> list[float]:
+def passes(chance, num_examples, attempts, k):
+    """Return pass@k of examples that are as hard as a beta says."""
     found = []
     for _ in range(num_examples):
         right = chance.betavariate(1, 2)
@@ -161,15 +148,9 @@ def _passes(chance: random.Random, num_examples: int, attempts: int, k: int) -> 
     return found
 
 
-def _truth(k: int) -> float:
+def truth(k):
     """E[1 - (1 - p)^k] of p ~ beta(1, 2), whose 1 - p is beta(2, 1): 1 - 2 / (2 + k)."""
     return 1 - 2 / (2 + k)
-
-
-def _holds(values: list[float], truth: float) -> bool:
-    found = of_mean(values)
-    assert found is not None
-    return found.low <= truth <= found.high
 
 
 @pytest.mark.parametrize(
@@ -177,19 +158,13 @@ def _holds(values: list[float], truth: float) -> bool:
 )
 def test_the_intervals_hold_what_they_estimate_in_about_nineteen_of_twenty_evaluations(num_examples, attempts, k):
     # 400 trials of 0.95 have a standard deviation of 0.011; the seed is fixed, so that this is one outcome for ever.
-    assert 0.925 <= coverage(random.Random(5), num_examples, attempts, k) <= 0.98
+    chance = random.Random(5)
+    found = [of_mean(passes(chance, num_examples, attempts, k)) for _ in range(400)]
+    assert 0.925 <= fmean(each.low <= truth(k) <= each.high for each in found) <= 0.98
 
 
 def test_attempts_counted_as_if_they_were_independent_would_hold_far_less():
     """The check above tells: of eight attempts at each of 40 examples, 320 are not as good as independent ones."""
     chance = random.Random(5)
-    naive = []
-    for _ in range(200):
-        values = _passes(chance, 40, 8, 1)
-        found = of_share(fmean(values), 320)
-        naive.append(found.low <= _truth(1) <= found.high)
-    assert fmean(naive) < 0.85
-
-
-def test_an_interval_is_plain():
-    assert Interval(0.25, 0.5) == Interval(low=0.25, high=0.5)
+    naive = [of_share(fmean(passes(chance, 40, 8, 1)), 320) for _ in range(200)]
+    assert fmean(each.low <= truth(1) <= each.high for each in naive) < 0.85

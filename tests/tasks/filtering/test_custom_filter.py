@@ -117,7 +117,7 @@ def test_its_code_is_in_the_key_and_has_to_load():
     assert list(versions) == ["filtering.filters.1.function"]
     assert versions["filtering.filters.1.function"].startswith("sha256:")
     resolved = resolve(config, {"functions": versions})
-    assert resolved.filtering.filters[1].version == versions["filtering.filters.1.function"]  # type: ignore[union-attr]
+    assert resolved.filtering.filters[1].version == versions["filtering.filters.1.function"]
     missing = load(["demo"], [listed.format("nowhere:f")])
     with pytest.raises(ConfigError, match=r"filtering\.filters\.1\.function: 'nowhere:f'"):
         function_facts(missing)

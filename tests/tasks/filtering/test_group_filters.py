@@ -5,50 +5,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fixtures.builders import failed, trace
-from tests.fixtures.stages import judged
+from tests.fixtures.stages import credited_by, judged
 
 ALONE = [{"type": "errored"}, {"type": "incomplete_group"}]
 ZERO = [{"type": "errored"}, {"type": "zero_advantage"}]
 
 
-def incomplete(traces, filters=ALONE, **others):
-    return judged(traces, filters=filters, **others)
-
-
 def test_the_rest_of_a_group_that_lost_a_member_goes_too():
     rows = [trace("a"), trace("b", reward=0.0), failed("c"), trace("d", group_id="g1"), trace("e", group_id="g1")]
-    verdicts = incomplete(rows)
+    verdicts = judged(rows, filters=ALONE)
     reasons = {name: verdict["reason"] for name, verdict in verdicts.items()}
     assert reasons == {"a": "incomplete_group", "b": "incomplete_group", "c": "errored", "d": None, "e": None}
     assert verdicts["a"]["evidence"]["incomplete_group"] == {"members": 2, "size": 3}
 
 
-def test_a_member_without_a_reward_is_lost_and_one_that_another_filter_found_is_not():
-    assert incomplete([trace("a"), trace("b", reward=None)])["a"]["reason"] == "incomplete_group"
-    filters = [*ALONE, {"type": "truncated", "enforce": True}]
-    assert incomplete([trace("a"), trace("b", is_truncated=True)], filters)["a"]["keep"]
-    assert incomplete([trace("a"), trace("b")], quarantined={"b": "why"})["a"]["keep"], (
-        "it was scored, whatever was found since"
-    )
-
-
-def test_a_reward_does_not_make_up_for_an_error():
-    reasons = {name: row["reason"] for name, row in incomplete([trace("a"), failed("b", reward=1.0)]).items()}
-    assert reasons == {"a": "incomplete_group", "b": "errored"}
+@pytest.mark.parametrize(
+    ("other", "found_later", "reason"),
+    [
+        (trace("b", reward=None), {}, "incomplete_group"),
+        (failed("b", reward=1.0), {}, "incomplete_group"),  # a reward does not make up for an error
+        (trace("b", is_truncated=True), {"filters": [*ALONE, {"type": "truncated", "enforce": True}]}, None),
+        (trace("b"), {"quarantined": {"b": "why"}}, None),  # it was scored, whatever was found since
+        (trace("b", trainable=False, reward=None), {}, None),
+    ],
+    ids=["unscored", "errored", "truncated", "quarantined", "not trained"],
+)
+def test_a_group_has_lost_a_trained_member_without_a_reward(other, found_later, reason):
+    assert judged([trace("a"), other], **({"filters": ALONE} | found_later))["a"]["reason"] == reason
 
 
 def test_a_group_of_frozen_seats_alone_loses_nobody():
     rows = [trace("a"), trace("b", reward=0.0), trace("judge", group_id="g1", trainable=False, reward=None)]
-    verdicts = incomplete(rows)
-    assert [verdicts[name]["detected"] for name in ("a", "b", "judge")] == [[], [], []]
-
-
-def test_seats_that_are_not_trained_may_have_no_reward():
-    assert incomplete([trace("a"), trace("judge", trainable=False, reward=None)])["a"]["keep"]
+    assert [verdict["detected"] for verdict in judged(rows, filters=ALONE).values()] == [[], [], []]
 
 
 def test_it_is_only_recorded_where_it_does_not_enforce():
-    verdict = incomplete([trace("a"), failed("b")], [ALONE[0], ALONE[1] | {"enforce": False}])["a"]
+    filters = [ALONE[0], ALONE[1] | {"enforce": False}]
+    verdict = judged([trace("a"), failed("b")], filters=filters)["a"]
     assert verdict["keep"] and verdict["detected"] == ["incomplete_group"]
 
 
@@ -56,20 +49,19 @@ def test_it_is_only_recorded_where_it_does_not_enforce():
 def test_a_group_is_kept_as_a_whole_or_not_at_all(made):
     kinds = {"fine": trace, "failed": failed, "unscored": lambda name, **others: trace(name, reward=None, **others)}
     rows = [kinds[kind](f"t{n}", group_id=group) for n, (group, kind) in enumerate(made)]
-    verdicts = incomplete(rows)
+    verdicts = judged(rows, filters=ALONE)
     for group in "gh":
         outcomes = [kind for of, kind in made if of == group]
         kept = [verdicts[f"t{n}"]["keep"] for n, (of, _) in enumerate(made) if of == group]
         assert kept == [set(outcomes) == {"fine"}] * len(kept)
 
 
-def left_out(traces, **sections):
+def left_out(traces, algorithms=None, **sections):
+    """The traces that zero_advantage drops; `algorithms` are those of environments, by name."""
+    if algorithms:
+        sections["environments"] = credited_by(algorithms)
     verdicts = judged(traces, filters=ZERO, **sections)
     return {name for name, row in verdicts.items() if row["reason"] == "zero_advantage"}
-
-
-def environments(**algorithms):
-    return [{"name": name, "taskset": {"id": name}, "algorithm": each} for name, each in algorithms.items()]
 
 
 @pytest.mark.parametrize(
@@ -92,11 +84,9 @@ def test_who_learns_from_equal_rewards_keeps_them(algorithm, learns):
 
 def test_each_environment_is_judged_by_its_own_algorithm():
     rows = [trace(name, group_id=name[0], environment=name[0]) for name in ("x1", "x2", "y1", "y2")]
-    assert left_out(rows, environments=environments(x={"type": "rae"}, y=None)) == {"y1", "y2"}
-    assert left_out(rows, environments=environments(x={"type": "grpo"}, y=None), algorithm={"type": "rae"}) == {
-        "x1",
-        "x2",
-    }
+    rae, grpo = {"type": "rae"}, {"type": "grpo"}
+    assert left_out(rows, {"x": rae, "y": None}) == {"y1", "y2"}
+    assert left_out(rows, {"x": grpo, "y": None}, algorithm=rae) == {"x1", "x2"}
 
 
 def test_agents_of_a_group_are_not_compared_with_each_other():
@@ -105,17 +95,22 @@ def test_agents_of_a_group_are_not_compared_with_each_other():
     assert left_out([*rows, trace("a2", agent="a", reward=0.5)]) == {"b0", "b1"}
 
 
-def test_agents_that_are_compared_in_their_episode_only():
-    algorithm = {"type": "hierarchical_grpo", "episode_agents": ["solver"]}
-    rows = [
-        trace("s1", agent="solver", episode_id="one", reward=1.0),
-        trace("s2", agent="solver", episode_id="one", reward=1.0),
-        trace("s3", agent="solver", episode_id="two", reward=0.0),
-        trace("s4", agent="solver", episode_id="two", reward=0.5),
-        trace("p1", agent="proposer", episode_id="one", reward=0.0),
-        trace("p2", agent="proposer", episode_id="two", reward=1.0),
+EPISODES = [("one", 1.0), ("one", 1.0), ("two", 0.0), ("two", 0.5)]
+"""Episode and reward of four seats: in their episode those of the first are alike, over the group all differ."""
+IN_EPISODE = {"type": "hierarchical_grpo", "episode_agents": ["solver"]}
+
+
+def solvers(name, **columns):
+    return [
+        trace(f"{name}{n}", agent="solver", episode_id=episode, reward=reward, **columns)
+        for n, (episode, reward) in enumerate(EPISODES)
     ]
-    assert left_out(rows, algorithm=algorithm) == {"s1", "s2"}
+
+
+def test_agents_that_are_compared_in_their_episode_only():
+    proposers = [trace(f"p{n}", agent="proposer", episode_id=EPISODES[2 * n][0], reward=float(n)) for n in range(2)]
+    rows = [*solvers("s"), *proposers]
+    assert left_out(rows, algorithm=IN_EPISODE) == {"s0", "s1"}
     assert left_out(rows) == set(), "over the group, all of them differ"
 
 
@@ -128,15 +123,8 @@ TRACES = st.lists(
 
 
 def test_an_environment_has_compared_agents_of_its_own():
-    seats = [("one", 1.0), ("one", 1.0), ("two", 0.0), ("two", 0.5)]
-    rows = [
-        trace(f"{name}{n}", environment=name, group_id=name, agent="solver", episode_id=episode, reward=reward)
-        for name in ("duel", "maze")
-        for n, (episode, reward) in enumerate(seats)
-    ]
-    apart = {"type": "hierarchical_grpo", "episode_agents": ["solver"]}
-    own = environments(duel=apart, maze={"type": "hierarchical_grpo", "episode_agents": []})
-    assert left_out(rows, environments=own) == {"duel0", "duel1"}
+    rows = [row for name in ("duel", "maze") for row in solvers(name, environment=name, group_id=name)]
+    assert left_out(rows, {"duel": IN_EPISODE, "maze": IN_EPISODE | {"episode_agents": []}}) == {"duel0", "duel1"}
 
 
 @given(made=TRACES, in_episode=st.booleans())

@@ -5,11 +5,24 @@ import pytest
 from tests.fixtures.hosts import PLUGINS, view_of
 
 
+def make_importable(patch):
+    """Make the tests' own tasksets importable, here and in the processes that are started."""
+    patch.syspath_prepend(PLUGINS)
+    patch.setenv("PYTHONPATH", str(PLUGINS))
+
+
 @pytest.fixture
 def plugins(monkeypatch):
-    """Make the tests' own tasksets importable, here and in the processes that are started."""
-    monkeypatch.syspath_prepend(PLUGINS)
-    monkeypatch.setenv("PYTHONPATH", str(PLUGINS))
+    """The tests' own tasksets are importable."""
+    make_importable(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def plugins_of_module():
+    """The same for the services that the tests of a file share."""
+    with pytest.MonkeyPatch.context() as patch:
+        make_importable(patch)
+        yield
 
 
 @pytest.fixture

@@ -9,9 +9,7 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import psutil
 import pytest
@@ -39,16 +37,16 @@ print(json.dumps([tokenizer.name_or_path, tokenizer.encode("ab", add_special_tok
 @pytest.fixture
 def hub():
     """The address of a hub that has nothing, and the paths that it is asked for."""
-    paths: list[str] = []
+    paths = []
 
     class Handler(BaseHTTPRequestHandler):
-        def do_HEAD(self) -> None:
+        def do_HEAD(self):
             paths.append(self.path)
             self.send_error(404)
 
         do_GET = do_HEAD
 
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, *_):
             """Log nothing."""
 
     with HTTPServer(("127.0.0.1", 0), Handler) as server:
@@ -57,7 +55,7 @@ def hub():
         server.shutdown()
 
 
-def keep_in_cache(directory: Path, cache: Path) -> Path:
+def keep_in_cache(directory, cache):
     """Put a model's files into a cache of the hub as `some/model`; return their snapshot."""
     snapshot = cache / "models--some--model" / "snapshots" / "0a1b"
     shutil.copytree(directory, snapshot)
@@ -71,7 +69,7 @@ def test_a_cached_tokenizer_is_loaded_without_a_request_and_renderers_still_make
     address, paths = hub
     variables = {**os.environ, "HF_ENDPOINT": address, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
 
-    def requests(which: str) -> list[str]:
+    def requests(which):
         paths.clear()
         argv = [sys.executable, "-c", PROGRAM, which]
         done = subprocess.run(argv, env=variables, capture_output=True, text=True)
@@ -86,9 +84,9 @@ def test_a_cached_tokenizer_is_loaded_without_a_request_and_renderers_still_make
 def test_only_tokenizers_of_the_cache_are_loaded_from_it(tmp_path, monkeypatch):
     from renderers import base
 
-    names: list[str] = []
+    names = []
 
-    def load(name: str) -> Any:
+    def load(name):
         names.append(name)
         return SimpleNamespace(name_or_path=name)
 
@@ -116,7 +114,7 @@ def test_the_cpu_build_gives_rows_without_an_adapter_the_last_one(monkeypatch):
     factor, rows = torch.ones(1, 1, 2, 4), torch.ones(3, 4)
     monkeypatch.setattr(PunicaWrapperCPU, "add_shrink", PunicaWrapperCPU.add_shrink)  # put back after the test
 
-    def shrunk() -> list[list[float]]:
+    def shrunk():
         out = torch.zeros(1, 3, 2)
         wrapper.add_shrink(out, rows, (factor,), 1.0)
         return out[0].tolist()
@@ -145,7 +143,7 @@ def test_verifiers_serves_an_environment_on_whose_shared_tool_server_has_ended()
     section = EnvironmentConfig(name="calc", taskset={"id": "sample_calc_tools"}).model_dump()
     env = load_environment(verifiers_config(section))
 
-    async def serve() -> None:
+    async def serve():
         async with env.serving():
             ((_, host, port),) = local_servers(env._shared_tools)
             assert not await refuses(host, port)

@@ -6,7 +6,7 @@ from tasks.advantage.stage import STAGE as ADVANTAGE
 from tasks.filtering.stage import STAGE as FILTERING
 from tasks.metrics.accounting import AccountBreach, Share, account
 from tasks.packing.stage import STAGE as PACKING
-from tests.fixtures.builders import exchange, failed, table, trace, view
+from tests.fixtures.builders import exchanges, failed, table, trace, view
 from tests.fixtures.stages import advantage, filtering, packing, written
 
 TRACES = [
@@ -32,7 +32,7 @@ def sampled(traces, assigned):
     return {
         "assignments": table("assignments", [assignment(row) for row in assigned]),
         "traces": table("traces", traces),
-        "messages": table("messages", [row for one in traces for row in exchange(one["trace_id"])]),
+        "messages": table("messages", exchanges(traces)),
     }
 
 
@@ -42,7 +42,12 @@ def step():
     tables = sampled(TRACES, TRACES)
     filters = [{"type": "truncated", "enforce": True}, {"type": "zero_advantage"}]
     tables |= filtering(tables, view(FILTERING, filtering={"filters": filters}), parameters={"i": "a broken verifier"})
-    tables |= advantage(tables, view(ADVANTAGE))
+    return packed(tables)
+
+
+def packed(tables, **sections):
+    """The tables of a step up to its batches."""
+    tables = tables | advantage(tables, view(ADVANTAGE, **sections))
     return tables | written(packing(tables, view(PACKING)))
 
 
@@ -112,9 +117,8 @@ def test_an_agent_may_play_several_times_in_an_episode():
     traces = [trace(name, agent=agent, reward=reward, **played) for name, agent, reward in seats]
     tables = sampled(traces, traces[:1])
     tables |= filtering(tables, view(FILTERING, filtering={"filters": [{"type": "errored"}]}))
-    tables |= advantage(tables, view(ADVANTAGE, algorithm={"type": "hierarchical_grpo"}))
-    tables |= written(packing(tables, view(PACKING)))
-    assert [(each.outcome, each.num_traces) for each in shares(tables)] == [("no weight", 2), ("trained", 2)]
+    counts = shares(packed(tables, algorithm={"type": "hierarchical_grpo"}))
+    assert [(each.outcome, each.num_traces) for each in counts] == [("no weight", 2), ("trained", 2)]
 
 
 def test_a_step_that_trains_nothing_is_accounted_for(step):

@@ -14,7 +14,7 @@ from tests.fixtures.builders import table, trace, view
 from tests.fixtures.stages import metrics
 
 
-def counted(interval: str, engine: int = 0, **values: float):
+def counted(interval, engine=0, **values):
     return [{"interval": interval, "engine": engine, "name": name, "value": value} for name, value in values.items()]
 
 

@@ -1,7 +1,6 @@
 """Figures of a batch, worked out by hand, and what they are where there is nothing to make them of."""
 
 import json
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -14,7 +13,7 @@ from tasks.metrics.rollouts import rollout_metrics
 from tests.fixtures.builders import failed, table, trace, verdict
 
 
-def credit(sample_id: str, advantage: float | None) -> dict[str, Any]:
+def credit(sample_id, advantage):
     """Return a row of credits; only what figures read of it matters."""
     trace_id = sample_id.partition("/")[0]
     texts = {"sample_id": sample_id, "trace_id": trace_id, "group_id": "g0", "advantage": advantage}
@@ -22,7 +21,7 @@ def credit(sample_id: str, advantage: float | None) -> dict[str, Any]:
     return {**streams, **texts, "branch": 0, "reward": None, "baseline": None, "num_tokens": 0}
 
 
-def batch(*rows: tuple[list[str], int]) -> pa.Table:
+def batch(*rows):
     """Return packed rows of so many tokens, each with its samples."""
     columns = TABLES["batches"].arrow
     blank = {name: [] if pa.types.is_list(columns.field(name).type) else 0 for name in columns.names}
@@ -92,9 +91,7 @@ def test_advantages_come_to_the_same_to_the_last_bit_in_whatever_order(advantage
     assert credit_figures(table("samples", rows)) == credit_figures(table("samples", shuffled))
 
 
-def test_numbers_whose_sum_exceeds_float64_have_a_mean_and_no_deviation(
-    caplog,
-):
+def test_numbers_whose_sum_exceeds_float64_have_a_mean_and_no_deviation(caplog):
     assert mean([1e308] * 4) == 1e308 and mean([1.5e308, -1.5e308, 1e308, 1e308]) == 5e307
     assert spread([1e308, 0.0]) == {"mean": 5e307, "min": 0.0, "max": 1e308}
     assert "no standard deviation of 2 numbers from 0 to 1e+308" in caplog.text

@@ -2,83 +2,94 @@
 
 import json
 import math
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from configs.run import RunConfig, View
-from storage.schemas.stage_tables import METRICS, TRACES, VERDICTS
+from configs.run import RunConfig
+from storage.schemas.stage_tables import METRICS
 from tasks.inference.trace_rows.failures import STRAGGLER
 from tasks.metrics.accounting import AccountBreach, account_metrics
 from tasks.metrics.figures import full_name, metric_values
 from tasks.metrics.rollouts import retokenised_turns, rollout_metrics
 from tasks.metrics.stage import STAGE
-from tests.fixtures.builders import message, table, trace, verdict
+from tests.fixtures.builders import message, table, trace, verdict, view
 from tests.fixtures.stages import metrics
 
 
-def traces(*rows: dict[str, Any]) -> pa.Table:
-    """Traces with the given columns, all others as empty as their type allows."""
-    empty = {field.name: _empty(field.type) for field in TRACES.arrow if not field.nullable}
-    return pa.Table.from_pylist([{**empty, "metrics": "{}", **row} for row in rows], schema=TRACES.arrow)
+def blank(trace_id, environment="one", **columns):
+    """A rollout that has nothing but the given columns."""
+    counts = ("num_input_tokens", "num_output_tokens", "num_turns", "generation_seconds", "model_seconds")
+    empty = {"reward": None, "trainable": False} | dict.fromkeys(counts, 0)
+    return trace(trace_id, environment=environment, **(empty | columns))
 
 
-def verdicts(*rows: tuple[str, bool, list[str]]) -> pa.Table:
-    columns = ("trace_id", "keep", "detected")
-    filled = [{**dict(zip(columns, row, strict=True)), "group_id": "g", "evidence": "{}"} for row in rows]
-    return pa.Table.from_pylist(filled, schema=VERDICTS.arrow)
+UNJUDGED = table("verdicts", [])
 
 
-def named(*given: Any) -> dict[str, float]:
+def named(*given):
     """The metrics of rollouts by their full names."""
     return {full_name(*name): value for name, value in rollout_metrics(*given).items()}
 
 
-def _empty(kind: pa.DataType) -> Any:
-    return "" if pa.types.is_string(kind) else False if pa.types.is_boolean(kind) else 0
+def only(found, begin):
+    """The metrics whose names begin so."""
+    return {name: value for name, value in found.items() if name.startswith(begin)}
 
 
 TABLES = (
-    traces(
-        {
-            "trace_id": "a",
-            "environment": "one",
-            "trainable": True,
-            "reward": 1.0,
-            "num_output_tokens": 10,
-            "generation_seconds": 2.0,
-            "metrics": '{"length": 3, "note": "text"}',
-        },
-        {"trace_id": "b", "environment": "one", "trainable": True, "reward": 0.0, "num_output_tokens": 20},
-        {"trace_id": "c", "environment": "two", "trainable": True, "is_truncated": True, "error_class": "timeout"},
-        {"trace_id": "d", "environment": "two", "trainable": False, "reward": 0.5, "metrics": '{"length": 5}'},
+    table(
+        "traces",
+        [
+            blank(
+                "a",
+                trainable=True,
+                reward=1.0,
+                num_output_tokens=10,
+                generation_seconds=2.0,
+                metrics='{"length": 3, "note": "text"}',
+            ),
+            blank("b", trainable=True, reward=0.0, num_output_tokens=20),
+            blank("c", "two", trainable=True, is_truncated=True, error_class="timeout"),
+            blank("d", "two", reward=0.5, metrics='{"length": 5}'),
+        ],
     ),
-    verdicts(("a", True, []), ("b", False, ["gibberish"]), ("c", False, ["errored", "truncated"]), ("d", True, [])),
+    table(
+        "verdicts",
+        [
+            verdict("a"),
+            verdict("b", reason="gibberish", detected=["gibberish"]),
+            verdict("c", reason="errored", detected=["errored", "truncated"]),
+            verdict("d"),
+        ],
+    ),
 )
 
 
+def unjudged(*rows):
+    """The metrics of these rollouts before any verdict."""
+    return named(table("traces", rows), UNJUDGED)
+
+
 def test_the_staleness_of_tokens_is_that_of_the_policy_of_each():
-    rows = traces(
-        {"trace_id": "a", "environment": "one", "num_output_tokens": 10, "policy_version": 3, "staleness": 2},
-        {"trace_id": "b", "environment": "one", "num_output_tokens": 5, "policy_version": 5, "staleness": 0},
-        {"trace_id": "c", "environment": "two", "num_output_tokens": 0, "policy_version": 1, "staleness": 4},
-    )
+    rows = [
+        blank("a", num_output_tokens=10, policy_version=3, staleness=2),
+        blank("b", num_output_tokens=5, policy_version=5),
+        blank("c", "two", policy_version=1, staleness=4),
+    ]
     names = ("trace_id", "message", "start", "num_tokens", "policy_version", "policy_key")
     runs = [("a", 1, 4, 3, 3, "x"), ("a", 1, 7, 1, 4, "y"), ("a", 3, 0, 6, 5, "z")]
     policies = table("token_policies", [dict(zip(names, run, strict=True)) for run in runs])
-    found = named(rows, verdicts(), (), None, policies)
-    assert {name: value for name, value in found.items() if "token_staleness" in name} == {
+    assert only(named(table("traces", rows), UNJUDGED, (), None, policies), "token_staleness") == {
         "token_staleness/all/mean": pytest.approx(7 / 15),
         "token_staleness/all/max": 2.0,
         "token_staleness/one/mean": pytest.approx(7 / 15),
         "token_staleness/one/max": 2.0,
     }
-    assert not any("token_staleness" in name for name in named(rows, verdicts()))
+    assert only(unjudged(*rows), "token_staleness") == {}
 
 
 def test_metrics_of_a_step_for_all_and_by_environment():
-    assert TABLES[0].schema == TRACES.arrow and TABLES[1].schema == VERDICTS.arrow
     found = named(*TABLES, ["repetition"])
     expected = {
         "rollouts/all": 4,
@@ -118,16 +129,13 @@ def test_metrics_of_a_step_for_all_and_by_environment():
 
 
 def test_agents_of_one_environment_have_rewards_of_their_own():
-    won = {"environment": "duel", "trainable": True}
     rows = [
-        {"trace_id": f"{agent}{number}", "agent": agent, "reward": reward, **won}
+        blank(f"{agent}{number}", "duel", agent=agent, reward=reward, trainable=True)
         for agent, rewards in (("first", (1.0, -0.5)), ("second", (-1.0, 0.5)))
         for number, reward in enumerate(rewards)
     ]
-    lost = {"trace_id": "lost", "environment": "duel", "agent": "agent", "error_class": "timeout"}
-    alone = {"trace_id": "alone", "environment": "one", "agent": "agent", "reward": 1.0}
-    found = named(traces(*rows, lost, alone), verdicts())
-    assert {name: value for name, value in found.items() if name.startswith("reward/") and name.endswith("/mean")} == {
+    found = unjudged(*rows, blank("lost", "duel", error_class="timeout"), blank("alone", reward=1.0))
+    assert {name: value for name, value in only(found, "reward/").items() if name.endswith("/mean")} == {
         "reward/all/mean": 0.2,
         "reward/duel/mean": 0.0,
         "reward/duel/first/mean": 0.25,
@@ -137,38 +145,25 @@ def test_agents_of_one_environment_have_rewards_of_their_own():
 
 
 def test_named_rewards_have_the_means_of_their_scores():
-    common = {"environment": "one", "reward": 1.0}
     both = {"exact": {"score": 1.0, "weight": 0.5}, "form": {"score": 0.5, "weight": 1.0}}
     partly = {"exact": {"score": 0.0, "weight": 0.5}, "form": None}
-    rows = [
-        {"trace_id": "a", "rewards": json.dumps(both), **common},
-        {"trace_id": "b", "rewards": json.dumps(partly), **common},
-        {"trace_id": "c", "environment": "two", "reward": 0.0},
-    ]
-    found = named(traces(*rows), verdicts())
-    assert {name: value for name, value in found.items() if name.startswith("rewards/")} == {
-        **{f"rewards/{scope}/exact/mean": 0.5 for scope in ("all", "one")},
-        **{f"rewards/{scope}/form/mean": 0.5 for scope in ("all", "one")},
+    rows = [blank(name, reward=1.0, rewards=json.dumps(rewards)) for name, rewards in (("a", both), ("b", partly))]
+    assert only(unjudged(*rows, blank("c", "two", reward=0.0)), "rewards/") == {
+        f"rewards/{scope}/{name}/mean": 0.5 for scope in ("all", "one") for name in ("exact", "form")
     }
 
 
 def test_scopes_are_symmetric():
-    found = named(*TABLES, ["repetition"])
-    for name in [name for name in found if name.startswith("filters/")]:
-        _, scope, rest = name.split("/")
-        assert {f"filters/{other}/{rest}" for other in ("all", "one", "two")} <= found.keys()
-        assert scope in ("all", "one", "two")
+    filters = {tuple(name.split("/")[1:]) for name in only(named(*TABLES, ["repetition"]), "filters/")}
+    assert filters == {(scope, name) for scope in ("all", "one", "two") for _, name in filters} != set()
 
 
 def test_a_reward_may_be_infinite_and_a_step_without_a_scored_or_any_rollout_has_none():
-    unscored = traces({"trace_id": "a", "environment": "one", "error_class": "model"})
-    found = named(unscored, verdicts())
+    found = unjudged(blank("a", error_class="model"))
     assert found["errored_rollout/one"] == 1
-    assert not [name for name in found if name.startswith(("reward/", "filters/", "trainable/"))]
-    boundless = named(traces({"trace_id": "a", "environment": "one", "reward": math.inf}), verdicts())
-    assert boundless["reward/all/mean"] == math.inf
-    nothing = {"rollouts/all": 0, "rollout/all/input_tokens": 0, "rollout/all/output_tokens": 0}
-    assert named(traces(), verdicts()) == nothing
+    assert not only(found, ("reward/", "filters/", "trainable/"))
+    assert unjudged(blank("a", reward=math.inf))["reward/all/mean"] == math.inf
+    assert unjudged() == {"rollouts/all": 0, "rollout/all/input_tokens": 0, "rollout/all/output_tokens": 0}
 
 
 def test_turns_that_were_tokenised_again_are_counted_where_somebody_counted():
@@ -178,15 +173,14 @@ def test_turns_that_were_tokenised_again_are_counted_where_somebody_counted():
 
 
 def test_stopped_rollouts_are_in_their_share_and_the_sums_of_tokens_alone():
-    late = {"environment": "one", "error_class": STRAGGLER, "num_output_tokens": 5}
-    rows = [{"trace_id": "a", "environment": "one", "reward": 1.0, "num_output_tokens": 10}]
-    found = named(traces(*rows, {"trace_id": "late", **late}), verdicts())
+    late = blank("late", error_class=STRAGGLER, num_output_tokens=5)
+    found = unjudged(blank("a", reward=1.0, num_output_tokens=10), late)
     assert (found["stragglers/all"], found["rollouts/all"], found["errored_rollout/all"]) == (0.5, 1, 0)
     assert (found["num_output_tokens/one"], found["rollout/one/output_tokens"]) == (10, 15)
-    assert named(traces({"trace_id": "late", **late}), verdicts())["rollouts/one"] == 0
+    assert unjudged(late)["rollouts/one"] == 0
 
 
-ENDS: dict[str, dict[str, Any]] = {
+ENDS = {
     "trained": {},
     "light": {},
     "cut": {},
@@ -197,7 +191,7 @@ ENDS: dict[str, dict[str, Any]] = {
 HELD_BACK = {"filtered/truncated": 1, "errored/timeout": 1, "stopped": 1}
 
 
-def until(stage: str) -> dict[str, pa.Table]:
+def until(stage):
     """The tables of a step that is done as far as to a stage."""
     judged = [verdict(name, reason="truncated" if name == "cut" else None) for name in ENDS]
     samples = pa.table({"sample_id": ["trained/0", "light/0"], "trace_id": ["trained", "light"]})
@@ -239,22 +233,20 @@ def test_a_step_with_all_its_tables_is_held_to_account():
 
 
 def test_rows_are_of_the_contract_and_say_only_what_was_measured():
-    view = View(RunConfig(), STAGE.sections, STAGE.name)
-    rows = metrics({"traces": TABLES[0], "verdicts": TABLES[1]}, view, parameters=1)["metrics"]
-    assert rows.schema == METRICS.arrow and rows.to_pylist() == sorted(
-        rows.to_pylist(), key=lambda row: (row["scope"], row["name"])
-    )
+    config = view(STAGE)
+    rows = metrics({"traces": TABLES[0], "verdicts": TABLES[1]}, config, parameters=1)["metrics"]
+    assert rows.schema == METRICS.arrow and rows.equals(rows.sort_by([("scope", "ascending"), ("name", "ascending")]))
     found = metric_values(rows)
     assert rollout_metrics(*TABLES, RunConfig().filter_names).items() <= found.items()
     assert found["", "batch/reward_mean"] == found["all", "reward/mean"] and ("", "batch/fill") not in found
     assert not [name for _, name in found if name.startswith(("timing/stage", "update", "groups"))]
-    empty = metrics({"traces": TABLES[0].slice(0, 0)}, view, parameters=0)["metrics"]
+    empty = metrics({"traces": TABLES[0].slice(0, 0)}, config, parameters=0)["metrics"]
     assert metric_values(empty)["all", "rollouts"] == 0
 
 
-def said(number, parent, role="assistant", content="yes", sampled=False, trace="t0", **others):
+def said(number, parent, role="assistant", content="yes", sampled=False, **others):
     body = {"role": role, "content": content} | others
-    return message(trace, number, parent=parent, sampled=sampled, role=role, body=json.dumps(body), content=content)
+    return message("t0", number, parent=parent, sampled=sampled, role=role, body=json.dumps(body), content=content)
 
 
 ASKED = [said(0, None, "user", "well?"), said(1, 0, sampled=True)]

@@ -3,27 +3,16 @@
 import pytest
 
 from tasks.metrics.stream import load_metrics, stream_metrics
-from tests.fixtures.builders import table, trace
+from tests.fixtures.builders import table, trace, verdict
 
-LOAD = {"requests_running": None, "requests_waiting": None, "cache_use": None, "max_in_flight": 8, "num_ended": 3}
+MEANS = dict.fromkeys(("requests_running", "requests_waiting", "cache_use")) | {"max_in_flight": 8, "num_ended": 3}
+MEASURES = ("num_cancelled", "seconds", "in_flight", "idle_seconds", "learner_waited_seconds")
 
 
 def test_means_are_over_time():
-    rows = [
-        LOAD
-        | {"num_cancelled": 1, "seconds": 1.0, "in_flight": 8.0, "idle_seconds": 0.0, "learner_waited_seconds": 1.0},
-        LOAD
-        | {
-            "num_cancelled": 2,
-            "seconds": 3.0,
-            "in_flight": 4.0,
-            "idle_seconds": 1.0,
-            "learner_waited_seconds": 0.0,
-            "cache_use": 0.5,
-        },
-        LOAD
-        | {"num_cancelled": 0, "seconds": 0.0, "in_flight": 1.0, "idle_seconds": 0.0, "learner_waited_seconds": 0.0},
-    ]
+    readings = [(1, 1.0, 8.0, 0.0, 1.0), (2, 3.0, 4.0, 1.0, 0.0), (0, 0.0, 1.0, 0.0, 0.0)]
+    rows = [MEANS | dict(zip(MEASURES, reading, strict=True)) for reading in readings]
+    rows[1]["cache_use"] = 0.5
     assert load_metrics(rows) == {
         "seconds": 4.0,
         "engine_idle": 0.25,
@@ -48,21 +37,9 @@ def test_ages_are_of_the_tokens_that_may_be_trained_on():
         )
         for name, (version, age) in versions.items()
     ]
-    verdicts = [
-        {"trace_id": name, "group_id": "g", "keep": name != "dropped", "reason": None, "detected": [], "evidence": "{}"}
-        for name in versions
-    ]
-    runs = [
-        {
-            "trace_id": "b",
-            "message": 1,
-            "start": start,
-            "num_tokens": count,
-            "policy_key": "p",
-            "policy_version": version,
-        }
-        for start, count, version in ((0, 20, 1), (20, 10, 2))
-    ]
+    verdicts = [verdict(name, reason="truncated" if name == "dropped" else None) for name in versions]
+    names = ("trace_id", "message", "start", "num_tokens", "policy_key", "policy_version")
+    runs = [dict(zip(names, run, strict=True)) for run in (("b", 1, 0, 20, "p", 1), ("b", 1, 20, 10, "p", 2))]
     tables = {"traces": table("traces", rows), "verdicts": table("verdicts", verdicts), "intakes": table("intakes", [])}
     assert stream_metrics(tables) == {
         "stream/token_age/mean": pytest.approx(60 / 40),

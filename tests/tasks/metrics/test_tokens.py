@@ -1,9 +1,7 @@
 """Metrics of tokens: exact values, the same names in every scope, and the same bits however the rows are cut."""
 
 import math
-from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,20 +16,22 @@ from tests.fixtures.builders import table
 ENVIRONMENTS = {"a/0": "math", "b/0": "chat", "c/0": "math"}
 
 
-def named(batches: pa.Table, statistics: pa.Table, *others: Any) -> dict[str, float]:
+def named(batches, statistics, *others):
     """The metrics of tokens by their full names."""
     found = token_metrics(StoredRows.of(batches), StoredRows.of(statistics), *others)
     return {full_name(*name): value for name, value in found.items()}
 
 
-def batch(ids: list[str], borders: list[int], **streams: list[float]) -> dict[str, Any]:
+STREAMS = ("logprobs", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
+
+
+def batch(ids, borders, **streams):
     zero = [0.0] * borders[-1]
-    names = ("logprobs", "temperatures", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
-    filled = {name: streams.get(name, zero) for name in names}
+    filled = {name: streams.get(name, zero) for name in (*STREAMS, "temperatures")}
     return {"sample_ids": ids, "cu_seqlens": borders, "token_ids": [0] * borders[-1], **filled}
 
 
-def numbered(rows: list[dict[str, Any]]) -> pa.Table:
+def numbered(rows):
     counts = dict.fromkeys(("update", "rank", "micro_step", "rl_tokens", "ce_tokens", "ref_kl_tokens"), 0)
     return pa.Table.from_pylist([{"row": n, **counts, **row} for n, row in enumerate(rows)], schema=BATCHES.arrow)
 
@@ -101,7 +101,7 @@ def test_metrics_of_tokens_by_hand():
 def test_scopes_of_tokens_are_symmetric():
     """With one environment, it and the whole have the same names and the same numbers."""
     found = token_metrics(StoredRows.of(BATCHED), StoredRows.of(STATISTICS), MASKS, dict.fromkeys(ENVIRONMENTS, "one"))
-    scopes: dict[str, dict[str, float]] = {"all": {}, "one": {}}
+    scopes = {"all": {}, "one": {}}
     for (scope, name), value in found.items():
         scopes[scope][name] = value
     assert scopes["all"] == scopes["one"]
@@ -133,9 +133,9 @@ def test_a_packed_sample_that_was_not_measured_is_named():
         named(BATCHED, STATISTICS.slice(1), MASKS, ENVIRONMENTS)
 
 
-def generated(rng: np.random.Generator, samples: Sequence[tuple[str, int]]) -> tuple[pa.Table, pa.Table, pa.Table]:
+def generated(rng, samples):
     """Packed rows of two samples each, statistics in the same order, and masks of every second sample."""
-    rows, measured, masks = list[dict[str, Any]](), list[dict[str, Any]](), list[dict[str, Any]]()
+    rows, measured, masks = [], [], []
     for first in range(0, len(samples), 2):
         own = samples[first : first + 2]
         borders = [0, *np.cumsum([length for _, length in own]).tolist()]
@@ -152,33 +152,25 @@ def generated(rng: np.random.Generator, samples: Sequence[tuple[str, int]]) -> t
         )
         rows.append(batch([], [0, 2]))
     for number, (name, size) in enumerate(samples):
-        streams = {"logprobs": -rng.exponential(1, size), "entropies": rng.exponential(1, size)}
-        measured.append({"sample_id": name} | {key: each.tolist() for key, each in streams.items()})
+        logprobs, entropies = (-rng.exponential(1, size)).tolist(), rng.exponential(1, size).tolist()
+        measured.append({"sample_id": name, "logprobs": logprobs, "entropies": entropies})
         masks += [{"sample_id": name, "masked": (rng.random(size) < 0.1).tolist()}] if number % 2 else []
     statistics = pa.Table.from_pylist(measured, schema=TOKEN_STATISTICS.arrow)
     return numbered(rows), statistics, table("token_masks", masks)
 
 
-def at_once(
-    batches: pa.Table, statistics: pa.Table, masks: pa.Table, environments: Mapping[str, str]
-) -> dict[tuple[str, str], float]:
+def at_once(batches, statistics, masks, environments):
     """The same metrics the plain way, with all tokens in one array."""
     flags = dict(zip(masks["sample_id"].to_pylist(), masks["masked"].to_pylist(), strict=True))
     measured = {row["sample_id"]: row for row in statistics.to_pylist()}
-    ids = [name for row in batches["sample_ids"].to_pylist() for name in row]
-    streams = {
-        name: np.concatenate(
-            [np.array(row[name], np.float64) for row in batches.to_pylist() if row["sample_ids"]], dtype=np.float64
-        )
-        for name in ("logprobs", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
-    }
+    rows = [row for row in batches.to_pylist() if row["sample_ids"]]
+    ids = [name for row in rows for name in row["sample_ids"]]
     lengths = [len(measured[name]["logprobs"]) for name in ids]
-    streams["learner"], streams["entropies"] = (
-        np.concatenate([measured[name][kind] for name in ids]) for kind in ("logprobs", "entropies")
-    )
-    streams["masked"] = np.concatenate(
-        [flags.get(name, [False] * length) for name, length in zip(ids, lengths, strict=True)]
-    )
+    columns = {name: [row[name] for row in rows] for name in STREAMS}
+    columns |= {"learner": [measured[name]["logprobs"] for name in ids]}
+    columns |= {"entropies": [measured[name]["entropies"] for name in ids]}
+    columns |= {"masked": [flags.get(name, [False] * length) for name, length in zip(ids, lengths, strict=True)]}
+    streams = {name: np.concatenate(lists) for name, lists in columns.items()}
     owner = np.repeat([environments[name] for name in ids], lengths)
     scopes = {"all": owner == owner} | {name: owner == name for name in environments.values()}
     return {
@@ -188,7 +180,7 @@ def at_once(
     }
 
 
-def plain_measures(tokens: dict[str, Any]) -> dict[str, Any]:
+def plain_measures(tokens):
     rl, ce, ref_kl = (tokens[f"{name}_weights"] != 0 for name in ("rl", "ce", "ref_kl"))
     found = {"rl_tokens": rl.sum(), "ce_tokens": ce.sum(), "ref_kl_tokens": ref_kl.sum()}
     ratios = tokens["learner"] - tokens["logprobs"]
@@ -208,7 +200,7 @@ def plain_measures(tokens: dict[str, Any]) -> dict[str, Any]:
     return found | {"ref_kl/mean": np.mean((ratios - tokens["advantages"])[ref_kl])}
 
 
-def cut(rows: pa.Table, sizes: Sequence[int]) -> StoredRows:
+def cut(rows, sizes):
     """Rows in parts of so many."""
     borders = [0, *np.cumsum(sizes).tolist(), rows.num_rows]
     parts = [rows.slice(start, end - start) for start, end in pairwise(borders)]

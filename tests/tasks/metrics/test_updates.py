@@ -1,12 +1,11 @@
 """Metrics of optimizer steps: exact values, and what is not finite stays so."""
 
 import math
-from typing import Any
 
 from tasks.metrics.updates import update_metrics
 
 
-def updated(**changes: Any) -> dict[str, Any]:
+def updated(**changes):
     """A row of updates with every number 0."""
     counts = ("num_rows", "num_tokens", "rl_tokens", "ce_tokens", "ref_kl_tokens")
     return {**dict.fromkeys(counts, 0), "metrics": "{}", "policy_key_in": "k", **changes}

@@ -1,13 +1,12 @@
 """Demonstrations as traces: whose they are is in their ids."""
 
 import json
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
 from configs.run import RunConfig, View
-from storage.store import Store, open_store
+from storage.store import open_store
 from tasks.assignment import stage as assignment
 from tasks.assignment.examples import read_demonstrations
 from tasks.filtering import stage as filtering
@@ -15,7 +14,6 @@ from tasks.rollout import demonstration
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import Services
-from tasks.runtime.stage import Ref
 from tests.fixtures.builders import stage_of, table
 
 EXAMPLES = [
@@ -25,7 +23,7 @@ EXAMPLES = [
 LISTING = stage_of("examples", lambda tables, config: {"examples": table("examples", EXAMPLES)}, ("examples",))
 
 
-def rendered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def rendered(messages):
     """Return the rows of a question of one token and an answer of one token."""
     row = {"is_content": [True], "logprobs": [0.0], "content": "x", "body": "{}"}
     asked = row | {"message": 0, "parent": None, "role": "user", "sampled": False, "token_ids": [1], "mask": [False]}
@@ -33,7 +31,7 @@ def rendered(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [asked, said]
 
 
-def shown(store: Store, run: str, seed: int) -> tuple[RunContext, Ref]:
+def shown(store, run, seed):
     """Assign and render the demonstrations of step 0 of a supervised run."""
     config = RunConfig.model_validate(
         {
@@ -51,7 +49,7 @@ def shown(store: Store, run: str, seed: int) -> tuple[RunContext, Ref]:
     return context, perform(demonstration.STAGE, context, 0, (drawn, listed), services=Services(render=rendered))
 
 
-def traces_of(context: RunContext, ref: Ref) -> dict[str, str]:
+def traces_of(context, ref):
     """Return the example of every trace."""
     found = context.table("traces", (ref,))
     return dict(zip(found["trace_id"].to_pylist(), found["example_id"].to_pylist(), strict=True))
@@ -89,9 +87,9 @@ def test_tools_of_a_row_reach_the_renderer(tmp_path, form):
     )
     listed = read_demonstrations(file)
     assert [json.loads(task).get("tools") for task in listed["task"].to_pylist()] == [tools, None]
-    seen: list[Any] = []
+    seen = []
 
-    def render(*given: Any) -> list[dict[str, Any]]:
+    def render(*given):
         seen.append(given)
         return rendered(given[0])
 

@@ -1,10 +1,8 @@
 """What engines counted beside the rollouts of a step: handed over with them, kept across attempts, of no group."""
 
-from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -13,7 +11,7 @@ import pytest
 from configs.run import RunConfig, View
 from storage.refs import Entry
 from storage.schemas.stage_tables import ENGINE_METRICS
-from storage.store import Store, open_store
+from storage.store import open_store
 from tasks.inference.sampling.lost_servers import ServiceLost
 from tasks.rollout import stage as rollout
 from tasks.runtime.parts import Parts
@@ -26,20 +24,20 @@ from tests.fixtures.hosts import assigned
 class Counted:
     """Stands in for what reads the pages of engines: each time there is one row."""
 
-    def __init__(self, models: Any) -> None:
+    def __init__(self, models):
         assert [each.url for each in models] == ["http://127.0.0.1:9"]
 
     @contextmanager
-    def measure(self) -> Iterator[None]:
+    def measure(self):
         yield
 
-    def table(self) -> pa.Table:
+    def table(self):
         row = {"interval": uuid4().hex, "engine": 0, "name": "requests", "value": 2.0}
         return pa.Table.from_pylist([row], schema=ENGINE_METRICS.arrow)
 
 
-def parts_of(store: Store) -> Parts:
-    def entry(part: str, outputs: Any, tokens: int) -> Entry:
+def parts_of(store):
+    def entry(part, outputs, tokens):
         now = datetime.now(UTC)
         return Entry("r", 0, "rollout", 1, "k", part, "a", {}, {}, tuple(outputs), now, now, tokens)
 
@@ -51,10 +49,10 @@ def test_each_time_of_sampling_is_counted_also_one_that_lost_its_engine(wanted, 
     lost = iter([True, False])
 
     class Sampler:
-        def __init__(self, *, on_group: Any, **_: Any) -> None:
+        def __init__(self, *, on_group, **_):
             self.on_group = on_group
 
-        def sample(self, assignments: pa.Table, examples: pa.Table) -> None:
+        def sample(self, assignments, examples):
             name = assignments["group_id"][0].as_py()
             self.on_group(name, {"traces": table("traces", [trace(f"t{name}", group_id=name)])})
             if next(lost):
@@ -63,9 +61,9 @@ def test_each_time_of_sampling_is_counted_also_one_that_lost_its_engine(wanted, 
     monkeypatch.setattr(rollout, "BatchSampler", Sampler)
     monkeypatch.setattr(rollout, "EngineMetrics", Counted)
     config = RunConfig.model_validate({"engine": {"metrics": wanted}, "rollout": {}, "model": {}})
-    tables: Any = (assigned("any", ["a", "b"], 1), SimpleNamespace())
+    tables = (assigned("any", ["a", "b"], 1), SimpleNamespace())
     store = open_store(tmp_path)
-    services: Any = (Services(), Services(), SimpleNamespace(serve=None))
+    services = (Services(), Services(), SimpleNamespace(serve=None))
     parts = parts_of(store)
     inputs = rollout.RolloutInputs(*tables, 0, Policy("p", 0), parts, *services)
     rollout.rollout(inputs, View(config, rollout.STAGE.sections, "rollout"))

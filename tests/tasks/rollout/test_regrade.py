@@ -17,7 +17,7 @@ from tasks.inference.grading.client import SCORES
 from tasks.inference.trace_rows.images import extract_images, restore_images
 from tasks.rollout.regrade import STAGE, GradingBreach
 from tests.fixtures.builders import example, exchange, failed, table, trace, view
-from tests.fixtures.stages import regrade
+from tests.fixtures.stages import regrade, tables_of
 
 ROOT = Path(__file__).parents[3]
 
@@ -28,6 +28,7 @@ def score(trace_id, reward=1.0, **others):
     return dict.fromkeys(SCORES.names) | fine | {"trace_id": trace_id, "reward": reward} | others
 
 
+EXAMPLES = {"examples": table("examples", [example()])}
 FAULT = {"error_class": "environment", "error_type": "TaskError", "error_message": "no", "error_traceback": "where"}
 
 
@@ -43,13 +44,7 @@ class Graders:
 
 
 def regraded(traces, *scores):
-    messages = [row for one in traces for row in exchange(one["trace_id"])]
-    tables = {
-        "examples": table("examples", [example()]),
-        "traces": table("traces", traces),
-        "messages": table("messages", messages),
-    }
-    made = regrade(tables, view(STAGE), graders=Graders(*scores))
+    made = regrade(tables_of(traces) | EXAMPLES, view(STAGE), graders=Graders(*scores))
     for name, contract in (("traces", TRACES), ("regrades", REGRADES)):
         check_rows(made[name], contract, RowPlace(name))
     return made["traces"].to_pylist(), made["regrades"].to_pylist()
@@ -61,8 +56,7 @@ def test_images_in_notes_of_today_are_kept_by_reference_where_they_were_recorded
     note = json.dumps({"shown": seen, "drawn": new, "odd": "stagecoach-image:x"}, separators=(",", ":"))
     record = json.dumps({"task": {"data": {"picture": seen}}}, separators=(",", ":"))
     recorded = extract_images(table("traces", [trace("a", record=record)]), table("messages", exchange("a")))
-    tables = {"examples": table("examples", [example()]), **recorded}
-    found = regrade(tables, view(STAGE), graders=Graders(score("a", info=note)))["traces"]
+    found = regrade(recorded | EXAMPLES, view(STAGE), graders=Graders(score("a", info=note)))["traces"]
     assert seen not in found["info"][0].as_py() and new in found["info"][0].as_py()
     assert found["record"].to_pylist() == recorded["traces"]["record"].to_pylist()
     (whole,) = restore_images(found, recorded["messages"], recorded["images"])["traces"].to_pylist()
@@ -74,10 +68,8 @@ def test_traces_have_the_scores_of_today_and_everything_else_as_it_was():
     traces, regrades = regraded(before, score("b"), score("a", 0.75))
     new = {"rewards": '{"r":1}', "metrics": '{"m":2}', "info": '{"i":3}', "scoring_seconds": 0.25}
     assert traces == [before[0] | new | {"reward": 0.75}, before[1] | new]
-    assert [(row["reward_before"], row["reward"], row["changed"]) for row in regrades] == [
-        (0.5, 0.75, True),
-        (1.0, 1.0, False),
-    ]
+    changes = [(row["reward_before"], row["reward"], row["changed"]) for row in regrades]
+    assert changes == [(0.5, 0.75, True), (1.0, 1.0, False)]
     assert regrades[0]["rewards_before"] == '{"r":0}' and regrades[0]["seconds"] == 0.25
 
 
@@ -94,11 +86,8 @@ def test_a_trace_whose_scoring_fails_becomes_an_errored_one():
     assert traces[0] == trace("a", reward=None, rewards='{"r":1}', metrics='{"m":2}', info='{"i":3}', **FAULT) | {
         "scoring_seconds": 0.25
     }
-    assert (regrades[0]["changed"], regrades[0]["error_type"], regrades[0]["error_message"]) == (
-        True,
-        "TaskError",
-        "no",
-    )
+    (row,) = regrades
+    assert (row["changed"], row["error_type"], row["error_message"]) == (True, "TaskError", "no")
 
 
 @pytest.mark.parametrize("scores", [[], [score("a"), score("a")], [score("a"), score("z")]])

@@ -2,7 +2,6 @@
 
 import random
 from collections import Counter
-from typing import Any
 
 import pyarrow as pa
 from hypothesis import given, settings
@@ -16,21 +15,19 @@ from tasks.runtime.stage import Policy, Ref
 class Simulated:
     """A queue without an engine: groups begin and end in any order, and the newest policy begins them."""
 
-    def __init__(
-        self, steps: int, size: int, bound: int, chance: random.Random, surplus: int = 0, waits: bool = True
-    ) -> None:
+    def __init__(self, steps, size, bound, chance, surplus=0, waits=True):
         self.steps, self.size, self.bound, self.chance = steps, size, bound, chance
         self.surplus = surplus
         """Groups that each step assigns beyond what it takes."""
         self.queue = RolloutQueue(self.read, bound, waits, surplus > 0)
-        self.assigned: dict[str, list[str]] = {}
+        self.assigned = {}
         """The groups of each assignment."""
-        self.stale: list[tuple[str, int | None]] = []
+        self.stale = []
         """Groups that were given up, with their ages; None of those that were not begun."""
         self.queue._size = size  # as the first step that takes its groups says
-        self.pending: list[str] = []
-        self.running: dict[str, Policy] = {}
-        self.taken: list[tuple[str, int]] = []
+        self.pending = []
+        self.running = {}
+        self.taken = []
         """Groups with their ages."""
         self.share_kept = chance.choice([0.0, 0.3])
         """Of older policies, those that have sampled turns of a group that is begun."""
@@ -39,19 +36,19 @@ class Simulated:
         self.most_waits = 0
         """Groups that had ended at a time, and for which there was no room."""
 
-    def read(self, table: str, ref: Ref) -> pa.Table:
+    def read(self, table, ref):
         shared = {"assignment_id": "", "member": 0, "environment": "", "example_id": "", "seed": 0}
         return pa.Table.from_pylist(
             [{"group_id": name, **shared} for name in self.assigned[ref.key]], ASSIGNMENTS.arrow
         )
 
-    def assign(self, name: str, count: int) -> Ref:
+    def assign(self, name, count):
         """Assign so many groups, which wait for somebody to begin them."""
         self.assigned[name] = [f"{name}-{slot}" for slot in range(count)]
         self.pending += self.assigned[name]
         return Ref("assignment", 0, name, (), 0, 0.0, True)
 
-    def run(self) -> None:
+    def run(self):
         """Fill all steps, one after the other; a policy is there as soon as its step is filled."""
         fed = spare = 0
         for step in range(self.steps):
@@ -69,7 +66,7 @@ class Simulated:
                 self.queue.add([self.assign(f"{step}.1", -spare)])
                 spare = 0
 
-    def expire(self, step: int) -> int:
+    def expire(self, step):
         """Stop what is too old for any further step; return how many groups that were."""
         found = self.queue.drop_stale(step)
         for group in found:
@@ -80,7 +77,7 @@ class Simulated:
             assert group.assigned["group_id"].to_pylist() == [group.group_id]
         return len(found)
 
-    def take(self, step: int) -> None:
+    def take(self, step):
         # Where no step waits, more groups may have ended than the step takes.
         while not self.queue._waits and (self.pending or self.running) and self.chance.random() < 0.3:
             self.go_on()
@@ -91,7 +88,7 @@ class Simulated:
         group = self.queue._next()
         self.taken.append((group.group_id, step - group.policy.version))
 
-    def go_on(self) -> None:
+    def go_on(self):
         """Begin a group or end one, whichever comes first."""
         assert self.pending or self.running, "a step waits, and nothing is under way"
         if self.pending and (not self.running or self.chance.random() < 0.5):
@@ -105,7 +102,7 @@ class Simulated:
         rows = {"group_id": [name], "policy_key": [policy.key], "policy_version": [policy.version]}
         self.queue.put({"traces": pa.table(rows)})
 
-    def begin(self, name: str) -> Policy:
+    def begin(self, name):
         """Begin a group with the turn's policy, or the oldest that it may have of those with kept turns of it."""
         kept = {each.version for each in self.queue._policies if self.chance.random() < self.share_kept}
         version = self.queue.begin(name, kept)
@@ -134,13 +131,7 @@ def test_steps_do_wait_for_what_is_due():
 
 
 @settings(max_examples=150)
-@given(
-    st.integers(1, 12),
-    st.integers(1, 4),
-    st.integers(2, 4),
-    st.integers(0, 3),
-    st.randoms(use_true_random=False),
-)
+@given(st.integers(1, 12), st.integers(1, 4), st.integers(2, 4), st.integers(0, 3), st.randoms(use_true_random=False))
 def test_where_no_step_waits_what_is_too_old_is_given_up_and_no_step_lacks_groups(steps, size, bound, surplus, chance):
     found = Simulated(steps, size, bound, chance, surplus, waits=False)
     found.run()
@@ -157,17 +148,17 @@ def test_where_no_step_waits_what_is_too_old_is_given_up_and_no_step_lacks_group
 
 
 def test_some_groups_are_given_up_at_each_stage_of_their_way():
-    kinds = Counter[str]()
+    kinds = Counter()
     for surplus in (0, 3):
         for seed in range(20):
             simulated = Simulated(10, 3, 2, random.Random(seed), surplus, waits=False)
             expire = simulated.queue.drop_stale
 
-            def count(step: int, expire: Any = expire) -> Any:
+            def count(step, expire=expire):
                 stale = expire(step)
                 kinds.update("begun" if each.begun else "finished" if each.finished else "pending" for each in stale)
                 return stale
 
-            simulated.queue.drop_stale = count  # type: ignore[method-assign]
+            simulated.queue.drop_stale = count
             simulated.run()
     assert kinds.keys() == {"begun", "finished", "pending"}

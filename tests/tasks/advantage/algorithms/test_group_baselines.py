@@ -128,14 +128,9 @@ def test_reinforce_pp_over_tokens_is_what_a_list_of_tokens_says(drawn):
     tokens = [value for value, (_, n, _) in zip(centred, drawn, strict=True) if value is not None for _ in range(n)]
     mean, spread = (statistics.fmean(tokens), statistics.pstdev(tokens)) if tokens else (0.0, 0.0)
     expected = [None if value is None else (value - mean) / (spread + 1e-6) for value in centred]
-    found = {
-        row["trace_id"]: row["advantage"]
-        for row in credited(traces, messages, type="reinforce_pp", statistics="tokens")
-    }
+    rows = credited(traces, messages, type="reinforce_pp", statistics="tokens")
     if spread > 1e-9 or not tokens:  # else rounding over epsilon
-        assert [found[f"t{i}"] for i in range(len(drawn))] == [
-            value if value is None else pytest.approx(value, rel=1e-9, abs=1e-9) for value in expected
-        ]
+        assert advantages(rows) == pytest.approx(expected, abs=1e-9)
 
 
 def test_reinforce_pp_of_equal_rewards_divides_by_epsilon():
@@ -144,30 +139,28 @@ def test_reinforce_pp_of_equal_rewards_divides_by_epsilon():
 
 def test_reinforce_pp_leaves_other_environments_out_of_its_scale():
     traces = [*group(1.0, 0.0), *group(9.0, 0.0, group_id="g1", environment="other")]
-    rows = credited(traces, environments={"other": {"type": "grpo"}}, type="reinforce_pp", epsilon=1e-9)
+    rows = credited(traces, algorithms={"other": {"type": "grpo"}}, type="reinforce_pp", epsilon=1e-9)
     assert advantages(rows) == pytest.approx([1, -1, 4.5, -4.5])
 
 
-def played(name, agent, episode, reward, group_id="g0"):
-    return trace(name, agent=agent, episode_id=episode, reward=reward, group_id=group_id)
-
-
 HIERARCHY = [
-    played("s0", "solver", "e0", 1.0),
-    played("p0", "proposer", "e0", 1.0),
-    played("s1", "solver", "e1", 3.0),
-    played("s2", "solver", "e0", 0.0),
-    played("p1", "proposer", "e1", 0.0),
-    played("s3", "solver", "e1", 0.0),
-    played("s4", "solver", "e1", 0.0),
-    played("p2", "proposer", "e2", 8.0, "g1"),
+    trace(name, agent=agent, episode_id=episode, reward=reward, group_id=group_id)
+    for name, agent, episode, reward, group_id in (
+        ("s0", "solver", "e0", 1.0, "g0"),
+        ("p0", "proposer", "e0", 1.0, "g0"),
+        ("s1", "solver", "e1", 3.0, "g0"),
+        ("s2", "solver", "e0", 0.0, "g0"),
+        ("p1", "proposer", "e1", 0.0, "g0"),
+        ("s3", "solver", "e1", 0.0, "g0"),
+        ("s4", "solver", "e1", 0.0, "g0"),
+        ("p2", "proposer", "e2", 8.0, "g1"),
+    )
 ]
 
 
 def test_hierarchical_grpo_compares_solvers_within_an_episode_and_proposers_within_the_group():
-    rows = {row["trace_id"]: row for row in credited(HIERARCHY, type="hierarchical_grpo")}
-    found = {name: (row["baseline"], row["advantage"]) for name, row in rows.items()}
-    assert found == {
+    rows = credited(HIERARCHY, type="hierarchical_grpo")
+    assert {row["trace_id"]: (row["baseline"], row["advantage"]) for row in rows} == {
         "s0": (0.5, 0.5),
         "s2": (0.5, -0.5),
         "s1": (1, 2),
@@ -186,6 +179,14 @@ def test_hierarchical_grpo_compares_all_of_an_agent_that_is_not_named():
     assert [row["advantage"] for row in rows if row["trace_id"].startswith("p")] == [0, 0]
 
 
+GONE = [
+    pytest.param({"error_class": "timeout"}, "errored", id="errored"),
+    pytest.param({}, "gibberish", id="filtered"),
+    pytest.param({"reward": None}, None, id="unrewarded"),
+]
+"""Columns of a trace that is in no comparison, and the reason of its verdict."""
+
+
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
@@ -197,18 +198,14 @@ def test_hierarchical_grpo_compares_all_of_an_agent_that_is_not_named():
         ("hierarchical_grpo", [2 / 3, -1 / 3, -1 / 3]),
     ],
 )
-@pytest.mark.parametrize("gone", ["errored", "filtered", "unrewarded"])
-def test_who_is_not_kept_or_has_no_reward_is_in_no_baseline(kind, expected, gone):
+@pytest.mark.parametrize(("columns", "reason"), GONE)
+def test_who_is_not_kept_or_has_no_reward_is_in_no_baseline(kind, expected, columns, reason):
     first, *others = group(1.0, 1.0, 0.0, 0.0)
-    changed = {"errored": {"error_class": "timeout"}, "filtered": {}, "unrewarded": {"reward": None}}[gone]
-    reason = {"errored": "errored", "filtered": "gibberish"}.get(gone)
     verdicts = [verdict("g0-0", reason=reason), *(verdict(row["trace_id"]) for row in others)]
-    rows = credited([first | changed, *others], verdicts=verdicts, type=kind)
-    own = [row for row in rows if row["trace_id"] != "g0-0"]
-    assert advantages(own) == pytest.approx(expected, rel=1e-5)
-    assert [row["baseline"] for row in own if kind != "rloo"] == pytest.approx([1 / 3] * 3 if kind != "rloo" else [])
-    alone = [row for row in rows if row["trace_id"] == "g0-0"]
-    assert len(alone) == (gone == "unrewarded") and not any(sum(row["rl_weights"]) for row in alone)
+    *alone, one, two, three = credited([first | columns, *others], verdicts=verdicts, type=kind)
+    assert advantages([one, two, three]) == pytest.approx(expected, rel=1e-5)
+    assert kind == "rloo" or baselines([one, two, three]) == pytest.approx([1 / 3] * 3)
+    assert len(alone) == (reason is None) and not any(sum(row["rl_weights"]) for row in alone)
     assert advantages(alone) == [None] * len(alone)
 
 

@@ -1,7 +1,5 @@
 """What the reference-KL signal and the teacher's tokens are worth: figures by hand, a loop per token, and refusals."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,18 +7,18 @@ from hypothesis import strategies as st
 
 from tasks.advantage.algorithms.credit import AdvantageBreach
 from tasks.advantage.stage import STAGE, ImportedWithoutTokens
-from tests.fixtures.builders import exchange, message, table, trace, view
+from tests.fixtures.builders import exchange, exchanges, message, table, trace, view
 from tests.fixtures.stages import advantage, tables_of
 
-OPD: dict[str, Any] = {"type": "opd", "teacher": {"path": "/teacher"}}
-SFT: dict[str, Any] = {"type": "sft", "teacher": {"path": "/teacher"}}
+OPD = {"type": "opd", "teacher": {"path": "/teacher"}}
+SFT = {"type": "sft", "teacher": {"path": "/teacher"}}
 
 
-def scored(trace_id: str, number: int, logprobs: list[float]) -> dict[str, Any]:
+def scored(trace_id, number, logprobs):
     return {"trace_id": trace_id, "message": number, "logprobs": logprobs}
 
 
-def credited(algorithm: dict[str, Any], messages: list[Any], references: list[Any] | None = None, **of_trace: Any):
+def credited(algorithm, messages, references=None, **of_trace):
     """Return the credits of the traces that some messages are of."""
     names = dict.fromkeys(each["trace_id"] for each in messages)
     tables = tables_of([trace(name, **of_trace) for name in names], messages)
@@ -29,9 +27,8 @@ def credited(algorithm: dict[str, Any], messages: list[Any], references: list[An
     return advantage(tables, view(STAGE, algorithm=algorithm))["samples"].to_pylist()
 
 
-@pytest.mark.parametrize("kind", ["opd", "opsd"])
-def test_the_signal_is_the_difference_of_log_probs_on_sampled_tokens_whatever_the_reward(kind):
-    algorithm = OPD if kind == "opd" else {"type": "opsd"}
+@pytest.mark.parametrize("algorithm", [OPD, {"type": "opsd"}], ids=["opd", "opsd"])
+def test_the_signal_is_the_difference_of_log_probs_on_sampled_tokens_whatever_the_reward(algorithm):
     completion = exchange("t0", (1, 2, 3), (4, 5), logprobs=[-1.0, -0.25])
     for reward in (0.0, 7.0, None):
         (row,) = credited(algorithm, completion, [scored("t0", 1, [-0.5, -2.0])], reward=reward)
@@ -54,20 +51,14 @@ def test_a_sampled_token_without_a_reference_is_a_breach(references):
 
 def test_each_environment_is_drawn_to_its_own_rows():
     traces = [trace("t0", environment="x"), trace("t1", environment="y"), trace("t2", environment="x")]
-    tables = tables_of(traces, [row for one in traces for row in exchange(one["trace_id"], (1,), (4, 5))])
+    tables = tables_of(traces, exchanges(traces, prompt=(1,)))
     tables["references"] = table("references", [scored(f"t{n}", 1, [-n, -2.0 * n]) for n in range(3)])
     rows = advantage(tables, view(STAGE, algorithm=OPD))["samples"].to_pylist()
     assert [row["advantages"] for row in rows] == [[0, 1 - n, 1 - 2 * n] for n in range(3)]
 
 
-def test_references_of_another_length_are_a_breach():
-    with pytest.raises(AdvantageBreach, match="has another length"):
-        credited(OPD, exchange("t0"), [scored("t0", 1, [-1.0])])
-
-
-@pytest.mark.parametrize("kind", ["opd", "grpo", "rloo"])
-def test_what_no_policy_sampled_is_refused(kind):
-    algorithm = OPD if kind == "opd" else {"type": kind}
+@pytest.mark.parametrize("algorithm", [OPD, {"type": "rloo"}], ids=["opd", "rloo"])
+def test_what_no_policy_sampled_is_refused(algorithm):
     messages = [*exchange("t0"), *exchange("t1")]
     references = [scored(name, 1, [-1.0, -1.0]) for name in ("t0", "t1")]
     with pytest.raises(ImportedWithoutTokens, match="a frozen teacher sampled them"):
@@ -81,7 +72,7 @@ def test_the_teachers_tokens_are_imitated_whatever_they_earned():
         assert row["rl_weights"] == row["ref_kl_weights"] == [0] * 5 and row["advantage"] is None
 
 
-def tokens(values: list[tuple[bool, float, float]]) -> dict[str, Any]:
+def tokens(values):
     """Return columns of a message with these tokens: whether sampled, the engine's log-prob, the reference's."""
     mask = [each[0] for each in values]
     engine = [each[1] if each[0] else 0.0 for each in values]
@@ -105,7 +96,7 @@ def test_a_loop_over_tokens_says_the_same_of_any_graphs(graphs):
                 scores = [each[2] if each[0] else 0.0 for each in values]
                 references.append(scored(f"t{number}", node, scores))
     rows = credited(OPD, messages, references)
-    seen: set[tuple[str, int]] = set()
+    seen = set()
     for row in rows:
         signal, weights = [], []
         for node in row["path"]:

@@ -7,19 +7,19 @@ from tests.fixtures.builders import verdict, view
 from tests.fixtures.stages import advantages, credited, group
 
 
-def of_lengths(rewards, outputs, inputs=0, turns=0, group_id="g0"):
-    """A group of these rewards and numbers of sampled tokens; `inputs` and `turns` are those of all."""
-    traces = group(*rewards, group_id=group_id, num_input_tokens=inputs, num_turns=turns)
+def of_lengths(rewards, outputs):
+    """A group of these rewards and numbers of sampled tokens, without a prompt and turns."""
+    traces = group(*rewards, num_input_tokens=0, num_turns=0)
     return [row | {"num_output_tokens": output} for row, output in zip(traces, outputs, strict=True)]
 
 
 def test_the_length_penalty_by_hand():
-    first, second, third, last = of_lengths((1.0, 1.0, 0.0, 0.0), (10, 20, 40, 30))
+    inputs_and_turns = ((5, 1), (0, 2), (5, 2), (10, 4))
     traces = [
-        first | {"num_input_tokens": 5, "num_turns": 1},
-        second | {"num_input_tokens": 0, "num_turns": 2},
-        third | {"num_input_tokens": 5, "num_turns": 2},
-        last | {"num_input_tokens": 10, "num_turns": 4},
+        row | {"num_input_tokens": inputs, "num_turns": turns}
+        for row, (inputs, turns) in zip(
+            of_lengths((1.0, 1.0, 0.0, 0.0), (10, 20, 40, 30)), inputs_and_turns, strict=True
+        )
     ]
     rows = credited(traces, length_penalty={}, type="grpo")
     # Half of them pass. 0.25 * output / 40 + 0.1 * input / 10 + 0.1 * turns / 4, halved:
@@ -56,21 +56,20 @@ def test_the_pass_rate_is_of_the_raw_rewards_at_or_above_passing():
 def test_a_full_reward_passes_whatever_rounding_made_of_it():
     full = 0.7 + 0.2 + 0.1
     assert full < 1.0
-    penalties = [
-        rows[0]["baseline"] - reward
-        for reward in (full, 1.0)
-        for rows in [credited(of_lengths((reward, reward), (2, 4)), type="grpo", length_penalty={})]
-    ]
-    assert penalties[0] == pytest.approx(penalties[1]) and penalties[1] < -0.1
+    traces = [of_lengths((reward, reward), (2, 4)) for reward in (full, 1.0)]
+    almost, passes = (credited(rows, type="grpo", length_penalty={})[0]["baseline"] for rows in traces)
+    assert almost - full == pytest.approx(passes - 1.0) and passes - 1.0 < -0.1
 
 
-@pytest.mark.parametrize("gone", ["errored", "filtered", "unrewarded"])
-def test_only_kept_rewarded_members_count_for_longest_and_pass_rate(gone):
+@pytest.mark.parametrize(
+    ("columns", "reason"),
+    [({"error_class": "timeout"}, "errored"), ({}, "gibberish"), ({"reward": None}, None)],
+    ids=["errored", "filtered", "unrewarded"],
+)
+def test_only_kept_rewarded_members_count_for_longest_and_pass_rate(columns, reason):
     *own, out = of_lengths((1.0, 0.0, 1.0), (2, 4, 1000))
-    changed = {"errored": {"error_class": "timeout"}, "filtered": {}, "unrewarded": {"reward": None}}[gone]
-    reason = {"errored": "errored", "filtered": "gibberish"}.get(gone)
     verdicts = [verdict("g0-0"), verdict("g0-1"), verdict("g0-2", reason=reason)]
-    rows = credited([*own, out | changed], verdicts=verdicts, type="grpo", length_penalty={"input": 0, "turns": 0})
+    rows = credited([*own, out | columns], verdicts=verdicts, type="grpo", length_penalty={"input": 0, "turns": 0})
     # Half of the two pass; 0.25 * 2 / 4 and 0.25 of it: 0.9375 and -0.125.
     assert advantages(rows)[:2] == pytest.approx([0.53125, -0.53125])
 

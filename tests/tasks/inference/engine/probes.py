@@ -1,8 +1,6 @@
 """The probe of a policy as transformers, and peft, compute it; weights with flipped bits."""
 
 import struct
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -12,8 +10,8 @@ from tasks.runtime.torchvision_operators import declare_torchvision_operators
 PROBE = [(7 * index + 3) % 256 for index in range(3 * CPU_BLOCK_TOKENS)]
 
 
-def policy_row(key: str, directory: Path, adapter: Path | None = None) -> dict[str, Any]:
-    """A policies row with the probe as transformers, and peft, compute it."""
+def reference_logprobs(directory, tokens, adapter=None):
+    """The log-prob of each token after those before it as transformers, and peft, compute it; 0 of the first."""
     declare_torchvision_operators()
     import torch
     from peft import PeftModel
@@ -21,14 +19,19 @@ def policy_row(key: str, directory: Path, adapter: Path | None = None) -> dict[s
 
     model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     model = PeftModel.from_pretrained(model, adapter).eval() if adapter else model
-    tokens = torch.tensor([PROBE])
+    ids = torch.tensor([tokens])
     with torch.no_grad():
-        logprobs = torch.log_softmax(model(input_ids=tokens, use_cache=False).logits[0, :-1].double(), -1)
-    scored = logprobs.gather(1, tokens[0, 1:, None])[:, 0].tolist()
-    return {"policy_key": key, "version": 0, "probe_token_ids": PROBE, "probe_logprobs": [0.0, *scored]}
+        logprobs = torch.log_softmax(model(input_ids=ids, use_cache=False).logits[0, :-1].double(), -1)
+    return [0.0, *logprobs.gather(1, ids[0, 1:, None])[:, 0].tolist()]
 
 
-def flip(source: Path, target: Path, share: float, weights: str = "model.safetensors") -> Path:
+def policy_row(key, directory, adapter=None):
+    """A policies row with the probe as transformers, and peft, compute it."""
+    logprobs = reference_logprobs(directory, PROBE, adapter)
+    return {"policy_key": key, "version": 0, "probe_token_ids": PROBE, "probe_logprobs": logprobs}
+
+
+def flip(source, target, share, weights="model.safetensors"):
     """Copy a policy with one bit flipped in a share of its weights: the lowest, which no probe would notice."""
     target.mkdir()
     for path in source.iterdir():

@@ -14,7 +14,7 @@ from tests.fixtures.hosts import ENGINE
 from tests.tasks.inference.engine.probes import flip, policy_row
 
 
-def slow(weights: list[torch.Tensor], dtype: str) -> WeightsSum:
+def slow(weights, dtype):
     """The definition, value by value."""
     patterns = [
         int.from_bytes(value.reshape(1).view(torch.uint8).numpy().tobytes(), "little")

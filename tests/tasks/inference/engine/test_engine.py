@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from typing import Any
 
 import httpx
 import pytest
@@ -49,9 +48,9 @@ def test_every_route_but_health_asks_for_the_key(small_engine):
 
 
 def test_the_cached_probe_reads_the_cache(small_engine, models, monkeypatch):
-    prompts, generate = list[list[int]](), small_engine.generate
+    prompts, generate = [], small_engine.generate
 
-    def record(token_ids: list[int], **options: Any) -> dict[str, Any]:
+    def record(token_ids, **options):
         prompts.append(token_ids)
         return generate(token_ids, **options)
 
@@ -109,9 +108,9 @@ def test_a_wrong_key_and_an_absent_engine_are_not_healthy(small_engine):
 
 
 def test_an_external_engine_gets_the_weights_as_a_directory(small_engine, models, monkeypatch):
-    request, asked = small_engine._request, list[str]()
+    request, asked = small_engine._request, []
 
-    def without_ours(method: str, path: str, **options: object) -> dict[str, Any]:
+    def without_ours(method, path, **options):
         asked.append(path)
         assert "load_directory" not in str(options), "its workers have no such method"
         # Stagecoach's routes are missing there: they are asked for under a name that the server does not have.

@@ -4,9 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
@@ -35,7 +33,7 @@ IDLE, COMPUTING = "import time; time.sleep(3600)", "while True: pass"
 
 
 @contextmanager
-def server(behind: str = "") -> Iterator[dict[str, Any]]:
+def server(behind=""):
     """A server, and a process behind it that answers none of its questions; gives its report."""
     process = subprocess.Popen(
         [sys.executable, "-c", SERVER, behind], stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -67,7 +65,7 @@ def test_an_engine_that_neither_answers_nor_computes_hangs():
 
 def test_an_engine_that_computes_is_waited_for_as_long_as_weights_may_take(monkeypatch):
     monkeypatch.setattr(hanging, "SERVE_SECONDS", 4.0)
-    asked: list[float] = []
+    asked = []
     ask = hanging._leaves_unanswered
     monkeypatch.setattr(
         hanging,

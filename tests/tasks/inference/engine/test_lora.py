@@ -2,18 +2,12 @@
 
 import json
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from configs.training import LoraConfig
-from tasks.inference.engine.checks import (
-    EngineMismatch,
-    check_serving,
-    check_weights,
-)
-from tasks.inference.engine.client import MODEL, Engine, EngineError
+from tasks.inference.engine.checks import EngineMismatch, check_serving, check_weights
+from tasks.inference.engine.client import MODEL, EngineError
 from tasks.inference.engine.command import adapter_arguments, linear_maps
 from tasks.learner.tiny import tiny_qwen3
 from tests.fixtures.adapter_probes import check_mixed_batch, check_swaps, of_model
@@ -24,7 +18,6 @@ from tests.tasks.inference.engine.probes import PROBE, policy_row
 pytestmark = pytest.mark.engine
 
 LORA = LoraConfig(rank=4, alpha=16)
-Policies = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +26,7 @@ def policies(tmp_path_factory):
     return made(tmp_path_factory.mktemp("lora"), tied=False)
 
 
-def made(root: Path, tied: bool) -> Policies:
+def made(root, tied):
     """Make the policies; those that are tied share their output heads with their embeddings."""
     directories = {name: tiny_qwen3(root / name, seed=seed, tied=tied) for name, seed in (("base", 5), ("other", 6))}
     rows = {name: {**policy_row(name, path), "directory": path} for name, path in directories.items()}
@@ -43,7 +36,7 @@ def made(root: Path, tied: bool) -> Policies:
     return rows
 
 
-def adapter(directory: Path, base: Path, seed: int) -> Path:
+def adapter(directory, base, seed):
     """Write an adapter with large random values, as peft writes it."""
     import torch
     from peft import LoraConfig as PeftConfig
@@ -69,7 +62,7 @@ def engine(policies, tmp_path_factory):
         yield client
 
 
-def serve(engine: Engine, policies: Policies, name: str) -> Engine:
+def serve(engine, policies, name):
     """Bring the engine to a policy; return a client that asks for it."""
     base = ("base", policies["base"]["directory"]) if name in "ab" else None
     engine.serve(name, policies[name]["directory"], base)

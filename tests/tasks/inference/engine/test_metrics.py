@@ -2,7 +2,6 @@
 
 import asyncio
 
-import pyarrow as pa
 import pytest
 from aiohttp import web
 from hypothesis import given
@@ -15,9 +14,7 @@ from tasks.inference.engine.metrics import EngineMeter, EngineMetrics, parse_pag
 from tests.fixtures.endpoints import endpoint
 
 
-def page(
-    tokens: float, started: float | None = None, requests: dict[str, float] | None = None, running: float = 0
-) -> str:
+def page(tokens, started=None, requests=None, running=0):
     """A page of metrics of an engine that has sampled so many tokens."""
     lines = [
         "# HELP vllm:generation_tokens_total Number of generation tokens processed.",
@@ -32,13 +29,12 @@ def page(
         "# TYPE vllm:request_success_total counter",
         *(f'vllm:request_success_total{{finished_reason="{why}"}} {count}' for why, count in (requests or {}).items()),
     ]
-    lines += (
-        [] if started is None else ["# TYPE process_start_time_seconds gauge", f"process_start_time_seconds {started}"]
-    )
+    if started is not None:
+        lines += ["# TYPE process_start_time_seconds gauge", f"process_start_time_seconds {started}"]
     return "\n".join(lines) + "\n"
 
 
-def metered(*pages: str) -> dict[str, float]:
+def metered(*pages):
     meter = EngineMeter()
     assert all([meter.add(each) for each in pages])
     return meter.values()
@@ -95,41 +91,40 @@ def test_latencies_are_counted_by_bound():
     }
 
 
-def test_engines_are_read_at_both_ends_and_one_that_is_gone_is_noted():
-    pages = iter([page(5), page(8), ""])
+def read_by(use, *pages):
+    """What `use` returns of the URL of an engine that answers with these pages one by one, an empty one with 503."""
+    texts = iter(pages)
 
-    async def respond(request: web.Request) -> web.Response:
+    async def respond(request):
         assert request.headers["Authorization"] == "Bearer key"
-        text = next(pages)
+        text = next(texts)
         return web.Response(text=text, status=200 if text else 503)
 
-    def measure(url: str) -> tuple[EngineMetrics, pa.Table]:
+    async def serve():
+        async with endpoint(respond, "/metrics") as url:
+            return await asyncio.to_thread(use, url)
+
+    return asyncio.run(serve())
+
+
+def test_engines_are_read_at_both_ends_and_one_that_is_gone_is_noted():
+    def measure(url):
         counted = EngineMetrics([ServedModel(url, "key"), ServedModel("http://127.0.0.1:9", "")])
         with counted.measure():
             pass
         rows = counted.table()
         counted.read()
-        return counted, rows
+        return rows, counted.meters["http://127.0.0.1:9"], counted.meters[url]
 
-    async def serve() -> tuple[EngineMetrics, pa.Table, str]:
-        async with endpoint(respond, "/metrics") as url:
-            return (*await asyncio.to_thread(measure, url), url)
-
-    counted, rows, url = asyncio.run(serve())
+    rows, gone, failing = read_by(measure, page(5), page(8), "")
     check_rows(rows, ENGINE_METRICS, RowPlace("engine_metrics"))
     found = {row["name"]: row["value"] for row in rows.to_pylist()}
     assert found["generation_tokens"] == 3 and found["seconds"] >= 0 and set(rows["engine"].to_pylist()) == {0}
-    gone, failing = counted.meters["http://127.0.0.1:9"], counted.meters[url]
     assert (gone.failures, gone.values(), failing.failures) == (3, {}, 1)
 
 
 def test_what_is_taken_is_counted_once_and_up_to_the_last_reading():
-    pages = iter([page(5), page(8), page(12, running=3), page(1, running=1)])
-
-    async def respond(_: web.Request) -> web.Response:
-        return web.Response(text=next(pages))
-
-    def measure(url: str) -> list[dict[str, float]]:
+    def measure(url):
         counted = EngineMetrics([ServedModel(url, "key")])
         with counted.measure():
             taken = [counted.take()]
@@ -138,11 +133,8 @@ def test_what_is_taken_is_counted_once_and_up_to_the_last_reading():
             counted.read()
         return [{row["name"]: row["value"] for row in rows.to_pylist()} for rows in (*taken, counted.table())]
 
-    async def serve() -> list[dict[str, float]]:
-        async with endpoint(respond, "/metrics") as url:
-            return await asyncio.to_thread(measure, url)
-
-    nothing, first, again, rest = asyncio.run(serve())
+    pages = page(5), page(8), page(12, running=3), page(1, running=1)
+    nothing, first, again, rest = read_by(measure, *pages)
     assert nothing == again == {} and (first["generation_tokens"], first["readings"]) == (3, 2)
     assert (rest["generation_tokens"], rest["restarts"], rest["running_max"]) == (4 + 1, 1, 6)
     assert first["seconds"] > 0 and rest["seconds"] > 0

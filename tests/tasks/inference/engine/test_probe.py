@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -27,21 +26,18 @@ class FarEngine:
     cached: float = 0.0
     url: str = "http://engine"
 
-    def probes(self, token_ids: list[int], policy_key: str) -> tuple[float, list[float]]:
-        return -2.0 + self.differences[-1] + self.cached, [
-            self.differences[0],
-            *(-2.0 + far for far in self.differences[1:]),
-        ]
+    def probes(self, token_ids, policy_key):
+        first, *others = self.differences
+        return -2.0 + others[-1] + self.cached, [first, *(-2.0 + far for far in others)]
 
 
-def spread(usual: float, *outliers: float) -> list[float]:
+def spread(usual, *outliers):
     """Differences of `usual`, the first ones replaced; the first token of all has none."""
     return [0.0, *outliers, *[usual] * (LENGTH - 1 - len(outliers))]
 
 
-def check(differences: list[float], cached: float = 0.0, config: EngineConfig = HALF, same: bool = True) -> float:
-    engine: Any = FarEngine(differences, cached)
-    return check_serving(engine, ROW, config, same_weights=same)
+def check(differences, cached=0.0, config=HALF, same=True):
+    return check_serving(FarEngine(differences, cached), ROW, config, same_weights=same)
 
 
 @pytest.mark.parametrize(

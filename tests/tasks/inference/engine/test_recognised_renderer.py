@@ -1,7 +1,6 @@
 """The renderer of a local model directory: recognised by its type and by what its chat template writes."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -31,7 +30,7 @@ TEMPLATE = """
 """What the template of Qwen3 writes of conversations without calls and thoughts."""
 
 
-def model(directory: Path, template: str) -> Path:
+def model(directory, template):
     tiny_qwen3(directory, hidden=16, layers=1, heads=2, kv_heads=2, intermediate=16)
     (directory / "chat_template.jinja").write_text(template)
     return directory

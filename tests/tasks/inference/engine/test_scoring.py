@@ -1,7 +1,5 @@
 """A frozen engine scores what others sampled: exactly, as far as its positions reach, and as many at once as asked."""
 
-from pathlib import Path
-
 import pytest
 
 from configs.services import EngineConfig
@@ -9,6 +7,7 @@ from tasks.inference.engine.checks import EngineMismatch, check_serving
 from tasks.inference.engine.client import EngineError, EngineLost, ServedModel, score
 from tasks.training.policy import probe_token_ids
 from tests.fixtures.hosts import KEY, engine_of
+from tests.tasks.inference.engine.probes import reference_logprobs
 
 pytestmark = pytest.mark.engine
 
@@ -24,24 +23,13 @@ def teacher(models, tmp_path_factory):
         yield client
 
 
-def expected(directory: Path, tokens: list[int]) -> list[float]:
-    """Log-prob of each token as transformers computes it."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, :-1].double()
-    return [0.0, *logits.log_softmax(-1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0].tolist()]
-
-
 @pytest.mark.parametrize("most", [1, 3, 9])
 def test_every_token_has_the_log_prob_of_the_weights(teacher, models, most):
     served = ServedModel(teacher.url, KEY, salt="the-teacher")
     found = dict(score(served, SEQUENCES, most))
     assert sorted(found) == list(range(len(SEQUENCES)))
     for place, tokens in enumerate(SEQUENCES):
-        assert found[place] == pytest.approx(expected(models["tied"], tokens), abs=1e-4)
+        assert found[place] == pytest.approx(reference_logprobs(models["tied"], tokens), abs=1e-4)
     assert min(found[1]) < -1, "the values are no zeros"
 
 
@@ -56,10 +44,10 @@ def test_an_engine_is_held_to_as_much_of_the_probe_as_it_holds(teacher, models):
     row = {"policy_key": "short", "version": 0, "probe_token_ids": probe}
     assert len(probe) > LONGEST
     config = EngineConfig(max_model_len=LONGEST)
-    right = row | {"probe_logprobs": expected(models["tied"], probe)}
+    right = row | {"probe_logprobs": reference_logprobs(models["tied"], probe)}
     assert check_serving(teacher, right, config) < 1e-4
     with pytest.raises(EngineMismatch):
-        check_serving(teacher, row | {"probe_logprobs": expected(models["tied_b"], probe)}, config)
+        check_serving(teacher, row | {"probe_logprobs": reference_logprobs(models["tied_b"], probe)}, config)
 
 
 def test_a_sequence_that_is_too_long_and_a_token_that_is_not_in_the_vocabulary_are_refused(teacher):

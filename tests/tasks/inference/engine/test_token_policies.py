@@ -1,16 +1,13 @@
 """Weights that are exchanged under requests in flight: each token's policy is known, as recomputing it proves."""
 
-from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.inference.engine.client import POLICIES_HEADER, Engine, EngineError
-from tests.fixtures.engine_calls import Answer, answers_to, body, in_flight, paused
+from tasks.inference.engine.client import POLICIES_HEADER, EngineError
+from tests.fixtures.engine_calls import answers_to, body, in_flight, paused
 
 pytestmark = pytest.mark.engine
 
@@ -20,15 +17,18 @@ LENGTH = 220
 TRIES, LOOKS = 10, 100
 
 
-def counts(engine: Engine) -> dict[str, int]:
+def counts(engine):
     """How many tokens of each request in flight the engine has sampled."""
     with paused(engine, clear_cache=False):
         return engine.count_tokens() or {}
 
 
-def answers_with_exchanges(
-    engine: Engine, bodies: Sequence[Any], policies: Sequence[tuple[str, Path]], recompute: bool
-) -> list[Answer]:
+def bodies_of(count):
+    """Requests for texts of one length."""
+    return [body(number, max_tokens=LENGTH, ignore_eos=True) for number in range(count)]
+
+
+def answers_with_exchanges(engine, bodies, policies, recompute):
     """The answers to requests during which weights are exchanged, each time after all have some tokens more.
 
     On a busy machine requests may end before the last exchange: then all is done again.
@@ -48,11 +48,9 @@ def answers_with_exchanges(
     raise AssertionError("requests ended before the weights were exchanged, each time")
 
 
-def distances(
-    engine: Engine, bodies: Sequence[Any], answers: Sequence[Answer], policies: Mapping[str, Path]
-) -> dict[str, list[list[float]]]:
+def distances(engine, bodies, answers, policies):
     """By policy, how far the log-prob of each token of each request is from what that policy gives it."""
-    found: dict[str, list[list[float]]] = {}
+    found = {}
     for key, weights in policies.items():
         engine.serve(key, weights)
         for asked, answer in zip(bodies, answers, strict=True):
@@ -64,7 +62,7 @@ def distances(
 
 def test_the_policy_of_every_token_is_known(small_engine, models):
     policies = {"first": models["a"], "second": models["b"], "third": models["a"]}
-    bodies = [body(number, max_tokens=LENGTH, ignore_eos=True) for number in range(4)]
+    bodies = bodies_of(4)
     answers = answers_with_exchanges(small_engine, bodies, list(policies.items()), recompute=True)
     far = distances(small_engine, bodies, answers, policies)
     seen_at_border = 0
@@ -85,7 +83,7 @@ def test_the_policy_of_every_token_is_known(small_engine, models):
 @pytest.mark.parametrize("recompute", [True, False])
 def test_a_request_goes_on_with_its_own_random_numbers(small_engine, models, recompute):
     small_engine.serve("undisturbed", models["a"])
-    bodies = [body(number, max_tokens=LENGTH, ignore_eos=True) for number in range(3)]
+    bodies = bodies_of(3)
     expected = [answer.tokens for answer in answers_to(small_engine, bodies)]
     exchanges = [(f"same-{number}-{recompute}", models["a"]) for number in range(3)]
     answers = answers_with_exchanges(small_engine, bodies, exchanges, recompute)
@@ -95,7 +93,7 @@ def test_a_request_goes_on_with_its_own_random_numbers(small_engine, models, rec
 
 def test_kept_states_of_older_weights_change_what_follows(small_engine, models):
     policies = {"old": models["a"], "new": models["b"]}
-    bodies = [body(number, max_tokens=LENGTH, ignore_eos=True) for number in range(4)]
+    bodies = bodies_of(4)
     answers = answers_with_exchanges(small_engine, bodies, list(policies.items()), recompute=False)
     far = distances(small_engine, bodies, answers, policies)
     for number, answer in enumerate(answers):

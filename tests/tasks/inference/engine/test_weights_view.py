@@ -2,7 +2,6 @@
 
 import json
 import struct
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from tasks.inference.engine.weights_view import HEAD, WeightsUnusable, has_tied_
 EMBEDDING = bytes(range(24))
 
 
-def write(path: Path, tensors: dict[str, bytes]) -> None:
+def write(path, tensors):
     """Write one-row float32 tensors as a safetensors file."""
     described, at = {}, 0
     for name, content in tensors.items():

@@ -1,8 +1,6 @@
 """Connections to an environment server: episodes, refusals, cancellation, and the key of a run."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 from verifiers.v1.configs.client import EvalClientConfig
@@ -11,7 +9,7 @@ from verifiers.v1.types import SamplingConfig
 from configs.environments import EnvironmentConfig
 from tasks.inference.environments import connections, servers
 from tasks.inference.environments.connections import RolloutConnection
-from tests.fixtures.hosts import PLUGINS, served
+from tests.fixtures.hosts import served
 from tests.fixtures.waiting import PATIENCE
 
 pytestmark = pytest.mark.engine
@@ -20,16 +18,16 @@ HOLDS = EnvironmentConfig(name="holding", taskset={"id": "misbehaving_taskset", 
 REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "sample_reverse_text", "num_examples": 2})
 
 
-async def play(connection: RolloutConnection, **task: Any) -> Any:
+async def play(connection, **task):
     """A rollout with a model that nobody serves: it ends with that as its error."""
     client = EvalClientConfig(base_url="http://127.0.0.1:9/v1")
     return await connection.play(client, "m", SamplingConfig(seed=3), {"idx": 0, **task}, lambda turn: None)
 
 
-def connected(address: str, use: Callable[[RolloutConnection], Awaitable[Any]]) -> Any:
+def connected(address, use):
     """What `use` returns of a connection."""
 
-    async def run() -> Any:
+    async def run():
         connection = RolloutConnection(address)
         try:
             return await asyncio.wait_for(use(connection), PATIENCE)
@@ -46,7 +44,7 @@ def address(tmp_path_factory):
 
 
 def test_an_error_of_the_server_is_the_rollout_s_own(address):
-    async def use(connection: RolloutConnection) -> list[Any]:
+    async def use(connection):
         rollouts = (play(connection, text="abc", prompt=[1]), play(connection, text="abc", prompt="Reverse abc"))
         return await asyncio.gather(*rollouts, return_exceptions=True)
 
@@ -56,12 +54,11 @@ def test_an_error_of_the_server_is_the_rollout_s_own(address):
     assert [error.type for error in trace.errors] == ["ProviderError"]
 
 
-def test_a_rollout_that_its_caller_leaves_is_stopped(tmp_path, monkeypatch):
-    monkeypatch.syspath_prepend(PLUGINS)
-    monkeypatch.setenv("PYTHONPATH", str(PLUGINS))
+@pytest.mark.usefixtures("plugins")
+def test_a_rollout_that_its_caller_leaves_is_stopped(tmp_path):
     log = tmp_path / "holding.log"
 
-    async def leave(connection: RolloutConnection) -> None:
+    async def leave(connection):
         rollout = asyncio.create_task(play(connection, fault="holds", prompt="x"))
         while "misbehaving: holding" not in log.read_text():
             await asyncio.sleep(0.05)

@@ -1,7 +1,5 @@
 """What an environment's section becomes: stock environments around a taskset, and settings of single seats."""
 
-from typing import Any
-
 import pytest
 
 from configs.environments import EnvironmentConfig
@@ -11,12 +9,12 @@ from tasks.inference.environments.packages import EnvironmentUnavailable, packag
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
 
-def section(**others: Any) -> EnvironmentConfig:
+def section(**others):
     """Return the section of an environment over sample_reverse_text."""
     return EnvironmentConfig.model_validate({"name": "e", "taskset": {"id": "sample_reverse_text"}} | others)
 
 
-def of(**others: Any) -> Any:
+def of(**others):
     return verifiers_config(section(**others).model_dump(mode="json"))
 
 

@@ -91,7 +91,7 @@ def test_ids_come_from_the_source_then_the_key_then_the_content():
 
     class Keyed(vf.Task[vf.TaskData]):
         @property
-        def key(self) -> str:
+        def key(self):
             return "by key"
 
     plain = vf.Task(vf.TaskData(idx=3, prompt="a"))

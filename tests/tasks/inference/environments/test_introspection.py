@@ -1,25 +1,18 @@
 """What an environment's code says of itself: its seats, whether it scores, and hooks that nothing calls."""
 
 import json
-from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from configs.environments import EnvironmentConfig
 from tasks.inference.environments.examples import verifiers_config, write_examples
-from tasks.inference.environments.introspection import (
-    EnvironmentFacts,
-    FormerInterface,
-    LostTaskConfig,
-    facts_of,
-    settings_error,
-)
+from tasks.inference.environments.introspection import FormerInterface, LostTaskConfig, facts_of, settings_error
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("plugins")]
 
 
-def facts(taskset: str, settings: dict[str, Any] | None = None, **sections: Any) -> EnvironmentFacts:
+def facts(taskset, settings=None, **sections):
     from verifiers.v1.utils.loaders import load_environment
 
     section = EnvironmentConfig(name="a", taskset={"id": taskset, **(settings or {})}, **sections).model_dump()

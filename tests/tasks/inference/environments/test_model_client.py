@@ -3,7 +3,6 @@
 import asyncio
 import json
 from types import SimpleNamespace
-from typing import Any
 
 import httpx
 import pytest
@@ -20,23 +19,23 @@ SPANS = [["old", 1], ["new", 2]]
 class Wire(httpx.AsyncBaseTransport):
     """An engine that answers with the number of its call, and says which policies sampled that."""
 
-    def __init__(self, finish_reason: str = "stop", status: int = 200) -> None:
+    def __init__(self, finish_reason="stop", status=200):
         self.finish_reason, self.status, self.num_calls = finish_reason, status, 0
 
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+    async def handle_async_request(self, request):
         self.num_calls += 1
         choices = [{"token_ids": [self.num_calls], "finish_reason": self.finish_reason}]
         answer = json.dumps({"request_id": "r", "choices": choices}, separators=(",", ":"))
         return httpx.Response(self.status, text=answer, headers={POLICIES_HEADER: json.dumps(SPANS)})
 
 
-def calls(wire: Wire, kept_answers: dict[str, str] | None, *bodies: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+def calls(wire, kept_answers, *bodies):
     """Make calls of one agent run; return the answers, and the info of its trace."""
     config = SimpleNamespace(sampling=SimpleNamespace(seed=7))
-    trace: Any = SimpleNamespace(id="t", info={}, agent=SimpleNamespace(config=config))
+    trace = SimpleNamespace(id="t", info={}, agent=SimpleNamespace(config=config))
     agent_runs._runs["t"] = AgentRun(trace, 0, kept_answers)
 
-    async def ask() -> list[Any]:
+    async def ask():
         async with EngineHttp(transport=wire) as http:
             url, headers = "http://engine/inference/v1/generate", {"X-Session-ID": "t"}
             return [await http.post(url, json=body, headers=headers) for body in bodies]
@@ -47,11 +46,11 @@ def calls(wire: Wire, kept_answers: dict[str, str] | None, *bodies: dict[str, An
         del agent_runs._runs["t"]
 
 
-def body(seed: int, **others: Any) -> dict[str, Any]:
+def body(seed, **others):
     return {"model": "policy", "token_ids": [1], "sampling_params": {"seed": seed}, **others}
 
 
-def sampled(answers: list[Any]) -> list[int]:
+def sampled(answers):
     return [answer.json()["choices"][0]["token_ids"][0] for answer in answers]
 
 

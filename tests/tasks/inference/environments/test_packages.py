@@ -7,7 +7,6 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -28,7 +27,7 @@ def write(tmp_path, monkeypatch):
     """Write a file below a directory that Python looks in."""
     monkeypatch.syspath_prepend(tmp_path / "here")
 
-    def write(name: str, text: str) -> Path:
+    def write(name, text):
         file = tmp_path / "here" / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
@@ -37,18 +36,18 @@ def write(tmp_path, monkeypatch):
     return write
 
 
-def own(taskset: str = "own_game", **others: Any) -> EnvironmentConfig:
+def own(taskset="own_game", **others):
     """Return an environment whose harness comes with verifiers, so that the taskset's code alone is its own."""
     harness = others.pop("harness", {"id": "null"})
     return EnvironmentConfig(name="own", taskset={"id": taskset, **others}, harness=harness)
 
 
-def examples_key(environment: EnvironmentConfig) -> str:
+def examples_key(environment):
     version = package_version(environment)
     return StageKeys(RunConfig(environments=(environment.model_copy(update={"version": version}),)))(STAGE, 0, {})
 
 
-def install(directory: Path, module: str, code: str, requires: str = "verifiers>=0.4.0,<0.5") -> None:
+def install(directory, module, code, requires="verifiers>=0.4.0,<0.5"):
     """Lay out a package as an installed wheel does, at version 0.1.0."""
     (directory / module).mkdir(parents=True, exist_ok=True)
     (directory / module / "__init__.py").write_text(code)
@@ -57,6 +56,16 @@ def install(directory: Path, module: str, code: str, requires: str = "verifiers>
     name = module.replace("_", "-")
     (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\nRequires-Dist: {requires}\n")
     (facts / "RECORD").write_text(f"{module}/__init__.py,,\n")
+
+
+def versions_after_edits(environment, *files):
+    """The versions of an environment, before and after each of these files got another line: all of them differ."""
+    versions = [package_version(environment)]
+    for file in files:
+        file.write_text(f"{file.read_text()}# edited\n")
+        versions.append(package_version(environment))
+    assert len({*versions}) == 1 + len(files)
+    return versions
 
 
 def test_two_packages_of_one_name_and_version_share_no_key(tmp_path, monkeypatch):
@@ -110,13 +119,9 @@ def test_a_module_that_is_no_package_and_what_it_imports_beside_it(write):
     rules, words = write("own_rules.py", "RULES = 1\n"), write("own_words/__init__.py", "from . import more\n")
     more = write("own_words/more.py", "WORDS = 1\n")
     write("unrelated.py", "1\n")
-    versions = [package_version(own())]
+    versions = versions_after_edits(own(), rules, words, more)
     named = {part.split(" sha256")[0] for part in versions[0].split(", ")}
     assert named == {*(f"own_{each} (not a package)" for each in ("game", "rules", "words")), "verifiers 0.4.0"}
-    for file in (rules, words, more):
-        file.write_text(f"{file.read_text()}# edited\n")
-        versions.append(package_version(own()))
-    assert len({*versions}) == 4
     write("unrelated.py", "2\n")
     write("own_rules.py", "this is no Python\n")
     assert package_version(own()) not in versions, "and what does not parse is for its own process to say"
@@ -141,7 +146,7 @@ def test_functions_and_files_that_settings_name(write, tmp_path, monkeypatch):
     notes, rows = tmp_path / "notes.txt", tmp_path / "rows" / "deep" / "1.jsonl"
     rows.parent.mkdir(parents=True)
     for file in (plugged, notes, rows):
-        file.write_text("f = 1")
+        file.write_text("f = 1\n")
     environment = own(
         task={"rewards": {"a": {"fn": "own_scores.half"}, "b": {"fn": f"{plugged}:f"}}, "scoring": "own_scores:half"},
         hints=[{"file": str(notes)}],
@@ -149,15 +154,12 @@ def test_functions_and_files_that_settings_name(write, tmp_path, monkeypatch):
         cache_dir=str(tmp_path),
         split="train",
     )
-    seen = [package_version(environment)]
-    assert "rows/ sha256:" in seen[0] and "notes.txt sha256:" in seen[0]
-    for file in (scores, plugged, notes, rows):
-        file.write_text(f"{file.read_text()}\n")
-        seen.append(package_version(environment))
+    first, *_, last = versions_after_edits(environment, scores, plugged, notes, rows)
+    assert "rows/ sha256:" in first and "notes.txt sha256:" in first
     (tmp_path / "of no setting.txt").write_text("")
     (tmp_path / "train").write_text("a word of a setting that happens to be the name of a file")
     monkeypatch.chdir(tmp_path)
-    assert len({*seen}) == 5 and package_version(environment) == seen[-1]
+    assert package_version(environment) == last
     plugged.unlink()
     with pytest.raises(EnvironmentUnavailable, match=r"environment 'own': .*plugged\.py', which is no file here"):
         package_version(environment)
@@ -198,11 +200,7 @@ def test_judges_and_harnesses_are_code_of_the_environment(write):
     write("own_game.py", "")
     judge, harness = write("own_judge.py", ""), write("own_harness.py", "")
     environment = own(task={"judges": [{"id": "own-judge"}]}, harness={"id": "own_harness"})
-    seen = [package_version(environment)]
-    for file in (judge, harness):
-        file.write_text("RUBRIC = 'be kind'")
-        seen.append(package_version(environment))
-    assert len({*seen}) == 3
+    versions_after_edits(environment, judge, harness)
 
 
 def test_only_code_of_verifiers_stands_before_a_module_of_that_name(write, tmp_path, monkeypatch):
@@ -216,10 +214,7 @@ def test_only_code_of_verifiers_stands_before_a_module_of_that_name(write, tmp_p
     monkeypatch.setattr(packages, "_stock", packages._stock.__wrapped__)
     write("own_harness.py", "")
     strict = write("strict.py", "")
-    environment = own(task={"judges": [{"id": "strict"}]}, harness={"id": "own_harness"})
-    before = package_version(environment)
-    strict.write_text("RUBRIC = 'be kind'")
-    assert package_version(environment) != before
+    versions_after_edits(own(task={"judges": [{"id": "strict"}]}, harness={"id": "own_harness"}), strict)
 
 
 def test_what_is_installed_is_what_defines_a_plug_in_of_the_kind(tmp_path, monkeypatch):
@@ -272,7 +267,7 @@ def test_no_process_is_started_with_other_code_than_the_run_s(write):
 def test_code_that_cannot_be_read_is_said(write, monkeypatch):
     write("own_game.py", "1")
 
-    def refuse(file: Path) -> bytes:
+    def refuse(file):
         raise PermissionError(13, "Permission denied", str(file))
 
     monkeypatch.setattr(Path, "read_bytes", refuse)

@@ -9,12 +9,10 @@ import re
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import httpx
 import pytest
@@ -29,7 +27,6 @@ from flows.services.process import ServiceFailed
 from tasks.inference.environments import pool as environment_pool
 from tasks.inference.environments import servers as environments
 from tests.fixtures.faults import happened
-from tests.fixtures.hosts import PLUGINS
 from tests.fixtures.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
@@ -38,7 +35,7 @@ STARTED = re.compile(r"started worker (\d+), process (\d+)")
 HOLDING = re.compile(r"holding (\w+) in process (\d+)")
 
 
-def holding(name: str, **settings: Any) -> EnvironmentConfig:
+def holding(name, **settings):
     """An environment whose rollouts wait for ever, and say so in the log."""
     return EnvironmentConfig(
         name=name, taskset={"id": "misbehaving_taskset", "faults": ["holds"], "task": {"name": name}}, **settings
@@ -53,31 +50,31 @@ BROKEN = EnvironmentConfig(name="broken", taskset={"id": "unloadable"}, pool=Ela
 class Pools:
     """The servers of this module, started side by side, with their logs."""
 
-    def __init__(self, supervisor: Supervisor) -> None:
+    def __init__(self, supervisor):
         self.supervisor = supervisor
         self.servers = EnvironmentServers(supervisor, RunConfig(environments=(STATIC, ELASTIC)), "key")
         self.broken = EnvironmentServers(supervisor, RunConfig(environments=(BROKEN,)), "key")
         self.broken.begin()
         self.addresses = {name: address for name, (address,) in self.servers.addresses().items()}
 
-    def log(self, name: str) -> str:
+    def log(self, name):
         return (self.supervisor.directory / f"environment-{name}.log").read_text()
 
-    def workers(self, name: str) -> list[int]:
+    def workers(self, name):
         """Process ids of the workers that were started, in their order."""
         return [int(process) for _, process in STARTED.findall(self.log(name))]
 
-    def sockets(self, name: str) -> list[str]:
+    def sockets(self, name):
         """Addresses of the workers that are up."""
         return re.findall(r"EnvServer up: .* address=(ipc://\S+)", self.log(name))
 
-    def holders(self, name: str) -> list[int]:
+    def holders(self, name):
         """Process ids of those that hold a rollout."""
         return [int(process) for _, process in HOLDING.findall(self.log(name))]
 
 
 @contextmanager
-def rollouts(address: str, count: int) -> Iterator[None]:
+def rollouts(address, count):
     """So many rollouts under way until the block ends, asked for by a loop in a thread of its own."""
     from verifiers.v1.configs.client import EvalClientConfig
     from verifiers.v1.serve.client import EnvClient
@@ -86,7 +83,7 @@ def rollouts(address: str, count: int) -> Iterator[None]:
     task = {"fault": "holds", "prompt": "x", "idx": 0}
     loop, enough = asyncio.new_event_loop(), asyncio.Event()
 
-    async def ask() -> None:
+    async def ask():
         client, of_model = EnvClient(address), EvalClientConfig(base_url="http://127.0.0.1:9/v1")
         asked = [asyncio.create_task(client.run(of_model, "m", SamplingConfig(), task)) for _ in range(count)]
         await enough.wait()
@@ -106,12 +103,9 @@ def rollouts(address: str, count: int) -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def pools(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(PLUGINS)
-        patch.setenv("PYTHONPATH", str(PLUGINS))
-        with Supervisor("run", tmp_path_factory.mktemp("pools")) as supervisor:
-            yield Pools(supervisor)
+def pools(tmp_path_factory, plugins_of_module):
+    with Supervisor("run", tmp_path_factory.mktemp("pools")) as supervisor:
+        yield Pools(supervisor)
 
 
 @pytest.mark.essential
@@ -151,7 +145,7 @@ def test_the_end_of_a_worker_is_noticed_though_what_it_started_lives_on(monkeypa
     held = os.pipe()
     pool = environment_pool.WatchedPool.__new__(environment_pool.WatchedPool)
     pool.ending, pool.lost = threading.Event(), ""
-    told: list[tuple[int, int]] = []
+    told = []
     monkeypatch.setattr(os, "kill", lambda *told_of: told.append(told_of))
     process = SimpleNamespace(pid=worker.pid, exitcode=7, sentinel=held[0])
     watch = threading.Thread(target=pool._wait_for_end, args=(3, process), daemon=True)
@@ -171,7 +165,7 @@ def test_a_client_that_leaves_before_its_answer_does_not_end_the_server(pools):
     handle = pools.servers._handles["growing"]
     assert handle.pid is not None
 
-    async def leave(broker: int) -> None:
+    async def leave(broker):
         client = EnvClient(pools.addresses["growing"])
         assert await client.health(PATIENCE)
         os.kill(broker, signal.SIGSTOP)
@@ -230,9 +224,9 @@ def test_a_worker_that_hangs_is_killed_and_named_and_the_server_ends_for_another
 
 def test_a_worker_whose_first_request_fails_is_asked_again(monkeypatch, caplog):
     """Else nobody would watch it, and a server whose workers all met that would never be up."""
-    reported, outcomes = list[str](), iter([OSError(24, "Too many open files"), False, True])
+    reported, outcomes = [], iter([OSError(24, "Too many open files"), False, True])
 
-    def answer(*_: object) -> bool:
+    def answer(*_):
         if isinstance(found := next(outcomes), Exception):
             raise found
         return bool(found)

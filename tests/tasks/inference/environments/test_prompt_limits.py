@@ -1,8 +1,6 @@
 """Examples whose first prompt is too long: left out or refused, counted as the renderer writes them, and in keys."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,7 +30,7 @@ def directory(tmp_path_factory):
     return tiny_qwen3(tmp_path_factory.mktemp("model"), hidden=16, layers=1, heads=2, kv_heads=2, intermediate=16)
 
 
-def limited(directory: Path | str, limit: int | None, **settings: Any) -> LoadedEnvironment:
+def limited(directory, limit, **settings):
     """Return an environment of six examples, without those whose prompts are too long."""
     tasks = [{"prompt": prompt} for prompt in PROMPTS] + [SYSTEM, PICTURE]
     rows = [
@@ -45,7 +43,7 @@ def limited(directory: Path | str, limit: int | None, **settings: Any) -> Loaded
     return limit_prompts([environment], [own], model)[0]
 
 
-def ids(loaded: LoadedEnvironment) -> list[str]:
+def ids(loaded):
     return loaded.examples["example_id"].to_pylist()
 
 
@@ -78,7 +76,7 @@ def test_the_plan_says_how_many_are_left_out(directory):
 
 
 def test_a_limit_is_in_keys_with_the_tokenizer_and_none_leaves_no_trace():
-    def key(model: dict[str, Any], **settings: Any) -> dict[str, Any]:
+    def key(model, **settings):
         section = {"name": "game", "taskset": {"id": "game"}, **settings}
         config = RunConfig.model_validate({"environments": [section], "model": model})
         return View(config, STAGE.sections, STAGE.name).content()

@@ -6,7 +6,6 @@ import socket
 from pathlib import Path
 
 import pytest
-import verifiers.v1 as vf
 from aiohttp import web
 from verifiers.v1 import env as rollouts
 from verifiers.v1.clients import ModelContext
@@ -44,12 +43,12 @@ def test_labels_of_the_section_come_before_those_of_the_runtime(monkeypatch):
 
 @pytest.mark.essential
 def test_every_rollout_counts_towards_giving_memory_back(monkeypatch):
-    asked: list[int] = []
+    asked = []
 
-    async def trim() -> None:
+    async def trim():
         asked.append(1)
 
-    async def one() -> vf.Episode:
+    async def one():
         environment = load_environment(verifiers_config(REVERSE.model_dump(mode="json")))
         context = ModelContext(client=EvalClientConfig(base_url="http://127.0.0.1:9/v1"), model="m")
         (slot,) = environment.slots(next(iter(environment.taskset)))
@@ -73,9 +72,9 @@ def test_every_rollout_counts_towards_giving_memory_back(monkeypatch):
     ],
 )
 def test_a_server_hangs_if_it_answers_neither_of_two_questions(said, hangs, monkeypatch):
-    asked: list[float] = []
+    asked = []
 
-    def answers(address: str, seconds: float) -> bool:
+    def answers(address, seconds):
         asked.append(seconds)
         found = said[len(asked) - 1]
         if isinstance(found, Exception):
@@ -88,7 +87,7 @@ def test_a_server_hangs_if_it_answers_neither_of_two_questions(said, hangs, monk
 
 
 def test_a_server_is_started_and_watched_as_its_section_says(tmp_path, monkeypatch):
-    asked: list[tuple[str, float]] = []
+    asked = []
     monkeypatch.setattr(environments, "hangs", lambda *question: bool(asked.append(question)))
     own = REVERSE.model_copy(update={"startup_seconds": 10.0, "hang_seconds": 5.0, "max_restarts": 7})
     spec = EnvironmentServers(Supervisor("run", tmp_path), RunConfig(environments=(own,)), "key")._spec(own)
@@ -101,10 +100,10 @@ def test_the_model_is_told_when_a_rollout_is_stopped():
     asyncio.run(asyncio.wait_for(_stopped(), 120))
 
 
-async def _stopped() -> None:
+async def _stopped():
     asked, hung_up = asyncio.Event(), asyncio.Event()
 
-    async def answer(request: web.Request) -> web.Response:
+    async def answer(request):
         asked.set()
         try:
             await asyncio.Event().wait()
@@ -112,7 +111,7 @@ async def _stopped() -> None:
             hung_up.set()
         return web.Response()
 
-    loaded: vf.Env = load_environment(verifiers_config(REVERSE.model_dump(mode="json")))
+    loaded = load_environment(verifiers_config(REVERSE.model_dump(mode="json")))
     async with endpoint(answer, ends_handlers=True) as url, loaded.serving():
         client = EvalClientConfig(base_url=f"{url}/v1", api_key_var="NO_SUCH_KEY")
         (slot,) = loaded.slots(next(iter(loaded.taskset)))
@@ -123,7 +122,7 @@ async def _stopped() -> None:
         await asyncio.gather(running, return_exceptions=True)
 
 
-def commands(pid: int) -> dict[int, str]:
+def commands(pid):
     """Return the command lines of the processes below one."""
     found = {}
     for each in descendants(pid):

@@ -2,17 +2,15 @@
 
 import json
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from configs.environments import EnvironmentConfig
 from tasks.inference.environments.examples import verifiers_config
-from tests.fixtures.sampled import Rows, failures, own, sampled
+from tests.fixtures.sampled import failures, own, sampled
 
 pytestmark = pytest.mark.engine
 
@@ -25,11 +23,11 @@ class Handler(BaseHTTPRequestHandler):
 
     verified: list[dict[str, Any]]
 
-    def do_GET(self) -> None:
+    def do_GET(self):
         """Say that the server is there."""
         self._answer({})
 
-    def do_POST(self) -> None:
+    def do_POST(self):
         """Seed a session, or verify a response."""
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path.endswith("/verify"):
@@ -38,10 +36,10 @@ class Handler(BaseHTTPRequestHandler):
         else:
             self._answer({})
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format, *args):
         """Say nothing."""
 
-    def _answer(self, value: dict[str, Any]) -> None:
+    def _answer(self, value):
         body = json.dumps(value).encode()
         self.send_response(200)
         self.send_header("Content-Type", "application/json")
@@ -51,9 +49,9 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def resource_server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+def resource_server():
     """Serve until the block ends; yield the address and what was verified so far."""
-    verified: list[dict[str, Any]] = []
+    verified = []
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Own", (Handler,), {"verified": verified}))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
@@ -65,7 +63,7 @@ def resource_server() -> Iterator[tuple[str, list[dict[str, Any]]]]:
         server.server_close()
 
 
-def dataset(path: Path) -> Path:
+def dataset(path):
     """Write the rows of a dataset in the form of NeMo Gym; return the path."""
     asked = [{"role": "user", "content": "1 + 2"}]
     rows = [{"responses_create_params": {"input": asked, "tools": []}, "answer": 3, "extra": {"kept": [1.5, None]}}]
@@ -73,7 +71,7 @@ def dataset(path: Path) -> Path:
     return path
 
 
-def check_tokens(traces: Rows, messages: Rows) -> None:
+def check_tokens(traces, messages):
     """What each call was given and gave is its path of the graph; lists are of one length, sampled tokens as counted.
 
     A reply whose text has other tokens may come back in these: then a branch begins, which is counted.
@@ -90,7 +88,7 @@ def check_tokens(traces: Rows, messages: Rows) -> None:
             assert used + (call["usage"]["cached_input_tokens"] or 0) == length(mine, call["node"])
 
 
-def length(messages: Rows, node: int | None) -> int:
+def length(messages, node):
     """The tokens from the root to a message."""
     return 0 if node is None else len(messages[node]["token_ids"]) + length(messages, messages[node]["parent"])
 

@@ -2,11 +2,9 @@
 
 import json
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Listener
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -19,11 +17,11 @@ SCORE = {**dict.fromkeys(SCORES.names), "trace_id": "t", "rewards": "{}", "metri
 
 
 @contextmanager
-def grader(*answers: dict[str, Any], stay: bool = False) -> Iterator[str]:
+def grader(*answers, stay=False):
     """Answer one request as told, then hang up, or with `stay` keep silent; yield the address."""
     done = threading.Event()
 
-    def serve(listener: Listener) -> None:
+    def serve(listener):
         with listener.accept() as connection:
             directory = Path(json.loads(connection.recv_bytes())["directory"])
             assert sorted(file.name for file in directory.iterdir()) == [

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from typing import Any
 
 import pytest
 
@@ -10,6 +9,7 @@ from configs.environments import EnvironmentConfig
 from tasks.inference.environments import servers as environments
 from tasks.inference.environments.packages import EnvironmentUnavailable, package_version
 from tasks.inference.grading.client import NotRegradable
+from tests.fixtures import sampled
 from tests.fixtures.hosts import PLUGINS, assigned, served
 from tests.fixtures.recorded import example_of, rows_of, scored, trace_of
 from tests.fixtures.sampled import sample
@@ -18,6 +18,7 @@ pytestmark = pytest.mark.engine
 
 STRICTER = PLUGINS / "stricter.py"
 REPLIES = ("<rev>cba</rev>", "<rev>cb</rev>", "<rev>abc</rev>", "cba", "")
+SCORED = ("trace_id", "reward", "rewards", "metrics", "info", "error_class")
 REWARDS = [1.0, 0.8, pytest.approx(1 / 3), 0.0, 0.0]
 
 
@@ -29,7 +30,7 @@ def judges_as_before(monkeypatch, plugins):
     monkeypatch.setattr(Judge, "complete", Judge.complete)
 
 
-def regraded(environment: EnvironmentConfig, rows: dict[str, Any], examples: Any) -> list[dict[str, Any]]:
+def regraded(environment, rows, examples):
     """Return the scores that a grader of this process gives."""
     from tasks.inference.grading.host import Grader
 
@@ -37,11 +38,11 @@ def regraded(environment: EnvironmentConfig, rows: dict[str, Any], examples: Any
     return asyncio.run(Grader(environment.model_dump(mode="json")).score(*tables))
 
 
-def reverse(**taskset: Any) -> EnvironmentConfig:
+def reverse(**taskset):
     return EnvironmentConfig(name="reverse", taskset={"id": "sample_reverse_text", "num_examples": 4, **taskset})
 
 
-def reversals() -> dict[str, Any]:
+def reversals():
     """Rows of five answers to one text, as verifiers scores them."""
     from sample_reverse_text.taskset import ReverseTextData, ReverseTextTask
 
@@ -49,11 +50,11 @@ def reversals() -> dict[str, Any]:
     return rows_of({str(i): [scored(trace_of(task, [reply]), task)] for i, reply in enumerate(REPLIES)}, "reverse")
 
 
-def duel() -> EnvironmentConfig:
+def duel():
     return EnvironmentConfig(name="duel", taskset={"id": "duel"})
 
 
-def bout(fault: str, **left: Any) -> dict[str, Any]:
+def bout(fault, **left):
     """Rows of one episode of the duel, in which nothing was scored: a long and a short answer, and the critic's."""
     import duel
 
@@ -71,11 +72,10 @@ def bout(fault: str, **left: Any) -> dict[str, Any]:
 def test_unchanged_functions_give_what_is_recorded():
     rows = reversals()
     assert rows["traces"]["reward"].to_pylist() == REWARDS
-    for row, now in zip(
-        rows["traces"].to_pylist(), regraded(reverse(), rows, example_of("reverse", "{}")), strict=True
-    ):
-        same = ("trace_id", "reward", "rewards", "metrics", "info", "error_class")
-        assert {name: now[name] for name in same} == {name: row[name] for name in same}
+    found = regraded(reverse(), rows, example_of("reverse", "{}"))
+    assert [[row[name] for name in SCORED] for row in found] == [
+        [row[name] for name in SCORED] for row in rows["traces"].to_pylist()
+    ]
 
 
 def test_a_changed_function_gives_exactly_its_own_values():
@@ -185,15 +185,12 @@ def test_real_rollouts_of_several_turns_are_scored_as_they_were(small_engine, vi
 
     environment = EnvironmentConfig(name="two", taskset={"id": "two_turns"})
     examples = environments.examples(environment)
-    rows: dict[str, list[dict[str, object]]] = {"traces": [], "messages": []}
     with served(environment, tmp_path) as told:
-        rows_of = assigned("two", ["t0", "t1"], 2)
-        for tables in sample(small_engine.url, told["address"], view(environment), rows_of, examples).values():
-            for name in rows:
-                rows[name].extend(tables[name].to_pylist())
-    assert [row["reward"] for row in rows["traces"]] == [2.0] * 4, "the server is gone, the rollouts are recorded"
+        assignments = assigned("two", ["t0", "t1"], 2)
+        groups = sample(small_engine.url, told["address"], view(environment), assignments, examples)
+    traces, messages = sampled.rows_of(groups, "traces"), sampled.rows_of(groups, "messages")
+    assert [row["reward"] for row in traces] == [2.0] * 4, "the server is gone, the rollouts are recorded"
     monkeypatch.setattr(Judge, "complete", Judge.complete)  # a grader forbids it in its whole process
     grader = Grader(environment.model_dump(mode="json"))
-    found = asyncio.run(grader.score(examples.to_pylist(), rows["traces"], rows["messages"]))
-    same = ("trace_id", "reward", "rewards", "metrics", "info", "error_class")
-    assert [[row[name] for name in same] for row in found] == [[row[name] for name in same] for row in rows["traces"]]
+    found = asyncio.run(grader.score(examples.to_pylist(), traces, messages))
+    assert [[row[name] for name in SCORED] for row in found] == [[row[name] for name in SCORED] for row in traces]

@@ -5,7 +5,6 @@ import os
 import signal
 import threading
 from contextvars import ContextVar
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ from tasks.inference.sampling.lost_servers import ServiceLost
 from tasks.inference.sampling.sampler import _root_cause
 from tests.fixtures.waiting import until_told
 
-NAME: ContextVar[str] = ContextVar("name", default="nobody")
+NAME = ContextVar("name", default="nobody")
 LOST = ServiceLost("the engine", "http://127.0.0.1:9", "refused")
 
 
@@ -26,7 +25,7 @@ class Told(BaseException):
 def raising():
     """Within the test SIGTERM raises."""
 
-    def handler(*_: Any) -> None:
+    def handler(*_):
         raise Told
 
     before = signal.signal(signal.SIGTERM, handler)
@@ -35,7 +34,7 @@ def raising():
 
 
 def test_it_gives_what_the_coroutine_gives_and_knows_the_caller_s_context():
-    async def work() -> tuple[str, str]:
+    async def work():
         await asyncio.sleep(0)
         return NAME.get(), threading.current_thread().name
 
@@ -45,7 +44,7 @@ def test_it_gives_what_the_coroutine_gives_and_knows_the_caller_s_context():
 
 
 def test_what_it_raises_is_raised():
-    async def work() -> None:
+    async def work():
         raise KeyError("planted")
 
     with pytest.raises(KeyError, match="planted"):
@@ -55,12 +54,12 @@ def test_what_it_raises_is_raised():
 @pytest.mark.usefixtures("raising")
 @pytest.mark.parametrize("where", ["callback", "task"])
 def test_a_signal_in_the_middle_of_a_loop_cancels_the_work_and_is_passed_on(where):
-    ended: list[str] = []
+    ended = []
 
-    async def tell() -> None:
+    async def tell():
         os.kill(os.getpid(), signal.SIGTERM)
 
-    async def work() -> None:
+    async def work():
         if where == "task":
             told = asyncio.create_task(tell())
         else:
@@ -79,7 +78,7 @@ def test_a_signal_in_the_middle_of_a_loop_cancels_the_work_and_is_passed_on(wher
 
 @pytest.mark.usefixtures("raising")
 def test_a_signal_that_comes_when_the_work_is_done_is_passed_on():
-    async def work() -> None:
+    async def work():
         os.kill(os.getpid(), signal.SIGTERM)
 
     with pytest.raises(Told):

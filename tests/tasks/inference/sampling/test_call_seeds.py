@@ -3,10 +3,8 @@
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
-from itertools import pairwise, product
+from itertools import compress, pairwise, product
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -32,9 +30,9 @@ from tasks.inference.environments.agent_runs import (
 )
 from tasks.inference.environments.model_client import CHAT_API_SEED_BITS, SeededClient, resolve_seeded_client
 from tests.fixtures.faults import happened
-from tests.fixtures.hosts import PLUGINS, assigned, served, view_of
+from tests.fixtures.hosts import assigned, served, view_of
 from tests.fixtures.proxy import recording
-from tests.fixtures.sampled import Rows, failures, sample
+from tests.fixtures.sampled import failures, own, rows_of, sample
 
 pytestmark = pytest.mark.engine
 
@@ -46,12 +44,12 @@ DIALECT = ChatDialect()
 class Coin(Client):
     """Answers a call with 0 or 1, drawn as engines draw: by a generator that begins with the seed of the request."""
 
-    def __init__(self, faults: Sequence[BaseException | None] = ()) -> None:
+    def __init__(self, faults=()):
         self.faults = list(faults)
-        self.seeds: list[int] = []
-        self.bodies: list[int] = []
+        self.seeds = []
+        self.bodies = []
 
-    async def get_response(self, dialect: Any, body: Any, sampling: Any, *others: Any, **named: Any) -> int:
+    async def get_response(self, dialect, body, sampling, *others, **named):
         self.seeds.append(sampling.seed)
         self.bodies.append(body["seed"])
         await asyncio.sleep(0)
@@ -60,24 +58,24 @@ class Coin(Client):
         generator = torch.Generator().manual_seed(sampling.seed)
         return int(torch.rand(1, generator=generator) < 0.5)
 
-    async def relay(self, dialect: Any, body: Any, *others: Any, **named: Any) -> int:
+    async def relay(self, dialect, body, *others, **named):
         self.bodies.append(body["seed"])
         return 0
 
 
-def trace(seed: int | None, name: str = "s") -> Any:
+def trace(seed, name="s"):
     """A trace as verifiers mints it for an agent run with a seed."""
     config = AgentConfig(sampling=None if seed is None else SamplingConfig(seed=seed))
     return SimpleNamespace(id=name, info={}, agent=SimpleNamespace(name="agent", config=config, trainable=True))
 
 
-def seeded(client: Client, seed: int, bits: int = ENGINE_SEED_BITS) -> SeededClient:
+def seeded(client, seed):
     """A client whose calls of session "s" are those of a run with a seed."""
     agent_runs._runs["s"] = AgentRun(trace(seed), 0, None)
-    return SeededClient(client, bits)
+    return SeededClient(client, ENGINE_SEED_BITS)
 
 
-async def call(client: SeededClient, *texts: str) -> int:
+async def call(client, *texts):
     """Ask for a reply to messages of a user and a model that take turns."""
     roles = [UserMessage, AssistantMessage] * len(texts)
     prompt = [role(content=text) for role, text in zip(roles, texts, strict=False)]
@@ -85,10 +83,10 @@ async def call(client: SeededClient, *texts: str) -> int:
     return await client.get_response(DIALECT, {}, SamplingConfig(seed=0), turn=turn, session_id="s", headers={})
 
 
-async def play(run_seed: int, num_turns: int = 3) -> tuple[int, ...]:
-    """Play a rollout whose replies are 0 or 1."""
+async def play(run_seed):
+    """Play a rollout of three turns whose replies are 0 or 1."""
     client, texts, replies = seeded(Coin(), run_seed), ["begin"], []
-    for _ in range(num_turns):
+    for _ in range(3):
         replies.append(await call(client, *texts))
         texts += [str(replies[-1]), "again"]
     return tuple(replies)
@@ -97,7 +95,7 @@ async def play(run_seed: int, num_turns: int = 3) -> tuple[int, ...]:
 def test_replies_of_three_turns_are_independent():
     """All eight outcomes of three fair choices are within five standard errors of an eighth."""
 
-    async def outcomes() -> Counter[tuple[int, ...]]:
+    async def outcomes():
         return Counter([await play(seed) for seed in range(NUM_ROLLOUTS)])
 
     counts = asyncio.run(outcomes())
@@ -107,11 +105,11 @@ def test_replies_of_three_turns_are_independent():
         assert abs(counts[outcome] - expected) < 5 * error, counts
 
 
-def seeds_of(coin: Coin, *prompts: tuple[str, ...], run_seed: int = 7) -> list[int]:
+def seeds_of(coin, *prompts, run_seed=7):
     """Make calls with these prompts, one after another; return the seeds that were sent."""
     client = seeded(coin, run_seed)
 
-    async def make_calls() -> None:
+    async def make_calls():
         for prompt in prompts:
             try:
                 await call(client, *prompt)
@@ -146,17 +144,17 @@ def test_parallel_branches_get_the_same_seeds_in_any_order():
     """Two of them have one prompt; only which of the two has which seed depends on the order."""
     branches = [("a", "b", "one"), ("a", "b", "two"), ("a", "b", "two"), ("a", "b", "three")]
 
-    def seeds(order: Sequence[tuple[str, ...]]) -> dict[tuple[str, ...], set[int]]:
+    def seeds(order):
         coin = Coin()
         client = seeded(coin, 7)
 
-        async def make_calls() -> None:
+        async def make_calls():
             await call(client, "a")
             await asyncio.gather(*(call(client, *prompt) for prompt in order))
 
         asyncio.run(make_calls())
         assert len(set(coin.seeds)) == 1 + len(order)
-        found: dict[tuple[str, ...], set[int]] = {}
+        found = {}
         for prompt, seed in zip(order, coin.seeds[1:], strict=True):
             found.setdefault(prompt, set()).add(seed)
         return found
@@ -170,7 +168,7 @@ def test_the_seed_of_a_call_has_the_bits_that_its_receiver_takes():
 
 
 def test_ids_that_a_chat_api_draws_at_random_are_in_no_seed():
-    def prompt(number: int, arguments: str) -> list[Any]:
+    def prompt(number, arguments):
         made = ToolCall(id=f"call-{number}", name="look", arguments=arguments)
         state = [{"opaque": number}]
         reply = AssistantMessage(content=None, tool_calls=[made], provider_state=state)
@@ -187,7 +185,7 @@ def test_engines_and_chat_apis_are_called_by_a_seeded_client(config, bits):
     body = {"messages": [{"role": "user", "content": "a"}]}
     again = {"messages": [*body["messages"], {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]}
 
-    async def make_calls() -> list[int]:
+    async def make_calls():
         client = resolve_seeded_client(config)
         await client.close()
         client._client = coin = Coin()
@@ -204,56 +202,41 @@ def test_engines_and_chat_apis_are_called_by_a_seeded_client(config, bits):
 
 def test_runs_of_an_episode_have_seeds_by_their_order_and_are_forgotten_with_it():
     traces = [trace(NUM_SEEDS - 1, f"{number}") for number in range(3)]
-    context: Any = ModelContext(model="m", client=EvalClientConfig())
+    context = ModelContext(model="m", client=EvalClientConfig())
 
-    async def run_episode(env: Any, task: Any, ctx: Any, *, on_trace: Any) -> None:
+    async def run_episode(env, task, ctx, *, on_trace):
         for minted in traces:
             on_trace(minted)
         assert {*agent_runs._runs} >= {"0", "1", "2"}
 
-    asyncio.run(play_episode(run_episode, SimpleNamespace(), None, context))  # type: ignore[arg-type]
+    asyncio.run(play_episode(run_episode, SimpleNamespace(), None, context))
     seeds = [minted.agent.config.sampling.seed for minted in traces]
     assert seeds == [NUM_SEEDS - 1, SEED_STRIDE - 1, 2 * SEED_STRIDE - 1]
     assert not {*agent_runs._runs} & {"0", "1", "2"}
 
 
-PlayTwoTurns = Callable[..., dict[str, list[list[int]]]]
-
-
 @pytest.fixture(scope="module")
-def play_two_turns(models, tmp_path_factory):
+def play_two_turns(models, tmp_path_factory, plugins_of_module):
     """Samples rollouts of two turns from an engine; returns the tokens of their turns by assignment."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(PLUGINS)
-        patch.setenv("PYTHONPATH", str(PLUGINS))
-        examples, config = environments.examples(TWO_TURNS), view_of(models["a"], TWO_TURNS)
-        with served(TWO_TURNS, tmp_path_factory.mktemp("two")) as server:
+    examples, config = environments.examples(TWO_TURNS), view_of(models["a"], TWO_TURNS)
+    with served(TWO_TURNS, tmp_path_factory.mktemp("two")) as server:
 
-            def sample_tokens(url: str, example_ids: Sequence[str], group_size: int, **options: Any) -> Any:
-                rows = assigned("two", list(example_ids), group_size)
-                groups = sample(url, server["address"], config, rows, examples, **options)
-                traces = [row for tables in groups.values() for row in tables["traces"].to_pylist()]
-                messages = [row for tables in groups.values() for row in tables["messages"].to_pylist()]
-                assert failures(traces) == []
-                recorded = [[each["sampling"]["seed"] for each in calls(row)] for row in traces]
-                assert all(len(set(seeds)) == 2 for seeds in recorded), "each call is recorded with its seed"
-                return {row["assignment_id"]: sampled_turns(row, messages) for row in traces}
+        def sample_tokens(url, example_ids, group_size, **options):
+            rows = assigned("two", list(example_ids), group_size)
+            groups = sample(url, server["address"], config, rows, examples, **options)
+            traces, messages = rows_of(groups, "traces"), rows_of(groups, "messages")
+            assert failures(traces) == []
+            recorded = [[each["sampling"]["seed"] for each in json.loads(row["record"])["calls"]] for row in traces]
+            assert all(len(set(seeds)) == 2 for seeds in recorded), "each call is recorded with its seed"
+            return {row["assignment_id"]: sampled_turns(row, messages) for row in traces}
 
-            yield sample_tokens
+        yield sample_tokens
 
 
-def calls(trace: dict[str, Any]) -> Rows:
-    return list(json.loads(trace["record"])["calls"])
-
-
-def sampled_turns(trace: dict[str, Any], messages: Rows) -> list[list[int]]:
+def sampled_turns(trace, messages):
     """The tokens that the model sampled in each turn of a trace."""
-    own = sorted((row for row in messages if row["trace_id"] == trace["trace_id"]), key=lambda row: row["message"])
-    return [
-        [token for token, is_sampled in zip(row["token_ids"], row["mask"], strict=True) if is_sampled]
-        for row in own
-        if row["sampled"]
-    ]
+    turns = sorted((row for row in own(trace, messages) if row["sampled"]), key=lambda row: row["message"])
+    return [[*compress(row["token_ids"], row["mask"])] for row in turns]
 
 
 def test_neighbouring_turns_of_an_untrained_model_are_no_more_alike_than_turns_of_different_rollouts(
@@ -263,7 +246,7 @@ def test_neighbouring_turns_of_an_untrained_model_are_no_more_alike_than_turns_o
     neighbours = [pair for turns in rollouts for pair in pairwise(turns)]
     strangers = [(one[0], other[-1]) for one, other in zip(rollouts, rollouts[5:] + rollouts[:5], strict=True)]
 
-    def alike(pairs: Sequence[tuple[list[int], list[int]]]) -> tuple[int, int]:
+    def alike(pairs):
         places = [place for pair in pairs for place in zip(*pair, strict=False)]
         return sum(one == other for one, other in places), len(places)
 

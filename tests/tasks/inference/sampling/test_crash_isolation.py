@@ -1,7 +1,5 @@
 """Which rollouts fail as crashers of their environment server, by hand and against a plain simulation."""
 
-from typing import Any
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,11 +13,11 @@ from tasks.inference.sampling.crash_isolation import (
 from tests.fixtures.hosts import assigned
 
 
-def in_flight(*ids: str, isolated: bool = False) -> list[InFlightRollout]:
+def in_flight(*ids, isolated=False):
     return [InFlightRollout(name, name.partition("/")[0], "e", is_isolated=isolated) for name in ids]
 
 
-def failed(isolation: CrashIsolation, *groups: str, size: int = 2) -> dict[str, str]:
+def failed(isolation, *groups, size=2):
     """The messages of assignments that are not sampled any more."""
     rows = assigned("e", [*groups], size).to_pylist()
     failures = {row["assignment_id"]: isolation.failure(row) for row in rows}
@@ -63,10 +61,8 @@ def test_a_group_of_which_every_member_kills_costs_a_few_restarts():
 def test_whatever_kills_all_others_have_their_rows(killers, at_once):
     """A plain server: it takes `at_once` rollouts at a time, in order, and dies with the first killer among them."""
     deadly = {f"g{group}/{member}" for group, member in killers}
-    rows: dict[str, Any] = {
-        row["assignment_id"]: row for row in assigned("e", [f"g{n}" for n in range(5)], 3).to_pylist()
-    }
-    isolation, failures = CrashIsolation(), dict[str, bool]()
+    rows = {row["assignment_id"]: row for row in assigned("e", [f"g{n}" for n in range(5)], 3).to_pylist()}
+    isolation, failures = CrashIsolation(), {}
     for _ in range(200):
         failures |= {name: True for name, row in rows.items() if name not in failures and isolation.failure(row)}
         missing = [name for name in rows if name not in failures]

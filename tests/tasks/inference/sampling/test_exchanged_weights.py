@@ -1,15 +1,12 @@
 """Rollouts of several turns under which weights are exchanged: their rows say which policy sampled each token."""
 
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from configs.environments import EnvironmentConfig
-from tasks.inference.engine.client import Engine, ServedModel
+from tasks.inference.engine.client import ServedModel
 from tasks.inference.environments import servers as environments
 from tasks.inference.sampling.sampler import SamplingPlan, WeightUpdate
 from tasks.inference.trace_rows.rows import UnknownPolicy
@@ -37,16 +34,15 @@ class Exchanges(SamplingPlan):
 
     weight_update = "keep"
 
-    def __init__(self, engine: Engine, policies: dict[str, Path]) -> None:
+    def __init__(self, engine, policies):
         super().__init__()
         self.engine, self.policies = engine, policies
-        self.versions = {key: version for version, key in enumerate(policies)}
         self.version = 0
         self.due = threading.Event()
         self.ended = threading.Event()
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def watched(self):
         """Let the engine's counts of tokens say when weights are exchanged."""
         thread = threading.Thread(target=self._watch)
         thread.start()
@@ -56,7 +52,7 @@ class Exchanges(SamplingPlan):
             self.ended.set()
             thread.join()
 
-    def _watch(self) -> None:
+    def _watch(self):
         while self.version + 1 < len(self.policies) and not self.ended.wait(0.02):
             if self.due.is_set():
                 continue
@@ -65,10 +61,10 @@ class Exchanges(SamplingPlan):
             if counts and min(counts.values()) > ENOUGH:
                 self.due.set()
 
-    def is_outdated(self) -> bool:
+    def is_outdated(self):
         return self.due.is_set()
 
-    def update_weights(self) -> WeightUpdate | None:
+    def update_weights(self):
         self.version += 1
         key = list(self.policies)[self.version]
         self.engine.serve(key, self.policies[key])
@@ -109,12 +105,11 @@ def test_rows_say_which_policy_sampled_each_token(small_engine, models, view, ad
 
 
 TABLES = ("traces", "messages", "token_policies")
-Found = dict[str, list[dict[str, Any]]]
 
 
-def check_tokens(engine: Engine, found: Found, policies: dict[str, Path]) -> None:
+def check_tokens(engine, found, policies):
     """Recompute each sampled token under every policy: the recorded one gives its log-prob, the others do not."""
-    far: dict[bool, list[float]] = {True: [], False: []}
+    far = {True: [], False: []}
     for key, weights in policies.items():
         engine.serve(key, weights)
         for trace in found["traces"]:
@@ -132,13 +127,13 @@ def check_tokens(engine: Engine, found: Found, policies: dict[str, Path]) -> Non
     assert sum(each > BOUND for each in far[False]) > 0.9 * len(far[False]) > 0
 
 
-def path_to(message: dict[str, Any], messages: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
+def path_to(message, messages):
     """The messages that the model saw before one, and itself."""
     before = [] if message["parent"] is None else path_to(messages[message["parent"]], messages)
     return [*before, message]
 
 
-def keys_of_tokens(message: dict[str, Any], runs: list[dict[str, Any]], only: str) -> dict[int, str]:
+def keys_of_tokens(message, runs, only):
     """The policy of each sampled token of a message, by its place; `only` where the trace is of one policy."""
     sampled = [place for place, is_sampled in enumerate(message["mask"]) if is_sampled]
     of_message = [run for run in runs if run["message"] == message["message"]]

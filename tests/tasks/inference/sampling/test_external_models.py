@@ -1,8 +1,6 @@
 """A model of someone else, evaluated through its chat API alone: a real engine whose tokens nobody is shown."""
 
 import json
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,9 +13,7 @@ from flows.runtime.resolve_run import Source
 from flows.runtime.session import Session, needs
 from flows.services.base import Supervisor
 from storage.store import open_store
-from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext
-from tasks.runtime.stage import Ref
 from tests.fixtures.hosts import KEY
 from tests.fixtures.rehearsal import Played
 
@@ -28,11 +24,11 @@ NOTHING = Source("", "")
 class AtOnce(Executor):
     """Does stages as in a run, without Prefect."""
 
-    def __call__(self, task: StageTask, *arguments: Any, **named: Any) -> Ref:
+    def __call__(self, task, *arguments, **named):
         return super().__call__(Played(task.stage), *arguments, **named)
 
 
-def session_of(root: Path, url: str, name: str, supervisor: Supervisor, **external: Any) -> Session:
+def session_of(root, url, name, supervisor, **external):
     chat = {"url": f"{url}/v1", "model": "policy", "api_key_variable": "KEY_OF_THE_TEST"} | external
     config = RunConfig.model_validate(
         {

@@ -5,13 +5,12 @@ One real server below a real supervisor, and the small engine; the faults are th
 
 import json
 import os
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from configs.run import RunConfig, View
+from configs.environments import EnvironmentConfig
+from configs.run import View
 from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from flows.services.ownership import start_time
@@ -22,7 +21,7 @@ from tasks.inference.environments import servers as environments
 from tasks.rollout.stage import STAGE
 from tasks.runtime.stage import Policy
 from tests.fixtures.builders import view as of_stage
-from tests.fixtures.hosts import KEY, PLUGINS, assigned
+from tests.fixtures.hosts import KEY, assigned, config_of
 from tests.fixtures.sampled import sample
 from tests.fixtures.stages import advantage, filtering
 from tests.fixtures.waiting import until
@@ -51,37 +50,29 @@ SIZE = 4
 class Sampled:
     """The rows of one call of `sample`, and where the environment left its marks."""
 
-    def __init__(self, directory: Path, supervisor: Supervisor) -> None:
+    def __init__(self, directory, supervisor):
         self.directory = directory
         self.supervisor = supervisor
-        self.groups: dict[str, dict[str, pa.Table]] = {}
+        self.groups = {}
         self.patience = 4.0
         """How long the rollout that waits for ever was let run, in seconds."""
 
-    def row(self, fault: str) -> dict[str, Any]:
+    def row(self, fault):
         (row,) = self.groups[fault]["traces"].to_pylist()
         return row
 
 
 @pytest.fixture(scope="module")
-def sampled(small_engine, models, tmp_path_factory):
+def sampled(small_engine, models, tmp_path_factory, plugins_of_module):
     directory = tmp_path_factory.mktemp("faults")
     taskset = {"id": "misbehaving_taskset", "faults": [*FAULTS, "partly"], "task": {"directory": str(directory)}}
-    config = RunConfig.model_validate(
-        {
-            "model": {"path": str(models["a"]), "renderer": "qwen3"},
-            "environments": [{"name": "bad", "taskset": taskset}],
-            "rollout": {"max_tokens": 4, "max_attempts": 1},
-        }
-    )
-    with pytest.MonkeyPatch.context() as patch, Supervisor("run", directory / "services") as supervisor:
-        patch.syspath_prepend(PLUGINS)
-        patch.setenv("PYTHONPATH", str(PLUGINS))
+    config = config_of(models["a"], EnvironmentConfig(name="bad", taskset=taskset), max_tokens=4, max_attempts=1)
+    with Supervisor("run", directory / "services") as supervisor:
         found = Sampled(directory, supervisor)
         examples = environments.examples(config.environments[0])
         (address,) = EnvironmentServers(supervisor, config, KEY).addresses()["bad"]
 
-        def sample_faults(assignments: pa.Table, **settings: Any) -> None:
+        def sample_faults(assignments, **settings):
             of_rollout = config.rollout.model_copy(update=settings)
             view = View(config.model_copy(update={"rollout": of_rollout}), STAGE.sections, "rollout")
             policy = Policy("policy-of-faults", 3)
@@ -144,7 +135,7 @@ def test_no_baseline_moves(sampled):
     assert sorted(alone.values()) == [-0.5, 0.5]
 
 
-def credited(traces: pa.Table, messages: pa.Table) -> dict[str, float]:
+def credited(traces, messages):
     """The advantages that filtering and advantage give to what is kept, by trace, with default settings but no std."""
     tables = {"traces": traces, "messages": messages.cast(MESSAGES.arrow)}
     verdicts = filtering(tables, of_stage(FILTERING, filtering={"filters": []}))["verdicts"]

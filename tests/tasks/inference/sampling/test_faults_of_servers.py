@@ -3,24 +3,22 @@
 Real servers below a real supervisor, the small engine, and the rollout stage as a run has it.
 """
 
-from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from configs.run import RunConfig, View
+from configs.environments import EnvironmentConfig
+from configs.run import View
 from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from flows.services.ownership import identity, owned_processes
-from tasks.inference.engine.client import MODEL, Engine, ServedModel
+from tasks.inference.engine.client import MODEL, ServedModel
 from tasks.inference.environments import servers as environments
 from tasks.rollout.stage import STAGE, RolloutInputs, rollout
 from tasks.runtime.stage import Policy
-from tests.fixtures.hosts import KEY, assigned
+from tests.fixtures.hosts import KEY, assigned, config_of
 
 pytestmark = pytest.mark.engine
 
@@ -31,16 +29,16 @@ NAMES = ["fine 1", "dies 1", "fine b 1"]
 class Handed:
     """The groups that were handed over, in memory."""
 
-    def __init__(self) -> None:
-        self.traces: dict[str, list[dict[str, Any]]] = {}
+    def __init__(self):
+        self.traces = {}
 
-    def rows(self) -> list[dict[str, Any]]:
+    def rows(self):
         return [row for group in self.traces.values() for row in group]
 
-    def finished_units(self) -> set[str]:
+    def finished_units(self):
         return set(self.traces)
 
-    def put(self, tables: dict[str, pa.Table]) -> None:
+    def put(self, tables):
         rows = tables["traces"].to_pylist()
         assert rows[0]["group_id"] not in self.traces, "a group is handed over once"
         self.traces[rows[0]["group_id"]] = rows
@@ -49,33 +47,26 @@ class Handed:
 class OneEngine:
     """The service of an engine that somebody else keeps at its policy."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine):
         self.served = ServedModel(engine.url, KEY, MODEL, "policy")
 
-    def serve(self, policy: Policy) -> ServedModel:
+    def serve(self, policy):
         return self.served
 
     @contextmanager
-    def pinned(self, policy: Policy) -> Iterator[ServedModel]:
+    def pinned(self, policy):
         yield self.served
 
 
-def rolled_out(
-    engine: Engine, models: dict[str, Path], directory: Path, environment: dict[str, Any], rows: pa.Table, **own: Any
-) -> tuple[Handed, int]:
+def rolled_out(engine, models, directory, environment, rows, **own):
     """Do the stage over assignments of one environment; return what was handed over, and the server's generation."""
-    config = RunConfig.model_validate(
-        {
-            "model": {"path": str(models["a"]), "renderer": "qwen3"},
-            "environments": [environment],
-            "rollout": {"max_tokens": 4, **own},
-        }
-    )
-    handed: Any = Handed()
+    section = EnvironmentConfig.model_validate(environment)
+    config = config_of(models["a"], section, **({"max_tokens": 4} | own))
+    handed = Handed()
     with Supervisor("run", directory) as supervisor:
         servers = EnvironmentServers(supervisor, config, KEY)
-        tables = rows, environments.examples(config.environments[0])
-        services: Any = (OneEngine(engine), servers, SimpleNamespace(serve=None))
+        tables = rows, environments.examples(section)
+        services = (OneEngine(engine), servers, SimpleNamespace(serve=None))
         inputs = RolloutInputs(*tables, 1, Policy("policy-of-losses", 0), handed, *services)
         rollout(inputs, View(config, STAGE.sections, "rollout"))
         generation = servers._handles[environment["name"]].generation

@@ -4,15 +4,14 @@ What was preempted is computed again, and so is checked: its log-probs are those
 """
 
 import asyncio
-from typing import Any
 
 import httpx
 import pytest
 
-from tasks.inference.engine.client import Engine, ServedModel
+from tasks.inference.engine.client import ServedModel
 from tasks.inference.engine.metrics import read_page
 from tasks.inference.sampling.limits import INITIAL_LIMIT, AdaptiveLimit, Limiter
-from tasks.inference.sampling.load_meter import EngineLoad, follow_loads, load_of_page
+from tasks.inference.sampling.load_meter import follow_loads, load_of_page
 from tasks.learner.tiny import tiny_qwen3
 from tests.fixtures.faults import happened
 from tests.fixtures.hosts import ENGINE, KEY, engine_of
@@ -27,14 +26,14 @@ FIT = 4
 class Crowd:
     """Asks for rollouts, as many at a time as the limit lets it, until the limit has fallen to those that fit."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine):
         self.served = ServedModel(engine.url, KEY)
         self.limiter = Limiter(MOST)
         self.adaptive = AdaptiveLimit(self.limiter)
         self.limits = [self.limiter.limit]
-        self.answers: list[dict[str, Any]] = []
+        self.answers = []
 
-    async def ask(self, client: httpx.AsyncClient, number: int) -> None:
+    async def ask(self, client, number):
         """Sample one rollout after another."""
         sampling = {"max_tokens": NUM_TOKENS, "ignore_eos": True, "temperature": 1.0, "logprobs": 0}
         while self.limiter.limit > FIT:
@@ -43,11 +42,11 @@ class Crowd:
                 answer = await client.post("/inference/v1/generate", json=body)
                 self.answers.append({"prompt": number, **answer.raise_for_status().json()["choices"][0]})
 
-    def adjust(self, load: EngineLoad | None) -> None:
+    def adjust(self, load):
         self.adaptive.adjust(load)
         self.limits.append(self.limiter.limit)
 
-    async def gather(self) -> EngineLoad | None:
+    async def gather(self):
         """Return the engine's load when all are answered."""
         steering = asyncio.create_task(follow_loads(lambda: [self.served], self.adjust))
         headers = {"Authorization": f"Bearer {KEY}"}

@@ -2,7 +2,6 @@
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from verifiers.v1.configs.client import EvalClientConfig
@@ -19,13 +18,13 @@ from tasks.runtime.stage import Policy
 POLICIES = {"old": 0, "own": 1, "new": 2}
 
 
-def answer(*policies: str) -> str:
+def answer(*policies):
     """An answer of an engine that says which policies sampled it."""
     runs = ",".join(f'["{each}",4]' for each in policies)
     return f'{{"policies":[{runs}],"request_id":"r","choices":[]}}'
 
 
-def turn(request: str, *policies: str, said: bool, member: int = 0) -> CachedTurn:
+def turn(request, *policies, said, member=0):
     return CachedTurn("g", f"g/{member}", request, answer(*policies) if said else "{}", policies)
 
 
@@ -34,14 +33,14 @@ def kept(tmp_path):
     return TurnCache(open_store(tmp_path), "run")
 
 
-def runner(kept: TurnCache, versions: dict[str, int], oldest: int | None = None) -> RolloutRunner:
+def runner(kept, versions, oldest=None):
     """A runner that has begun the group with that as its oldest version."""
     made = object.__new__(RolloutRunner)
     vars(made).update(policy=Policy("own", 1), versions=versions, oldest={"g": oldest}, unproven=None, _turns=kept)
     return made
 
 
-def origin(policy: str = "own") -> RolloutOrigin:
+def origin(policy="own"):
     assignment = {"group_id": "g", "assignment_id": "g/0", "environment": "e"}
     return RolloutOrigin(assignment, policy, POLICIES.get(policy, 0), step=1, temperature=1.0)
 
@@ -82,17 +81,15 @@ def test_a_turn_is_of_the_policies_that_sampled_it_and_of_none_where_a_frozen_mo
 
 def test_turns_of_weights_that_are_not_proven_are_kept_when_they_are(kept):
     client = SeatClient(EvalClientConfig(), "policy")
-    sampling: Any = None
+    sampling = None
 
-    def play(by: RolloutRunner, policy: str) -> list[str]:
-        async def play_turn(
-            placed: Any, client: Any, model: str, parameters: Any, task: Any, keep: Any
-        ) -> dict[str, Any]:
+    def play(by, policy):
+        async def play_turn(placed, client, model, parameters, task, keep):
             keep({"request": f"of {policy}", "model": "policy", "answer": answer(policy)})
             return {}
 
         by.seats, by.environments = {"e": Seats("e", {})}, {"e": EnvironmentConfig(name="e", taskset={"id": "t"})}
-        by.servers = SimpleNamespace(play=play_turn)  # type: ignore[assignment]
+        by.servers = SimpleNamespace(play=play_turn)
         asyncio.run(by._play(origin(), InFlightRollout("g/0", "g", "e"), client, {}, sampling))
         return [turn.request for turn in kept.of("g")]
 

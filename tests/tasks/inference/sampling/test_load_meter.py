@@ -9,15 +9,15 @@ import pytest
 from tasks.inference.engine.client import ServedModel
 from tasks.inference.sampling import load_meter
 from tasks.inference.sampling.load_meter import EngineLoad, LoadMeter, follow_loads
+from tests.fixtures.waiting import in_loop
 
 
 class Clock:
     """Tells the seconds that the test sets."""
 
-    def __init__(self) -> None:
-        self.now = 100.0
+    now = 100.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
@@ -46,10 +46,8 @@ def test_what_lasts_from_one_reading_to_the_next_counts_in_both():
         first = meter.read()
         clock.now += 2
     second = meter.read()
-    assert [(each.seconds, each.in_flight, each.learner_waited_seconds) for each in (first, second)] == [
-        (1, 1, 1),
-        (2, 1, 2),
-    ]
+    loads = [(each.seconds, each.in_flight, each.learner_waited_seconds) for each in (first, second)]
+    assert loads == [(1, 1, 1), (2, 1, 2)]
     assert meter.read().in_flight == 0, "no time has gone by: as many as there are"
 
 
@@ -74,35 +72,33 @@ def test_reports_of_the_engine_are_means():
     assert meter.read().requests_running is None
 
 
-def test_the_load_is_followed_on_when_a_lost_replica_is_back(monkeypatch):
+@in_loop
+async def test_the_load_is_followed_on_when_a_lost_replica_is_back(monkeypatch):
     monkeypatch.setattr(load_meter, "INTERVAL_SECONDS", 0.0)
 
-    async def no_metrics(_: ServedModel) -> str:
+    async def no_metrics(_):
         return ""
 
     monkeypatch.setattr(load_meter, "read_page_async", no_metrics)
-    readings = iter([[], [], [ServedModel("http://back", "")]])
-    last = [ServedModel("http://back", "")]
-    reports: list[EngineLoad | None] = []
-    asyncio.run(asyncio.wait_for(follow_loads(lambda: next(readings, last), reports.append), 10))
+    back = [ServedModel("http://back", "")]
+    readings, reports = iter([[], [], back]), []
+    await asyncio.wait_for(follow_loads(lambda: next(readings, back), reports.append), 10)
     assert reports == [None] and next(readings, None) is None
 
 
-def test_a_cancelled_reading_leaves_no_thread_behind():
-    async def cancel_while_asking() -> list[str]:
-        is_asked = asyncio.Event()
+@in_loop
+async def test_a_cancelled_reading_leaves_no_thread_behind():
+    is_asked = asyncio.Event()
 
-        async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            is_asked.set()
-            await reader.read()
-            writer.close()
+    async def say_nothing(reader, writer):
+        is_asked.set()
+        await reader.read()
+        writer.close()
 
-        async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as server:
-            engine = ServedModel(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "")
-            following = asyncio.create_task(follow_loads(lambda: [engine], lambda _: None))
-            await is_asked.wait()
-            following.cancel()
-            await asyncio.wait([following])
-            return [thread.name for thread in threading.enumerate() if thread.name.startswith("asyncio_")]
-
-    assert asyncio.run(cancel_while_asking()) == []
+    async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as server:
+        engine = ServedModel(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "")
+        following = asyncio.create_task(follow_loads(lambda: [engine], lambda _: None))
+        await is_asked.wait()
+        following.cancel()
+        await asyncio.wait([following])
+        assert not [thread for thread in threading.enumerate() if thread.name.startswith("asyncio_")]

@@ -6,7 +6,6 @@ And a sampler of a deadly rollout: it costs no group.
 import asyncio
 import threading
 from collections import Counter
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -30,15 +29,15 @@ class Instant(RolloutRunner):
     Rollouts of groups whose names begin with a capital last until they are let go on, those of others end at once.
     """
 
-    def __init__(self, last: str = "") -> None:
-        self.last, self.begun, self.outdated = last, list[str](), False
+    def __init__(self, last=""):
+        self.last, self.begun, self.outdated = last, [], False
         self.policy = Policy("old", 0)
-        self.ended = list[tuple[str, str]]()
+        self.ended = []
         self.go_on = asyncio.Event()
         self.served = {OF_POLICY: ServedModel("http://127.0.0.1:9", "")}
         self.unproven, self.oldest, self._turns = None, {}, None
 
-    async def run(self, assignment: dict[str, Any], task: dict[str, Any], placed: Any) -> Any:
+    async def run(self, assignment, task, placed):
         self.begun.append(assignment["assignment_id"])
         self.outdated = self.outdated or assignment["assignment_id"] == self.last
         await asyncio.sleep(0)
@@ -47,7 +46,7 @@ class Instant(RolloutRunner):
         self.ended.append((assignment["assignment_id"], self.policy.key))
         return [], []
 
-    def update_weights(self, policy: Policy, served: ServedModel) -> None:
+    def update_weights(self, policy, served):
         self.policy = policy
         self.go_on.set()
 
@@ -55,18 +54,18 @@ class Instant(RolloutRunner):
 class Plan(SamplingPlan):
     """A plan that the runner makes outdated; its newer policy comes after it was asked in vain a few times."""
 
-    def __init__(self, runner: Instant, weight_update: str = "wait", groups: str = "", in_vain: int = 0) -> None:
+    def __init__(self, runner, weight_update="wait", groups="", in_vain=0):
         super().__init__()
         self.runner, self.weight_update, self.groups, self.left = runner, weight_update, groups, in_vain
-        self.noted, self.threads = list[str](), set[int]()
+        self.noted, self.threads = [], set()
 
-    def is_outdated(self) -> bool:
+    def is_outdated(self):
         return self.runner.outdated
 
-    def begin(self, group_id: str, versions: Any) -> None:
+    def begin(self, group_id, versions):
         self.noted.append(group_id)
 
-    def update_weights(self) -> WeightUpdate | None:
+    def update_weights(self):
         self.threads.add(threading.get_ident())
         self.left -= 1
         if self.left >= 0:
@@ -75,9 +74,9 @@ class Plan(SamplingPlan):
         return WeightUpdate(Policy("new", 1), self.runner.served[OF_POLICY], assigned("e", list(self.groups), SIZE))
 
 
-def sample(runner: Any, plan: SamplingPlan, groups: str, most: int = 12, size: int = SIZE, **parts: Any) -> list[str]:
+def sample(runner, plan, groups, most=12, size=SIZE, **parts):
     """Sample some groups, and return those that were handed over."""
-    handed, sampler = list[str](), object.__new__(BatchSampler)
+    handed, sampler = [], object.__new__(BatchSampler)
     pool = ServerPool({"e": ["tcp://127.0.0.1:9"]}, CrashIsolation())
     parts = {"runner": runner, "plan": plan, "quota": GroupQuota({}), "limiter": Limiter(most), "servers": pool} | parts
     parts |= {"begun": set(), "live": {}, "on_group": lambda group_id, _: handed.append(group_id)}
@@ -85,7 +84,7 @@ def sample(runner: Any, plan: SamplingPlan, groups: str, most: int = 12, size: i
     names = sorted({*groups, *getattr(plan, "groups", "")})
     examples = pa.table({"environment": ["e"] * len(names), "example_id": names, "task": ["{}"] * len(names)})
 
-    async def work() -> None:
+    async def work():
         sampler.commit_lock = asyncio.Lock()
         await sampler._sample_groups(assigned("e", list(groups), size), examples)
 
@@ -126,8 +125,8 @@ def test_nothing_is_handed_over_when_an_exchange_fails(raised, expected):
     runner = Instant("A/3")
 
     class Failing(Plan):
-        def update_weights(self) -> WeightUpdate | None:
-            runner.go_on._loop.call_soon_threadsafe(runner.go_on.set)  # type: ignore[attr-defined]
+        def update_weights(self):
+            runner.go_on._loop.call_soon_threadsafe(runner.go_on.set)
             while len(runner.ended) < SIZE:
                 continue
             raise raised
@@ -146,17 +145,17 @@ def test_what_is_begun_is_dropped():
 
 def test_a_deadly_rollout_costs_no_group():
     """It takes servers down beside others, and then alone; each time another server is started."""
-    pool, failing, alone = ServerPool({"e": ["tcp://127.0.0.1:9"]}, CrashIsolation()), list[str](), list[int]()
+    pool, failing, alone = ServerPool({"e": ["tcp://127.0.0.1:9"]}, CrashIsolation()), [], []
 
     class Runner(Instant):
-        async def run(self, assignment: dict[str, Any], task: dict[str, Any], placed: Any) -> Any:
+        async def run(self, assignment, task, placed):
             if assignment["assignment_id"] == "d/0":
                 alone.append(len(pool.in_flight) if placed.is_isolated else 0)
                 pool.isolation.record([*pool.in_flight.values()])
                 raise ServerGone
             return await super().run(assignment, task, placed)
 
-        def rows_without_trace(self, assignment: dict[str, Any], *_: Any) -> Any:
+        def rows_without_trace(self, assignment, *_):
             failing.append(assignment["assignment_id"])
             return [], []
 

@@ -5,16 +5,12 @@ import os
 import signal
 import threading
 import time
-from pathlib import Path
-from typing import Any
+from itertools import compress
 
-import pyarrow as pa
 import pytest
 
 from configs.environments import EnvironmentConfig, StaticPool
-from configs.run import View
 from storage.schemas.stage_tables import MESSAGES, TRACES
-from tasks.inference.engine.client import Engine
 from tasks.inference.environments import servers as environments
 from tasks.inference.sampling import episode_rows
 from tasks.inference.sampling.lost_servers import ServiceLost
@@ -22,8 +18,10 @@ from tasks.inference.trace_rows.rows import rebuild
 from tasks.runtime.stage import Policy
 from tests.fixtures.faults import happened
 from tests.fixtures.hosts import KEY, assigned, served
-from tests.fixtures.sampled import sample
+from tests.fixtures.proxy import path
+from tests.fixtures.sampled import collected, own, rows_of, sample
 from tests.fixtures.waiting import PATIENCE
+from tests.tasks.inference.engine.probes import reference_logprobs
 
 pytestmark = pytest.mark.engine
 
@@ -31,26 +29,12 @@ REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "sample_reverse_text"
 FAULTY = EnvironmentConfig(name="faulty", taskset={"id": "faulty_taskset"})
 
 
-class Groups:
-    """Collects what is handed over, and everything that came over the wire."""
-
-    def __init__(self) -> None:
-        self.tables: dict[str, dict[str, pa.Table]] = {}
-
-    def __call__(self, group_id: str, tables: dict[str, pa.Table]) -> None:
-        assert group_id not in self.tables, "a group is handed over once"
-        self.tables[group_id] = tables
-
-    def rows(self, name: str) -> list[dict[str, Any]]:
-        return [row for tables in self.tables.values() for row in tables[name].to_pylist()]
-
-
-def run(
-    small_engine: Engine, address: str, view: View, assignments: pa.Table, examples: pa.Table, groups: Groups
-) -> None:
-    """One call of `sample` with the policy that the engine was started with."""
+def run(small_engine, address, view, assignments, examples):
+    """One call of `sample` with the policy that the engine was started with; returns what was handed over."""
+    groups, take = collected()
     policy = Policy("policy-of-rollouts", 3)
-    sample(small_engine.url, address, view, assignments, examples, policy=policy, step=4, on_group=groups)
+    sample(small_engine.url, address, view, assignments, examples, policy=policy, step=4, on_group=take)
+    return groups
 
 
 @pytest.fixture(scope="module")
@@ -65,40 +49,33 @@ def reverse_examples():
 
 
 @pytest.mark.essential
-def test_eight_rollouts_end_to_end(
-    small_engine,
-    models,
-    reverse_server,
-    reverse_examples,
-    view,
-    monkeypatch,
-):
-    wire: dict[str, Any] = {}
+def test_eight_rollouts_end_to_end(small_engine, models, reverse_server, reverse_examples, view, monkeypatch):
+    wire = {}
     read = episode_rows.wire_record
 
-    def remember(trace: Any) -> Any:
+    def remember(trace):
         wire[trace.id] = trace.model_dump(mode="json", context={"float_decimals": None}, serialize_as_any=True)
         return read(trace)
 
     monkeypatch.setattr(episode_rows, "wire_record", remember)
     small_engine.serve("policy-of-rollouts", models["a"])
-    groups, ids = Groups(), reverse_examples["example_id"].to_pylist()[:2]
-    run(small_engine, reverse_server, view(REVERSE), assigned("reverse", ids, 4), reverse_examples, groups)
+    ids = reverse_examples["example_id"].to_pylist()[:2]
+    groups = run(small_engine, reverse_server, view(REVERSE), assigned("reverse", ids, 4), reverse_examples)
 
-    assert set(groups.tables) == set(ids)
-    for tables in groups.tables.values():
+    assert set(groups) == set(ids)
+    for tables in groups.values():
         assert tables["traces"].schema.equals(TRACES.arrow) and tables["messages"].schema.equals(MESSAGES.arrow)
-    traces, messages = groups.rows("traces"), groups.rows("messages")
+    traces, messages = rows_of(groups, "traces"), rows_of(groups, "messages")
     assert sorted(row["assignment_id"] for row in traces) == sorted(f"{i}/{m}" for i in ids for m in range(4))
     assert KEY not in str(traces) + str(messages)
     for row in traces:
-        own = [message for message in messages if message["trace_id"] == row["trace_id"]]
-        check_trace(row, own)
-        check_rebuilt(row, own, wire[row["trace_id"]])
-        check_logprobs(own, models["a"])
+        of_trace = own(row, messages)
+        check_trace(row, of_trace)
+        check_rebuilt(row, of_trace, wire[row["trace_id"]])
+        check_logprobs(of_trace, models["a"])
 
 
-def check_trace(row: dict[str, Any], messages: list[dict[str, Any]]) -> None:
+def check_trace(row, messages):
     """The row's counts and stamps, and that all per-token columns are of one length."""
     assert row["error_class"] is None and row["error_message"] is None
     assert 0.0 <= row["reward"] <= 1.0 and json.loads(row["rewards"])["similarity"]["score"] == row["reward"]
@@ -107,11 +84,11 @@ def check_trace(row: dict[str, Any], messages: list[dict[str, Any]]) -> None:
     assert 1 <= row["num_output_tokens"] == sum(sum(message["mask"]) for message in messages) <= 12
     for message in messages:
         assert len(message["token_ids"]) == len(message["mask"]) == len(message["logprobs"])
-        assert all(value == 0.0 for value, own in zip(message["logprobs"], message["mask"], strict=True) if not own)
+        assert not any(compress(message["logprobs"], [not sampled for sampled in message["mask"]]))
         assert all(value <= 0.0 for value in message["logprobs"])
 
 
-def check_rebuilt(row: dict[str, Any], messages: list[dict[str, Any]], wire: dict[str, Any]) -> None:
+def check_rebuilt(row, messages, wire):
     """The trace put together again is what came over the wire, but for the engine's key."""
     assert wire["agent"]["config"]["client"]["headers"].pop("Authorization") == f"Bearer {KEY}"
     for node in wire["nodes"]:
@@ -119,20 +96,13 @@ def check_rebuilt(row: dict[str, Any], messages: list[dict[str, Any]], wire: dic
     assert rebuild(row, messages) == wire
 
 
-def check_logprobs(messages: list[dict[str, Any]], directory: Path) -> None:
+def check_logprobs(messages, directory):
     """What the engine recorded is what transformers computes on the same tokens."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
-    tokens = [token for message in messages for token in message["token_ids"]]
-    mask = [own for message in messages for own in message["mask"]]
-    with torch.no_grad():
-        logprobs = torch.log_softmax(model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0], -1)
-    expected = [logprobs[at - 1, tokens[at]].item() for at, own in enumerate(mask) if own]
-    values = [value for message in messages for value in message["logprobs"]]
-    recorded = [value for value, own in zip(values, mask, strict=True) if own]
-    assert recorded == pytest.approx(expected, abs=1e-4)
+    tokens, mask, values = (
+        [value for message in messages for value in message[column]] for column in ("token_ids", "mask", "logprobs")
+    )
+    expected = compress(reference_logprobs(directory, tokens), mask)
+    assert [*compress(values, mask)] == pytest.approx([*expected], abs=1e-4)
 
 
 @pytest.mark.essential
@@ -140,10 +110,9 @@ def test_the_same_seeds_sample_the_same_tokens(small_engine, reverse_server, rev
     ids = reverse_examples["example_id"].to_pylist()[:1]
     sampled = []
     for _ in range(2):
-        groups = Groups()
-        run(small_engine, reverse_server, view(REVERSE), assigned("reverse", ids, 3), reverse_examples, groups)
-        by_trace = {row["trace_id"]: row["assignment_id"] for row in groups.rows("traces")}
-        answers = [row for row in groups.rows("messages") if row["role"] == "assistant"]
+        groups = run(small_engine, reverse_server, view(REVERSE), assigned("reverse", ids, 3), reverse_examples)
+        by_trace = {row["trace_id"]: row["assignment_id"] for row in rows_of(groups, "traces")}
+        answers = [row for row in rows_of(groups, "messages") if row["role"] == "assistant"]
         sampled.append({by_trace[row["trace_id"]]: row["token_ids"] for row in answers})
     assert sampled[0] == sampled[1]
     assert len({tuple(tokens) for tokens in sampled[0].values()}) == 3, "and other seeds sample other ones"
@@ -153,12 +122,12 @@ def test_the_same_seeds_sample_the_same_tokens(small_engine, reverse_server, rev
 @pytest.mark.usefixtures("plugins")
 def test_every_fault_of_an_environment_is_a_row(small_engine, view, tmp_path):
     examples = environments.examples(FAULTY)
-    groups, ids = Groups(), examples["example_id"].to_pylist()
+    groups, ids = {}, examples["example_id"].to_pylist()
     with served(FAULTY, tmp_path) as told:
         for chosen, seconds in ((["hangs"], 15.0), ([name for name in ids if name != "hangs"], 240.0)):
             config = view(FAULTY, timeout_seconds=seconds, max_attempts=2)
-            run(small_engine, told["address"], config, assigned("faulty", chosen, 1), examples, groups)
-    rows = {row["example_id"]: row for row in groups.rows("traces")}
+            groups |= run(small_engine, told["address"], config, assigned("faulty", chosen, 1), examples)
+    rows = {row["example_id"]: row for row in rows_of(groups, "traces")}
     assert {name: row["error_class"] for name, row in rows.items()} == {
         "none": None,
         "raises": "environment",
@@ -180,57 +149,48 @@ def test_every_fault_of_an_environment_is_a_row(small_engine, view, tmp_path):
 def test_two_turns_are_one_trace(small_engine, view, tmp_path):
     environment = EnvironmentConfig(name="two", taskset={"id": "two_turns"}, pool=StaticPool(num_workers=2))
     examples = environments.examples(environment)
-    groups = Groups()
     with served(environment, tmp_path) as told:
         assert environments.answers(told["address"], PATIENCE)
-        run(small_engine, told["address"], view(environment), assigned("two", ["t0", "t1"], 2), examples, groups)
-    traces = groups.rows("traces")
+        groups = run(small_engine, told["address"], view(environment), assigned("two", ["t0", "t1"], 2), examples)
+    traces = rows_of(groups, "traces")
     # This renderer leaves thinking out of the history as soon as the user speaks again: the second turn is a branch.
     assert [(row["error_message"], row["reward"], row["num_turns"], row["num_branches"]) for row in traces] == [
         (None, 2.0, 2, 2)
     ] * 4
     for row in traces:
-        own = [message for message in groups.rows("messages") if message["trace_id"] == row["trace_id"]]
-        sampled = [message["message"] for message in own if message["sampled"]]
-        assert [any(message["mask"]) for message in own] == [message["sampled"] for message in own]
-        paths = [path(own, number) for number in sampled]
+        messages = own(row, rows_of(groups, "messages"))
+        assert [any(message["mask"]) for message in messages] == [message["sampled"] for message in messages]
+        paths = [path(messages, message["message"]) for message in messages if message["sampled"]]
         roles = ["system", "user", "assistant", "user", "assistant"]
-        assert [[own[number]["role"] for number in one] for one in paths] == [roles[:3], roles]
-
-
-def path(messages: list[dict[str, Any]], leaf: int) -> list[int]:
-    """Message numbers from the root to `leaf`."""
-    parent = messages[leaf]["parent"]
-    return [leaf] if parent is None else [*path(messages, parent), leaf]
+        assert [[messages[number]["role"] for number in one] for one in paths] == [roles[:3], roles]
 
 
 @pytest.mark.fault("services", "an environment server is killed within rollouts", "it is named, whole groups stay")
 def test_a_killed_environment_server_is_named(small_engine, reverse_examples, view, tmp_path):
-    groups, ids = Groups(), reverse_examples["example_id"].to_pylist()
+    groups, ids = {}, reverse_examples["example_id"].to_pylist()
     with served(REVERSE, tmp_path) as told:
         kill = threading.Thread(target=lambda: (time.sleep(1.0), os.kill(told["pid"], signal.SIGKILL)))
         kill.start()
         with pytest.raises(ServiceLost, match="environment server 'reverse'") as lost:
             while True:  # until the kill
-                again = Groups()
-                run(small_engine, told["address"], view(REVERSE), assigned("reverse", ids, 8), reverse_examples, again)
-                groups = again
+                rows = assigned("reverse", ids, 8)
+                groups = run(small_engine, told["address"], view(REVERSE), rows, reverse_examples)
         kill.join()
         happened(f"SIGKILL to {told['pid']}")
     assert lost.value.service == "environment server 'reverse'"
-    assert all(tables["traces"].num_rows == 8 for tables in groups.tables.values())
+    assert all(tables["traces"].num_rows == 8 for tables in groups.values())
 
 
 @pytest.mark.fault("services", "the engine is not there", "it is named, no group")
 def test_an_absent_engine_is_named(reverse_server, reverse_examples, view):
-    groups, ids = Groups(), reverse_examples["example_id"].to_pylist()[:1]
-    gone = Engine("http://127.0.0.1:9", KEY)
+    groups, take = collected()
+    rows = assigned("reverse", reverse_examples["example_id"].to_pylist()[:1], 2)
     with pytest.raises(ServiceLost, match="the engine"):
-        run(gone, reverse_server, view(REVERSE), assigned("reverse", ids, 2), reverse_examples, groups)
-    assert groups.tables == {}
+        sample("http://127.0.0.1:9", reverse_server, view(REVERSE), rows, reverse_examples, on_group=take)
+    assert groups == {}
     happened("nobody listens at port 9")
 
 
 def test_an_example_that_is_not_there(small_engine, reverse_server, reverse_examples, view):
     with pytest.raises(ValueError, match="1 assigned examples are not in the examples table"):
-        run(small_engine, reverse_server, view(REVERSE), assigned("reverse", ["no"], 1), reverse_examples, Groups())
+        run(small_engine, reverse_server, view(REVERSE), assigned("reverse", ["no"], 1), reverse_examples)

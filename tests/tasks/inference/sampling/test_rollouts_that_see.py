@@ -3,7 +3,6 @@
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +25,7 @@ from tasks.inference.trace_rows.image_tensors import open_picture
 from tasks.packing.stage import STAGE as PACKING
 from tasks.runtime.stage import Policy
 from tests.fixtures.builders import view
-from tests.fixtures.hosts import ENGINE, PLUGINS, SECTIONS, assigned, engine_of, served
+from tests.fixtures.hosts import ENGINE, SECTIONS, assigned, engine_of, served
 from tests.fixtures.learner_steps import new_trainer, train_step
 from tests.fixtures.sampled import sample
 from tests.fixtures.stages import ADVANTAGE, advantage, packing, tables_of, written
@@ -51,14 +50,7 @@ class Seeing:
     directory: Path
     place: Path
 
-    def sample(
-        self,
-        environment: EnvironmentConfig,
-        policy: str,
-        num_groups: int,
-        size: int = 2,
-        plan: SamplingPlan | None = None,
-    ) -> dict[str, pa.Table]:
+    def sample(self, environment, policy, num_groups, size=2, plan=None):
         """The tables of groups of an environment's first examples."""
         model = ModelConfig(path=str(self.directory), renderer="qwen3-vl")
         sampling = RolloutConfig(max_tokens=12)
@@ -78,15 +70,6 @@ class Exchanging(SamplingPlan):
     """Weights may be exchanged meanwhile."""
 
     weight_update = "keep"
-
-
-@pytest.fixture(scope="module")
-def strange_plugins():
-    """Let processes find the tests' own tasksets."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(PLUGINS)
-        patch.setenv("PYTHONPATH", str(PLUGINS))
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +94,7 @@ def seeing(tmp_path_factory):
         distributed.destroy_process_group()
 
 
-def trained(tables: dict[str, pa.Table], directory: Path) -> tuple[float, list[float]]:
+def trained(tables, directory):
     """Train two steps; return how far log-probs of the packed samples are from the engine's, and the losses."""
     credits = advantage(tables_of(tables["traces"].to_pylist(), tables["messages"].to_pylist()), SUPERVISED)
     made = written(packing(tables | credits, view(PACKING, packing={"tokens_per_row": 1024})))
@@ -145,7 +128,7 @@ def start():
     return World(0, 1, 0) if distributed.is_initialized() else start_world()
 
 
-def check_processor(tables: dict[str, pa.Table], directory: Path) -> int:
+def check_processor(tables, directory):
     """Compare tokens, types and pixels of each message with images with the processor's; return how many there are."""
     from transformers import AutoProcessor
 
@@ -169,14 +152,14 @@ def check_processor(tables: dict[str, pa.Table], directory: Path) -> int:
     return len(shown)
 
 
-def merged(*several: dict[str, pa.Table]) -> dict[str, pa.Table]:
+def merged(*several):
     """The tables of several samplings as one."""
     names = {name for tables in several for name in tables}
     return {name: pa.concat_tables([each[name] for each in several if name in each]) for name in names}
 
 
 @pytest.fixture(scope="module")
-def first(seeing, strange_plugins):
+def first(seeing, plugins_of_module):
     """What was sampled of each environment under the first policy."""
     seeing.engine.serve("first", seeing.directory)
     return {each.name: seeing.sample(each, "first", number) for each, number in ((TOOL, 2), (TURNS, 2), (STRANGE, 4))}
@@ -198,7 +181,7 @@ def test_each_turn_has_the_processors_tokens_and_pixels(seeing, first):
     assert tables["image_tensors"].num_rows == 8
 
 
-def ids(rows: list[dict[str, Any]]) -> list[str]:
+def ids(rows):
     return [row["trace_id"] for row in rows]
 
 

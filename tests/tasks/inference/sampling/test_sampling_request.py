@@ -1,7 +1,6 @@
 """What a rollout asks of the engine: the salt of the policy, the right temperature, seeds of its assignment."""
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from verifiers.v1.types import AssistantMessage, UserMessage
@@ -11,36 +10,27 @@ from configs.evaluation import ExternalModelConfig
 from configs.run import RunConfig, View
 from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
-from flows.services.process import Handle, ServiceSpec
 from tasks.inference.engine.client import OF_POLICY, ServedModel
 from tasks.inference.environments.agent_runs import SEED_STRIDE, CallSeeds, call_seed, prompt_digest
 from tasks.inference.sampling.model_requests import chat_sampling_config
-from tasks.inference.sampling.rollout_runner import RolloutRunner
 from tasks.inference.sampling.sampler import BatchSampler
 from tasks.runtime.stage import Policy
+from tests.fixtures.hosts import SECTIONS, view_of
 
 pytestmark = pytest.mark.engine
 
 ASSIGNMENT = {"assignment_id": "0-0/1", "environment": "e", "example_id": "x", "seed": 41}
 
 
-def sampling(
-    policy: str = "the-policy", teachers: dict[str, ServedModel] | None = None, **environment: Any
-) -> RolloutRunner:
+def sampling(policy="the-policy", teachers=None, **environment):
     """Return the runner of a sampler that calls no service."""
-    config = RunConfig.model_validate(
-        {
-            "environments": (EnvironmentConfig(name="e", taskset={"id": "e"}, **environment),),
-            "rollout": {"temperature": 0.7, "max_tokens": 9},
-            "model": {"path": "somewhere", "renderer": "qwen3"},
-        }
-    )
-    view = View(config, ("rollout", "environments", "engine", "model"), "rollout")
+    section = EnvironmentConfig(name="e", taskset={"id": "e"}, **environment)
+    view = view_of("somewhere", section, temperature=0.7, max_tokens=9)
     served = {OF_POLICY: ServedModel("http://127.0.0.1:9", "", salt=policy), **(teachers or {})}
     return sampler(served, view, Policy(policy, 3), 4).runner
 
 
-def sampler(served: dict[str, ServedModel], view: View, policy: Policy, step: int) -> BatchSampler:
+def sampler(served, view, policy, step):
     return BatchSampler(served=served, addresses={}, policy=policy, step=step, config=view, on_group=lambda *_: None)
 
 
@@ -73,7 +63,7 @@ def test_a_server_of_another_program_which_gives_all_turns_one_seed_gets_none(ch
     assert made._sampling(made._origin(ASSIGNMENT), 41).model_dump()["seed"] is None
 
 
-def seeds_of_two_turns(sampling: Any) -> tuple[int, int]:
+def seeds_of_two_turns(sampling):
     """The seeds of the calls of two turns in an environment's process."""
     seeds = CallSeeds(sampling.seed)
     with seeds.call(SECOND_TURN[:1]) as one, seeds.call(SECOND_TURN) as other:
@@ -104,18 +94,19 @@ def test_an_environment_with_a_teacher_is_sampled_by_that_and_by_no_policy():
     origin = made._origin(ASSIGNMENT)
     assert (origin.policy_key, origin.policy_version, origin.step) == ("", 4, 4)
     assert made._sampling(origin, 41).model_dump()["cache_salt"] == "its weights"
-    asked = made.client_configs[made._sampler(origin.assignment["environment"])]
+    name = made._sampler("e")
+    asked = made.client_configs[name]
     assert asked.base_url == "http://127.0.0.1:7/v1" and asked.headers == {"Authorization": "Bearer its key"}
-    assert made.served[made._sampler(origin.assignment["environment"])].model == "its-name"
+    assert made.served[name].model == "its-name"
     assert set(made.watch.engines) == {"http://127.0.0.1:9", "http://127.0.0.1:7"}
 
 
 class Started(Supervisor):
     """Keeps what it is told to start."""
 
-    def start(self, spec: ServiceSpec) -> Handle:
+    def start(self, spec):
         self.specs = [*getattr(self, "specs", []), spec]
-        return None  # type: ignore[return-value]
+        return None
 
 
 @pytest.mark.parametrize("external", [False, True])
@@ -134,6 +125,6 @@ def test_somebody_elses_api_is_not_asked_for_metrics_of_an_engine():
     chat = ExternalModelConfig(url="https://host/v1", model="m")
     served = {"": ServedModel(chat.url, "", chat.model, chat=chat)}
     config = RunConfig.model_validate({"rollout": {"adaptive_in_flight": True}, "model": {"path": "somewhere"}})
-    view = View(config, ("rollout", "environments", "engine", "model"), "rollout")
+    view = View(config, SECTIONS, "rollout")
     made = sampler(served, view, Policy("", 0), 0)
     assert not made._policy_served() and not made._frozen

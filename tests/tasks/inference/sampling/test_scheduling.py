@@ -1,10 +1,6 @@
 """Scheduling against a real engine and a real server: attempts by class, sticky sessions, stragglers, killers."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection
-from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,8 +15,8 @@ from tasks.inference.sampling.rollout_runner import RETRY_SEED_STRIDE
 from tasks.inference.sampling.sampler import SamplingPlan
 from tasks.metrics.rollouts import retokenised_turns
 from tasks.runtime.stage import Policy
-from tests.fixtures.hosts import ENGINE, KEY, PLUGINS, assigned
-from tests.fixtures.proxy import EMPTY, HELD, MALFORMED, Proxy, check_packed, check_wire, packed, recording
+from tests.fixtures.hosts import KEY, SECTIONS, assigned, config_of
+from tests.fixtures.proxy import EMPTY, HELD, MALFORMED, check_packed, check_wire, packed, recording
 from tests.fixtures.sampled import sample
 from tests.fixtures.waiting import until
 
@@ -38,7 +34,7 @@ COUNTED = EnvironmentConfig(
     harness={"id": "chat_loop", "backoff_seconds": 0.0},
     pool=ElasticPool(max_workers=2, multiplex=2),
 )
-FAULTS: dict[int, list[int | str]] = {
+FAULTS = {
     SEEDS["slow 2"]: [429],
     SEEDS["broken 1"]: [500, 503],
     SEEDS["empty 1"]: [EMPTY],
@@ -50,36 +46,22 @@ FAULTS: dict[int, list[int | str]] = {
 class Sampled:
     """A server of this environment behind a proxy, and what was sampled there."""
 
-    def __init__(self, address: str, proxy: Proxy, models: dict[str, Path], log: Path) -> None:
+    def __init__(self, address, proxy, models, log):
         self.address = address
         self.proxy = proxy
         self.models = models
         self.log = log
         self.examples = environments.examples(COUNTED)
-        self.tables: list[dict[str, pa.Table]] = []
+        self.tables = []
 
-    def view(self, **rollout: Any) -> View:
-        given = {"max_tokens": 6, "max_attempts": MOST, "timeout_seconds": 240.0} | rollout
-        config = RunConfig.model_validate(
-            {
-                "environments": (COUNTED,),
-                "rollout": given,
-                "engine": ENGINE,
-                "model": {"path": str(self.models["a"]), "renderer": "qwen3"},
-            }
-        )
-        return View(config, ("rollout", "environments", "engine", "model", "external"), "rollout")
+    def view(self, **rollout):
+        settings = {"max_tokens": 6, "max_attempts": MOST, "timeout_seconds": 240.0} | rollout
+        return View(config_of(self.models["a"], COUNTED, **settings), (*SECTIONS, "external"), "rollout")
 
-    def sample(
-        self,
-        assignments: pa.Table,
-        plan: SamplingPlan | None = None,
-        needed: int | None = None,
-        **rollout: Any,
-    ) -> Any:
-        groups: dict[str, list[dict[str, Any]]] = {}
+    def sample(self, assignments, plan=None, needed=None, **rollout):
+        groups = {}
 
-        def keep(group: str, tables: dict[str, pa.Table]) -> None:
+        def keep(group, tables):
             groups[group] = tables["traces"].to_pylist()
             self.tables.append(tables)
 
@@ -90,24 +72,15 @@ class Sampled:
 
 
 @pytest.fixture(scope="module")
-def sampled(
-    small_engine,
-    models,
-    tmp_path_factory,
-):
+def sampled(small_engine, models, tmp_path_factory, plugins_of_module):
     directory = tmp_path_factory.mktemp("counted")
-    with ExitStack() as stack:
-        patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.syspath_prepend(PLUGINS)
-        patch.setenv("PYTHONPATH", str(PLUGINS))
-        proxy = stack.enter_context(recording(small_engine.url))
+    with recording(small_engine.url) as proxy, Supervisor("counted", directory) as supervisor:
         proxy.faults = FAULTS
-        supervisor = stack.enter_context(Supervisor("counted", directory))
         (address,) = EnvironmentServers(supervisor, RunConfig(environments=(COUNTED,)), KEY).addresses()["counted"]
         yield Sampled(address, proxy, models, directory / "environment-counted.log")
 
 
-def of_groups(rows: pa.Table, names: list[str]) -> pa.Table:
+def of_groups(rows, names):
     """The assignments of some groups, with the seeds that they have among all."""
     return rows.filter(pc.is_in(rows["group_id"], value_set=pa.array(names)))
 
@@ -149,18 +122,18 @@ def test_only_what_may_go_better_is_tried_again(sampled, attempted):
     }
 
 
-def seeds_of_attempts(proxy: Proxy) -> dict[str | None, int]:
+def seeds_of_attempts(proxy):
     """The seed of each attempt by its session: the first call has it."""
     return {call.session: call.seed for call in reversed(proxy.calls)}
 
 
-def again(seed: int) -> list[int]:
+def again(seed):
     """The seeds of later attempts whose first one was answered badly."""
     return [seed + RETRY_SEED_STRIDE * attempt for attempt in range(1, MOST)]
 
 
 def test_every_call_of_an_attempt_carries_its_session_and_no_other_does(sampled, attempted):
-    sessions: dict[str, list[list[int]]] = defaultdict(list)
+    sessions = defaultdict(list)
     for call in sampled.proxy.calls:
         assert call.session, "no call goes without"
         sessions[call.session].append([call.seed, len(call.sent), call.status])
@@ -242,7 +215,7 @@ def test_a_group_that_is_stale_is_stopped_at_the_engine_too_and_leaves_nothing(s
     class Stale(SamplingPlan):
         weight_update = "wait"
 
-        def find_dropped(self, groups: Collection[str]) -> Collection[str]:
+        def find_dropped(self, groups):
             return {"held 1"}.intersection(groups) if proxy.held else ()
 
     groups = sampled.sample(rows, plan=Stale())

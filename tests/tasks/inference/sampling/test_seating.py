@@ -5,24 +5,22 @@ One small engine stands behind two doors that write down what is asked; each of 
 
 import json
 import threading
-from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 
 import httpx
 import pytest
 
 from configs.environments import EnvironmentConfig
-from tasks.inference.engine.client import MODEL, Engine, ServedModel
+from tasks.inference.engine.client import MODEL, ServedModel
 from tasks.inference.environments import servers as environments
 from tasks.inference.environments.agent_runs import ROLLOUT_HEADER, SEED_STRIDE
 from tasks.inference.sampling.seats import seat_model_name
 from tasks.inference.trace_rows.rows import rebuild
 from tasks.runtime.stage import Policy
-from tests.fixtures.hosts import KEY, PLUGINS, assigned, served, view_of
-from tests.fixtures.sampled import sample
+from tests.fixtures.hosts import KEY, assigned, served, view_of
+from tests.fixtures.sampled import own, rows_of, sample
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -46,18 +44,18 @@ class Door:
     """A way into the engine that is known under a model name and a key of its own."""
 
     url: str
-    calls: list[dict[str, Any]] = field(default_factory=list)
+    calls: list = field(default_factory=list)
 
 
 @contextmanager
-def door(engine: Engine, name: str, key: str) -> Iterator[Door]:
+def door(engine, name, key):
     """Serve the engine under another address; a request with another name or key is refused."""
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+        def do_GET(self):
             self._answer(httpx.get(f"{engine.url}{self.path}", headers={"Authorization": f"Bearer {KEY}"}, timeout=120))
 
-        def do_POST(self) -> None:
+        def do_POST(self):
             asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             opened.calls.append(asked | {"headers": dict(self.headers)})
             right = (asked["model"], self.headers["Authorization"]) == (name, f"Bearer {key}")
@@ -65,14 +63,14 @@ def door(engine: Engine, name: str, key: str) -> Iterator[Door]:
             request = asked | {"model": MODEL}
             self._answer(httpx.post(f"{engine.url}{self.path}", json=request, headers=headers, timeout=120))
 
-        def _answer(self, answer: httpx.Response) -> None:
+        def _answer(self, answer):
             self.send_response(answer.status_code)
             self.send_header("Content-Type", answer.headers.get("content-type", "application/json"))
             self.send_header("Content-Length", str(len(answer.content)))
             self.end_headers()
             self.wfile.write(answer.content)
 
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, *_):
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
@@ -92,20 +90,16 @@ class Played:
 
     policy: Door
     opponent: Door
-    rows: dict[str, list[dict[str, Any]]]
-    messages: list[dict[str, Any]]
+    rows: dict
+    messages: list
 
-    def of(self, fault: str, agent: str) -> list[dict[str, Any]]:
+    def of(self, fault, agent):
         return [row for row in self.rows[fault] if row["agent"] == agent]
 
 
 @pytest.fixture(scope="module")
-def played(small_engine, models, tmp_path_factory):
-    patch = pytest.MonkeyPatch()
-    patch.syspath_prepend(PLUGINS)
-    patch.setenv("PYTHONPATH", str(PLUGINS))
+def played(small_engine, models, tmp_path_factory, plugins_of_module):
     with (
-        patch.context(),
         served(RIVALS, tmp_path_factory.mktemp("rivals")) as told,
         door(small_engine, MODEL, KEY) as policy,
         door(small_engine, "the-opponent", OWN_KEY) as opponent,
@@ -122,9 +116,7 @@ def played(small_engine, models, tmp_path_factory):
             others={seat_model_name("rivals", "second"): rival},
         )
         rows = {name: tables["traces"].to_pylist() for name, tables in found.items()}
-        messages = [row for tables in found.values() for row in tables["messages"].to_pylist()]
-        yield Played(policy, opponent, rows, messages)
-    patch.undo()
+        yield Played(policy, opponent, rows, rows_of(found, "messages"))
 
 
 @pytest.mark.essential
@@ -165,15 +157,12 @@ def test_each_run_of_an_episode_has_a_seed_of_its_own_and_the_rows_say_it(played
 
 @pytest.mark.essential
 def test_rows_of_a_frozen_seat_are_nobody_s_and_those_of_the_policy_are_its(played):
-    columns = ("trainable", "policy_key", "policy_version", "staleness")
-    for row in played.rows["none"]:
-        found = tuple(row[name] for name in columns)
-        expected = {
-            "first": (True, "the-policy", 3, 1),
-            "second": (False, "", 4, 0),
-            "judge": (False, "the-policy", 3, 1),
-        }
-        assert found == expected[row["agent"]], row["agent"]
+    columns = ("agent", "trainable", "policy_key", "policy_version", "staleness")
+    assert {tuple(row[name] for name in columns) for row in played.rows["none"]} == {
+        ("first", True, "the-policy", 3, 1),
+        ("second", False, "", 4, 0),
+        ("judge", False, "the-policy", 3, 1),
+    }
 
 
 @pytest.mark.essential
@@ -206,8 +195,7 @@ def test_an_episode_that_was_never_scored_has_no_rewards(played, fault, said):
     assert all(said in row["error_message"] for row in rows)
     first = played.of(fault, "first")[0]
     assert json.loads(first["rewards"])["answered"]["score"] == 0.25
-    own = [row for row in played.messages if row["trace_id"] == first["trace_id"]]
-    assert rebuild(first, own)["rewards"]["answered"]["score"] == 0.25
+    assert rebuild(first, own(first, played.messages))["rewards"]["answered"]["score"] == 0.25
 
 
 def test_a_seat_that_the_environment_does_not_have_is_refused_before_anything_starts(plugins):

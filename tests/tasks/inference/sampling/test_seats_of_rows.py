@@ -1,30 +1,23 @@
 """Who a row belongs to: what another model sampled is never the policy's, whoever put it there."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from configs.environments import EnvironmentConfig
 from tasks.inference.engine.client import ServedModel
 from tasks.inference.environments.agent_runs import add_header
-from tasks.inference.sampling.seats import (
-    SeatClient,
-    SeatMismatch,
-    Seats,
-    frozen_seat_models,
-    seat_model_name,
-)
+from tasks.inference.sampling.seats import SeatClient, SeatMismatch, Seats, frozen_seat_models, seat_model_name
 from tasks.inference.trace_rows.rows import RolloutOrigin
 
 ORIGIN = RolloutOrigin({}, "the-policy", 3, 4, 1.0)
-POLICY = SeatClient(SimpleNamespace(base_url="http://policy/v1"), "m")  # type: ignore[arg-type]
-RIVAL = SeatClient(SimpleNamespace(base_url="http://rival/v1"), "r")  # type: ignore[arg-type]
+POLICY = SeatClient(SimpleNamespace(base_url="http://policy/v1"), "m")
+RIVAL = SeatClient(SimpleNamespace(base_url="http://rival/v1"), "r")
 SEATS = Seats("e", {"rival": RIVAL}, frozenset({"helper"}))
 FOREIGN = {"trainable": False, "policy_key": "", "policy_version": 4, "staleness": 0}
 
 
-def played(seat: str, url: str | None, model: str | None) -> Any:
+def played(seat, url, model):
     client = None if url is None else {"base_url": url}
     return {"name": seat, "config": {"client": client, "model": model}}
 
@@ -75,5 +68,5 @@ def test_a_frozen_seat_without_its_model_never_falls_to_the_policy():
     own_section = EnvironmentConfig.model_validate({"name": "x", "taskset": {"id": "t"}, "seats": own})
     assert Seats.of(own_section, {}, {}).untrained == {"a"}
     plain = Seats.of(EnvironmentConfig(name="y", taskset={"id": "t"}), {}, {})
-    client: Any = SimpleNamespace(headers={})
+    client = SimpleNamespace(headers={})
     assert add_header(client, plain.requested_players, None) is client, "a request without frozen seats is as it was"

@@ -2,9 +2,6 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from functools import wraps
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,29 +13,33 @@ from tasks.inference.sampling.crash_isolation import MIN_LOSSES, CrashIsolation,
 from tasks.inference.sampling.limits import Limiter
 from tasks.inference.sampling.lost_servers import ServiceLost, ServiceWatch, server_name
 from tasks.inference.sampling.server_pool import CrashesServers, ServerGone, ServerPool
+from tests.fixtures.waiting import in_loop
 
 A, B, C = (f"tcp://127.0.0.1:{port}" for port in (1, 2, 3))
 ONE, TWO, THREE = (f"http://127.0.0.1:{port}" for port in (1, 2, 3))
-WRONG = "something went wrong there"
 
 
-def in_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that is a coroutine."""
-    return wraps(test)(lambda *arguments, **named: asyncio.run(test(*arguments, **named)))
-
-
-def loss(address: str, environment: str = "e") -> ServiceLost:
+def loss(address, environment="e"):
     return ServiceLost(server_name(environment), address, "refused", environment)
+
+
+def row_of(name, environment="e"):
+    """An assignment, whose group is in its name."""
+    return {"assignment_id": name, "group_id": name.partition("/")[0], "environment": environment}
+
+
+def members(group, count):
+    """The assignments of a group."""
+    return [f"{group}/{number}" for number in range(count)]
 
 
 class Connection:
     """A connection to a server: rollouts are there until they are let go, or the server is given up."""
 
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.there: dict[str, asyncio.Future[str]] = {}
+    def __init__(self):
+        self.there = {}
 
-    async def play(self, name: str) -> str:
+    async def play(self, name):
         """Return where the rollout was played in the end."""
         self.there[name] = asyncio.get_running_loop().create_future()
         try:
@@ -50,59 +51,52 @@ class Connection:
 class Table:
     """A pool of servers, and the rollouts that each got, in order."""
 
-    def __init__(
-        self, addresses: Sequence[str], replicas: Sequence[str] = (), isolates: bool = False, **options: Any
-    ) -> None:
+    def __init__(self, addresses, replicas=(), isolates=False, **options):
         self.pool = ServerPool({"e": addresses}, CrashIsolation(), replicas, 3, **options)
         if not isolates:
-            self.pool.isolation.isolates = lambda name: False  # type: ignore[method-assign]
-        self.connections: dict[str, Connection] = {}
-        self.dealt: list[tuple[str, str]] = []
-        self.tasks: dict[str, asyncio.Task[str]] = {}
+            self.pool.isolation.isolates = lambda name: False
+        self.connections = {}
+        self.dealt = []
+        self.tasks = {}
         self.limiter = Limiter(99)
-        self.pool._connection = self._connection  # type: ignore[method-assign, assignment]
+        self.pool._connection = self._connection
 
-    def _connection(self, server: tuple[str, str]) -> Connection:
-        return self.connections.setdefault(server[1], Connection(server[1]))
+    def _connection(self, server):
+        return self.connections.setdefault(server[1], Connection())
 
-    async def _play(self, placed: InFlightRollout) -> str:
-        for _ in range(9):
-            self.dealt.append((placed.assignment_id, placed.replica or placed.server))
-            if (place := str(await self.pool.play(placed, placed.assignment_id))) != WRONG:
-                return place
-            self.pool.move(placed)
-        raise AssertionError
+    async def _play(self, placed):
+        self.dealt.append((placed.assignment_id, placed.replica or placed.server))
+        return await self.pool.play(placed, placed.assignment_id)
 
-    async def begin(self, *names: str) -> None:
+    async def begin(self, *names):
         for name in names:
-            row = {"assignment_id": name, "group_id": name.partition("/")[0], "environment": "e"}
-            self.tasks[name] = asyncio.create_task(self.pool.run(row, self.limiter, self._play))
+            self.tasks[name] = asyncio.create_task(self.pool.run(row_of(name), self.limiter, self._play))
             await settled()
 
-    async def end(self, *names: str, wrong: bool = False) -> None:
+    async def end(self, *names):
         for name in names:
             server = self.pool.in_flight[name].server
-            self.connections[server].there[name].set_result(WRONG if wrong else server)
+            self.connections[server].there[name].set_result(server)
         await settled()
 
-    async def end_all(self) -> None:
+    async def end_all(self):
         await self.end(*self.pool.in_flight)
 
-    async def lose(self, address: str, environment: str = "e") -> bool:
+    async def lose(self, address, environment="e"):
         survived = self.pool.reassign(loss(address, environment))
         if survived:  # the next one of this address is another server
             self.connections.pop(address, None)
         await settled()
         return survived
 
-    def of(self, address: str) -> list[str]:
+    def of(self, address):
         return [name for name, place in self.dealt if place == address]
 
-    def loads(self) -> Counter[str]:
+    def loads(self):
         return Counter(placed.server for placed in self.pool.in_flight.values())
 
 
-async def settled() -> None:
+async def settled():
     """Let everything run that can."""
     for _ in range(12):
         await asyncio.sleep(0)
@@ -111,13 +105,13 @@ async def settled() -> None:
 @in_loop
 async def test_each_rollout_goes_to_the_server_that_has_fewest():
     table = Table([A, B, C])
-    await table.begin(*(f"g/{number}" for number in range(9)))
+    await table.begin(*members("g", 9))
     assert Counter(address for _, address in table.dealt) == {A: 3, B: 3, C: 3}, "members of one group"
     await table.end(*table.of(B))
-    await table.begin("h/0", "h/1", "h/2")
-    assert table.of(B)[3:] == ["h/0", "h/1", "h/2"], "the others have three each"
+    await table.begin(*members("h", 3))
+    assert table.of(B)[3:] == members("h", 3), "the others have three each"
     await table.end_all()
-    await table.begin(*(f"i/{number}" for number in range(3)))
+    await table.begin(*members("i", 3))
     assert [address for _, address in table.dealt[-3:]] == [A, C, B], "of several the one that had fewest so far"
     await table.end_all()
     assert not table.pool.in_flight
@@ -126,7 +120,7 @@ async def test_each_rollout_goes_to_the_server_that_has_fewest():
 @in_loop
 async def test_what_a_lost_server_has_is_played_by_the_others_and_what_ended_is_not():
     table = Table([A, B, C])
-    await table.begin(*(f"g/{number}" for number in range(9)))
+    await table.begin(*members("g", 9))
     ended, *others = table.of(B)
     await table.end(ended)
     lost = loss(B)
@@ -138,9 +132,8 @@ async def test_what_a_lost_server_has_is_played_by_the_others_and_what_ended_is_
     assert not await table.lose(C), "the last one is the loss of the environment's server"
     assert table.loads().keys() == {C}
     await table.end_all()
-    assert {name: await task for name, task in table.tasks.items()} == {
-        f"g/{number}": B if f"g/{number}" == ended else C for number in range(9)
-    }
+    ends = {name: await task for name, task in table.tasks.items()}
+    assert ends == dict.fromkeys(members("g", 9), C) | {ended: B}
 
 
 @in_loop
@@ -170,9 +163,9 @@ async def test_a_deadly_rollout_plays_alone_after_two_losses_and_fails_after_two
 
 @in_loop
 async def test_a_group_of_killers_costs_four_losses_alone_and_its_other_members_are_not_tried():
-    pool, limiter, alone = ServerPool({"e": [A, B, C]}, CrashIsolation()), Limiter(8), list[int]()
+    pool, limiter, alone = ServerPool({"e": [A, B, C]}, CrashIsolation()), Limiter(8), []
 
-    async def crash(placed: InFlightRollout) -> None:
+    async def crash(placed):
         await asyncio.sleep(0)
         if placed.server in pool.addresses["e"]:
             lost, num_in_flight = loss(placed.server), len(pool.in_flight)
@@ -182,8 +175,8 @@ async def test_a_group_of_killers_costs_four_losses_alone_and_its_other_members_
             pool.addresses["e"].append(placed.server)  # it is started again
         raise ServerGone
 
-    rows = [{"assignment_id": f"g/{number}", "group_id": "g", "environment": "e"} for number in range(8)]
-    ends = await asyncio.gather(*(pool.run(row, limiter, crash) for row in rows), return_exceptions=True)
+    rollouts = (pool.run(row_of(name), limiter, crash) for name in members("g", 8))
+    ends = await asyncio.gather(*rollouts, return_exceptions=True)
     assert alone == [1] * 4
     causes = [end.failure.message.partition(":")[0] for end in ends if isinstance(end, CrashesServers)]
     assert Counter("not tried" if cause == "not tried" else "died" for cause in causes) == {"died": 2, "not tried": 6}
@@ -191,42 +184,31 @@ async def test_a_group_of_killers_costs_four_losses_alone_and_its_other_members_
 
 @in_loop
 async def test_isolated_rollouts_hold_no_place_of_the_limit_and_wait_for_all_environments():
-    pool, limiter, order = ServerPool({"a": [A], "b": [B]}, CrashIsolation()), Limiter(2), list[str]()
-    killers = [InFlightRollout(f"a/{number}", "a", "a") for number in range(3)]
+    pool, limiter, order = ServerPool({"a": [A], "b": [B]}, CrashIsolation()), Limiter(2), []
+    killers = [InFlightRollout(name, "a", "a") for name in members("a", 3)]
     for _ in range(MIN_LOSSES):
         pool.isolation.record(killers)
 
-    async def play(placed: InFlightRollout) -> None:
+    async def play(placed):
         order.append(placed.assignment_id)
         assert placed.environment == "b" or len(pool.in_flight) == limiter.in_use == 1
         await settled()
 
-    rows = [
-        {"assignment_id": f"{name}/{number}", "group_id": name, "environment": name}
-        for name, count in (("a", 3), ("b", 6))
-        for number in range(count)
-    ]
+    rows = [row_of(name, name[0]) for name in (*members("a", 3), *members("b", 6))]
     running = [asyncio.create_task(pool.run(row, limiter, play)) for row in rows]
     await asyncio.sleep(0)
     running[1].cancel()  # while it waits
     await asyncio.gather(*running, return_exceptions=True)
-    assert order == [*(f"b/{number}" for number in range(6)), "a/0", "a/2"]
+    assert order == [*members("b", 6), "a/0", "a/2"]
     assert not pool.in_flight and not limiter.in_use and not pool._loads.total()
-
-
-def serve_policy() -> ServedModel:
-    """Return where the policy is served: no replica was started again."""
-    return ServedModel(ONE, "key")
 
 
 @in_loop
 async def test_groups_share_a_replica_and_rollouts_of_a_lost_one_are_played_at_the_others():
-    table = Table([A], [ONE, TWO, THREE], serve_policy=serve_policy)
-    await table.begin(*(f"{group}/{member}" for group in "abcdef" for member in (0, 1)))
-    places = {
-        name.partition("/")[0]: {url for other, url in table.dealt if other[0] == name[0]} for name, _ in table.dealt
-    }
-    assert Counter(url for (url,) in places.values()) == {ONE: 2, TWO: 2, THREE: 2}
+    table = Table([A], [ONE, TWO, THREE], serve_policy=lambda: ServedModel(ONE, "key"))  # none was started again
+    await table.begin(*(name for group in "abcdef" for name in members(group, 2)))
+    places = [{url for name, url in table.dealt if name[0] == group} for group in "abcdef"]
+    assert Counter(url for (url,) in places) == {ONE: 2, TWO: 2, THREE: 2}
     ended, *others = table.of(TWO)
     await table.end(ended)
     assert await table.lose(TWO, OF_POLICY)
@@ -243,17 +225,19 @@ async def test_groups_share_a_replica_and_rollouts_of_a_lost_one_are_played_at_t
 
 def test_without_a_way_back_a_lost_replica_is_the_loss_of_the_engine():
     assert not Table([A], [ONE, TWO]).pool.reassign(loss(TWO, OF_POLICY))
-    assert not Table([A], [ONE, TWO], serve_policy=serve_policy).pool.reassign(loss(THREE, OF_POLICY)), "a teacher's"
+    assert not Table([A], [ONE, TWO], serve_policy=lambda: ServedModel(ONE, "key")).pool.reassign(
+        loss(THREE, OF_POLICY)
+    ), "a teacher's"
 
 
 @in_loop
 async def test_errors_and_cancellations_leave_nothing_in_flight():
-    async def fail(placed: InFlightRollout) -> None:
+    async def fail(placed):
         raise LookupError("an environment's own")
 
-    table, row = Table([A]), {"assignment_id": "x/0", "group_id": "x", "environment": "e"}
+    table = Table([A])
     with pytest.raises(LookupError):
-        await table.pool.run(row, table.limiter, fail)
+        await table.pool.run(row_of("x/0"), table.limiter, fail)
     await table.begin("g/0")
     table.tasks["g/0"].cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -262,7 +246,7 @@ async def test_errors_and_cancellations_leave_nothing_in_flight():
 
 
 def test_the_clock_does_not_wait_for_a_lost_replica():
-    pool = ServerPool({}, CrashIsolation(), [ONE, TWO], 2, serve_policy)
+    pool = ServerPool({}, CrashIsolation(), [ONE, TWO], 2, lambda: ServedModel(ONE, "key"))
     watch = ServiceWatch([ServedModel(ONE, "", other_urls=(TWO,))], pool.addresses, pool.reassign)
     watch.lose(loss(TWO, OF_POLICY))
     watch._note_silence(TWO, 0.0)  # a request to it ends after a connection was refused
@@ -279,13 +263,23 @@ def test_a_second_report_of_a_loss_is_ignored_and_the_last_server_is_raised():
             watch.lose(lost)
 
 
-@in_loop
-async def test_a_replica_joins_when_it_serves_the_policy(monkeypatch):
+@pytest.fixture
+def follows_often(monkeypatch):
     monkeypatch.setattr(server_pool, "FOLLOW_SECONDS", 0.01)
-    answers, joined = (
-        [ServedModel(ONE, "key"), ServedModel(ONE, "key", other_urls=(THREE,))],
-        list[Sequence[ServedModel]](),
-    )
+
+
+async def run_until(coroutine, is_enough):
+    """Run a coroutine until something holds."""
+    running = asyncio.create_task(coroutine)
+    while not is_enough():
+        await asyncio.sleep(0.01)
+    running.cancel()
+
+
+@in_loop
+async def test_a_replica_joins_when_it_serves_the_policy(follows_often):
+    again = ServedModel(ONE, "key", other_urls=(THREE,))
+    answers, joined = [ServedModel(ONE, "key"), again], []
     pool = ServerPool({}, CrashIsolation(), [ONE, TWO], 2, lambda: answers.pop(0))
     following = asyncio.create_task(pool.follow_replicas(joined.append))
     await asyncio.sleep(0.05)
@@ -297,7 +291,7 @@ async def test_a_replica_joins_when_it_serves_the_policy(monkeypatch):
         "no other one is watched again"
     )
     # An external one comes back under its own address, and may be lost again.
-    answers.append(ServedModel(ONE, "key", other_urls=(THREE,)))
+    answers.append(again)
     assert pool.reassign(loss(THREE, OF_POLICY))
     while len(joined) < 2:
         await asyncio.sleep(0.01)
@@ -306,23 +300,19 @@ async def test_a_replica_joins_when_it_serves_the_policy(monkeypatch):
 
 
 @in_loop
-async def test_servers_join_and_those_whose_process_has_ended_are_lost(monkeypatch):
-    monkeypatch.setattr(server_pool, "FOLLOW_SECONDS", 0.01)
-    table, lost, asked = Table([A, B]), list[str](), list[Collection[str]]()
+async def test_servers_join_and_those_whose_process_has_ended_are_lost(follows_often):
+    table, lost, asked = Table([A, B]), [], []
     there = [(A, B), (A, B, C), (A, C), (A, C)]
 
-    def find(known: Collection[str]) -> Mapping[str, Sequence[str]]:
+    def find(known):
         asked.append(known)
         return {"e": there.pop(0) if len(there) > 1 else there[0]}
 
-    def lose(service: ServiceLost) -> None:
+    def lose(service):
         lost.append(service.address)
         assert table.pool.reassign(service)
 
-    following = asyncio.create_task(table.pool.follow_servers(find, lose))
-    while len(asked) < 5:
-        await asyncio.sleep(0.01)
-    following.cancel()
+    await run_until(table.pool.follow_servers(find, lose), lambda: len(asked) >= 5)
     assert lost == [B] and table.pool.addresses["e"] == [A, C]
     assert asked[0] == {A, B} and asked[-1] == {A, C}
     await table.begin("g/0", "g/1")
@@ -331,21 +321,17 @@ async def test_servers_join_and_those_whose_process_has_ended_are_lost(monkeypat
 
 
 @in_loop
-async def test_one_that_is_lost_while_it_is_looked_for_does_not_join(monkeypatch):
-    monkeypatch.setattr(server_pool, "FOLLOW_SECONDS", 0.01)
-    table, looks, loop = Table([A, B]), list[int](), asyncio.get_running_loop()
+async def test_one_that_is_lost_while_it_is_looked_for_does_not_join(follows_often):
+    table, looks, loop = Table([A, B]), [], asyncio.get_running_loop()
 
-    def find(known: Collection[str]) -> Mapping[str, Sequence[str]]:
-        looks.append(len(looks))
+    def find(known):
+        looks.append(known)
         if len(looks) == 1:  # it answered a moment ago
             asyncio.run_coroutine_threadsafe(table.lose(B), loop).result()
             return {"e": (A, B)}
         return {"e": (A,)}
 
-    following = asyncio.create_task(table.pool.follow_servers(find, lambda lost: None))
-    while len(looks) < 3:
-        await asyncio.sleep(0.01)
-    following.cancel()
+    await run_until(table.pool.follow_servers(find, lambda lost: None), lambda: len(looks) >= 3)
     assert table.pool.addresses["e"] == [A]
 
 
@@ -356,9 +342,9 @@ STEPS = st.lists(st.tuples(st.sampled_from(["begin", "end", "lose", "join"]), st
 @given(steps=STEPS, seed=st.integers(0, 9))
 @in_loop
 async def test_whatever_happens_each_rollout_ends_once_at_a_server_that_is_there(steps, seed):
-    table, begun, free = Table([A, B, C]), 0, Counter[str]()
+    table, begun, free = Table([A, B, C]), 0, Counter()
 
-    async def end(name: str) -> None:
+    async def end(name):
         free[name] += 1
         await table.end(name)
 

@@ -3,8 +3,6 @@
 import os
 import signal
 from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 
@@ -15,18 +13,18 @@ from flows.services.environments import EnvironmentServers
 from flows.services.ownership import identity, owned_processes
 from tasks.inference.engine.client import OF_POLICY, ServedModel
 from tasks.inference.environments import servers as environments
-from tasks.inference.sampling.crash_isolation import CrashIsolation, InFlightRollout
+from tasks.inference.sampling.crash_isolation import CrashIsolation
 from tasks.inference.sampling.sampler import BatchSampler
 from tasks.runtime.stage import Policy
 from tests.fixtures.hosts import KEY, assigned
-from tests.fixtures.sampled import Groups, collected, failures
+from tests.fixtures.sampled import collected, failures
 from tests.fixtures.waiting import until
 
 pytestmark = pytest.mark.engine
 REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "sample_reverse_text", "num_examples": 20}, servers=2)
 
 
-def tokens(groups: Groups) -> dict[str, list[int]]:
+def tokens(groups):
     """The tokens of each rollout, sampled ones and others, by its assignment."""
     found = {}
     for tables in groups.values():
@@ -41,10 +39,10 @@ def tokens(groups: Groups) -> dict[str, list[int]]:
 def test_a_killed_server_costs_no_row(small_engine, view, tmp_path):
     examples = environments.examples(REVERSE)
     assignments = assigned("reverse", examples["example_id"].to_pylist()[:12], 4)
-    losses, isolation = list[Sequence[InFlightRollout]](), CrashIsolation()
-    isolation.record = lambda lost: losses.append(lost) is not None  # type: ignore[method-assign]
+    losses, isolation = [], CrashIsolation()
+    isolation.record = lambda lost: losses.append(lost) is not None
 
-    def sample(servers: EnvironmentServers, addresses: tuple[str, ...], on_first: Callable[[], None]) -> Any:
+    def sample(servers, addresses, on_first):
         groups, take = collected(on_first)
         sampler = BatchSampler(
             served={OF_POLICY: ServedModel(small_engine.url, KEY, salt="of these servers")},
@@ -58,13 +56,13 @@ def test_a_killed_server_costs_no_row(small_engine, view, tmp_path):
         )
         servers_now, move = sampler.servers, sampler.servers.move
 
-        def watched(rollout: InFlightRollout) -> None:
+        def watched(rollout):
             loads = Counter(other.server for other in servers_now.in_flight.values() if other is not rollout)
             move(rollout)
             least = min(loads[address] for address in servers_now.addresses["reverse"])
             assert loads[rollout.server] == least, "the one that has fewest takes it, whoever is faster"
 
-        servers_now.move = watched  # type: ignore[method-assign]
+        servers_now.move = watched
         sampler.sample(assignments, examples)
         return tokens(groups), sampler.servers.num_placed
 

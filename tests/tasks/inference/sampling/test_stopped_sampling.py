@@ -13,7 +13,7 @@ from configs.environments import EnvironmentConfig
 from tasks.inference.environments import servers as environments
 from tests.fixtures.driving import ROOT
 from tests.fixtures.faults import happened
-from tests.fixtures.hosts import ENGINE, served
+from tests.fixtures.hosts import config_of, served
 from tests.fixtures.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
@@ -27,14 +27,14 @@ def test_rollouts_of_a_stopped_process_are_no_timeouts(small_engine, models, tmp
     taskset = {"id": "misbehaving_taskset", "faults": ["lingers"], "task": {"directory": str(tmp_path)}}
     environment = EnvironmentConfig(name="bad", taskset=taskset)
     environments.write_rows(tmp_path / "examples.arrow", environments.examples(environment))
-    config = {
-        "model": {"path": str(models["a"]), "renderer": "qwen3"},
-        "environments": [environment.model_dump()],
-        "rollout": {"max_tokens": 6, "timeout_seconds": LIMIT},
-        "engine": ENGINE.model_dump(),
-    }
+    config = config_of(models["a"], environment, max_tokens=6, timeout_seconds=LIMIT)
     with served(environment, tmp_path) as told:
-        request = {"examples": str(tmp_path / "examples.arrow"), "config": config, "engine": small_engine.url, **told}
+        request = {
+            "examples": str(tmp_path / "examples.arrow"),
+            "config": config.model_dump(mode="json"),
+            "engine": small_engine.url,
+            **told,
+        }
         sampling = subprocess.Popen(
             [sys.executable, "-m", "tests.fixtures.sampling_program"],
             stdin=subprocess.PIPE,

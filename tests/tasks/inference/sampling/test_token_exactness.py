@@ -6,7 +6,6 @@ more are under way than there may be at first.
 
 import asyncio
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -19,7 +18,7 @@ from tasks.inference.engine.client import ServedModel
 from tasks.inference.engine.metrics import EngineMetrics
 from tasks.inference.environments import servers as environments
 from tasks.inference.sampling.limits import INITIAL_LIMIT, AdaptiveLimit, Limiter
-from tasks.inference.sampling.load_meter import EngineLoad, follow_loads
+from tasks.inference.sampling.load_meter import follow_loads
 from tasks.learner.tiny import tiny_qwen3
 from tasks.metrics.engines import engine_metrics
 from tasks.metrics.rollouts import retokenised_turns
@@ -50,12 +49,20 @@ class Sampled:
     without_metrics: int
     counted: pa.Table
 
+    @property
+    def traces(self):
+        return self.tables["traces"].to_pylist()
 
-async def steered(url: str) -> list[int]:
+    @property
+    def messages(self):
+        return self.tables["messages"].to_pylist()
+
+
+async def steered(url):
     """The limits that an engine at rest gives a crowd that is held back by each of them."""
     adaptive, limits = AdaptiveLimit(limiter := Limiter(MOST)), [limiter.limit]
 
-    def adjust(load: EngineLoad | None) -> None:
+    def adjust(load):
         adaptive.adjust(load)
         limits.append(limiter.limit)
 
@@ -70,7 +77,7 @@ async def steered(url: str) -> list[int]:
     return limits
 
 
-async def unsteered(url: str) -> int:
+async def unsteered(url):
     """The limit that an engine leaves which has no metrics."""
     adaptive = AdaptiveLimit(limiter := Limiter(MOST))
     async with asyncio.timeout(PATIENCE):
@@ -78,7 +85,7 @@ async def unsteered(url: str) -> int:
     return limiter.limit
 
 
-def calling(directory: Path) -> Path:
+def calling(directory):
     """A model that calls the tool, or says in tags what it found."""
     tiny_qwen3(directory, hidden=96, layers=2, heads=3, kv_heads=3, words=words())
     rows = demonstrations(320, seed=1, right=0.8, reminded=0.2)
@@ -114,38 +121,34 @@ def sampled(tmp_path_factory):
 
 
 def test_every_turn_is_what_went_over_the_wire(sampled):
-    proxy, tables = sampled.proxy, sampled.tables
-    traces, messages = tables["traces"].to_pylist(), tables["messages"].to_pylist()
+    calls, traces = sampled.proxy.calls, sampled.traces
     assert [row["error_message"] for row in traces] == [None] * 2 * SIZE
-    assert check_wire(proxy.calls, traces, messages) == len(proxy.calls) > len(traces)
-    assert any(row["role"] == "tool" for row in messages), "a model that calls no tool would show nothing"
+    assert check_wire(calls, traces, sampled.messages) == len(calls) > len(traces)
+    assert any(row["role"] == "tool" for row in sampled.messages), "a model that calls no tool would show nothing"
 
 
 def test_packed_rows_hold_the_same_tokens_and_each_sampled_one_once(sampled):
-    tables = sampled.tables
-    credits, batches = packed(tables["traces"], tables["messages"], 512)
-    check_packed(credits, batches, tables["messages"].to_pylist())
+    credits, batches = packed(sampled.tables["traces"], sampled.tables["messages"], 512)
+    check_packed(credits, batches, sampled.messages)
     assert len(credits) == 2 * SIZE, "one sample for each rollout"
 
 
 def test_no_turn_is_tokenised_again(sampled):
-    tables = sampled.tables
-    assert tables["traces"]["num_branches"].to_pylist() == [1] * 2 * SIZE
-    assert retokenised_turns(tables["messages"]) == {}
+    assert [row["num_branches"] for row in sampled.traces] == [1] * 2 * SIZE
+    assert retokenised_turns(sampled.tables["messages"]) == {}
 
 
 def test_a_changed_token_would_be_noticed(sampled):
-    proxy, tables = sampled.proxy, sampled.tables
-    traces, messages = tables["traces"].to_pylist(), tables["messages"].to_pylist()
+    messages = sampled.messages
     answer = next(row for row in messages if row["sampled"])
     answer["token_ids"] = [answer["token_ids"][0] + 1, *answer["token_ids"][1:]]
     with pytest.raises(AssertionError):
-        check_wire(proxy.calls, traces, messages)
+        check_wire(sampled.proxy.calls, sampled.traces, messages)
 
 
 def test_all_rollouts_end_though_more_than_the_first_limit_wait_for_each_other(sampled):
     assert len({call.session for call in sampled.proxy.calls}) == 2 * SIZE > TOGETHER > INITIAL_LIMIT
-    assert len({row["trace_id"] for row in sampled.tables["traces"].to_pylist()}) == 2 * SIZE
+    assert len({row["trace_id"] for row in sampled.traces}) == 2 * SIZE
 
 
 def test_a_limit_starts_small_and_grows_while_the_engine_keeps_up(sampled):
@@ -158,8 +161,7 @@ def test_an_engine_without_metrics_is_left_alone(sampled):
 
 def test_the_engine_counted_what_was_sampled(sampled):
     found = engine_metrics(sampled.counted)
-    traces = sampled.tables["traces"].to_pylist()
-    assert found["engine/generation_tokens"] == sum(row["num_output_tokens"] for row in traces)
+    assert found["engine/generation_tokens"] == sum(row["num_output_tokens"] for row in sampled.traces)
     assert found["engine/requests"] == len(sampled.proxy.calls) and found["engine/restarts"] == 0
     assert 0 < found["engine/first_token_seconds_mean"] <= found["engine/request_seconds_mean"]
     assert found["engine/generation_tokens_per_second"] > 0 and 0 < found["engine/prefix_cache_hit_rate"] < 1

@@ -1,9 +1,8 @@
 """Demonstrations: exactly the renderer's tokens; what is trained, and what a policy is shown before its own tokens."""
 
 import json
-from pathlib import Path
+from itertools import compress
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -23,8 +22,10 @@ pytestmark = pytest.mark.engine
 
 ASKED = {"role": "user", "content": "Reverse: abc"}
 ANSWERED = {"role": "assistant", "content": "<rev>cba</rev>"}
+MORE = {"role": "user", "content": "more"}
 END = "<|im_end|>"
 
+SIZES = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 2, "intermediate": 16}
 LLAMA = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>")
 TRACE = {"record": json.dumps({"task": {"answer": "cba"}}), "info": "{}", "trace_id": "t0"}
 SHOWN = "A correct answer, for guidance:\ncba"
@@ -32,10 +33,10 @@ SHOWN = "A correct answer, for guidance:\ncba"
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    return tiny_qwen3(tmp_path_factory.mktemp("model"), hidden=16, layers=1, heads=2, kv_heads=2, intermediate=16)
+    return tiny_qwen3(tmp_path_factory.mktemp("model"), **SIZES)
 
 
-def rendered(directory: Path, name: str, messages: list[dict[str, Any]], **choices: Any) -> tuple[Any, list[int]]:
+def rendered(directory, name, messages, **choices):
     """The tokenizer, and what the renderer makes of the messages."""
     from renderers import config_from_name, create_renderer
     from renderers.base import load_tokenizer
@@ -44,47 +45,50 @@ def rendered(directory: Path, name: str, messages: list[dict[str, Any]], **choic
     return tokenizer, list(create_renderer(tokenizer, config_from_name(name)).render(messages, **choices).token_ids)
 
 
+def joined(rows, column="token_ids"):
+    """The values of all messages in a row."""
+    return [value for row in rows for value in row[column]]
+
+
+def chosen(tokenizer, row, column="mask"):
+    """The text of the tokens of a message that have a flag."""
+    return tokenizer.decode([*compress(row["token_ids"], row[column])])
+
+
 @pytest.mark.parametrize("name", ["qwen3", "default"])
 def test_one_exchange(directory, name):
     rows = demonstration_renderer(directory, name)([ASKED, ANSWERED])
     tokenizer, whole = rendered(directory, name, [ASKED, ANSWERED])
-    joined = [token for row in rows for token in row["token_ids"]]
-    assert joined == whole[: len(joined)] and tokenizer.decode(whole[len(joined) :]) == "\n"
+    tokens, mask = joined(rows), joined(rows, "mask")
+    assert tokens == whole[: len(tokens)] and tokenizer.decode(whole[len(tokens) :]) == "\n"
     _, prompt = rendered(directory, name, [ASKED], add_generation_prompt=True)
-    mask = [flag for row in rows for flag in row["mask"]]
-    assert joined[: len(prompt)] == prompt, "the policy is asked with these very tokens"
-    assert mask == [False] * len(prompt) + [True] * (len(joined) - len(prompt))
-    sampled = tokenizer.decode([token for token, own in zip(joined, mask, strict=True) if own])
-    assert sampled.endswith(f"<rev>cba</rev>{END}")
+    assert tokens[: len(prompt)] == prompt, "the policy is asked with these very tokens"
+    assert mask == [False] * len(prompt) + [True] * (len(tokens) - len(prompt))
+    assert tokenizer.decode([*compress(tokens, mask)]).endswith(f"<rev>cba</rev>{END}")
 
 
 @pytest.mark.parametrize("name", ["qwen3", "default"])
 def test_every_assistant_turn_is_trained(directory, name):
-    messages = [
-        {"role": "system", "content": "be short"},
-        ASKED,
-        ANSWERED,
-        {"role": "user", "content": "more"},
-        ANSWERED,
-    ]
+    messages = [{"role": "system", "content": "be short"}, ASKED, ANSWERED, MORE, ANSWERED]
     rows = demonstration_renderer(directory, name)(messages)
     tokenizer, whole = rendered(directory, name, messages)
-    joined = [token for row in rows for token in row["token_ids"]]
-    assert joined == whole[: len(joined)]
+    tokens = joined(rows)
+    assert tokens == whole[: len(tokens)]
     assert [row["sampled"] for row in rows] == [False, False, True, False, True]
     for row in rows:
-        own = tokenizer.decode([token for token, flag in zip(row["token_ids"], row["mask"], strict=True) if flag])
-        assert own.endswith(f"<rev>cba</rev>{END}") if row["sampled"] else own == ""
+        text = chosen(tokenizer, row)
+        assert text.endswith(f"<rev>cba</rev>{END}") if row["sampled"] else text == ""
     assert [row["parent"] for row in rows] == [None, 0, 1, 2, 3]
     assert all(len(row["token_ids"]) == len(row["mask"]) == len(row["logprobs"]) for row in rows)
     assert all(len(row["is_content"]) in (0, len(row["token_ids"])) for row in rows)
 
 
 def test_a_demonstration_without_an_answer(directory):
+    render = demonstration_renderer(directory, "qwen3")
     with pytest.raises(DemonstrationUnusable, match=r"\['user'\]"):
-        demonstration_renderer(directory, "qwen3")([ASKED])
+        render([ASKED])
     with pytest.raises(DemonstrationUnusable):
-        demonstration_renderer(directory, "qwen3")([])
+        render([])
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:9/x.png", "file:///etc/passwd", "/etc/passwd", "x.png"])
@@ -100,7 +104,7 @@ def test_a_demonstration_without_an_answer(directory):
 )
 def test_nothing_is_loaded_from_where_a_message_says(address, part):
     """Renderers of models that see open any address, and any file: they are not asked."""
-    asked: list[Any] = []
+    asked = []
     renderer = SimpleNamespace(render=lambda messages, **_: asked.append(messages))
     shown = {"role": "user", "content": [{"type": "text", "text": "http://x"}, part(address)]}
     with pytest.raises(DemonstrationUnusable, match=r"message 0: .* Nothing is loaded from elsewhere"):
@@ -153,21 +157,17 @@ def test_calls_of_tools_are_trained_and_results_are_not(directory, settings):
     assert "<tools>" in text[0] and '"name": "find"' in text[0]
     assert [row["role"] for row in rows] == ["user", "assistant", "tool", "assistant"]
     call, result = rows[1:3]
-    own = tokenizer.decode([token for token, flag in zip(call["token_ids"], call["mask"], strict=True) if flag])
-    assert own == f'<tool_call>\n{{"name": "find", "arguments": {{"a": 1}}}}\n</tool_call>{END}'
-    body = [token for token, flag in zip(result["token_ids"], result["is_content"], strict=True) if flag]
-    assert tokenizer.decode(body) == "it" and not any(result["mask"])
+    assert chosen(tokenizer, call) == f'<tool_call>\n{{"name": "find", "arguments": {{"a": 1}}}}\n</tool_call>{END}'
+    assert chosen(tokenizer, result, "is_content") == "it" and not any(result["mask"])
 
 
 def test_an_empty_thought_that_every_prompt_ends_with_is_not_sampled(directory):
-    more = {"role": "user", "content": "more"}
-    rows = demonstration_renderer(directory, "qwen3", NO_THOUGHT)([ASKED, ANSWERED, more, ANSWERED])
+    rows = demonstration_renderer(directory, "qwen3", NO_THOUGHT)([ASKED, ANSWERED, MORE, ANSWERED])
     tokenizer, _ = rendered(directory, "qwen3", [ASKED])
     for row in (rows[1], rows[3]):
-        flags = list(zip(row["token_ids"], row["mask"], strict=True))
-        fed = tokenizer.decode([token for token, flag in flags if not flag])
+        fed = tokenizer.decode([*compress(row["token_ids"], [not flag for flag in row["mask"]])])
         assert fed.startswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
-        assert tokenizer.decode([token for token, flag in flags if flag]) == f"<rev>cba</rev>{END}"
+        assert chosen(tokenizer, row) == f"<rev>cba</rev>{END}"
 
 
 def test_a_setting_that_the_renderer_does_not_have(directory):
@@ -179,29 +179,24 @@ def test_a_setting_that_the_renderer_does_not_have(directory):
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
-    sizes: dict[str, Any] = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 2, "intermediate": 16}
-    return tiny_qwen3(tmp_path_factory.mktemp("model"), words=LLAMA, **sizes)
+    return tiny_qwen3(tmp_path_factory.mktemp("model"), words=LLAMA, **SIZES)
 
 
-def rendered_chat(directory: Path, renderer: str, *messages: tuple[str, str]) -> tuple[Any, list[int]]:
-    return rendered(directory, renderer, [{"role": role, "content": content} for role, content in messages])
-
-
-def prompt_of(llama: Path, renderer: str, **settings: Any) -> DemonstrationPrompt:
+def prompt_of(llama, renderer, **settings):
     model = ModelConfig(path=str(llama), renderer=renderer, renderer_settings=settings)
     return DemonstrationPrompt(OpsdConfig(), model, lambda: ServedModel("http://nowhere", ""))
 
 
 def test_what_is_shown_is_a_system_message_before_the_conversation(llama):
-    _, tokens = rendered_chat(llama, "qwen3", ("system", "be short"), ("user", "abc"))
-    tokenizer, prefix = rendered_chat(llama, "qwen3", ("system", SHOWN))
+    _, tokens = rendered(llama, "qwen3", [{"role": "system", "content": "be short"}, MORE])
+    tokenizer, prefix = rendered(llama, "qwen3", [{"role": "system", "content": SHOWN}])
     found = prompt_of(llama, "qwen3").prepend(TRACE, tokens)
     assert found == [*prefix, *tokens]
     assert tokenizer.decode(found).count("<|im_start|>") == 3, "what begins every message stays"
 
 
 def test_what_begins_a_conversation_is_there_once(llama):
-    tokenizer, tokens = rendered_chat(llama, "llama-3", ("user", "abc"))
+    tokenizer, tokens = rendered(llama, "llama-3", [MORE])
     found = prompt_of(llama, "llama-3").prepend(TRACE, tokens)
     text = tokenizer.decode(found)
     assert text.startswith("<|begin_of_text|>") and text.count("<|begin_of_text|>") == 1 and SHOWN in text
@@ -211,7 +206,7 @@ def test_what_begins_a_conversation_is_there_once(llama):
 
 def test_the_settings_of_the_renderer_count(llama):
     shown = prompt_of(llama, "llama-3", date_string="01 Apr 2031").prepend(TRACE, [1, 2])
-    tokenizer, _ = rendered_chat(llama, "llama-3", ("user", "abc"))
+    tokenizer, _ = rendered(llama, "llama-3", [MORE])
     assert "01 Apr 2031" in tokenizer.decode(shown)
     with pytest.raises(ModelUnusable, match="refuses them"):
         prompt_of(llama, "qwen3", no_such_setting=1).prepend(TRACE, [1, 2])

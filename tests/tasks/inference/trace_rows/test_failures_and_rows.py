@@ -1,7 +1,5 @@
 """Classes of failures, what is advised, and the parts of rows that need no engine."""
 
-from typing import Any
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,7 +39,7 @@ ASKED = [{"sampled": False, "mask": [False]}]
 """The prompt of a seat that gave no reply."""
 
 
-def finished(**changes: Any) -> dict[str, Any]:
+def finished(**changes):
     """A trace of one sampled message that went well, but for `changes`."""
     node = {"sampled": True, "mask": [False, True]}
     whole = {"ok": True, "errors": [], "is_timeout": False, "stop_condition": "done", "nodes": [node]}
@@ -78,22 +76,14 @@ def test_nothing_is_wrong_with_a_finished_trace():
         assert failure_of_trace(finished(nodes=nodes, calls=[])) is None, "a seat that never had to move is no failure"
 
 
-@given(
-    st.lists(st.booleans()).flatmap(
-        lambda mask: st.tuples(
-            st.just(mask),
-            st.lists(
-                st.floats(max_value=0, allow_nan=False, allow_infinity=False), min_size=sum(mask), max_size=sum(mask)
-            ),
-        )
-    )
-)
-def test_log_probs_lie_where_the_mask_is_set(drawn):
-    mask, logprobs = drawn
-    values = spread_logprobs(logprobs, mask)
-    assert len(values) == len(mask)
-    assert [value for value, own in zip(values, mask, strict=True) if own] == logprobs
-    assert all(value == 0.0 for value, own in zip(values, mask, strict=True) if not own)
+LOGPROB = st.floats(max_value=0, allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(st.tuples(st.booleans(), LOGPROB)))
+def test_log_probs_lie_where_the_mask_is_set(tokens):
+    sampled = [logprob for is_sampled, logprob in tokens if is_sampled]
+    spread = spread_logprobs(sampled, [is_sampled for is_sampled, _ in tokens])
+    assert list(spread) == [logprob if is_sampled else 0.0 for is_sampled, logprob in tokens]
 
 
 def test_a_log_prob_too_few_is_refused():
@@ -102,8 +92,8 @@ def test_a_log_prob_too_few_is_refused():
 
 
 def test_a_rollout_that_left_no_trace_is_a_row():
-    attempted = RolloutOrigin(ASSIGNMENT, "policy", 3, 5, 0.7)
-    row = row_without_trace(Failure("timeout", "TimeoutError", "too long"), attempted, 1.5, 2.0)
+    origin = RolloutOrigin(ASSIGNMENT, "policy", 3, 5, 0.7)
+    row = row_without_trace(Failure("timeout", "TimeoutError", "too long"), origin, 1.5, 2.0)
     made = trace_tables([row], [])
     assert made["traces"].schema.equals(TRACES.arrow) and made["messages"].schema.equals(MESSAGES.arrow)
     (stored,) = made["traces"].to_pylist()
@@ -112,7 +102,7 @@ def test_a_rollout_that_left_no_trace_is_a_row():
     assert rebuild(stored, []) == {}
 
 
-def ended(kind: str, **message: Any) -> dict[str, Any]:
+def ended(kind, **message):
     """A faultless trace of one model call that shows no tokens."""
     node = {"sampled": True, "mask": [], "message": {"role": "assistant", "content": None} | message}
     return {

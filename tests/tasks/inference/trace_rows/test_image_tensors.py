@@ -17,7 +17,7 @@ from tests.fixtures.driving import ROOT
 from tests.fixtures.pictures import picture_url
 
 
-def image_rows(*urls: str, message: int | None = 0) -> pa.Table:
+def image_rows(*urls, message=0):
     rows = []
     for url in urls:
         image = parse_image(url)
@@ -27,7 +27,7 @@ def image_rows(*urls: str, message: int | None = 0) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=IMAGES.arrow)
 
 
-def huge() -> str:
+def huge():
     """A PNG of 20 megapixels in few bytes."""
     from PIL import Image
 

@@ -1,7 +1,5 @@
 """Which policy sampled which token, from the engine's answers to the rows."""
 
-from typing import Any
-
 import pytest
 
 from tasks.inference.trace_rows.rows import (
@@ -18,7 +16,7 @@ VERSIONS = {"old": 3, "new": 4, "newer": 6}
 ORIGIN = RolloutOrigin({}, "new", 4, 7, 1.0, VERSIONS)
 
 
-def reply(trace_id: str, number: int, runs: list[tuple[str, int]], mask: list[bool] | None = None) -> dict[str, Any]:
+def reply(trace_id, number, runs, mask=None):
     """A sampled message with what the engine said of its policies."""
     count = sum(length for _, length in runs)
     row = message(trace_id, number, parent=number - 1, tokens=range(count), sampled=True)
@@ -26,7 +24,7 @@ def reply(trace_id: str, number: int, runs: list[tuple[str, int]], mask: list[bo
     return row | {POLICIES: _policy_runs(row, runs, VERSIONS)}
 
 
-def short(rows: Any) -> list[tuple[Any, ...]]:
+def short(rows):
     names = ("trace_id", "message", "start", "num_tokens", "policy_key", "policy_version")
     return [tuple(row[name] for name in names) for row in rows]
 

@@ -3,9 +3,6 @@
 The real renderer and verifiers' own graph, called as verifiers' client calls them, without an engine.
 """
 
-from pathlib import Path
-from typing import Any
-
 import pyarrow as pa
 import pytest
 
@@ -28,22 +25,20 @@ def model(models):
     return models["a"]
 
 
-def sampled(tokenizer: Any, text: str) -> list[int]:
+def sampled(tokenizer, text):
     """The tokens of a text; of a character that is cut, the first byte alone."""
     whole = text.removesuffix(BROKEN)
     ids = tokenizer.encode(whole, add_special_tokens=False)
     return ids if whole == text else [*ids, tokenizer.encode(BROKEN, add_special_tokens=False)[0]]
 
 
-def said(parsed: Any) -> dict[str, Any]:
+def said(parsed):
     """A parsed reply as the harness sends it back."""
     reply = {"role": "assistant", "content": parsed.content or None}
     return reply | ({"reasoning_content": parsed.reasoning_content} if parsed.reasoning_content else {})
 
 
-def two_turns(
-    model: Path, settings: dict[str, Any], completion: str, following: dict[str, Any]
-) -> list[dict[str, Any]]:
+def two_turns(model, settings, completion, following):
     """The rows of a trace of two turns, of which the first reply is `completion`."""
     from renderers import create_renderer
     from renderers.base import load_tokenizer
@@ -76,7 +71,7 @@ def two_turns(
     return message_rows(wire_record(trace))
 
 
-def branches(rows: list[dict[str, Any]]) -> int:
+def branches(rows):
     """How many messages nothing follows."""
     return len(rows) - len({row["parent"] for row in rows} - {None})
 
@@ -104,6 +99,6 @@ def test_a_whole_reply_is_as_little_safe(model):
     assert branches(rows) == 2 and sum(counted(rows).values()) == 1
 
 
-def counted(rows: list[dict[str, Any]]) -> dict[str, int]:
+def counted(rows):
     """What the counter of the metrics makes of these rows."""
     return retokenised_turns(pa.Table.from_pylist(rows, schema=MESSAGES.arrow))

@@ -3,14 +3,12 @@
 import asyncio
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from tasks.evaluation.stage import estimates
 from tasks.inference.sampling.episode_rows import episode_rows
 from tasks.inference.sampling.seats import SeatClient, Seats
-from tasks.inference.trace_rows.failures import Failure
 from tasks.inference.trace_rows.rows import RolloutOrigin, trace_tables
 from tests.environments import scripted
 from tests.fixtures.shapes import Player, blank, sent
@@ -19,15 +17,15 @@ pytestmark = pytest.mark.engine
 
 ORIGIN = RolloutOrigin({"assignment_id": "g/0", "group_id": "g", "environment": "e", "example_id": "x"}, "p", 0, 0, 1.0)
 POLICY = SeatClient(SimpleNamespace(base_url="http://policy/v1"), "m")
-REPLY: dict[str, Any] = {"content": "yes", "reasoning_content": None, "calls": []}
+REPLY = {"content": "yes", "reasoning_content": None, "calls": []}
 BUSY = ("ProviderError", 503)
 PLANTED = ("TaskError", None)
 SCORED = (0.5, None)
 LOST = (None, "infrastructure")
 
 
-def played(members: dict[str, Any], wrong: tuple[str, int | None] | None = None, **noted: Any) -> Any:
-    """Return rows, as (reward, class) by agent, and the cause of an episode.
+def rows_of(members, wrong=None, **noted):
+    """Return rows by agent, and the cause of an episode.
 
     `members` has what each earned, or its error, or None where it was not scored; who is in capitals is never trained.
     """
@@ -36,7 +34,7 @@ def played(members: dict[str, Any], wrong: tuple[str, int | None] | None = None,
     traces = [blank(name.lower()) for name in members]
     turns = [partial(Player(trace).move, "asks", "well?", REPLY) for trace in traces]
 
-    def finish() -> None:
+    def finish():
         for trace, (name, came) in zip(traces, members.items(), strict=True):
             trace.agent.trainable = name.islower()
             trace.info.update(noted.get("info", {}))
@@ -50,12 +48,17 @@ def played(members: dict[str, Any], wrong: tuple[str, int | None] | None = None,
     episode = asyncio.run(sent(traces, [*turns, finish]))
     episode.ok = wrong is None and all(trace.ok for trace in traces)
     episode.errors = [Error(type=wrong[0], message="the program fell", status_code=wrong[1])] if wrong else []
-    rows, cause = episode_rows(wire(episode), ORIGIN, Seats("e", {}), POLICY)
-    assert rows is not None
-    return {row["agent"]: (row["reward"], row["error_class"]) for row in rows[0]}, cause
+    (rows, _), cause = episode_rows(wire(episode), ORIGIN, Seats("e", {}), POLICY)
+    return {row["agent"]: row for row in rows}, cause
 
 
-def wire(episode: Any) -> Any:
+def played(members, wrong=None, **noted):
+    """Return (reward, class) by agent, and the cause."""
+    rows, cause = rows_of(members, wrong, **noted)
+    return {agent: (row["reward"], row["error_class"]) for agent, row in rows.items()}, cause
+
+
+def wire(episode):
     """An episode as it comes over the wire."""
     from verifiers.v1.episode import WireEpisode
     from verifiers.v1.serve.delta import dump
@@ -63,7 +66,7 @@ def wire(episode: Any) -> Any:
     return WireEpisode.model_validate(dump(episode))
 
 
-def kind(cause: Failure | None) -> str | None:
+def kind(cause):
     return cause.kind if cause else None
 
 
@@ -90,17 +93,9 @@ def test_what_an_environment_scored_in_knowledge_of_the_failure_stands():
 
 
 def test_the_row_says_whose_failure_it_was():
-    from verifiers.v1.trace import Error
-
-    traces = [blank("assistant"), blank("user")]
-    traces[1].agent.trainable, traces[1].ok = False, False
-    traces[1].errors = [Error(type="ProviderError", message="no answer", status_code=503)]
-    turns = [partial(Player(trace).move, "asks", "well?", REPLY) for trace in traces]
-    episode = asyncio.run(sent(traces, [*turns, lambda: traces[0].record_reward("r", 1.0)]))
-    rows, _ = episode_rows(wire(episode), ORIGIN, Seats("e", {}), POLICY)
-    assert rows is not None
-    assert rows[0][0]["error_message"].startswith("agent 'user' of its episode failed: no answer")
-    assert rows[0][1]["error_message"].startswith("no answer")
+    rows, _ = rows_of({"assistant": 1.0, "USER": BUSY})
+    assert rows["assistant"]["error_message"].startswith("agent 'user' of its episode failed: gone")
+    assert rows["user"]["error_message"].startswith("gone")
 
 
 def test_the_code_of_a_task_that_fails_on_an_opponent_takes_nothing_from_the_policy():

@@ -1,8 +1,5 @@
 """What each token adds to a text, and where the tokenizer of a run is found."""
 
-from pathlib import Path
-from typing import TYPE_CHECKING
-
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -18,13 +15,10 @@ from tasks.inference.trace_rows.token_texts import (
     tokenizer_of,
 )
 
-if TYPE_CHECKING:
-    pass
-
 SENTENCES = ["naïve 🙂🙂 日本日本 привет hello hello, it's here", "日本 🙂 hello привет"] * 4
 
 
-def byte_level() -> Tokenizer:
+def byte_level():
     """A tokenizer over bytes whose merges cut characters anywhere."""
     made = Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -38,7 +32,7 @@ def byte_level() -> Tokenizer:
     return made
 
 
-def byte_fallback() -> Tokenizer:
+def byte_fallback():
     """A tokenizer in the way of Llama 2: ▁ for a space, a byte each for characters that it lacks."""
     pieces = ["<unk>", "<s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁helon,'.", "he", "▁he"]
     made = Tokenizer(
@@ -57,7 +51,7 @@ def byte_fallback() -> Tokenizer:
     return made
 
 
-def metaspace() -> Tokenizer:
+def metaspace():
     """A tokenizer over words that begin with ▁."""
     made = Tokenizer(models.BPE(unk_token="<unk>"))
     made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
@@ -67,7 +61,7 @@ def metaspace() -> Tokenizer:
     return made
 
 
-def word_piece() -> Tokenizer:
+def word_piece():
     """A tokenizer in the way of BERT: ## continues a word, and punctuation is drawn to the word before."""
     made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     made.pre_tokenizer, made.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
@@ -82,8 +76,8 @@ MADE = {make.__name__: make() for make in (byte_level, byte_fallback, metaspace,
 TEXTS = {name: TokenTexts(made) for name, made in MADE.items()}
 
 
-def ids_of(name: str, text: str) -> list[int]:
-    return list(MADE[name].encode(text).ids)
+def ids_of(name, text):
+    return MADE[name].encode(text).ids
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -125,7 +119,7 @@ def store(tmp_path):
     return open_store(tmp_path / "store")
 
 
-def model(directory: Path, word: str) -> Path:
+def model(directory, word):
     """A directory of weights whose tokenizer has one word, its token 0."""
     directory.mkdir(parents=True)
     made = Tokenizer(models.BPE(vocab={word: 0}, merges=[]))
@@ -135,12 +129,21 @@ def model(directory: Path, word: str) -> Path:
     return directory
 
 
-def config(**section: str) -> RunConfig:
-    return RunConfig.model_validate({"seed": 7, "model": section})
+@pytest.fixture
+def publish(tmp_path, store):
+    """Publishes policies by name, whose tokenizers have one word each."""
+
+    def publish(**words):
+        for name, text in words.items():
+            store.policies.publish(model(tmp_path / name, text), name)
+
+    return publish
 
 
-def word(found: TokenTexts | None) -> str | None:
-    return found.of([0])[0].text if found is not None else None
+def word_of(store, key, others=(), **section):
+    """The only word of the tokenizer that is found for a policy; None without one."""
+    found = tokenizer_of(store, RunConfig.model_validate({"seed": 7, "model": section}), key, others)
+    return found.of([0])[0].text if found else None
 
 
 @pytest.mark.parametrize(
@@ -160,25 +163,26 @@ def word(found: TokenTexts | None) -> str | None:
     ],
 )
 def test_the_tokenizer_that_was_named_comes_first_then_the_policies_and_the_model_last(
-    tmp_path, store, key, others, names, word
+    tmp_path, store, publish, key, others, names, word
 ):
     directories = {name: str(model(tmp_path / name, text)) for name, text in (("named", "three"), ("begun", "four"))}
-    for name, text in (("a", "one"), ("b", "two")):
-        store.policies.publish(model(tmp_path / name, text), name)
+    publish(a="one", b="two")
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter/adapter_model.safetensors").write_bytes(b"weights")
     store.policies.publish(tmp_path / "adapter", "adapter")
-    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*")}
+
+    def times():
+        return {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*")}
+
+    before = times()
     section = {setting: directories.get(name, name) for setting, name in names.items()}
-    found = tokenizer_of(store, RunConfig.model_validate({"seed": 7, "model": section}), key, others)
-    assert (found.of([0])[0].text if found else None) == word
-    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "store").rglob("*")} == before, "nothing is written"
+    assert word_of(store, key, others, **section) == word
+    assert times() == before, "nothing is written"
 
 
-def test_equal_files_are_opened_once_and_given_up_in_their_turn(tmp_path, store):
-    for name in ("x", "y"):
-        store.policies.publish(model(tmp_path / name, "same"), name)
-    assert tokenizer_of(store, config(), "x") is tokenizer_of(store, config(), "y")
+def test_equal_files_are_opened_once_and_given_up_in_their_turn(tmp_path, store, publish):
+    publish(x="same", y="same")
+    assert tokenizer_of(store, RunConfig(), "x") is tokenizer_of(store, RunConfig(), "y")
     opened = [open_tokenizer(model(tmp_path / name, name)) for name in "abcdefghi"]
     assert len(opened) > len(run_tokenizer._cache) == run_tokenizer.MAX_CACHED
     assert open_tokenizer(tmp_path / "i") is opened[-1]
@@ -193,24 +197,22 @@ def test_a_damaged_file_is_told_of(tmp_path, store, text):
         open_tokenizer(directory)
     store.policies.publish(directory, "a")
     with pytest.raises(TokenizerUnreadable, match="policies/a"):
-        tokenizer_of(store, config(), "a")
+        word_of(store, "a")
 
 
-def test_a_file_that_is_gone_is_no_tokenizer(tmp_path, store):
-    store.policies.publish(model(tmp_path / "a", "one"), "a")
+def test_a_file_that_is_gone_is_no_tokenizer(tmp_path, store, publish):
+    publish(a="one")
     (tmp_path / "store/policies/a" / FILE).unlink()
-    assert tokenizer_of(store, config(), "a") is None
+    assert word_of(store, "a") is None
     with pytest.raises(TokenizerUnreadable, match="No such file"):
         open_tokenizer(tmp_path / "store/policies/a")
 
 
 @pytest.mark.parametrize("manifest", ["", "{", "{}", "[]", '{"files": 3, "weights_sha256": "", "below": ""}'])
-def test_a_policy_with_a_damaged_manifest_is_passed_by(tmp_path, store, manifest):
-    for key, said in (("a", "one"), ("b", "two")):
-        store.policies.publish(model(tmp_path / key, said), key)
+def test_a_policy_with_a_damaged_manifest_is_passed_by(tmp_path, store, publish, manifest):
+    publish(a="one", b="two")
     (tmp_path / "store/policies/a/manifest.json").write_text(manifest)
-    assert tokenizer_of(store, config(), "a") is None
-    assert word(tokenizer_of(store, config(), "a", others=["b"])) == "two"
+    assert word_of(store, "a") is None and word_of(store, "a", ["b"]) == "two"
 
 
 @pytest.fixture
@@ -231,7 +233,7 @@ def test_in_an_object_store_one_file_is_read_and_no_weights(tmp_path, host):
     open_store(place).policies.publish(model(tmp_path / "a", "one"), "a")
     store = open_store(place)
     host.requests()
-    assert word(tokenizer_of(store, config(), "gone", others=["a"])) == "one"
+    assert word_of(store, "gone", ["a"]) == "one"
     asked = host.requests()
     assert any(FILE in each for each in asked)
     assert not any("safetensors" in each or each.startswith(("PUT", "POST", "DELETE")) for each in asked)

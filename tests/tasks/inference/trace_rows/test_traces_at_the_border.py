@@ -4,9 +4,8 @@ import json
 import math
 import subprocess
 import sys
-from itertools import pairwise
+from itertools import compress, pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +17,7 @@ from storage.schemas.stage_tables import MESSAGES
 from tasks.advantage.algorithms.echo import tool_names
 from tasks.arrays.message_graph import find_branches
 from tasks.inference.environments import servers as environments
-from tests.fixtures.hosts import ENGINE, served
+from tests.fixtures.hosts import config_of, served
 from tests.fixtures.sampled import sampled
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
@@ -44,14 +43,14 @@ def test_one_note_that_cannot_be_written_takes_no_other_rollout_with_it(small_en
 def test_sampling_imports_no_environment(small_engine, models, tmp_path):
     environment = EnvironmentConfig(name="reverse", taskset={"id": "sample_reverse_text", "num_examples": 2})
     environments.write_rows(tmp_path / "examples.arrow", environments.examples(environment))
-    config = {
-        "model": {"path": str(models["a"]), "renderer": "qwen3"},
-        "environments": [environment.model_dump()],
-        "rollout": {"max_tokens": 6},
-        "engine": ENGINE.model_dump(),
-    }
+    config = config_of(models["a"], environment, max_tokens=6)
     with served(environment, tmp_path) as told:
-        asked = {"examples": str(tmp_path / "examples.arrow"), "config": config, "engine": small_engine.url, **told}
+        asked = {
+            "examples": str(tmp_path / "examples.arrow"),
+            "config": config.model_dump(mode="json"),
+            "engine": small_engine.url,
+            **told,
+        }
         argv = [sys.executable, "-m", "tests.fixtures.sampling_program"]
         done = subprocess.run(argv, input=json.dumps(asked), capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -72,12 +71,12 @@ def test_phases_and_parts_of_a_rollout_are_told_apart(small_engine, models, view
     tokenizer = Tokenizer.from_file(str(models["a"] / "tokenizer.json"))
     for message in messages:
         assert len(message["is_content"]) == len(message["token_ids"])
-        said = [token for token, inside in zip(message["token_ids"], message["is_content"], strict=True) if inside]
+        said = [*compress(message["token_ids"], message["is_content"])]
         if message["role"] != "assistant":  # a call is content too, in the template's own words
             assert tokenizer.decode(said, skip_special_tokens=False) == message["content"]
 
 
-def check_phases(row: dict[str, Any]) -> None:
+def check_phases(row):
     """Set-up, generation, model calls and scoring: none holds the time of another, but generation that of its calls."""
     timing = json.loads(row["record"])["timing"]
     spans = [(timing[name]["start"], timing[name]["end"]) for name in ("boot", "setup", "agent", "scoring")]

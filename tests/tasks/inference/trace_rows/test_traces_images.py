@@ -3,9 +3,7 @@
 import base64
 import hashlib
 import json
-from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from storage.schemas.contract import RowPlace, check_rows
@@ -19,18 +17,18 @@ DIGEST = hashlib.sha256(b"image/png\0" + DATA).hexdigest()
 REFERENCE = f"stagecoach-image:sha256:{DIGEST}"
 
 
-def part(url: str) -> dict[str, Any]:
+def part(url):
     """An image as a part of a message."""
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def body(*parts: dict[str, Any] | str) -> str:
+def body(*parts):
     """A user's message with these parts, or with a text."""
     content = parts[0] if parts and isinstance(parts[0], str) else list(parts)
     return json.dumps({"role": "user", "content": content}, ensure_ascii=False, separators=(",", ":"))
 
 
-def rows(bodies: dict[str, list[str]], groups: dict[str, str], **columns: str) -> tuple[pa.Table, pa.Table]:
+def rows(bodies, groups, **columns):
     """Traces with these groups, and their messages with these bodies."""
     traces = [trace(name, group_id=groups[name], **columns) for name in bodies]
     messages = [

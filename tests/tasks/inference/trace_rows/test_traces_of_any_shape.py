@@ -6,9 +6,7 @@ import json
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -32,13 +30,13 @@ FORKED = [("asks", "what?", THINKS), ("answers", "that", REPLY), ("rewinds", "ag
 """Every way in which a branch begins: reasoning dropped, a retry, a history told anew, a sub-agent."""
 
 
-def play(scripts: list[Any], changes: list[dict[str, Any]]) -> tuple[list[Any], Any]:
+def play(scripts, changes):
     """The traces as the server has them, one for each script, and the episode as the client has it."""
     traces = [blank(f"seat{i}", picture=each.pop("picture", None)) for i, each in enumerate(changes)]
     turns = [partial(player.move, *move) for script, t in zip(scripts, traces, strict=True)
              for player in [Player(t)] for move in script]  # fmt: skip
 
-    def finish() -> None:
+    def finish():
         for trace, change in zip(traces, changes, strict=True):
             for name, value in change.items():
                 setattr(trace, name, value)
@@ -46,7 +44,7 @@ def play(scripts: list[Any], changes: list[dict[str, Any]]) -> tuple[list[Any], 
     return traces, asyncio.run(sent(traces, [*turns, finish]))
 
 
-def rows_of(episode: Any) -> dict[str, pa.Table]:
+def rows_of(episode):
     """The rows that sampling hands over for the episode."""
     made = [
         rows_of_record(wire_record(trace), RolloutOrigin(ASSIGNMENT, "p", 0, 0, 1.0), episode.id)
@@ -55,7 +53,7 @@ def rows_of(episode: Any) -> dict[str, pa.Table]:
     return trace_tables([row for row, _ in made], [message for _, own in made for message in own])
 
 
-def stored(made: dict[str, pa.Table]) -> dict[str, pa.Table]:
+def stored(made):
     """The rows after a store has had them."""
     with tempfile.TemporaryDirectory() as directory:
         store = open_store(Path(directory))
@@ -63,7 +61,7 @@ def stored(made: dict[str, pa.Table]) -> dict[str, pa.Table]:
         return {name: store.read([piece]) for name, piece in pieces.items()}
 
 
-def rebuilt(found: dict[str, pa.Table]) -> list[dict[str, Any]]:
+def rebuilt(found):
     """The traces out of their rows."""
     whole = restore_images(found["traces"], found["messages"], found.get("images"))
     messages = whole["messages"].to_pylist()
@@ -72,7 +70,7 @@ def rebuilt(found: dict[str, pa.Table]) -> list[dict[str, Any]]:
     ]
 
 
-def same(value: Any, other: Any) -> bool:
+def same(value, other):
     """Equality of JSON values in which NaN is itself."""
     return json.dumps(value, sort_keys=True) == json.dumps(other, sort_keys=True)
 
@@ -124,10 +122,10 @@ def test_attempts_that_verifiers_does_not_train_are_not_trained():
     trace = blank()
     player = Player(trace)
 
-    def forget() -> None:
+    def forget():
         player.history = player.history[:3]
 
-    def link() -> None:
+    def link():
         turn, thrown_away, summary, after = (call.node for call in trace.calls)
         for child, parent, kind in ((thrown_away, turn, "compaction_attempt"), (summary, turn, "compaction_attempt"),
                                     (after, summary, "compaction")):  # fmt: skip
@@ -161,7 +159,7 @@ def test_notes_that_json_has_no_form_for_are_written_all_the_same():
     assert json.loads(row["info"]) == {"text": "ok", "bytes": "/wA=", "keys": {"1": [None, [2.5]]}}
 
 
-def sizes(num_turns: int) -> tuple[int, int, int, int]:
+def sizes(num_turns):
     """Nodes, tokens and characters of the rows of a trace of `num_turns`, and tokens of all its whole prompts."""
     trace = blank()
     player = Player(trace)
