@@ -21,8 +21,7 @@ def diff(
 
     Raises RunUnknown, NotThere for a step that neither run has, LayoutError without a store.
     """
-    from flows.queries.compare import compare
-    from flows.queries.compare_rows import ComparedStep
+    from flows.queries.compare import ComparedStep, compare
     from flows.queries.compare_summary import sheets, summary_lines
     from flows.queries.store_reader import recorded_run
     from flows.reporting.panel import printable

@@ -45,8 +45,8 @@ def why(
     as_json: Json = False,
 ) -> int:
     """Print the outcome of a rollout in every run that uses it. Raises UnknownId, RunUnknown, LayoutError."""
-    from flows.queries.outcomes import explain
     from flows.queries.sentences import head, in_quarantine, sentence
+    from flows.queries.trace import explain
     from storage.read.damage import reading
     from storage.read.frames import Frames
 

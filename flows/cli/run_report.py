@@ -10,7 +10,7 @@ from flows.queries.run_state import count_lost_services, deciding_event, state_o
 from flows.queries.runs import headline_settings
 from flows.queries.scores import comparisons, mixed_policies, recorded_evaluations
 from flows.queries.store_reader import StoreReader
-from flows.reporting import usual_range
+from flows.reporting.figures import BANDED, range_exits
 from flows.reporting.messages import rollout_counts
 from storage.store import Store
 from tasks.metrics.figures import ALL, full_name
@@ -22,7 +22,7 @@ FIGURES = {
     **{name: ("", f"updates/{name}/mean") for name in ("loss", "grad_norm", "mismatch_kl", "entropy")},
 }
 """The scope and the name of the metric that each figure of a step is."""
-NAMES = [name for _, name in (*FIGURES.values(), *usual_range.FIGURES.values())]
+NAMES = [name for _, name in (*FIGURES.values(), *BANDED.values())]
 SHOWN = rf"^accounting/|^batch/(num_traces|truncated_ratio)$|^({'|'.join(map(re.escape, NAMES))})$"
 """The metrics that are read: a step has a hundred, and a long run is shown by a few."""
 
@@ -41,7 +41,7 @@ def describe(store: Store, run: str, config: RunConfig) -> dict[str, Any]:
         "store": store.root.address,
         "num_steps": config.steps,
         "steps": steps,
-        "outside_usual_range": usual_range.range_exits(steps),
+        "outside_usual_range": range_exits(steps),
         "evaluations": [evaluation.described for evaluation in scored],
         "comparisons": [] if mixed else comparisons(scored),
         "mixed_policies": mixed,

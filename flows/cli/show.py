@@ -63,8 +63,8 @@ def show(
 def _parts(report: dict[str, Any], printed: Sequence[dict[str, Any]]) -> Iterator[str | Text | Grid]:
     """Yield the lines and tables of a run."""
     from flows.queries.notes import note_line
+    from flows.reporting.figures import describe_exits
     from flows.reporting.messages import losses_message
-    from flows.reporting.usual_range import describe_exits
 
     steps = report["steps"]
     head = Text(visible(f"{report['kind']} {report['run']}: "))

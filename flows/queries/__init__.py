@@ -4,18 +4,17 @@
 - step_history: which stage results belong to which step
 - row_lineage, sentences: what a typed id names, which row came from which, and rows in words
 - views: what the SQL views of `storage/read/views` read beside stored tables, and their rows as frames
-- outcomes: the outcome of one rollout, and why
-- runs, run_state, watched, scores: all runs, the state of one, what of it is new, what its policies scored
-- ledger: its slices, whom they are shared with, and when its stages were at work
+- runs, run_state, watched, scores: all runs and the ledger of one, its state, what of it is new, what its policies
+  scored
 - metrics, charts: the numbers of steps out of table `metrics`, as series and as the charts of
-  `flows/reporting/figures.toml`; spread: what all replies say of steps
+  `flows/reporting/figures.toml`, and what all replies say of steps
 - notes: what people wrote on runs and rollouts
-- conditions, condition_process, rollout_search: what conditions say of rollouts, and which of a run meet one;
-  policy_changes: what changed in replies between two policies
+- conditions, condition_process, rollout_search: what conditions say of rollouts, which of a run meet one, and what
+  changed in replies between two policies
 - tracked_rows: what is sent of a run to W&B and TensorBoard
 - step, rollouts, rollout_list: a step, the rollouts of a step, of an evaluation or of an example, and lists of them
-- trace, messages: one rollout and its conversation
-- reader: what rollouts said, under each other and side by side
-- tokens, shown_tokens, batch: tokens with all that was measured of them, and the packed batch
-- compare, compare_rows, compare_summary: two runs side by side
+- trace, messages: one rollout with its outcome, and its conversation
+- reader: what rollouts said, under each other
+- tokens, batch: tokens with all that was measured of them, in colours, and the packed batch
+- compare, compare_summary: two runs side by side
 """

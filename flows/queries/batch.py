@@ -8,7 +8,7 @@ import polars as pl
 from flows.queries.request import NotThere
 from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader
-from flows.queries.views import select, select_rows
+from flows.queries.views import select
 from storage.read.lineage import Work, row_identities
 
 
@@ -99,5 +99,5 @@ def decisions(reader: StoreReader, of: PackedStep) -> list[dict[str, Any]]:
 def row_samples(reader: StoreReader, of: PackedStep, row: int) -> pl.DataFrame:
     """Return the samples of a row in order: columns of `samples`, and what their tokens weigh, as `sample_weights`."""
     query = 'select * exclude (key, "row") from sample_weights where "row" = $row'
-    weights = select_rows(reader.frames(of.run), of.lineages, [row], query, row=row)
+    weights = select(reader.frames(of.run), of.lineages, query, {"batches": pl.col("row") == row}, row=row)
     return samples(reader, of).filter(row=row).join(weights, on="place", how="left", maintain_order="left")

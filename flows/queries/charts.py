@@ -7,7 +7,11 @@ from typing import Any
 import polars as pl
 
 from flows.queries.metrics import Columns, StepNumbers
+from flows.queries.rollout_search import run_rollouts
+from flows.queries.store_reader import StoreReader
+from flows.queries.views import select_from
 from flows.reporting.figures import chart_rows
+from flows.reporting.formats import environment_title
 from tasks.metrics.figures import ALL
 from tasks.stages import STEP_STAGES
 
@@ -82,15 +86,15 @@ def _matches(columns: Columns, pattern: str, without: str | None = None) -> list
 
 def _held_out(evaluations: Sequence[dict[str, Any]]) -> Chart:
     """Return the averages of evaluations as points with their intervals, over the versions of policies."""
-    scores = {
-        (f"{entry['set']}/{score['environment']}" if entry["set"] else score["environment"], entry["version"]): score
-        for entry in evaluations
-        for score in entry["scores"]
-    }
-    versions = sorted({version for _, version in scores})
+    scores: dict[str, dict[int, Any]] = {}
+    for entry in evaluations:
+        for score in entry["scores"]:
+            name = environment_title(entry["set"], score["environment"])
+            scores.setdefault(name, {})[entry["version"]] = score
+    versions = sorted({version for by_version in scores.values() for version in by_version})
     series = []
-    for name in sorted({name for name, _ in scores}):
-        line = [scores.get((name, version)) or {"average": None} for version in versions]
+    for name, by_version in sorted(scores.items()):
+        line = [by_version.get(version, {"average": None}) for version in versions]
         ends = {end: [(score.get("interval") or {}).get(end) for score in line] for end in ("low", "high")}
         series.append({"name": name, "values": [score["average"] for score in line], **ends, "kind": "points"})
     chart = _chart("Held-out average", series, note="95% intervals, by policy")
@@ -143,3 +147,34 @@ def together(sections_of_runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> lis
                 charts = sections.setdefault(title, {})
                 charts.setdefault(name, {**first, "title": name, "series": []})["series"].append(line)
     return [{"title": title, "charts": list(charts.values())} for title, charts in sections.items()]
+
+
+BINS = 20
+"""Stretches of equal length between the lowest and the highest reward of the run."""
+
+
+def spread_charts(reader: StoreReader, run: str, steps: Sequence[int]) -> list[Chart]:
+    """Return the spread of rewards as `cells`, counts of rollouts by step, and the share of identical replies by step.
+
+    They read every rollout of the run. Raises NotThere.
+    """
+    rows = run_rollouts(reader, run, {"run", "for_training", "step", "environment", "example_id", "reward", "reply"})
+    return [chart for chart in (_spread(rows, steps), identical_replies(rows, steps)) if chart["series"]]
+
+
+def _spread(rows: pl.DataFrame, steps: Sequence[int]) -> Chart:
+    found = select_from(rows, "select step, bin, num_traces, low, high from reward_distribution")
+    cells = {step: [0] * BINS for step in steps}
+    for step, bin, count, *_ in found.filter(pl.col("step").is_in(list(steps))).iter_rows():
+        cells[step][bin] = count
+    series = {"name": "scored rollouts", "values": [float(sum(row)) or None for row in cells.values()]}
+    chart = _chart("Spread of rewards", [series], unit="rollouts", note="darker: a larger share of the step's rollouts")
+    return chart | {"cells": [*cells.values()], "range": [found["low"].min(), found["high"].max()]}
+
+
+def identical_replies(rows: pl.DataFrame, steps: Sequence[int]) -> Chart:
+    """Return the share of identical replies by step, as view `identical_replies` has it."""
+    by_step = dict(select_from(rows, "select step, share from identical_replies").iter_rows())
+    series = {"name": "identical", "values": [by_step.get(step) for step in steps]}
+    note = "share of replies that another to the same example says too"
+    return _chart("Identical replies", [series], zero=True, unit="share", note=note)

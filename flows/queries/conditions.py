@@ -17,11 +17,13 @@ import pyarrow as pa
 from flows.queries.condition_process import INDEX, TABLE, ConditionFailed, true_rows
 from flows.queries.request import BadQuestion
 from flows.queries.row_lineage import nearest
-from flows.queries.views import ROLLOUT_COLUMNS, schema
+from flows.queries.views import ROLLOUT_COLUMNS
 from storage.read.frames import Frames
 
 TEXTS = ("reply", "note", "prompt", "error_message", "error_traceback")
 """Columns of which a hit shows the text around a match."""
+FLAGS = ("is_truncated", "trainable", "for_training", "keep", "trained", "stale")
+"""Columns that are true or false: each is a condition by itself."""
 EXAMPLE = "reward > 0.8 and length < 20 and reply ~ 'text or regular expression'"
 HELP = (
     f"A condition is SQL with text in single quotes, for example {EXAMPLE}. A named reward is "
@@ -111,7 +113,7 @@ def _is_expression(text: str) -> bool:
     if not columns:
         return False
     if text.lower() in columns:
-        return bool(schema("rollouts")[text.lower()] == pl.Boolean)
+        return text.lower() in FLAGS
     query = sql_text(f"select 1 from {TABLE} where (\n{text}\n)")
     try:
         return bool(true_rows(_ONE_ROW, _IS_CONDITION.format(query=query, columns=[*columns], operators=_OPERATORS)))

@@ -33,12 +33,13 @@ def messages(reader: StoreReader, trace: FoundTrace) -> pl.DataFrame:
 
     `num_tokens` are those that the message adds, `num_sampled` the ones of them that the policy sampled.
     """
-    return messages_of(reader, message_works(reader, trace), pl.Series([trace.trace_id])).drop("trace_id")
+    return messages_of(reader, [trace.key], pl.Series([trace.trace_id])).drop("trace_id")
 
 
-def messages_of(reader: StoreReader, works: Sequence[Work], ids: pl.Series) -> pl.DataFrame:
-    """Return the same of several traces by their ids, with `trace_id` first, out of what some work made."""
-    rows = reader.frames().rows(works, "messages")
+def messages_of(reader: StoreReader, keys: Iterable[str], ids: pl.Series) -> pl.DataFrame:
+    """Return the same of several traces by their ids, with `trace_id` first; `keys` are of the work that has them."""
+    works = {work.key: work for key in keys for work in reader.graph.origins(reader.graph.works[key], "messages")}
+    rows = reader.frames().rows(works.values(), "messages")
     rows = rows.filter(pl.col("trace_id").is_in(ids.implode())).sort("trace_id", "message")
     return rows.select(
         "trace_id",

@@ -167,13 +167,13 @@ def matching(found: Sequence[Metric], text: str) -> list[Metric]:
     Words are looked for in names, those of the series too, units and descriptions.
     """
     words = text.casefold().split()
-    texts = [" ".join((row["unit"], row["description"], row["name"], *_names(row))).casefold() for row in found]
+
+    def says(row: Metric) -> str:
+        names = (series["name"] for series in row["series"])
+        return " ".join((row["unit"], row["description"], row["name"], *names)).casefold()
+
     named = [row for row in found if row["name"] == text]
-    return named or [row for row, text in zip(found, texts, strict=True) if all(word in text for word in words)]
-
-
-def _names(metric: Metric) -> list[str]:
-    return [series["name"] for series in metric["series"]]
+    return named or [row for row in found if all(word in says(row) for word in words)]
 
 
 class Columns:

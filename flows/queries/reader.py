@@ -11,7 +11,6 @@ from flows.queries.request import PageRequest, parse_object
 from flows.queries.rollout_list import COLUMNS
 from flows.queries.store_reader import StoreReader
 from flows.reporting.formats import cut
-from storage.read.lineage import Work
 from tasks.arrays.message_graph import BrokenGraph
 
 SIZE, LARGEST = 12, 50
@@ -25,12 +24,6 @@ LONGEST = 8000
 EXPECTED = ("answer", "answers", "expected", "target", "solution", "ground_truth")
 """Fields of a task that say what was expected; where it has none, all that is not among ASKED."""
 ASKED = ("idx", "id", "key", "name", "description", "prompt", "system_prompt", "row")
-FACTS = (
-    *("trace_id", "key", "group_id", "environment", "example_id", "agent", "trainable", "reward", "advantage"),
-    *("outcome", "detail", "error_class", "error_type", "error_message", "stop_condition", "is_truncated", "num_turns"),
-    *("num_branches", "num_output_tokens", "policy_version", "step", "for_training", "set"),
-)
-"""Columns of a rollout that are returned beside its reply; null where the frame does not have it."""
 FIGURES = ("number", "signed", "whole", "seconds")
 Values = dict[str, Any]
 
@@ -84,14 +77,8 @@ def _agents_together(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.with_row_index("at").sort(*order).drop("at")
 
 
-def _makers(reader: StoreReader, rows: pl.DataFrame) -> list[Work]:
-    """Return the work that made the messages of some traces: not their scoring again, which takes them."""
-    works = (reader.graph.works[key] for key in rows["key"].unique(maintain_order=True))
-    return list({work.key: work for made in works for work in reader.graph.origins(made, "messages")}.values())
-
-
 def _messages_by_trace(reader: StoreReader, rows: pl.DataFrame) -> dict[str, list[Values]]:
-    messages = messages_of(reader, _makers(reader, rows), rows["trace_id"].unique())
+    messages = messages_of(reader, rows["key"].unique(maintain_order=True), rows["trace_id"].unique())
     # A rollout that several works have, as a replay does, has its messages once for each.
     parts = messages.unique(["trace_id", "message"], maintain_order=True).partition_by("trace_id", as_dict=True)
     return {str(name): _on_last_path(part) for (name,), part in parts.items()}
@@ -126,7 +113,7 @@ def _replies(
         # What others than the policy said is there to be looked up.
         reply = None if last is None else _fold(said[last]["text"], LINES if row["trainable"] else 1)
         replies.append(
-            {name: row.get(name) for name in FACTS}
+            {"set": None, **row}
             | {"prompt": None if (example, prompt) == previous else prompt, "earlier": _fold_messages(said[first:last])}
             | {"reply": reply, "expected": _expected_answer(tasks.get(example, {}))}
             | {"parts": reward_parts(row["rewards"])}

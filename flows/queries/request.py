@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from threading import Event
@@ -75,6 +75,11 @@ class PageRequest:
 def _digits(text: str) -> int | None:
     # Bounded before it is read: digits of other scripts are decimal too, and int() is slow over very many.
     return int(text) if text.isascii() and text.isdecimal() and len(text) < 12 else None
+
+
+def nearest_numbers(numbers: Iterable[int], to: int) -> str:
+    """Return the five numbers that are nearest to one, in a line; empty where there is none."""
+    return ", ".join(map(str, sorted(numbers, key=lambda number: (abs(number - to), number))[:5]))
 
 
 def plain(value: Any) -> Any:

@@ -1,5 +1,10 @@
-"""Searches all rollouts of a run: which meet a condition, in which steps, and the text around a match."""
+"""Searches all rollouts of a run: which meet a condition, and which phrases replies gained or lost between policies.
 
+Replies to one example share its words, so a phrase counts only in MIN_EXAMPLES examples or more, and the error of a
+share is clustered by example. Each phrase has a condition (`flows.queries.conditions`) that finds its rollouts.
+"""
+
+import re
 import shlex
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -9,7 +14,8 @@ from typing import Any
 import polars as pl
 from polars.exceptions import ComputeError
 
-from flows.queries.conditions import Condition, Pattern, matching_rows
+from flows.queries.conditions import Condition, Pattern, any_case, matching_rows
+from flows.queries.request import NotThere
 from flows.queries.rollouts import rollout_columns
 from flows.queries.store_reader import StoreReader
 from storage.read.views import quote, select
@@ -119,3 +125,115 @@ def commands(run: str, condition: Condition, store: str) -> dict[str, str]:
         "export": ["export", run, "--where", condition.text, "--quarantined", *to_file],
     }
     return {name: shlex.join(["stagecoach", *words, "--store", store]) for name, words in typed.items()}
+
+
+COLUMNS = ("key", "for_training", "policy_version", "environment", "example_id", "reply")
+MAX_REPLIES, MAX_CHARACTERS, MAX_TEXT = 1000, 4000, 500_000
+"""Replies of a policy that are read, the first ones, characters of each, and of all: phrases take memory."""
+MAX_WORDS, MAX_PHRASES = 5, 15
+"""Words of a phrase, and phrases gained or lost that are returned."""
+MIN_SIGMAS, MIN_EXAMPLES = 3.0, 3
+"""Standard errors by which two shares differ, and examples that a phrase is in: less may be chance."""
+# A tag is one word, so that `<answer></answer>` is a phrase of two.
+_WORDS = re.compile(r"</?[A-Za-z][^<>\s]{0,40}>|\w+(?:['\u2019]\w+)*|[^\w\s]")
+_AT_ENDS = re.compile(r"^[^\w\s<]+\s*[\w<]|[\w>]\s*[^\w\s>]+$")
+"""Marks at the ends of a phrase of words: they come with every sentence."""
+# The variance of the difference is the sum over all examples of the square of (b - share_b * size_b) / num_b less
+# (a - share_a * size_a) / num_a, also over those without the phrase, with m / (m - 1) for m examples: it is robust to
+# clusters, which both policies may share (Liang and Zeger 1986). With x = b / num_b - a / num_a, only sums over
+# examples with the phrase are needed. The error is the larger one of that and of independent replies. Of equally sure
+# phrases the longest says most.
+_CHANGES = """
+with sizes as (
+    select example, count(*) filter (side = 'a') as size_a, count(*) filter (side = 'b') as size_b
+    from replies group by example
+),
+totals as (
+    select sum(size_a) as num_a, sum(size_b) as num_b, count(*) as m, sum(size_a * size_a) / (num_a * num_a) as aa,
+        sum(size_b * size_b) / (num_b * num_b) as bb, sum(size_a * size_b) / (num_a * num_b) as ab
+    from sizes
+),
+phrases as (select side, example, unnest(phrases) as phrase from replies),
+counts as (
+    select example, phrase, count(*) filter (side = 'a') as a, count(*) filter (side = 'b') as b
+    from phrases group by example, phrase
+),
+shares as (
+    select phrase, sum(a)::bigint as a, sum(b)::bigint as b,
+        count(*) filter (a > 0) as examples_a, count(*) filter (b > 0) as examples_b,
+        sum(a) / any_value(num_a) as share_a, sum(b) / any_value(num_b) as share_b,
+        sum(x * x) as xx, sum(x * size_a / num_a) as xa, sum(x * size_b / num_b) as xb
+    from (select *, b / num_b - a / num_a as x from counts join sizes using (example), totals)
+    where num_a > 0 and num_b > 0
+    group by phrase
+    having greatest(count(*) filter (a > 0), count(*) filter (b > 0)) >= $examples
+),
+errors as (
+    select *, xx - 2 * (share_b * xb - share_a * xa) + share_b * share_b * bb + share_a * share_a * aa
+            - 2 * share_a * share_b * ab as variance, m / (m - 1) * variance as of_examples,
+        (a + b + 1) / (num_a + num_b + 2) as pooled, pooled * (1 - pooled) * (1 / num_a + 1 / num_b) as of_replies,
+        (share_b - share_a) / sqrt(greatest(of_examples, of_replies)) as sigmas
+    from shares, totals
+)
+select phrase, a, b, examples_a, examples_b, share_a, share_b, sigmas > 0 as gained from errors
+where abs(sigmas) >= $sigmas and if(sigmas > 0, examples_b, examples_a) >= $examples
+order by abs(sigmas) desc, length(phrase) desc, phrase
+"""
+
+
+def policy_versions(reader: StoreReader, run: str) -> list[int]:
+    """Return the versions of the policies that sampled a run's rollouts for training. Raises NotThere."""
+    rows = run_rollouts(reader, run, ("for_training", "policy_version"))
+    return sorted(rows.filter("for_training")["policy_version"].unique().to_list())
+
+
+def policy_changes(reader: StoreReader, run: str, a: int, b: int) -> dict[str, Any]:
+    """Return what changed from policy `a` to policy `b` of a run, in rollouts for training.
+
+    `counts`: rollouts of each; `gained` and `lost`: phrase, how many replies of a and of b hold it (a, b), of how many
+    examples (examples_a, examples_b), their shares (share_a, share_b), and condition; what differs most comes first.
+    Raises NotThere for a version that sampled nothing.
+    """
+    versions = policy_versions(reader, run)
+    for version in (a, b):
+        if version not in versions:
+            known = ", ".join(map(str, versions[:50]))
+            raise NotThere(f"policy {version} sampled no rollout of run {run!r}; there are {known}")
+    sampled = pl.col("for_training") & pl.col("policy_version").is_in([a, b])
+    keys = run_rollouts(reader, run, COLUMNS[:3]).filter(sampled)["key"]
+    rows = run_rollouts(reader, run, COLUMNS, set(keys)).filter(sampled)
+    sides = [rows.filter(policy_version=version) for version in (a, b)]
+    replies = pl.concat(_replies(side, name) for side, name in zip(sides, "ab", strict=True))
+    replies = replies.with_columns(pl.col("example").rank("dense"))
+    relations = {"replies": lambda: replies}
+    phrases = select(relations, _CHANGES, sigmas=MIN_SIGMAS, examples=MIN_EXAMPLES)
+    parts = {name: _lines(phrases.filter(gained=gained)) for name, gained in (("gained", True), ("lost", False))}
+    return {"counts": [side.height for side in sides], **parts}
+
+
+def phrases_of(text: str) -> list[str]:
+    """Return the phrases of a reply, those on one line, as they are written."""
+    words = [match.span() for match in _WORDS.finditer(text)]
+    spans = (zip(words, words[length:], strict=False) for length in range(MAX_WORDS))
+    phrases = {text[first[0] : last[1]] for pairs in spans for first, last in pairs}
+    return [phrase for phrase in phrases if "\n" not in phrase and not _AT_ENDS.search(phrase)]
+
+
+def _replies(rows: pl.DataFrame, side: str) -> pl.DataFrame:
+    text = pl.col("reply").str.head(MAX_CHARACTERS).str.to_lowercase()
+    read = rows.drop_nulls("reply").head(MAX_REPLIES).with_columns(text)
+    return read.filter(pl.col("reply").str.len_chars().cum_sum() <= MAX_TEXT).select(
+        side=pl.lit(side),
+        example=pl.struct("environment", "example_id"),
+        phrases=pl.col("reply").map_elements(phrases_of, return_dtype=pl.List(pl.String)),
+    )
+
+
+def _lines(phrases: pl.DataFrame) -> list[dict[str, Any]]:
+    """Return the first phrases, without those that stand within an earlier one, or around it."""
+    lines: list[dict[str, Any]] = []
+    for row in phrases.drop("gained").to_dicts():
+        text = row["phrase"]
+        if len(lines) < MAX_PHRASES and not any(text in line["phrase"] or line["phrase"] in text for line in lines):
+            lines.append({**row, "condition": f"reply ~* {any_case(text)}"})
+    return lines

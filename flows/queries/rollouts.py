@@ -4,12 +4,12 @@ The mismatch of engine and learner is of such a frame too, one value for each of
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import polars as pl
 
 from flows.queries.notes import ROLLOUT_NOTES
-from flows.queries.request import NotThere
+from flows.queries.request import NotThere, nearest_numbers
 from flows.queries.scores import first_round, set_name
 from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader
@@ -52,36 +52,12 @@ def rounds_of(reader: StoreReader, run: str, works: Sequence[Work]) -> pl.DataFr
     return pl.DataFrame(rows, schema={"key": pl.String, "set": pl.String, "round": pl.Int64}, orient="row")
 
 
-NAMES = (
-    *("trace_id", "group_id", "example_id", "environment", "agent", "assignment_id", "episode_id", "trainable"),
-    *("reward", "stop_condition", "is_truncated", "num_turns", "num_branches", "num_input_tokens", "num_output_tokens"),
-    *("error_class", "error_type", "error_message", "policy_key", "policy_version", "staleness", "temperature"),
-    *("started_at", "setup_seconds", "generation_seconds", "model_seconds", "scoring_seconds", "rewards", "metrics"),
-)
-"""What is read of a trace; as in `storage.schemas.stage_tables.TRACES`."""
-OF_RUN = (
-    *("run", "for_training", "key", "step", "outcome", "detail", "keep", "reason", "detected", "trained"),
-    *("advantage", "baseline", "num_samples", "stale", "num_tokens", "seconds"),
-)
-"""What else is read of view `rollouts`."""
-
-
-def traces(reader: StoreReader, run: str, step: int) -> pl.DataFrame:
-    """Return one row for each trace of a step as a run uses it, in the order in which the stages handed them over.
-
-    Columns: `place` (its number in that order, 0-based), `key` (of the work that made it) and `step`; those of the
-    table traces that hold one value (`NAMES`: reward, error_class, num_turns, ...; rewards and metrics are JSON);
-    `outcome` and `detail` as `flows.queries.outcomes` and `stagecoach why` have them, `stale`, `seconds` (set-up,
-    generation and scoring), `num_tokens`; of the verdict `keep`, `reason`, `detected` (a list of names) and of the
-    samples `advantage`, `baseline` and `num_samples`, null where no verdict, or no sample, is there (yet); `trained`.
-    Groups that were replaced, and work of which only parts are done, are there too.
-    Raises NotThere for an unknown run or step.
-    """
-    return traces_of(reader, run, lineages_of(reader, run, step))
+UNLISTED = {"attempt", "seq", "length", "note", "tags"}
+"""Columns of view `rollouts` that lists of rollouts lack, beside those that are read only where they are named."""
 
 
 def evaluation_traces(reader: StoreReader, run: str, version: int, set_name: str | None = None) -> pl.DataFrame:
-    """Return the same of what a run's policy of a version did on held-out examples; see `traces`.
+    """Return the same of what a run's policy of a version did on held-out examples; see `traces_of`.
 
     Further columns: `set`, empty for the one without a name, `round`, 0-based, and `replaced`, whether the rollout was
     made again in a later round because it had failed. None for `set_name` are all sets. Raises NotThere.
@@ -120,7 +96,7 @@ def _at(reader: StoreReader, run: str, step: int, for_training: bool) -> list[St
     of_step = [lineage for lineage in lineages if lineage.traces.step == step]
     if not of_step:
         steps = {lineage.traces.step for lineage in lineages}
-        near = ", ".join(map(str, sorted(steps, key=lambda other: (abs(other - step), other))[:5]))
+        near = nearest_numbers(steps, step)
         missing = f"rollouts at step {step}" if for_training else f"evaluation of policy {step}"
         hint = f"the nearest are at {near}" if near else "it has none at all"
         raise NotThere(f"run {run!r} has no {missing}; {hint}")
@@ -128,8 +104,18 @@ def _at(reader: StoreReader, run: str, step: int, for_training: bool) -> list[St
 
 
 def traces_of(reader: StoreReader, run: str, lineages: Sequence[StepLineage]) -> pl.DataFrame:
-    """Return the traces of some lineages of a run in their order, with columns as in `traces`; read once and held."""
-    return rollout_columns(reader, run, lineages, {*NAMES, *OF_RUN}).with_row_index("place").cast({"place": pl.Int64})
+    """Return one row for each trace of some lineages of a run, in the order in which the stages handed them over.
+
+    Columns: `place` (its number in that order, 0-based), `key` (of the work that made it) and `step`; those of the
+    table traces that hold one value (reward, error_class, num_turns, ...; rewards and metrics are JSON);
+    `outcome` and `detail` as `flows.queries.trace` and `stagecoach why` have them, `stale`, `seconds` (set-up,
+    generation and scoring), `num_tokens`; of the verdict `keep`, `reason`, `detected` (a list of names) and of the
+    samples `advantage`, `baseline` and `num_samples`, null where no verdict, or no sample, is there (yet); `trained`.
+    Groups that were replaced, and work of which only parts are done, are there too.
+    """
+    view = all_views()["rollouts"]
+    rows = rollout_columns(reader, run, lineages, view.columns.keys() - view.hidden - UNLISTED)
+    return rows.with_row_index("place").cast({"place": pl.Int64})
 
 
 MATE = (
@@ -152,29 +138,16 @@ def episode(reader: StoreReader, trace: FoundTrace) -> pl.DataFrame:
     return own.filter(others, episode_id=trace.row["episode_id"]).select(MATE)
 
 
-def largest_advantage(reader: StoreReader, trace: FoundTrace) -> float | None:
-    """Return the size of the largest advantage of its batch of rollouts: what colours are measured by."""
-    size = traces_of(reader, trace.run, [trace.lineage])["advantage"].abs().max()
-    return None if size is None else float(str(size))
+def neighbours_of_trace(reader: StoreReader, trace: FoundTrace) -> dict[str, Any]:
+    """Return where a trace stands in its batch of rollouts: `place` (0-based), `num_traces`, and the traces around it.
 
-
-@dataclass(frozen=True)
-class TraceNeighbours:
-    """The traces around one in its batch of rollouts; each is a trace's id and the key of the work that made it."""
-
-    place: int
-    """Its own number; 0-based."""
-    num_traces: int
-    previous: tuple[str, str] | None
-    next: tuple[str, str] | None
-
-
-def neighbours_of_trace(reader: StoreReader, trace: FoundTrace) -> TraceNeighbours:
-    """Return where a trace stands in its batch of rollouts."""
-    ids = list(traces_of(reader, trace.run, [trace.lineage]).select("trace_id", "key").iter_rows())
+    These are `previous` and `next`, with the key of the work that made each; None at the ends.
+    """
+    ids = traces_of(reader, trace.run, [trace.lineage]).select("trace_id", "key").rows()
     place = [trace_id for trace_id, _ in ids].index(trace.trace_id)
-    around = [None, *ids, None]
-    return TraceNeighbours(place, len(ids), around[place], around[place + 2])
+    (previous, previous_key), _, (following, next_key) = [(None, None), *ids, (None, None)][place : place + 3]
+    around = {"previous": previous, "previous_key": previous_key, "next": following, "next_key": next_key}
+    return {"place": place, "num_traces": len(ids), **around}
 
 
 def _member() -> pl.Expr:

@@ -262,6 +262,12 @@ def policy_names(work: Work) -> list[str]:
     return [f"{run}:{policy_version(work)}" for run in work.runs]
 
 
+def policy_name(graph: Graph, key: str, run: str = "") -> str | None:
+    """Return the name of a policy by its key, that of `run` where it uses it; None for one that the store lacks."""
+    names = policy_names(graph.works[key]) if key in graph.works else []
+    return min(names, key=lambda name: name.rpartition(":")[0] != run, default=None)
+
+
 def _by_key(graph: Graph, prefix: str) -> list[Work]:
     if not re.fullmatch(f"[0-9a-f]{{{SHORTEST_PREFIX},}}", prefix):
         return []

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flows.queries.row_lineage import RowNode, policy_names
+from flows.queries.row_lineage import RowNode, policy_name, policy_names
 from flows.queries.store_reader import flat
 from flows.queries.views import EXPIRED
 from flows.reporting.formats import compact_number, error_words, one_line
@@ -47,7 +47,7 @@ def number(value: float | None) -> str:
 
 
 def _policy(key: str, graph: Graph) -> str:
-    return f"policy {policy_names(graph.works[key])[0] if key in graph.works else key[:KEY]}"
+    return f"policy {policy_name(graph, key) or key[:KEY]}"
 
 
 def _trace(facts: Facts, graph: Graph) -> str:

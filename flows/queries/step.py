@@ -5,10 +5,11 @@ from typing import Any
 
 import polars as pl
 
+from flows.queries.compare import MEASURES
 from flows.queries.metrics import written_metrics
 from flows.queries.request import BadQuestion, PageRequest
 from flows.queries.rollout_list import ASCENDING, DESCENDING
-from flows.queries.row_lineage import policy_names, policy_version
+from flows.queries.row_lineage import policy_name, policy_version
 from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader
 from flows.queries.views import select_from
@@ -17,8 +18,8 @@ from tasks.metrics.figures import ALL, Values
 
 BINS = 20
 MEASURED = (
-    *("update", "loss", "rl_loss", "ce_loss", "ref_kl_loss", "grad_norm", "entropy", "mismatch_kl", "mismatch_kl_max"),
-    *("masked_fraction", "learning_rate", "num_rows", "num_tokens", "rl_tokens", "ce_tokens", "ref_kl_tokens"),
+    *("update", *MEASURES, "mismatch_kl_max"),
+    *("num_rows", "num_tokens", "rl_tokens", "ce_tokens", "ref_kl_tokens"),
 )
 """Columns of an optimizer step that are returned; as in `storage.schemas.stage_tables.UPDATES`."""
 COUNTS = ("num_traces", "num_groups", "num_examples", "num_judged", "tokens")
@@ -116,10 +117,7 @@ def policies(reader: StoreReader, run: str, frame: pl.DataFrame, lineages: Seque
     """
 
     def policy(key: str, version: int) -> dict[str, Any]:
-        names = policy_names(reader.graph.works[key]) if key in reader.graph.works else []
-        # Runs that share work have a name each for one policy: who looks at this run wants its own.
-        names.sort(key=lambda name: name.rpartition(":")[0] != run)
-        return {"key": key, "version": version, "name": next(iter(names), None)}
+        return {"key": key, "version": version, "name": policy_name(reader.graph, key, run)}
 
     sampled = frame.select("policy_key", "policy_version").unique().sort("policy_version", "policy_key")
     made = next((lineage.updates for lineage in lineages if lineage.updates), None)
@@ -147,7 +145,6 @@ GROUPS_PER_PAGE, MAX_CELLS = 24, 64
 """Groups of a page, and rollouts of one group that are drawn: the list below has all."""
 LEVELS = 10
 """The highest level of colour of a reward; the lowest is 0."""
-CELL = ("trace_id", "key", "reward", "advantage", "outcome", "detail")
 
 
 def group_page(frame: pl.DataFrame, request: PageRequest) -> dict[str, Any]:
@@ -173,15 +170,21 @@ def group_page(frame: pl.DataFrame, request: PageRequest) -> dict[str, Any]:
     }
 
 
+_CELLS = """
+select group_id, agent, greatest(count(*) - $most, 0)::bigint as num_more,
+    list({trace_id: trace_id, key: key, reward: reward, advantage: advantage, outcome: outcome, detail: detail,
+        level: case when isfinite(reward) then
+            round_even(least(greatest((reward - low) / (high - low), 0), 1) * $levels, 0)::int end
+    } order by rollouts.place)[:$most] as cells
+from rollouts
+semi join (select unnest($groups) as group_id, unnest($agents) as agent) as shown using (group_id, agent)
+left join reward_scales using (environment)
+group by group_id, agent
+"""
+
+
 def _with_cells(rows: pl.DataFrame, frame: pl.DataFrame) -> list[dict[str, Any]]:
     """Return groups as plain values with the rollouts of each, those of one environment on one scale of colour."""
-    scales = select_from(frame, "select environment, low, high from reward_scales")
-    share = ((pl.col("reward") - pl.col("low")) / (pl.col("high") - pl.col("low"))).clip(0, 1)
-    level = pl.when(pl.col("reward").is_finite()).then((share * LEVELS).round()).cast(pl.Int64)
-    by = ["group_id", "agent"]
-    members = frame.join(rows, on=by, how="semi", maintain_order="left")
-    colours = members.join(scales, on="environment", how="left", maintain_order="left").with_columns(level=level)
-    cells = colours.group_by(by, maintain_order=True).agg(
-        cells=pl.struct(*CELL, "level").head(MAX_CELLS), num_more=pl.len().cast(pl.Int64) - pl.len().clip(0, MAX_CELLS)
-    )
-    return rows.drop("place").join(cells, on=by, how="left", maintain_order="left").to_dicts()
+    shown = {"groups": rows["group_id"].to_list(), "agents": rows["agent"].to_list()}
+    cells = select_from(frame, _CELLS, **shown, most=MAX_CELLS, levels=LEVELS)
+    return rows.drop("place").join(cells, on=["group_id", "agent"], how="left", maintain_order="left").to_dicts()

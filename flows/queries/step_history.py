@@ -95,11 +95,6 @@ class RecordedStep:
         return tuple(lineage.traces for lineage in self.lineages)
 
     @property
-    def verdicts(self) -> Work | None:
-        """The filtering of all rollouts."""
-        return self.work.get("filtering")
-
-    @property
     def batches(self) -> Work | None:
         """The packing."""
         return self.work.get("packing")

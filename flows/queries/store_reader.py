@@ -59,10 +59,8 @@ def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 
 # A viewer often runs on the machine that trains: what it holds stays small beside a model.
 MAX_BYTES = 512 * 2**20
-SMALL, PER_CHARACTER = 1024, 5
-"""Bytes that each value counts for in addition, and that Python's objects take for a character of their text."""
-MAX_WEIGHED = 32
-"""Values that are read together of which so many are weighed; the others are taken to be like them."""
+SMALL, PER_CHARACTER, PER_ENTRY = 1024, 5, 200
+"""Bytes that each value counts for in addition, that objects take for a character of their text, and dicts an entry."""
 Name = TypeVar("Name", bound=Hashable)
 Value = TypeVar("Value")
 
@@ -88,10 +86,10 @@ class Cache:
                 self._values.move_to_end(name)
             return self._values.get(name, (None, 0))[0]
 
-    def put(self, name: Hashable, value: Value, num_bytes: int | None = None) -> Value:
-        """Hold a value under a name, in place of what is held there, and return it; it is weighed without a weight."""
+    def put(self, name: Hashable, value: Value) -> Value:
+        """Hold a value under a name, in place of what is held there, and return it."""
         # Outside the lock: it may take a while.
-        weight = 0 if self._most_bytes is None else size_in_bytes(value) if num_bytes is None else num_bytes
+        weight = 0 if self._most_bytes is None else size_in_bytes(value)
         with self._lock:
             self.num_bytes += weight - self._values.pop(name, (None, 0))[1]
             self._values[name] = value, weight
@@ -125,16 +123,16 @@ class Cache:
         held = {name: self.peek((purpose, name)) for name in names}
         missing = [name for name, value in held.items() if value is None]
         values = read(missing) if missing else {}
-        weighed = [*values.values()][:: -(-len(values) // MAX_WEIGHED) or 1] if self._most_bytes else []
-        weight = sum(map(size_in_bytes, weighed)) // max(1, len(weighed))
-        held |= {name: self.put((purpose, name), value, weight) for name, value in values.items()}
+        held |= {name: self.put((purpose, name), value) for name, value in values.items()}
         return {name: value for name, value in held.items() if value is not None}
 
 
 def size_in_bytes(value: Any) -> int:
-    """Return about how many bytes something takes: tables as they say, records by field, the rest by text."""
+    """Return about how many bytes something takes: tables as they say, dicts by entry, records by field, else text."""
     if isinstance(value, (pl.DataFrame, pl.Series)):
         return SMALL + int(value.estimated_size())
+    if isinstance(value, dict):
+        return SMALL + PER_ENTRY * len(value)
     if num_bytes := getattr(value, "nbytes", None):
         return SMALL + int(num_bytes)
     parts = value if isinstance(value, tuple) else vars(value).values() if hasattr(value, "__dict__") else None

@@ -1,5 +1,9 @@
-"""One trace as a run uses it: found by its id, its row, what the run made of it, and the samples it was trained as."""
+"""One trace as a run uses it: found by its id, its row, its outcome and what decided it, and its samples.
 
+View `rollouts` has the outcomes of all rollouts.
+"""
+
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import attrgetter
@@ -8,12 +12,14 @@ from typing import Any
 import polars as pl
 
 from flows.queries.notes import notes_of
-from flows.queries.outcomes import packed_samples, quarantines_of, use_of
 from flows.queries.request import NotThere
-from flows.queries.row_lineage import UnknownId, find_rows, identify
-from flows.queries.step_history import StepLineage
+from flows.queries.row_lineage import UnknownId, find_rows, identify, policy_name, policy_version
+from flows.queries.step_history import StepHistory, StepLineage, present
 from flows.queries.store_reader import StoreReader, has_lost_rows
-from flows.queries.views import select_rows
+from flows.queries.views import select, select_of_trace
+from storage.read.frames import Frames
+from storage.read.lineage import Work
+from tasks.metrics.accounting import EVALUATED
 
 STORAGE = ("run", "key", "attempt", "seq")
 """Columns of storage that a trace's row is shown without; `step` stays."""
@@ -104,24 +110,104 @@ def other_runs(trace: FoundTrace) -> list[str]:
     return [run for run in trace.lineage.traces.runs if run != trace.run]
 
 
-def samples(reader: StoreReader, trace: FoundTrace) -> pl.DataFrame:
-    """Return the samples of a trace with their places in the batch; see `packed_samples`."""
-    return packed_samples(reader.frames(), trace.lineage, trace.trace_id)
-
-
-_WEIGHTS = """
-select sample_id, rl_weights, ce_weights, ref_kl_weights
-from batch_samples
-join sample_weights on sample_weights.key = batch_key and sample_weights."row" = batch_samples."row"
-    and sample_weights.place = batch_samples.place
+_SAMPLES = """
+select sample_id, branch, path, reward, baseline, advantage, num_tokens, "row", "update", weights
+from training_samples
+left join (
+    select sample_id,
+        {rl_weights: rl_weights, ce_weights: ce_weights, ref_kl_weights: ref_kl_weights} as weights
+    from batch_samples
+    join sample_weights on sample_weights.key = batch_key and sample_weights."row" = batch_samples."row"
+        and sample_weights.place = batch_samples.place
+    where trace_id = $id
+) as packed using (sample_id)
 where trace_id = $id
+order by branch
 """
 
 
-def packed_weights(reader: StoreReader, trace: FoundTrace, samples: pl.DataFrame) -> pl.DataFrame:
-    """Return what the tokens of each packed sample of a trace weigh together, as view `sample_weights` has it.
+def samples(reader: StoreReader, trace: FoundTrace) -> pl.DataFrame:
+    """Return the samples of a trace by branch, with their places in the batch, as view `training_samples` has them.
 
-    `samples` are those of the trace. Columns: `sample_id`, `rl_weights`, `ce_weights`, `ref_kl_weights`.
+    `weights` are the sums of the weights of its tokens by component, as view `sample_weights` has them.
     """
-    numbers = samples["row"].drop_nulls().unique().to_list()
-    return select_rows(reader.frames(), [trace.lineage], numbers, _WEIGHTS, id=trace.trace_id)
+    return select_of_trace(reader.frames(), trace.lineage, trace.trace_id, _SAMPLES)
+
+
+TRACE = (
+    *("trace_id", "assignment_id", "environment", "example_id", "group_id", "agent", "trainable", "policy_key"),
+    *("policy_version", "staleness", "reward", "num_input_tokens", "num_output_tokens", "error_class"),
+    *("error_type", "error_message"),
+)
+"""Columns of a rollout's trace that are returned."""
+
+
+_DECIDED_SAMPLES = """
+select sample_id, reward, baseline, advantage, num_tokens, "row", "update"
+from training_samples
+where trace_id = $id
+order by branch
+"""
+
+
+def explain(frames: Frames, text: str) -> dict[str, Any]:
+    """Return the outcome of a rollout as plain values: its own, by run, and the quarantines that it is in."""
+    roots = identify(frames, text, "trace").roots
+    keys = {root.key for root in roots}
+    trace_id = roots[0].id
+    rows = frames.rows([frames.graph.works[key] for key in sorted(keys)], "traces").filter(
+        pl.col("trace_id") == trace_id
+    )
+    traces = {row["key"]: row for row in rows.select("key", "step", *TRACE).collect().to_dicts()}
+    uses = [
+        use_of(frames, lineage, traces[lineage.traces.key])
+        for run in frames.run_names
+        for lineage in StepHistory(frames.graph, run).lineages
+        if lineage.traces.key in traces
+    ]
+    return {"trace": traces[roots[-1].key], "runs": uses, "quarantines": quarantines_of(frames, trace_id)}
+
+
+def quarantines_of(frames: Frames, trace_id: str) -> list[dict[str, Any]]:
+    """Return the quarantines that a rollout is in, as plain values."""
+    return [
+        {name: value for name, value in vars(quarantine).items() if name != "trace_ids"}
+        for quarantine in frames.store.quarantines.all()
+        if trace_id in quarantine.trace_ids
+    ]
+
+
+def use_of(frames: Frames, lineage: StepLineage, trace: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what one run made of the rollout, with the numbers that decided.
+
+    `lineage` is the run's work that the rollout went through, `trace` its row with the columns `TRACE`.
+    """
+    trace_id, key, regraded = trace["trace_id"], trace["policy_key"], "regrades" in lineage.traces.tables
+    verdict = _row(frames, lineage.verdicts, "verdicts", trace_id)
+    decision = _row(frames, lineage.decision, "decisions")
+    rollout = select(frames, [lineage], "select outcome, detail from rollouts where trace_id = $id", id=trace_id)
+    groups = select(frames, [lineage], "select * from group_rewards where group_id = $id", id=trace["group_id"])
+    outcome, detail = rollout.row(0)
+    return {
+        "run": lineage.run,
+        "state": frames.store.runs.events(lineage.run)[-1].event,
+        "step": lineage.traces.step,
+        "outcome": outcome,
+        "detail": detail,
+        "reward": trace["reward"],
+        "verdict": verdict and {**verdict, "evidence": json.loads(verdict["evidence"])},
+        "group": groups.drop("run", "key").row(0, named=True),
+        "samples": select(frames, [lineage], _DECIDED_SAMPLES, id=trace_id).to_dicts(),
+        "decision": decision and {**decision, "figures": json.loads(decision["figures"])},
+        "regrade": _row(frames, lineage.traces if regraded else None, "regrades", trace_id),
+        "policy": f"{lineage.run}:{policy_version(lineage.updates)}" if lineage.updates else None,
+        "scored": (policy_name(frames.graph, key) or key) if outcome == EVALUATED else None,
+        "keys": {work.stage: work.key for work in lineage.works if work},
+    }
+
+
+def _row(frames: Frames, work: Work | None, table: str, trace_id: str | None = None) -> dict[str, Any] | None:
+    """Return the first row of a table that a work made, of one rollout if it is named; None where there is none."""
+    rows = frames.rows(present(work), table)
+    rows = rows if trace_id is None else rows.filter(trace_id=trace_id)
+    return next(rows.drop("run", "step", "key", "attempt", "seq").collect().iter_rows(named=True), None)

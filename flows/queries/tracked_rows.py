@@ -3,7 +3,8 @@
 A row for each step and evaluation, and tables of sample rollouts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -16,8 +17,9 @@ from flows.queries.metrics import StepNumbers, numbers
 from flows.queries.scores import recorded_evaluations
 from flows.queries.store_reader import StoreReader
 from flows.reporting.figures import evaluation_figures, step_figures
-from flows.reporting.formats import cut
 from flows.reporting.tracking import TrackedRow, is_sampled
+from storage.read.views import select
+from storage.schemas.stage_tables import TABLES
 from tasks.runtime.stored_rows import StoredRows, rows_of
 
 TEXT = 4000
@@ -57,52 +59,58 @@ def recorded_samples(reader: StoreReader, of: StepNumbers, count: int) -> Sample
     return sample_rollouts(tables, count)
 
 
+_SAMPLES = """
+with parts as (
+    select *, message < coalesce(min(message) filter (where sampled) over (partition by trace_id), 2147483647) as given
+    from messages
+),
+sides as (
+    select trace_id, given, string_agg(if(several, role || ': ', '') || coalesce(content, ''), chr(10) order by message)
+        as said
+    from (select *, count(*) over (partition by trace_id, given) > 1 as several from parts)
+    group by trace_id, given
+),
+conversations as (
+    select trace_id, left(max(said) filter (where given), $most) as prompt,
+        left(max(said) filter (where not given), $most) as reply
+    from sides
+    group by trace_id
+),
+credits as (select trace_id, last(advantage) as advantage from samples group by trace_id)
+select trace_id as trace, environment, example_id as example, agent, coalesce(prompt, '') as prompt,
+    coalesce(reply, '') as reply, reward, advantage, num_output_tokens as output_tokens,
+    coalesce(error_class, '') as error
+from chosen
+left join conversations using (trace_id)
+left join credits using (trace_id)
+order by place
+"""
+
+
 def sample_rollouts(tables: Mapping[str, pa.Table | StoredRows | None], count: int) -> Samples:
     """Return some rollouts as plain values: those with the least and the highest reward, and others between them.
 
     `tables` are the step's traces and messages, and its samples where there are any; without the first two the step has
-    no rollouts of its own, as in a replay from a later stage, and there are no samples.
+    no rollouts of its own, as in a replay from a later stage, and there are no samples. A prompt is what stands before
+    the first sampled message; its messages have their roles where there are several.
     """
-    traces, messages, samples = (tables.get(name) for name in COLUMNS)
-    if traces is None or messages is None:
+    stored = {name: rows_of(rows) for name, rows in tables.items() if rows is not None}
+    if not {"traces", "messages"} <= stored.keys():
         return []
-    rows = sorted(rows_of(traces).table(COLUMNS["traces"]).to_pylist(), key=_by_reward)
-    most = min(count, len(rows))
+    rows = _frame(stored, "traces").sort(pl.col("reward").is_not_null(), "reward", "trace_id")
+    most = min(count, rows.height)
     # Evenly over the order of rewards, both ends included.
-    chosen = [rows[round(place * (len(rows) - 1) / max(1, most - 1))] for place in range(most)]
-    credits = [] if samples is None else rows_of(samples).table(COLUMNS["samples"]).to_pylist()
-    advantages = {row["trace_id"]: row["advantage"] for row in credits}
-    texts = _texts(rows_of(messages), [row["trace_id"] for row in chosen])
-    return [
-        {
-            **{"trace": row["trace_id"], "environment": row["environment"], "example": row["example_id"]},
-            **{"agent": row["agent"], **texts.get(row["trace_id"], {"prompt": "", "reply": ""})},
-            **{"reward": row["reward"], "advantage": advantages.get(row["trace_id"])},
-            **{"output_tokens": row["num_output_tokens"], "error": row["error_class"] or ""},
-        }
-        for row in chosen
-    ]
+    places = [round(place * (rows.height - 1) / max(1, most - 1)) for place in range(most)]
+    chosen = rows[places].with_row_index("place")
+    of_chosen = pl.col("trace_id").is_in(chosen["trace_id"].implode())
+    relations = {"chosen": lambda: chosen} | {
+        name: partial(_frame, stored, name, of_chosen) for name in ("messages", "samples")
+    }
+    return select(relations, _SAMPLES, most=TEXT).to_dicts()
 
 
-def _by_reward(row: Mapping[str, Any]) -> tuple[bool, float, str]:
-    return row["reward"] is not None, row["reward"] or 0.0, row["trace_id"]
-
-
-def _texts(messages: StoredRows, trace_ids: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the prompt and the reply of some traces: messages up to the first sampled one, and the others."""
-    parts = [pl.DataFrame(pl.from_arrow(part)) for part in messages.parts(COLUMNS["messages"])]
-    if not parts:  # a live step whose rollouts all failed
-        return {}
-    rows = pl.concat([part.filter(pl.col("trace_id").is_in(trace_ids)) for part in parts]).sort("message")
-    texts = {}
-    for (name,), own in rows.group_by("trace_id"):
-        first = own["sampled"].arg_max() if own["sampled"].any() else own.height
-        texts[str(name)] = {"prompt": _conversation(own[:first]), "reply": _conversation(own[first:])}
-    return texts
-
-
-def _conversation(messages: pl.DataFrame) -> str:
-    """Return messages as one text, each with its role where there are several."""
-    text = pl.col("content").fill_null("")
-    texts = messages.select(pl.format("{}: {}", "role", text) if messages.height > 1 else text).to_series()
-    return cut("\n".join(texts), TEXT)[0]
+def _frame(stored: Mapping[str, StoredRows], table: str, where: pl.Expr | bool = True) -> pl.DataFrame:
+    """Return rows of a table that meet a condition, a part at a time; none of a table that is missing."""
+    empty = pl.DataFrame(TABLES[table].stored.empty_table()).select(COLUMNS[table])
+    parts = stored[table].parts(COLUMNS[table]) if table in stored else ()
+    return pl.concat([empty, *(pl.DataFrame(pl.from_arrow(part)).filter(where) for part in parts)])

@@ -4,14 +4,14 @@ Which results count for a step, and which rows expired, `StepHistory` and the le
 `lineages`, one row per batch of rollouts, which the views join with the stored tables.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import product
 from typing import Any
 
 import polars as pl
 
-from flows.queries.notes import ROLLOUT_NOTES, notes_of_rollouts
+from flows.queries.notes import notes_of_rollouts
 from flows.queries.step_history import StepHistory, StepLineage, present
 from storage.read import views
 from storage.read.frames import USES, Frames
@@ -172,52 +172,31 @@ def _has_expired_rows(frames: Frames, **makers: Work | None) -> bool:
     return bool(frames.store.slices.expired_slices.find(pieces))
 
 
-def select(frames: Frames, lineages: Sequence[StepLineage], query: str, **parameters: Any) -> pl.DataFrame:
-    """Return the rows of a query over views of some lineages alone."""
-    return views.select(relations_of(frames, lineages), query, **parameters)
-
-
-def select_rows(
-    frames: Frames, lineages: Sequence[StepLineage], numbers: Iterable[int], query: str, **parameters: Any
+def select(
+    frames: Frames, lineages: Lineages, query: str, where: Mapping[str, pl.Expr] | None = None, **parameters: Any
 ) -> pl.DataFrame:
-    """Return the same as `select`; of batches the rows of these numbers alone are read."""
-    relations = _with_rows(relations_of(frames, lineages), ("batches",), pl.col("row").is_in(list(numbers)))
-    return views.select(relations, query, **parameters)
+    """Return the rows of a query over views of some lineages alone; `where` has conditions on the rows of tables."""
+    relations = relations_of(frames, lineages)
 
-
-def select_of_trace(frames: Frames, lineage: StepLineage, trace_id: str, query: str, **parameters: Any) -> pl.DataFrame:
-    """Return the same as `select` for one rollout of a lineage; of large tables its rows alone are read."""
-    relations = relations_of(frames, [lineage])
-    of_trace = pl.col("trace_id") == trace_id
-    relations = _with_rows(relations, ("messages", "token_policies", "samples", "reference_logprobs"), of_trace)
-    query_of_rows = 'select distinct "row" from packed_samples where trace_id = $id'
-    numbers = views.select(relations, query_of_rows, id=trace_id)["row"].to_list()
-    relations = _with_rows(relations, ("batches",), pl.col("row").is_in(numbers))
-    of_samples = pl.col("sample_id").str.starts_with(f"{trace_id}/")
-    relations = _with_rows(relations, ("token_statistics",), of_samples)
-    return views.select(relations, query, **parameters)
-
-
-def _with_rows(relations: Relations, tables: Iterable[str], where: pl.Expr) -> Relations:
-    def rows(table: str) -> pl.LazyFrame:
+    def rows(table: str, condition: pl.Expr) -> pl.LazyFrame:
         frame: pl.LazyFrame = relations[table]()
-        return frame.filter(where)
+        return frame.filter(condition)
 
-    return {**relations, **{table: partial(rows, table) for table in tables}}
+    fewer = {table: partial(rows, table, condition) for table, condition in (where or {}).items()}
+    return views.select({**relations, **fewer}, query, **parameters)
+
+
+def select_of_trace(frames: Frames, lineage: StepLineage, trace_id: str, query: str) -> pl.DataFrame:
+    """Return the same as `select` for one rollout of a lineage, `$id`; of large tables its rows alone are read."""
+    of_trace = pl.col("trace_id") == trace_id
+    where = dict.fromkeys(("messages", "token_policies", "samples", "reference_logprobs"), of_trace)
+    where["token_statistics"] = pl.col("sample_id").str.starts_with(f"{trace_id}/")
+    query_of_rows = 'select distinct "row" from packed_samples where trace_id = $id'
+    numbers = select(frames, [lineage], query_of_rows, where, id=trace_id)["row"].to_list()
+    where["batches"] = pl.col("row").is_in(numbers)
+    return select(frames, [lineage], query, where, id=trace_id)
 
 
 def select_from(rollouts: pl.DataFrame, query: str, **parameters: Any) -> pl.DataFrame:
     """Return the rows of a query over views of rollouts that were read before, with columns of view `rollouts`."""
     return views.select({"rollouts": lambda: rollouts}, query, **parameters)
-
-
-@cache
-def schema(view: str) -> pl.Schema:
-    """Return the names and types of a view's columns, those that are read only where they are named too."""
-    stored = {name: partial(pl.DataFrame, table.stored.empty_table()) for name, table in TABLES.items()}
-    stored[USES.name] = partial(pl.DataFrame, USES.arrow.empty_table())
-    made = {name: columns for name, (_, columns) in RELATIONS.items()}
-    made |= {"rollout_notes": ROLLOUT_NOTES, "recorded_work": RECORDED_WORK, "reference_logprobs": REFERENCE_LOGPROBS}
-    empty = {name: partial(pl.DataFrame, schema=columns) for name, columns in made.items()}
-    columns = ", ".join(map(views.quote, all_views()[view].columns))
-    return views.select(stored | empty, f"select {columns} from {view}").schema

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from flows.reporting.bookkeeping import Bookkeeper
+from flows.reporting.figures import describe_exits
 from flows.reporting.formats import (
     EVALUATION_HEADINGS,
     block_rows,
@@ -25,7 +26,6 @@ from flows.reporting.formats import (
     visible,
 )
 from flows.reporting.messages import losses_message
-from flows.reporting.usual_range import describe_exits
 
 Steps = Sequence[Mapping[str, Any]]
 Rows = Sequence[Mapping[str, Any]]

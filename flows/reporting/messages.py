@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from flows.reporting.figures import describe_exits
 from flows.reporting.formats import describe_scores, environment_title, interval_text, visible
-from flows.reporting.usual_range import describe_exits
 from tasks.arrays.finding import QUARANTINED
 from tasks.metrics.accounting import ERRORED, FILTERED, STALE, STOPPED
 from tasks.metrics.figures import ALL, Values, full_name

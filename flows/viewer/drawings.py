@@ -122,7 +122,7 @@ def cell_class(by: int) -> str:
 
 
 def ledger_cells(table: Mapping[str, Any], addresses: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the cells of a ledger: row, column, `span` in columns, class, title, address; see `flows.queries.ledger`.
+    """Yield the cells of a ledger: row, column, `span` in columns, class, title, address; see `flows.queries.runs`.
 
     `addresses` are those of steps, by their numbers as texts.
     """

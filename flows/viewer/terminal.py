@@ -1,6 +1,6 @@
 """A rollout on a terminal: its head, its messages with sampled tokens in colour, or its tokens as a plain list.
 
-Called by the command trace. The colours are the shades of the page of a trace (flows.queries.shown_tokens). Texts of
+Called by the command trace. The colours are the shades of the page of a trace (flows.queries.tokens). Texts of
 models and environments are made visible (flows.reporting.formats) and put into rich texts, which are never read as
 markup.
 """
@@ -18,9 +18,8 @@ from flows.queries.notes import note_line
 from flows.queries.reader import message_text, reward_parts
 from flows.queries.request import parse_object
 from flows.queries.sentences import in_quarantine, sentence
-from flows.queries.shown_tokens import COLOURINGS, default_colouring, largest_in_batch
 from flows.queries.store_reader import StoreReader
-from flows.queries.tokens import WEIGHTS, tokens
+from flows.queries.tokens import COLOURINGS, WEIGHTS, default_colouring, tokens
 from flows.queries.trace import FoundTrace, other_runs, outcome_of
 from flows.reporting.formats import cut, number, one_line, seconds, visible
 from flows.viewer import addresses
@@ -128,12 +127,11 @@ def _drawn_tokens(
     """Return the tokens of messages with a sampled or weighed token, with `shade`, and the legend."""
     rows = tokens(reader, trace, numbers)
     measure = MEASURES[colour or default_colouring(rows)]
-    largest = largest_in_batch(reader, trace, rows, measure.column)
     legend = Text(f"\n{measure.label}:")
-    for letter, label in measure.legend(largest):
+    for letter, label in measure.legend():
         legend.append(" ").append(f" {label} ", STYLES[letter])
     weighed = pl.any_horizontal("sampled", *(pl.col(name).fill_null(0) != 0 for name in WEIGHTS.values()))
-    shaded = rows.with_columns(shade=pl.Series([*measure.shades(rows, largest)], dtype=pl.String))
+    shaded = rows.with_columns(shade=pl.Series([*measure.shades(rows)], dtype=pl.String))
     # Without a tokenizer there are texts alone.
     shaded = shaded.filter(weighed.any().over("message") & pl.col("text").is_not_null())
     return shaded.partition_by("message", as_dict=True, maintain_order=True), legend

@@ -11,7 +11,7 @@ import polars as pl
 from flows.queries import batch
 from flows.queries.compare import MEASURES
 from flows.queries.request import NotThere, PageRequest
-from flows.queries.row_lineage import policy_names, policy_version
+from flows.queries.row_lineage import policy_name, policy_version
 from flows.queries.run_state import any_going
 from flows.queries.store_reader import StoreReader, expired_rows, has_lost_rows
 from flows.viewer import addresses
@@ -97,10 +97,8 @@ class _Batch:
         updates = self.of.updates
         if updates is None:
             return None
-        version, before = policy_version(updates), self.reader.graph.works.get(updates.inputs.get("policy", ""))
-        # A policy has a name in every run that shares it; that of this run says most.
-        names = sorted(policy_names(before) if before else (), key=lambda name: name.rpartition(":")[0] != self.run)
-        return {"made": f"{self.run}:{version}", "from": next(iter(names), None)}
+        before = policy_name(self.reader.graph, updates.inputs.get("policy", ""), self.run)
+        return {"made": f"{self.run}:{policy_version(updates)}", "from": before}
 
     def row(self, number: int) -> Row:
         """Return the samples of a row, each with the sums of its weights. Raises NotThere without such a row."""

@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flows.queries.compare import DIFFERENT, ONLY_A, ONLY_B, SAME, compare, figures_of
-from flows.queries.compare_rows import ComparedStep
+from flows.queries.compare import DIFFERENT, ONLY_A, ONLY_B, SAME, ComparedStep, compare, figures_of
 from flows.queries.compare_summary import sentences
 from flows.queries.request import BadQuestion, PageRequest
 from flows.queries.run_state import any_going

@@ -5,14 +5,13 @@ from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
-from flows.queries.charts import AXES, charts, last_value, positions, smooth, together
+from flows.queries.charts import AXES, charts, last_value, positions, smooth, spread_charts, together
 from flows.queries.metrics import StepNumbers, numbers
 from flows.queries.request import BadQuestion, PageRequest
 from flows.queries.scores import held_out
-from flows.queries.spread import spread_charts
 from flows.queries.store_reader import StoreReader
+from flows.reporting.figures import BANDED, band_exit
 from flows.reporting.svg import colour
-from flows.reporting.usual_range import FIGURES, band_exit
 from flows.viewer import addresses
 from tasks.stages import BY_NAME
 
@@ -25,7 +24,7 @@ MOST_RUNS = 8
 UNITS = {"step": "step", "tokens": "tokens", "time": "min"}
 ASKED = ("with", "x", "smooth", "log", "from", "to", "spread")
 """The parameters of an address that the page repeats."""
-BANDS = (*FIGURES, "Identical replies")
+BANDS = (*BANDED, "Identical replies")
 """Charts of which the first figure is said to leave its band."""
 
 

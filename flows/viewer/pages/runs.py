@@ -6,11 +6,10 @@ from typing import Any
 import polars as pl
 
 from flows.queries.charts import last_value
-from flows.queries.ledger import events, ledger
 from flows.queries.metrics import StepNumbers, matching, metrics, numbers
 from flows.queries.request import PageRequest
 from flows.queries.run_state import look_of
-from flows.queries.runs import overview, runs, tokens_of
+from flows.queries.runs import events, ledger, overview, runs, tokens_of
 from flows.queries.scores import held_out
 from flows.queries.store_reader import StoreReader, expired_rows_of_runs
 from flows.viewer import addresses

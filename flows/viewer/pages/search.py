@@ -3,9 +3,8 @@
 from typing import Any
 
 from flows.queries.conditions import EXAMPLE, BadCondition, search_condition
-from flows.queries.policy_changes import policy_changes, policy_versions
 from flows.queries.request import NotThere, PageRequest
-from flows.queries.rollout_search import Hits, commands, describe_hits, search_run
+from flows.queries.rollout_search import Hits, commands, describe_hits, policy_changes, policy_versions, search_run
 from flows.queries.store_reader import StoreReader, expired_rows_of_runs, has_lost_rows
 from flows.queries.views import ROLLOUT_COLUMNS
 from flows.reporting.svg import colour

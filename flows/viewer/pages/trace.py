@@ -23,15 +23,23 @@ from flows.queries.rollouts import episode, mates, neighbours_of_trace
 from flows.queries.row_lineage import policy_version
 from flows.queries.run_state import any_going
 from flows.queries.sentences import sentence
-from flows.queries.shown_tokens import NAMES, colourings, default_colouring, describe, scaled_weights, shown_tokens
 from flows.queries.store_reader import StoreReader, expired_rows, flat, has_lost_rows
-from flows.queries.tokens import token_policies, tokenizer, tokens
+from flows.queries.tokens import (
+    NAMES,
+    colourings,
+    default_colouring,
+    describe,
+    scaled_weights,
+    shown_tokens,
+    token_policies,
+    tokenizer,
+    tokens,
+)
 from flows.queries.trace import (
     FoundTrace,
     find_trace,
     other_runs,
     outcome_of,
-    packed_weights,
     samples,
     trace_use,
 )
@@ -62,8 +70,6 @@ def trace_page(reader: StoreReader, request: PageRequest) -> Page:
     """
     trace = find_trace(reader, request.path["run"], request.path["trace"], request.text("key"))
     run, row, for_training = trace.run, trace.row, trace.lineage.for_training
-    beside = neighbours_of_trace(reader, trace)
-    previous, following = (pair or (None, None) for pair in (beside.previous, beside.next))
     values = {
         **{"run": run, "trace_id": trace.trace_id, "key": trace.key, "step": trace.step, "for_training": for_training},
         "retired": expired_rows(reader, (*trace.lineage.works, *message_works(reader, trace))),
@@ -78,8 +84,7 @@ def trace_page(reader: StoreReader, request: PageRequest) -> Page:
         "other_runs": other_runs(trace),
         "mates": _with_links(trace, mates(reader, trace)),
         "episode": _with_links(trace, episode(reader, trace)),
-        **{"place": beside.place, "num_traces": beside.num_traces},
-        **dict(zip(("previous", "previous_key", "next", "next_key"), (*previous, *following), strict=True)),
+        **neighbours_of_trace(reader, trace),
         **_Conversation(reader, trace, request).values(),
     }
     where, title = (addresses.step, "step") if for_training else (addresses.evaluation, "evaluation of policy")
@@ -129,16 +134,15 @@ def trained_in(reader: StoreReader, trace: FoundTrace) -> list[Values]:
     The address is None where the step was done again since: the page of its batch has the rows that were trained last.
     `weights` are the sums of the weights by component that the row has for the sample, None where it is in none.
     """
-    packed, updates, rows = trace.lineage.batches, trace.lineage.updates, samples(reader, trace)
-    weights = {row.pop("sample_id"): row for row in packed_weights(reader, trace, rows).to_dicts()}
+    packed, updates = trace.lineage.batches, trace.lineage.updates
     gone = packed is not None and has_lost_rows(reader, [packed], "batches")
     is_last = packed is not None and batch.packed_step(reader, trace.run, packed.step).batches.key == packed.key
     linked = []
-    for row in rows.drop("path").to_dicts():
+    for row in samples(reader, trace).drop("path").to_dicts():
         in_batch = packed is not None and row["row"] is not None
         address = addresses.row(trace.run, packed.step, row["row"]) if packed and in_batch and is_last else None
         trained = None if gone and not in_batch else bool(in_batch and updates)
-        linked.append({**row, "address": address, "weights": weights.get(row["sample_id"]), "trained": trained})
+        linked.append({**row, "address": address, "weights": row["weights"] if in_batch else None, "trained": trained})
     return linked
 
 
@@ -208,7 +212,7 @@ class _Conversation:
             "tokenizer": tokenizer(reader, trace)[1],
             "view": request.one_of("view", VIEWS, "both"),
             "color": request.one_of("color", NAMES, default_colouring(measured)),
-            "colourings": colourings(reader, trace, measured),
+            "colourings": colourings(measured),
         }
 
     def _window(self) -> tuple[int, Sequence[Line]]:

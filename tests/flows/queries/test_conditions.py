@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 
 from flows.queries.condition_process import INDEX, LIMITS, ConditionFailed, true_rows
-from flows.queries.conditions import BadCondition, Condition, matching_rows, search_condition
+from flows.queries.conditions import FLAGS, BadCondition, Condition, matching_rows, search_condition
 from storage.read.query_limits import Bounds
+from tests.fixtures.view_schemas import schema
 
 ROWS = pl.DataFrame(
     {
@@ -58,6 +59,10 @@ def found(condition: Condition) -> list[int]:
 )
 def test_conditions(text, steps):
     assert found(search_condition(text)) == found(Condition(text)) == steps, "the search field takes what --where does"
+
+
+def test_columns_that_are_true_or_false_are_conditions_by_themselves():
+    assert {*FLAGS} == {name for name, kind in schema("rollouts").items() if kind == pl.Boolean}
 
 
 @pytest.mark.parametrize(

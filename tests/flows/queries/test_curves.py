@@ -3,7 +3,7 @@
 import math
 
 from flows.queries.charts import smooth, together
-from flows.reporting.usual_range import band_exit
+from flows.reporting.figures import band_exit
 
 STEPS = list(range(100, 140))
 

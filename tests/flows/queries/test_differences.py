@@ -7,8 +7,7 @@ import polars as pl
 import pytest
 
 from flows import cli
-from flows.queries.compare import FIGURES, METRICS, compare
-from flows.queries.compare_rows import ComparedStep
+from flows.queries.compare import FIGURES, METRICS, ComparedStep, compare
 from flows.queries.compare_summary import both_numbers, ranges, sentences
 from flows.queries.store_reader import StoreReader
 from storage.store import Store, open_store

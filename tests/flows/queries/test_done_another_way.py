@@ -9,13 +9,12 @@ import pytest
 from flows.cli.run_report import describe
 from flows.orchestration.states import GateRefused
 from flows.queries.batch import packed_step
-from flows.queries.outcomes import explain
 from flows.queries.request import PageRequest
 from flows.queries.row_lineage import identify
 from flows.queries.step_history import StepHistory, StepLineage, step_history
 from flows.queries.store_reader import StoreReader, recorded_run
 from flows.queries.tokens import tokens
-from flows.queries.trace import find_trace
+from flows.queries.trace import explain, find_trace
 from flows.queries.views import relations
 from flows.viewer import addresses
 from flows.viewer.app import respond

@@ -8,14 +8,15 @@ import polars as pl
 import pytest
 
 from flows import cli
-from flows.queries.outcomes import explain
 from flows.queries.sentences import SENTENCES, head, sentence
 from flows.queries.step_history import StepHistory
-from flows.queries.views import relations, schema
+from flows.queries.trace import explain
+from flows.queries.views import relations
 from storage.read.frames import Frames
 from storage.store import open_store
 from tasks.metrics.accounting import EVALUATED, PENDING, REFUSED, TRAINED, account
 from tests.fixtures.rehearsal import play_stages, rehearse, sampled_with
+from tests.fixtures.view_schemas import schema
 from tests.flows.queries.every_outcome import REASON, RUNS, UNFIT
 
 Figures = dict[tuple[str, str], tuple[int, int, int]]

@@ -3,7 +3,7 @@
 import random
 from pathlib import Path
 
-from flows.queries.policy_changes import policy_changes
+from flows.queries.rollout_search import policy_changes
 from flows.queries.store_reader import StoreReader
 from tests.fixtures.builders import message, trace
 from tests.flows.viewer.hand_made import RUN, HandMade
@@ -64,7 +64,7 @@ def test_examples_that_both_policies_answered_are_paired(tmp_path, monkeypatch):
     # Without pairs the difference of 1/4 has an error of 1/8: the phrase is in half of the examples of either policy.
     (line,) = policy_changes(library, RUN, 0, 1)["gained"]
     assert (line["phrase"], line["a"], line["b"], line["examples_a"], line["examples_b"]) == ("phrase", 40, 80, 10, 10)
-    monkeypatch.setattr("flows.queries.policy_changes.MAX_TEXT", 5 * 40)
+    monkeypatch.setattr("flows.queries.rollout_search.MAX_TEXT", 5 * 40)
     few = policy_changes(library, RUN, 0, 1)
     assert few["counts"] == [160, 160] and few["gained"] == few["lost"] == [], "40 replies are read"
 

@@ -3,9 +3,8 @@
 import pytest
 
 from flows.queries.conditions import Pattern, search_condition
-from flows.queries.policy_changes import phrases_of
 from flows.queries.request import NotThere
-from flows.queries.rollout_search import AROUND, describe_hits, search_run, text_around
+from flows.queries.rollout_search import AROUND, describe_hits, phrases_of, search_run, text_around
 from flows.queries.store_reader import StoreReader
 from flows.queries.views import ROLLOUT_COLUMNS, relations
 from storage.read.frames import Frames

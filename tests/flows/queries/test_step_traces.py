@@ -8,7 +8,7 @@ import pytest
 
 from flows.queries.metrics import numbers
 from flows.queries.request import NotThere
-from flows.queries.rollouts import evaluation_traces, lineages_of, rollout_columns, steps_of, traces, traces_of
+from flows.queries.rollouts import evaluation_traces, lineages_of, rollout_columns, steps_of, traces_of
 from flows.queries.step import figures, histogram, of_traces, policies, updates
 from flows.queries.store_reader import StoreReader
 from flows.queries.trace import find_trace, trace_use
@@ -16,6 +16,7 @@ from flows.queries.views import select_from
 from storage.read.frames import Frames
 from storage.refs import Entry
 from tests.fixtures.builders import message, table, trace
+from tests.fixtures.step_traces import traces
 from tests.flows.queries import every_outcome
 from tests.flows.queries.every_outcome import RUNS
 from tests.flows.viewer.hand_made import NOW, PARTLY, RUN, HandMade

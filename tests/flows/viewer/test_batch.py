@@ -8,7 +8,7 @@ import pytest
 from flows.orchestration.states import GateRefused
 from flows.queries.batch import decisions, packed_step, row_samples, rows, samples, updates
 from flows.queries.store_reader import StoreReader
-from flows.queries.views import select_rows
+from flows.queries.views import select
 from flows.viewer.pages.batch import rows_per_page
 from storage.read.frames import Frames
 from tests.fixtures.builders import trace
@@ -59,7 +59,7 @@ def test_a_rows_tokens_and_weights_are_those_it_was_packed_with_and_padding_has_
     of = packed_step(library, "run", 0)
     row = next(each for each in stored(library, "batches", 0) if len(each["sample_ids"]) > 1)
     query = 'select token_id, advantage, place from batch_tokens where "row" = $row'
-    found = select_rows(library.frames("run"), of.lineages, [row["row"]], query, row=row["row"])
+    found = select(library.frames("run"), of.lineages, query, row=row["row"])
     spans = [*pairwise(row["cu_seqlens"])]
     places = [place for place, (start, end) in enumerate(spans) for _ in range(start, end)]
     assert found.rows() == [*zip(row["token_ids"], row["advantages"], places, strict=True)]
@@ -76,7 +76,8 @@ def test_a_rows_tokens_and_weights_are_those_it_was_packed_with_and_padding_has_
 
 def test_of_other_rows_no_token_is_read(library):
     of, query = packed_step(library, "run", 0), 'select distinct "row" from batch_tokens'
-    assert select_rows(library.frames("run"), of.lineages, [1], query)["row"].to_list() == [1]
+    found = select(library.frames("run"), of.lineages, query, {"batches": pl.col("row") == 1})
+    assert found["row"].to_list() == [1]
 
 
 def test_a_batch_that_was_not_trained_has_nothing_measured_and_says_who_held_it_back(library):

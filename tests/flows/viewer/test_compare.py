@@ -5,8 +5,7 @@ from itertools import cycle
 import polars as pl
 import pytest
 
-from flows.queries.compare import compare, compared_evaluations, compared_steps
-from flows.queries.compare_rows import ComparedStep
+from flows.queries.compare import ComparedStep, compare, compared_evaluations, compared_steps
 from flows.queries.compare_summary import sentences
 from flows.queries.store_reader import StoreReader
 from tests.fixtures.builders import table

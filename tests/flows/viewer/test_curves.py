@@ -8,10 +8,10 @@ from shutil import copytree
 import polars as pl
 import pytest
 
+from flows.queries.charts import identical_replies
 from flows.queries.request import PageRequest
-from flows.queries.spread import identical_replies
 from flows.queries.store_reader import StoreReader
-from flows.reporting.usual_range import band_exit
+from flows.reporting.figures import band_exit
 from flows.viewer.drawings import chart
 from flows.viewer.pages.runs import run_page
 from flows.viewer.rendering import as_html

@@ -4,20 +4,19 @@ import shutil
 
 import pytest
 
-from flows.queries.outcomes import explain
 from flows.queries.request import NotThere
-from flows.queries.rollouts import traces
 from flows.queries.runs import runs
 from flows.queries.sentences import sentence
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import tokens
-from flows.queries.trace import find_trace
+from flows.queries.trace import explain, find_trace
 from flows.queries.views import EXPIRED
 from flows.viewer.routes import parsed_address
 from storage.maintenance.sweep import Retention, expire
 from storage.store import open_store
 from tests.fixtures import builders
 from tests.fixtures.rehearsal import rehearse
+from tests.fixtures.step_traces import traces
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, batch, credit, forked, update
 from tests.flows.viewer.looking import answer, everything, pluck, values
 

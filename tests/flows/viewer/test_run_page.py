@@ -7,10 +7,9 @@ import polars as pl
 import pytest
 
 from flows.cli.run_report import describe
-from flows.queries.ledger import ledger
 from flows.queries.metrics import matching, metrics, numbers, steps
 from flows.queries.request import PageRequest
-from flows.queries.runs import runs
+from flows.queries.runs import ledger, runs
 from flows.queries.store_reader import StoreReader
 from flows.reporting.figures import About, about
 from flows.reporting.formats import DASH

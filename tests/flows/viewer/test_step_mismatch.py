@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from flows.queries.rollouts import MISMATCH, MISMATCH_TITLE, lineages_of, traces, with_mismatch
+from flows.queries.rollouts import MISMATCH, MISMATCH_TITLE, lineages_of, with_mismatch
 from tests.fixtures.builders import message, trace
+from tests.fixtures.step_traces import traces
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
 from tests.flows.viewer.looking import pluck, values
 

@@ -5,12 +5,13 @@ from itertools import pairwise
 import polars as pl
 import pytest
 
-from flows.queries.rollouts import evaluation_traces, steps_of, traces
+from flows.queries.rollouts import evaluation_traces, steps_of
 from flows.queries.scores import scored_evaluations
 from flows.queries.store_reader import StoreReader
 from storage.store import Store, open_store
 from tests.fixtures import evaluations
 from tests.fixtures.builders import message, trace
+from tests.fixtures.step_traces import traces
 from tests.flows.viewer.hand_made import PARTLY, RUN
 from tests.flows.viewer.looking import Elements, answer, pluck, values
 from tests.flows.viewer.stepped import begun

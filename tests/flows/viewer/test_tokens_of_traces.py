@@ -10,12 +10,11 @@ from polars.testing import assert_frame_equal
 
 from flows.queries.messages import branches, messages, rejected_messages
 from flows.queries.request import PageRequest
-from flows.queries.shown_tokens import COLOURINGS, NONE, default_colouring, drawn_text, largest
-from flows.queries.tokens import tokens
+from flows.queries.tokens import COLOURINGS, NONE, default_colouring, drawn_text, tokens
 from flows.queries.trace import find_trace, samples
-from flows.queries.views import schema
 from flows.viewer.pages.trace import trace_page
 from tests.fixtures import builders
+from tests.fixtures.view_schemas import schema
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
 from tests.flows.viewer.looking import pluck
 
@@ -210,37 +209,36 @@ CHANCES = [None, *(math.log(chance) for chance in (1.0, 0.995, 0.95, 0.6, 0.3, 0
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "size", "letters"),
+    ("name", "values", "letters"),
     [
-        ("advantage", [None, -1, -0.75, -0.5, -0.25, -1e-9, 0, 1e-9, 0.25, 0.26, 0.5, 1, 7], 1.0, "-abcddoeeffhh"),
-        ("advantage", [0.0, 0.0], 0.0, "oo"),  # a largest size of zero divides nothing
-        ("ratio", [None, 0, 0.0005, -0.0005, 0.001, -0.01, 0.1, -0.1, 0.5, -math.inf], 0.0, "-oooecgbha"),
-        ("mismatch", [None, 0.0, 1e-8, 9e-7, 1e-6, 0.05, 0.1, math.inf], 0.0, "-ABBCGHH"),
-        ("entropy", [None, 0.0, 0.0101, 0.31, 3.9, 4.0], 0.0, "-ABDGH"),
-        ("engine", CHANCES, 0.0, "-AABDEGH"),
-        ("learner", CHANCES, 0.0, "-AABDEGH"),
-        ("outside", [True, False, None], 0.0, "xi-"),
-        ("trained", [True, False], 0.0, "yn"),
+        ("advantage", [None, -1, -0.75, -0.5, -0.25, -1e-9, 0, 1e-9, 0.25, 0.26, 0.5, 1, 7], "-abbcdoeffghh"),
+        ("ratio", [None, 0, 0.0005, -0.0005, 0.001, -0.01, 0.1, -0.1, 0.5, -math.inf], "-oooecgbha"),
+        ("mismatch", [None, 0.0, 1e-8, 9e-7, 1e-6, 0.05, 0.1, math.inf], "-ABBCGHH"),
+        ("entropy", [None, 0.0, 0.0101, 0.31, 3.9, 4.0], "-ABDGH"),
+        ("engine", CHANCES, "-AABDEGH"),
+        ("learner", CHANCES, "-AABDEGH"),
+        ("outside", [True, False, None], "xi-"),
+        ("trained", [True, False], "yn"),
     ],
 )
-def test_shades(name, values, size, letters):
+def test_shades(name, values, letters):
     column = BY_NAME[name].column
     frame = pl.DataFrame({column: values}, schema={column: TOKENS[column]}, strict=False)
-    assert BY_NAME[name].shades(frame, size) == letters
+    assert BY_NAME[name].shades(frame) == letters
 
 
 def test_the_mask_has_a_letter_for_each_writer():
     tokens = {"sampled": [True, False, False, False], "is_content": [None, True, False, None]}
-    shades = [BY_NAME[name].shades(pl.DataFrame(tokens), 0.0) for name in ("mask", "content")]
+    shades = [BY_NAME[name].shades(pl.DataFrame(tokens)) for name in ("mask", "content")]
     assert shades == ["suuu", "-pt-"]
 
 
 def test_every_shade_that_can_be_is_in_its_legend():
     for each in COLOURINGS:
-        letters = [letter for letter, _ in each.legend(2.0)]
+        letters = [letter for letter, _ in each.legend()]
         assert len(set(letters)) == len(letters) and NONE not in letters
-    assert BY_NAME["advantage"].legend(2.0)[0] == ("a", "-2") and BY_NAME["advantage"].legend(2.0)[-1] == ("h", "+2")
-    assert [label for _, label in BY_NAME["ratio"].legend(0.0)][3:6] == ["-0.001", "0", "+0.001"]
+    assert BY_NAME["advantage"].legend()[0] == ("a", "-1") and BY_NAME["advantage"].legend()[-1] == ("h", "+1")
+    assert [label for _, label in BY_NAME["ratio"].legend()][3:6] == ["-0.001", "0", "+0.001"]
 
 
 @pytest.mark.parametrize(
@@ -255,7 +253,7 @@ def test_every_shade_that_can_be_is_in_its_legend():
 def test_what_is_looked_at_first_is_what_there_is(values, name):
     schema = dict.fromkeys(("rl_weight", "ce_weight", "engine_logprob"), pl.Float32)
     found = pl.DataFrame([values], schema)
-    assert default_colouring(found) == name and largest(found, "rl_weight") == values.get("rl_weight", 0.0)
+    assert default_colouring(found) == name
 
 
 def test_blanks_of_tokens_can_be_seen():
@@ -276,6 +274,6 @@ def test_tokens_of_a_trace_of_several_policies_know_theirs(hand):
     # Also where one message alone is looked at, whose tokens are all of one policy.
     alone = tokens(hand.reader, find_trace(hand.reader, RUN, FORKED), [4])
     assert alone["policy_age"].to_list() == [2, 2]
-    assert BY_NAME["policy"].shades(own, 0.0) == "----CB-AACC"
+    assert BY_NAME["policy"].shades(own) == "----CB-AACC"
     page = trace_page(hand.reader, PageRequest("/", {"run": RUN, "trace": FORKED}, {})).values
     assert pluck(page["policies"]["sampled"], "version", "num_tokens") == [(3, 3), (4, 1), (5, 2)]

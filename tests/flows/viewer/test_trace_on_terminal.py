@@ -77,8 +77,8 @@ def test_a_pipe_gets_the_outcome_the_rewards_and_the_messages_without_an_escape(
 def test_sampled_messages_are_drawn_as_tokens_in_the_colours_of_their_values(made):
     text = coloured(made, FORKED)
     assert "-0.5" in ESCAPE.sub("", text) and "+0.5" in ESCAPE.sub("", text), "the legend"
-    assert "\x1b[38;2;255;255;255;48;2;29;79;196m <5>" in text, "0.5 is the largest: the deepest blue"
-    assert re.search(r"48;2;255;180;135m ?<10>", text), "-0.25 is half of it: the second orange"
+    assert "\x1b[38;2;22;24;28;48;2;106;155;245m <5>" in text, "0.5: the third blue"
+    assert re.search(r"48;2;255;180;135m ?<10>", text), "-0.25: the second orange"
     assert "<8>" in text and not re.search(r"48;2;[0-9;]*m <8>", text), "it was sampled, and has no weight"
     assert "engine log-prob" in coloured(made, FORKED, "engine")
 
@@ -142,4 +142,4 @@ def test_no_color_and_pipes_are_plain(monkeypatch):
 
 
 def test_every_shade_has_a_style():
-    assert {letter for measure in MEASURES.values() for letter, _ in measure.legend(1.0)} <= set(STYLES)
+    assert {letter for measure in MEASURES.values() for letter, _ in measure.legend()} <= set(STYLES)

@@ -164,7 +164,7 @@ def test_tokens_carry_all_values_and_a_shade_for_every_colouring(library):
     assert tokens["columns"]["token_id"] == [4, 5, 6] and tokens["columns"]["advantage"] == [None, 0.5, 0.5]
     assert tokens["columns"]["learner_logprob"] == [None, -1.5, -2]
     shades = tokens["shades"]
-    assert (shades["advantage"], shades["trained"], shades["mask"]) == ("-hh", "nyy", "uss")
+    assert (shades["advantage"], shades["trained"], shades["mask"]) == ("-gg", "nyy", "uss")
     assert {len(letters) for letters in shades.values()} == {3}
 
 
@@ -175,7 +175,7 @@ def test_the_colouring_of_the_address_is_the_one_that_is_drawn(library):
 
 
 def test_tokens_beyond_what_a_page_draws_are_told(library, monkeypatch):
-    monkeypatch.setattr("flows.queries.shown_tokens.DRAWN", 4)
+    monkeypatch.setattr("flows.queries.tokens.DRAWN", 4)
     found = values(library)
     assert [each["tokens"]["left_out"] for each in found["messages"]] == [0, 2, 1, 2, 2]
     assert found["tokens"] == {"num_tokens": 11, "left_out": 7}

@@ -5,8 +5,8 @@ import re
 import polars as pl
 import pytest
 
-from flows.queries.views import schema
 from storage.read.views import all_views, needed_views, select
+from tests.fixtures.view_schemas import schema
 
 VIEWS = all_views()
 SUMMED = re.compile(
