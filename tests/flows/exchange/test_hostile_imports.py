@@ -3,12 +3,11 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tasks.exchange import files
-from tests.fixtures.commands import run_command
+from tests.fixtures.commands import cases, run_command
 from tests.flows.exchange.files import TOKENS, lines
 
 EPISODE = lines(TOKENS)[0]
@@ -16,60 +15,31 @@ TRACE = EPISODE["traces"][0]
 LINE = json.dumps(EPISODE)
 
 
-def trace(**changes: Any) -> str:
-    return json.dumps(EPISODE | {"traces": [TRACE | changes]})
-
-
-def with_field(field: str, text: str) -> str:
-    return LINE[:-1] + f', "{field}": {text}}}'
-
-
-def scored(score: Any, weight: Any = 1.0) -> str:
-    return trace(rewards={"reward": {"score": score, "weight": weight}})
-
-
-def of_step(step: Any) -> str:
-    return json.dumps(EPISODE | {"run": {"work": {"type": "train", "step": step}}})
-
-
 DEEP = "[" * 900 + "]" * 900
-LINES = {
-    "deep": (with_field("info", f'{{"x": {DEEP}}}'), "nested more than 128 levels"),
-    "deeper than the stack": (with_field("note", "[" * 10**5 + "]" * 10**5), "nested"),
-    "deep in a trace": (trace(state=json.loads(DEEP)), "nested more than 128 levels"),
-    "5000 digits": (with_field("note", "1" * 5000), "a number has more than 100 digits"),
-    "5000 digits below zero": (with_field("note", "-" + "1" * 5000), "a number has more than 100 digits"),
-    "101 digits in a trace": (trace(state=10**100), "a number has more than 100 digits"),
-    "key twice": (with_field("id", "2"), "a key is there twice: 'id'"),
-    "key twice inside": (with_field("info", '{"a": {"b": 1, "b": 2}}'), "a key is there twice: 'b'"),
-    "empty metric of a trace": (trace(metrics={"": 1.0}), "metrics: a name is empty: metrics."),
-    "blank metric": (trace(metrics={" ": 1}), "metrics: a name is empty: metrics. "),
-    "metric of 90 digits": (trace(metrics={"a": 10**90}), "a metric is out of range"),
-    "metrics of no name": (trace(metrics=""), "metrics: Input should be"),
-    "rewards of no name": (trace(rewards=[1.0]), "rewards: Input should be"),
-    "no metrics": (trace(metrics=None), "metrics: Input should be"),
-    "empty reward": (trace(rewards={"": {"score": 1.0, "weight": 1.0}}), "rewards: a name is empty: rewards."),
-    "empty reward of a failed rollout": (trace(ok=False, rewards={"": 1}), "rewards: a name is empty: rewards."),
-    "blank reward of a failed rollout": (trace(ok=False, rewards={" ": None}), "rewards: a name is empty: rewards. "),
-    **{f"score {value}": (scored(value), "rewards.score: Input should be") for value in (
-        float("nan"), float("inf"), float("-inf"), 1e300, -1e300, 10**40
-    )},
-    "weight": (scored(1.0, float("inf")), "rewards.weight: Input should be"),
-    **{f"step {value}": (of_step(value), "step") for value in (-1, 1.5, True, "3", 1e300, float("nan"), 10**40)},
-    "policy": (
-        json.dumps(EPISODE | {"run": {"work": {"type": "train", "step": 1, "policy": {"start": 10**40}}}}),
-        "version of the policy",
-    ),
-    "temperature": (trace(calls=[{"sampling": {"temperature": float("inf")}}]), "temperature: inf"),
-    "agent": (trace(agent={"name": True}), "of another type than its column: agent: "),
-    "stop condition": (trace(stop_condition=1.5), "of another type than its column: stop_condition: "),
-    "error": (
-        trace(ok=False, errors=[{"type": 1.5, "message": "x"}]),
-        "of another type than its column: error_type: ",
-    ),
-    "time": (trace(timing={"start": 1e300}), "the line is malformed"),
-    "span": (trace(timing={"start": 1.0, "scoring": {"start": 0.0, "end": 1e300}}), "seconds: 1e+300"),
-}  # fmt: skip
+LONG = {
+    "deep": ("text", f'"info": {{"x": {DEEP}}}', "nested more than 128 levels"),
+    "deeper than the stack": ("text", f'"note": {"[" * 10**5}{"]" * 10**5}', "nested"),
+    "deep in a trace": ("trace", f'{{"state": {DEEP}}}', "nested more than 128 levels"),
+    "5000 digits": ("text", f'"note": {"1" * 5000}', "a number has more than 100 digits"),
+    "5000 digits below zero": ("text", f'"note": -{"1" * 5000}', "a number has more than 100 digits"),
+}
+"""Cases as in cases.toml, too long for a file."""
+
+
+def line_of(kind: str, value: str) -> str:
+    """Return a line with a text at its end, or with other fields of its trace or of itself."""
+    if kind == "text":
+        return f"{LINE[:-1]}, {value}}}"
+    changes = json.loads(value)
+    return json.dumps(EPISODE | ({"traces": [TRACE | changes]} if kind == "trace" else changes))
+
+
+def check_refused(capsys: pytest.CaptureFixture[str], directory: Path, line: str, words: str) -> None:
+    """Import a good line and a bad one; the bad one is named."""
+    file = directory / "x.jsonl"
+    file.write_text(f"{LINE}\n{line}\n")
+    said = refused(capsys, directory / "store", str(file))
+    assert f"{file}, line 2: " in said and words in said
 
 
 def refused(capsys: pytest.CaptureFixture[str], root: Path, *arguments: str) -> str:
@@ -81,12 +51,15 @@ def refused(capsys: pytest.CaptureFixture[str], root: Path, *arguments: str) -> 
 
 
 @pytest.mark.fault("input", "a line of a file to import that would harm", "the line is named, nothing written")
-@pytest.mark.parametrize(("line", "words"), LINES.values(), ids=LINES)
-def test_a_line_that_would_harm_is_refused_by_name(tmp_path, capsys, line, words):
-    file = tmp_path / "x.jsonl"
-    file.write_text(f"{json.dumps(EPISODE)}\n{line}\n")
-    said = refused(capsys, tmp_path / "store", str(file))
-    assert f"{file}, line 2: " in said and words in said
+@cases(__file__, "lines")
+def test_a_line_that_would_harm_is_refused_by_name(tmp_path, capsys, name, kind, value, words):
+    check_refused(capsys, tmp_path, line_of(kind, value), words)
+
+
+@pytest.mark.fault("input", "a long line of a file to import that would harm", "the line is named, nothing written")
+@pytest.mark.parametrize(("kind", "value", "words"), LONG.values(), ids=LONG)
+def test_a_long_line_that_would_harm_is_refused_by_name(tmp_path, capsys, kind, value, words):
+    check_refused(capsys, tmp_path, line_of(kind, value), words)
 
 
 @pytest.mark.fault("input", "a path with an absurd step", "refused, nothing written")
@@ -98,7 +71,8 @@ def test_the_step_of_a_path_is_bounded_too(tmp_path, capsys):
 
 def test_a_text_with_many_digits_is_no_number(tmp_path, capsys):
     file = tmp_path / "x.jsonl"
-    file.write_text(trace(info={"pi": "3" * 5000, "whole": 10**99, "measured": [1e300]}, metrics={"a": float("nan")}))
+    info = {"pi": "3" * 5000, "whole": 10**99, "measured": [1e300]}
+    file.write_text(line_of("trace", json.dumps({"info": info, "metrics": {"a": float("nan")}})))
     assert run_command(capsys, "import", str(file), "--name", "a", "--store", str(tmp_path / "store"))[0] == 0
 
 

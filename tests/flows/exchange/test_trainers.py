@@ -82,29 +82,12 @@ def test_a_key_is_taken_over_or_listed_and_what_comes_out_loads(tmp_path_factory
     assert any(key in line for line in listed) and any(other in line for line in listed)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "keyword"),
-    [
-        ("a.sh", "echo 'a", "not read"),
-        ("a.sh", "trl vllm-serve --model a", "or `trl grpo`, is expected; the file has 0"),
-        ("a.sh", "python a.py --seed 1\npython b.py --seed 2", "or `trl grpo`, is expected; the file has 2"),
-        *((f"a.{suffix}", " \n", "not read .*: the file is empty") for suffix in ("toml", "yaml", "json", "sh")),
-        ("a.toml", "a = [", "not read"),
-        ("a.json", "[1]", "not read .*: it has no keys with values"),
-        ("a.yaml", "a: [", "not read"),
-        ("a.py", "GRPOConfig(seed=1)", "give the arguments"),
-        ("a.toml", "steps = 3", "no config of"),
-        ("a.toml", "[inference.vllm]\nmax_model_len = 5", "file of the orchestrator"),
-        *(
-            ("a.toml", (PUBLISHED / f"refused_{name}.toml").read_text(), keyword)
-            for name, keyword in (("sft", "sft_demo"), ("evals", "no config of"), ("inference", "of the orchestrator"))
-        ),
-    ],
-)
-def test_what_cannot_be_read_is_refused(tmp_path, name, text, keyword):
-    with pytest.raises(ConfigError, match=keyword) as caught:
-        translated(tmp_path, text, name)
-    assert name in str(caught.value)
+@pytest.mark.parametrize("case", CASES["unreadable"], ids=lambda case: case["words"])
+def test_what_cannot_be_read_is_refused(tmp_path, case):
+    text = case["text"] if "text" in case else (PUBLISHED / case["published"]).read_text()
+    with pytest.raises(ConfigError, match=case["words"]) as caught:
+        translated(tmp_path, text, case["name"])
+    assert case["name"] in str(caught.value)
 
 
 def test_files_that_are_no_configs_are_refused(tmp_path):
@@ -121,34 +104,10 @@ def test_files_that_are_no_configs_are_refused(tmp_path):
         translate([str(tmp_path / "a.toml"), str(tmp_path / "b.yaml")])
 
 
-def test_a_command_has_the_arguments_after_its_script(tmp_path):
-    command = (
-        "# with two processes\naccelerate launch --num_processes 2 \\\n train.py --use-vllm --learning-rate=1e-6 \\\n"
-        ' --lora_target_modules "q_proj", v_proj --beta 0.0 --bf16 False'
-        " --shuffle_dataset no --top_k null --run_name 1e --model_init_kwargs '{dtype: bfloat16}'"
-    )
-    assert translated(tmp_path, command, "a.sh").keys == {
-        "use_vllm": True,
-        "learning_rate": 1e-6,
-        "lora_target_modules": ["q_proj", "v_proj"],
-        "beta": 0.0,
-        "bf16": False,
-        "shuffle_dataset": False,
-        "top_k": None,
-        "run_name": "1e",
-        "model_init_kwargs.dtype": "bfloat16",
-    }
+@pytest.mark.parametrize("case", CASES["files"], ids=lambda case: case["text"][:40])
+def test_whose_a_file_is_and_what_its_values_are(tmp_path, case):
+    assert translated(tmp_path, case["text"], case["name"]).keys == case["keys"]
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "keys"),
-    [
-        ("a.yaml", "learning_rate: 1e-6\nrun_name: 1e", {"learning_rate": 1e-6, "run_name": "1e"}),
-        ("a.yaml", "learning_rate: 1e-6\nrun_name: '2024'", {"learning_rate": 1e-6, "run_name": "2024"}),
-        ("a.toml", 'seed = 1\nrun_name = "true"', {"seed": 1, "run_name": "true"}),
-        ("a.json", '{"seed": 1,\t"beta": 1e-1, "run_name": "1e-6"}', {"seed": 1, "beta": 0.1, "run_name": "1e-6"}),
-        ("a.toml", "batch_size = 8\nseq_len = 9", {"orchestrator.batch_size": 8, "orchestrator.seq_len": 9}),
-    ],
-)
-def test_whose_a_file_is(tmp_path, name, text, keys):
-    assert translated(tmp_path, text, name).keys == keys
+def test_a_null_of_a_command_is_no_value(tmp_path):
+    assert translated(tmp_path, "trl grpo --seed 1 --top_k null", "a.sh").keys == {"seed": 1, "top_k": None}

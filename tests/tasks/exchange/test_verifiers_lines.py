@@ -18,6 +18,7 @@ from tasks.exchange.episodes import ImportContext, count_reasons
 from tasks.exchange.trace_import import ImportedRollouts, arrange
 from tasks.exchange.traces import source_of, trace_rows
 from tasks.exchange.verifiers_lines import read_episode
+from tests.fixtures.commands import cases
 from tests.tasks.exchange.lines import ORIGIN, READING, letters, one, read, verifiers_lines
 
 Change = Callable[[dict[str, Any]], Any]
@@ -137,43 +138,38 @@ def two_temperatures(trace: dict[str, Any]) -> None:
     trace["calls"].append({"sampling": {"temperature": 0.5}})
 
 
-BAD = [
-    (node(1, parent=1), "nodes: a node's parent does not precede it"),
-    (node(1, parent=True), "nodes.parent: Input should be a valid integer"),
-    (node(1, mask=[True]), "nodes: per-token lists differ in length"),
-    (node(0, is_content=[True]), "nodes: per-token lists differ in length"),
-    (node(1, sampled=False), "nodes: a mask is set on a message that was not sampled"),
-    (node(1, logprobs=[-1.0]), "nodes: log-probs and sampled tokens differ in number"),
-    (node(0, token_ids=[-1], mask=[False], is_content=[]), "nodes.token_ids: Input should be greater than"),
-    (node(0, token_ids=["1"], mask=[False], is_content=[]), "nodes.token_ids: Input should be a valid integer"),
-    (node(0, message={"role": "oracle", "content": ""}), "nodes.message.role: Input should be 'system'"),
-    (node(0, message={"role": "user", "content": 3}), "nodes.message.content.str: Input should be a valid string"),
-    (positive, "nodes.logprobs: Input should be less than or equal to 0"),
-    (infinite, "nodes.logprobs: Input should be greater than or equal to -3"),
-    (two_temperatures, "calls of one trace differ in temperature"),
-    (lambda trace: trace.pop("id"), "id: Field required"),
-    (lambda trace: trace.update(nodes={}), "nodes: Input should be a valid list"),
-    (lambda trace: trace.update(rewards={"r": 1.0}), "rewards: Input should be a valid dictionary"),
-    (lambda trace: trace.update(rewards={"r": {"score": True, "weight": 1}}), "rewards.score: Input should be"),
-]
-
-
-TEXTS = [
-    ("{", "the line is not JSON"),
-    ("[1]", "the line is no JSON object"),
-    ('{"text": "hello"}', "the line is neither an episode nor a trace"),
-    ('{"prompt": "x", "completion": "y", "reward": 1}', "the line is neither an episode nor a trace"),
-    ('{"nodes": []}', "id: Field required"),
-    ('{"nodes": [], "id": "\\ud83d"}', "the line is not UTF-8"),
-]
-
-
-@pytest.mark.parametrize(("bad", "reason"), [*TEXTS, *((one(change), reason) for change, reason in BAD)])
-def test_a_bad_line_is_named(bad, reason, tmp_path):
-    episodes, problems = read(tmp_path / "t.jsonl", ["", one(), bad])
+def check_bad(path: Path, bad: Any, reason: str) -> None:
+    """Read a good line and a bad one; the bad one is named."""
+    episodes, problems = read(path / "t.jsonl", ["", one(), bad])
     assert [episode.origin.line for episode in episodes] == [2], "the good line is good"
     (problem,) = problems
     assert problem.line == 3 and problem.reason.startswith(reason), problem
+
+
+@cases(__file__, "texts")
+def test_a_bad_text_is_named(text, reason, tmp_path):
+    check_bad(tmp_path, text, reason)
+
+
+@cases(__file__, "changes")
+def test_a_bad_line_is_named(node, value, reason, tmp_path):
+    bad = one()
+    (trace,) = bad["traces"]
+    (trace if node == "none" else trace["nodes"][node]).update(json.loads(value))
+    check_bad(tmp_path, bad, reason)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (positive, "nodes.logprobs: Input should be less than or equal to 0"),
+        (infinite, "nodes.logprobs: Input should be greater than or equal to -3"),
+        (two_temperatures, "calls of one trace differ in temperature"),
+        (lambda trace: trace.pop("id"), "id: Field required"),
+    ],
+)
+def test_a_bad_value_within_a_line_is_named(change, reason, tmp_path):
+    check_bad(tmp_path, one(change), reason)
 
 
 def test_reasons_are_few_and_details_name_the_place(tmp_path):
