@@ -4,7 +4,6 @@ Texts of models and environments are made visible (flows.reporting.formats) and 
 read as markup. A pipe, or NO_COLOR, gets plain text without any escape.
 """
 
-import json
 import os
 import re
 import sys
@@ -57,9 +56,9 @@ def within(rows: pl.DataFrame, span: str) -> pl.DataFrame:
 
 
 def as_values(reader: StoreReader, rollout: FoundTrace, span: str) -> dict[str, Any]:
-    """Return a trace as plain JSON values: its row, its outcome, its messages and all of their tokens."""
+    """Return a trace as plain values: its row, its outcome, its messages and all of their tokens."""
     rows = read_messages(reader, rollout)
-    own = within(rows, span)
+    selected = within(rows, span)
     values = {
         "run": rollout.run,
         "step": rollout.step,
@@ -67,9 +66,7 @@ def as_values(reader: StoreReader, rollout: FoundTrace, span: str) -> dict[str, 
         "trace": dict(rollout.row),
         "outcome": outcome_of(reader, rollout),
         "branches": branches(rows),
-        "messages": own.to_dicts(),
-        "tokens": read_tokens(reader, rollout, own["message"].to_list()).to_dicts(),
+        "messages": selected.to_dicts(),
+        "tokens": read_tokens(reader, rollout, selected["message"].to_list()).to_dicts(),
     }
-    # Times and the like become texts once, here, so that whoever prints it has JSON values alone.
-    shown: dict[str, Any] = json.loads(json.dumps(plain(values), default=str))
-    return shown
+    return {name: plain(value) for name, value in values.items()}

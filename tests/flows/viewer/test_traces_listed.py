@@ -5,7 +5,6 @@ import re
 
 import pytest
 
-from flows import cli
 from flows.cli.trace import COLOURS
 from flows.cli.trace_list import _ending
 from flows.queries.store_reader import StoreReader
@@ -117,12 +116,6 @@ def test_long_ids_are_set_apart_on_a_terminal(lines, hand, monkeypatch):
 )
 def test_mistakes_are_explained(lines, arguments, said):
     assert lines(*arguments, status=2)[0].startswith(f"stagecoach: {said}")
-
-
-@pytest.mark.parametrize("arguments", ["traces --step 1 --evaluation 0", "trace t --json --save x.html"])
-def test_what_excludes_each_other_is_refused(capsys, arguments):
-    assert cli.main(arguments.split()) == 2
-    assert "exclusive" in capsys.readouterr().err
 
 
 def test_the_help_names_every_measure():
