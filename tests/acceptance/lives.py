@@ -20,13 +20,13 @@ PLUGINS = ROOT / "tests/fixtures/plugins"
 VARIABLES = {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
 
 
-def stagecoach(*arguments: str, timeout: float = 1500.0) -> str:
+def stagecoach(*arguments: str, cwd: Path = ROOT, status: int = 0) -> str:
     """Run the command line as a person would and return what it printed; no process of it may be left."""
     command, variables = [sys.executable, "-P", "-m", "flows.cli", *arguments], os.environ | VARIABLES
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-    with subprocess.Popen(command, cwd=ROOT, env=variables, **pipes) as process:
-        printed, _ = process.communicate(timeout=timeout)
-    assert process.returncode == 0, printed[-5000:]
+    with subprocess.Popen(command, cwd=cwd, env=variables, **pipes) as process:
+        printed, _ = process.communicate(timeout=1500)
+    assert process.returncode == status, printed[-5000:]
     assert [name for _, owner, name in marked_processes() if owner.startswith(f"{process.pid}:")] == []
     return str(printed)
 

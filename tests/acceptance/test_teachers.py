@@ -83,6 +83,10 @@ class Lived:
         )
         return self.store.read(entry.slices(table)).to_pylist()
 
+    def by_trace(self, run: str, stage: str, table: str, step: int = 0) -> dict[str, dict[str, Any]]:
+        """Return the rows of a table that has one for each rollout, by trace id."""
+        return {row["trace_id"]: row for row in self.rows(run, stage, table, step)}
+
 
 @pytest.fixture(scope="module")
 def lived(tmp_path_factory):
@@ -137,7 +141,7 @@ def sampled(message: Mapping[str, Any], column: str) -> list[float]:
 
 def check_references(lived: Lived, run: str, teacher: Path, before: Mapping[str, Sequence[int]]) -> None:
     """Compare what a run's reference scored with what the teacher's weights give the same tokens."""
-    rows = {row["trace_id"]: row for row in lived.rows(run, "reference", "references")}
+    rows = lived.by_trace(run, "reference", "references")
     made = exchanges(lived, "own")
     assert set(rows) == set(made)
     for name, (_, prompt, completion) in made.items():
@@ -155,8 +159,7 @@ def test_the_references_are_what_the_teachers_weights_give_the_policys_tokens(li
 
 
 def test_the_signal_is_the_reference_less_the_engine(lived):
-    rows = {row["trace_id"]: row for row in lived.rows("base", "reference", "references")}
-    credits = {row["trace_id"]: row for row in lived.rows("base", "advantage", "samples")}
+    rows, credits = lived.by_trace("base", "reference", "references"), lived.by_trace("base", "advantage", "samples")
     for name, (_, prompt, completion) in exchanges(lived, "own").items():
         start = len(prompt["token_ids"])
         signal = np.float32(rows[name]["logprobs"]) - np.float32(completion["logprobs"])
@@ -167,7 +170,7 @@ def test_the_signal_is_the_reference_less_the_engine(lived):
 
 
 def test_the_teacher_sampled_what_it_teaches(lived):
-    credits = {row["trace_id"]: row for row in lived.rows("base", "advantage", "samples", 1)}
+    credits = lived.by_trace("base", "advantage", "samples", 1)
     for name, (trace, prompt, completion) in exchanges(lived, "taught", 1).items():
         assert (trace["policy_key"], trace["policy_version"], trace["staleness"]) == ("", 1, 0)
         record = json.loads(trace["record"])["agent"]["config"]
@@ -194,15 +197,15 @@ def test_both_components_move_the_weights(lived):
 
 def pulled(lived: Lived, step: int) -> Any:
     """Return for each token that is drawn to the teacher its live signal times its ratio, as the rows say; no mask."""
-    references = {row["trace_id"]: row["logprobs"] for row in lived.rows("base", "reference", "references", step)}
-    samples = {row["trace_id"]: row["sample_id"] for row in lived.rows("base", "advantage", "samples", step)}
+    references = lived.by_trace("base", "reference", "references", step)
+    samples = lived.by_trace("base", "advantage", "samples", step)
     statistics = lived.rows("base", "training", "token_statistics", step)
     learner = {row["sample_id"]: row["logprobs"] for row in statistics}
     terms = list[Any]()
     for name, (_, prompt, completion) in exchanges(lived, "own", step).items():
-        own = np.array(learner[samples[name]][len(prompt["token_ids"]) :])
+        own = np.array(learner[samples[name]["sample_id"]][len(prompt["token_ids"]) :])
         ratio = np.exp(own - np.array(completion["logprobs"]))
-        terms.append(((np.array(references[name]) - own) * ratio)[np.array(completion["mask"])])
+        terms.append(((np.array(references[name]["logprobs"]) - own) * ratio)[np.array(completion["mask"])])
     return np.concatenate(terms)
 
 

@@ -103,24 +103,6 @@ def test_the_same_files_again_compute_nothing(root, tmp_path):
     assert bring(root, TOKENS, name="anew", groups_per_step=1).num_computed > 0, "another reading is other work"
 
 
-def test_groups_are_dealt_to_steps_when_asked(root, tmp_path):
-    given = [sampled_trace(str(number), f"question {number}", 1.0) for number in range(13)]
-    file = write_lines(tmp_path / "groups.jsonl", given)
-    assert bring(root, file, groups_per_step=11).num_steps == 2
-    steps = step_history(open_store(root), "theirs").steps
-    rows = [open_store(root).read(past.work["assignment"].slices_of("assignments")) for past in steps.values()]
-    groups = [[f"0-{number}" for number in range(11)], ["1-0", "1-1"]]  # by number: 0-2 before 0-10
-    assert [table["group_id"].to_pylist() for table in rows] == groups
-
-
-def test_two_files_that_number_their_traces_share_none(root, tmp_path):
-    for name in ("one", "other"):
-        given = [sampled_trace(str(number), f"{name} {number}", 1.0) for number in range(2)]
-        bring(root, write_lines(tmp_path / f"{name}.jsonl", given), name=name)
-    one, other = ({*rows(root, name, "traces")["trace_id"].to_pylist()} for name in ("one", "other"))
-    assert len(one) == len(other) == 2 and one.isdisjoint(other)
-
-
 def test_an_import_that_was_interrupted_goes_on(root, monkeypatch):
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt

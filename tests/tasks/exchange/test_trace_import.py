@@ -66,6 +66,12 @@ def test_groups_and_steps_of_the_file_stand():
     assert found.traces(5)["policy_version"].to_pylist() == [0], "what a trace says of its policy stands"
 
 
+def test_groups_are_dealt_to_steps_by_their_number():
+    found = arrange([episode(f"t{number}", f"e{number}") for number in range(13)], 11)
+    groups = [found.assignments(step)["group_id"].to_pylist() for step in found.steps]
+    assert groups == [[f"0-{number}" for number in range(11)], ["1-0", "1-1"]], "0-2 is before 0-10"
+
+
 def test_another_task_under_a_known_id_is_another_example():
     found = arrange([episode("t0"), episode("t1", task="other"), episode("t2", task="other")])
     assert found.examples()["example_id"].to_pylist() == ["e", "e#2"]
