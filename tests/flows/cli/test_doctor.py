@@ -61,6 +61,24 @@ def test_packages_and_programs(
     assert problem in found and bool(problem) == bool(found)
 
 
+LOADED = (
+    "flows.runtime.demo_sources.build",
+    "tasks.inference.engine.host.import_server",
+    "tasks.inference.engine.host.register_architectures",
+    "tasks.inference.environments.servers.load_all",
+    "tasks.inference.trace_rows.demonstrations.load_renderer",
+    "tasks.learner.worker.import_learner",
+)
+
+
+@pytest.mark.parametrize("broken", LOADED)
+def test_whatever_the_demo_loads_is_loaded(broken, monkeypatch):
+    for name in LOADED:
+        monkeypatch.setattr(name, Mock(side_effect=ImportError("broken") if name == broken else None))
+    with pytest.raises(ImportError, match="broken"):
+        doctor.load_demo()
+
+
 @pytest.mark.parametrize(("free", "problem"), [(4 * GIB, ""), (2 * GIB, "2.0 GiB free; 3 are needed")])
 def test_memory(free, problem, monkeypatch):
     monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
