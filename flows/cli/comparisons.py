@@ -78,9 +78,10 @@ def evals(
     elif as_json:
         print(json.dumps(rows, sort_keys=True))
     else:
-        headings = ["run", "policy", "held-out", *(["bucket"] if by else []), "figure", "value", "examples"]
-        headings += ["errors", "to the first", "95% interval"]
-        console().print(grid(headings, [cells(row, bool(by)) for row in rows], left=range(headings.index("value"))))
+        table = list(map(cells, rows))
+        headings = [heading for heading in table[0] if by or heading != "bucket"]
+        texts = (map(row.get, headings) for row in table)
+        console().print(grid(headings, texts, left=range(headings.index("value"))))
         for line in filter(None, (mixed_policies(reader.store, name) for name, _ in named)):
             console().print(printable(line))
     return 0

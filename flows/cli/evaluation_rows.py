@@ -90,20 +90,23 @@ def _buckets(store: Store, recorded: RecordedEvaluation, environment: str, by: s
     return dict(sorted(names.items()))
 
 
-def cells(row: Row, buckets: bool) -> list[str]:
-    """Return a row as texts for people; the bucket only where there are `buckets`."""
+def cells(row: Row) -> dict[str, str]:
+    """Return a row as texts for people, by the heading of their column."""
     interval, change = (
         None if row[f"{name}low"] is None else {end: row[f"{name}{end}"] for end in ("low", "high")}
         for name in ("", "difference_")
     )
     # A difference is over the examples that both have: where those are fewer, it is said.
     fewer = f" (of {row['num_paired']})" if row["num_paired"] != row["num_examples"] else ""
-    return [
-        *(row["run"], str(row["version"]) if row["policy_key"] else "external"),
-        environment_title(row["set"], row["environment"]),
-        *([row["bucket"]] if buckets else []),
-        *(row["figure"], with_interval(row["value"], {"interval": interval}), str(row["num_examples"])),
-        f"{row['num_errors']} of {row['num_attempts']}" if row["num_errors"] else "0",
-        "-" if row["difference"] is None else f"{row['difference']:+.3f}{fewer}",
-        interval_text(change, "+"),
-    ]
+    return {
+        "run": row["run"],
+        "policy": str(row["version"]) if row["policy_key"] else "external",
+        "held-out": environment_title(row["set"], row["environment"]),
+        "bucket": row["bucket"],
+        "figure": row["figure"],
+        "value": with_interval(row["value"], {"interval": interval}),
+        "examples": str(row["num_examples"]),
+        "errors": f"{row['num_errors']} of {row['num_attempts']}" if row["num_errors"] else "0",
+        "to the first": "-" if row["difference"] is None else f"{row['difference']:+.3f}{fewer}",
+        "95% interval": interval_text(change, "+"),
+    }

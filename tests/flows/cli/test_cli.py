@@ -28,23 +28,8 @@ from tests.fixtures.faults import happened
 from tests.fixtures.programs import environment
 from tests.fixtures.waiting import PATIENCE
 
-EXTERNAL = [
-    'evaluation.external.url="http://h/v1"',
-    'evaluation.external.model="m"',
-    "evaluation.retry_errors=2",
-]
 
-
-@pytest.mark.parametrize(
-    ("argv", "kind", "files", "overrides"),
-    [
-        ("run demo steps=3 --plain mine.toml seed=1", "train", ["demo", "mine.toml"], ["steps=3", "seed=1"]),
-        ("run lr=1.toml lr=2.toml", "train", ["lr=1.toml"], ["lr=2.toml"]),
-        ("sft x.toml", "sft", ["x.toml"], []),
-        ("eval demo --policy a:3", "evaluate", ["demo"], ['evaluation.policy="a:3"']),
-        ("eval --url http://h/v1 --model m --retry-errors 2", "evaluate", [], EXTERNAL),
-    ],
-)
+@cases(__file__, "started")
 def test_runs_are_started_with_files_and_overrides_in_any_order(argv, kind, files, overrides, tmp_path, monkeypatch):
     start = Mock(return_value=0)
     monkeypatch.setattr(commands, "start", start)

@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from flows import cli
 from flows.cli.launch import panel_for
 from flows.queries.store_reader import StoreReader, recorded_run
 from flows.queries.watched import Watched
+from flows.reporting.panel import Panel
 from flows.runtime import loop
 from flows.runtime.session import record_run
 from flows.runtime.step_report import finish_step
@@ -43,13 +45,17 @@ def test_a_finished_run_is_shown_at_once_with_what_came_of_it(store, capsys):
     assert lines[end + 2].startswith("evaluation of policy 0 on ")
 
 
+def following(root: Path, **settings: Any) -> tuple[Panel, Watched]:
+    """Return a panel of the run, its config changed, and what shows the run in it."""
+    reader = StoreReader.at(root)
+    config = recorded_run(reader.store, "a")[1].model_copy(update=settings)
+    return panel_for(config, plain=True), Watched(reader, "a", config)
+
+
 def test_the_panel_of_a_run_that_goes_on_grows_with_the_store(tmp_path):
     root = tmp_path / "store"
     rehearsal.rehearse(root, "a", steps=2)
-    library = StoreReader.at(root)
-    config = recorded_run(library.store, "a")[1].model_copy(update={"steps": 4})
-    panel = panel_for(config, plain=True)
-    watched = Watched(library, "a", config)
+    panel, watched = following(root, steps=4)
     watched.show(panel)
     assert "2/4 steps" in _drawn(panel)
     watched.show(panel)
@@ -63,10 +69,7 @@ def test_the_step_that_is_under_way_is_named(tmp_path):
     root = tmp_path / "store"
     # Examples, weights and assignments are work, too: this is in the middle of the second step.
     rehearsal.die(root, "a", 12, steps=2)
-    library = StoreReader.at(root)
-    config = recorded_run(library.store, "a")[1]
-    panel = panel_for(config, plain=True)
-    watched = Watched(library, "a", config)
+    panel, watched = following(root)
     watched.show(panel)
     assert "step 2/2  " in _drawn(panel)
     rehearsal.rehearse(root, "a", steps=2)
