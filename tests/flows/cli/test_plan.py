@@ -15,7 +15,7 @@ from flows.services.memory import parse_gpu
 from tasks.inference.environments.introspection import EnvironmentFacts
 from tasks.inference.environments.servers import LoadedEnvironment
 from tests.fixtures import builders
-from tests.fixtures.commands import Call
+from tests.fixtures.commands import Call, cases
 from tests.fixtures.rehearsal import SOURCE, session_for
 
 
@@ -57,10 +57,7 @@ def test_another_advantage_setting_changes_the_keys_from_there_on(model, call):
     assert changed(before, keys(call, *config, "seed=1")) == ["policy_import", *STAGES[1:]]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "reason"),
-    [(["seed=1"], "weights, which are not here"), ([], "no seed is given")],
-)
+@cases(__file__, "unknown_keys")
 def test_it_says_why_keys_are_not_known(overrides, reason, call):
     assert reason in call("check", "demo", *overrides)[1]
 
@@ -103,15 +100,7 @@ def test_an_environment_that_is_asked_says_what_it_has(model, call):
     assert "settings of its taskset: " in said and "num_examples" in said
 
 
-@pytest.mark.parametrize(
-    ("override", "warning"),
-    [
-        ("learner.processes=64", "learner.processes: 64 processes share"),
-        ("rollout.temperature=50", "rollout.temperature: 50; above 2"),
-        ("environments.0.temperature=3", "environments.0.temperature: 3; above 2"),
-        ("model.path=", "model.path is empty: `stagecoach run` needs it"),
-    ],
-)
+@cases(__file__, "warnings")
 def test_settings_that_are_seldom_meant_are_warned_of(override, warning, model, call):
     status, plain = call("check", "demo", f"model.path={model}")
     assert status == 0 and "warning" not in plain
@@ -136,10 +125,7 @@ def test_more_groups_than_examples_are_warned_of(groups, call, monkeypatch):
     assert status == 0 and ("25 groups, and there are 10 examples to train on" in text) == (groups > 10)
 
 
-@pytest.mark.parametrize(
-    ("scoring", "problem"),
-    [("exactly", "neither exact, contains, number nor"), ("my_reward:reward2", "'reward2'; did you mean reward?")],
-)
+@cases(__file__, "scoring")
 def test_a_scoring_function_that_does_not_exist_is_refused(scoring, problem, model, call, monkeypatch):
     project = model.parent / "project"
     assert cli.main(["init", str(project)]) == 0
