@@ -78,9 +78,9 @@ def evals(
     elif as_json:
         print(json.dumps(rows, sort_keys=True))
     else:
-        table = list(map(cells, rows))
-        headings = [heading for heading in table[0] if by or heading != "bucket"]
-        texts = (map(row.get, headings) for row in table)
+        printed = list(map(cells, rows))
+        headings = [heading for heading in printed[0] if by or heading != "bucket"]
+        texts = ([row[heading] for heading in headings] for row in printed)
         console().print(grid(headings, texts, left=range(headings.index("value"))))
         for line in filter(None, (mixed_policies(reader.store, name) for name, _ in named)):
             console().print(printable(line))
