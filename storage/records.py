@@ -24,13 +24,16 @@ from storage.schemas.system_tables import EXPIRED_SLICES, NOTES_TABLE, QUARANTIN
 
 
 class CachedTable:
-    """One system table; a subclass says in `_add_row` what a row is, and takes `_lock` while it reads its rows."""
+    """One system table; its records are of type `record_type` and have the name that `_name` gives them."""
 
     contract: Table
+    record_type: Any
 
     def __init__(self, root: Root) -> None:
         self._root = root
         self._lock = RLock()
+        self._records: dict[Any, Any] = {}
+        """By name."""
         self._version: int | None = None
         self._read_files: set[str] = set()
 
@@ -66,15 +69,29 @@ class CachedTable:
     def _add_file(self, path: str, run: str) -> None:
         """Take the rows of one file of a run into memory."""
         for row in self.table.read(path).to_pylist():
-            self._add_row({**row, "run": run, "at": row["at"].astimezone(UTC)})
+            values = {name: tuple(value) if isinstance(value, list) else value for name, value in row.items()}
+            self._add_record(self.record_type(**{**values, "run": run, "at": row["at"].astimezone(UTC)}))
 
     def _row(self, record: Any) -> dict[str, Any]:
         """Return a record as a row of the table."""
         return dict(vars(record))
 
-    def _add_row(self, row: dict[str, Any]) -> None:
-        """Take one row into memory; a row may come more than once."""
-        raise AssertionError("each system table has rows of its own kind")
+    def _add_record(self, record: Any) -> None:
+        """Take one record into memory; it may come more than once, and others with its name may."""
+        name = self._name(record)
+        self._records[name] = self._select(self._records.get(name, record), record)
+
+    def _name(self, record: Any) -> object:
+        raise AssertionError("each system table has records of its own kind")
+
+    def _select(self, earlier: Any, later: Any) -> Any:
+        """Return which of two records of one name stands, in the order in which they were read."""
+        return earlier
+
+    def _all(self) -> list[Any]:
+        with self._lock:
+            self._refresh()
+            return list(self._records.values())
 
 
 REMOVED = "removed"
@@ -113,6 +130,7 @@ class Runs(CachedTable):
     """The events of all runs, in memory and kept up to date."""
 
     contract = RUNS
+    record_type = Event
 
     def __init__(self, root: Root) -> None:
         super().__init__(root)
@@ -224,11 +242,10 @@ class Runs(CachedTable):
         process = row.pop("process")
         return row | ({"message": PROCESS + process} if process else {})
 
-    def _add_row(self, row: dict[str, Any]) -> None:
-        row["config"] = json.loads(row["config"])
-        if row["event"] in STARTS and row["message"].startswith(PROCESS):
-            row |= {"process": row["message"].removeprefix(PROCESS), "message": ""}
-        event = Event(**row)
+    def _add_record(self, record: Event) -> None:
+        event = replace(record, config=json.loads(str(record.config)))
+        if event.event in STARTS and event.message.startswith(PROCESS):
+            event = replace(event, process=event.message.removeprefix(PROCESS), message="")
         before = (self._lost if event.event == LOST else self._events).setdefault(event.run, [])
         if event not in before:  # a compacted file repeats what was read before
             insort(before, event, key=lambda each: each.at)
@@ -258,10 +275,7 @@ class Quarantines(CachedTable):
     """The findings of a store, in memory and kept up to date."""
 
     contract = QUARANTINES
-
-    def __init__(self, root: Root) -> None:
-        super().__init__(root)
-        self._findings: dict[str, Quarantine] = {}
+    record_type = Quarantine
 
     def record(self, trace_ids: Iterable[str], *, where: str, reason: str, run: str = ALL_RUNS) -> Quarantine:
         """Record that rollouts are unfit, in one row; the same rollouts for the same reason are one finding.
@@ -281,9 +295,7 @@ class Quarantines(CachedTable):
 
     def all(self) -> list[Quarantine]:
         """The findings, in order of time; of one that two writers recorded at once, the earlier row."""
-        with self._lock:
-            self._refresh()
-            return sorted(self._findings.values(), key=_age)
+        return sorted(self._all(), key=_age)
 
     def ids(self) -> list[str]:
         """The ids of all findings, in order of time."""
@@ -304,10 +316,12 @@ class Quarantines(CachedTable):
         chosen = [each for each in known if each.quarantine in set(quarantines)]
         return {trace: each.reason for each in reversed(chosen) for trace in each.trace_ids}
 
-    def _add_row(self, row: dict[str, Any]) -> None:
-        finding = Quarantine(**{**row, "trace_ids": tuple(row["trace_ids"])})
+    def _name(self, record: Quarantine) -> object:
+        return record.quarantine
+
+    def _select(self, earlier: Quarantine, later: Quarantine) -> Quarantine:
         # Two writers may record one finding at the same time: for every reader the earlier row stands.
-        self._findings[finding.quarantine] = min(self._findings.get(finding.quarantine, finding), finding, key=_age)
+        return min(earlier, later, key=_age)
 
 
 @dataclass(frozen=True)
@@ -330,11 +344,7 @@ class Notes(CachedTable):
     """The notes of a store, in memory and kept up to date. A note that was taken back stays in the table."""
 
     contract = NOTES_TABLE
-
-    def __init__(self, root: Root) -> None:
-        super().__init__(root)
-        self._notes: dict[str, Note] = {}
-        self._deleted: set[str] = set()
+    record_type = Note
 
     def record(self, run: str, text: str, *, tags: Iterable[str] = (), trace_id: str = "") -> Note:
         """Record a note on a run or on one of its rollouts, and return it."""
@@ -356,18 +366,14 @@ class Notes(CachedTable):
 
     def all(self, run: str = "", trace_id: str | None = None) -> list[Note]:
         """The notes in order of time, of a run and on a rollout alone where they are named; `""` is the run itself."""
-        with self._lock:
-            self._refresh()
-            there = [each for name, each in self._notes.items() if name not in self._deleted]
-        wanted = [each for each in there if run in ("", each.run) and trace_id in (None, each.trace_id)]
-        return sorted(wanted, key=lambda each: (each.at, each.note))
+        notes = [note for note in self._all() if run in ("", note.run) and trace_id in (None, note.trace_id)]
+        return sorted((note for note in notes if not note.deleted), key=lambda note: (note.at, note.note))
 
-    def _add_row(self, row: dict[str, Any]) -> None:
-        note = Note(**{**row, "tags": tuple(row["tags"])})
-        if note.deleted:
-            self._deleted.add(note.note)
-        else:
-            self._notes[note.note] = note
+    def _name(self, record: Note) -> object:
+        return record.note
+
+    def _select(self, earlier: Note, later: Note) -> Note:
+        return earlier if earlier.deleted else later
 
 
 def _age(finding: Quarantine) -> tuple[object, ...]:
@@ -392,10 +398,7 @@ class ExpiredSlices(CachedTable):
     """The expired slices of a store, in memory and kept up to date."""
 
     contract = EXPIRED_SLICES
-
-    def __init__(self, root: Root) -> None:
-        super().__init__(root)
-        self._expired: dict[tuple[str, str, str], ExpiredSlice] = {}
+    record_type = ExpiredSlice
 
     def record(self, pieces: Sequence[Slice], hours: int) -> None:
         """Record that slices expire, those of one run in one commit; those recorded before are left out."""
@@ -405,15 +408,13 @@ class ExpiredSlices(CachedTable):
 
     def exclude(self, pieces: Iterable[Slice]) -> list[Slice]:
         """The slices given without those that expired, in order."""
-        with self._lock:
-            self._refresh()
-            return [piece for piece in pieces if _id(piece) not in self._expired]
+        self.refresh()
+        return [piece for piece in pieces if self._name(piece) not in self._records]
 
     def find(self, pieces: Iterable[Slice]) -> list[ExpiredSlice]:
         """The records of those of the slices given that expired, in order."""
-        with self._lock:
-            self._refresh()
-            return [self._expired[_id(piece)] for piece in pieces if _id(piece) in self._expired]
+        self.refresh()
+        return [self._records[name] for name in map(self._name, pieces) if name in self._records]
 
     def read_error(self, pieces: Sequence[Slice]) -> SliceExpired | None:
         """The error for reading slices of which one expired; None where none did."""
@@ -428,11 +429,5 @@ class ExpiredSlices(CachedTable):
             "go without them; to have them again, do the stage's work again in a run with another seed or section",
         )
 
-    def _add_row(self, row: dict[str, Any]) -> None:
-        expired = ExpiredSlice(**row)
-        # Two processes may record one slice at the same time: the row that is read first stands.
-        self._expired.setdefault(_id(expired), expired)
-
-
-def _id(piece: Slice | ExpiredSlice) -> tuple[str, str, str]:
-    return piece.run, piece.table, piece.attempt
+    def _name(self, record: Slice | ExpiredSlice) -> object:
+        return record.run, record.table, record.attempt

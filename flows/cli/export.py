@@ -36,7 +36,7 @@ def export_rollouts(
     run: Annotated[str, option("the run, with the rewards and verdicts that rollouts have there", "RUN")] = "",
     /,
     *,
-    form: Annotated[Literal["verifiers", "sft", "preferences", "weights"], option("what to write", name="--format")],
+    form: Annotated[Literal["verifiers", "sft", "weights"], option("what to write", name="--format")],
     target: Annotated[str, option("a file; for weights a directory", "PATH", name="--to")],
     where: Annotated[
         str, option('condition in SQL over the columns of rollouts: "keep and reward > 0.9"', allow_leading_hyphen=True)
@@ -59,7 +59,7 @@ def export_rollouts(
         raise UsageError("--where, --held-out and --quarantined choose rollouts: weights are exported without them")
     choice = RolloutChoice(run, where, held_out, quarantined)
     written = export(form, Path(target).expanduser(), choice, policy, store or default_store(), force)
-    noun = {"verifiers": "episodes", "sft": "samples", "preferences": "pairs", "weights": "files"}[form]
+    noun = {"verifiers": "episodes", "sft": "samples", "weights": "files"}[form]
     print(f"{Path(target).expanduser()}: {written.number} {noun}")
     if written.num_quarantined:
         print(f"left out: {written.num_quarantined} rollouts in quarantine (--quarantined keeps them)")

@@ -25,7 +25,7 @@ from storage.read.frames import Frames, existing_store
 from storage.read.lineage import Graph, Work
 from storage.store import Store
 from tasks.arrays.columns import texts
-from tasks.exchange.datasets import preferences, samples
+from tasks.exchange.datasets import samples
 from tasks.exchange.episodes import TRAIN, Row, compact
 from tasks.exchange.traces import MARK, source_of
 from tasks.exchange.verifiers_lines import line_of
@@ -33,7 +33,7 @@ from tasks.inference.trace_rows.images import restore_images
 from tasks.runtime.process_variables import inherited_variables, module_command
 from tasks.stages import STREAM_ASSIGNMENT
 
-Format = Literal["verifiers", "sft", "preferences", "weights"]
+Format = Literal["verifiers", "sft", "weights"]
 LEFT_BEHIND = ("optimizer*", "manifest.json")
 """What of a policy's directory is no part of the model."""
 ASSIGNMENTS = ("assignment", "evaluation_assignment", STREAM_ASSIGNMENT)
@@ -104,7 +104,7 @@ def export(
     steps = list(chosen_rollouts(source, choice))
     left_out = sum(step.num_quarantined for step in steps)
     # All rows before the file: what cannot be a row is refused before anything is begun.
-    rows = list(episode_lines(steps) if form == "verifiers" else _dataset_rows(steps, form))
+    rows = list(episode_lines(steps) if form == "verifiers" else _dataset_rows(steps))
     if not rows:
         raise ExportRefused(
             f"there is nothing to export of run {choice.run!r}: no finished rollout meets the condition (--where), or "
@@ -215,18 +215,13 @@ def _line_as_read(traces: Sequence[tuple[Row, list[Row]]]) -> Row:
     return found[0] if outer is None else {**outer, "traces": found}
 
 
-def _dataset_rows(steps: Sequence[StepRollouts], form: Format) -> Iterator[Row]:
+def _dataset_rows(steps: Sequence[StepRollouts]) -> Iterator[Row]:
     """Yield the rows of a dataset; rollouts that ended with an error are in none."""
     for step in steps:
-        groups: dict[str, list[tuple[Row, list[Row]]]] = {}
         for trace in step.traces:
             if trace["trace_id"] in step.chosen and trace["error_class"] is None:
-                messages = step.messages.get(trace["trace_id"], [])
-                groups.setdefault(trace["group_id"], []).append((trace, messages))
-        for group in groups.values():
-            sft = (row for trace, messages in group for row in samples(trace, messages))
-            rows = sft if form == "sft" else preferences(group)
-            yield from ({**row, "run": step.run, "step": step.step} for row in rows)
+                for row in samples(trace, step.messages.get(trace["trace_id"], [])):
+                    yield {**row, "run": step.run, "step": step.step}
 
 
 def _write(rows: Sequence[Row], suffix: str, draft: Path) -> None:

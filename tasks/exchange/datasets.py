@@ -1,7 +1,6 @@
-"""Traces as datasets: supervised samples, and pairs of a better and a worse answer to the same prompt."""
+"""Traces as datasets: supervised samples."""
 
 import json
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,44 +23,8 @@ def samples(trace: Row, messages: Sequence[Row]) -> Iterator[Row]:
     for branch, path in enumerate(paths([message["parent"] for message in messages])):
         spoken = _spoken_messages([messages[number] for number in path])
         if spoken:
-            yield {"messages": [_message(one) for one in spoken], **_about(trace), "branch": branch, **_tools(trace)}
-
-
-def preferences(group: Sequence[tuple[Row, Sequence[Row]]]) -> Iterator[Row]:
-    """Yield the best and the worst answer to each prompt of a group, the first of each, where their rewards differ.
-
-    Of a trace with several branches the last one counts, as in verifiers. Raises NotText.
-    """
-    answers: dict[tuple[str, str], list[tuple[float, Row, list[Row]]]] = defaultdict(list)
-    for trace, messages in group:
-        branches = paths([message["parent"] for message in messages])
-        spoken = _spoken_messages([messages[number] for number in branches[-1]]) if branches else []
-        if not spoken or trace["reward"] is None:
-            continue
-        # The prompt ends with the first answer; answers that part later are still answers to it.
-        start = next(place for place, message in enumerate(spoken) if message["sampled"])
-        said = [_message(one) for one in spoken]
-        # The tools are part of the prompt: with others the same words ask something else.
-        key = (trace["agent"], compact([said[:start], _tools(trace)]))
-        answers[key].append((trace["reward"], trace, said))
-    for (_, prompt), found in answers.items():
-        best, worst = max(found, key=lambda one: one[0]), min(found, key=lambda one: one[0])
-        if best[0] != worst[0]:
-            start = len(json.loads(prompt)[0])
-            yield {
-                "prompt": best[2][:start],
-                "chosen": best[2][start:],
-                "rejected": worst[2][start:],
-                "chosen_reward": best[0],
-                "rejected_reward": worst[0],
-                **{name: best[1][name] for name in ("environment", "example_id", "group_id")},
-                "chosen_trace_id": best[1]["trace_id"],
-                "rejected_trace_id": worst[1]["trace_id"],
-            }
-
-
-def _about(trace: Row) -> Row:
-    return {name: trace[name] for name in ("trace_id", "environment", "example_id", "reward")}
+            about = {name: trace[name] for name in ("trace_id", "environment", "example_id", "reward")}
+            yield {"messages": [_message(one) for one in spoken], **about, "branch": branch, **_tools(trace)}
 
 
 def _tools(trace: Row) -> Row:

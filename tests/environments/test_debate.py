@@ -461,6 +461,7 @@ def sampled(engine: Engine, model: Path, directory: Path, **env: Any) -> Rows:
 def sampled_here(engine: Engine, model: Path, num_episodes: int, **settings: Any) -> Rows:
     """The rows of episodes about one claim that are played in this process, for want of time to start servers."""
     environment, view = load_environment(config_of(**settings)), view_of(model)
+    served = ServedModel(engine.url, KEY, salt="salt")
     own = dict.fromkeys(("assignment_id", "group_id", "environment", "example_id"), "x")
 
     async def go() -> list[vf.Episode]:
@@ -468,9 +469,9 @@ def sampled_here(engine: Engine, model: Path, num_episodes: int, **settings: Any
             task = DebateTask(data_of(CLAIM), environment.taskset.config.task)
             contexts = [
                 ModelContext(
-                    client=client_config(engine.url, KEY, view),
+                    client=client_config(served, view),
                     model=MODEL,
-                    sampling=sampling_config(view, 1.0, seed, "salt"),
+                    sampling=sampling_config(served, view, 1.0, seed),
                 )
                 for seed in range(num_episodes)
             ]

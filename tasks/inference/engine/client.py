@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.inference.engine.checksum import WeightsSum, add_sums
+from tasks.inference.engine.read_back import WeightsSum, add_sums
 from tasks.inference.engine.weights_view import require_readable, serving_view
 
 if TYPE_CHECKING:
@@ -55,6 +55,14 @@ def authorization(api_key: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {api_key}"} if api_key else {}
 
 
+def client_options(url: str, api_key: str, timeout: Any) -> dict[str, Any]:
+    """Return the options of a client of httpx for an engine; `timeout` is in seconds, or a timeout of httpx."""
+    # No proxy of the machine is between us and an engine of ours, and certificates take longer to read than an answer.
+    is_secure = url.startswith("https")
+    options = {"base_url": url, "headers": authorization(api_key), "timeout": timeout}
+    return {**options, "trust_env": is_secure, "verify": is_secure}
+
+
 class EngineState(NamedTuple):
     """What an engine serves."""
 
@@ -88,11 +96,7 @@ class Engine:
         self.model = model
         self._api_key = api_key
         self._client: httpx.Client = httpx.Client(
-            base_url=self.url,
-            headers=authorization(api_key),
-            timeout=httpx.Timeout(timeout, connect=CONNECT_SECONDS),
-            trust_env=self.url.startswith("https"),  # no proxy of the machine between us and our own engine
-            verify=self.url.startswith("https"),  # reading the certificates takes longer than most requests
+            **client_options(self.url, api_key, httpx.Timeout(timeout, connect=CONNECT_SECONDS))
         )
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from storage.schemas.stage_tables import ENGINE_METRICS
-from tasks.inference.engine.client import ServedModel, authorization
+from tasks.inference.engine.client import ServedModel, client_options
 
 if TYPE_CHECKING:
     import httpx
@@ -198,7 +198,7 @@ def read_page(engine: ServedModel) -> str | None:
     import httpx
 
     try:
-        with httpx.Client(**_client_options(engine)) as client:
+        with httpx.Client(**client_options(engine.url, engine.api_key, TIMEOUT_SECONDS)) as client:
             return _page_of(client.get("/metrics"))
     except httpx.HTTPError:
         return None
@@ -209,16 +209,10 @@ async def read_page_async(engine: ServedModel) -> str | None:
     import httpx
 
     try:
-        async with httpx.AsyncClient(**_client_options(engine)) as client:
+        async with httpx.AsyncClient(**client_options(engine.url, engine.api_key, TIMEOUT_SECONDS)) as client:
             return _page_of(await client.get("/metrics"))
     except httpx.HTTPError:
         return None
-
-
-def _client_options(engine: ServedModel) -> dict[str, Any]:
-    is_secure = engine.url.startswith("https")  # reading certificates takes longer than most requests
-    options = {"base_url": engine.url, "headers": authorization(engine.api_key), "verify": is_secure}
-    return {**options, "timeout": TIMEOUT_SECONDS, "trust_env": False}
 
 
 def _page_of(answer: "httpx.Response") -> str | None:

@@ -12,7 +12,7 @@ from itertools import starmap
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from tasks.inference.engine.client import OF_POLICY, SERVE_SECONDS, ServedModel, authorization
+from tasks.inference.engine.client import OF_POLICY, SERVE_SECONDS, ServedModel, client_options
 from tasks.inference.sampling.crash_isolation import InFlightRollout
 from tasks.inference.sampling.rollout_clock import RolloutClock
 
@@ -96,13 +96,16 @@ class ServiceWatch:
 
     async def follow_engines(self) -> None:
         """Ask every engine for an answer, again and again until cancelled; raises ServiceLost."""
+        import httpx
+
         async with AsyncExitStack() as stack:
             clients: dict[str, httpx.AsyncClient] = {}
             while True:
                 self._ask_now.clear()
                 for url, api_key in self.engines.items():
                     if url not in clients:
-                        clients[url] = await stack.enter_async_context(_client(url, api_key))
+                        client = httpx.AsyncClient(**client_options(url, api_key, SILENT_SECONDS))
+                        clients[url] = await stack.enter_async_context(client)
                 asked = [self._ask_engine(url, clients[url]) for url in self.engines]
                 for error in filter(None, await asyncio.gather(*asked, return_exceptions=True)):
                     raise error
@@ -179,13 +182,3 @@ class ServiceWatch:
             self.lose(ServiceLost(server_name(environment), address, error.strerror or str(error), environment))
             return
         writer.close()
-
-
-def _client(url: str, api_key: str) -> "httpx.AsyncClient":
-    import httpx
-
-    # Reading certificates takes longer than most requests.
-    secure = url.startswith("https")
-    return httpx.AsyncClient(
-        base_url=url, headers=authorization(api_key), timeout=SILENT_SECONDS, trust_env=False, verify=secure
-    )

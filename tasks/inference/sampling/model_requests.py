@@ -3,16 +3,15 @@
 RolloutRunner makes them; they travel with each request for a rollout.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tasks.inference.engine import model_info
-from tasks.inference.engine.client import Engine, authorization
+from tasks.inference.engine.client import Engine, ServedModel, authorization
 
 if TYPE_CHECKING:
     from verifiers.v1.configs.client import EvalClientConfig, TrainClientConfig
     from verifiers.v1.types import SamplingConfig
 
-    from configs.evaluation import ExternalModelConfig
     from configs.run import View
 
 CHAT_API_SEEDS = 2**30
@@ -24,58 +23,41 @@ def api_address(engine_url: str) -> str:
     return f"{engine_url.rstrip('/')}/v1"
 
 
-def client_config(engine_url: str, api_key: str, config: "View") -> "TrainClientConfig":
-    """Return where and how an environment server calls the engine: tokens in, tokens out, with the run's renderer.
+def client_config(served: ServedModel, config: "View", default_key: str = "") -> "TrainClientConfig | EvalClientConfig":
+    """Return where and how an environment server calls a model.
 
-    The API key travels with the request: a server that someone else runs then needs no configuration, and a program
-    that a model drives does not find the key among its environment variables. Rows are stored without it
-    (`rows.wire_record`).
+    That is an engine, tokens in and tokens out with the run's renderer, or a chat API, messages in and messages out.
+    The API key of an engine (`default_key` for one without) travels with the request: a server that someone else runs
+    then needs no configuration, and a program that a model drives does not find the key among its environment
+    variables. Rows are stored without it (`rows.wire_record`). The key of a chat API is read by the environment server,
+    from the variable that the config names.
     """
-    from verifiers.v1.configs.client import TrainClientConfig
+    from verifiers.v1.configs.client import EvalClientConfig, TrainClientConfig
 
-    tokenizer = config.model.tokenizer or config.model.path or Engine(engine_url, api_key).model_directory()
+    if served.chat:
+        return EvalClientConfig(base_url=served.chat.url, api_key_var=served.chat.api_key_variable)
+    model = config.model
+    tokenizer = model.tokenizer or model.path or Engine(served.url, served.api_key).model_directory()
     return TrainClientConfig(
-        base_url=api_address(engine_url),
+        base_url=api_address(served.url),
         api_key_var=config.engine.api_key_variable,
-        headers=authorization(api_key),
-        renderer=model_info.renderer_config(config.model.renderer, tokenizer, config.model.renderer_settings),
+        headers=authorization(served.api_key or default_key),
+        renderer=model_info.renderer_config(model.renderer, tokenizer, model.renderer_settings),
         renderer_model_name=tokenizer,
     )
 
 
-def chat_client_config(external: "ExternalModelConfig") -> "EvalClientConfig":
-    """Return where and how an environment server calls an external chat API: messages in, messages out.
-
-    The key is read by the environment server, from the variable that the config names: it travels with no request.
-    """
-    from verifiers.v1.configs.client import EvalClientConfig
-
-    return EvalClientConfig(base_url=external.url, api_key_var=external.api_key_variable)
-
-
-def chat_sampling_config(
-    external: "ExternalModelConfig", config: "View", temperature: float, seed: int | None
-) -> "SamplingConfig":
-    """Return how a chat API is asked to sample; `external.settings` override the run's.
-
-    `seed` is that of the attempt, of which `agent_runs.call_seed` makes those of its calls; None sends none.
-    """
-    small_seed = None if seed is None else seed % CHAT_API_SEEDS
-    return _sampling_config(config, temperature, small_seed, **external.settings)
-
-
-def sampling_config(config: "View", temperature: float, seed: int | None, salt: str) -> "SamplingConfig":
-    """Return how the tokens of one rollout are sampled.
+def sampling_config(served: ServedModel, config: "View", temperature: float, seed: int | None) -> "SamplingConfig":
+    """Return how a model samples one rollout; settings of a chat API override the run's.
 
     `seed` is that of the attempt, of which `agent_runs.call_seed` makes those of its calls; None sends none. The cache
-    is salted: states computed with other weights are never reused.
+    of an engine is salted: states computed with other weights are never reused.
     """
-    # The environment server reads the tokens itself.
-    return _sampling_config(config, temperature, seed, cache_salt=salt, detokenize=False)
-
-
-def _sampling_config(config: "View", temperature: float, seed: int | None, **others: Any) -> "SamplingConfig":
     from verifiers.v1.types import SamplingConfig
 
+    # Of an engine the environment server reads the tokens itself.
+    settings = served.chat.settings if served.chat else {"cache_salt": served.salt, "detokenize": False}
+    if served.chat and seed is not None:
+        seed %= CHAT_API_SEEDS
     limits = {"top_p": config.rollout.top_p, "max_tokens": config.rollout.max_tokens}
-    return SamplingConfig.model_validate({"temperature": temperature, "seed": seed, **limits, **others})
+    return SamplingConfig.model_validate({"temperature": temperature, "seed": seed, **limits, **settings})

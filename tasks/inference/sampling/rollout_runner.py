@@ -18,13 +18,7 @@ from tasks.inference.environments.agent_runs import add_header
 from tasks.inference.sampling.crash_isolation import InFlightRollout
 from tasks.inference.sampling.episode_rows import Rows, episode_rows
 from tasks.inference.sampling.lost_servers import ServiceWatch
-from tasks.inference.sampling.model_requests import (
-    api_address,
-    chat_client_config,
-    chat_sampling_config,
-    client_config,
-    sampling_config,
-)
+from tasks.inference.sampling.model_requests import api_address, client_config, sampling_config
 from tasks.inference.sampling.seats import SeatClient, Seats
 from tasks.inference.sampling.server_pool import ServerPool
 from tasks.inference.trace_rows.failures import Failure, failure_of_error
@@ -74,10 +68,7 @@ class RolloutRunner:
         self.environments = {environment.name: environment for environment in config.environments}
         # A teacher without a key must not be sent the key that environment servers have for the policy's engine.
         self.client_configs = {
-            name: chat_client_config(each.chat)
-            if each.chat
-            else client_config(each.url, each.api_key or (NO_KEY if name else ""), config)
-            for name, each in served.items()
+            name: client_config(model, config, NO_KEY if name else "") for name, model in served.items()
         }
         if versions is not None:  # weights are exchanged under rollouts, whose tokens are then of several policies
             versions.setdefault(policy.key, policy.version)
@@ -257,9 +248,7 @@ class RolloutRunner:
         # A server of another program would send this seed with every call, and all turns would draw alike. Without one
         # the engine draws from its own generator.
         seed = None if self.environments[name].addresses else attempt_seed
-        if served.chat:
-            return chat_sampling_config(served.chat, self.config, origin.temperature, seed)
-        return sampling_config(self.config, origin.temperature, seed, served.salt)
+        return sampling_config(served, self.config, origin.temperature, seed)
 
 
 def _kept_turn(origin: RolloutOrigin, model: str, played: Mapping[str, str]) -> CachedTurn:

@@ -39,7 +39,7 @@ def script(tmp_path_factory):
     [
         (("sho",), ["show"]),
         (("show", "--las"), ["--last"]),
-        (("export", "--format", "pref"), ["preferences"]),
+        (("export", "--format", "verif"), ["verifiers"]),
     ],
     ids=" ".join,
 )

@@ -141,15 +141,6 @@ def test_supervised_samples_feed_the_supervised_trainer(base, tmp_path):
     assert pl.read_parquet(tmp_path / "s.parquet")["reward"].min() >= 0.5
 
 
-def test_preference_pairs_of_every_group(base, tmp_path):
-    assert out(base, tmp_path / "p.jsonl", form="preferences").number == 2
-    pairs = lines(tmp_path / "p.jsonl")
-    assert [(pair["chosen_reward"], pair["rejected_reward"]) for pair in pairs] == [(1.0, 0.0), (0.75, 0.0)]
-    assert all(pair["chosen"] != pair["rejected"] and pair["prompt"] for pair in pairs)
-    out(base, tmp_path / "p.parquet", form="preferences")
-    assert pl.read_parquet(tmp_path / "p.parquet")["prompt"].to_list() == [pair["prompt"] for pair in pairs]
-
-
 def test_a_condition_chooses_rollouts(base, tmp_path):
     assert out(base, tmp_path / "a.jsonl", where="keep").number == 10
     assert out(base, tmp_path / "b.jsonl", form="verifiers", where="reward = 1.0 -- the best").number == 1
@@ -260,14 +251,6 @@ def test_datasets_leave_rollouts_in_quarantine_out_and_say_so(store, tmp_path, c
     ]
     assert cli.main([*argv, "--force", "--quarantined"]) == 0
     assert capsys.readouterr().out == f"{tmp_path}/b.jsonl: 10 samples\n"
-
-
-def test_pairs_are_made_without_rollouts_in_quarantine(store, tmp_path):
-    out(store, tmp_path / "a.jsonl", "base", "preferences")
-    best = [line["chosen_trace_id"] for line in lines(tmp_path / "a.jsonl")]
-    store.quarantines.record(best, where="true", reason="fooled", run="base")
-    assert out(store, tmp_path / "b.jsonl", "base", "preferences").num_quarantined == len(best) == 2
-    assert not set(best) & set((tmp_path / "b.jsonl").read_text().split('"'))
 
 
 def test_a_run_all_in_quarantine_is_refused_with_the_reason(store, tmp_path):

@@ -1,11 +1,11 @@
-"""Datasets: supervised samples branch by branch, and pairs of answers that earned differently."""
+"""Datasets: supervised samples branch by branch."""
 
 import json
 from typing import Any
 
 import pytest
 
-from tasks.exchange.datasets import NotText, preferences, samples
+from tasks.exchange.datasets import NotText, samples
 from tasks.exchange.episodes import Row
 from tests.fixtures.builders import message, trace
 
@@ -14,11 +14,6 @@ def said(name: str, number: int, parent: int | None, role: str, text: Any, sampl
     """Return a message with its text in its body."""
     body = json.dumps({"role": role, "content": text, **more})
     return message(name, number, parent=parent, sampled=sampled, role=role, body=body, content=None)
-
-
-def exchange(name: str, answer: str, asked: str = "2 + 2") -> list[Row]:
-    """Return a question and its answer."""
-    return [said(name, 0, None, "user", asked), said(name, 1, 0, "assistant", answer, sampled=True)]
 
 
 def test_every_branch_is_a_sample_up_to_its_last_answer():
@@ -55,30 +50,3 @@ def test_pictures_are_refused():
     picture = said("t", 0, None, "user", [{"type": "image_url", "image_url": {"url": "x"}}])
     with pytest.raises(NotText, match="trace t, message 0"):
         list(samples(trace("t"), [picture, said("t", 1, 0, "assistant", "a", sampled=True)]))
-
-
-def group(*rewards: float | None, asked: str = "2 + 2") -> list[tuple[Row, list[Row]]]:
-    """Return traces of one group with these rewards."""
-    return [
-        (trace(f"t{i}", reward=reward), exchange(f"t{i}", f"answer {i}", asked)) for i, reward in enumerate(rewards)
-    ]
-
-
-def test_the_best_is_paired_with_the_worst():
-    (pair,) = preferences(group(0.5, 1.0, None, 0.0))
-    assert pair["prompt"] == [{"role": "user", "content": "2 + 2"}]
-    assert pair["chosen"] == [{"role": "assistant", "content": "answer 1"}]
-    assert pair["rejected"] == [{"role": "assistant", "content": "answer 3"}]
-    assert (pair["chosen_reward"], pair["rejected_reward"]) == (1.0, 0.0)
-    assert (pair["chosen_trace_id"], pair["rejected_trace_id"]) == ("t1", "t3")
-
-
-def test_equal_rewards_make_no_pair():
-    assert list(preferences(group(0.5, None, 0.5))) == list(preferences(group(None))) == list(preferences([])) == []
-
-
-def test_prompts_must_be_the_same():
-    assert list(preferences([*group(1.0), *group(0.0, asked="3 + 3")])) == []
-    judge = (trace("j", reward=0.0, agent="judge"), exchange("j", "no"))
-    assert list(preferences([*group(1.0), judge])) == []
-    assert len(list(preferences(group(1.0, 0.0)))) == 1

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from tasks.inference.engine.checks import EngineMismatch, check_serving, check_weights
-from tasks.inference.engine.checksum import PRECISIONS, WeightsSum, sum_files, sum_tensor
+from tasks.inference.engine.read_back import PRECISIONS, WeightsSum, sum_files, sum_tensor
 from tests.fixtures.hosts import ENGINE
 from tests.tasks.inference.engine.probes import flip, policy_row
 

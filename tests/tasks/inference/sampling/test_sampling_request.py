@@ -12,7 +12,7 @@ from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from tasks.inference.engine.client import OF_POLICY, ServedModel
 from tasks.inference.environments.agent_runs import SEED_STRIDE, CallSeeds, call_seed, prompt_digest
-from tasks.inference.sampling.model_requests import chat_sampling_config
+from tasks.inference.sampling.model_requests import sampling_config
 from tasks.inference.sampling.sampler import BatchSampler
 from tasks.runtime.stage import Policy
 from tests.fixtures.hosts import SECTIONS, view_of
@@ -77,7 +77,8 @@ SECOND_TURN = [UserMessage(content="a"), AssistantMessage(content="b"), UserMess
 def test_a_chat_api_is_sent_small_seeds_by_every_seat_of_an_episode(seed):
     external = ExternalModelConfig(url="https://somewhere/v1", model="m")
     made = sampling()
-    found = chat_sampling_config(external, made.config, 1.0, seed).model_dump()["seed"]
+    served = ServedModel(external.url, "", external.model, chat=external)
+    found = sampling_config(served, made.config, 1.0, seed).model_dump()["seed"]
     assert found == seed or seed > 41
     assert found >= 0 and found + 1000 * SEED_STRIDE < 2**31
 
