@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from configs.run import RunConfig
     from flows.replays.request import ReplayRequest
     from flows.viewer.notebook import Viewer
-    from tasks.advantage.algorithms import Credit, GroupedTraces
-    from tasks.filtering.filters import FilterInput
+    from tasks.advantage.algorithms.credit import Credit, GroupedTraces
+    from tasks.arrays.finding import FilterInput
     from tasks.learner.losses.tokens import RlTokens
 
 __all__ = [
@@ -48,10 +48,10 @@ __all__ = [
     "sft",
 ]
 PLUGIN_MODULES = {
-    "Credit": "tasks.advantage.algorithms",
+    "Credit": "tasks.advantage.algorithms.credit",
     "CustomConfig": "configs.algorithms",
-    "FilterInput": "tasks.filtering.filters",
-    "GroupedTraces": "tasks.advantage.algorithms",
+    "FilterInput": "tasks.arrays.finding",
+    "GroupedTraces": "tasks.advantage.algorithms.credit",
     "RlTokens": "tasks.learner.losses.tokens",
 }
 """Where the classes are that a person's algorithm, filter or loss names: imported when one is named."""

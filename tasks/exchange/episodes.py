@@ -66,11 +66,6 @@ class Episode:
     seed: int = 0
 
 
-def canonical(value: Any) -> str:
-    """Return JSON with sorted keys and no spaces; NaN is spelt NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-
-
 def compact(value: Any) -> str:
     """Return JSON with its keys in their own order and no spaces, which can be written as UTF-8.
 

@@ -22,10 +22,10 @@ from tasks.exchange.episodes import (
     Origin,
     Row,
     Unfit,
-    canonical,
     checked_number,
 )
 from tasks.exchange.verifiers_lines import read_episode
+from tasks.inference.trace_rows.rows import canonical_json
 
 STEP = re.compile(r"step_(\d+)")
 """How prime-rl names the directory of a step's files."""
@@ -108,7 +108,7 @@ def _parse(text: bytes) -> Any:
         value = _read_json(text)
         # json takes it, and the first write to a table would fail far from here.
         if b"\\ud" in text.lower():  # half of a surrogate pair is JSON and no text
-            canonical(value).encode()
+            canonical_json(value).encode()
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
         return Unfit("the line is not UTF-8", str(error))
     except json.JSONDecodeError as error:

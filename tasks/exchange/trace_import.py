@@ -18,12 +18,13 @@ from configs.sections import ModelConfig
 from storage.schemas.stage_tables import ASSIGNMENTS, EXAMPLES, MESSAGES, TRACES
 from tasks.arrays.columns import texts
 from tasks.arrays.images import TYPES
-from tasks.exchange.episodes import Episode, LineProblem, Row, canonical, compact, digest
+from tasks.exchange.episodes import Episode, LineProblem, Row, compact, digest
 from tasks.exchange.traces import MARK, source_of
 from tasks.inference.engine.model_info import model_directory
 from tasks.inference.trace_rows.demonstrations import demonstration_renderer
 from tasks.inference.trace_rows.image_tensors import tensors_of
 from tasks.inference.trace_rows.images import extract_images
+from tasks.inference.trace_rows.rows import canonical_json
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.stage import Attempt, Stage, Tables
 
@@ -268,7 +269,7 @@ def _with_unique_ids(episode: Episode) -> Episode:
 
 def _new_id(row: Row, messages: Sequence[Row]) -> str:
     source = source_of(row, [message for message in messages if message["trace_id"] == row["trace_id"]])
-    return f"{digest(canonical(source))[:ID_LENGTH]}-{row['trace_id']}"
+    return f"{digest(canonical_json(source))[:ID_LENGTH]}-{row['trace_id']}"
 
 
 def _rename(row: Row, trace_id: str) -> Row:

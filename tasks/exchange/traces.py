@@ -8,7 +8,6 @@ What no policy sampled gets the tokens that the file has, or else those of the r
 
 import json
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Annotated, Any, Literal, LiteralString, Self
 
 import numpy as np
@@ -30,8 +29,15 @@ from tasks.exchange.episodes import (
     mapping,
     paths,
 )
-from tasks.inference.trace_rows.failures import LIMITS, Failure, failure_of_trace
-from tasks.inference.trace_rows.rows import NODE_COLUMNS, TRACE_COLUMNS, error_columns, message_rows, rebuild
+from tasks.inference.trace_rows.failures import Failure, failure_of_trace
+from tasks.inference.trace_rows.rows import (
+    NODE_COLUMNS,
+    TRACE_COLUMNS,
+    error_columns,
+    message_rows,
+    outcome_columns,
+    rebuild,
+)
 
 LARGEST_REWARD = 1e9
 """What is larger drowns all other rewards; its square, and sums of it, stay far from infinite in single precision."""
@@ -230,7 +236,7 @@ def trace_rows(trace: Mapping[str, Any], context: ImportContext, place: Mapping[
     whole = {"ok": not trace.get("errors"), "errors": [], "is_timeout": False, "stop_condition": None}
     whole |= {"rewards": {}, "metrics": {}, "info": {}, **trace, "nodes": nodes}
     messages = message_rows(whole)
-    row = _row(whole, tokens, 1.0 if temperature is None else temperature)
+    row = _row(_with_timing(whole), tokens, 1.0 if temperature is None else temperature)
     mark = {"tokens": tokens, "temperature": "unknown"} if temperature is None else {"tokens": tokens}
     return _with_record(row, messages, trace, {**mark, **place}), messages
 
@@ -277,35 +283,41 @@ def with_failure(row: Row, failure: Failure) -> Row:
 
 def empty_row(trace_id: str) -> Row:
     """Return the row of a rollout that left no trace, its error apart."""
-    row = _row({"id": trace_id, "nodes": [], "rewards": {}, "metrics": {}, "info": {}, "stop_condition": None}, "", 1.0)
-    return {**row, "policy_key": NO_POLICY, "record": "{}"}
+    trace = {"id": trace_id, "nodes": [], "rewards": {}, "metrics": {}, "info": {}, "stop_condition": None}
+    return {**_row(_with_timing(trace), "", 1.0), "policy_key": NO_POLICY, "record": "{}"}
 
 
-def _row(trace: Mapping[str, Any], tokens: str, temperature: float) -> Row:
-    failure = failure_of_trace(trace) if "ok" in trace else None
-    agent, timing, nodes = mapping(trace.get("agent")), mapping(trace.get("timing")), trace["nodes"]
-    masks = [flag for node in nodes for flag in node["mask"]]
+def _row(trace: Row, tokens: str, temperature: float) -> Row:
+    masks = [flag for node in trace["nodes"] for flag in node["mask"]]
     return {
+        **outcome_columns(trace, failure_of_trace(trace) if "ok" in trace else None),
+        **{name: compact(trace[name]) for name in ("rewards", "metrics", "info")},
         "trace_id": trace["id"],
-        "agent": agent.get("name") or "agent",
-        "trainable": bool(agent.get("trainable", True)),
         "policy_key": UNKNOWN_POLICY if tokens == SAMPLED else NO_POLICY,
         "temperature": temperature,
-        "reward": None if failure is not None or not trace["rewards"] else _total(trace["rewards"]),
-        **{name: compact(trace[name]) for name in ("rewards", "metrics", "info")},
-        "stop_condition": trace["stop_condition"],
-        "is_truncated": _is_truncated(trace),
-        "num_turns": sum(node["sampled"] for node in nodes),
-        "num_branches": len(paths([node["parent"] for node in nodes])),
         "num_input_tokens": masks.count(False),
         "num_output_tokens": masks.count(True),
-        **error_columns(failure),
-        "started_at": datetime.fromtimestamp(timing.get("start") or 0, UTC),
-        "setup_seconds": _duration(timing.get("boot")) + _duration(timing.get("setup")),
-        "generation_seconds": _duration(timing.get("agent")),
-        "model_seconds": float(sum(_duration(mapping(call).get("time")) for call in trace.get("calls") or [])),
-        "scoring_seconds": _duration(timing.get("scoring")),
     }
+
+
+def _with_timing(trace: Row) -> Row:
+    """Return a trace with the fields that say who played it and how long, where it has none."""
+    agent, timing = mapping(trace.get("agent")), mapping(trace.get("timing"))
+    calls = map(mapping, trace.get("calls") or [])
+    spans = {name: _span(timing.get(name)) for name in ("boot", "setup", "agent", "scoring")}
+    return {
+        **trace,
+        "agent": {**agent, "name": agent.get("name") or "agent", "trainable": bool(agent.get("trainable", True))},
+        "timing": {"start": timing.get("start") or 0, **spans},
+        "calls": [{"error": None, "finish_reason": None, **call, "time": _span(call.get("time"))} for call in calls],
+    }
+
+
+def _span(span: Any) -> Row:
+    start, end = mapping(span).get("start") or 0.0, mapping(span).get("end") or 0.0
+    if end:
+        checked_number(end - start, "seconds", -LARGEST_SECONDS, LARGEST_SECONDS)
+    return {"start": start, "end": end}
 
 
 def _with_record(row: Row, messages: Sequence[Row], trace: Mapping[str, Any], mark: Row) -> Row:
@@ -321,20 +333,6 @@ def _rebuild(row: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> R
     trace = with_short_logprobs(rebuild(row, messages))
     del trace[MARK]
     return trace
-
-
-def _total(rewards: Mapping[str, Any]) -> float:
-    return float(sum(reward["score"] * reward["weight"] for reward in rewards.values() if reward is not None))
-
-
-def _is_truncated(trace: Mapping[str, Any]) -> bool:
-    answered = [call for call in map(mapping, trace.get("calls") or []) if call.get("error") is None]
-    return trace["stop_condition"] in LIMITS or (bool(answered) and answered[-1].get("finish_reason") == "length")
-
-
-def _duration(span: Any) -> float:
-    start, end = mapping(span).get("start") or 0.0, mapping(span).get("end") or 0.0
-    return max(0.0, checked_number(end - start, "seconds", -LARGEST_SECONDS, LARGEST_SECONDS)) if end else 0.0
 
 
 SET, REMOVE, INSIDE = "set", "remove", "inside"

@@ -16,7 +16,6 @@ from tasks.exchange.episodes import (
     Origin,
     Row,
     Unfit,
-    canonical,
     checked_number,
     compact,
     digest,
@@ -25,7 +24,7 @@ from tasks.exchange.episodes import (
 )
 from tasks.exchange.traces import MARK, empty_row, shortest, trace_rows, with_failure, with_short_logprobs
 from tasks.inference.trace_rows.failures import NON_FINITE, Failure, failure_of_error
-from tasks.inference.trace_rows.rows import rebuild
+from tasks.inference.trace_rows.rows import canonical_json, rebuild
 
 UNNAMED = "imported"
 """The environment of rollouts that name none."""
@@ -74,7 +73,7 @@ def _count_failure(
     # A rollout without a trace still answers an assignment, or a group would lose a member unseen.
     nothing = Failure("incomplete", "NoTrace", "the environment ran no agent and recorded no error")
     mark = {"tokens": "", "file": origin.number, "line": origin.line, "at": 0, "episode": outer}
-    row = with_failure(empty_row(digest("no trace", str(line.get("id")), canonical(outer))), whole or nothing)
+    row = with_failure(empty_row(digest("no trace", str(line.get("id")), canonical_json(outer))), whole or nothing)
     return [{**row, "record": compact({MARK: mark})}], []
 
 
@@ -111,9 +110,9 @@ def _example(task: Any) -> tuple[str, str]:
     if not isinstance(data, Mapping):
         raise Unfit("the task's data is no object")
     # idx is the task's place in a list, which says nothing of the task.
-    content = canonical({name: value for name, value in data.items() if name != "idx"})
+    content = canonical_json({name: value for name, value in data.items() if name != "idx"})
     found = first(data.get("id"), task.get("key"), task.get("hash"), digest(content))
-    return str(found), canonical(data)
+    return str(found), canonical_json(data)
 
 
 def _step(said: Any) -> int:

@@ -141,42 +141,44 @@ def mean_and_max(ages: Counter[int]) -> Measures:
         yield "max", float(max(ages))
 
 
+def _by_name(values: Iterable[tuple[str, float]]) -> list[tuple[str, list[float]]]:
+    groups = defaultdict[str, list[float]](list)
+    for name, value in values:
+        groups[name].append(value)
+    return sorted(groups.items())
+
+
 def _of_agents(rows: Rows) -> Measures:
     """Yield the mean reward of each agent of an environment; nothing where there is only one."""
-    rewards: dict[str, list[float]] = {}
-    for row in rows:
-        if row["reward"] is not None:
-            rewards.setdefault(row["agent"], []).append(row["reward"])
+    rewards = _by_name((row["agent"], row["reward"]) for row in rows if row["reward"] is not None)
     # With one agent its mean is that of the environment.
-    for agent, own in sorted(rewards.items()) if len(rewards) > 1 else ():
-        yield f"reward/{agent}/mean", mean(own)
+    for agent, values in rewards if len(rewards) > 1 else ():
+        yield f"reward/{agent}/mean", mean(values)
 
 
-def _of_rewards(rows: Iterable[Mapping[str, Any]]) -> Measures:
+def _of_rewards(rows: Rows) -> Measures:
     """Yield the mean score of each named reward, without its weight, over the rollouts that have it."""
-    scores: dict[str, list[float]] = {}
-    for row in rows:
-        for name, named in json.loads(row["rewards"] or "{}").items():
-            if named is not None and named["score"] is not None:
-                scores.setdefault(name, []).append(float(named["score"]))
-    for name, own in sorted(scores.items()):
-        yield f"rewards/{name}/mean", mean(own)
+    rewards = (reward for row in rows for reward in json.loads(row["rewards"] or "{}").items())
+    scores = ((name, float(reward["score"])) for name, reward in rewards if reward and reward["score"] is not None)
+    for name, values in _by_name(scores):
+        yield f"rewards/{name}/mean", mean(values)
 
 
-def _of_environment(rows: Iterable[Mapping[str, Any]]) -> Measures:
+def _of_environment(rows: Rows) -> Measures:
     """Yield the means of what the environment measured, each over the rollouts that have it."""
-    values: dict[str, list[float]] = {}
+    for name, values in _by_name(_environment_metrics(rows)):
+        yield f"metrics/{name}", mean(values)
+
+
+def _environment_metrics(rows: Rows) -> Measures:
     for row in rows:
         for name, value in json.loads(row["metrics"] or "{}").items():
             # Environments also note texts and lists, which have no mean.
             if isinstance(value, (int, float)):
                 try:
-                    values.setdefault(name, []).append(float(value))
+                    yield name, float(value)
                 except OverflowError:
                     _log.warning("metric %r of a rollout is left out: an integer beyond float64", name)
-    for name, own in sorted(values.items()):
-        if own:
-            yield f"metrics/{name}", mean(own)
 
 
 def _of_filters(rows: Rows, names: Sequence[str]) -> Measures:

@@ -27,8 +27,6 @@ STREAMS = ("logprobs", "advantages", *WEIGHTS)
 MEASURED = ("sample_id", "logprobs", "entropies")
 MEANS = {"entropy": "entropy", "ref_kl": "ref_kl/mean"}
 """The metric of those of which the mean alone is reported; of the others there are deviation and maximum, too."""
-MOST_IN_MEMORY = 1 << 27
-"""Bytes of importance ratios, of all scopes together, that stay in memory."""
 Array = npt.NDArray[Any]
 Tokens = Mapping[str, Array]
 """Streams of samples, (T,) each: STREAMS of the packed rows, `learner` and `entropies` of what was measured, of float32
@@ -49,8 +47,7 @@ def token_metrics(
     scopes = names if len(names) > 1 else []
     numbers = {sample: scopes.index(name) for sample, name in environments.items()} if scopes else {}
     masked = None if masks is None else dict(zip(texts(masks["sample_id"]), masks["masked"], strict=True))
-    most = MOST_IN_MEMORY // (1 + len(scopes))
-    whole, *by_environment = [TokenMeasures(most) for _ in range(1 + len(scopes))]
+    whole, *by_environment = [TokenMeasures() for _ in range(1 + len(scopes))]
     # A ratio that is not finite makes a metric that is not: it is kept as it is, and named where it is exported.
     with np.errstate(over="ignore", invalid="ignore"):
         for tokens in _packed_tokens(batches, statistics, masked, numbers):
@@ -166,10 +163,10 @@ def _log_ratios(tokens: Tokens, members: Array) -> Array:
 class TokenMeasures:
     """What is measured of the tokens of a scope, which come in parts."""
 
-    def __init__(self, most_in_memory: int) -> None:
+    def __init__(self) -> None:
         self._counts = Counter[str]()
         self._moments = defaultdict[str, Moments](Moments)
-        self._ratios = Quantiles(most_in_memory)
+        self._ratios = Quantiles()
 
     def add(self, tokens: Tokens) -> None:
         """Take the tokens of a part."""

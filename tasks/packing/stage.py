@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from tempfile import SpooledTemporaryFile
+from tempfile import TemporaryFile
 from typing import Any, Self
 
 import numpy as np
@@ -157,7 +157,7 @@ class PackedRow:
 class TokenSpool:
     """The per-token streams of packed rows, written in the order of the tables, read in the order of the rows.
 
-    They are in files without a name once they are large: a sample may lie anywhere in the tables.
+    Large ones are files without a name, mapped into memory: a sample may lie anywhere in the tables.
     """
 
     def __init__(self, samples: Samples, rows: Sequence[PackedRow]) -> None:
@@ -172,7 +172,7 @@ class TokenSpool:
         for row, begin in zip(rows, self.borders.tolist(), strict=False):
             lengths = samples.lengths[list(row.samples)]
             self._start[list(row.samples)] = begin + np.cumsum(lengths) - lengths
-        self._files = {name: SpooledTemporaryFile(max_size=SPOOLED) for name in SPOOL_TYPES}  # noqa: SIM115
+        self._streams = {name: _zeros(int(self.borders[-1]), kind) for name, kind in SPOOL_TYPES.items()}
 
     def take_samples(self, credits: StoredRows, factors: npt.NDArray[np.float64] | None) -> None:
         """Take the streams of table samples; rl weights are multiplied by the samples' factors."""
@@ -212,20 +212,19 @@ class TokenSpool:
 
     def read(self, name: str, first: int, last: int) -> Ragged:
         """Return a stream of some rows; zeros in padding rows."""
-        kind = np.dtype(SPOOL_TYPES[name])
         begin, end = self.borders[[first, last]].tolist()
-        self._files[name].seek(begin * kind.itemsize)
-        data = self._files[name].read((end - begin) * kind.itemsize)
-        values = np.zeros(end - begin, kind)  # rows without samples come last: nothing was written there
-        found = np.frombuffer(data, kind)
-        values[: len(found)] = found
-        return Ragged(values, self.borders[first : last + 1] - begin)
+        return Ragged(np.array(self._streams[name][begin:end]), self.borders[first : last + 1] - begin)
 
     def _write(self, place: int, streams: Mapping[str, npt.NDArray[Any]]) -> None:
         for name, values in streams.items():
-            kind = np.dtype(SPOOL_TYPES[name])
-            self._files[name].seek(place * kind.itemsize)
-            self._files[name].write(np.ascontiguousarray(values, kind).tobytes())
+            self._streams[name][place : place + len(values)] = values
+
+
+def _zeros(count: int, kind: npt.DTypeLike) -> npt.NDArray[Any]:
+    if count * np.dtype(kind).itemsize <= SPOOLED:
+        return np.zeros(count, kind)
+    with TemporaryFile() as file:  # it is gone with the array
+        return np.memmap(file, kind, "w+", shape=count)
 
 
 SPOOLED = 1 << 25

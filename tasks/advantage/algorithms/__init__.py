@@ -1,6 +1,6 @@
 """The algorithms by the `type` of their config section: one small file each, one line here."""
 
-from tasks.advantage.algorithms.credit import AdvantageBreach, Algorithm, Credit, GroupedTraces
+from tasks.advantage.algorithms.credit import Algorithm
 from tasks.advantage.algorithms.custom import custom
 from tasks.advantage.algorithms.dr_grpo import dr_grpo
 from tasks.advantage.algorithms.echo import echo
@@ -30,5 +30,3 @@ ALGORITHMS = {
     "sft": Algorithm(sft, zero_sum=False, sees="groups"),
     "supervised": Algorithm(supervised, zero_sum=False, sees="groups"),
 }
-
-__all__ = ["ALGORITHMS", "AdvantageBreach", "Algorithm", "Credit", "GroupedTraces"]

@@ -1,6 +1,6 @@
 """The filters by the `type` of their config section: one small file each, one line here."""
 
-from tasks.arrays.finding import Filter, FilterInput, Finding
+from tasks.arrays.finding import Filter
 from tasks.filtering.filters.custom import custom
 from tasks.filtering.filters.errored import errored
 from tasks.filtering.filters.gibberish import gibberish
@@ -20,5 +20,3 @@ FILTERS = {
     "incomplete_group": Filter(incomplete_group, of_groups=True),
     "custom": Filter(custom),
 }
-
-__all__ = ["FILTERS", "Filter", "FilterInput", "Finding"]

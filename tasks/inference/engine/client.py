@@ -264,14 +264,17 @@ class Engine:
         prompt, whatever the engine's `--logprobs-mode`.
         """
         *prompt, last = token_ids
-        options = {"prompt_logprobs": 0, "logprobs": 2, "logprob_token_ids": [last, last]}  # see `probes`
-        answer = self.generate(prompt, cache_salt=salt, max_tokens=1, temperature=1.0, **options)
-        return [*_prompt_logprobs(answer, prompt), self._last_logprob(answer, last)]
+        logprob, answer = self._score_last(prompt, last, salt, prompt_logprobs=0)
+        return [*_prompt_logprobs(answer, prompt), logprob]
 
-    def _last_logprob(self, answer: dict[str, Any], last: int) -> float:
+    def _score_last(self, prompt: list[int], last: int, salt: str, **options: Any) -> tuple[float, dict[str, Any]]:
+        """Return the log-prob of a token after a prompt, and the whole answer."""
+        # The id twice: the answer has `logprobs` entries, of which the sampled token takes one.
+        options |= {"max_tokens": 1, "temperature": 1.0, "logprobs": 2, "logprob_token_ids": [last, last]}
+        answer = self.generate(prompt, cache_salt=salt, **options)
         for entry in answer["choices"][0]["logprobs"]["content"][0]["top_logprobs"]:
             if entry["token"] == f"token_id:{last}":
-                return float(entry["logprob"])
+                return float(entry["logprob"]), answer
         raise EngineError(f"the engine at {self.url} did not score token {last}, which it was asked to")
 
     def probes(self, token_ids: list[int], policy_key: str) -> tuple[float, list[float]]:
@@ -280,11 +283,8 @@ class Engine:
         The first is of a generated token and the second of a prompt: neither way of the engine vouches for itself. Only
         whole blocks are cached, so the check reaches the cache with probes of more than one block.
         """
-        last = token_ids[-1]
-        # The id twice: the answer has `logprobs` entries, of which the sampled token takes one.
-        options = {"max_tokens": 1, "temperature": 1.0, "logprobs": 2, "logprob_token_ids": [last, last]}
         # The cached path first: computing afresh would put right blocks next to stale ones.
-        cached = self._last_logprob(self.generate(token_ids[:-1], cache_salt=policy_key, **options), last)
+        cached, _ = self._score_last(token_ids[:-1], token_ids[-1], policy_key)
         options = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
         afresh = self.generate(token_ids, cache_salt=policy_key, **options)
         return cached, _prompt_logprobs(afresh, token_ids)

@@ -2,7 +2,6 @@
 
 import hashlib
 import itertools
-import json
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -15,6 +14,7 @@ import pyarrow as pa
 from storage.schemas.stage_tables import EXAMPLES
 from tasks.inference.environments.introspection import EnvironmentFacts, facts_of
 from tasks.inference.environments.servers import write_rows
+from tasks.inference.trace_rows.rows import canonical_json
 
 if TYPE_CHECKING:
     from verifiers.v1.configs.env import EnvConfig
@@ -85,11 +85,6 @@ def task_content(task: "Task[Any]") -> dict[str, Any]:
 def _defaults(kind: "type[TaskData]") -> Mapping[str, Any]:
     """Return the default of every field; once for a class, as pydantic looks at a factory's signature each time."""
     return {name: field.get_default(call_default_factory=True) for name, field in kind.model_fields.items()}
-
-
-def canonical_json(value: Any) -> str:
-    """Return JSON with sorted keys and no spaces."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def example_id(task: "Task[Any]", content: Mapping[str, Any]) -> str:

@@ -36,8 +36,6 @@ CHECK_SECONDS = 2.0
 """Between two connections to a shared tool server, and the longest wait for one."""
 MAX_REFUSALS = 3
 """Refused connections in a row after which a server is gone: a busy one accepts, or does not answer yet."""
-WORK_VARIABLE = "STAGECOACH_RUNTIMES"
-LABELS_VARIABLE = "STAGECOACH_SANDBOX_LABELS"
 LOG_FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
 
 _log = logging.getLogger(__name__)
@@ -97,8 +95,6 @@ def serve(environment: Mapping[str, Any], report: Path) -> int:
     # A server that was killed left runtimes behind; the next one of this report takes the directory over, empty.
     work = report.with_name(f"{report.name}.runtimes")
     shutil.rmtree(work, ignore_errors=True)
-    os.environ[WORK_VARIABLE] = str(work)
-    os.environ[LABELS_VARIABLE] = json.dumps(environment["sandbox_labels"])
     config = verifiers_config(environment)
 
     def put(address: str) -> None:
@@ -110,9 +106,9 @@ def serve(environment: Mapping[str, Any], report: Path) -> int:
         if max_workers(environment["pool"]) != 1:  # one worker needs no broker and is the server itself
             from tasks.inference.environments.pool import serve_pool
 
-            set_up = functools.partial(set_up_worker, environment)
+            set_up = functools.partial(set_up_worker, environment, work)
             return serve_pool(environment, env_config_data(config), put, set_up, key)
-        _set_up_serving()
+        _set_up_serving(environment, work)
         server = EnvServer(config, "tcp://127.0.0.1:0" if key else f"tcp://{bind_address()}:0")
         if key:
             seal_frontend(server, key)
@@ -131,7 +127,7 @@ def max_workers(pool: Mapping[str, Any]) -> int | None:
 
 
 def set_up_process() -> None:
-    """Set up the path of modules, logging to standard error, the directory of runtimes and sandbox labels.
+    """Set up the path of modules and logging to standard error.
 
     Servers and pool workers call it: a spawned worker starts without log handlers, and what it logs would be lost.
     """
@@ -143,29 +139,25 @@ def set_up_process() -> None:
     # These log a line or more for every model call or rollout, whose trace says the same.
     for name in ("httpx", "aiohttp.access", "verifiers.v1.rollout"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    if directory := os.environ.get(WORK_VARIABLE):
-        import verifiers.v1.runtimes.subprocess as runtime
-
-        runtime.CACHE_DIR = Path(directory)
-    label_sandboxes()
 
 
-def label_sandboxes() -> None:
-    """Attach the labels of the environment's section to every sandbox that this process makes."""
-    if labels := os.environ.get(LABELS_VARIABLE):
-        from verifiers.v1.runtimes import set_base_sandbox_labels
+def set_up_runtimes(environment: Mapping[str, Any], work: Path) -> None:
+    """Let runtimes of this process lie in the directory `work`, and its sandboxes have the labels of the section."""
+    import verifiers.v1.runtimes.subprocess as runtime
+    from verifiers.v1.runtimes import set_base_sandbox_labels
 
-        set_base_sandbox_labels(json.loads(labels))
+    runtime.CACHE_DIR = work
+    set_base_sandbox_labels(environment["sandbox_labels"])
 
 
-def set_up_worker(environment: Mapping[str, Any]) -> None:
+def set_up_worker(environment: Mapping[str, Any], work: Path) -> None:
     """Set up a worker of a pool; raises EnvironmentUnavailable where its code was edited since the run began."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until it serves there is nothing to be brought to an end
     require_same_code(environment)  # an elastic pool starts workers at any time
-    _set_up_serving()
+    _set_up_serving(environment, work)
 
 
-def _set_up_serving() -> None:
+def _set_up_serving(environment: Mapping[str, Any], work: Path) -> None:
     """Patch verifiers for serving, and import what the first rollout would import in the event loop."""
     declare_torchvision_operators()  # renderers of models that see import a processor
     import renderers.client  # noqa: F401
@@ -174,6 +166,7 @@ def _set_up_serving() -> None:
     from tasks.inference.environments.model_client import resolve_seeded_client
 
     set_up_process()
+    set_up_runtimes(environment, work)
     patches.play_episodes_with(play_episode)
     patches.call_models_with(resolve_seeded_client)
     patches.load_tokenizers_from_cache()

@@ -177,17 +177,26 @@ def wire_record(trace: "WireTrace") -> Row:
 
 
 def _trace_row(record: Row, origin: RolloutOrigin, episode_id: str, failure: Failure | None) -> Row:
-    unscored = failure is not None or not record["rewards"]
-    agent, timing, calls = record["agent"], record["timing"], record["calls"]
-    own_temperature = (agent["config"]["sampling"] or {}).get("temperature")  # a seat may have its own
-    parents = {node["parent"] for node in record["nodes"]}
+    temperature = (record["agent"]["config"]["sampling"] or {}).get("temperature")  # a seat may have its own
     return {
         **origin.columns,
-        "temperature": origin.temperature if own_temperature is None else own_temperature,
+        "temperature": origin.temperature if temperature is None else temperature,
         "trace_id": record["id"],
         "episode_id": episode_id,
-        "agent": agent["name"],
-        "trainable": agent["trainable"],
+        **outcome_columns(record, failure),
+        **_token_counts(record),
+        "record": strict_json(_remaining_record(record)),
+    }
+
+
+def outcome_columns(record: Row, failure: Failure | None) -> Row:
+    """Return the columns of a trace's row that say how it ended, from its record."""
+    unscored = failure is not None or not record["rewards"]
+    timing, calls = record["timing"], record["calls"]
+    parents = {node["parent"] for node in record["nodes"]}
+    return {
+        "agent": record["agent"]["name"],
+        "trainable": record["agent"]["trainable"],
         "reward": None if unscored else sum(each["score"] * each["weight"] for each in record["rewards"].values()),
         "rewards": compact_json(record["rewards"]),
         "metrics": compact_json(record["metrics"]),
@@ -196,14 +205,12 @@ def _trace_row(record: Row, origin: RolloutOrigin, episode_id: str, failure: Fai
         "is_truncated": is_truncated(record),
         "num_turns": sum(node["sampled"] for node in record["nodes"]),
         "num_branches": sum(number not in parents for number in range(len(record["nodes"]))),
-        **_token_counts(record),
         **error_columns(failure),
         "started_at": _timestamp(timing["start"]),
         "setup_seconds": _duration(timing["boot"]) + _duration(timing["setup"]),
         "generation_seconds": _duration(timing["agent"]),
         "model_seconds": sum(_duration(call["time"]) for call in calls),
         "scoring_seconds": _duration(timing["scoring"]),
-        "record": strict_json(_remaining_record(record)),
     }
 
 
@@ -337,6 +344,11 @@ def message_text(content: Any) -> str | None:
         return content
     texts = [part["text"] for part in content if part.get("type") == "text"]
     return "\n".join(texts) if texts else None
+
+
+def canonical_json(value: Any) -> str:
+    """Return JSON with sorted keys and no spaces; NaN is spelt NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def compact_json(value: Any) -> str:

@@ -213,7 +213,7 @@ def cut(rows, sizes):
 @pytest.mark.parametrize("environments", [("math",), ("math", "chat", "code")])
 def test_metrics_are_those_of_all_tokens_at_once_and_have_the_same_bits_for_all_parts(environments, order, monkeypatch):
     """With several blocks, and ratios in a file."""
-    monkeypatch.setattr("tasks.metrics.tokens.MOST_IN_MEMORY", 1 << 12)
+    monkeypatch.setattr("tasks.arrays.quantiles.Quantiles.most_in_memory", 1 << 12)
     monkeypatch.setattr(Moments, "BLOCK", 1 << 9)
     rng = np.random.default_rng(3)
     samples = [(f"t{number}/0", int(rng.integers(50, 700))) for number in range(40)]

@@ -289,11 +289,11 @@ def test_a_process_that_is_started_again_refuses_edited_code(options, tmp_path):
 
 
 @pytest.mark.engine
-def test_a_worker_that_joins_later_refuses_edited_code():
+def test_a_worker_that_joins_later_refuses_edited_code(tmp_path):
     from tasks.inference.environments.host import set_up_worker
 
     begun = EnvironmentConfig(
         name="text", taskset={"id": "sample_reverse_text"}, version="sample-reverse-text 0.1.0 sha256:aa"
     )
     with pytest.raises(EnvironmentUnavailable, match="'text' was edited"):
-        set_up_worker(begun.model_dump(mode="json"))
+        set_up_worker(begun.model_dump(mode="json"), tmp_path)

@@ -11,6 +11,7 @@ from verifiers.v1 import env as rollouts
 from verifiers.v1.clients import ModelContext
 from verifiers.v1.configs.client import EvalClientConfig
 from verifiers.v1.runtimes import prime
+from verifiers.v1.runtimes import subprocess as subprocess_runtime
 from verifiers.v1.utils.loaders import load_environment
 
 from configs.environments import EnvironmentConfig
@@ -20,7 +21,7 @@ from flows.services.environments import EnvironmentServers
 from flows.services.guardian import descendants, send
 from tasks.inference.environments import servers as environments
 from tasks.inference.environments.examples import verifiers_config
-from tasks.inference.environments.host import LABELS_VARIABLE, label_sandboxes, refuses
+from tasks.inference.environments.host import refuses, set_up_runtimes
 from tasks.inference.environments.servers import answers
 from tests.fixtures.endpoints import endpoint
 from tests.fixtures.waiting import PATIENCE, until
@@ -31,10 +32,11 @@ REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "sample_reverse_text"
 
 
 @pytest.mark.essential
-def test_labels_of_the_section_come_before_those_of_the_runtime(monkeypatch):
+def test_labels_of_the_section_come_before_those_of_the_runtime(monkeypatch, tmp_path):
     monkeypatch.setattr(prime, "BASE_LABELS", [])
-    monkeypatch.setenv(LABELS_VARIABLE, '["run-7", "mine"]')
-    label_sandboxes()
+    monkeypatch.setattr(subprocess_runtime, "CACHE_DIR", None)
+    set_up_runtimes({"sandbox_labels": ["run-7", "mine"]}, tmp_path)
+    assert tmp_path == subprocess_runtime.CACHE_DIR
     assert prime.BASE_LABELS == ["run-7", "mine"]
     own = REVERSE.model_copy(update={"runtime": {"type": "prime", "labels": ["grader"], "cpu": 2.0}})
     runtime = verifiers_config(own.model_dump(mode="json")).agent.runtime

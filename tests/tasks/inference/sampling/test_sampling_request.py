@@ -128,4 +128,4 @@ def test_somebody_elses_api_is_not_asked_for_metrics_of_an_engine():
     config = RunConfig.model_validate({"rollout": {"adaptive_in_flight": True}, "model": {"path": "somewhere"}})
     view = View(config, SECTIONS, "rollout")
     made = sampler(served, view, Policy("", 0), 0)
-    assert not made._policy_served() and not made._frozen
+    assert not made._engines_with(made._frozen)
