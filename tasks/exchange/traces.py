@@ -283,7 +283,7 @@ def with_failure(row: Row, failure: Failure) -> Row:
 
 def empty_row(trace_id: str) -> Row:
     """Return the row of a rollout that left no trace, its error apart."""
-    trace = {"id": trace_id, "nodes": [], "rewards": {}, "metrics": {}, "info": {}, "stop_condition": None}
+    trace: Row = {"id": trace_id, "nodes": [], "rewards": {}, "metrics": {}, "info": {}, "stop_condition": None}
     return {**_row(_with_timing(trace), "", 1.0), "policy_key": NO_POLICY, "record": "{}"}
 
 
