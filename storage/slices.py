@@ -120,19 +120,13 @@ class Slices:
                 self._tables[name] = StoredTable(self.root, name, TABLES[name].stored)
             return self._tables[name]
 
-    def append(self, table: str, rows: pa.Table, *, run: str, step: int, key: str, attempt: str) -> Slice:
-        """Check rows and add them to a table as one slice that nobody sees until the ledger names it.
+    def write(self, table: str, rows: pa.Table, *, run: str, step: int, key: str, attempt: str) -> WrittenSlice:
+        """Check rows and write them as one slice, durable, that its table does not hold until `commit`.
 
-        `attempt` is an id never used before; where one attempt appends to a table more than once, the slices after
-        the first carry `attempt.1` and so on. No file is made for no rows.
+        `attempt` is an id never used before; where one attempt writes to a table more than once, the slices after the
+        first carry `attempt.1` and so on. No file is made for no rows.
         Raises SchemaError, InvariantBreach, NoSpace, StoreUnavailable.
         """
-        written = self.write(table, rows, run=run, step=step, key=key, attempt=attempt)
-        self.commit(table, [written])
-        return written.piece
-
-    def write(self, table: str, rows: pa.Table, *, run: str, step: int, key: str, attempt: str) -> WrittenSlice:
-        """Check rows and write them as one slice, durable, that its table does not hold until `commit`."""
         check_run_name(run)
         stored = self.table(table)
         check_rows(rows, TABLES[table], RowPlace(table, run, step, key))

@@ -45,8 +45,10 @@ class Store:
         self._units: dict[tuple[str, tuple[Slice, ...]], frozenset[str]] = {}
 
     def append(self, table: str, rows: pa.Table, *, run: str, step: int, key: str, attempt: str) -> Slice:
-        """Add rows to a table as one slice, durable but unseen until the ledger names it; see Slices.append."""
-        return self.slices.append(table, rows, run=run, step=step, key=key, attempt=attempt)
+        """Add rows to a table as one slice, durable but unseen until the ledger names it; see Slices.write."""
+        written = self.slices.write(table, rows, run=run, step=step, key=key, attempt=attempt)
+        self.slices.commit(table, [written])
+        return written.piece
 
     def read(self, slices: Sequence[Slice], columns: Sequence[str] | None = None) -> pa.Table:
         """The verified rows of slices of one table, in the order given; see Slices.read."""

@@ -14,7 +14,7 @@ from configs.algorithms import AlgorithmConfig, OpdConfig, OpsdConfig
 from configs.run import View, for_environment
 from storage.schemas.contract import FLOATS
 from storage.schemas.stage_tables import REFERENCES
-from tasks.arrays.columns import texts
+from tasks.arrays.columns import rows_with, texts
 from tasks.arrays.group_parts import group_parts
 from tasks.arrays.images import BY_DIGEST
 from tasks.arrays.message_graph import find_branches, owners
@@ -193,7 +193,7 @@ class ScoringPlan:
 
 def _plan(traces: pa.Table, messages: pa.Table, scorers: Scorers) -> ScoringPlan:
     """Return what is to be scored of some traces; raise NotScorable where one cannot be."""
-    messages = _of(messages, traces["trace_id"])
+    messages = rows_with(messages, "trace_id", traces["trace_id"])
     _refuse_images(messages)
     scores = Scores(messages)
     paths = list(scores.paths(owners(messages, traces, "messages")))
@@ -245,7 +245,7 @@ def _scorer(
 
 def _scorable_traces(traces: pa.Table, verdicts: pa.Table, config: View) -> pa.Table:
     """Return the kept traces that have a scorer; refuse those at a temperature that cannot be scored at."""
-    kept = _of(traces, verdicts.filter(verdicts["keep"])["trace_id"])
+    kept = rows_with(traces, "trace_id", verdicts.filter(verdicts["keep"])["trace_id"])
     has_scorer = [for_environment(config.scorers, name) is not None for name in texts(kept["environment"])]
     chosen = kept.filter(pa.array(has_scorer, pa.bool_()))
     other = chosen.filter(pc.not_equal(chosen["temperature"], pa.scalar(1.0, pa.float32())))
@@ -267,10 +267,6 @@ def _refuse_images(messages: pa.Table) -> None:
             f"table messages: {shown.num_rows} messages of kept traces show images, first of trace "
             f"{shown['trace_id'][0]}; a reference reads text alone. {SAFE}. Choose an algorithm without a reference"
         )
-
-
-def _of(rows: pa.Table, trace_ids: "pa.ChunkedArray[pa.StringScalar]") -> pa.Table:
-    return rows.filter(pc.is_in(rows["trace_id"], value_set=trace_ids.combine_chunks()))
 
 
 def _refuse(trace: dict[str, object], sequence: Sequence[int], longest: int, begins_sampled: bool) -> None:

@@ -16,7 +16,7 @@ from storage.schemas.stage_tables import ESTIMATOR_STATES, SAMPLES
 from tasks.advantage.algorithms import ALGORITHMS
 from tasks.advantage.algorithms.credit import AdvantageBreach, Credit, GroupedTraces
 from tasks.advantage.per_environment import credit_by_environment, require_agents
-from tasks.arrays.columns import codes, texts
+from tasks.arrays.columns import codes, rows_with, texts
 from tasks.arrays.finding import Flags
 from tasks.arrays.group_parts import group_parts
 from tasks.arrays.message_graph import Branches, drop_rejected, find_branches, owners
@@ -178,7 +178,7 @@ class CreditedParts:
             return
         verdicts, scored = self._verdicts, None if self._references is None else InOrder(self._references)
         for own, messages in group_parts(self._traces, self._messages):
-            judged = verdicts.filter(pc.is_in(verdicts["trace_id"], value_set=own["trace_id"].combine_chunks()))
+            judged = rows_with(verdicts, "trace_id", own["trace_id"])
             references = {} if scored is None else {"references": scored.of(own["trace_id"].combine_chunks())}
             yield {"traces": own, "messages": messages, "verdicts": judged, **references}
 
@@ -294,13 +294,13 @@ def check_sampled(kept: GroupedTraces, credit: Credit) -> None:
 def _grouped_traces(tables: Tables) -> GroupedTraces:
     """Return the kept traces and their messages, in table order; raise AdvantageBreach if they do not match."""
     traces, messages, verdicts = tables["traces"], tables["messages"], tables["verdicts"]
-    keep = verdicts.filter(verdicts["keep"])["trace_id"].combine_chunks()
-    chosen = traces.filter(pc.is_in(traces["trace_id"], value_set=keep))
+    keep = verdicts.filter(verdicts["keep"])["trace_id"]
+    chosen = rows_with(traces, "trace_id", keep)
     if (errored := chosen.filter(pc.is_valid(chosen["error_class"]))).num_rows:
         raise _breach("verdicts", "keep", f"errored trace {errored['trace_id'][0]} is kept and would enter a baseline")
     if not np.isfinite(chosen["reward"].drop_null().to_numpy()).all():
         raise _breach("traces", "reward", "a kept trace has a reward that is not finite")
-    own = drop_rejected(chosen, messages.filter(pc.is_in(messages["trace_id"], value_set=keep)))
+    own = drop_rejected(chosen, rows_with(messages, "trace_id", keep))
     owner = owners(own, chosen, "messages")
     empty = np.setdiff1d(np.arange(chosen.num_rows), owner)
     if len(empty):

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.schemas.stage_tables import BATCH_IMAGES
-from tasks.arrays.columns import texts
+from tasks.arrays.columns import rows_with, texts
 from tasks.arrays.ragged import Integers, Ragged
 from tasks.runtime.stored_rows import StoredRows
 
@@ -190,7 +190,7 @@ class StoredTensors:
         found: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for number in sorted({number for digest in digests for number in self._parts[digest]}):
             part = self._rows.read(number, None)
-            for row in part.filter(pc.is_in(part["digest"], value_set=pa.array(digests, pa.string()))).to_pylist():
+            for row in rows_with(part, "digest", digests).to_pylist():
                 found.setdefault((row["group_id"], row["digest"]), []).append(row)
         return found
 

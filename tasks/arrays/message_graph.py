@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.arrays.columns import texts
+from tasks.arrays.columns import rows_with, texts
 from tasks.arrays.ragged import Integers, Ragged, lists
 
 
@@ -104,7 +104,7 @@ def drop_rejected(traces: pa.Table, messages: pa.Table) -> pa.Table:
     if not marked.num_rows:
         return messages
     rows: dict[str, list[Row]] = {name: [] for name in texts(marked["trace_id"])}
-    own = messages.filter(pc.is_in(messages["trace_id"], value_set=marked["trace_id"].combine_chunks()))
+    own = rows_with(messages, "trace_id", marked["trace_id"])
     for row in own.select(["trace_id", "message", "parent", "sampled"]).to_pylist():
         rows[row["trace_id"]].append(row)
     rejected = {

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from configs.environments import EnvironmentConfig
 from configs.run import View
 from storage.schemas.stage_tables import ASSIGNMENTS
-from tasks.arrays.columns import texts
+from tasks.arrays.columns import rows_with, rows_without, texts, with_column
 from tasks.arrays.group_counts import num_begun, oversampled_turn
 from tasks.arrays.permutation import digest, shares, turns
 from tasks.assignment.examples import having
@@ -187,9 +187,9 @@ def evaluation_assignment(inputs: EvaluationInputs, config: View) -> Tables:
 
 def _again(assignments: pa.Table, chosen: Sequence[str]) -> pa.Table:
     """Return the chosen assignments with other seeds, each made of the one before."""
-    rows = assignments.filter(pc.is_in(assignments["assignment_id"], value_set=pa.array(chosen, pa.string())))
+    rows = rows_with(assignments, "assignment_id", chosen)
     seeds = pa.array([digest("again", seed) >> 1 for seed in rows["seed"].to_pylist()], pa.int64())
-    return rows.set_column(rows.schema.get_field_index("seed"), ASSIGNMENTS.arrow.field("seed"), seeds)
+    return with_column(rows, "seed", seeds)
 
 
 def _environments(config: View) -> Sequence[EnvironmentConfig]:
@@ -244,8 +244,7 @@ def latest_attempts(rounds: Sequence[pa.Table]) -> pa.Table:
     """
     kept = list(rounds[:1])
     for later in rounds[1:]:
-        again = later["assignment_id"].combine_chunks()
-        kept = [each.filter(pc.invert(pc.is_in(each["assignment_id"], value_set=again))) for each in kept]
+        kept = [rows_without(rows, "assignment_id", later["assignment_id"]) for rows in kept]
         kept.append(later)
     return pa.concat_tables(kept)
 

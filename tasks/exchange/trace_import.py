@@ -16,7 +16,7 @@ import pyarrow as pa
 from configs.run import View
 from configs.sections import ModelConfig
 from storage.schemas.stage_tables import ASSIGNMENTS, EXAMPLES, MESSAGES, TRACES
-from tasks.arrays.columns import texts
+from tasks.arrays.columns import texts, with_column
 from tasks.arrays.images import TYPES
 from tasks.exchange.episodes import Episode, LineProblem, Row, compact, digest
 from tasks.exchange.traces import MARK, source_of
@@ -49,15 +49,11 @@ class ImportedRollouts:
         rows.sort(key=lambda row: (int(row["group_id"].rpartition("-")[2]), row["member"]))
         return pa.Table.from_pylist(rows, schema=ASSIGNMENTS.arrow)
 
-    def traces(self, step: int) -> pa.Table:
-        """Return the traces of a step, in the TRACES schema."""
-        rows = [row for episode in self.steps[step] for row in episode.traces]
-        return pa.Table.from_pylist(rows, schema=TRACES.arrow)
-
-    def messages(self, step: int) -> pa.Table:
-        """Return the messages of a step, in the MESSAGES schema."""
-        rows = [row for episode in self.steps[step] for row in episode.messages]
-        return pa.Table.from_pylist(rows, schema=MESSAGES.arrow)
+    def rows(self, step: int) -> tuple[pa.Table, pa.Table]:
+        """Return the traces and the messages of a step, in the TRACES and the MESSAGES schema."""
+        traces = [row for episode in self.steps[step] for row in episode.traces]
+        messages = [row for episode in self.steps[step] for row in episode.messages]
+        return pa.Table.from_pylist(traces, schema=TRACES.arrow), pa.Table.from_pylist(messages, schema=MESSAGES.arrow)
 
     def groups(self) -> dict[str, int]:
         """Return how many groups there are, of more than one rollout, and with rewards that differ."""
@@ -97,7 +93,7 @@ def imported_assignments(inputs: ImportInputs, config: View) -> Tables:
 def trace_import(inputs: ImportInputs, config: View) -> Tables:
     """Bring in the rollouts of a step; they answer its assignments."""
     source, step = inputs.source, inputs.step
-    made = extract_images(source.traces(step), source.messages(step))
+    made = extract_images(*source.rows(step))
     if "images" not in made or source.model is None or not (tensors := tensors_of(made["images"], source.model)):
         return made
     return made | tensors | {"traces": _with_token_types(made["traces"], source.model)}
@@ -111,8 +107,7 @@ def _with_token_types(traces: pa.Table, model: ModelConfig) -> pa.Table:
     render = demonstration_renderer(model_directory(model.tokenizer), model.renderer, model.renderer_settings)
     known = {TYPES: getattr(render, "token_types", None) or {}}
     changed = [compact(record if record.get(TYPES) else record | known) for record in records]
-    index = traces.schema.get_field_index("record")
-    return traces.set_column(index, traces.schema.field(index), pa.array(changed, pa.string()))
+    return with_column(traces, "record", pa.array(changed, pa.string()))
 
 
 EXAMPLES_STAGE = Stage(

@@ -14,7 +14,7 @@ import pyarrow as pa
 from configs.filters import CustomFilter, ErroredFilter, filter_name
 from configs.run import View
 from storage.schemas.stage_tables import VERDICTS
-from tasks.arrays.columns import texts
+from tasks.arrays.columns import texts, with_column
 from tasks.arrays.finding import NO_TURNS, QUARANTINED, UNTRAINABLE, FilterInput, Finding, Flags, hits_from
 from tasks.arrays.group_parts import group_parts
 from tasks.arrays.message_graph import owners
@@ -69,7 +69,7 @@ def _judge(traces: pa.Table, messages: pa.Table, config: View, quarantined: Mapp
     seats = seat_rules(traces, config.seat_rules)
     # Filters see the traces of seats that are left out as no more trainable than those of others.
     trained = pa.array(trainable & ~seats.dropped)
-    seated = traces.set_column(traces.schema.get_field_index("trainable"), "trainable", trained)
+    seated = with_column(traces, "trainable", trained)
     owner = owners(messages, traces, "messages")
     eligible = trainable & ~unfit.hits & ~seats.dropped
     findings: dict[int, Finding] = {}

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 from configs.errors import ConfigError
 from configs.run import View
 from storage.schemas.stage_tables import DECISIONS
+from tasks.arrays.columns import rows_with
 from tasks.metrics.figures import FIGURE_COLUMNS, MEANINGS, Figures, batch_figures, in_words
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.services import Answer, Approve, Question, Shown, require
@@ -98,9 +99,9 @@ def shown_rollouts(traces: pa.Table, messages: pa.Table | StoredRows) -> tuple[S
         return ()
     places = {0: "worst", len(ranked) // 2: "median", len(ranked) - 1: "best"}  # of one rollout, the last of these
     chosen = [(label, ranked[place]) for place, label in sorted(places.items(), reverse=True)]
-    names = pa.array([row["trace_id"] for _, row in chosen])
+    names = [row["trace_id"] for _, row in chosen]
     parts = rows_of(messages).parts(["trace_id", "message", "role", "content"])
-    own = pa.concat_tables([part.filter(pc.is_in(part["trace_id"], value_set=names)) for part in parts])
+    own = pa.concat_tables([rows_with(part, "trace_id", names) for part in parts])
     return tuple(Shown(label, row["trace_id"], row["reward"], _texts(own, row["trace_id"])) for label, row in chosen)
 
 

@@ -8,8 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import pyarrow.compute as pc
-
+from tasks.arrays.columns import rows_with
 from tasks.metrics.rollouts import ages_of_tokens, mean_and_max
 from tasks.runtime.stage import Tables
 
@@ -56,9 +55,8 @@ def token_ages(tables: Tables) -> dict[str, float]:
     """Return the mean and greatest age of tokens, in steps, and which share of them has which age."""
     if "verdicts" not in tables:
         return {}
-    kept = tables["verdicts"].filter(tables["verdicts"]["keep"])["trace_id"].combine_chunks()
-    traces = tables["traces"].filter(tables["traces"]["trainable"])
-    traces = traces.filter(pc.is_in(traces["trace_id"], value_set=kept))
+    kept = tables["verdicts"].filter(tables["verdicts"]["keep"])["trace_id"]
+    traces = rows_with(tables["traces"].filter(tables["traces"]["trainable"]), "trace_id", kept)
     rows = traces.select(["trace_id", "policy_version", "staleness", "num_output_tokens"]).to_pylist()
     ages = ages_of_tokens(rows, tables.get("token_policies"))
     found = {f"token_age/{name}": value for name, value in mean_and_max(ages)}

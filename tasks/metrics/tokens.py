@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.arrays.columns import texts
+from tasks.arrays.columns import rows_without, texts
 from tasks.arrays.quantiles import Quantiles
 from tasks.arrays.samples import COMPONENTS, WEIGHTS
 from tasks.metrics.figures import ALL, Values
@@ -119,7 +119,7 @@ class Measured:
             found, self._waiting = self._waiting.slice(0, len(samples)), self._waiting.slice(len(samples))
         else:
             found = self._waiting.take(places)
-            self._waiting = self._waiting.filter(pc.invert(pc.is_in(self._waiting["sample_id"], value_set=ids)))
+            self._waiting = rows_without(self._waiting, "sample_id", samples)
         return {"learner": _flat(found["logprobs"]), "entropies": _flat(found["entropies"])}
 
 

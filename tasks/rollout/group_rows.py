@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from configs.run import View
 from storage.schemas.stage_tables import INTAKE_LOADS, INTAKES, STALE_GROUPS, TRACES
-from tasks.arrays.columns import texts
+from tasks.arrays.columns import texts, with_column
 from tasks.inference.trace_rows.failures import STALE, Failure
 from tasks.inference.trace_rows.rows import RolloutOrigin, error_columns, row_without_trace, trace_tables
 from tasks.rollout.queue import FinishedGroup, GroupTables, StaleGroup, step_of
@@ -84,6 +84,5 @@ def _of_step(traces: pa.Table, step: int) -> pa.Table:
     frozen = pc.equal(traces["policy_key"], pa.scalar(""))
     versions = pc.if_else(frozen, pa.scalar(step, pa.int64()), traces["policy_version"])
     for name, values in {"policy_version": versions, "staleness": pc.subtract(step, versions)}.items():
-        index = traces.schema.get_field_index(name)
-        traces = traces.set_column(index, traces.schema.field(index), values)
+        traces = with_column(traces, name, values)
     return traces

@@ -30,7 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.schemas.stage_tables import ASSIGNMENTS
-from tasks.arrays.columns import texts
+from tasks.arrays.columns import rows_without, texts
 from tasks.inference.sampling.load_meter import LoadMeter, MeasuredLoad
 from tasks.inference.sampling.lost_servers import ServiceLost
 from tasks.runtime.services import retry_lost
@@ -328,7 +328,7 @@ class RolloutQueue:
         # A long run looks after each step: assignments of which all groups are taken are read no more.
         self._open = {name: rows for name, rows in self._open.items() if not self._taken.issuperset(_groups(rows))}
         table = pa.concat_tables([ASSIGNMENTS.arrow.empty_table(), *self._open.values()])
-        return table.filter(pc.invert(pc.is_in(table["group_id"], value_set=pa.array(sorted(known), pa.string()))))
+        return rows_without(table, "group_id", known)
 
     def _rows_of(self, group_id: str) -> pa.Table:
         self._read_assigned()

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from configs.run import View
 from storage.schemas.stage_tables import REGRADES, TRACES
-from tasks.arrays.columns import texts
+from tasks.arrays.columns import texts, with_column
 from tasks.inference.trace_rows.images import extract_known_images, restore_images
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.services import GraderService, require
@@ -71,9 +71,8 @@ def _with_scores(traces: pa.Table, scores: Mapping[str, Mapping[str, Any]]) -> p
     was_scored = pa.array([i in scores for i in names])
     # Column by column, and only for traces that were scored: the errors of the others are those of their rollouts.
     for name, values in columns.items():
-        place, field = traces.schema.get_field_index(name), TRACES.arrow.field(name)
-        now = pc.if_else(was_scored, pa.array(values, field.type), traces[name])
-        traces = traces.set_column(place, field, now)
+        now = pc.if_else(was_scored, pa.array(values, TRACES.arrow.field(name).type), traces[name])
+        traces = with_column(traces, name, now)
     return traces
 
 

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field, replace
 from typing import Self
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from configs.run import View, for_environment
 from storage.schemas.stage_tables import GROUPS
 from storage.turns import TurnCache
-from tasks.arrays.columns import texts
+from tasks.arrays.columns import rows_without, texts
 from tasks.arrays.group_counts import num_needed, num_wanted
 from tasks.inference.engine.client import OF_POLICY, ServedModel
 from tasks.inference.engine.metrics import EngineMetrics
@@ -273,10 +272,7 @@ def _frozen(missing: pa.Table, config: View, teachers: TeacherService) -> dict[s
 
 
 def _missing(assignments: pa.Table, parts: Parts) -> pa.Table:
-    done = parts.finished_units()
-    return assignments.filter(
-        pc.invert(pc.is_in(assignments["group_id"], value_set=pa.array(sorted(done), pa.string())))
-    )
+    return rows_without(assignments, "group_id", parts.finished_units())
 
 
 STAGE = Stage(

@@ -53,7 +53,7 @@ class CommitQueue(GroupCommitter[Entry]):
             self.stop(drop=True)
 
     def append(self, table: str, rows: pa.Table, *, run: str, step: int, key: str, attempt: str) -> Slice:
-        """Write rows as one slice, durable, that its table does not hold yet; raises as Slices.append does."""
+        """Write rows as one slice, durable, that its table does not hold yet; raises as Slices.write does."""
         written = self._slices.write(table, rows, run=run, step=step, key=key, attempt=attempt)
         with self.lock:
             self._written.setdefault(attempt, []).append(written)

@@ -109,10 +109,8 @@ class LoadMeter:
         self._clock = clock
         self._lock = threading.Lock()
         self._in_flight = self._waiting = 0
-        self._at = self._since = clock()
-        self._rollout_seconds = self._idle = self._waited = 0.0
-        self._ended = self._cancelled = 0
-        self._reports: list[EngineLoad] = []
+        self._at = clock()
+        self._reset()
 
     @contextmanager
     def rollout(self) -> Iterator[None]:
@@ -155,10 +153,14 @@ class LoadMeter:
                 _mean([each.waiting for each in reports]),
                 _mean([each.cache_use for each in reports]),
             )
-            self._since, self._reports = self._at, []
-            self._rollout_seconds = self._idle = self._waited = 0.0
-            self._ended = self._cancelled = 0
+            self._reset()
             return load
+
+    def _reset(self) -> None:
+        self._since = self._at
+        self._rollout_seconds = self._idle = self._waited = 0.0
+        self._ended = self._cancelled = 0
+        self._reports: list[EngineLoad] = []
 
     def _add(self, rollouts: int = 0, waiting: int = 0, ended: int = 0, cancelled: int = 0) -> None:
         with self._lock:

@@ -19,9 +19,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from storage.turns import TurnCache
+from tasks.arrays.columns import rows_with
 from tasks.inference.engine.client import MODEL, OF_POLICY, SERVE_SECONDS, EngineLost, ServedModel
 from tasks.inference.sampling.background_loop import run_in_background_loop
 from tasks.inference.sampling.crash_isolation import CrashIsolation, InFlightRollout
@@ -317,8 +317,8 @@ def _tasks_by_example(examples: pa.Table, assignments: Iterable[Row]) -> dict[tu
     Raises ValueError where an example is not in the table.
     """
     assigned = {(row["environment"], row["example_id"]) for row in assignments}
-    ids = pa.array([example for _, example in assigned], pa.string())
-    columns = examples.filter(pc.is_in(examples["example_id"], ids)).select(["environment", "example_id", "task"])
+    rows = rows_with(examples, "example_id", [example for _, example in assigned])
+    columns = rows.select(["environment", "example_id", "task"])
     tasks = {(row["environment"], row["example_id"]): row["task"] for row in columns.to_pylist()}
     if missing := assigned - tasks.keys():
         name, example = min(missing)

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.schemas.stage_tables import IMAGES
-from tasks.arrays.columns import texts
+from tasks.arrays.columns import texts, with_column
 from tasks.arrays.images import BY_DIGEST, REFERENCE
 
 LITERAL = REFERENCE + "text:"
@@ -153,8 +153,7 @@ def _rewrite_column(table: pa.Table, column: str, numbers: list[int | None], pat
     for row in map(int, hits):
         rewritten = _rewrite_json(json.loads(values[row]), partial(change, names[row], numbers[row]))
         values[row] = json.dumps(rewritten, ensure_ascii=False, separators=(",", ":"))
-    index = table.schema.get_field_index(column)
-    return table.set_column(index, table.schema.field(column), pa.array(values, pa.string()))
+    return with_column(table, column, pa.array(values, pa.string()))
 
 
 def _rewrite_json(value: Any, change: Callable[[str], str]) -> Any:

@@ -42,11 +42,11 @@ EPISODES = st.lists(
 @given(EPISODES, st.integers(0, 3))
 def test_every_episode_is_one_member_of_one_group(drawn, groups_per_step):
     found = arrange([episode(f"t{number}", **values) for number, values in enumerate(drawn)], groups_per_step)
-    seen = Counter(row["trace_id"] for step in found.steps for row in found.traces(step).to_pylist())
+    seen = Counter(row["trace_id"] for step in found.steps for row in found.rows(step)[0].to_pylist())
     assert seen == Counter(f"t{number}" for number in range(len(drawn)))
     examples_of: dict[str, set[str]] = {}
     for step in found.steps:
-        traces, assigned = found.traces(step), found.assignments(step)
+        traces, assigned = found.rows(step)[0], found.assignments(step)
         verdicts = table("verdicts", [verdict(name, reason="x") for name in traces["trace_id"].to_pylist()])
         empty = SAMPLES.arrow.empty_table(), BATCHES.arrow.empty_table()
         account(assigned, traces, verdicts, *empty)  # raises unless all answer each other
@@ -75,7 +75,7 @@ def test_groups_are_dealt_to_steps_by_their_number():
 def test_another_task_under_a_known_id_is_another_example():
     found = arrange([episode("t0"), episode("t1", task="other"), episode("t2", task="other")])
     assert found.examples()["example_id"].to_pylist() == ["e", "e#2"]
-    assert found.traces(0)["example_id"].to_pylist() == ["e", "e#2", "e#2"]
+    assert found.rows(0)[0]["example_id"].to_pylist() == ["e", "e#2", "e#2"]
 
 
 def test_a_trace_that_is_there_twice_is_a_problem(tmp_path):
@@ -88,7 +88,7 @@ def test_a_trace_that_is_there_twice_is_a_problem(tmp_path):
         found = arrange(episodes)
         verdicts = table("verdicts", [verdict(line["traces"][0]["id"], reason="x")] * 2)
         account(
-            found.assignments(0), found.traces(0), verdicts, SAMPLES.arrow.empty_table(), BATCHES.arrow.empty_table()
+            found.assignments(0), found.rows(0)[0], verdicts, SAMPLES.arrow.empty_table(), BATCHES.arrow.empty_table()
         )
 
 

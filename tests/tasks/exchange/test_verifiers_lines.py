@@ -38,7 +38,7 @@ def imported(path: Path, lines: list[Any]) -> ImportedRollouts:
 
 def test_what_the_command_line_wrote_becomes_rows_of_the_contract(tmp_path):
     found = imported(tmp_path / "t.jsonl", verifiers_lines("tokens"))
-    traces, messages = found.traces(0), found.messages(0)
+    traces, messages = found.rows(0)
     check_rows(traces, TRACES, RowPlace("traces"))
     check_rows(messages, MESSAGES, RowPlace("messages"))
     assert traces.num_rows == 10 and messages.num_rows == 20
@@ -216,7 +216,7 @@ def test_errors_are_rows(tmp_path):
     broken = one(lambda trace: trace.update(ok=False, errors=[error], id="broken"))
     whole = {**one(lambda trace: trace.update(id="whole")), "ok": False, "errors": [error]}
     nothing = {**one(), "ok": False, "errors": [error], "traces": []}
-    traces = imported(tmp_path / "t.jsonl", [broken, whole, nothing]).traces(0)
+    traces = imported(tmp_path / "t.jsonl", [broken, whole, nothing]).rows(0)[0]
     assert traces["error_class"].to_pylist() == ["timeout"] * 3
     assert traces["reward"].to_pylist() == [None] * 3
 
