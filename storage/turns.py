@@ -7,7 +7,6 @@ them, and they are removed when the groups of the rollouts are committed.
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import Self
 from uuid import uuid4
 
@@ -66,9 +65,7 @@ class TurnCache(GroupCommitter[CachedTurn]):
         self._remove_unneeded()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
             if kind is None:
                 self.forget([*self._turns])

@@ -5,7 +5,6 @@ ledger, for this run as for others: a crash before loses the waiting stages, who
 """
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Self
 
 import pyarrow as pa
@@ -40,9 +39,7 @@ class CommitQueue(GroupCommitter[Entry]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
             self.flush()
         except Exception as lost:

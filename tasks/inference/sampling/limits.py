@@ -10,7 +10,6 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from types import TracebackType
 
 from tasks.inference.sampling.load_meter import EngineLoad
 from tasks.inference.trace_rows.failures import STRAGGLER, Failure
@@ -49,9 +48,7 @@ class Limiter:
                 self._leave()
             raise
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         self._leave()
 
     def resize(self, limit: int) -> None:
