@@ -32,8 +32,8 @@ def rows_without(rows: pa.Table, column: str, values: "pa.ChunkedArray[Any] | It
 
 
 def _is_in(rows: pa.Table, column: str, values: "pa.ChunkedArray[Any] | Iterable[str]") -> Any:
-    is_column = isinstance(values, pa.ChunkedArray)
-    return pc.is_in(rows[column], value_set=values.combine_chunks() if is_column else pa.array(values, pa.string()))
+    chosen: Any = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else pa.array(values, pa.string())
+    return pc.is_in(rows[column], value_set=chosen)
 
 
 def with_column(rows: pa.Table, name: str, values: Any) -> pa.Table:

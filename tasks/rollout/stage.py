@@ -86,9 +86,7 @@ def rollout(inputs: RolloutInputs, config: View) -> Tables:
         _take_groups(inputs, inputs.queue, config)
         return {}
     count = inputs.parts.put if config.engine.metrics else None
-    services = inputs.engine, inputs.environments, inputs.teachers
-    runner = Runner(config, inputs.step, inputs.policy, *services, count, inputs.turns)
-    retry_lost(lambda: runner.sample_missing(inputs.assignments, inputs.examples, inputs.parts), ServiceLost)
+    retry_lost(Runner(config, inputs, inputs.step, inputs.policy, count).sample_missing, ServiceLost)
     return {}
 
 
@@ -136,10 +134,8 @@ class QueueSampler(SamplingPlan):
         """Sample assignments with the queue's policy and its successors; returns when the queue is outdated."""
         inputs, policy = self._inputs, self._queue.policy
         count = self._counted.append if self._config.engine.metrics else None
-        services = inputs.engine, inputs.environments, inputs.teachers
-        arguments = self._config, policy.version, policy, *services, count, inputs.turns
-        runner = self._runners.setdefault(policy.version, Runner(*arguments, counts_with_groups=True))
-        runner.sample_some(assigned, inputs.examples, self._put, self)
+        new = Runner(self._config, inputs, policy.version, policy, count, counts_with_groups=True)
+        self._runners.setdefault(policy.version, new).sample_some(assigned, self._put, self)
 
     def _put(self, rows: GroupTables) -> None:
         self._queue.put(concat_groups([*self._counted, rows]))
@@ -163,48 +159,45 @@ class QueueSampler(SamplingPlan):
 
 @dataclass(frozen=True)
 class Runner:
-    """What a stage samples with: its policy, whoever keeps the services alive, and what it knows of crashes."""
+    """What a stage samples with: its inputs, the step and the policy of the rollouts, and what it knows of crashes."""
 
     config: View
+    inputs: RolloutInputs
     step: int
     policy: Policy | None
-    engine: EngineService
-    environments: EnvironmentService
-    teachers: TeacherService
     count: Put | None = None
     """Takes what the engines counted while groups were sampled; None where nobody asks."""
-    turns: TurnCache | None = None
-    """Has the turns that are not sampled again; None where they are not kept."""
     counts_with_groups: bool = False
     """Whether a group brings what was counted before it ended: the groups of a stream are of several steps."""
     isolation: CrashIsolation = field(default_factory=CrashIsolation)
 
-    def sample_missing(self, assigned: pa.Table, examples: pa.Table, parts: Parts) -> None:
-        """Sample until no group is missing; raises as `sample_some` does."""
-        oversampling = self.config.oversampling
+    def sample_missing(self) -> None:
+        """Sample the step's assignments until no group is missing; raises as `sample_some` does."""
+        oversampling, assigned, parts = self.config.oversampling, self.inputs.assignments, self.inputs.parts
         while (missing := _missing(assigned, parts)).num_rows:
             wanted = _wanted_groups(assigned, missing, oversampling) if oversampling else {}
-            self.sample_some(missing, examples, parts.put, SamplingPlan(wanted))
+            self.sample_some(missing, parts.put, SamplingPlan(wanted))
 
-    def sample_some(self, missing: pa.Table, examples: pa.Table, put: Put, plan: SamplingPlan) -> None:
+    def sample_some(self, missing: pa.Table, put: Put, plan: SamplingPlan) -> None:
         """Sample missing assignments, those that may crash their server after all others; `put` gets finished groups.
 
         Raises ServiceLost, unless an isolated rollout was alone: restarts of the server are bounded by its section.
         """
         try:
-            self._sample(missing, examples, put, plan)
+            self._sample(missing, put, plan)
         except ServiceLost as lost:
             if not lost.is_isolated:
                 raise
 
     def _serve(self) -> ServedModel:
         assert self.policy is not None, "only a policy has replicas"
-        return self.engine.serve(self.policy)
+        return self.inputs.engine.serve(self.policy)
 
-    def _sample(self, assignments: pa.Table, examples: pa.Table, put: Put, plan: SamplingPlan) -> None:
-        addresses = self.environments.addresses()  # first: it imports for seconds, and an engine may be starting
-        served = _frozen(assignments, self.config, self.teachers)
-        with self.engine.pinned(self.policy) if self.policy else nullcontext() as model:
+    def _sample(self, assignments: pa.Table, put: Put, plan: SamplingPlan) -> None:
+        inputs = self.inputs
+        addresses = inputs.environments.addresses()  # first: it imports for seconds, and an engine may be starting
+        served = _frozen(assignments, self.config, inputs.teachers)
+        with inputs.engine.pinned(self.policy) if self.policy else nullcontext() as model:
             models = {OF_POLICY: model, **served} if model else served
             counted = EngineMetrics(models.values()) if self.count else None
 
@@ -221,12 +214,12 @@ class Runner:
                 on_group=put_group,
                 plan=plan,
                 isolation=self.isolation,
-                turns=self.turns,
+                turns=inputs.turns,
                 serve_policy=self._serve if self.policy else None,
-                find=self.environments.addresses_now,
+                find=inputs.environments.addresses_now,
             )
             with self._counting(counted):
-                sampler.sample(assignments, examples)
+                sampler.sample(assignments, inputs.examples)
 
     @contextmanager
     def _counting(self, counted: EngineMetrics | None) -> Iterator[None]:
