@@ -63,7 +63,7 @@ def test_groups_and_steps_of_the_file_stand():
     )
     assert list(found.steps) == [2, 5]
     assert found.assignments(2)["assignment_id"].to_pylist() == ["2-0/0", "2-1/0", "2-1/1"]
-    assert found.traces(5)["policy_version"].to_pylist() == [0], "what a trace says of its policy stands"
+    assert found.rows(5)[0]["policy_version"].to_pylist() == [0], "what a trace says of its policy stands"
 
 
 def test_groups_are_dealt_to_steps_by_their_number():

@@ -242,13 +242,13 @@ def test_layouts_of_prime_rl(layout, tmp_path):
     path.parent.mkdir(parents=True)
     found = imported(path, lines)
     assert list(found.steps) == [4]
-    traces = found.traces(4)
+    traces = found.rows(4)[0]
     assert set(traces["environment"].to_pylist()) == {"rev"}
     assert set(traces["policy_version"].to_pylist()) == {2}
     assert set(traces["staleness"].to_pylist()) <= {0, 1}
     assert len(set(traces["group_id"].to_pylist())) == 2, "a group of the file is split by example"
     rows = zip(traces.to_pylist(), lines, strict=True)
-    own = found.messages(4).to_pylist()
+    own = found.rows(4)[1].to_pylist()
     for row, line in rows:
         trace = line["traces"][0] if "traces" in line else line
         assert source_of(row, [one for one in own if one["trace_id"] == row["trace_id"]]) == trace
@@ -260,9 +260,9 @@ def test_traces_of_one_episode_are_joined(tmp_path):
     judge["agent"] |= {"name": "judge", "trainable": False}
     found = imported(tmp_path / "t.jsonl", [solver, judge])
     assert found.assignments(4).num_rows == 1
-    assert found.traces(4)["agent"].to_pylist() == ["agent", "judge"]
-    assert found.traces(4)["trainable"].to_pylist() == [True, False]
-    assert len(set(found.traces(4)["assignment_id"].to_pylist())) == 1
+    assert found.rows(4)[0]["agent"].to_pylist() == ["agent", "judge"]
+    assert found.rows(4)[0]["trainable"].to_pylist() == [True, False]
+    assert len(set(found.rows(4)[0]["assignment_id"].to_pylist())) == 1
 
 
 def test_another_environment_may_be_named():
