@@ -340,7 +340,7 @@ def _server(directory: Path, startup_seconds: float) -> ServiceSpec:
     name = f"server-{os.getpid()}"
     # Of processes that were killed; the names of the files say whose they are.
     for left in directory.glob("server-*.*"):
-        if not Path("/proc", left.stem.removeprefix("server-")).exists():
+        if not Path("/proc", left.name.removeprefix("server-").partition(".")[0]).exists():
             _remove(left)
     report, port = directory / f"{name}.json", directory / f"{name}.port"
     _remove(port)

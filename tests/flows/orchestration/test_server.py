@@ -206,3 +206,10 @@ def test_a_new_database_is_a_copy_of_the_template_and_neither_is_overwritten(tmp
         server_process.begin_database(database, template)
         assert (template.read_bytes(), database.read_bytes()) == (content, b"kept")
     assert {path.name for path in tmp_path.iterdir()} == {"template.db", "new.db"}
+
+
+def test_files_of_living_servers_stay(tmp_path):
+    for name in ("server-1.log", "server-1.log.1", "server-4194305.log.1"):  # beyond the largest number of a process
+        (tmp_path / name).touch()
+    prefect_api._server(tmp_path, 1.0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["server-1.log", "server-1.log.1"]
