@@ -37,10 +37,6 @@ from tasks.training import policy as policy_import
 from tasks.training import stage as training
 
 ERROR_COLUMNS = ("assignment_id", "error_class")
-FilterAndCredit = Callable[[Refs], tuple[Ref, Ref]]
-"""Filters and credits rollouts; returns both results."""
-CreditedGroups = tuple[Refs, Refs, tuple[Ref, Ref]]
-"""The assignments of a batch, their rollouts, and how these were filtered and credited."""
 
 
 class PendingBatch:
@@ -165,10 +161,10 @@ def sample_groups(
     step: int,
     earlier: Sequence[Ref],
     sample: Callable[[Ref], Ref],
-    credit_traces: FilterAndCredit,
+    credit_traces: Callable[[Refs], tuple[Ref, Ref]],
     attempt: int = 0,
-) -> CreditedGroups:
-    """Assign groups, `sample` them, filter and credit their rollouts.
+) -> tuple[Refs, Refs, tuple[Ref, Ref]]:
+    """Assign groups, `sample` them, filter and credit their rollouts; return the results of each, in this order.
 
     With `assignment.refill`, groups that have zero advantage are replaced (dynamic sampling: DAPO, arXiv 2503.14476).
     Each further assignment has as many groups of each environment as are missing, of other examples and with the same
