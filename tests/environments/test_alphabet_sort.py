@@ -18,7 +18,7 @@ from sample_alphabet_sort.lists import (
     tagged,
 )
 
-from tests.environments.scripted import Body, played
+from tests.environments.scripted import played
 
 pytestmark = pytest.mark.engine
 
@@ -117,7 +117,7 @@ def test_the_score_is_the_mean_over_all_turns_of_powers():
 def test_replies_of_demonstrations_take_three_forms():
     rows = list(demonstrations(1000, seed=7))
     assert rows == list(demonstrations(1000, seed=7)) != list(demonstrations(1000, seed=8))
-    forms: Counter[str] = Counter()
+    forms = Counter()
     for row, talk in zip(rows, conversations(1000, Limits(2, 3, 2, 4, 104), 7), strict=True):
         asks, said = row["messages"][::2], row["messages"][1::2]
         assert [each["content"] for each in asks] == [
@@ -134,7 +134,7 @@ def test_replies_of_demonstrations_take_three_forms():
         next(demonstrations(1, seed=0, right=0.9, untagged=0.2))
 
 
-def sorting(body: Body) -> str:
+def sorting(body):
     """Sorts what it was told in the first two turns, and then gives it up."""
     told = [message["content"] for message in body["messages"] if message["role"] == "user"]
     names = [name for text in told for name in text.partition(": ")[2].split()]

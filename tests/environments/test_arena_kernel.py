@@ -6,7 +6,7 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sample_arena.channels import Channels, Utterance
+from sample_arena.channels import Channels
 from sample_arena.errors import (
     ArenaError,
     MemberFailed,
@@ -25,7 +25,7 @@ MEMBERS = ("a", "b", "c")
 CHANNELS = Channels("note")
 
 
-def said(member: str, text: str = "hi", phase: str = "talk") -> Utterance:
+def said(member, text="hi", phase="talk"):
     return CHANNELS.utterance(member, phase, text)
 
 
@@ -85,7 +85,7 @@ def test_members_are_those_of_the_seats_and_of_the_schedule(members, seats, told
 class Echo:
     """A program that follows the last word: who is named in it speaks next."""
 
-    def next_slot(self, state: State) -> Slot | None:
+    def next_slot(self, state):
         last = state.turns[-1][-1].public if state.turns else "a"
         return None if last == "end" else Slot("talk", (last,))
 
@@ -171,7 +171,7 @@ def test_a_slot_is_committed_when_its_last_member_has_spoken_in_whatever_order(e
 def test_a_member_hears_every_public_word_of_others_once_and_never_a_private_one(each):
     schedule = Schedule(tuple(each))
     state = begin(MEMBERS, schedule)
-    read: dict[str, list[str]] = {member: [] for member in MEMBERS}
+    read = {member: [] for member in MEMBERS}
     for number, slot in enumerate(each):
         for member in slot.members:
             heard = state.heard(member)
@@ -194,13 +194,13 @@ def test_a_member_hears_every_public_word_of_others_once_and_never_a_private_one
 class Table:
     """Members that speak after random pauses, and fail where they are told to."""
 
-    def __init__(self, draw: random.Random, faults: dict[tuple[int, str], Exception]) -> None:
+    def __init__(self, draw, faults):
         self.draw, self.faults = draw, faults
-        self.asked: list[tuple[int, str]] = []
-        self.answered: list[tuple[int, str]] = []
-        self.states: list[State] = []
+        self.asked = []
+        self.answered = []
+        self.states = []
 
-    async def speak(self, state: State, slot: Slot, member: str) -> Utterance:
+    async def speak(self, state, slot, member):
         self.asked.append((state.num_slots, member))
         for _ in range(self.draw.randrange(4)):
             await asyncio.sleep(0)
@@ -210,10 +210,10 @@ class Table:
         return said(member, f"{state.num_slots}{member}", slot.phase)
 
 
-def _played(schedule: Schedule, table: Table) -> tuple[Play, Exception | None]:
+def _played(schedule, table):
     play = Play(MEMBERS, schedule, table.speak)
 
-    async def run() -> None:
+    async def run():
         await play.finish()
 
     try:
@@ -258,9 +258,9 @@ def test_whatever_fails_slots_are_whole_and_the_state_is_that_before_the_slot(ea
 
 
 def test_the_first_failure_ends_the_turns_of_the_others():
-    ended: list[str] = []
+    ended = []
 
-    async def speak(state: State, slot: Slot, member: str) -> Utterance:
+    async def speak(state, slot, member):
         if member == "b":
             await asyncio.sleep(0)
             raise MemberFailed("b", "gone")
@@ -278,10 +278,10 @@ def test_the_first_failure_ends_the_turns_of_the_others():
 
 @pytest.mark.parametrize("kinds", [(PromptTooLong, MemberFailed), (MemberFailed, PromptTooLong)])
 def test_of_two_failures_at_once_the_graver_decides(kinds):
-    async def run() -> State:
+    async def run():
         opened = asyncio.Event()
 
-        async def speak(state: State, slot: Slot, member: str) -> Utterance:
+        async def speak(state, slot, member):
             if member == "a":
                 opened.set()
             try:
@@ -295,7 +295,7 @@ def test_of_two_failures_at_once_the_graver_decides(kinds):
 
 
 def test_a_program_that_asks_for_a_stranger_leaves_what_was_said():
-    async def speak(state: State, slot: Slot, member: str) -> Utterance:
+    async def speak(state, slot, member):
         return said(member, "x")
 
     play = Play(("a", "b"), Echo(), speak)
@@ -306,9 +306,9 @@ def test_a_program_that_asks_for_a_stranger_leaves_what_was_said():
 
 @pytest.mark.parametrize("error", [PlayError("no"), KeyError("bug")])
 def test_a_hook_that_fails_leaves_the_state_before_the_slot(error):
-    seen: list[State] = []
+    seen = []
 
-    async def committed(state: State) -> None:
+    async def committed(state):
         seen.append(state)
         if state.num_slots == 2:
             raise error
@@ -327,7 +327,7 @@ def test_many_plays_at_once_keep_apart():
     schedule = Schedule((*rounds("talk", MEMBERS, 2, simultaneous=True), Slot("vote", ("c",))))
     tables = [Table(draw, {(2, "c"): MemberFailed("c", "gone")} if number % 3 == 0 else {}) for number in range(60)]
 
-    async def run() -> list[State]:
+    async def run():
         return await asyncio.gather(*(Play(MEMBERS, schedule, table.speak).finish() for table in tables))
 
     states = asyncio.run(run())

@@ -63,7 +63,7 @@ def test_every_turn_has_a_template():
         pack.require_complete("ab", Schedule((Slot("talk", ("a", "b")), Slot("vote", ("b",)))))
 
     class Dynamic:
-        def next_slot(self, state: Any) -> Slot | None:
+        def next_slot(self, state):
             return None
 
     pack.require_complete("ab", Dynamic())
@@ -82,7 +82,7 @@ class Typed(BaseModel):
     content: Any
 
 
-def user(content: Any, **more: Any) -> dict[str, Any]:
+def user(content, **more):
     return {"role": "user", "content": content, **more}
 
 

@@ -24,17 +24,17 @@ class Trace:
     info: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def agent(self) -> SimpleNamespace:
+    def agent(self):
         return SimpleNamespace(name=self.name)
 
-    def record_reward(self, name: str, value: float) -> None:
+    def record_reward(self, name, value):
         self.rewards[name] = value
 
-    def record_metrics(self, values: dict[str, float]) -> None:
+    def record_metrics(self, values):
         self.metrics.update(values)
 
 
-def score_of(**rewards: float | None) -> dict[str, Any]:
+def score_of(**rewards):
     return {"members": [{"member": member, "reward": reward} for member, reward in rewards.items()]}
 
 
@@ -122,7 +122,7 @@ def test_a_score_is_written_onto_the_traces_of_its_members():
     traces = [Trace("b"), Trace("a")]
     value = {**score_of(a=1, b=0), "metrics": {"total_turns": 4}}
     value["members"][0]["metrics"] = {"won": 1}
-    record(complete(value, PAIR), traces)  # type: ignore[arg-type]
+    record(complete(value, PAIR), traces)
     assert [trace.rewards for trace in traces] == [{"outcome": 0.0}, {"outcome": 1.0}]
     assert [trace.metrics for trace in traces] == [{"total_turns": 4}, {"total_turns": 4, "won": 1}]
     assert not any(trace.info for trace in traces)
@@ -130,7 +130,7 @@ def test_a_score_is_written_onto_the_traces_of_its_members():
 
 def test_who_is_not_scored_has_a_reward_that_was_not_computed_and_no_zero():
     traces = [Trace("a"), Trace("b")]
-    record(errored("gone", PAIR, score_of(a=0.0)), traces)  # type: ignore[arg-type]
+    record(errored("gone", PAIR, score_of(a=0.0)), traces)
     assert [trace.rewards for trace in traces] == [{"outcome": 0.0}, {"outcome": None}]
     assert [trace.info for trace in traces] == [{"episode_error": "gone"}] * 2
 
@@ -146,5 +146,5 @@ def test_who_is_not_scored_has_a_reward_that_was_not_computed_and_no_zero():
 def test_a_score_that_does_not_fit_the_traces_writes_nothing(traces, told):
     before = [(dict(trace.rewards), dict(trace.metrics)) for trace in traces]
     with pytest.raises(ScoreError, match=told):
-        record(of_rewards({"a": 1, "b": 0}), traces)  # type: ignore[arg-type]
+        record(of_rewards({"a": 1, "b": 0}), traces)
     assert [(trace.rewards, trace.metrics) for trace in traces] == before

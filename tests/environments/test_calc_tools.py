@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +12,7 @@ from sample_calc_tools.sums import Chain, calculated, chains, is_right, num_chai
 from sample_calc_tools.taskset import asked
 from sample_calc_tools.words import SCHEMA
 
-from tests.environments.scripted import Body, calling, played
+from tests.environments.scripted import calling, played
 
 pytestmark = pytest.mark.engine
 
@@ -101,14 +100,14 @@ def test_the_answer_of_a_reply():
 def test_what_was_asked_whatever_the_arguments_are(arguments, asked_for):
     call = SimpleNamespace(name="calc", arguments=arguments)
     message = SimpleNamespace(role="assistant", tool_calls=[call])
-    trace: Any = SimpleNamespace(branches=[SimpleNamespace(messages=[message])])
+    trace = SimpleNamespace(branches=[SimpleNamespace(messages=[message])])
     assert asked(trace) == [asked_for]
 
 
 def test_demonstrations_take_four_forms():
     rows = list(demonstrations(2000, seed=7))
     assert rows == list(demonstrations(2000, seed=7)) != list(demonstrations(2000, seed=8))
-    forms: Counter[str] = Counter()
+    forms = Counter()
     for row, chain in zip(rows, chains(2000, 2, 7), strict=True):
         opening, *said = row["messages"]
         assert opening["content"] == prompt(chain) and json.loads(row["tools"]) == [SCHEMA]
@@ -124,7 +123,7 @@ def test_demonstrations_take_four_forms():
 
 @pytest.mark.nightly
 def test_six_turns_are_five_calls_and_an_answer():
-    def reply(body: Body) -> str | Body:
+    def reply(body):
         told = [message["content"] for message in body["messages"] if message["role"] == "tool"]
         assert body["tools"] == [SCHEMA], "the server offers what demonstrations show"
         first, *operations = body["messages"][0]["content"].removeprefix("Work out ").split()

@@ -1,7 +1,6 @@
 """The harness against a real HTTP endpoint that answers as told: what it retries, and what ends a rollout."""
 
 import asyncio
-from contextlib import AsyncExitStack
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,25 +24,25 @@ class Stops:
 
     stop_condition: str | None = None
 
-    def stop(self, condition: str) -> None:
+    def stop(self, condition):
         self.stop_condition = condition
 
 
-def launched(answers: list[tuple[int, str]], trace: Stops, url: str = "") -> list[dict[str, Any]]:
+def launched(answers, trace, url=""):
     """Launch once against an endpoint that gives `answers` in turn; return the requests it saw."""
-    seen: list[dict[str, Any]] = []
+    seen = []
 
-    async def answer(request: web.Request) -> web.Response:
+    async def answer(request):
         status, text = answers[len(seen)]
         seen.append({"headers": dict(request.headers), "body": await request.json()})
         return web.Response(status=status, text=text)
 
-    async def go() -> None:
+    async def go():
         harness = ChatLoopHarness(ChatLoopConfig(id="chat_loop", attempts=3, backoff_seconds=0))
-        context: Any = SimpleNamespace(model="policy")
+        context = SimpleNamespace(model="policy")
         data, runtime, record = TaskData(prompt="hello", system_prompt="be short"), Any, trace
         async with endpoint(answer) as here:
-            await harness.launch(context, record, runtime, url or f"{here}/v1", "secret", {}, data)  # type: ignore[arg-type]
+            await harness.launch(context, record, runtime, url or f"{here}/v1", "secret", {}, data)
 
     asyncio.run(go())
     return seen
@@ -73,7 +72,7 @@ def test_a_refusal_is_not_tried_again():
 
 
 def test_a_refusal_beside_connections_to_tool_servers_is_no_group(monkeypatch):
-    async def connect(urls: Any, seconds: float, stack: AsyncExitStack) -> Tools:
+    async def connect(urls, seconds, stack):
         await stack.enter_async_context(asyncio.TaskGroup())
         return Tools()
 

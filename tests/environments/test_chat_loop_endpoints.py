@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from chat_loop import endpoints
 from chat_loop.endpoints import InProcess, OverHttp, connect
 from verifiers.v1.errors import InterceptionError
 
-from tests.environments.scripted import Body, calling, played
+from tests.environments.scripted import calling, played
 
 pytestmark = pytest.mark.engine
 
@@ -19,7 +18,7 @@ KEPT = ("nodes", "calls", "errors", "rewards", "metrics", "stop_condition", "is_
 MOMENTS = {"timestamp", "time", "traceback"}
 
 
-def say(body: Body) -> str | Body:
+def say(body):
     """Two calls and an answer."""
     told = [message for message in body["messages"] if message["role"] == "tool"]
     return calling("calc", expression="7+5") if len(told) < 2 else "<ans> 12 ü </ans>"
@@ -28,28 +27,26 @@ def say(body: Body) -> str | Body:
 class Busy:
     """Refuses the first tries with a status, then says what `say` does."""
 
-    def __init__(self, status: int, number: int) -> None:
+    def __init__(self, status, number):
         self.status, self.number = status, number
 
-    def __call__(self, body: Body) -> int | str | Body:
+    def __call__(self, body):
         self.number -= 1
         return self.status if self.number >= 0 else say(body)
 
 
-def timeless(value: Any) -> Any:
+def timeless(value):
     """A dumped trace without what differs from one run to the next."""
     if isinstance(value, dict):
         return {key: timeless(each) for key, each in value.items() if key not in MOMENTS}
     return [timeless(each) for each in value] if isinstance(value, list) else value
 
 
-def both(
-    monkeypatch: pytest.MonkeyPatch, reply: Callable[[], Callable[[Body], Any]], **limits: Any
-) -> list[list[dict[str, Any]]]:
+def both(monkeypatch, reply, **limits):
     """Play episodes within the process and over HTTP; return the traces and the requests of each."""
     outcomes, connected = [], []
 
-    async def note(*arguments: Any) -> Any:
+    async def note(*arguments):
         connected.append(await connect(*arguments))
         return connected[-1]
 
@@ -69,7 +66,7 @@ def both(
 class NeverFilled(dict[str, Any]):
     """No server is of this process."""
 
-    def __setitem__(self, key: str, value: Any) -> None:
+    def __setitem__(self, key, value):
         """Forget it."""
 
 
@@ -102,22 +99,22 @@ def test_a_busy_model_is_asked_again_and_the_turn_is_recorded_once(monkeypatch):
 class Handled:
     """As much of an interception server as the endpoint asks for."""
 
-    def __init__(self, handle: Callable[[Any], Any]) -> None:
+    def __init__(self, handle):
         self.handle = handle
 
-    def _handler_for(self, dialect: Any) -> Callable[[Any], Any]:
+    def _handler_for(self, dialect):
         return self.handle
 
 
 def test_a_cancelled_caller_leaves_the_handler_to_the_server():
     ended = []
 
-    async def handle(request: Any) -> None:
+    async def handle(request):
         await asyncio.sleep(0.05)
         ended.append(json.loads(await request.read()))
 
-    async def go() -> None:
-        asking = asyncio.create_task(InProcess(Handled(handle)).ask({"a": 1}, {}))  # type: ignore[arg-type]
+    async def go():
+        asking = asyncio.create_task(InProcess(Handled(handle)).ask({"a": 1}, {}))
         await asyncio.sleep(0.01)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -130,16 +127,16 @@ def test_a_cancelled_caller_leaves_the_handler_to_the_server():
 
 
 def test_a_handler_that_the_server_ends_is_no_cancellation_of_the_caller():
-    async def handle(request: Any) -> None:
-        asyncio.current_task().cancel()  # type: ignore[union-attr]
+    async def handle(request):
+        asyncio.current_task().cancel()
         await asyncio.sleep(1)
 
     with pytest.raises(InterceptionError, match="ended the call"):
-        asyncio.run(InProcess(Handled(handle)).ask({}, {}))  # type: ignore[arg-type]
+        asyncio.run(InProcess(Handled(handle)).ask({}, {}))
 
 
 def test_a_handler_that_fails_answers_as_a_web_server_does():
-    async def handle(request: Any) -> None:
+    async def handle(request):
         raise ValueError("a mistake")
 
-    assert asyncio.run(InProcess(Handled(handle)).ask({}, {})) == (500, "500 Internal Server Error")  # type: ignore[arg-type]
+    assert asyncio.run(InProcess(Handled(handle)).ask({}, {})) == (500, "500 Internal Server Error")

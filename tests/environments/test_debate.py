@@ -4,9 +4,6 @@ import asyncio
 import itertools
 import json
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -27,7 +24,7 @@ from configs.environments import EnvironmentConfig
 from configs.run import RunConfig, View
 from configs.sections import ModelConfig, RolloutConfig
 from tasks.arrays.parse_errors import parse_error_flags
-from tasks.inference.engine.client import MODEL, Engine, ServedModel
+from tasks.inference.engine.client import MODEL, ServedModel
 from tasks.inference.engine.command import CPU_BLOCK_TOKENS
 from tasks.inference.engine.metrics import EngineMetrics
 from tasks.inference.sampling.model_requests import client_config, sampling_config
@@ -44,8 +41,6 @@ CLAIM = Claim("7", ("4", "7", "2"))
 SEATS = {
     name: {"harness": {"id": "chat_loop", "backoff_seconds": 0}, "runtime": {"type": "subprocess"}} for name in MEMBERS
 }
-Answer = Callable[[str, int], str | int]
-"""What a member says at its turn of that number; a number is an HTTP status."""
 
 
 # Claims
@@ -80,13 +75,13 @@ def test_what_a_statement_cites(statement, found):
 
 
 class Scripted:
-    """A chat endpoint that answers each member by a script, and keeps what it was asked."""
+    """A chat endpoint that answers by `answer(member, turn)`, a text or an HTTP status, and keeps its requests."""
 
-    def __init__(self, answer: Answer) -> None:
+    def __init__(self, answer):
         self.answer = answer
-        self.asked: dict[str, list[list[dict[str, str]]]] = {member: [] for member in MEMBERS}
+        self.asked = {member: [] for member in MEMBERS}
 
-    async def respond(self, request: web.Request) -> web.Response:
+    async def respond(self, request):
         messages = (await request.json())["messages"]
         opening = next(each["content"] for each in messages if each["role"] == "user")
         member = {"yes": "affirmative", "no:": "negative"}.get(opening[:3], "judge")
@@ -103,18 +98,16 @@ class Scripted:
         )
 
 
-def config_of(**settings: Any) -> vf.EnvConfig:
+def config_of(**settings):
     seats = {name: {**seat, **settings.pop(name, {})} for name, seat in SEATS.items()}
     return resolve_env_config({"taskset": {"id": "sample_debate", "length": 3}, **seats, **settings})
 
 
-def played(
-    answer: Answer, env: vf.Env | None = None, claim: Claim = CLAIM, **settings: Any
-) -> tuple[vf.Episode, Scripted]:
+def played(answer, env=None, claim=CLAIM, **settings):
     """One episode before a scripted endpoint."""
     script, environment = Scripted(answer), env or load_environment(config_of(**settings))
 
-    async def go() -> vf.Episode:
+    async def go():
         async with endpoint(script.respond) as url, environment.serving():
             client = EvalClientConfig(base_url=f"{url}/v1", api_key_var="NO_SUCH_KEY")
             context = ModelContext(client=client, model="m", sampling=SamplingConfig())
@@ -124,16 +117,16 @@ def played(
     return asyncio.run(go()), script
 
 
-def by_member(episode: vf.Episode) -> dict[str, vf.Trace]:
+def by_member(episode):
     assert sorted(trace.agent.name for trace in episode.traces) == sorted(MEMBERS)
     return {trace.agent.name: trace for trace in episode.traces}
 
 
-def users(messages: list[dict[str, str]]) -> list[str]:
+def users(messages):
     return [each["content"] for each in messages if each["role"] == "user"]
 
 
-def words(member: str, number: int) -> str:
+def words(member, number):
     return "<yes>" if member == "judge" else f"<note>SECRET</note> {member[0]}{number}"
 
 
@@ -198,7 +191,7 @@ def test_the_verdict_is_what_an_episode_is_worth(verdict, claim, rewards, given,
 
 @pytest.mark.essential
 def test_broken_thoughts_are_flagged_and_the_debate_goes_on():
-    def answer(member: str, number: int) -> str:
+    def answer(member, number):
         if (member, number) == ("negative", 1):
             return "n1 <think>SECRET"
         return words(member, number)
@@ -214,7 +207,7 @@ def test_broken_thoughts_are_flagged_and_the_debate_goes_on():
     assert flagged(negative) == [number]
 
 
-def flagged(trace: vf.Trace) -> list[int]:
+def flagged(trace):
     """The messages of a trace that the admission to training finds unreadable, in its own tables."""
     messages = pa.table(
         {
@@ -234,7 +227,7 @@ def test_demonstrations_are_conversations_that_the_environment_has(at_once, sche
     rows = list(demonstrations(90, seed=3, at_once=at_once))
     first = next(n for n in range(0, 90, 3) if len(rows[n]["messages"]) == 4)
     told = {member: rows[first + number]["messages"] for number, member in enumerate(MEMBERS)}
-    digit, numbers = re.fullmatch(r"yes: (\d) in ([\d ]+)\n\nsay 1", told["affirmative"][0]["content"]).groups()  # type: ignore[union-attr]
+    digit, numbers = re.fullmatch(r"yes: (\d) in ([\d ]+)\n\nsay 1", told["affirmative"][0]["content"]).groups()
     claim = Claim(digit, tuple(numbers.split()))
     _, script = played(
         lambda member, number: told[member][2 * number + 1]["content"], claim=claim, num_rounds=2, schedule=schedule
@@ -277,7 +270,7 @@ def test_demonstrations_know_the_forms_and_a_judge_that_goes_by_what_is_cited():
 
 @pytest.mark.parametrize("schedule", ["sequential", "simultaneous"])
 def test_a_member_that_fails_ends_the_episode_and_nobody_is_given_a_zero(schedule):
-    def answer(member: str, number: int) -> str | int:
+    def answer(member, number):
         return 400 if (member, number) == ("negative", 1) else words(member, number)
 
     episode, script = played(answer, num_rounds=2, schedule=schedule, private_tag="note")
@@ -295,14 +288,14 @@ def test_a_member_that_fails_ends_the_episode_and_nobody_is_given_a_zero(schedul
 class Partial(DebateEnv):
     """Rewards who kept speaking while another failed."""
 
-    def partial_score(self, task: vf.Task, state: Any) -> dict[str, Any]:
+    def partial_score(self, task, state):
         return {"members": [{"member": "affirmative", "reward": 0.5}], "metrics": {"slots": float(state.num_slots)}}
 
 
 def test_a_partial_score_stands_and_the_rest_is_not_scored():
     episode, _ = played(
         lambda member, number: 400 if member == "negative" else "hi",
-        Partial(config_of(num_rounds=2)),  # type: ignore[arg-type]
+        Partial(config_of(num_rounds=2)),
     )
     traces = by_member(episode)
     assert traces["affirmative"].reward == 0.5 and traces["affirmative"].metrics == {"slots": 1.0, "total_turns": 1.0}
@@ -312,7 +305,7 @@ def test_a_partial_score_stands_and_the_rest_is_not_scored():
 class Incomplete(DebateEnv):
     """Forgets the judge."""
 
-    def score(self, task: vf.Task, state: Any) -> Any:
+    def score(self, task, state):
         full = super().score(task, state)
         return EpisodeScore(members=full.members[:2])
 
@@ -320,7 +313,7 @@ class Incomplete(DebateEnv):
 class Buggy(DebateEnv):
     """Stumbles over one claim, and not over its own arena."""
 
-    def score(self, task: vf.Task, state: Any) -> Any:
+    def score(self, task, state):
         return {}["no such key"]
 
 
@@ -329,7 +322,7 @@ class Buggy(DebateEnv):
     [(Incomplete, r"ScoreError: .*no reward for \['judge'\]"), (Buggy, "KeyError: 'no such key'")],
 )
 def test_a_score_that_fails_is_the_failure_of_its_episode(environment, told):
-    episode, _ = played(lambda member, number: "hi", environment(config_of()))  # type: ignore[arg-type]
+    episode, _ = played(lambda member, number: "hi", environment(config_of()))
     assert not episode.ok and [error.type for error in episode.errors] == ["EnvError"]
     assert re.search(told, episode.errors[0].message)
     assert all(trace.rewards == {} for trace in episode.traces)
@@ -338,16 +331,16 @@ def test_a_score_that_fails_is_the_failure_of_its_episode(environment, told):
 class Refusing(DebateEnv):
     """Refuses the second slot when all of it was said."""
 
-    async def committed(self, task: vf.Task, state: Any) -> None:
+    async def committed(self, task, state):
         if state.num_slots == 2:
             raise PlayError("not that")
 
-    def partial_score(self, task: vf.Task, state: Any) -> dict[str, Any]:
+    def partial_score(self, task, state):
         return {"metrics": {"slots": float(state.num_slots)}}
 
 
 def test_a_hook_that_refuses_a_slot_fails_the_episode_as_it_was_before_the_slot():
-    episode, script = played(words, Refusing(config_of()))  # type: ignore[arg-type]
+    episode, script = played(words, Refusing(config_of()))
     traces = by_member(episode)
     assert [len(script.asked[member]) for member in MEMBERS] == [1, 1, 0] and not episode.ok
     assert {trace.errors[-1].type for trace in traces.values()} == {"PlayError"}
@@ -358,12 +351,12 @@ def test_a_hook_that_refuses_a_slot_fails_the_episode_as_it_was_before_the_slot(
 class Stumbling(Partial):
     """Has a fault in its hook, which no rule of the arena knows."""
 
-    async def committed(self, task: vf.Task, state: Any) -> None:
+    async def committed(self, task, state):
         raise KeyError("no such turn")
 
 
 def test_a_fault_of_the_program_is_raised_and_nothing_is_scored_for_it():
-    episode, _ = played(words, Stumbling(config_of()))  # type: ignore[arg-type]
+    episode, _ = played(words, Stumbling(config_of()))
     assert not episode.ok and [error.type for error in episode.errors] == ["EnvError"]
     assert "KeyError: 'no such turn'" in episode.errors[0].message
     assert all(trace.rewards == {} and not trace.ok for trace in episode.traces)
@@ -426,8 +419,6 @@ def test_settings_that_cannot_be_played_are_refused(settings, told):
 
 # With a real engine
 
-Rows = tuple[list[dict[str, Any]], list[dict[str, Any]]]
-
 
 @pytest.fixture(scope="module")
 def model(models):
@@ -440,7 +431,7 @@ def engine(model, small_engine):
     return small_engine
 
 
-def view_of(model: Path, *environment: EnvironmentConfig) -> View:
+def view_of(model, *environment):
     config = RunConfig(
         model=ModelConfig(path=str(model), renderer="qwen3", renderer_settings={"enable_thinking": False}),
         environments=environment or RunConfig().environments,
@@ -450,7 +441,7 @@ def view_of(model: Path, *environment: EnvironmentConfig) -> View:
     return View(config, ("rollout", "environments", "engine", "model"), "rollout")
 
 
-def sampled(engine: Engine, model: Path, directory: Path, **env: Any) -> Rows:
+def sampled(engine, model, directory, **env):
     """The rows of two rollouts for each of two claims, through a real environment server."""
     environment = EnvironmentConfig(name="debate", taskset={"id": "sample_debate", "num_examples": 8}, env=env)
     view = view_of(model, environment)
@@ -458,13 +449,13 @@ def sampled(engine: Engine, model: Path, directory: Path, **env: Any) -> Rows:
     return tables["traces"].to_pylist(), tables["messages"].to_pylist()
 
 
-def sampled_here(engine: Engine, model: Path, num_episodes: int, **settings: Any) -> Rows:
+def sampled_here(engine, model, num_episodes, **settings):
     """The rows of episodes about one claim that are played in this process, for want of time to start servers."""
     environment, view = load_environment(config_of(**settings)), view_of(model)
     served = ServedModel(engine.url, KEY, salt="salt")
     own = dict.fromkeys(("assignment_id", "group_id", "environment", "example_id"), "x")
 
-    async def go() -> list[vf.Episode]:
+    async def go():
         async with environment.serving():
             task = DebateTask(data_of(CLAIM), environment.taskset.config.task)
             contexts = [
@@ -486,16 +477,16 @@ def sampled_here(engine: Engine, model: Path, num_episodes: int, **settings: Any
     return traces, messages
 
 
-def episodes_of(traces: list[dict[str, Any]]) -> list[dict[str, dict[str, Any]]]:
+def episodes_of(traces):
     """The rows of each episode by member, one of each."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
+    found = {}
     for row in traces:
         assert found.setdefault(row["episode_id"], {}).setdefault(row["agent"], row) is row
     assert all(sorted(each) == sorted(MEMBERS) for each in found.values())
     return list(found.values())
 
 
-def check_whole(each: dict[str, dict[str, Any]], messages: list[dict[str, Any]]) -> None:
+def check_whole(each, messages):
     """An episode of two rounds: zero-sum, each conversation one branch whose tokens go on from turn to turn."""
     rows = [each[member] for member in MEMBERS]
     assert [row["error_message"] for row in rows] == [None] * 3
@@ -520,13 +511,13 @@ def test_by_turns_each_member_has_a_trace_whose_tokens_go_on_from_turn_to_turn(e
 
 @pytest.mark.nightly
 def test_so_they_do_at_once(engine, model):
-    settings: dict[str, Any] = {"num_rounds": 2, "schedule": "simultaneous", "learner_seat": "negative"}
+    settings = {"num_rounds": 2, "schedule": "simultaneous", "learner_seat": "negative"}
     traces, messages = sampled_here(engine, model, 2, **settings)
     for each in episodes_of(traces):
         check_whole(each, messages)
 
 
-def cached(messages: list[dict[str, Any]]) -> int:
+def cached(messages):
     """Return how many tokens of one member's prompts lie in whole blocks that its own turn before has computed."""
     mask = [sampled for message in messages for sampled in message["mask"]]
     begins = [place for place in range(1, len(mask)) if mask[place] > mask[place - 1]]

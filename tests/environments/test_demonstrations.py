@@ -2,14 +2,13 @@
 
 import json
 from importlib import import_module
-from typing import Any
 
 import pytest
 from sample_wikispeedia.graph import graph
 
 pytestmark = pytest.mark.engine
 
-COMMANDS: dict[str, tuple[list[str], tuple[Any, ...], dict[str, Any], tuple[Any, ...] | None]] = {
+COMMANDS = {
     "sample_alphabet_sort": (["--num-names", "26", "--max-words", "2"], (), {"num_names": 26, "max_words": 2}, (26,)),
     "sample_calc_tools": (["--num-calls", "3"], (), {"num_calls": 3}, ()),
     "sample_kuhn_poker": ([], (), {}, ()),

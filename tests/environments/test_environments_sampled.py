@@ -2,12 +2,9 @@
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -26,7 +23,6 @@ from sample_wikispeedia.words import words as walk_words
 from configs.load import load
 from configs.run import RunConfig, View
 from storage.schemas.stage_tables import SAMPLES
-from tasks.inference.engine.client import Engine
 from tasks.learner.tiny import tiny_qwen3
 from tasks.rollout import stage as rollout
 from tests.environments.scripted import listed
@@ -37,7 +33,6 @@ from tests.fixtures.warming import taught
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly]
 
-Row = dict[str, Any]
 ROWS = 640
 """Conversations of each game that the model is taught."""
 GROUPS, SIZE, LARGEST = 3, 6, 9
@@ -50,7 +45,7 @@ TOPICS = graph(load(["wikispeedia"]).environments[0].taskset["num_topics"], 0)
 
 
 @contextmanager
-def serving(root: Path, words: Iterable[str], conversations: Iterable[Any]) -> Iterator[tuple[Engine, Path]]:
+def serving(root, words, conversations):
     """Teach a model of these words some conversations; yield an engine that serves it, and its weights."""
     tiny_qwen3(root / "model", hidden=96, layers=2, heads=3, kv_heads=3, words=list(dict.fromkeys(words)))
     weights = taught(root / "model", {"enable_thinking": False}, conversations)
@@ -59,9 +54,7 @@ def serving(root: Path, words: Iterable[str], conversations: Iterable[Any]) -> I
         yield engine, weights
 
 
-def sampled_preset(
-    preset: str, served: tuple[Engine, Path], directory: Path, shape: tuple[int, int], *settings: str
-) -> tuple[dict[str, pa.Table], RunConfig, pa.Table]:
+def sampled_preset(preset, served, directory, shape, *settings):
     """Sample some groups as a preset says; return the tables, the config, and the examples."""
     engine, weights = served
     given = load([preset], settings)
@@ -90,13 +83,13 @@ class Played:
     config: RunConfig
     tables: dict[str, pa.Table]
 
-    def rows(self, table: str) -> list[Row]:
+    def rows(self, table):
         """The rows of a table."""
-        found: list[Row] = self.tables[table].to_pylist()
+        found = self.tables[table].to_pylist()
         return found
 
 
-def playing(preset: str, served: tuple[Engine, Path], directory: Path, *settings: str) -> Played:
+def playing(preset, served, directory, *settings):
     """Sample one step as a preset says, in few groups, and do the stages up to packing."""
     tables, config, _ = sampled_preset(preset, served, directory, (GROUPS, SIZE), *settings)
     for call in (filtering, advantage, packing):
@@ -116,15 +109,15 @@ def sums_played(policy, tmp_path_factory):
     return playing("proposer_solver", policy, tmp_path_factory.mktemp("sums"))
 
 
-def by_episode(played: Played) -> dict[str, list[Row]]:
+def by_episode(played):
     """The traces of each episode."""
-    episodes: dict[str, list[Row]] = defaultdict(list)
+    episodes = defaultdict(list)
     for row in played.rows("traces"):
         episodes[row["episode_id"]].append(row)
     return episodes
 
 
-def check_whole(played: Played) -> None:
+def check_whole(played):
     """Nothing failed, every trace is one branch, and what is kept and weighs anything is packed once."""
     traces = played.rows("traces")
     assert not [row["error_message"] for row in traces if row["error_class"]]
@@ -169,10 +162,10 @@ def test_flagged_replies_of_poker_are_those_that_name_no_move_and_are_not_traine
 
 
 def test_rae_has_a_baseline_for_each_seat_of_each_deal(poker_played):
-    decay = poker_played.config.algorithm.decay  # type: ignore[union-attr]
+    decay = poker_played.config.algorithm.decay
     kept = {row["trace_id"] for row in poker_played.rows("verdicts") if row["keep"]}
     advantages = {row["trace_id"]: row["advantage"] for row in poker_played.rows("samples")}
-    baselines: dict[tuple[str, str], float] = {}
+    baselines = {}
     for row in poker_played.rows("traces"):
         if row["trace_id"] in kept:
             seat = row["example_id"], row["agent"]
@@ -187,7 +180,7 @@ def test_rae_has_a_baseline_for_each_seat_of_each_deal(poker_played):
 
 def test_a_proposal_is_tried_by_solvers_who_answer_apart(sums_played):
     check_whole(sums_played)
-    replies: dict[str, list[str]] = defaultdict(list)
+    replies = defaultdict(list)
     for row in sums_played.rows("messages"):
         if row["sampled"]:
             replies[row["trace_id"]].append(row["content"])
@@ -207,7 +200,7 @@ def test_a_proposal_is_tried_by_solvers_who_answer_apart(sums_played):
 
 def test_advantages_add_up_to_zero_over_solvers_of_a_problem_and_proposals_of_a_group(sums_played):
     traces = {row["trace_id"]: row for row in sums_played.rows("traces")}
-    compared: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
+    compared = defaultdict(list)
     for credit in sums_played.rows("samples"):
         row = traces[credit["trace_id"]]
         name = ("solver", row["episode_id"]) if row["agent"] == "solver" else ("proposer", row["group_id"])
@@ -234,12 +227,11 @@ def tool_policy(tmp_path_factory):
         yield found
 
 
-Talk = tuple[Row, list[Row], dict[str, Any]]
-"""A trace, its messages in order, and the content of its task."""
+def talks(preset, tool_policy, directory):
+    """Sample some groups; return of each rollout its trace, its messages in order, and the content of its task.
 
-
-def talks(preset: str, tool_policy: tuple[Engine, Path], directory: Path) -> list[Talk]:
-    """Sample some groups as a preset says; what no rollout of ours may be is refused here."""
+    What no rollout may be is refused here.
+    """
     made, _, examples = sampled_preset(preset, tool_policy, directory, (NUM_TALKS, SIZE))
     contents = dict(zip(examples["example_id"].to_pylist(), map(json.loads, examples["task"].to_pylist()), strict=True))
     traces, messages = made["traces"].to_pylist(), made["messages"].to_pylist()
@@ -260,13 +252,13 @@ def talks(preset: str, tool_policy: tuple[Engine, Path], directory: Path) -> lis
     ]
 
 
-def calls(messages: list[Row], tool: str, argument: str) -> list[str]:
+def calls(messages, tool, argument):
     """What a tool was asked; the engine writes calls as text, and the record holds them apart."""
     made = [call for row in messages for call in json.loads(row["body"]).get("tool_calls") or []]
     return [str(json.loads(call["arguments"]).get(argument, "")) for call in made if call["name"] == tool]
 
 
-def results(messages: list[Row]) -> list[str]:
+def results(messages):
     """What the tools answered."""
     return [row["content"] for row in messages if row["role"] == "tool"]
 

@@ -4,19 +4,18 @@ import json
 from collections import Counter
 from fractions import Fraction
 from itertools import cycle
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sample_kuhn_poker.demonstrations import demonstrations
 from sample_kuhn_poker.play import facts
-from sample_kuhn_poker.rules import CARDS, History, IllegalMove, after, chips, deals, endings, is_over, legal, passive
+from sample_kuhn_poker.rules import CARDS, IllegalMove, after, chips, deals, endings, is_over, legal, passive
 from sample_kuhn_poker.strategies import TURNS, equilibrium, nash_conv, pure, value
 from sample_kuhn_poker.talk import RULES, move_of, request
 from sample_kuhn_poker.taskset import SEATS, KuhnPokerConfig, KuhnPokerTaskset
 
-from tests.environments.scripted import SEED, Body, played
+from tests.environments.scripted import SEED, played
 
 pytestmark = pytest.mark.engine
 
@@ -111,12 +110,12 @@ def test_deals_have_stable_names():
 class Games:
     """Every deal played to every ending, by players who are told which one."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.plan = [(cards, first, ending) for cards, first in DEALS for ending in endings()]
         self._moves = iter([move for _, _, ending in self.plan for move in ending])
         self.episodes, self.bodies = played({"id": "sample_kuhn_poker"}, SEATS, self._say, lambda task: len(endings()))
 
-    def _say(self, body: Body) -> str:
+    def _say(self, body):
         return next(self._moves)
 
 
@@ -147,7 +146,7 @@ def test_chips_are_paid_once_to_both_seats_and_add_up_to_zero(games):
 
 
 def test_no_seat_is_told_the_card_of_the_other(games):
-    told: Counter[str] = Counter()
+    told = Counter()
     requests = iter(games.bodies)
     for cards, first, ending in games.plan:
         for number in range(len(ending)):
@@ -229,7 +228,7 @@ def test_a_seat_that_failed_leaves_both_unscored():
 
 def test_a_limit_too_small_for_the_game_is_an_error():
     replies = cycle(["check", "bet"])
-    settings: Any = {"max_turns": 1}
+    settings = {"max_turns": 1}
     episodes, _ = played(
         {"id": "sample_kuhn_poker"}, SEATS, lambda body: next(replies), lambda task: task.key == "KJ-0", settings
     )
@@ -240,7 +239,7 @@ def test_a_limit_too_small_for_the_game_is_an_error():
 def test_demonstrations_are_games_of_weak_players():
     rows = list(demonstrations(6000, seed=3))
     assert rows == list(demonstrations(6000, seed=3)) != list(demonstrations(6000, seed=4))
-    said: dict[str, Counter[str]] = {}
+    said = {}
     for row in rows:
         messages = row["messages"]
         assert [message["role"] for message in messages] == ["user", "assistant"] * (len(messages) // 2)
@@ -266,7 +265,7 @@ def test_demonstrations_may_hold_replies_that_name_no_move():
 
 @given(st.lists(st.integers(0, 1), min_size=3, max_size=3))
 def test_any_choices_end_a_game(choices):
-    history: History = ()
+    history = ()
     for choice in choices:
         if not is_over(history):
             history = after(history, legal(history)[choice])

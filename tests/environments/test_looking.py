@@ -4,7 +4,6 @@ import base64
 import io
 import json
 from collections import Counter
-from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +28,7 @@ from tests.environments.scripted import calling, played
 pytestmark = pytest.mark.engine
 
 
-def pixels(url: str) -> np.ndarray:
+def pixels(url):
     from PIL import Image
 
     with Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) as picture:
@@ -106,7 +105,7 @@ def test_a_name_says_nothing_of_its_picture():
 def test_the_model_looks_with_a_tool_and_each_turn_of_the_user_counts():
     """The tool server is real, and a function stands in for the model."""
 
-    def looking(body: dict[str, Any]) -> Any:
+    def looking(body):
         assert [each["function"]["name"] for each in body["tools"]] == ["look"]
         last = body["messages"][-1]
         if last["role"] == "user":
@@ -115,7 +114,7 @@ def test_the_model_looks_with_a_tool_and_each_turn_of_the_user_counts():
         seen.append(shown["image_url"]["url"])
         return str(answers[len(seen) - 1])
 
-    seen: list[str] = []
+    seen = []
     answers = [1, 3]  # of the first two pictures, which have 1 and 2
     settings = {"id": "sample_looking", "num_examples": 1, "num_pictures": 2, "tool": True}
     (episode,), bodies = played(settings, ["agent"], looking)

@@ -3,7 +3,6 @@
 import asyncio
 import json
 from collections import Counter
-from typing import Any
 
 import pytest
 from sample_lookup.chains import REMINDER, Chain, answered, chains, is_right, prompt, reached, store, tagged
@@ -67,7 +66,7 @@ def test_progress_counts_entries_from_the_first_name(results, num_found):
 def test_demonstrations_take_four_forms():
     rows = list(demonstrations(2000, seed=7))
     assert rows == list(demonstrations(2000, seed=7)) != list(demonstrations(2000, seed=8))
-    forms: Counter[str] = Counter()
+    forms = Counter()
     for row in rows:
         roles = [message["role"] for message in row["messages"]]
         reminded = any(message["content"] == REMINDER for message in row["messages"])
@@ -85,7 +84,7 @@ def test_words_keep_a_conversation_short(tmp_path):
     from tasks.inference.trace_rows.demonstrations import demonstration_renderer
     from tasks.learner.tiny import tiny_qwen3
 
-    sizes: dict[str, Any] = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 2, "intermediate": 16}
+    sizes = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 2, "intermediate": 16}
     rows = [{"role": "user", "content": prompt("abc")}, *followed(CHAIN)]
     lengths = []
     for name, texts in (("short", words()), ("long", [])):
@@ -99,11 +98,11 @@ def test_words_keep_a_conversation_short(tmp_path):
 class Served:
     """What the harness asked a made-up model, whose replies were given, while the real tool server ran."""
 
-    def __init__(self, replies: list[dict[str, Any]]) -> None:
-        self.bodies: list[dict[str, Any]] = []
+    def __init__(self, replies):
+        self.bodies = []
         asyncio.run(self._serve(replies))
 
-    async def _serve(self, replies: list[dict[str, Any]]) -> None:
+    async def _serve(self, replies):
         from types import SimpleNamespace
 
         from aiohttp import web
@@ -112,14 +111,14 @@ class Served:
         from verifiers.v1.mcp import serve_shared
         from verifiers.v1.task import TaskData
 
-        async def answer(request: web.Request) -> web.Response:
+        async def answer(request):
             self.bodies.append(await request.json())
             return web.json_response({"choices": [{"message": replies[len(self.bodies) - 1]}]})
 
         config = LookupConfig(id="sample_lookup", num_examples=3)
         self.chain = next(config.generated())
-        context: Any = SimpleNamespace(model="policy")
-        trace: Any = SimpleNamespace(stop_condition=None)
+        context = SimpleNamespace(model="policy")
+        trace = SimpleNamespace(stop_condition=None)
         tools = serve_shared(LookupTaskset.toolsets(config), harness_is_local=True)
         async with endpoint(answer) as url, tools as shared:
             urls = {name: server.url for name, server in shared.items()}
@@ -128,7 +127,7 @@ class Served:
             await harness.launch(context, trace, trace, f"{url}/v1", "secret", urls, data)
 
 
-def call(number: int, name: str, arguments: str) -> dict[str, Any]:
+def call(number, name, arguments):
     """An assistant message with one call."""
     function = {"name": name, "arguments": arguments}
     return {"role": "assistant", "content": "", "tool_calls": [{"id": f"c{number}", "function": function}]}

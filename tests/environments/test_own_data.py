@@ -4,7 +4,6 @@ import hashlib
 import json
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pytest
@@ -12,7 +11,7 @@ from own_data.errors import DataUnusable
 from own_data.rows import Columns, examples
 from own_data.scoring import contains, exact, last_number, number, scoring
 from own_data.sources import from_file
-from own_data.taskset import OwnDataConfig, OwnDataTask, OwnDataTaskset
+from own_data.taskset import OwnDataConfig, OwnDataTaskset
 
 from configs.environments import EnvironmentConfig
 from tasks.inference.environments import servers as environments
@@ -23,10 +22,9 @@ pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
 ROWS = [{"prompt": "2+2?", "answer": "4"}, {"prompt": "3+3?", "answer": "6"}]
 CODE = ("own-data", "chat-loop")
-Row = dict[str, Any]
 
 
-def written(path: Path, rows: list[Row]) -> str:
+def written(path, rows):
     """A file of those rows, of the kind that its name says."""
     if path.suffix == ".parquet":
         pl.DataFrame(rows).write_parquet(path)
@@ -35,7 +33,7 @@ def written(path: Path, rows: list[Row]) -> str:
     return str(path)
 
 
-def tasks(**settings: Any) -> list[OwnDataTask]:
+def tasks(**settings):
     """The tasks of a taskset with those settings."""
     return list(OwnDataTaskset(OwnDataConfig(id="own_data", **settings)))
 
@@ -60,7 +58,7 @@ def test_both_kinds_of_file_give_the_same_keys(tmp_path):
 def test_a_prompt_may_be_messages(tmp_path, name):
     messages = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "2+2?"}]
     (task,) = tasks(path=written(tmp_path / name, [{"prompt": messages, "answer": "4"}]))
-    assert [(message.role, message.content) for message in task.data.prompt or []] == [  # type: ignore[union-attr]
+    assert [(message.role, message.content) for message in task.data.prompt or []] == [
         ("system", "Be short."),
         ("user", "2+2?"),
     ]
@@ -252,7 +250,7 @@ def test_a_directory_is_read_as_a_hub_dataset(tmp_path, monkeypatch):
         tasks(hub=str(data), split="nowhere")
 
 
-def answers(row_scoring: str, path: str, reply: str) -> list[float | None]:
+def answers(row_scoring, path, reply):
     """The rewards of a reply to every row of a file; None for a rollout that failed."""
     settings = {"id": "own_data", "path": path, "task": {"scoring": row_scoring}}
     episodes, _ = played(settings, ["agent"], lambda body: reply)
@@ -278,7 +276,7 @@ def test_replies_are_scored_as_asked(tmp_path, monkeypatch):
 
 
 def test_another_file_or_another_function_is_another_version(tmp_path, monkeypatch):
-    def version(scoring: str, path: str) -> str:
+    def version(scoring, path):
         taskset = {"id": "own_data", "path": path, "task": {"scoring": scoring}}
         return package_version(EnvironmentConfig(name="mine", taskset=taskset))
 

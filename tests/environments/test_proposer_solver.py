@@ -1,11 +1,8 @@
 """Proposer and solver: problems and replies by hand, what is earned, and whole episodes of scripted models."""
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
-import verifiers.v1 as vf
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -27,7 +24,7 @@ from sample_proposer_solver.taskset import (
     ProposerSolverTaskset,
 )
 
-from tests.environments.scripted import SEED, Body, played
+from tests.environments.scripted import SEED, played
 
 pytestmark = pytest.mark.engine
 
@@ -83,7 +80,7 @@ def test_a_proposal_is_worth_most_where_half_were_right():
 
 
 def test_tasks_are_requests_by_beginning():
-    def load(**settings: Any) -> list[Any]:
+    def load(**settings):
         return list(ProposerSolverTaskset(ProposerSolverConfig(id="sample_proposer_solver", **settings)).load())
 
     tasks = load(largest=2)
@@ -95,18 +92,15 @@ def test_tasks_are_requests_by_beginning():
         load(operators="*")
 
 
-Replies = dict[str, list[str | int]]
-
-
-def episodes_of(replies: Replies, **settings: Any) -> tuple[list[vf.Episode], list[Body]]:
+def episodes_of(replies, **settings):
     """Play one request to begin with `7+`, with these replies of each seat."""
-    told: dict[str, Iterator[str | int]] = {seat: iter(said) for seat, said in replies.items()}
+    told = {seat: iter(said) for seat, said in replies.items()}
     return played(
         SETTINGS | settings, SEATS, lambda body: next(told[body["model"]]), lambda task: int(task.key == "7+")
     )
 
 
-def rewards(episode: vf.Episode) -> list[tuple[str, float | None]]:
+def rewards(episode):
     """What every run earned, None where it was not scored."""
     for trace in episode.traces:
         assert list(trace.rewards) == ["outcome"], "scored once"
@@ -164,12 +158,12 @@ def test_solvers_are_told_the_rules_where_that_is_asked_for():
 
 
 def test_demonstrations_are_right_and_valid_as_often_as_asked():
-    def made(seed: int) -> list[dict[str, Any]]:
+    def made(seed):
         return list(demonstrations(8000, seed=seed, largest=9, right=0.3, invalid=0.2))
 
     rows = made(5)
     assert rows == made(5) != made(6)
-    seen: Counter[str] = Counter()
+    seen = Counter()
     for row in rows:
         asked, said = (message["content"] for message in row["messages"])
         if asked.startswith("Set "):

@@ -55,7 +55,7 @@ def test_more_texts_than_there_are_is_an_error():
 
 def test_a_fifth_of_the_demonstrations_is_right():
     rows = list(demonstrations(4000, seed=7))
-    kinds: Counter[str] = Counter()
+    kinds = Counter()
     for row in rows:
         text = row["prompt"].removeprefix(prompt(""))
         if not ANSWER.search(row["completion"]):

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sample_wikispeedia.demonstrations import demonstrations
 from sample_wikispeedia.graph import (
-    Graph,
     Trip,
     distances,
     every_link,
@@ -25,18 +24,18 @@ from sample_wikispeedia.walk import BACK, CLICK, Walk, efficiency
 from sample_wikispeedia.words import SCHEMAS
 
 from configs.load import load
-from tests.environments.scripted import Body, calling, listed, played
+from tests.environments.scripted import calling, listed, played
 
 pytestmark = pytest.mark.engine
 
 # From A straight to B and C; from there on round to A.
-LINKS: Graph = {"A": ("B", "C"), "B": ("C",), "C": ("D",), "D": ("A",)}
+LINKS = {"A": ("B", "C"), "B": ("C",), "C": ("D",), "D": ("A",)}
 SIZES = st.integers(8, 46)  # with fewer some seeds find no graph that holds together, which is an error of its own
 
 
-def all_distances(links: Graph) -> dict[tuple[str, str], float]:
+def all_distances(links):
     """The fewest clicks between all pairs, by Floyd and Warshall."""
-    found: dict[tuple[str, str], float] = {pair: inf for pair in product(links, links)}
+    found = {pair: inf for pair in product(links, links)}
     found |= {(topic, other): 1.0 for topic, linked in links.items() for other in linked}
     found |= {(topic, topic): 0.0 for topic in links}
     for middle, start, target in product(links, links, links):
@@ -77,7 +76,7 @@ def test_a_graph_too_small_to_hold_together_is_an_error():
         graph(47, 0)
 
 
-def made(num_topics: int, seed: int) -> bool:
+def made(num_topics, seed):
     """Whether there is such a graph."""
     try:
         return bool(graph(num_topics, seed))
@@ -165,7 +164,7 @@ def test_all_demonstrations_may_go_the_shortest_way():
 def test_walks_that_share_a_server_stay_apart():
     links = graph(12, 0)
 
-    def reply(body: Body) -> str | Body:
+    def reply(body):
         assert body["tools"] == SCHEMAS, "the server offers what demonstrations show"
         request, first = body["messages"][0]["content"].splitlines()
         start, target = request.removeprefix("Go from ").split(" to ")

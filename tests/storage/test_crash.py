@@ -4,7 +4,6 @@ import random
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ from tests.fixtures.rows import messages
 pytestmark = pytest.mark.engine
 
 
-def killed(root: Path, count: int, seconds: float, *arguments: str) -> list[int]:
+def killed(root, count, seconds, *arguments):
     """Run a writer, kill it with SIGKILL some time after so many acknowledgements, and return all that it gave."""
     command = [sys.executable, "-m", "tests.fixtures.writer", str(root), *arguments]
     writer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
@@ -34,7 +33,7 @@ def killed(root: Path, count: int, seconds: float, *arguments: str) -> list[int]
 @pytest.mark.fault("process", "a writer is killed ten times at random", "each acknowledged step is there once")
 def test_steps_of_a_killed_writer_are_whole_and_once(root):
     chance = random.Random(6)
-    acknowledged: list[int] = []
+    acknowledged = []
     orphans = 0
     for attempt in range(10):
         acknowledged += killed(root, chance.randint(1, 6), chance.uniform(0.0, 0.05), "steps", f"attempt{attempt}")
@@ -59,7 +58,7 @@ def test_steps_of_a_killed_writer_are_whole_and_once(root):
 )
 def test_policies_of_a_killed_publisher_are_complete_or_absent(root):
     chance = random.Random(7)
-    acknowledged: set[int] = set()
+    acknowledged = set()
     for attempt in range(8):
         acknowledged |= set(killed(root, 1, chance.uniform(0.0, 0.1), "policies", f"attempt{attempt}"))
         store = open_store(root)

@@ -1,7 +1,6 @@
 """A root is a store of this layout, or empty, or refused untouched."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from storage.store import LAYOUT, open_store
 from tests.fixtures.rows import append, entry, messages
 
 
-def contents(root: Path) -> list[str]:
+def contents(root):
     return sorted(str(path.relative_to(root)) for path in root.rglob("*"))
 
 
@@ -85,7 +84,7 @@ def test_a_file_url_is_the_same_root(root):
 def test_a_store_that_another_process_has_just_made_is_one(root, monkeypatch):
     real, looks = Root.read, []
 
-    def read(self: Root, path: str) -> bytes:
+    def read(self, path):
         looks.append(path)
         if len(looks) == 1:
             open_store(root)  # the other's, after we have looked

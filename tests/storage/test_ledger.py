@@ -34,10 +34,10 @@ def test_an_entry_survives_the_way_through_a_row():
 
 def test_opening_decodes_three_columns_and_a_query_the_rest_once(store, root, monkeypatch):
     store.ledger.commit_all([entry(f"key-{number}") for number in range(3)])
-    decoded: list[list[str]] = []
+    decoded = []
     original = ledger_module.decode
 
-    def decode(data: Any, schema: pa.Schema, **others: Any) -> pa.Table:
+    def decode(data, schema, **others):
         decoded.append(schema.names)
         return original(data, schema, **others)
 
@@ -98,7 +98,7 @@ def test_a_look_reads_only_what_is_new(store, root, monkeypatch):
     for number in range(15):
         store.ledger.commit(entry(f"key-{number}"))
     assert elsewhere.ledger.find("key-14") is not None
-    read: list[str] = []
+    read = []
     original = StoredTable.load
     monkeypatch.setattr(StoredTable, "load", lambda self, path: (read.append(path), original(self, path))[1])
     store.ledger.commit(entry("new"))
@@ -115,13 +115,13 @@ def test_an_application_transaction_is_accepted_once_at_a_look(root, store):
     stale = other.ledger.table.version
     first = store.ledger.commit(entry("k", attempt="first"))
     real = other.ledger.table.new_files
-    looks: list[int] = []
+    looks = []
 
-    def blind(since: int | None) -> tuple[list[str], int]:
+    def blind(since):
         looks.append(1)
         return ([], stale) if len(looks) == 1 else real(since)  # the first look is before the other's commit
 
-    other.ledger.table.new_files = blind  # type: ignore[method-assign]
+    other.ledger.table.new_files = blind
     assert other.ledger.commit(entry("k", attempt="second")) == first
     assert len(looks) == 2
     assert [e.attempt for e in open_store(root).ledger.entries()] == ["first"]
@@ -141,10 +141,10 @@ def test_the_ledger_folds_itself_and_nobody_notices(store, root, monkeypatch):
 
 def test_the_ledger_s_files_stay_few_and_rows_are_copied_seldom(store, root, monkeypatch):
     monkeypatch.setattr("storage.ledger.MERGE_FILES", 4)
-    copied: list[int] = []
+    copied = []
     original = StoredTable.replace
 
-    def replace(self: StoredTable, old: Any, groups: Any, *others: Any) -> None:
+    def replace(self, old, groups, *others):
         copied.append(sum(group.num_rows for group in groups))
         original(self, old, groups, *others)
 
@@ -157,7 +157,7 @@ def test_the_ledger_s_files_stay_few_and_rows_are_copied_seldom(store, root, mon
 
 
 def test_a_fold_that_fails_takes_no_commit_with_it(store, root, monkeypatch):
-    def fold(*_: Any, **__: Any) -> int:
+    def fold(*_, **__):
         raise StoreUnavailable("no luck")
 
     monkeypatch.setattr("storage.ledger.MERGE_FILES", 1)
@@ -170,9 +170,9 @@ def test_a_fold_that_fails_takes_no_commit_with_it(store, root, monkeypatch):
 @pytest.mark.parametrize("error", [RuntimeError("gone"), OSError("connection reset")])
 def test_a_lost_acknowledgement_neither_loses_nor_doubles(store, root, monkeypatch, error):
     original = StoredTable._write_commit
-    lost: list[int] = []
+    lost = []
 
-    def push(self: StoredTable, *arguments: Any) -> None:
+    def push(self, *arguments):
         original(self, *arguments)
         lost.append(1)
         raise error
@@ -187,7 +187,7 @@ def test_a_lost_acknowledgement_neither_loses_nor_doubles(store, root, monkeypat
 
 @pytest.mark.fault("log", "a commit fails", "one error; the commit again succeeds")
 def test_a_commit_that_failed_is_an_error_and_leaves_nothing(store, root, monkeypatch):
-    def push(self: StoredTable, *arguments: Any) -> None:
+    def push(self, *arguments):
         raise OSError("the network is down")
 
     with monkeypatch.context() as patch:
@@ -229,11 +229,11 @@ def test_finished_work_is_found_while_the_index_is_built_anew(store, monkeypatch
     Ledger(store.root).remove("run", {("removed", "")}, at=datetime.now(UTC))
     add_file, read, half_built = store.ledger._add_file, store.ledger._of_key, list[dict[Any, Any]]()
 
-    def read_then_index(path: str, run: str) -> None:
+    def read_then_index(path, run):
         half_built.append(read("stays"))
         add_file(path, run)
 
-    def read_beside_a_refresh(key: str) -> dict[Any, Any]:
+    def read_beside_a_refresh(key):
         if half_built:
             return read(key)
         store.ledger.refresh()

@@ -5,8 +5,6 @@ import resource
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
-from typing import Any
 from uuid import uuid4
 
 import pytest
@@ -19,7 +17,7 @@ from tests.fixtures.faults import happened
 from tests.fixtures.rows import append, entry, messages
 
 
-def full(*_: Any, **__: Any) -> None:
+def full(*_, **__):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
@@ -51,7 +49,7 @@ def test_wherever_space_runs_out(store, root, monkeypatch, call):
 
 
 def test_what_delta_says_of_a_full_disk_is_understood(store, monkeypatch):
-    def push(*_: Any) -> None:
+    def push(*_):
         raise DeltaError("Generic LocalFileSystem error: Unable to copy data: No space left on device (os error 28)")
 
     monkeypatch.setattr(StoredTable, "_write_commit", push)
@@ -96,7 +94,7 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def until_full(act: Callable[[int], object]) -> int:
+def until_full(act):
     for number in range(500):
         try:
             act(number)
@@ -112,7 +110,7 @@ def test_a_real_disk_that_fills_up_loses_nothing(small_disk):
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"x" * 200_000)
 
-    def step(number: int) -> None:
+    def step(number):
         made = store.append(
             "messages", messages(20, 200), run="run", step=number, key=f"k{number}", attempt=uuid4().hex
         )

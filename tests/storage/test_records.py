@@ -45,10 +45,10 @@ def test_a_run_that_is_not_there(store):
 class SetBack:
     """A clock that somebody sets back by an hour after every look."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.time = datetime(2030, 1, 1, tzinfo=UTC)
 
-    def now(self, zone: object) -> datetime:
+    def now(self, zone):
         self.time -= timedelta(hours=1)
         return self.time
 
@@ -91,7 +91,7 @@ def test_the_same_rollouts_and_reason_are_the_same_finding(store):
 
 def test_what_two_writers_recorded_at_once_is_one_finding(store, root):
     blind = Quarantines(store.root)
-    blind.all = lambda: []  # type: ignore[method-assign] # as if it had looked just before the other wrote
+    blind.all = lambda: []  # as if it had looked just before the other wrote
     first = store.quarantines.record(["a"], where="w", reason="r")
     second = blind.record(["a"], where="w", reason="r")
     assert second.at > first.at and second.quarantine == first.quarantine

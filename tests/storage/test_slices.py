@@ -5,7 +5,6 @@ The digest follows values, and only values.
 
 import random
 import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,7 +53,7 @@ def test_what_lies_under_a_null_does_not_count():
 
 
 def test_every_difference_counts():
-    def of(values: list[object], kind: pa.DataType, name: str = "a") -> str:
+    def of(values, kind, name="a"):
         return content_digest(pa.table({name: pa.array(values, kind)}))
 
     digests = [
@@ -140,7 +139,7 @@ def file(root, piece):
     return root / "tables/messages" / piece.files[0].path
 
 
-def flip_bits(file: Path, times: int) -> Iterator[int]:
+def flip_bits(file, times):
     """Flip one bit of a file after the other, each in the file as it was, which it is again in the end."""
     good, chance = file.read_bytes(), random.Random(4)
     for bit in (chance.randrange(len(good) * 8) for _ in range(times)):
@@ -163,7 +162,7 @@ def test_any_flipped_bit_is_found(root, piece, file):
     assert silent > 50  # not vacuous: most of these flips pass a plain reader unseen
 
 
-def _reads_without_complaint(file: Path) -> bool:
+def _reads_without_complaint(file):
     try:
         pq.ParquetFile(file).read()
     except (OSError, pa.ArrowException, UnicodeDecodeError):

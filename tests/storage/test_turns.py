@@ -1,11 +1,9 @@
 """Turns of rollouts under way: what a process that died has left is there, and goes once nobody needs it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from storage import turns
@@ -25,24 +23,24 @@ class Died(Exception):
     """Stands for what ends a run."""
 
 
-def turn(group: str, member: int = 0, request: str = "r", policies: tuple[str, ...] = ("p",)) -> CachedTurn:
+def turn(group, member=0, request="r", policies=("p",)):
     return CachedTurn(group, f"{group}/{member}", request, f'{{"said": "{request}"}}', policies)
 
 
 @contextmanager
-def dying(store: Store, run: str = "run") -> Iterator[TurnCache]:
+def dying(store, run="run"):
     """Give the turns of a run that ends by an error after the block."""
     with pytest.raises(Died), TurnCache(store, run) as kept:
         yield kept
         raise Died
 
 
-def again(store: Store, run: str = "run") -> TurnCache:
+def again(store, run="run"):
     """Return the turns as the next process of the run finds them."""
     return TurnCache(open_store(store.root.address), run)
 
 
-def files(store: Store) -> list[str]:
+def files(store):
     table = open_store(store.root.address).table("turns")
     return [each.path for each in table.active_files()]
 
@@ -95,7 +93,7 @@ def test_a_run_that_ends_leaves_none_what_died_before_it_among_them(store):
 def test_turns_wait_while_the_store_refuses_and_the_run_goes_on(store, monkeypatch, caplog, kind):
     append, refusals = Store.append, list[str]()
 
-    def refuse(self: Store, table: str, *arguments: Any, **others: Any) -> Any:
+    def refuse(self, table, *arguments, **others):
         if len(refusals) < 2:
             refusals.append(table)
             raise kind("the disk is full")
@@ -113,11 +111,11 @@ def test_a_removal_that_the_store_refuses_commits_no_turn_again(store, monkeypat
     remove, refusals = TurnCache._remove, list[Sequence[str]]()
     append, appended = Store.append, list[int]()
 
-    def count(self: Store, table: str, rows: pa.Table, **others: Any) -> Any:
+    def count(self, table, rows, **others):
         appended.append(rows.num_rows)
         return append(self, table, rows, **others)
 
-    def refuse(kept: TurnCache, emptied: Sequence[str]) -> None:
+    def refuse(kept, emptied):
         if not refusals:
             refusals.append(emptied)
             raise kind("the disk is full")
@@ -139,7 +137,7 @@ def test_a_removal_that_the_store_refuses_commits_no_turn_again(store, monkeypat
 
 
 def test_an_error_says_what_could_not_be_kept(store, monkeypatch):
-    def refuse(*_: Any, **__: Any) -> Any:
+    def refuse(*_, **__):
         raise NoSpace("the disk is full", "here", "everything", "make room")
 
     monkeypatch.setattr(Store, "append", refuse)

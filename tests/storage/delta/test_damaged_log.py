@@ -1,8 +1,6 @@
 """Damage in a table's log is torn, cut off, missing or altered, and never taken for a log without that commit."""
 
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import polars as pl
 import pyarrow as pa
@@ -35,18 +33,18 @@ def filled(store):
     return store
 
 
-def contents(root: Path) -> tuple[int, int, int]:
+def contents(root):
     """How much there is of the three tables: for a store that is opened anew."""
     store = open_store(root)
     files = store.slices.table("messages").active_files()
     return len(store.ledger.entries()), len(store.runs.events("a")), len(files)
 
 
-def newest(root: Path, table: str, ending: str = ".json") -> Path:
+def newest(root, table, ending=".json"):
     return max((root / "tables" / table / "_delta_log").glob(f"*{ending}"))
 
 
-def flips(data: bytes, number: int) -> list[bytes]:
+def flips(data, number):
     """The bytes with one bit flipped, at places spread over all of them."""
     found = []
     for place in range(number):
@@ -84,7 +82,7 @@ def test_one_flipped_bit_is_said_or_changes_nothing(root, filled, table, file):
     assert contents(root) == before
 
 
-HARM: dict[str, tuple[Callable[[bytes], bytes | None], str]] = {
+HARM = {
     "nothing left": (lambda data: b"", "is cut off"),
     "half": (lambda data: data[: len(data) // 2], "is cut off"),
     "first line alone": (lambda data: data.splitlines(keepends=True)[0], "is cut off: 0 of 2 actions are left"),
@@ -148,7 +146,7 @@ def test_a_head_that_is_behind_is_no_damage(root, filled, monkeypatch):
     with monkeypatch.context() as patch:
         replace = Root.replace
 
-        def full(self: Root, path: str, data: bytes, durable: bool = True) -> None:
+        def full(self, path, data, durable=True):
             if path == head_path("ledger"):
                 raise StoreError("no space left")
             replace(self, path, data, durable)
@@ -180,7 +178,7 @@ def test_logs_without_digests_are_read(root, filled):
         open_store(root)
 
 
-def without_digest(line: bytes) -> bytes:
+def without_digest(line):
     action = json.loads(line)
     if "commitInfo" in action:
         del action["commitInfo"]["digest"]

@@ -2,9 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -21,22 +19,22 @@ from storage.delta.table import PRUNE_INTERVAL, CommitConflict, StoredTable
 from storage.maintenance.compact import compact, remove_temporary
 from storage.roots import Root
 from storage.schemas.stage_tables import BATCHES, MESSAGES, TRACES
-from storage.store import Store, open_store
+from storage.store import open_store
 from tests.fixtures.rows import append, entry, messages
 
 
-def fill(store: Store, numbers: range) -> None:
+def fill(store, numbers):
     for number in numbers:
         key = f"key-{number}"
         piece = append(store, 2, step=number, key=key, attempt=key)
         store.ledger.commit(entry(key, outputs=(piece,), step=number))
 
 
-def library(table: StoredTable, root: Path) -> DeltaTable:
+def library(table, root):
     return DeltaTable(str(root / table.place))
 
 
-def check_same(table: StoredTable, root: Path) -> None:
+def check_same(table, root):
     """Assert that the library sees the files and numbers that a table has in memory, and that one opened anew has."""
     delta = library(table, root)
     seen = {(row["path"], row["size_bytes"], row["min.attempt"], row["max.attempt"]) for row in added(delta)}
@@ -48,7 +46,7 @@ def check_same(table: StoredTable, root: Path) -> None:
             assert each.transaction_version(name) == (delta.transaction_version(name) or 0)
 
 
-def added(delta: DeltaTable) -> list[dict[str, Any]]:
+def added(delta):
     return pa.table(delta.get_add_actions(flatten=True)).to_pylist()
 
 
@@ -122,7 +120,7 @@ def test_a_handle_left_behind_loses_no_commit(store, root, monkeypatch):
     check_same(behind, root)
     with pytest.raises(CommitConflict):  # what it saw when the number was chosen is no longer known
         stale = open_store(root).slices.table("messages")
-        stale._snapshot.version = 3  # type: ignore[union-attr]
+        stale._snapshot.version = 3
         stale.append(rows, "late", {"ledger": 1})
     check_same(behind, root)
 
@@ -137,7 +135,7 @@ def test_others_in_between_do_not_matter_unless_they_have_the_same_number(store,
     other.append(rows, "numbered", {"a": 1})
     one.append(rows, "another", {"b": 1})
     with pytest.raises(CommitConflict):
-        one._snapshot.version -= 2  # type: ignore[union-attr]
+        one._snapshot.version -= 2
         one.append(rows, "same", {"a": 1})
     check_same(one, root)
     assert sorted(each.run for each in one.active_files()) == ["another", "numbered", "plain", "run"]
@@ -146,9 +144,9 @@ def test_others_in_between_do_not_matter_unless_they_have_the_same_number(store,
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_an_interrupt_is_passed_on_and_nothing_is_lost(store, root, monkeypatch, when):
     fill(store, range(2))
-    create: Callable[[Log, int, Any], None] = Log.create
+    create = Log.create
 
-    def interrupt(log: Log, version: int, actions: Any) -> None:
+    def interrupt(log, version, actions):
         if when == "after":
             create(log, version, actions)
         raise KeyboardInterrupt
@@ -180,7 +178,7 @@ def test_pruning_leaves_no_gap(store, root, monkeypatch):
     for path in log.iterdir():
         os.utime(path, (0, 0))
     os.utime(log / f"{5:020d}.json")
-    deleted: list[str] = []
+    deleted = []
     original = Root.delete
     monkeypatch.setattr(Root, "delete", lambda self, path: (deleted.append(path), original(self, path))[1])
     assert prune_log(store.root, "tables/messages") == 5
@@ -193,7 +191,7 @@ def test_floats_are_split_byte_streams_and_nothing_has_a_dictionary(table):
     schema = table.stored.remove(0)
     values = {pa.int32(): 1, pa.int64(): 1, pa.float32(): -0.5, pa.float64(): 0.5, pa.bool_(): True, pa.string(): "x"}
 
-    def value(kind: pa.DataType) -> Any:
+    def value(kind):
         if pa.types.is_timestamp(kind):
             return 1
         return [values[kind.value_type]] * 3 if pa.types.is_list(kind) else values[kind]

@@ -11,7 +11,7 @@ from tests.fixtures.faults import happened
 SCHEMA = pa.schema([pa.field("attempt", pa.string(), False), pa.field("seq", pa.int64(), False)])
 
 
-def rows_of(attempt: str) -> pa.Table:
+def rows_of(attempt):
     return pa.table({"attempt": [attempt] * 2, "seq": [0, 1]}, schema=SCHEMA)
 
 

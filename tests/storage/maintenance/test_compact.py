@@ -1,7 +1,5 @@
 """Maintenance changes where rows lie and nothing else, but for what attempts that died have left when it is old."""
 
-from pathlib import Path
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -10,8 +8,7 @@ from storage.delta.parquet import encode
 from storage.delta.snapshot import prune_log
 from storage.errors import DamagedSlice, StoreError
 from storage.maintenance.compact import compact, maintain, remove_temporary, vacuum
-from storage.refs import Slice
-from storage.store import Store, open_store
+from storage.store import open_store
 from tests.fixtures.faults import happened
 from tests.fixtures.histories import age, contents, fill, finish, publish, train
 from tests.fixtures.rows import append, entry, messages
@@ -83,7 +80,7 @@ def test_the_only_copy_of_a_slice_is_never_deleted(root, store):
     assert store.read(pieces).num_rows == 30  # the originals of what was damaged are still there
 
 
-def alone(root: Path, store: Store) -> tuple[list[Slice], Path]:
+def alone(root, store):
     """Slices whose files are compacted into one and gone, and that one."""
     pieces = fill(store, 6)
     table = store.slices.table("messages")
@@ -148,7 +145,7 @@ def test_a_second_compactor_that_looked_too_early_changes_nothing(root, store):
     stale = other.slices.table("messages")
     stale.refresh()
     compact(store, store.slices.table("messages"))
-    stale.refresh = lambda: stale.version  # type: ignore[method-assign]
+    stale.refresh = lambda: stale.version
     compact(other, stale)
     assert len(open_store(root).slices.table("messages").active_files()) == 1
     assert open_store(root).scan("messages").collect().height == 8 * 5

@@ -9,15 +9,14 @@ from storage.errors import SliceExpired, StoreError
 from storage.maintenance.compact import compact, maintain
 from storage.maintenance.repair import inspect_slices
 from storage.maintenance.sweep import Retention, drop_slices, expire
-from storage.refs import Slice
-from storage.store import Store, open_store
+from storage.store import open_store
 from tests.fixtures.histories import age
 from tests.fixtures.rows import append, entry, messages
 
 DAY = Retention("messages", 24)
 
 
-def made(store: Store, key: str, days: float, run: str = "run") -> Slice:
+def made(store, key, days, run="run"):
     """Work that finished so many days ago."""
     then = datetime.now(UTC) - timedelta(days=days)
     piece = append(store, 3, run=run, key=key, attempt=f"attempt {key}")

@@ -12,7 +12,6 @@ from storage.errors import PolicyAbsent, PolicyConflict, RunUnknown, StoreError,
 from storage.maintenance.compact import maintain
 from storage.maintenance.plan import PolicyRetention, plan_removal
 from storage.maintenance.sweep import carry_out
-from storage.refs import Entry
 from storage.store import open_store
 from tests.fixtures.histories import age, contents, evaluate, finish, lasting, publish, train, work
 from tests.fixtures.rows import append, messages
@@ -20,7 +19,7 @@ from tests.fixtures.rows import append, messages
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("long_ago")]
 
 
-def files(root: Path) -> set[str]:
+def files(root):
     return {path.name for path in (root / "tables").rglob("run=*/*.parquet")}
 
 
@@ -161,13 +160,13 @@ def test_a_run_removed_while_it_works_cannot_commit_what_it_began_before(root, s
 def test_a_row_that_is_committed_meanwhile_is_not_lost(root, store, monkeypatch):
     train(store, "a", "x")
     elsewhere = open_store(root)
-    late: list[Entry] = []
+    late = []
     replace_files = StoredTable.replace
 
-    def replace_late(table: StoredTable, *arguments: object) -> None:
+    def replace_late(table, *arguments):
         if not late:
             late.append(work(elsewhere, "a", "late", 1))
-        replace_files(table, *arguments)  # type: ignore[arg-type]
+        replace_files(table, *arguments)
 
     going = plan_removal(store, [])
     monkeypatch.setattr(StoredTable, "replace", replace_late)

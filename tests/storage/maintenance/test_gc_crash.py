@@ -4,7 +4,6 @@ import shutil
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 
@@ -25,14 +24,14 @@ def full(root, store, monkeypatch):
     return root
 
 
-def left(root: Path) -> tuple[set[str], list[str], int]:
+def left(root):
     """What counts of a store: names of data files that a table holds or the disk has, policies, rows."""
     store = open_store(root)
     disk = {path.name for path in root.glob("tables/messages/run=*/*.parquet")}
     return disk, store.policies.names(), len(store.ledger.entries())
 
 
-def check(root: Path, before: dict[tuple[str, str, str], list]) -> None:
+def check(root, before):
     store = open_store(root)
     every = contents(store, [entry.run for entry in store.ledger.entries()])
     assert {row: rows for row, rows in every.items() if row[0] == "kept"} == before

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from storage.maintenance.compact import maintain
 from storage.maintenance.plan import PolicyRetention, plan_removal
 from storage.maintenance.sweep import carry_out
-from storage.store import Store, open_store
+from storage.store import open_store
 from tests.fixtures.histories import contents, evaluate, train
 
 RUNS = ("a", "b", "c", "d")
@@ -51,23 +51,23 @@ def test_kept_runs_lose_nothing(history, last):
         assert not list((root / "removals").glob("*"))
 
 
-def _train(store: Store, run: str, steps: str) -> None:
+def _train(store, run, steps):
     train(store, f"train-{run}", steps)
 
 
-def _evaluate(store: Store, run: str, steps: str) -> None:
+def _evaluate(store, run, steps):
     if store.policies.find(f"training-{steps}"):
         evaluate(store, f"evaluate-{run}", f"training-{steps}")
 
 
-def _maintain(store: Store, hours: int) -> None:
+def _maintain(store, hours):
     before = contents(store, store.runs.names()), _readable(store, store.runs.names())
     maintain(store, hours)
     again = open_store(store.root.address)
     assert (contents(again, again.runs.names()), _readable(again, again.runs.names())) == before
 
 
-def _collect(store: Store, runs: set[str], policies: str) -> None:
+def _collect(store, runs, policies):
     keep = [run for run in store.runs.names() if run[-1] in runs and store.runs.events(run)[-1].event != "removed"]
     going = plan_removal(store, keep, retention=PolicyRetention.parse(policies))
     before, weights = contents(store, keep), _readable(store, keep)
@@ -85,7 +85,7 @@ def _collect(store: Store, runs: set[str], policies: str) -> None:
     assert set(before) <= set(every)
 
 
-def _readable(store: Store, runs: list[str]) -> set[str]:
+def _readable(store, runs):
     """Return the policies of some runs whose weights are there, digests checked; earlier gcs may have thinned them."""
     made = {entry.key for run in runs for entry in store.ledger.entries(run=run, stage="training")}
     there = {key for key in made if store.policies.find(key)}

@@ -8,14 +8,13 @@ import pytest
 from storage.errors import PolicyAbsent
 from storage.maintenance.plan import Needs, PolicyRetention, plan_removal, why_protected
 from storage.maintenance.sweep import carry_out
-from storage.store import Store
 from tests.fixtures.histories import contents, finish, lasting, train, work
 
 LAST = PolicyRetention()
 pytestmark = pytest.mark.usefixtures("long_ago")
 
 
-def train_again(store: Store, run: str, policy: str, finished: bool = True) -> None:
+def train_again(store, run, policy, finished=True):
     """A run of one step that trains on from a policy of another, as a replay does."""
     store.runs.record(run=run, event="started", kind="replay", config={})
     work(store, run, f"training-{run}", 5, "training", {"policy": policy})

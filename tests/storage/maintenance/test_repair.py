@@ -13,7 +13,6 @@ from storage.errors import DamagedSlice, StoreError, StoreUnavailable
 from storage.maintenance.compact import compact
 from storage.maintenance.plan import plan_removal
 from storage.maintenance.repair import (
-    RepairedLog,
     forget,
     inspect_logs,
     inspect_policies,
@@ -25,7 +24,6 @@ from storage.maintenance.repair import (
 )
 from storage.maintenance.sweep import carry_out
 from storage.read import frames
-from storage.refs import Entry, Slice
 from storage.roots import Root, open_root
 from storage.schemas.system_tables import LEDGER
 from storage.store import open_store
@@ -39,7 +37,7 @@ pytestmark = pytest.mark.engine
 RUNS = ("a",)
 
 
-def mended(root: Path) -> list[RepairedLog]:
+def mended(root):
     place = open_root(str(root))
     return repair_logs(place, inspect_logs(place))
 
@@ -66,19 +64,19 @@ def long(root, original):
     return original[1]
 
 
-def log(root: Path, table: str) -> Path:
+def log(root, table):
     return root / "tables" / table / "_delta_log"
 
 
-def last(root: Path, table: str, ending: str) -> Path:
+def last(root, table, ending):
     return max(log(root, table).glob(f"*{ending}"))
 
 
-def cut(path: Path, keep: int) -> None:
+def cut(path, keep):
     spoil(path, path.read_bytes()[:keep])
 
 
-def whole_again(root: Path, before: dict) -> None:
+def whole_again(root, before):
     store = open_store(root)
     assert contents(store, RUNS) == before
     assert store.scan("messages").collect().height == sum(rows[0].num_rows for rows in before.values())
@@ -146,7 +144,7 @@ def test_a_truncated_last_commit_goes_and_its_rows_come_back(root, long, table, 
 def test_rows_that_a_dead_process_left_do_not_stand_beside_those_of_the_work_done_again(root, store, lost):
     table = store.ledger.table
 
-    def leave(key: str, attempt: str) -> Entry:
+    def leave(key, attempt):
         made = append(store, 2, run="a", step=1, key=key, attempt=attempt)
         left = entry(key, run="a", outputs=(made,), step=1, attempt=attempt)
         table.write([pa.Table.from_pylist([left.to_row()], LEDGER.arrow).drop_columns("run")], "a")
@@ -296,7 +294,7 @@ def test_a_removal_whose_commit_is_lost_is_done_again(root, store):
     assert {entry.run for entry in again.ledger.entries()} == {"a"}
 
 
-def first_file(root: Path, piece: Slice) -> Path:
+def first_file(root, piece):
     return root / "tables" / piece.table / piece.files[0].path
 
 
@@ -375,7 +373,7 @@ def test_a_slice_that_compaction_moved_is_not_missing(root, store):
     assert inspect_slices(store, deep=True) == []
 
 
-def die_after(moment: int, root: Path) -> bool:
+def die_after(moment, root):
     """Repair up to its n-th change of a file; False where it ended before."""
     files = [(Root, name) for name in ("write", "create", "replace", "delete")]
     return die_at(2 * moment - 1, lambda: mended(root), files)
@@ -391,22 +389,22 @@ def short(tmp_path_factory):
     return root, contents(store, RUNS)
 
 
-def lose_the_last_commits(root: Path) -> None:
+def lose_the_last_commits(root):
     for table in ("ledger", "messages"):
         cut(last(root, table, ".json"), 30)
 
 
-def lose_the_logs(root: Path) -> None:
+def lose_the_logs(root):
     shutil.rmtree(log(root, "messages"))
     shutil.rmtree(log(root, "ledger"))
 
 
-def lose_commits_in_the_middle(root: Path) -> None:
+def lose_commits_in_the_middle(root):
     for table in ("ledger", "messages"):
         (log(root, table) / f"{10:020d}.json").unlink()
 
 
-def damage_the_checkpoints(root: Path) -> None:
+def damage_the_checkpoints(root):
     for table in ("ledger", "messages"):
         cut(last(root, table, ".checkpoint.parquet"), 100)
 

@@ -11,14 +11,13 @@ from storage.maintenance.plan import PolicyRetention, plan_removal
 from storage.maintenance.sweep import carry_out
 from storage.policies.manifest import BASE_FILE, adapter_base
 from storage.refs import Entry
-from storage.store import Store
 from tests.fixtures.histories import evaluate, finish, policy_row
 
 BASE = "import-base"
 pytestmark = pytest.mark.usefixtures("long_ago")
 
 
-def made(store: Store, run: str, key: str, version: int, parent: str | None, base: str = "") -> None:
+def made(store, run, key, version, parent, base=""):
     """Publish a policy and name it in the ledger, as a training would, or an import; twice is taken over."""
     standing = store.ledger.find(key)
     if standing is not None:
@@ -37,7 +36,7 @@ def made(store: Store, run: str, key: str, version: int, parent: str | None, bas
     store.ledger.commit(Entry(run, step, stage, 1, key, "", piece.attempt, {}, inputs, (piece,), now, now))
 
 
-def adapted(store: Store, run: str, name: str, steps: int = 4) -> None:
+def adapted(store, run, name, steps=4):
     """A run that imports the base and trains so many adapters over it."""
     store.runs.record(run=run, event="started", kind="train", config={})
     made(store, run, BASE, 0, None)

@@ -1,7 +1,5 @@
 """Policies in the machine's memory: handed out before they are published, and gone when nobody needs them."""
 
-from pathlib import Path
-
 import pytest
 
 from storage.errors import PolicyAbsent
@@ -24,14 +22,14 @@ def policies(tmp_path):
     return Policies(open_root(str(tmp_path / "store")))
 
 
-def held(policies: Policies, key: str, memory: Path) -> Path:
+def held(policies, key, memory):
     directory = policies.scratch(key, memory)
     (directory / "model.safetensors").write_text(key)
     policies.hold(directory, key)
     return directory
 
 
-def there(memory: Path) -> set[str]:
+def there(memory):
     return {path.name.split("-")[0] for path in memory.glob("*/*")}
 
 

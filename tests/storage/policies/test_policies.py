@@ -4,7 +4,6 @@ import importlib
 import os
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -32,14 +31,14 @@ def policies(place, tmp_path):
     return Policies(place, cache=tmp_path / "cache")
 
 
-def write(directory: Path, files: Mapping[str, str] = FILES) -> Path:
+def write(directory, files=FILES):
     for name, text in files.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text(text)
     return directory
 
 
-def read(directory: Path) -> dict[str, str]:
+def read(directory):
     files = (path for path in directory.rglob("*") if path.is_file() and path.name != "manifest.json")
     return {path.relative_to(directory).as_posix(): path.read_text() for path in files}
 
@@ -101,7 +100,7 @@ def test_a_key_is_a_name(policies, key):
             use(key)
 
 
-def flip(file: Path) -> None:
+def flip(file):
     """Change one bit, and nothing that a listing shows."""
     found, data = file.stat(), bytearray(file.read_bytes())
     data[len(data) // 2] ^= 1
@@ -195,14 +194,14 @@ class _Killed(BaseException):
 
 
 class _Countdown:
-    def __init__(self, left: int) -> None:
+    def __init__(self, left):
         self.left = left
 
-    def plant(self, patch: pytest.MonkeyPatch, name: str) -> None:
+    def plant(self, patch, name):
         module, _, function = name.rpartition(".")
         original = getattr(importlib.import_module(module), function)
 
-        def counted(*arguments: object, **named: object) -> object:
+        def counted(*arguments, **named):
             self.left -= 1
             if self.left == -1:
                 raise _Killed
@@ -213,7 +212,7 @@ class _Countdown:
 
 @pytest.mark.fault("disk", "the disk is full as a policy is published", "the policy is absent; space makes it go on")
 def test_a_full_disk_leaves_it_absent(policies, monkeypatch):
-    def full(*_: object) -> None:
+    def full(*_):
         raise OSError(28, "No space left on device")
 
     scratch = write(policies.scratch("k"))

@@ -25,26 +25,26 @@ def shared(monkeypatch):
         yield Path(place)
 
 
-def belongs_to_another(place: Path) -> None:
+def belongs_to_another(place):
     place.mkdir(mode=0o777)
     place.chmod(0o777)
     os.chown(place, ANOTHER_USER, ANOTHER_USER)
     happened(f"owner {place.stat().st_uid}")
 
 
-def is_a_link(place: Path) -> None:
+def is_a_link(place):
     (place.parent / "elsewhere").mkdir()
     place.symlink_to("elsewhere")
     happened(f"link to {os.readlink(place)}")
 
 
-def others_can_write(place: Path) -> None:
+def others_can_write(place):
     place.mkdir()
     place.chmod(0o777)
     happened(f"mode {place.stat().st_mode:o}")
 
 
-def is_a_file(place: Path) -> None:
+def is_a_file(place):
     place.write_text("")
     happened("a file")
 

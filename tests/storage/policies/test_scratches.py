@@ -47,7 +47,7 @@ def test_what_is_discarded_is_gone_and_what_was_moved_away_stays(tmp_path):
 
 
 def test_where_locks_do_not_work_nothing_is_removed(tmp_path, monkeypatch):
-    def no_locks(*_: object) -> None:
+    def no_locks(*_):
         raise OSError("no locks here")
 
     monkeypatch.setattr("fcntl.flock", no_locks)

@@ -7,22 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from storage.read.lineage import Graph
-from storage.refs import Entry, Slice
+from storage.refs import Slice
 from tests.fixtures.rows import MOMENT, entry
 
 
-def piece(table: str, run: str = "run", attempt: str = "attempt", rows: int = 1) -> Slice:
+def piece(table, run="run", attempt="attempt", rows=1):
     return Slice(table, run, attempt, rows, "digest", ())
 
 
-def work(key: str, *inputs: str, run: str = "run", tables: tuple[str, ...] = (), **others: object) -> Entry:
+def work(key, *inputs, run="run", tables=(), **others):
     """A ledger row with inputs, and with a slice of each table."""
     made = entry(key, run, outputs=tuple(piece(table) for table in tables))
     return replace(made, inputs={f"input {name}": name for name in inputs}, **others)
 
 
 @st.composite
-def graphs(draw: st.DrawFn) -> dict[str, list[str]]:
+def graphs(draw):
     """Inputs by key: of earlier keys, and now and then a digest that is no key."""
     keys = [f"k{number}" for number in range(draw(st.integers(1, 9)))]
     return {
@@ -35,7 +35,7 @@ def graphs(draw: st.DrawFn) -> dict[str, list[str]]:
 def test_ancestors_are_what_the_inputs_reach_and_descendants_are_the_same_backwards(
     inputs,
 ):
-    above: dict[str, set[str]] = {}
+    above = {}
     for key, names in inputs.items():
         known = {name for name in names if name in inputs}
         above[key] = known.union(*(above[name] for name in known))

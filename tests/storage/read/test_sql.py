@@ -5,7 +5,6 @@ import signal
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,8 +39,8 @@ def frames(tmp_path_factory):
     return Frames(store)
 
 
-def rows(frames: Frames, sql: str, tokens: bool = False) -> list[dict[str, object]]:
-    found: list[dict[str, object]] = ask(frames, sql, tokens).to_pylist()
+def rows(frames, sql, tokens=False):
+    found = ask(frames, sql, tokens).to_pylist()
     return found
 
 
@@ -86,7 +85,7 @@ def test_an_error_says_how_to_get_them(frames):
     ]
 
 
-def spoil(path: Path, columns: str = "") -> None:
+def spoil(path, columns=""):
     """Overwrite the bytes of the columns of a file whose names begin so."""
     group = pq.ParquetFile(path).metadata.row_group(0)
     data = bytearray(path.read_bytes())
@@ -193,7 +192,7 @@ def test_ctrl_c_that_another_thread_receives_ends_a_question(frames, monkeypatch
     """The thread that waits is not woken by it, as it is not by one that comes just before it waits."""
     answer = storage_sql._answer
 
-    def interrupted(*given: Any) -> pa.Table:
+    def interrupted(*given):
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
         return answer(*given)
 
@@ -205,7 +204,7 @@ def test_ctrl_c_that_another_thread_receives_ends_a_question(frames, monkeypatch
 
 
 def test_a_stricter_limit_of_the_process_stands(frames, monkeypatch):
-    limits: list[tuple[int, int]] = []
+    limits = []
     monkeypatch.setattr(resource, "getrlimit", lambda _: (2**20, 2**30))
     monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
     assert rows(frames, "select 1 as one") == [{"one": 1}]

@@ -1,6 +1,5 @@
 """Two processes that sample one step commit parts of the same groups, cut differently: each group counts once."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
@@ -11,29 +10,27 @@ from flows.queries.store_reader import StoreReader
 from storage.maintenance.compact import compact
 from storage.maintenance.repair import inspect_slices
 from storage.read.sql import ask
-from storage.refs import Entry
-from storage.store import Store, open_store
+from storage.store import open_store
 from tasks.runtime.parts import count_tokens
 from tests.fixtures.builders import table, trace
 from tests.fixtures.rows import MOMENT, entry
 
 MEMBERS = 2
-Reader = Callable[[Store], list[str]]
 
 
-def scanned(store: Store) -> list[str]:
+def scanned(store):
     return store.scan("traces").collect()["group_id"].to_list()
 
 
-def framed(store: Store) -> list[str]:
+def framed(store):
     return storage.open(store.root.address).traces.collect()["group_id"].to_list()
 
 
-def asked(store: Store) -> list[str]:
+def asked(store):
     return list(ask(storage.open(store.root.address), "select group_id from traces")["group_id"].to_pylist())
 
 
-def of_run(store: Store) -> list[str]:
+def of_run(store):
     return storage.open(store.root.address).run("run").traces.collect()["group_id"].to_list()
 
 
@@ -47,7 +44,7 @@ def store(root):
     return made
 
 
-def commit_part(store: Store, writer: str, groups: str, second: int, run: str = "run") -> Entry:
+def commit_part(store, writer, groups, second, run="run"):
     """Commit a part of `writer` with some groups, each a letter, `second` seconds after the first."""
     rows = [trace(f"{writer}-{group}-{member}", group_id=group) for group in groups for member in range(MEMBERS)]
     traces = table("traces", rows)
@@ -57,7 +54,7 @@ def commit_part(store: Store, writer: str, groups: str, second: int, run: str = 
     return store.ledger.commit(replace(part, tokens=count_tokens({"traces": traces})))
 
 
-def commit_whole(store: Store, *parts: Entry) -> None:
+def commit_whole(store, *parts):
     pieces = tuple(piece for part in parts for piece in part.outputs)
     store.ledger.commit(entry("k", outputs=pieces, attempt=parts[0].attempt))
 

@@ -1,7 +1,6 @@
 """Columns or rows that break the contract are refused before anything is written, by a message that says where."""
 
 import math
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -10,17 +9,16 @@ from storage.errors import InvariantBreach, SchemaError, StoreError
 from storage.schemas import stage_tables
 from storage.schemas.contract import read_tables
 from storage.schemas.stage_tables import STAGE_TABLES, TABLES
-from storage.store import Store
 from tests.fixtures.rows import messages
 
 SCHEMA = TABLES["messages"].arrow
 
 
-def append(store: Store, rows: pa.Table, table: str = "messages") -> None:
+def append(store, rows, table="messages"):
     store.append(table, rows, run="run-a", step=5, key="the-key", attempt="attempt")
 
 
-def changed(**columns: list[Any]) -> pa.Table:
+def changed(**columns):
     rows = messages(2)
     for name, values in columns.items():
         rows = rows.set_column(
@@ -29,7 +27,7 @@ def changed(**columns: list[Any]) -> pa.Table:
     return rows
 
 
-def retyped(name: str, kind: pa.DataType, nullable: bool = False) -> pa.Table:
+def retyped(name, kind, nullable=False):
     rows = messages(2)
     place = SCHEMA.get_field_index(name)
     return rows.set_column(place, pa.field(name, kind, nullable), rows[name].cast(kind))

@@ -43,7 +43,7 @@ FINGERPRINTS = {
 """By table. Whoever changes one has thought of the stores that hold the old one, and raised the stage's version."""
 
 
-def fingerprint(table: Table) -> str:
+def fingerprint(table):
     """Return the digest of names, types and nullability of the stored columns, in order."""
     columns = [f"{field.name}: {field.type}{'' if field.nullable else ' not null'}" for field in table.stored]
     return hashlib.sha256("\n".join(columns).encode()).hexdigest()[:16]
