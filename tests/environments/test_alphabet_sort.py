@@ -19,6 +19,7 @@ from sample_alphabet_sort.lists import (
 )
 
 from tests.environments.scripted import played
+from tests.fixtures.commands import cases
 
 pytestmark = pytest.mark.engine
 
@@ -62,15 +63,7 @@ def test_conversations_are_seeded_different_and_stable_as_they_grow():
     assert list(conversations(80, LIMITS, seed=4))[:50] == first != list(conversations(50, LIMITS, seed=5))
 
 
-@pytest.mark.parametrize(
-    ("limits", "wrong"),
-    [
-        ((3, 2, 1, 1, 26), "min_turns 3 and max_turns 2"),
-        ((1, 1, 0, 1, 26), "min_words 0 and max_words 1"),
-        ((1, 3, 1, 9, 26), "num_names 26: 3 turns of 9 names take 27"),
-        ((1, 1, 1, 1, 105), "there are 104"),
-    ],
-)
+@cases(__file__, "limits")
 def test_limits_that_leave_nothing_are_an_error(limits, wrong):
     with pytest.raises(ValueError, match=wrong):
         Limits(*limits)

@@ -9,24 +9,10 @@ from sample_arena.channels import Channels
 from sample_arena.errors import ArenaError
 from sample_arena.verdicts import Verdicts
 
+from tests.fixtures.commands import cases
 
-@pytest.mark.parametrize(
-    ("raw", "public", "private"),
-    [
-        ("hello", "hello", ""),
-        ("  a  b \n c\t", "a  b \n c", ""),
-        ("<think>x</think> a", "a", ""),
-        ("a <think>x</think> b", "a  b", ""),
-        ("<THINK>x</Think>a", "a", ""),
-        ("<note> m  n </note> a", "a", "m  n"),
-        ("<note>m</note>a<note>n</note>", "a", "m\nn"),
-        ("<think>x <b>y</b></think>a<note>m</note>", "a", "m"),
-        ("<note>m<think>x</think>n</note>a", "a", "mn"),
-        ("<thinking>a</thinking>", "<thinking>a</thinking>", ""),
-        ("1 < 2 > 0", "1 < 2 > 0", ""),
-        ("", "", ""),
-    ],
-)
+
+@cases(__file__, "replies")
 def test_a_reply_is_taken_apart(raw, public, private):
     one = Channels("note").utterance("a", "talk", raw)
     assert (one.public, one.private, one.parse_error, one.raw) == (public, private, False, raw)
@@ -34,22 +20,7 @@ def test_a_reply_is_taken_apart(raw, public, private):
     assert set(vars(one.heard)) == {"member", "phase", "public"}
 
 
-@pytest.mark.parametrize(
-    ("raw", "public"),
-    [
-        ("a <think>SECRET", "a"),
-        ("SECRET</think>a", "a"),
-        ("<think>SECRET</think>SECRET</think>a", "a"),
-        ("<think>SECRET<think>SECRET</think>SECRET", ""),
-        ("<think>SECRET<note>SECRET</think>SECRET", ""),
-        ("a<think SECRET", "a"),
-        ("a<think about>SECRET</think>b", "ab"),
-        ("a<note>SECRET", "a"),
-        ("SECRET</note>a", "a"),
-        ("<note>x<note>x<think>SECRET</note></note>a", ""),
-        ("a< think >SECRET", "a"),
-    ],
-)
+@cases(__file__, "broken_markup")
 def test_broken_markup_is_flagged_and_what_may_be_a_thought_is_held_back(raw, public):
     one = Channels("note").utterance("a", "talk", raw)
     assert one.parse_error and one.public == public and "SECRET" not in one.private
@@ -92,13 +63,7 @@ def test_a_judge_names_a_winner_or_nobody():
         assert verdicts.winner(said) == winner
 
 
-@pytest.mark.parametrize(
-    "tokens",
-    [
-        {}, {" ": "a"}, {"A": "a", "a ": "b"}, {"win": "a", "win a": "b"}, {"x": "a", "y": "a"},
-        {"think": "a", "x": "b"}, {"<": "a", "x": "b"},
-    ],
-)  # fmt: skip
+@cases(__file__, "verdict_tokens")
 def test_verdict_tokens_that_could_be_mistaken_are_refused(tokens):
     with pytest.raises(ArenaError, match="verdict token"):
         Verdicts(tokens)

@@ -11,6 +11,8 @@ from sample_arena.folding import fold
 from sample_arena.prompts import PromptPack
 from sample_arena.schedule import Schedule, Slot, rounds
 
+from tests.fixtures.commands import cases
+
 TURNS = {("a", "talk"): "{{ claim }}: say {{ round }} of {{ num_rounds }}", ("b", "vote"): "vote"}
 KNOWN = frozenset({"claim"})
 
@@ -25,23 +27,7 @@ def test_a_pack_fills_in_its_templates():
     assert pack.rendered(pack.heard, {"member": "a", "phase": "talk", "public": "hi\n"}) == "a: hi\n"
 
 
-@pytest.mark.parametrize(
-    ("template", "told"),
-    [
-        ("{% if claim %}x{% endif %}", "If is not allowed"),
-        ("{% for each in claim %}{% endfor %}", "For is not allowed"),
-        ("{% set x = 1 %}", "Assign is not allowed"),
-        ("{% include 'x' %}", "Include is not allowed"),
-        ("{{ claim[0] }}", "Getitem is not allowed"),
-        ("{{ claim.text }}", "Getattr is not allowed"),
-        ("{{ claim() }}", "Call is not allowed"),
-        ("{{ claim | upper }}", "Filter is not allowed"),
-        ("{{ 1 + 1 }}", "Add is not allowed"),
-        ("{{ secret }}", r"'secret' is not known; known are \['claim'"),
-        ("{{ claim", "line 1"),
-        ("x\n{{ claim }", "line 2"),
-    ],
-)
+@cases(__file__, "templates")
 @pytest.mark.parametrize("kind", ["turns", "system", "question"])
 def test_templates_hold_text_and_known_names_alone(template, told, kind):
     part = {("a", "talk"): template} if kind == "turns" else {"a": template}

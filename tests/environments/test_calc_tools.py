@@ -13,6 +13,7 @@ from sample_calc_tools.taskset import asked
 from sample_calc_tools.words import SCHEMA
 
 from tests.environments.scripted import calling, played
+from tests.fixtures.commands import cases
 
 pytestmark = pytest.mark.engine
 
@@ -65,17 +66,7 @@ def test_what_the_calculator_answers(asked, answer):
     assert calculated(asked) == answer
 
 
-@pytest.mark.parametrize(
-    ("calls", "num_done"),
-    [
-        ([], 0),
-        (["27+4"], 1),
-        (["27 + 4", "1+1", "31*3", "93-9"], 3),
-        (["31*3", "93-9"], 0),  # numbers that were guessed
-        (["27+4", "93-9"], 1),
-        (["27+4", "27+4"], 1),
-    ],
-)
+@cases(__file__, "calculations")
 def test_progress_counts_calls_in_order(calls, num_done):
     assert progress(calls, CHAIN.calls) == num_done
 

@@ -30,6 +30,7 @@ from tasks.inference.engine.metrics import EngineMetrics
 from tasks.inference.sampling.model_requests import client_config, sampling_config
 from tasks.inference.trace_rows.rows import RolloutOrigin, rows_of_record, wire_record
 from tests.environments.scripted import listed
+from tests.fixtures.commands import cases
 from tests.fixtures.endpoints import endpoint
 from tests.fixtures.hosts import ENGINE, KEY, engine_of
 from tests.fixtures.sampled import sampled_tables
@@ -167,21 +168,13 @@ def test_prompts_extend_each_other_and_private_words_stay_with_their_member(sche
     assert {trace.info["stop"] for trace in traces.values()} == {"schedule_exhausted"}
 
 
-@pytest.mark.parametrize(
-    ("verdict", "claim", "rewards", "given", "true"),
-    [
-        ("<yes>", CLAIM, (1, -1, 0), 1, 1),
-        ("<no>", CLAIM, (-1, 1, 0), 1, 0),
-        ("<no>", Claim("5", ("1", "2", "3")), (-1, 1, 0), 1, 1),
-        ("<yes> or <no>", CLAIM, (0, 0, 0), 0, 0),
-        ("well", CLAIM, (0, 0, 0), 0, 0),
-        ("<think><no></think><yes>", CLAIM, (1, -1, 0), 1, 1),
-    ],
-)
+@cases(__file__, "verdicts")
 def test_the_verdict_is_what_an_episode_is_worth(verdict, claim, rewards, given, true):
-    says = {"affirmative": f"see {claim.listed}", "negative": "see 9 9 9", "judge": verdict}
-    traces = by_member(played(lambda member, number: says[member], claim=claim)[0])
-    assert tuple(traces[member].reward for member in MEMBERS) == rewards
+    digit, listed = claim.split(" in ")
+    says = {"affirmative": f"see {listed}", "negative": "see 9 9 9", "judge": verdict}
+    claimed = Claim(digit, tuple(listed.split()))
+    traces = by_member(played(lambda member, number: says[member], claim=claimed)[0])
+    assert [traces[member].reward for member in MEMBERS] == rewards
     assert [list(traces[member].rewards) for member in MEMBERS] == [["outcome"]] * 3
     assert {(trace.metrics["verdict_given"], trace.metrics["verdict_true"]) for trace in traces.values()} == {
         (given, true)

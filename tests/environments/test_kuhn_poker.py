@@ -16,6 +16,7 @@ from sample_kuhn_poker.talk import RULES, move_of, request
 from sample_kuhn_poker.taskset import SEATS, KuhnPokerConfig, KuhnPokerTaskset
 
 from tests.environments.scripted import SEED, played
+from tests.fixtures.commands import cases
 
 pytestmark = pytest.mark.engine
 
@@ -186,18 +187,7 @@ def test_what_cannot_be_read_is_flagged_and_played_as_the_passive_move():
     assert one.metrics["bets_with_j"] == 1 and one.metrics["unreadable_moves"] == 0
 
 
-@pytest.mark.parametrize(
-    ("said", "moves", "loser"),
-    [
-        (["what?", "check"], [["check"], ["check"]], 0),
-        (["what?", "bet", "call"], [["check", "call"], ["bet"]], 0),
-        (["bet", "check"], [["bet"], ["fold"]], 1),
-        (["check", "what?"], [["check"], ["check"]], 1),
-        (["check", "bet", "what?"], [["check", "fold"], ["bet"]], 0),
-        (["what?", "bet", "what?"], [["check", "fold"], ["bet"]], 0),
-        (["what?", "what?"], [["check"], ["check"]], 0),
-    ],
-)
+@cases(__file__, "unreadable")
 @pytest.mark.parametrize("deal", ["KJ-0", "JK-0"])
 def test_the_first_who_cannot_be_read_loses_a_chip_whatever_the_cards(said, moves, loser, deal):
     replies = iter(said)

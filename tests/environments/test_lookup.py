@@ -9,6 +9,7 @@ from sample_lookup.chains import REMINDER, Chain, answered, chains, is_right, pr
 from sample_lookup.demonstrations import called, demonstrations, followed
 from sample_lookup.words import SCHEMA, words
 
+from tests.fixtures.commands import cases
 from tests.fixtures.endpoints import endpoint
 
 pytestmark = pytest.mark.engine
@@ -35,30 +36,12 @@ def test_more_chains_than_there_are_names_is_an_error():
     assert len(list(chains(6, 2, 1, 2, seed=0))) == 6
 
 
-@pytest.mark.parametrize(
-    ("reply", "is_answer", "right"),
-    [
-        ("<ans>42</ans>", True, True),
-        ("so <ans> 42 </ans>", True, True),
-        ("<ans>41</ans><ans>42</ans>", True, False),
-        ("42", False, False),
-        ("<ans>42", False, False),
-    ],
-)
+@cases(__file__, "answers")
 def test_the_answer_of_a_reply(reply, is_answer, right):
     assert (answered(reply), is_right(reply, "42")) == (is_answer, right)
 
 
-@pytest.mark.parametrize(
-    ("results", "num_found"),
-    [
-        ([], 0),
-        (["nothing"], 0),
-        (["see xyz"], 1),
-        (["nothing", "see xyz", "is 42"], 2),
-        (["is 42"], 0),  # a name that was guessed
-    ],
-)
+@cases(__file__, "lookups")
 def test_progress_counts_entries_from_the_first_name(results, num_found):
     assert reached(results, CHAIN.names, CHAIN.value) == num_found
 

@@ -17,6 +17,7 @@ from configs.environments import EnvironmentConfig
 from tasks.inference.environments import servers as environments
 from tasks.inference.environments.packages import SHOWN, module_digest, package_version
 from tests.environments.scripted import played
+from tests.fixtures.commands import cases
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
@@ -98,47 +99,31 @@ def test_empty_lines_are_passed_over_and_lines_count_from_one(tmp_path):
 GOOD = '{"prompt": "2+2?", "answer": "4"}\n'
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("", "holds no rows"),
-        (GOOD + "{nonsense\n", "line 2: not JSON"),
-        (GOOD + "[1]\n", "line 2: a JSON object is wanted, this is list"),
-        (GOOD + '{"prompt": "2"}\n', "line 2: there is no column 'answer'; it has prompt"),
-        (GOOD + '{"prompt": "", "answer": "4"}\n', "line 2: column 'prompt' is empty"),
-        (GOOD + '{"prompt": "2", "answer": null}\n', "line 2: column 'answer' is empty"),
-        (GOOD + '{"prompt": "2", "answer": " \\n"}\n', "line 2: column 'answer' is empty"),
-        (
-            GOOD + '{"prompt": "2", "answer": NaN}\n',
-            "line 2, column 'answer': a text or a number is wanted, this is nan",
-        ),
-        (GOOD + '{"prompt": "2", "answer": ' + "1" * 5000 + "}\n", "line 2: not JSON: Exceeds the limit"),
-        (GOOD + '{"prompt": ' + "[" * 100_000 + "}\n", "line 2: not JSON: maximum recursion depth"),
-        (
-            GOOD + '{"prompt": "2", "answer": "4", "x": ' + "[" * 300 + "]" * 300 + "}\n",
-            "line 2: lists and objects are nested more than 200 deep",
-        ),
-        (GOOD + '{"prompt": "2", "answer": "\\ud800"}\n', "line 2: half a character, '\\ud800', is no text"),
-        (
-            '{"prompt": [{"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]}], "answer": "4"}\n',
-            "line 1, column 'prompt', message 0: it calls tools",
-        ),
-        (GOOD + '{"prompt": "2", "answer": ["4"]}\n', "line 2, column 'answer': a text or a number is wanted"),
-        (GOOD + '{"prompt": 5, "answer": "4"}\n', "line 2, column 'prompt': a text or a list of messages"),
-        (GOOD + '{"prompt": [{"role": "x"}], "answer": "4"}\n', "line 2, column 'prompt', message 0: want a role"),
-        (
-            '{"prompt": [{"role": "assistant", "content": "a"}], "answer": "4"}\n',
-            "line 1, column 'prompt': the last message must be the user's",
-        ),
-    ],
-)
+@cases(__file__, "bad_rows")
 def test_bad_rows_are_named_by_file_line_and_column(tmp_path, text, told):
     file = tmp_path / "rows.jsonl"
-    file.write_text(text)
+    file.write_text(text and text.replace("GOOD", GOOD) + "\n")
     with pytest.raises(DataUnusable) as caught:
         tasks(path=str(file))
     assert told in str(caught.value)
     assert not text or str(file) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ('"4", "x": ' + "[" * 300 + "]" * 300, "lists and objects are nested more than 200 deep"),
+        ("1" * 5000, "not JSON: Exceeds the limit"),
+        ("[" * 100_000, "not JSON: maximum recursion depth"),
+    ],
+    ids=["nested lists", "digits", "open lists"],
+)
+def test_json_beyond_the_limits_of_python_is_named_by_its_line(tmp_path, value, told):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f'{GOOD}{{"prompt": "2", "answer": {value}}}\n')
+    with pytest.raises(DataUnusable) as caught:
+        tasks(path=str(file))
+    assert f"{file}, line 2: {told}" in str(caught.value)
 
 
 def test_a_bad_row_of_parquet_is_named_by_its_number(tmp_path):
@@ -163,17 +148,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
         list(from_file(str(tmp_path / "latin.jsonl")))
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({}, "either `path`, a local file, or `hub`"),
-        ({"path": "a.jsonl", "hub": "b"}, "either `path`"),
-        ({"path": "a.jsonl", "task": {"scoring": "fuzzy"}}, "scoring 'fuzzy': want exact, contains, number"),
-        ({"path": "a.jsonl", "task": {"scoring": "no_such_module:f"}}, "cannot be imported"),
-        ({"path": "a.jsonl", "task": {"scoring": "math:no_such_function"}}, "cannot be imported"),
-        ({"path": "a.jsonl", "task": {"scoring": "math:pi"}}, "no function but float"),
-    ],
-)
+@cases(__file__, "data_settings")
 def test_settings_that_cannot_work_are_refused(settings, told):
     with pytest.raises(DataUnusable, match=told):
         tasks(**settings)
@@ -199,30 +174,14 @@ def test_dates_and_the_like_are_text_in_a_row():
     assert example.row == {"prompt": "a", "answer": 1.5, "day": "2026-01-02"} and example.answer == "1.5"
 
 
-@pytest.mark.parametrize(
-    ("reply", "answer", "same", "within", "same_number"),
-    [
-        (" 42\n", "42", 1.0, 1.0, 1.0),
-        ("It is 42.", "42", 0.0, 1.0, 1.0),
-        ("41, no, 42", "42.0", 0.0, 0.0, 1.0),
-        ("42, no, 41", "42", 0.0, 1.0, 0.0),
-        ("1,000", "1000", 0.0, 0.0, 1.0),
-        ("-.5", "-0.50", 0.0, 0.0, 1.0),
-        ("PARIS it is", "Paris", 0.0, 1.0, 0.0),
-        ("", "42", 0.0, 0.0, 0.0),
-        # Whole numbers are exact, however long; of others the last digits are rounding.
-        ("10000000001", "10000000000", 0.0, 0.0, 0.0),
-        ("1" * 400, "2" * 400, 0.0, 0.0, 0.0),
-        ("1" * 5000 + ".0", "1" * 5000, 0.0, 1.0, 1.0),
-        ("0.3", "0.30000000000000004", 0.0, 0.0, 1.0),
-        ("0.3", "0.3001", 0.0, 0.0, 0.0),
-        ("1e-13", "2e-13", 0.0, 0.0, 0.0),
-        ("1e400", "1e999999999", 0.0, 0.0, 0.0),
-        ("none", "none", 1.0, 1.0, 0.0),
-    ],
-)
+@cases(__file__, "scores")
 def test_the_scores_by_hand(reply, answer, same, within, same_number):
     assert (exact(reply, answer), contains(reply, answer), number(reply, answer)) == (same, within, same_number)
+
+
+def test_long_whole_numbers_are_compared_exactly():
+    assert [score("1" * 400, "2" * 400) for score in (exact, contains, number)] == [0.0, 0.0, 0.0]
+    assert [score("1" * 5000 + ".0", "1" * 5000) for score in (exact, contains, number)] == [0.0, 1.0, 1.0]
 
 
 def test_numbers_in_texts():

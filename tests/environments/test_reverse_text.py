@@ -8,25 +8,14 @@ from hypothesis import strategies as st
 from sample_reverse_text.demonstrations import demonstrations
 from sample_reverse_text.texts import ANSWER, prompt, similarity, tagged, texts
 
+from tests.fixtures.commands import cases
+
 pytestmark = pytest.mark.engine
 
 LETTERS = st.text(alphabet="abcdef", min_size=1, max_size=8)
 
 
-@pytest.mark.parametrize(
-    ("completion", "reward"),
-    [
-        ("<rev>cba</rev>", 1.0),
-        ("well: <rev> cba </rev> done", 1.0),
-        ("cba", 0.0),
-        ("<rev>cba", 0.0),
-        ("cba</rev>", 0.0),
-        ("<rev></rev>", 0.0),
-        ("<rev>abc</rev>", 2 * 1 / 6),
-        ("<rev>cb</rev>", 2 * 2 / 5),
-        ("<rev>xyz</rev><rev>cba</rev>", 0.0),
-    ],
-)
+@cases(__file__, "reversed")
 def test_the_reward_of_a_completion(completion, reward):
     assert similarity(completion, "cba") == pytest.approx(reward)
 

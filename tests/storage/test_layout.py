@@ -8,6 +8,7 @@ from storage.delta.table import StoredTable
 from storage.errors import LayoutError, SchemaError
 from storage.roots import Root
 from storage.store import LAYOUT, open_store
+from tests.fixtures.commands import cases
 from tests.fixtures.rows import append, entry, messages
 
 
@@ -20,15 +21,7 @@ def test_a_new_root_says_its_layout(tmp_path):
     assert json.loads((tmp_path / "deep/down/format.json").read_text()) == {"layout": LAYOUT}
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "words"),
-    [
-        *(("format.json", text, "format.json cannot be read") for text in ("{}", "[]", "not json", "")),
-        ("format.json", '{"layout": 1}', "layout 1"),
-        ("format.json", '{"layout": 0}', "layout 0"),
-        ("thesis.tex", "...", r"thesis\.tex"),
-    ],
-)
+@cases(__file__, "no_stores")
 def test_what_is_no_store_of_this_layout_is_refused_and_left_alone(tmp_path, file, text, words):
     (tmp_path / file).write_text(text)
     with pytest.raises(LayoutError, match=words) as caught:

@@ -15,6 +15,7 @@ from storage.errors import NoSpace
 from storage.store import open_store
 from tests.fixtures.faults import happened
 from tests.fixtures.rows import append, entry, messages
+from tests.fixtures.small_disks import mounted
 
 
 def full(*_, **__):
@@ -84,14 +85,8 @@ def test_a_limit_on_file_sizes_is_no_space(tmp_path):
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of 1 MiB of its own; skipped where mounting is not allowed."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip(f"cannot mount a small disk: {mounted.stderr.decode().strip()}")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
+    """A real file system of one MiB."""
+    yield from mounted(tmp_path / "disk", "1m")
 
 
 def until_full(act):
@@ -111,9 +106,7 @@ def test_a_real_disk_that_fills_up_loses_nothing(small_disk):
     ballast.write_bytes(b"x" * 200_000)
 
     def step(number):
-        made = store.append(
-            "messages", messages(20, 200), run="run", step=number, key=f"k{number}", attempt=uuid4().hex
-        )
+        made = append(store, 20, 200, step=number, key=f"k{number}", attempt=uuid4().hex)
         store.ledger.commit(entry(f"k{number}", outputs=(made,), step=number))
 
     done = until_full(step)

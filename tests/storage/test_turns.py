@@ -45,6 +45,16 @@ def files(store):
     return [each.path for each in table.active_files()]
 
 
+def until_files(store, number):
+    """Wait until turns lie in so many files."""
+    until(lambda: len(files(store)) == number, lambda: str(files(store)))
+
+
+def until_committed(store, *expected):
+    """Wait until the next process would find these turns of group `a`."""
+    until(lambda: again(store).of("a") == [*expected], lambda: "the turn was not committed")
+
+
 def test_a_run_that_died_finds_its_turns_in_their_order_and_no_other_run_does(store):
     own = [turn("a", request="1"), turn("a", request="2", policies=()), turn("a", 1, policies=("p", "q")), turn("b")]
     with dying(store) as kept:
@@ -60,7 +70,7 @@ def test_what_another_policy_sampled_takes_the_place_of_a_turn(store):
     first, second = turn("a"), turn("a", policies=("q",))
     with dying(store) as kept:
         kept.put(first)
-        until(lambda: again(store).of("a") == [first], lambda: "the turn was not committed")
+        until_committed(store, first)
         kept.put(second)
         assert kept.of("a") == [second]
     assert again(store).of("a") == [second]
@@ -69,13 +79,13 @@ def test_what_another_policy_sampled_takes_the_place_of_a_turn(store):
 def test_turns_of_groups_that_are_committed_go_and_their_files_with_them(store):
     with dying(store) as kept:
         kept.put(turn("a"))
-        until(lambda: len(files(store)) == 1, lambda: str(files(store)))
+        until_files(store, 1)
         kept.put(turn("a", request="2"))
         kept.put(turn("b"))
         until(lambda: len(files(store)) > 1, lambda: str(files(store)))
         kept.forget(["a", "unknown"])
         assert kept.of("a") == []
-        until(lambda: len(files(store)) == 1, lambda: str(files(store)))
+        until_files(store, 1)
     assert again(store).of("b") == [turn("b")]
 
 
@@ -102,7 +112,7 @@ def test_turns_wait_while_the_store_refuses_and_the_run_goes_on(store, monkeypat
     monkeypatch.setattr(Store, "append", refuse)
     with dying(store) as kept:
         kept.put(turn("a"))
-        until(lambda: again(store).of("a"), lambda: "the turn was not committed")
+        until_committed(store, turn("a"))
     assert refusals == ["turns", "turns"] and "the disk is full" in caplog.text
 
 
@@ -124,7 +134,7 @@ def test_a_removal_that_the_store_refuses_commits_no_turn_again(store, monkeypat
     monkeypatch.setattr(Store, "append", count)
     with dying(store) as kept:
         kept.put(turn("a"))
-        until(lambda: len(files(store)) == 1, lambda: str(files(store)))
+        until_files(store, 1)
         monkeypatch.setattr(TurnCache, "_remove", refuse)
         with kept.lock:  # one commit has both: the turn and the removal
             kept.forget(["a"])

@@ -1,6 +1,7 @@
 """Damage in a table's log is torn, cut off, missing or altered, and never taken for a log without that commit."""
 
 import json
+from itertools import product
 
 import polars as pl
 import pyarrow as pa
@@ -44,14 +45,18 @@ def newest(root, table, ending=".json"):
     return max((root / "tables" / table / "_delta_log").glob(f"*{ending}"))
 
 
+def is_not_opened(root, words):
+    for read_only in (False, True):
+        with pytest.raises(StoreUnavailable, match=words):
+            open_store(root, read_only=read_only)
+
+
 def flips(data, number):
-    """The bytes with one bit flipped, at places spread over all of them."""
-    found = []
+    """Yield the bytes with one bit flipped, at places spread over all of them."""
     for place in range(number):
-        position = place * len(data) // number
-        flipped = data[position] ^ (1 << place % 8)
-        found.append(data[:position] + bytes([flipped]) + data[position + 1 :])
-    return found
+        flipped = bytearray(data)
+        flipped[place * len(data) // number] ^= 1 << place % 8
+        yield bytes(flipped)
 
 
 @pytest.mark.fault(
@@ -61,13 +66,12 @@ def flips(data, number):
 )
 @pytest.mark.parametrize(
     ("file", "table"),
-    [(file, table) for file in ("commit", "checkpoint") for table in TABLES] + [("head", "ledger"), ("head", "runs")],
+    [*product(("commit", "checkpoint"), TABLES), ("head", "ledger"), ("head", "runs")],
 )
 def test_one_flipped_bit_is_said_or_changes_nothing(root, filled, table, file):
     before = contents(root)
-    path = newest(root, table, CHECKPOINT if file == "checkpoint" else ".json")
-    if file == "head":
-        path = root / head_path(table)
+    endings = {"commit": ".json", "checkpoint": CHECKPOINT}
+    path = root / head_path(table) if file == "head" else newest(root, table, endings[file])
     data, said = path.read_bytes(), 0
     for damaged in flips(data, 40):
         spoil(path, damaged)
@@ -100,9 +104,7 @@ HARM = {
 def test_the_newest_commit_of_the_ledger(root, filled, harm, words):
     path = newest(root, "ledger")
     spoil(path, harm(path.read_bytes()))
-    for read_only in (False, True):
-        with pytest.raises(StoreUnavailable, match=f"commit {int(path.stem)} {words}"):
-            open_store(root, read_only=read_only)
+    is_not_opened(root, f"commit {int(path.stem)} {words}")
 
 
 @pytest.mark.fault("log", "the log or the directory of a table is gone", "the store is not opened as one without rows")
@@ -110,9 +112,7 @@ def test_the_newest_commit_of_the_ledger(root, filled, harm, words):
 def test_a_log_that_is_gone_is_no_new_table(root, filled, gone):
     (root / "tables/ledger" / gone).rename(root.parent / "elsewhere")
     happened(f"tables/ledger/{gone} is elsewhere")
-    for read_only in (False, True):
-        with pytest.raises(StoreUnavailable, match="commit 0 is missing"):
-            open_store(root, read_only=read_only)
+    is_not_opened(root, "commit 0 is missing")
     (root / "tables/messages/_delta_log").rename(root.parent / "another")
     (root.parent / "elsewhere").rename(root / "tables/ledger" / gone)
     with pytest.raises(StoreUnavailable, match="the log is missing"):
@@ -205,10 +205,9 @@ def test_a_table_that_another_program_altered_is_refused_until_it_is_put_right(t
     place = tmp_path / "plain" / table.place
     DeltaTable(str(place)).alter.add_columns([Field("more", PrimitiveType("string"))])
     for _ in range(3):
-        with pytest.raises(SchemaError, match="unexpected: more"):
-            table.refresh()
-        with pytest.raises(SchemaError, match="unexpected: more"):
-            store.ledger.commit(entry("two"))
+        for look in (table.refresh, lambda: store.ledger.commit(entry("two"))):
+            with pytest.raises(SchemaError, match="unexpected: more"):
+                look()
     assert DeltaTable(str(place)).version() == 2
     DeltaTable(str(place)).alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
     with pytest.raises(SchemaError, match="another program altered the table: protocol") as caught:

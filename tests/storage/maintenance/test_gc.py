@@ -13,7 +13,7 @@ from storage.maintenance.compact import maintain
 from storage.maintenance.plan import PolicyRetention, plan_removal
 from storage.maintenance.sweep import carry_out
 from storage.store import open_store
-from tests.fixtures.histories import age, contents, evaluate, finish, lasting, publish, train, work
+from tests.fixtures.histories import age, collect, contents, evaluate, finish, lasting, publish, thinned, train, work
 from tests.fixtures.rows import append, messages
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("long_ago")]
@@ -53,7 +53,7 @@ def test_a_copy_of_the_directory_is_cut_down_to_one_run(root, store, tmp_path):
     train(store, "b", "xxyy")
     evaluate(store, "trial", "training-xxx")
     copy = open_store(shutil.copytree(root, tmp_path / "copy"))
-    carry_out(copy, plan_removal(copy, ["b", "trial"]))
+    collect(copy, "b", "trial")
     for there in (copy, open_store(tmp_path / "copy")):
         assert contents(there, ["b", "trial"]) == contents(store, ["b", "trial"])
         lasting(there, ["b"])
@@ -83,7 +83,7 @@ def test_compacted_files_lose_only_the_rows_of_the_removed_run(root, store):
     age(root, 200)
     maintain(store)
     before = contents(store, ["b"])
-    swept = carry_out(store, plan_removal(store, ["b"]))
+    swept = collect(store, "b")
     assert swept.slices > 0
     assert contents(open_store(root), ["b"]) == before
     (rewritten,) = [each for each in store.slices.table("messages").active_files() if each.run == "a"]
@@ -125,7 +125,7 @@ def test_another_process_sees_the_removal_and_computes_again(root, store):
     train(store, "a", "xx")
     elsewhere = open_store(root)
     assert elsewhere.ledger.find("rollout-xx") is not None
-    carry_out(store, plan_removal(store, []))
+    collect(store)
     assert elsewhere.ledger.find("rollout-xx") is None
     train(elsewhere, "a", "xx")
     assert len(contents(open_store(root), ["a"])) == 4
@@ -137,7 +137,7 @@ def test_whoever_found_work_before_it_went_cannot_take_it_over(root, store):
     elsewhere = open_store(root)
     found = elsewhere.ledger.find("rollout-x")
     assert found is not None
-    carry_out(store, plan_removal(store, []))
+    collect(store)
     with pytest.raises(WorkRemoved, match="removed from the store meanwhile"):
         elsewhere.ledger.commit(replace(found, run="late"))
     assert open_store(root).ledger.entries() == []
@@ -148,7 +148,7 @@ def test_a_run_removed_while_it_works_cannot_commit_what_it_began_before(root, s
     elsewhere = open_store(root)
     began = datetime.now(UTC)
     made = append(elsewhere, 3, run="a", step=1, attempt="flying")
-    carry_out(store, plan_removal(store, [], force=["a"]))
+    collect(store, force=["a"])
     row = replace(work(store, "other", "o"), run="a", key="k", attempt="flying", outputs=(made,))
     with pytest.raises(WorkRemoved):
         elsewhere.ledger.commit(replace(row, started_at=began))
@@ -178,26 +178,26 @@ def test_a_row_that_is_committed_meanwhile_is_not_lost(root, store, monkeypatch)
 def test_thinning_keeps_what_a_run_starts_from_and_goes_on_from(store):
     train(store, "a", "xxxxxx")  # versions 1 to 6; optimizer state with 1, 3, 5
     names = [f"training-{'x' * number}" for number in range(1, 7)]
-    assert plan_removal(store, ["a"], retention=PolicyRetention()).pruned == tuple(names[n - 1] for n in (2, 3, 4))
-    assert plan_removal(store, ["a"], retention=PolicyRetention(every=4)).pruned == tuple(names[n - 1] for n in (2, 3))
-    assert plan_removal(store, ["a"], retention=PolicyRetention(every=1)).pruned == ()
+    assert thinned(store, "a") == tuple(names[n - 1] for n in (2, 3, 4))
+    assert thinned(store, "a", every=4) == tuple(names[n - 1] for n in (2, 3))
+    assert thinned(store, "a", every=1) == ()
     evaluate(store, "tried", names[1])
-    assert plan_removal(store, ["a", "tried"], retention=PolicyRetention()).pruned == (names[2], names[3])
+    assert thinned(store, "a", "tried") == (names[2], names[3])
     train(store, "branch", "xxxy")
-    assert plan_removal(store, ["a", "tried", "branch"], retention=PolicyRetention()).pruned == (names[3],)
+    assert thinned(store, "a", "tried", "branch") == (names[3],)
 
 
 def test_policies_of_a_run_that_may_go_on_are_not_thinned(store):
     train(store, "a", "xxxxx", finished=False)
-    assert plan_removal(store, ["a"], retention=PolicyRetention()).pruned == ()
+    assert thinned(store, "a") == ()
     finish(store, "a")
-    assert len(plan_removal(store, ["a"], retention=PolicyRetention()).pruned) == 3
+    assert len(thinned(store, "a")) == 3
 
 
 def test_a_thinned_run_can_be_read_and_says_what_is_gone(root, store):
     train(store, "a", "xxxxx")
     before = contents(store, ["a"])
-    swept = carry_out(store, plan_removal(store, ["a"], retention=PolicyRetention()))
+    swept = collect(store, "a", retention=PolicyRetention())
     assert (swept.rows, swept.slices, swept.policies) == (0, 0, 3)
     again = open_store(root)
     assert contents(again, ["a"]) == before
@@ -208,7 +208,7 @@ def test_a_thinned_run_can_be_read_and_says_what_is_gone(root, store):
 
 def test_thinned_weights_can_be_made_again_but_no_others_in_their_place(store):
     train(store, "a", "xxx")
-    carry_out(store, plan_removal(store, ["a"], retention=PolicyRetention()))
+    collect(store, "a", retention=PolicyRetention())
     assert store.policies.find("training-xx") is None
     scratch = store.policies.scratch("training-xx")
     (scratch / "model.safetensors").write_text("others")

@@ -11,7 +11,6 @@ from deltalake import DeltaTable
 from storage.delta.snapshot import prune_log
 from storage.errors import DamagedSlice, StoreError, StoreUnavailable
 from storage.maintenance.compact import compact
-from storage.maintenance.plan import plan_removal
 from storage.maintenance.repair import (
     forget,
     inspect_logs,
@@ -22,14 +21,13 @@ from storage.maintenance.repair import (
     repair_logs,
     repair_tables,
 )
-from storage.maintenance.sweep import carry_out
 from storage.read import frames
 from storage.roots import Root, open_root
 from storage.schemas.system_tables import LEDGER
 from storage.store import open_store
 from tests.fixtures.dying import die_at
 from tests.fixtures.faults import happened, spoil
-from tests.fixtures.histories import add, age, contents, fill, finish, lasting, train, work
+from tests.fixtures.histories import add, age, collect, contents, fill, finish, lasting, train, work
 from tests.fixtures.rows import append, entry
 
 pytestmark = pytest.mark.engine
@@ -266,7 +264,7 @@ def test_nothing_wrong_nothing_touched(root, long):
 def test_rows_that_gc_removed_do_not_come_back(root, store):
     train(store, "gone", "yy")
     train(store, "a", "xx")
-    carry_out(store, plan_removal(store, ["a"]))
+    collect(store, "a")
     before = contents(store, RUNS)
     store.ledger.commit(store.ledger.entries(run="a")[0])
     work(store, "late", "late")
@@ -282,7 +280,7 @@ def test_a_removal_whose_commit_is_lost_is_done_again(root, store):
     train(store, "gone", "yy")
     train(store, "a", "xx")
     work(store, "a", "one more", 2)  # the removal is not the version that a checkpoint repeats
-    carry_out(store, plan_removal(store, ["a"]))
+    collect(store, "a")
     before = contents(store, RUNS)
     cut(last(root, "ledger", ".json"), 30)
     with pytest.raises(StoreError, match="is cut off"):  # else four rows would be there again, naming what is gone

@@ -11,7 +11,7 @@ from storage.maintenance.plan import PolicyRetention, plan_removal
 from storage.maintenance.sweep import carry_out
 from storage.policies.manifest import BASE_FILE, adapter_base
 from storage.refs import Entry
-from tests.fixtures.histories import evaluate, finish, policy_row
+from tests.fixtures.histories import collect, evaluate, finish, policy_row
 
 BASE = "import-base"
 pytestmark = pytest.mark.usefixtures("long_ago")
@@ -58,7 +58,7 @@ def test_an_adapter_names_its_base(store):
 @pytest.mark.parametrize("thinning", ["last", "every:2"])
 def test_thinning_keeps_the_base(store, thinning):
     adapted(store, "a", "a")
-    carry_out(store, plan_removal(store, ["a"], retention=PolicyRetention.parse(thinning)))
+    collect(store, "a", retention=PolicyRetention.parse(thinning))
     left = {BASE, "a-4"} | ({"a-2"} if thinning == "every:2" else set())
     assert set(store.policies.names()) == left
     assert store.policies.directory(BASE, verify=True).is_dir()
@@ -91,5 +91,5 @@ def test_the_base_stays_while_a_kept_run_tried_an_adapter(store):
 
 def test_without_a_user_the_base_goes_as_well(store):
     adapted(store, "a", "a")
-    carry_out(store, plan_removal(store, []))
+    collect(store)
     assert store.policies.names() == []

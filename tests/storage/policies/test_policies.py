@@ -38,6 +38,10 @@ def write(directory, files=FILES):
     return directory
 
 
+def publish(policies, files=FILES):
+    return policies.publish(write(policies.scratch("k"), files), "k")
+
+
 def read(directory):
     files = (path for path in directory.rglob("*") if path.is_file() and path.name != "manifest.json")
     return {path.relative_to(directory).as_posix(): path.read_text() for path in files}
@@ -63,23 +67,22 @@ def test_a_directory_from_elsewhere_is_copied(policies, tmp_path):
 
 
 def test_equal_weights_again_are_fine_and_others_are_not(policies):
-    first = policies.publish(write(policies.scratch("k")), "k")
-    again = policies.publish(write(policies.scratch("k"), {**FILES, "config.json": '{"library": "newer"}'}), "k")
+    first = publish(policies)
+    again = publish(policies, FILES | {"config.json": '{"library": "newer"}'})
     assert again == first
-    other = write(policies.scratch("k"), {**FILES, "model.safetensors": "others"})
     with pytest.raises(PolicyConflict, match=first.weights_sha256) as caught:
-        policies.publish(other, "k")
+        publish(policies, FILES | {"model.safetensors": "others"})
     assert caught.value.safe
     assert read(policies.directory("k", verify=True)) == FILES
 
 
 def test_optimizer_state_that_was_missing_is_added(policies, place, tmp_path):
-    policies.publish(write(policies.scratch("k")), "k")
-    more = {**FILES, "optimizer.safetensors": "moments"}
-    policy = policies.publish(write(policies.scratch("k"), more), "k")
+    publish(policies)
+    more = FILES | {"optimizer.safetensors": "moments"}
+    policy = publish(policies, more)
     assert {file.path for file in policy.files} == set(more)
     assert read(Policies(place, cache=tmp_path / "new cache").directory("k", verify=True)) == more
-    assert {f.path for f in policies.publish(write(policies.scratch("k")), "k").files} == set(more)
+    assert {f.path for f in publish(policies).files} == set(more)
 
 
 def test_an_absent_policy_is_an_error(policies):
@@ -100,6 +103,13 @@ def test_a_key_is_a_name(policies, key):
             use(key)
 
 
+def published(directory, files=FILES):
+    """Return the policies of a local root that has published one."""
+    policies = Policies(open_root(str(directory)))
+    publish(policies, files)
+    return policies
+
+
 def flip(file):
     """Change one bit, and nothing that a listing shows."""
     found, data = file.stat(), bytearray(file.read_bytes())
@@ -113,8 +123,7 @@ def flip(file):
 )
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.safetensors", "config.json"])
 def test_one_flipped_bit_is_found_before_anything_is_loaded(tmp_path, name):
-    policies = Policies(open_root(str(tmp_path)))
-    policies.publish(write(policies.scratch("k"), {**FILES, "optimizer.safetensors": "moments"}), "k")
+    policies = published(tmp_path, FILES | {"optimizer.safetensors": "moments"})
     file = policies.directory("k") / name
     time.sleep(0.02)  # a step of the file system's clock
     flip(file)
@@ -127,8 +136,7 @@ def test_one_flipped_bit_is_found_before_anything_is_loaded(tmp_path, name):
 
 @pytest.mark.fault("weights", "each bit of a manifest is flipped in turn", "refused")
 def test_no_manifest_with_a_flipped_bit_is_read(tmp_path):
-    policies = Policies(open_root(str(tmp_path)))
-    policies.publish(write(policies.scratch("k")), "k")
+    policies = published(tmp_path)
     path = tmp_path / "policies/k" / MANIFEST
     good = path.read_bytes()
     for place in range(8 * len(good)):
@@ -144,7 +152,7 @@ def test_no_manifest_with_a_flipped_bit_is_read(tmp_path):
 @pytest.mark.engine
 def test_a_flipped_bit_of_a_local_copy_is_mended_by_a_download(s3_root, tmp_path):
     policies = Policies(open_root(s3_root), cache=tmp_path / "cache")
-    policies.publish(write(policies.scratch("k")), "k")
+    publish(policies)
     time.sleep(0.02)
     flip(policies.directory("k") / "model.safetensors")
     happened("one bit of model.safetensors")
@@ -153,8 +161,7 @@ def test_a_flipped_bit_of_a_local_copy_is_mended_by_a_download(s3_root, tmp_path
 
 @pytest.mark.fault("weights", "weights are short, then gone", "refused with the size, then as missing")
 def test_damage_is_found(tmp_path):
-    policies = Policies(open_root(str(tmp_path)))
-    policies.publish(write(policies.scratch("k")), "k")
+    policies = published(tmp_path)
     file = policies.directory("k") / "model.safetensors"
     file.write_text("weight")
     with pytest.raises(DamagedSlice, match="6 bytes instead of 7"):

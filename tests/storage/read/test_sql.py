@@ -17,6 +17,7 @@ from storage.read.query_limits import Bounds
 from storage.read.sql import QuestionError, ask, columns_of
 from storage.schemas.stage_tables import TABLES
 from storage.store import open_store
+from tests.fixtures.commands import cases
 from tests.fixtures.histories import add, share
 
 PER_TOKEN = {
@@ -120,36 +121,7 @@ def test_one_step_does_not_read_the_others(store, root):
     assert rows(frames, "select count(content) as num from messages where step = 3") == [{"num": 4}]
 
 
-@pytest.mark.parametrize(
-    "sql",
-    [
-        "insert into messages values (1)",
-        "create table x as select 1",
-        "copy (select 1) to 'out.csv'",
-        "attach 'other.db'",
-        "install httpfs",
-        "load httpfs",
-        "set enable_external_access = true",
-        "pragma database_list",
-        "call pragma_version()",
-        "select 1; drop view messages",
-        "select * from read_text('{root}/format.json')",
-        "select * from '{root}/tables/messages/*.parquet'",
-        "select * from read_parquet('https://example.invalid/x.parquet')",
-        "from glob('{root}/*')",
-        "select * from frames",
-        "explain analyze copy (select 1) to 'out.csv'",
-        "explain analyze load httpfs",
-        "explain analyze set enable_external_access = true",
-        "from query('copy (select 1) to ''out.csv''')",
-        "from read_blob('/etc/passwd')",
-        "from sniff_csv('/etc/passwd')",
-        "from duckdb_secrets()",
-        "from delta_scan('{root}')",
-        "select getenv('HOME')",
-        "select * from '.tmp/spilled.csv'",
-    ],
-)
+@cases(__file__, "forbidden")
 def test_nothing_but_the_tables_can_be_read_and_nothing_changed(frames, tmp_path, monkeypatch, sql):
     root = Path(frames.store.root.address)
     monkeypatch.chdir(tmp_path)
@@ -166,23 +138,11 @@ def test_nothing_but_the_tables_can_be_read_and_nothing_changed(frames, tmp_path
 FOREVER = "select count(*) from range(100000000000) a, range(1000) b"
 
 
-@pytest.mark.parametrize(
-    ("sql", "bounds", "words"),
-    [
-        ("select * from range(1001)", Bounds(rows=1000), r"more than 1000 rows(.|\n)*--rows"),
-        ("select * from range(1000000000)", Bounds(rows=1000), "more than 1000 rows"),
-        ("select list(range) from range(1000000000)", Bounds(memory_gib=0.1), r"more than 0.1 GiB(.|\n)*--memory"),
-        ("select range from range(1000000000) order by hash(range)", Bounds(memory_gib=0.1), "more than 0.1 GiB"),
-        ("select repeat('x', 3000000000)", Bounds(memory_gib=0.1), "more than 0.1 GiB"),
-        ("select repeat('x', 200000000) from range(20)", Bounds(memory_gib=0.1), "more than 0.1 GiB"),
-        (FOREVER, Bounds(seconds=0.05), r"longer than 0.05 s(.|\n)*--seconds"),
-        ("with recursive x as (select 1 as a union all select a from x) from x", Bounds(seconds=0.05), "0.05 s"),
-    ],
-)
+@cases(__file__, "bounds")
 def test_a_question_ends_at_its_bounds(frames, sql, bounds, words):
     before = resource.getrlimit(resource.RLIMIT_DATA)
     with pytest.raises(QuestionError, match=words) as caught:
-        ask(frames, sql, bounds=bounds)
+        ask(frames, sql, bounds=Bounds(**bounds))
     assert caught.value.safe == "the store was only read"
     assert resource.getrlimit(resource.RLIMIT_DATA) == before
     assert ask(frames, "select * from range(1000)", bounds=Bounds(rows=1000, seconds=60)).num_rows == 1000
@@ -211,19 +171,7 @@ def test_a_stricter_limit_of_the_process_stands(frames, monkeypatch):
     assert limits == [(2**20, 2**30)] * 2
 
 
-@pytest.mark.parametrize(
-    ("sql", "words"),
-    [
-        ("selec 1", "syntax error"),
-        ("", "one SELECT at a time, not none"),
-        ("select 1; select 2", "one SELECT at a time, not 2"),
-        ("select nothing from messages", '"nothing" not found'),
-        ("select * from trace", "no table 'trace'; did you mean traces?"),
-        ("select * from rollouts", "no table 'rollouts'"),
-        ("delete from messages", "DELETE is not a question"),
-        ("select case when range > 99999 then 'x'::int end from range(100001)", "Could not convert string 'x'"),
-    ],
-)
+@cases(__file__, "errors")
 def test_errors_are_the_databases_with_what_to_do(frames, sql, words):
     with pytest.raises(QuestionError, match=words) as caught:
         ask(frames, sql)

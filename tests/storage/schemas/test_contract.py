@@ -1,7 +1,5 @@
 """Columns or rows that break the contract are refused before anything is written, by a message that says where."""
 
-import math
-
 import pyarrow as pa
 import pytest
 
@@ -9,6 +7,7 @@ from storage.errors import InvariantBreach, SchemaError, StoreError
 from storage.schemas import stage_tables
 from storage.schemas.contract import read_tables
 from storage.schemas.stage_tables import STAGE_TABLES, TABLES
+from tests.fixtures.commands import cases
 from tests.fixtures.rows import messages
 
 SCHEMA = TABLES["messages"].arrow
@@ -18,12 +17,20 @@ def append(store, rows, table="messages"):
     store.append(table, rows, run="run-a", step=5, key="the-key", attempt="attempt")
 
 
+def refused(store, rows, kind, words):
+    """Assert that rows are refused by an error that names their work, and not written; return the error."""
+    with pytest.raises(kind, match=words) as caught:
+        append(store, rows)
+    assert "run 'run-a', step 5, table 'messages', key 'the-key'" in caught.value.where
+    assert store.slices.table("messages").active_files() == []
+    return caught.value
+
+
 def changed(**columns):
     rows = messages(2)
     for name, values in columns.items():
-        rows = rows.set_column(
-            SCHEMA.get_field_index(name), SCHEMA.field(name), pa.array(values, SCHEMA.field(name).type)
-        )
+        field = SCHEMA.field(name)
+        rows = rows.set_column(SCHEMA.get_field_index(name), field, pa.array(values, field.type))
     return rows
 
 
@@ -58,16 +65,7 @@ def test_the_constant_of_a_table_is_called_after_it(table):
     assert getattr(stage_tables, table.name.upper()) is table
 
 
-@pytest.mark.parametrize(
-    ("line", "wrong"),
-    [
-        ("name varchar,  --", "name varchar, --"),
-        ("integer[] null,", "integer[] not null,"),
-        ("    nodes", "  nodes"),
-        ("-- a row\n", ""),
-        ("primary key (name)", "primary key (name),"),
-    ],
-)
+@cases(__file__, "lines")
 def test_a_line_that_is_not_read_is_no_table_with_a_column_less(tmp_path, line, wrong):
     (tmp_path / "a.sql").write_text(TEXT.replace(line, wrong))
     with pytest.raises(AssertionError, match="not of the form"):
@@ -88,38 +86,20 @@ def test_a_line_that_is_not_read_is_no_table_with_a_column_less(tmp_path, line, 
     ],
 )
 def test_columns_must_be_exactly_the_contract_s(store, rows, words):
-    with pytest.raises(SchemaError, match=words) as caught:
-        append(store, rows)
-    assert "run 'run-a', step 5, table 'messages', key 'the-key'" in caught.value.where
-    assert store.slices.table("messages").active_files() == []
+    refused(store, rows, SchemaError, words)
 
 
 def test_a_null_where_none_may_be_is_refused(store):
-    with pytest.raises(SchemaError, match="'role' holds a null at 1"):
-        append(store, changed(role=["user", None]))
-    with pytest.raises(SchemaError, match=r"'token_ids\.element' holds a null at 4"):
-        append(store, changed(token_ids=[[1, 2, 3], [4, None, 6]]))
+    refused(store, changed(role=["user", None]), SchemaError, "'role' holds a null at 1")
+    nulls = changed(token_ids=[[1, 2, 3], [4, None, 6]])
+    refused(store, nulls, SchemaError, r"'token_ids\.element' holds a null at 4")
 
 
-@pytest.mark.parametrize(
-    ("columns", "words", "column"),
-    [
-        ({"mask": [[False] * 3, [True] * 2]}, "'mask' has 2 values where 'token_ids' has 3", "mask"),
-        ({"is_content": [[], [True]]}, "'is_content' has 1 values where 'token_ids' has 3", "is_content"),
-        ({"logprobs": [[0, 0, 0], [0, -1, 0.25]]}, "holds 0.25 at position 2: a log-prob above zero", "logprobs"),
-        ({"logprobs": [[0, 0, 0], [0, math.nan, 0]]}, "holds nan at position 1: not finite", "logprobs"),
-        ({"logprobs": [[0, 0, 0], [-math.inf, 0, 0]]}, "holds -inf at position 0: not finite", "logprobs"),
-        ({"mask": [[False] * 3, [True] * 3], "sampled": [True, False]}, "although 'sampled' is false", "mask"),
-    ],
-)
+@cases(__file__, "contradictions")
 def test_a_row_that_contradicts_itself_is_refused(store, columns, words, column):
-    with pytest.raises(InvariantBreach, match=words) as caught:
-        append(store, changed(**columns))
-    assert "run 'run-a', step 5, table 'messages', key 'the-key'" in caught.value.where
-    assert f"column '{column}', row {{'trace_id': 'trace', 'message': 1}}" in caught.value.where
-    assert caught.value.safe
-    assert caught.value.do
-    assert store.slices.table("messages").active_files() == []
+    error = refused(store, changed(**columns), InvariantBreach, words)
+    assert f"column '{column}', row {{'trace_id': 'trace', 'message': 1}}" in error.where
+    assert error.safe and error.do
 
 
 def test_what_is_allowed_at_the_border_is_allowed(store):
@@ -127,9 +107,8 @@ def test_what_is_allowed_at_the_border_is_allowed(store):
 
 
 def test_a_row_id_is_not_repeated(store):
-    with pytest.raises(InvariantBreach, match="1 rows repeat") as caught:
-        append(store, changed(message=[7, 7]))
-    assert "{'trace_id': 'trace', 'message': 7}" in caught.value.where
+    error = refused(store, changed(message=[7, 7]), InvariantBreach, "1 rows repeat")
+    assert "{'trace_id': 'trace', 'message': 7}" in error.where
 
 
 @pytest.mark.parametrize("run", ["", "a/b", "..", ".hidden", "a b", "run=x"])
@@ -146,11 +125,7 @@ def test_only_stage_tables_take_slices(store):
 
 def test_what_the_contract_says_of_columns_names_columns_that_are_there():
     for table in STAGE_TABLES:
-        lists = {c.name for c in table.columns if pa.types.is_list(c.type)}
-        assert lists >= {
-            *table.aligned,
-            *table.aligned_or_empty,
-            *table.logprobs,
-            *(pair[0] for pair in table.only_where),
-        }
-        assert {c.name for c in table.columns} >= {*table.row_id, *(pair[1] for pair in table.only_where)}
+        flags = dict(table.only_where)
+        lists = {column.name for column in table.columns if pa.types.is_list(column.type)}
+        assert lists >= {*table.aligned, *table.aligned_or_empty, *table.logprobs, *flags}
+        assert {column.name for column in table.columns} >= {*table.row_id, *flags.values()}
