@@ -108,10 +108,8 @@ def test_the_score_is_the_mean_over_all_turns_of_powers():
 
 
 def test_replies_of_demonstrations_take_three_forms():
-    rows = list(demonstrations(1000, seed=7))
-    assert rows == list(demonstrations(1000, seed=7)) != list(demonstrations(1000, seed=8))
     forms = Counter()
-    for row, talk in zip(rows, conversations(1000, Limits(2, 3, 2, 4, 104), 7), strict=True):
+    for row, talk in zip(demonstrations(1000, seed=7), conversations(1000, Limits(2, 3, 2, 4, 104), 7), strict=True):
         asks, said = row["messages"][::2], row["messages"][1::2]
         assert [each["content"] for each in asks] == [
             asked(names, TAG, first=not number) for number, names in enumerate(talk.turns)

@@ -197,8 +197,6 @@ class Table:
     def __init__(self, draw, faults):
         self.draw, self.faults = draw, faults
         self.asked = []
-        self.answered = []
-        self.states = []
 
     async def speak(self, state, slot, member):
         self.asked.append((state.num_slots, member))
@@ -206,18 +204,13 @@ class Table:
             await asyncio.sleep(0)
         if fault := self.faults.get((state.num_slots, member)):
             raise fault
-        self.answered.append((state.num_slots, member))
         return said(member, f"{state.num_slots}{member}", slot.phase)
 
 
 def _played(schedule, table):
     play = Play(MEMBERS, schedule, table.speak)
-
-    async def run():
-        await play.finish()
-
     try:
-        asyncio.run(run())
+        asyncio.run(play.finish())
     except KeyError as error:
         return play, error
     return play, None

@@ -96,10 +96,8 @@ def test_what_was_asked_whatever_the_arguments_are(arguments, asked_for):
 
 
 def test_demonstrations_take_four_forms():
-    rows = list(demonstrations(2000, seed=7))
-    assert rows == list(demonstrations(2000, seed=7)) != list(demonstrations(2000, seed=8))
     forms = Counter()
-    for row, chain in zip(rows, chains(2000, 2, 7), strict=True):
+    for row, chain in zip(demonstrations(2000, seed=7), chains(2000, 2, 7), strict=True):
         opening, *said = row["messages"]
         assert opening["content"] == prompt(chain) and json.loads(row["tools"]) == [SCHEMA]
         made = [json.loads(c["function"]["arguments"])["expression"] for m in said for c in m.get("tool_calls", ())]

@@ -61,14 +61,10 @@ def test_tries_of_one_call_carry_one_key():
     assert len({request["headers"]["Idempotency-Key"] for request in requests}) == 1
 
 
-def test_the_last_failure_ends_the_rollout():
-    with pytest.raises(HarnessError, match="answered 503: busy"):
-        launched([(503, "busy")] * 3, Stops())
-
-
-def test_a_refusal_is_not_tried_again():
-    with pytest.raises(HarnessError, match="answered 400: no such model"):
-        launched([(400, "no such model")], Stops())
+@pytest.mark.parametrize(("answer", "times"), [((503, "busy"), 3), ((400, "no such model"), 1)])
+def test_the_last_failure_or_a_refusal_ends_the_rollout(answer, times):
+    with pytest.raises(HarnessError, match="answered {}: {}".format(*answer)):
+        launched([answer] * times, Stops())
 
 
 def test_a_refusal_beside_connections_to_tool_servers_is_no_group(monkeypatch):

@@ -5,6 +5,7 @@ import itertools
 import json
 import re
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import verifiers.v1 as vf
@@ -39,6 +40,7 @@ pytestmark = pytest.mark.engine
 
 MEMBERS = ("affirmative", "negative", "judge")
 CLAIM = Claim("7", ("4", "7", "2"))
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
 SEATS = {
     name: {"harness": {"id": "chat_loop", "backoff_seconds": 0}, "runtime": {"type": "subprocess"}} for name in MEMBERS
 }
@@ -131,8 +133,13 @@ def words(member, number):
     return "<yes>" if member == "judge" else f"<note>SECRET</note> {member[0]}{number}"
 
 
+def debated(answer=words, **settings):
+    """One episode whose members have private words."""
+    return played(answer, private_tag="note", **settings)
+
+
 def test_by_turns_each_hears_the_other_before_it_speaks():
-    episode, script = played(words, num_rounds=2, private_tag="note")
+    episode, script = debated(num_rounds=2)
     assert users(script.asked["affirmative"][-1]) == ["yes: 7 in 4 7 2\n\nsay 1", "negative: n0\n\nsay 2"]
     assert users(script.asked["negative"][-1]) == [
         "no: 7 in 4 7 2\n\naffirmative: a0\n\nsay 1", "affirmative: a1\n\nsay 2"
@@ -145,7 +152,7 @@ def test_by_turns_each_hears_the_other_before_it_speaks():
 
 
 def test_at_once_nobody_hears_the_other_before_the_next_round():
-    episode, script = played(words, num_rounds=2, private_tag="note", schedule="simultaneous")
+    episode, script = debated(num_rounds=2, schedule="simultaneous")
     assert users(script.asked["affirmative"][-1]) == ["yes: 7 in 4 7 2\n\nsay 1", "negative: n0\n\nsay 2"]
     assert users(script.asked["negative"][-1]) == ["no: 7 in 4 7 2\n\nsay 1", "affirmative: a0\n\nsay 2"]
     assert len(script.asked["judge"]) == 1 and episode.ok
@@ -154,7 +161,7 @@ def test_at_once_nobody_hears_the_other_before_the_next_round():
 @pytest.mark.parametrize("schedule", ["sequential", "simultaneous"])
 @pytest.mark.essential
 def test_prompts_extend_each_other_and_private_words_stay_with_their_member(schedule):
-    episode, script = played(words, num_rounds=3, private_tag="note", schedule=schedule)
+    episode, script = debated(num_rounds=3, schedule=schedule)
     for member, requests in script.asked.items():
         for before, after in itertools.pairwise(requests):
             assert after[: len(before)] == before
@@ -185,11 +192,9 @@ def test_the_verdict_is_what_an_episode_is_worth(verdict, claim, rewards, given,
 @pytest.mark.essential
 def test_broken_thoughts_are_flagged_and_the_debate_goes_on():
     def answer(member, number):
-        if (member, number) == ("negative", 1):
-            return "n1 <think>SECRET"
-        return words(member, number)
+        return "n1 <think>SECRET" if (member, number) == ("negative", 1) else words(member, number)
 
-    episode, script = played(answer, num_rounds=2, private_tag="note")
+    episode, script = debated(answer, num_rounds=2)
     traces = by_member(episode)
     assert episode.ok and "SECRET" not in str(script.asked["judge"])
     assert users(script.asked["judge"][-1])[0].endswith("negative: n1\n\n7?")
@@ -210,8 +215,6 @@ def flagged(trace):
         }
     )
     traces = pa.table({"record": ["{}"], "info": [json.dumps(trace.info)]})
-    import numpy as np
-
     return np.flatnonzero(parse_error_flags(traces, messages, np.zeros(len(trace.nodes), np.int64))).tolist()
 
 
@@ -266,7 +269,7 @@ def test_a_member_that_fails_ends_the_episode_and_nobody_is_given_a_zero(schedul
     def answer(member, number):
         return 400 if (member, number) == ("negative", 1) else words(member, number)
 
-    episode, script = played(answer, num_rounds=2, schedule=schedule, private_tag="note")
+    episode, script = debated(answer, num_rounds=2, schedule=schedule)
     traces = by_member(episode)
     assert not episode.ok and episode.errors == []
     assert [len(traces[member].errors) for member in MEMBERS] == [0, 1, 0]
@@ -367,7 +370,7 @@ def test_a_failing_episode_leaves_those_beside_it_alone():
 
 def test_the_learner_is_pinned_or_drawn_by_example():
     for pinned in ("affirmative", "negative"):
-        traces = by_member(played(words, learner_seat=pinned, private_tag="note")[0])
+        traces = by_member(debated(learner_seat=pinned)[0])
         assert {trace.info["learner_seat"] for trace in traces.values()} == {pinned}
     assert all("learner_seat" not in trace.info for trace in played(words)[0].traces)
     failed = played(lambda member, number: 400, learner_seat="negative")[0]
@@ -382,8 +385,7 @@ def test_drawn_by_example_both_seats_get_their_share():
 
 
 def test_images_are_refused():
-    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
-    content = [{"type": "text", "text": "a"}, picture]
+    content = [{"type": "text", "text": "a"}, PICTURE]
     shown = vf.TaskData.model_validate({"idx": 4, "prompt": [{"role": "user", "content": content}]})
     with pytest.raises(ArenaError, match="task 4: its prompt has image_url, and an arena passes text alone"):
         require_text(shown)
@@ -392,8 +394,7 @@ def test_images_are_refused():
 
 
 def test_an_episode_that_would_show_an_image_fails_before_anyone_is_asked(monkeypatch):
-    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}
-    shown = vf.TaskData.model_validate({"prompt": [{"role": "user", "content": [picture]}]}).prompt
+    shown = vf.TaskData.model_validate({"prompt": [{"role": "user", "content": [PICTURE]}]}).prompt
     data = data_of(CLAIM).model_copy(update={"prompt": shown})
     monkeypatch.setitem(played.__globals__, "data_of", lambda claim: data)
     episode, script = played(words)

