@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from sample_arena.errors import ScoreError
 from sample_arena.scores import EpisodeScore, MemberScore, complete, errored, of_rewards, record, zero_sum_reward
 
+from tests.fixtures.commands import cases
+
 PAIR = ("a", "b")
 MEMBERS = ("affirmative", "negative", "judge")
 
@@ -60,24 +62,15 @@ def test_a_score_is_a_mapping_or_an_object_and_takes_the_order_of_the_members(va
     assert list(complete(value, PAIR).rewards.items()) == [("a", -0.5), ("b", 1.0)]
 
 
-@pytest.mark.parametrize(
-    ("value", "told"),
-    [
-        (score_of(a=1), r"no reward for \['b'\]"),
-        (score_of(a=1, b=None), r"no reward for \['b'\]"),
-        (score_of(a=1, b=0, c=0), r"\['c'\] are not its members"),
-        (score_of(a=1, b=float("nan")), "members.1.reward: Value error, nan is no finite number"),
-        (score_of(a=1, b=float("-inf")), "-inf is no finite number"),
-        ({"a": 1, "b": 0}, "a: Extra inputs are not permitted"),
-        ({**score_of(a=1, b=0), "reward": 1}, "reward: Extra inputs are not permitted"),
-        ({"members": [{"member": "a", "reward": 1}] * 2}, "each is scored once"),
-        ({"members": [{"member": "a", "reward": 1, "metrics": {"n": 1}}], "metrics": {"n": 2}}, "metric 'n' is one of"),
-        ({"members": [{"member": "a", "rewards": 1}]}, "members.0.rewards: Extra inputs"),
-    ],
-)
+@cases(__file__, "wrong_scores")
 def test_a_score_that_leaves_out_adds_or_mixes_is_refused(value, told):
     with pytest.raises(ScoreError, match=told):
         complete(value, PAIR)
+
+
+def test_a_member_whose_reward_was_not_computed_is_left_out():
+    with pytest.raises(ScoreError, match=r"no reward for \['b'\]"):
+        complete(score_of(a=1, b=None), PAIR)
 
 
 @settings(max_examples=40, deadline=None)
