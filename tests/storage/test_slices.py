@@ -56,21 +56,13 @@ def test_every_difference_counts():
     def of(values, kind, name="a"):
         return content_digest(pa.table({name: pa.array(values, kind)}))
 
+    texts = [], [None], [""], ["", ""], ["ab", "c"], ["a", "bc"], [None, "abc"], ["abc", None]
+    lists = [[1], [2]], [[1, 2], []], [[], [1, 2]], [[1, 2]]
     digests = [
-        of([], pa.string()),
-        of([None], pa.string()),
-        of([""], pa.string()),
-        of(["", ""], pa.string()),
-        of(["ab", "c"], pa.string()),
-        of(["a", "bc"], pa.string()),
-        of([None, "abc"], pa.string()),
-        of(["abc", None], pa.string()),
-        of(["abc", None], pa.string(), "b"),
-        of([[1], [2]], pa.list_(pa.int32())),
-        of([[1, 2], []], pa.list_(pa.int32())),
-        of([[], [1, 2]], pa.list_(pa.int32())),
-        of([[1, 2]], pa.list_(pa.int32())),
-        of([[1, 2]], pa.list_(pa.int64())),
+        *(of(values, pa.string()) for values in texts),
+        of(texts[-1], pa.string(), "b"),
+        *(of(values, pa.list_(pa.int32())) for values in lists),
+        of(lists[-1], pa.list_(pa.int64())),
         of([0.0], pa.float64()),
         of([-0.0], pa.float64()),
         of([0.0], pa.float32()),

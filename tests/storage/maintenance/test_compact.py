@@ -35,10 +35,7 @@ def test_compaction_then_deletion_leaves_every_slice_readable(root, store):
         assert reader.ledger.entries() == ledger
 
 
-def test_rows_of_one_key_share_a_row_group(root, store):
-    fill(store, 6)
-    table = store.slices.table("messages")
-    compact(store, table)
+def test_rows_of_one_key_share_a_row_group(root, table):
     (active,) = table.active_files()
     with pa.OSFile(str(root / table.place / active.path)) as file:
         groups = pq.ParquetFile(file).metadata
@@ -57,19 +54,14 @@ def test_rows_that_the_ledger_does_not_name_are_left_where_they_are(root, store)
     assert store.read([flying]).equals(messages(4))
 
 
-def test_young_files_are_not_deleted(root, store):
-    fill(store, 6)
-    table = store.slices.table("messages")
-    compact(store, table)
+def test_young_files_are_not_deleted(root, store, table):
     age(root, 167)
     assert vacuum(store, table) == (0, [])
     assert vacuum(store, table, retention_hours=100) == (12, [])
 
 
-def test_the_only_copy_of_a_slice_is_never_deleted(root, store):
-    pieces = fill(store, 6)
-    table = store.slices.table("messages")
-    compact(store, table)
+def test_the_only_copy_of_a_slice_is_never_deleted(root, store, table):
+    pieces = [piece for entry in store.ledger.entries() for piece in entry.outputs]
     (compacted,) = (root / table.place / each.path for each in table.active_files())
     data = bytearray(compacted.read_bytes())
     data[len(data) // 2] ^= 1
@@ -80,21 +72,19 @@ def test_the_only_copy_of_a_slice_is_never_deleted(root, store):
     assert store.read(pieces).num_rows == 30  # the originals of what was damaged are still there
 
 
-def alone(root, store):
+@pytest.fixture
+def alone(root, store, table):
     """Slices whose files are compacted into one and gone, and that one."""
-    pieces = fill(store, 6)
-    table = store.slices.table("messages")
-    compact(store, table)
     age(root, 200)
     vacuum(store, table)
     (compacted,) = (root / table.place / each.path for each in table.active_files())
-    return pieces, compacted
+    return [piece for entry in store.ledger.entries() for piece in entry.outputs], compacted
 
 
 @pytest.mark.fault("files", "a byte of a compacted file is another, each 97th", "DamagedSlice, or the same rows")
 @pytest.mark.engine
-def test_a_damaged_copy_is_found_when_nothing_else_is_left(root, store):
-    pieces, compacted = alone(root, store)
+def test_a_damaged_copy_is_found_when_nothing_else_is_left(root, store, alone):
+    pieces, compacted = alone
     good, before, found = compacted.read_bytes(), store.read(pieces), 0
     for place in range(4, len(good), 97):
         data = bytearray(good)
@@ -109,8 +99,8 @@ def test_a_damaged_copy_is_found_when_nothing_else_is_left(root, store):
 
 
 @pytest.mark.fault("files", "a compacted file is written again with one value changed", "DamagedSlice")
-def test_another_value_in_a_compacted_file_is_found(root, store):
-    pieces, compacted = alone(root, store)
+def test_another_value_in_a_compacted_file_is_found(root, alone):
+    pieces, compacted = alone
     rows = pq.read_table(compacted, partitioning=None)
     roles = rows["role"].to_pylist()
     place, field = rows.schema.get_field_index("role"), rows.schema.field("role")
@@ -187,6 +177,15 @@ def test_a_commit_prunes_the_log_by_itself(root, store):
 
 
 @pytest.fixture
+def table(store):
+    """The messages of six pieces of work, compacted, with the files that were merged."""
+    fill(store, 6)
+    table = store.slices.table("messages")
+    compact(store, table)
+    return table
+
+
+@pytest.fixture
 def left(root, store):
     """Rows and weights of an attempt whose ledger row never came; the file with the rows."""
     train(store, "run", "xx")
@@ -198,24 +197,19 @@ def left(root, store):
 def test_old_ones_go(root, store, left):
     before = contents(store, ["run"])
     age(root, 200)
-    seen = maintain(store, dry_run=True)
-    assert left.exists() and seen.policies == ("died",) and {t.table: t.deleted for t in seen.tables}["messages"] == 1
-    done = maintain(store)
-    assert done.policies == ("died",) and {t.table: t.deleted for t in done.tables}["messages"] == 1
-    assert not left.exists() and store.policies.names() == ["training-x", "training-xx"]
+    for dry_run in (True, False):
+        done = maintain(store, dry_run=dry_run)
+        assert done.policies == ("died",) and {t.table: t.deleted for t in done.tables}["messages"] == 1
+        assert left.exists() == dry_run
+    assert store.policies.names() == ["training-x", "training-xx"]
     assert contents(open_store(root), ["run"]) == before
     assert len(store.slices.table("messages").active_files()) == 4
 
 
-def test_young_ones_stay(root, store, left):
-    age(root, 167)
-    assert maintain(store).policies == ()
-    assert left.exists() and store.policies.find("died")
-
-
-def test_those_of_a_run_that_may_be_at_work_stay(root, store, left):
-    store.runs.record(run="run", event="resumed")
-    age(root, 200)
+@pytest.mark.parametrize(("event", "hours"), [("finished", 167), ("resumed", 200)], ids=["young", "of a run at work"])
+def test_those_that_may_be_needed_stay(root, store, left, event, hours):
+    store.runs.record(run="run", event=event)
+    age(root, hours)
     assert maintain(store).policies == ()
     assert left.exists() and store.policies.find("died")
 

@@ -23,7 +23,7 @@ def scanned(store):
 
 
 def framed(store):
-    return storage.open(store.root.address).traces.collect()["group_id"].to_list()
+    return _groups(storage.open(store.root.address))
 
 
 def asked(store):
@@ -31,10 +31,15 @@ def asked(store):
 
 
 def of_run(store):
-    return storage.open(store.root.address).run("run").traces.collect()["group_id"].to_list()
+    return _groups(storage.open(store.root.address).run("run"))
 
 
-readers = pytest.mark.parametrize("read", [scanned, framed, asked, of_run])
+def _groups(frames):
+    return frames.traces.collect()["group_id"].to_list()
+
+
+READERS = (scanned, framed, asked, of_run)
+readers = pytest.mark.parametrize("read", READERS)
 
 
 @pytest.fixture
@@ -115,5 +120,5 @@ def test_maintenance_changes_no_count(store, finished):
     before = sorted(scanned(store))
     assert before == sorted("pqrstuvw" * MEMBERS)
     assert compact(store, store.table("traces")) > 0
-    assert all(sorted(read(store)) == before for read in (scanned, framed, asked, of_run))
+    assert all(sorted(read(store)) == before for read in READERS)
     assert inspect_slices(store, deep=True) == []
