@@ -39,6 +39,11 @@ def tasks(**settings):
     return list(OwnDataTaskset(OwnDataConfig(id="own_data", **settings)))
 
 
+def refuses(told, **settings):
+    with pytest.raises(DataUnusable, match=told):
+        tasks(**settings)
+
+
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
 def test_rows_of_a_file_become_tasks(tmp_path, name):
     rows = [{"q": "2+2?", "a": 4, "n": "x"}, {"q": "3+3?", "a": 6, "n": "y"}]
@@ -128,14 +133,12 @@ def test_json_beyond_the_limits_of_python_is_named_by_its_line(tmp_path, value, 
 
 def test_a_bad_row_of_parquet_is_named_by_its_number(tmp_path):
     path = written(tmp_path / "rows.parquet", [*ROWS, {"prompt": None, "answer": "1"}])
-    with pytest.raises(DataUnusable, match=r"rows\.parquet, row 2: column 'prompt' is empty"):
-        tasks(path=path)
+    refuses(r"rows\.parquet, row 2: column 'prompt' is empty", path=path)
 
 
 def test_an_id_that_comes_twice_is_named_with_both_places(tmp_path):
     path = written(tmp_path / "rows.jsonl", [{**row, "id": 7} for row in ROWS])
-    with pytest.raises(DataUnusable, match=r"line 2, column 'id': id '7' was in .*line 1 already"):
-        tasks(path=path, id_column="id")
+    refuses(r"line 2, column 'id': id '7' was in .*line 1 already", path=path, id_column="id")
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
@@ -150,19 +153,18 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
 
 @cases(__file__, "data_settings")
 def test_settings_that_cannot_work_are_refused(settings, told):
-    with pytest.raises(DataUnusable, match=told):
-        tasks(**settings)
+    refuses(told, **settings)
 
 
 def test_rows_that_do_not_fit_the_settings_are_refused(tmp_path):
     path = written(tmp_path / "rows.jsonl", [*ROWS, {"prompt": "?", "answer": "many"}])
     assert len(tasks(path=path)) == 3
-    with pytest.raises(DataUnusable, match="line 3, column 'answer': scoring is `number`, and 'many' holds none"):
-        tasks(path=path, task={"scoring": "number"})
+    refuses(
+        "line 3, column 'answer': scoring is `number`, and 'many' holds none", path=path, task={"scoring": "number"}
+    )
     own = [{"role": "system", "content": "a"}, {"role": "user", "content": "b"}]
     path = written(tmp_path / "own.jsonl", [{"prompt": own, "answer": "4"}])
-    with pytest.raises(DataUnusable, match="line 1, column 'prompt': the messages begin with a system message"):
-        tasks(path=path, system="Be short.")
+    refuses("line 1, column 'prompt': the messages begin with a system message", path=path, system="Be short.")
 
 
 def test_dates_and_the_like_are_text_in_a_row():
@@ -205,8 +207,7 @@ def test_a_directory_is_read_as_a_hub_dataset(tmp_path, monkeypatch):
     written(data / "test.jsonl", ROWS[:1])
     assert [task.data.answer for task in tasks(hub=str(data))] == ["4", "6"]
     assert [task.data.answer for task in tasks(hub=str(data), split="test")] == ["4"]
-    with pytest.raises(DataUnusable, match="split nowhere"):
-        tasks(hub=str(data), split="nowhere")
+    refuses("split nowhere", hub=str(data), split="nowhere")
 
 
 def answers(row_scoring, path, reply):

@@ -387,34 +387,24 @@ def short(tmp_path_factory):
     return root, contents(store, RUNS)
 
 
-def lose_the_last_commits(root):
+HARMED = {
+    "lose_the_last_commits": lambda root, table: cut(last(root, table, ".json"), 30),
+    "lose_the_logs": lambda root, table: shutil.rmtree(log(root, table)),
+    "lose_commits_in_the_middle": lambda root, table: (log(root, table) / f"{10:020d}.json").unlink(),
+    "damage_the_checkpoints": lambda root, table: cut(last(root, table, ".checkpoint.parquet"), 100),
+}
+
+
+def harm_both(root, harm):
     for table in ("ledger", "messages"):
-        cut(last(root, table, ".json"), 30)
-
-
-def lose_the_logs(root):
-    shutil.rmtree(log(root, "messages"))
-    shutil.rmtree(log(root, "ledger"))
-
-
-def lose_commits_in_the_middle(root):
-    for table in ("ledger", "messages"):
-        (log(root, table) / f"{10:020d}.json").unlink()
-
-
-def damage_the_checkpoints(root):
-    for table in ("ledger", "messages"):
-        cut(last(root, table, ".checkpoint.parquet"), 100)
-
-
-HARMED = [lose_the_last_commits, lose_the_logs, lose_commits_in_the_middle, damage_the_checkpoints]
+        HARMED[harm](root, table)
 
 
 @pytest.mark.fault("repair", "repair dies after each of its changes", "called again it ends the same")
 @pytest.mark.parametrize("harm", HARMED)
 def test_killed_at_any_moment_and_called_again_it_ends_the_same(root, short, harm):
     shutil.copytree(short[0], damaged := root.parent / "damaged")
-    harm(damaged)
+    harm_both(damaged, harm)
     moment, killed = 1, True
     while killed:
         shutil.copytree(damaged, root)
@@ -435,7 +425,7 @@ def test_killed_at_any_moment_and_called_again_it_ends_the_same(root, short, har
 
 @pytest.mark.fault("repair", "repair dies three times", "called again it ends the same")
 def test_killed_again_and_again_it_goes_on(root, long):
-    lose_the_last_commits(root)
+    harm_both(root, "lose_the_last_commits")
     for moment in (4, 3, 5):
         assert die_after(moment, root)
     happened("died after its 4th, 3rd and 5th change")
