@@ -1,17 +1,20 @@
 """A policy is a complete directory or absent, on a local disk and in an object store."""
 
-import importlib
 import os
+import shutil
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from storage.errors import DamagedSlice, NoSpace, PolicyAbsent, PolicyConflict, StoreError
+from storage.policies import store as policy_store
 from storage.policies.manifest import MANIFEST
 from storage.policies.store import Policies
 from storage.roots import open_root
+from tests.fixtures.dying import die_at
 from tests.fixtures.faults import happened, spoil
 
 FILES = {"config.json": "{}", "model.safetensors": "weights", "sub/tokenizer.json": "tokens"}
@@ -172,49 +175,19 @@ def test_damage_is_found(tmp_path):
 
 
 @pytest.mark.fault("process", "publishing dies at each of its calls", "the policy is absent or complete")
-def test_dying_anywhere_before_the_end_leaves_it_absent(policies, place, monkeypatch):
-    """Break each call of the publication in turn; afterwards the policy is absent, or complete."""
-    broken = 0
-    for point in range(40):
-        key = f"policy-{point}"
-        source = write(Path(tempfile.mkdtemp()))
-        calls = _Countdown(point)
-        with monkeypatch.context() as patch:
-            for name in ("storage.policies.store.synchronise", "os.rename", "shutil.copyfileobj"):
-                calls.plant(patch, name)
-            try:
-                policies.publish(source, key)
-            except _Killed:
-                broken += 1
-        found = policies.find(key)
-        if found is not None:
+def test_dying_anywhere_before_the_end_leaves_it_absent(policies):
+    """Die before and after each call of the publication in turn; afterwards the policy is absent, or complete."""
+    calls = [(policy_store, "synchronise"), (os, "rename"), (shutil, "copyfileobj")]
+    died, moment = True, -1
+    while died:
+        moment += 1
+        key, source = f"policy-{moment}", write(Path(tempfile.mkdtemp()))
+        died = die_at(moment, partial(policies.publish, source, key), calls)
+        if policies.find(key) is not None:
             assert read(policies.directory(key, verify=True)) == FILES
         assert policies.publish(source, key).files
-        if calls.left >= 0:
-            break
-    assert broken >= 3
-    happened(f"died at {broken} calls")
-
-
-class _Killed(BaseException):
-    pass
-
-
-class _Countdown:
-    def __init__(self, left):
-        self.left = left
-
-    def plant(self, patch, name):
-        module, _, function = name.rpartition(".")
-        original = getattr(importlib.import_module(module), function)
-
-        def counted(*arguments, **named):
-            self.left -= 1
-            if self.left == -1:
-                raise _Killed
-            return original(*arguments, **named)
-
-        patch.setattr(name, counted)
+    assert moment >= 6
+    happened(f"died at {moment} moments")
 
 
 @pytest.mark.fault("disk", "the disk is full as a policy is published", "the policy is absent; space makes it go on")
