@@ -77,25 +77,29 @@ RESULT = {"role": "tool", "content": "r", "tool_call_id": "c", "name": "find"}
 IMAGE = user([{"type": "image_url", "image_url": {"url": "data:"}}])
 
 
-@pytest.mark.parametrize(
-    ("messages", "folded"),
-    [
-        ([], []),
-        ([user("a"), user("b"), user("c")], [user("a\n\nb\n\nc")]),
-        ([user("a"), CALL, RESULT, user("b"), user("c")], [user("a"), CALL, RESULT, user("b\n\nc")]),
-        ([RESULT, RESULT], [RESULT, RESULT]),
-        ([user("a"), IMAGE, user("b"), user("c")], [user("a"), IMAGE, user("b\n\nc")]),
-        ([user("a", name="x"), user("b")], [user("a\n\nb", name="x")]),
-        ([user("a"), user("b", name="x")], [user("a\n\nb", name="x")]),
-        ([user("a", name="x"), user("b", name="y")], [user("a", name="x"), user("b", name="y")]),
-        ([user(None), user("b")], [user(None), user("b")]),
-    ],
-)
-def test_user_texts_in_a_row_become_one(messages, folded):
+NAMED = {"CALL": CALL, "RESULT": RESULT, "IMAGE": IMAGE}
+
+
+def told(entry):
+    """A message of a table of cases: a constant by its name, a text of the user, or fields of the user's message."""
+    return user(**entry) if isinstance(entry, dict) else NAMED.get(entry, user(entry))
+
+
+def folds(messages, folded):
+    """Whether messages are folded so, those of a library as well, and are as before themselves."""
     before = [dict(message) for message in messages]
     assert fold(messages) == folded and messages == before
     typed = fold([Typed(**message) for message in messages])
     assert [message.model_dump() for message in typed] == folded and all(type(one) is Typed for one in typed)
+
+
+@cases(__file__, "folded")
+def test_user_texts_in_a_row_become_one(messages, folded):
+    folds([told(entry) for entry in messages], [told(entry) for entry in folded])
+
+
+def test_a_message_without_a_text_stays():
+    folds([user(None), user("b")], [user(None), user("b")])
 
 
 def test_a_message_of_each_kind_stay_two():

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image
 from sample_looking.demonstrations import demonstrations, tool_demonstrations
 from sample_looking.pictures import (
     CELL,
@@ -21,6 +22,7 @@ from sample_looking.pictures import (
     request_by_name,
     shuffled,
 )
+from sample_looking.taskset import LookingConfig, LookingTaskset
 from sample_looking.words import SCHEMA
 
 from tests.environments.scripted import calling, played
@@ -28,9 +30,11 @@ from tests.environments.scripted import calling, played
 pytestmark = pytest.mark.engine
 
 
-def pixels(url):
-    from PIL import Image
+def loaded(**settings):
+    return list(LookingTaskset(LookingConfig(**settings)).load())
 
+
+def pixels(url):
     with Image.open(io.BytesIO(base64.b64decode(url.partition(",")[2]))) as picture:
         return np.asarray(picture.convert("RGB"))
 
@@ -79,22 +83,18 @@ def test_demonstrations_show_a_picture_and_are_right_as_often_as_asked():
 
 
 def test_tasks_name_their_pictures_once():
-    from sample_looking.taskset import LookingConfig, LookingTaskset
-
-    tasks = list(LookingTaskset(LookingConfig(num_examples=8)).load())
+    tasks = loaded(num_examples=8)
     assert len({task.key for task in tasks}) == 8
     assert [task.data.counts for task in tasks] == [[count] for count in (*COUNTS, *COUNTS)]
     assert tasks[0].data.prompt[0].content[1].text == REQUEST and tasks[0].data.later == []
-    turns = list(LookingTaskset(LookingConfig(num_examples=2, num_pictures=3)).load())
+    turns = loaded(num_examples=2, num_pictures=3)
     assert [task.data.counts for task in turns] == [[1, 2, 3], [4, 1, 2]] and turns[0].key != turns[1].key
     asked = [message for task in turns for message in (*task.data.prompt, *task.data.later)]
     assert [message.content[0].image_url.url for message in asked] == [each.url for each in pictures(6, 0)]
 
 
 def test_a_name_says_nothing_of_its_picture():
-    from sample_looking.taskset import LookingConfig, LookingTaskset
-
-    named = list(LookingTaskset(LookingConfig(num_examples=4, tool=True)).load())
+    named = loaded(num_examples=4, tool=True)
     assert [task.data.prompt[0].content for task in named] == [request_by_name(name) for name in picture_names(4, 0)]
     names = picture_names(400, 3)
     assert len(set(names)) == 400 and names[:4] != sorted(names[:4]) and {len(name) for name in names} == {3}
