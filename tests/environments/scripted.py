@@ -47,6 +47,16 @@ def listed(environment: EnvironmentConfig) -> pa.Table:
     return pa.Table.from_pylist(found, schema=EXAMPLES.arrow)
 
 
+def response(said: str | int | Body) -> web.Response:
+    """Return what an endpoint answers whose model says a text or a message, or that refuses with a status."""
+    if isinstance(said, int):
+        return web.json_response({"error": {"message": "as told"}}, status=said)
+    message = {"role": "assistant", "content": said} if isinstance(said, str) else said
+    choice = {"index": 0, "finish_reason": "stop", "message": message}
+    about = {"id": "1", "object": "chat.completion", "created": 1, "model": "m"}
+    return web.json_response({**about, "choices": [choice]})
+
+
 def calling(tool: str, **arguments: Any) -> Body:
     """A message that calls a tool."""
     call = {"id": "call", "type": "function", "function": {"name": tool, "arguments": json.dumps(arguments)}}
@@ -65,13 +75,7 @@ async def _played(
 
     async def answer(request: web.Request) -> web.Response:
         bodies.append(await request.json())
-        said = reply(bodies[-1])
-        if isinstance(said, int):
-            return web.json_response({"error": {"message": "as told"}}, status=said)
-        message = {"role": "assistant", "content": said} if isinstance(said, str) else said
-        choice = {"index": 0, "finish_reason": "stop", "message": message}
-        about = {"id": "1", "object": "chat.completion", "created": 1, "model": "m"}
-        return web.json_response({**about, "choices": [choice]})
+        return response(reply(bodies[-1]))
 
     agent = {"harness": {"id": "chat_loop"}, "runtime": {"type": "subprocess"}, **limits}
     config = resolve_env_config({"taskset": settings, **{name: agent | {"model": name} for name in seats}})

@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import verifiers.v1 as vf
-from aiohttp import web
 from sample_arena.errors import ArenaError, PlayError
 from sample_arena.scores import EpisodeScore
 from sample_arena.seats import learner, require_text
@@ -30,7 +29,7 @@ from tasks.inference.engine.command import CPU_BLOCK_TOKENS
 from tasks.inference.engine.metrics import EngineMetrics
 from tasks.inference.sampling.model_requests import client_config, sampling_config
 from tasks.inference.trace_rows.rows import RolloutOrigin, rows_of_record, wire_record
-from tests.environments.scripted import listed
+from tests.environments.scripted import listed, response
 from tests.fixtures.commands import cases
 from tests.fixtures.endpoints import endpoint
 from tests.fixtures.hosts import ENGINE, KEY, engine_of
@@ -90,15 +89,9 @@ class Scripted:
         member = {"yes": "affirmative", "no:": "negative"}.get(opening[:3], "judge")
         number = sum(each["role"] == "assistant" for each in messages)
         said = self.answer(member, number)
-        if isinstance(said, int):
-            return web.json_response({"error": {"message": "planted"}}, status=said)
-        self.asked[member].append(messages)
-        message = {"role": "assistant", "content": said}
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
-        return web.json_response(
-            {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": choices, "usage": usage}
-        )
+        if not isinstance(said, int):
+            self.asked[member].append(messages)
+        return response(said)
 
 
 def config_of(**settings):

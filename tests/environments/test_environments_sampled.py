@@ -85,8 +85,7 @@ class Played:
 
     def rows(self, table):
         """The rows of a table."""
-        found = self.tables[table].to_pylist()
-        return found
+        return self.tables[table].to_pylist()
 
 
 def playing(preset, served, directory, *settings):
@@ -173,9 +172,8 @@ def test_rae_has_a_baseline_for_each_seat_of_each_deal(poker_played):
             assert advantages[row["trace_id"]] == pytest.approx(row["reward"] - baselines[seat], abs=1e-6)
     states = {(row["example_id"], row["agent"]): row["values"] for row in poker_played.rows("estimator_states")}
     assert states == {seat: [pytest.approx(value)] for seat, value in baselines.items()}
-    assert len(states) == 2 * GROUPS and {row["environment"] for row in poker_played.rows("estimator_states")} == {
-        "kuhn_poker"
-    }
+    assert len(states) == 2 * GROUPS
+    assert {row["environment"] for row in poker_played.rows("estimator_states")} == {"kuhn_poker"}
 
 
 def test_a_proposal_is_tried_by_solvers_who_answer_apart(sums_played):
@@ -217,10 +215,8 @@ def tool_policy(tmp_path_factory):
     """An engine that serves a model that knows what replies look like in all three."""
     words = [*calc_words(), *walk_words(TOPICS), *names.words(26)]
     lists = names.demonstrations(ROWS // 2, seed=1, min_words=1, max_words=2, num_names=26)
-    calculations, walked = (
-        sums_of_tools.demonstrations(ROWS // 2, seed=1),
-        walks.demonstrations(ROWS // 2, TOPICS, seed=1),
-    )
+    calculations = sums_of_tools.demonstrations(ROWS // 2, seed=1)
+    walked = walks.demonstrations(ROWS // 2, TOPICS, seed=1)
     rows = chain.from_iterable(zip(calculations, walked, lists, strict=True))
     conversations = [(row["messages"], *([json.loads(row["tools"])] if "tools" in row else [])) for row in rows]
     with serving(tmp_path_factory.mktemp("tools"), words, conversations) as found:
@@ -240,16 +236,10 @@ def talks(preset, tool_policy, directory):
     assert {row["num_branches"] for row in traces} == {1}
     for row in messages:
         assert any(row["mask"]) == row["sampled"] == (row["role"] == "assistant")
-    return [
-        (
-            trace,
-            sorted(
-                (row for row in messages if row["trace_id"] == trace["trace_id"]), key=lambda row: int(row["message"])
-            ),
-            contents[trace["example_id"]],
-        )
-        for trace in traces
-    ]
+    by_trace = defaultdict(list)
+    for row in sorted(messages, key=lambda row: row["message"]):
+        by_trace[row["trace_id"]].append(row)
+    return [(trace, by_trace[trace["trace_id"]], contents[trace["example_id"]]) for trace in traces]
 
 
 def calls(messages, tool, argument):

@@ -41,8 +41,7 @@ def frames(tmp_path_factory):
 
 
 def rows(frames, sql, tokens=False):
-    found = ask(frames, sql, tokens).to_pylist()
-    return found
+    return ask(frames, sql, tokens).to_pylist()
 
 
 def test_tables_go_by_name_and_rows_are_there_once(frames):
