@@ -86,7 +86,7 @@ def told(entry):
 
 
 def folds(messages, folded):
-    """Whether messages are folded so, those of a library as well, and are as before themselves."""
+    """Assert what messages are folded into, those of a library as well, and that they stay as they were."""
     before = [dict(message) for message in messages]
     assert fold(messages) == folded and messages == before
     typed = fold([Typed(**message) for message in messages])
