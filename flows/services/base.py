@@ -59,6 +59,9 @@ class Supervisor:
         """Ends the thread that keeps logs and removes the scratch directories."""
         self._closed = threading.Event()
         self._listeners: list[Callable[..., None]] = []
+        self._unheard_losses: list[dict[str, Any]] = []
+        """Losses without a listener: an embedded server outlives the runs that listen."""
+        self._listening = threading.Lock()
 
     def __enter__(self) -> "Supervisor":
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -108,11 +111,15 @@ class Supervisor:
         """Within the block, call `listener` with the events of services and their facts by keyword.
 
         `starting`: the run begins to wait for `service`. `lost`: `service` ended without being asked to, which `text`
-        describes. `note`: a service keeps the run waiting, in `text`. `service_lines`: new `lines` of the log of
-        `service`. Threads that watch services are the callers.
+        describes; losses without a listener are told to the next one first. `note`: a service keeps the run waiting,
+        in `text`. `service_lines`: new `lines` of the log of `service`. Threads that watch services are the callers.
         """
-        self._listeners.append(listener)
+        with self._listening:
+            self._listeners.append(listener)
+            losses, self._unheard_losses = self._unheard_losses, []
         try:
+            for loss in losses:
+                listener("lost", **loss)
             yield
         finally:
             self._listeners.remove(listener)
@@ -132,7 +139,11 @@ class Supervisor:
                 _log.warning("cannot bound the log %s", spec.log, exc_info=True)
 
     def _tell(self, event: str, **facts: Any) -> None:
-        for listener in list(self._listeners):
+        with self._listening:
+            listeners = list(self._listeners)
+            if event == "lost" and not listeners:
+                self._unheard_losses.append(facts)
+        for listener in listeners:  # without the lock: a listener may take its time
             listener(event, **facts)
 
     def close(self) -> None:

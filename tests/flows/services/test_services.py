@@ -214,6 +214,17 @@ def test_who_waits_for_a_slow_service_is_told_of_it_once_in_a_while(start, tmp_p
     assert all(re.fullmatch(rf"engine: still starting, \d+ s; log: {tmp_path}/engine.log", news) for news in told)
 
 
+def test_losses_that_nobody_heard_are_told_to_the_first_who_listens(supervisor, start):
+    killed(start())
+    until(lambda: supervisor._unheard_losses, lambda: "the loss was not noticed")
+    heard = Mock()
+    for _ in range(2):
+        with supervisor.subscribe(heard):
+            heard.assert_called_once()
+    assert heard.call_args.args == ("lost",) and heard.call_args.kwargs["service"] == "engine"
+    assert heard.call_args.kwargs["text"].startswith("engine: was killed by signal 9; restart 1 of 1")
+
+
 @pytest.mark.fault("services", "a service's guardian is killed", "no orphan, and the service is started again")
 def test_a_killed_guardian_leaves_nothing_and_counts_as_a_restart(start, tmp_path):
     handle = start(program="stubborn")
