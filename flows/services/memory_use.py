@@ -86,7 +86,7 @@ class ModelShape(BaseModel, frozen=True):
     num_key_value_heads: int
     head_dim: int
     vocab_size: int
-    tie_word_embeddings: bool = True
+    tie_word_embeddings: bool
     vision: VisionShape | None = Field(None, alias="vision_config")
     """Of a model that sees; its parameters are in none of the sums below."""
 
@@ -129,11 +129,15 @@ def model_shape(path: str) -> ModelShape | None:
         text = config.get("text_config", config)
         if any("expert" in name for name in text):
             return None
-        # The settings of a model that sees lie outside of `text_config`: whether embeddings are tied, the tower.
-        widths = {name: value for name, value in {**text, **config}.items() if value is not None}
-        heads = widths["num_attention_heads"]
-        defaults = {"num_key_value_heads": heads, "head_dim": widths["hidden_size"] // heads}
-        return ModelShape(**defaults | widths)
+        heads = text["num_attention_heads"]
+        others = {
+            "num_key_value_heads": text.get("num_key_value_heads") or heads,
+            "head_dim": text.get("head_dim") or text["hidden_size"] // heads,
+            # Of a model that sees, these lie outside of `text_config`.
+            "tie_word_embeddings": bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", True))),
+            "vision_config": config.get("vision_config") or None,
+        }
+        return ModelShape(**text | others)
     except (OSError, ValueError, KeyError, AttributeError, TypeError, ZeroDivisionError):
         return None
 

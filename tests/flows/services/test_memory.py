@@ -1,12 +1,13 @@
 """The plan of a GPU's memory for a whole run, without a GPU."""
 
+import json
 import subprocess
 
 import pytest
 
 from configs.errors import ConfigError
 from configs.load import load
-from flows.services import memory
+from flows.services import memory, memory_use
 from flows.services.memory import memory_plan, parse_gpu, require_memory, smallest_gpu
 from flows.services.memory_use import model_shape
 
@@ -127,6 +128,56 @@ def test_the_smallest_gpu_here_is_the_one_that_counts(monkeypatch):
 
 def test_a_model_of_unknown_widths_has_no_plan():
     assert memory_plan(load(["qwen3_gpu"], ["model.path=somebody/unknown"]), parse_gpu("H200")) is None
+
+
+TEXT = {
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "vocab_size": 100,
+}
+TOWER = memory_use.HARDWARE["models"][SEES]["vision_config"]
+TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
+NULL_TIE, BLIND, SHARES = {"tie_word_embeddings": None}, {"vision": None}, {"num_key_value_heads": 4, "head_dim": 16}
+
+
+def seeing(text=TEXT, **top):
+    """Return the config of a model that sees."""
+    return {"text_config": text} | top
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (TEXT, TEXT | TIED | BLIND),
+        (TEXT | NULL_TIE, UNTIED),
+        (TEXT | UNTIED, UNTIED),
+        (TEXT | {"num_key_value_heads": None, "head_dim": None}, SHARES),
+        (TEXT | {"num_key_value_heads": 0, "head_dim": 0}, SHARES),
+        (TEXT | {"vision_config": {}}, BLIND),
+        (TEXT | {"vision_config": TOWER}, TEXT | {"vision": TOWER}),
+        (TEXT | {"vision_config": {"hidden_size": 64}}, None),
+        (TEXT | {"num_experts": 8}, None),
+        (seeing(vision_config=TOWER), TEXT | TIED | {"vision": TOWER}),
+        (seeing(**dict.fromkeys(TEXT, 7), num_experts=8), TEXT),
+        (seeing({name: TEXT[name] for name in [*TEXT][:4]}, **TEXT), None),
+        (seeing(TEXT | {"num_key_value_heads": None, "head_dim": 0}, head_dim=99, num_key_value_heads=9), SHARES),
+        (seeing(TEXT | UNTIED), UNTIED),
+        (seeing(TEXT | UNTIED, **TIED), TIED),
+        (seeing(TEXT | TIED, **NULL_TIE), UNTIED),
+        (seeing(TEXT | NULL_TIE), UNTIED),
+        (seeing(TEXT | {"vision_config": TOWER}), BLIND),
+        (seeing(TEXT | {"vision_config": TOWER}, vision_config=False), BLIND),
+        (seeing(TEXT | {"num_experts": 8}), None),
+    ],
+)
+def test_widths_are_those_of_the_text_and_ties_and_tower_those_of_the_model(tmp_path, config, expected):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape = model_shape(str(tmp_path))
+    assert (shape and json.loads(shape.model_dump_json(include=set(expected)))) == expected
 
 
 def test_every_part_is_told():
