@@ -22,7 +22,6 @@ from tasks.assignment.examples import FieldMissing
 from tasks.assignment.stage import EVALUATION_STAGE, EvaluationInputs, TooFewExamples, evaluation_assignment
 from tasks.inference.environments.introspection import EnvironmentFacts
 from tasks.inference.environments.servers import LoadedEnvironment
-from tasks.inference.trace_rows.rows import message_text
 from tasks.runtime.process_variables import needed_by, withheld
 
 FIRST = 64
@@ -172,4 +171,11 @@ def _prompt_text(task: Mapping[str, Any]) -> str:
     """Return the text that a task begins with; without its chat template, so that tokens are counted low."""
     prompt = task.get("prompt") or ""
     messages = [prompt] if isinstance(prompt, str) else [message.get("content") for message in prompt]
-    return "\n".join(filter(None, [task.get("system_prompt"), *map(message_text, messages)]))
+    return "\n".join(filter(None, [task.get("system_prompt"), *map(_content_text, messages)]))
+
+
+def _content_text(content: Any) -> str:
+    # Of tasks that nobody has checked: parts of any kind, some without a text.
+    if isinstance(content, str):
+        return content
+    return "\n".join(str(part.get("text") or "") for part in content or () if isinstance(part, Mapping))

@@ -107,6 +107,7 @@ def test_something_must_be_left_to_train_on():
         {"prompt": "x" * 600},
         {"prompt": "", "system_prompt": "x" * 600},
         {"prompt": [{"role": "user", "content": [{"type": "text", "text": "x" * 600}]}]},
+        {"prompt": [{"content": ["abc", {"type": "text", "text": None}]}, {"content": [{"text": "x" * 600}]}]},
     ],
 )
 def test_prompts_that_are_all_longer_than_the_context_name_both_lengths(task):
