@@ -14,7 +14,7 @@ from configs.run import RunConfig
 from configs.services import TrackingSection
 from flows.orchestration import server as prefect_api
 from flows.orchestration.events import EventWatcher
-from flows.orchestration.server import current_flow_run, flow_run_record
+from flows.orchestration.server import current_flow_run
 from flows.orchestration.signals import termination_reported
 from flows.orchestration.table_workers import table_workers
 from flows.reporting.artifacts import RunArtifacts
@@ -115,8 +115,10 @@ class LogWatcher:
 
 def flow_logger() -> logging.LoggerAdapter[logging.Logger] | None:
     """Return the logger of the flow run around, also from within one of its tasks; None outside of one."""
-    if (record := flow_run_record()) is None:
+    if current_flow_run() is None:
         return None
+    from prefect.context import FlowRunContext
     from prefect.logging.loggers import flow_run_logger
 
-    return flow_run_logger(record)
+    context = FlowRunContext.get()
+    return flow_run_logger(context.flow_run, context.flow) if context and context.flow_run else None

@@ -124,6 +124,13 @@ def test_what_services_write_goes_to_the_logs_of_the_flow_run(monkeypatch, caplo
     assert caplog.messages == ["[engine] loading 100%", "[engine] ready"]
 
 
+def test_records_of_logs_name_the_flow_and_its_run(monkeypatch):
+    record = SimpleNamespace(id="its id", name="cunning-falcon", deployment_id=None)
+    monkeypatch.setattr("prefect.context.FlowRunContext.get", lambda: SimpleNamespace(flow_run=record, flow=train))
+    extra = run.flow_logger().extra
+    assert (extra["flow_name"], extra["flow_run_name"]) == ("train", "cunning-falcon")
+
+
 def test_a_run_that_is_cancelled_while_it_waits_for_the_gpu_writes_no_event(monkeypatch, root):
     """Another flow run may train the run of the same name meanwhile, and its state is of that one."""
     config = RunConfig(name="a", store=str(root))
