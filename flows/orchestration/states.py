@@ -86,7 +86,7 @@ def cancelled_text(when: str, run: str, store: str) -> str:
     return f"cancelled {when}. Everything done so far is safe in {store}; {again}: {resume_command(run, store)}"
 
 
-def event_of(error: BaseException, run: str = "", store: str = "", where: str = "") -> tuple[str, str]:
+def event_of(error: BaseException, run: str, store: str, where: str = "") -> tuple[str, str]:
     """Return the event that an error makes of a run, and its message; `where` is the work under way, if any."""
     for kind, event in EVENTS_OF.items():
         if isinstance(error, kind):
@@ -108,7 +108,6 @@ def note_end(flow: Any, flow_run: Any, state: Any) -> None:
     Called in the worker, where nothing of the run is left but its tags. A run that wrote down its own end, or that
     another flow run has taken up since, stays as it is. Prefect passes the arguments by these names.
     """
-
     with api_client() as client:
         tags = client.read_flow_run(flow_run.id).tags  # as they are now: the run's own process has set them
     run, store = tag_value(tags, "run"), tag_value(tags, "store")

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from contextvars import copy_context
 from functools import partial
+from typing import Any
 
 from configs.algorithms import GrpoConfig
 from configs.run import RunConfig
@@ -131,7 +132,7 @@ def evaluation_configs(config: RunConfig) -> dict[str, RunConfig]:
     """
     # An environment's own settings would win over the evaluation's.
     environments = [entry.model_copy(update={"temperature": None, "algorithm": None}) for entry in config.environments]
-    changes: JsonObject = {"environments": tuple(environments), "algorithm": GrpoConfig()}
+    changes: dict[str, Any] = {"environments": tuple(environments), "algorithm": GrpoConfig()}
     changes["assignment"] = config.assignment.model_copy(update={"oversampling": 1.0})
     if config.external:  # an external model needs no engine and no weights
         changes |= {"engine": EngineConfig(), "model": ModelConfig()}

@@ -24,12 +24,12 @@ from tasks.runtime.imports import DISTRIBUTION, NotImportable, code_version
 CONTAINERS = {"docker": "info", "podman": "info", "apptainer": "version"}
 """Programs of container runtimes, with the command that each answers where it works."""
 ANSWER_SECONDS = 4.0
-Facts = dict[str, Any]
+MachineFacts = dict[str, Any]
 """Values by section and field of the config."""
 PACKAGES = ("torch", "transformers", "verifiers", "renderers", "prefect", "deltalake", "pyarrow")
 
 
-def config_versions(config: RunConfig, gpu: Gpu | None = None) -> Facts:
+def config_versions(config: RunConfig, gpu: Gpu | None = None) -> MachineFacts:
     """Return what `configs.resolve.resolve` fills into `config`: versions, precision, device and the model's shape.
 
     For a replay only of what it does again: the rest is recorded, and need not be installed here. Raises ConfigError
@@ -41,7 +41,7 @@ def config_versions(config: RunConfig, gpu: Gpu | None = None) -> Facts:
     if problems := [*devices, *_container_problems(config, needs_environments)]:
         raise ConfigError(problems)
     precision = "bfloat16" if has_cuda() else "float32"
-    facts: Facts = {}
+    facts: MachineFacts = {}
     if samples:
         facts["engine"] = {"version": model_info.engine_version(), "dtype": precision}
     if trains:
@@ -142,7 +142,7 @@ def function_facts(config: RunConfig) -> dict[str, str]:
     return versions
 
 
-def training_facts(precision: str, training: TrainingConfig) -> Facts:
+def training_facts(precision: str, training: TrainingConfig) -> MachineFacts:
     """Return the versions of what trains here, and where it would."""
     version = f"torch {installed_version('torch')}, transformers {installed_version('transformers')}"
     # Torch calls it in place of its own attention on CUDA, where it is installed: `learner.attention`.
@@ -155,7 +155,7 @@ def training_facts(precision: str, training: TrainingConfig) -> Facts:
     return {"version": version, "dtype": precision, "device": "cuda" if has_cuda() else "cpu"}
 
 
-def model_facts(config: RunConfig) -> Facts:
+def model_facts(config: RunConfig) -> MachineFacts:
     """Return the model's vocabulary, renderer and tokenizer; raises ConfigError for a model that is not there."""
     directory = model_directory(config.model.path)
     info = model_info.read(directory)

@@ -107,7 +107,7 @@ def test_what_a_flow_returns_is_its_own():
     ],
 )
 def test_the_event_of_an_error(error, event):
-    assert event_of(error) == event
+    assert event_of(error, "a", "s") == event
 
 
 def test_a_run_that_was_cancelled_is_not_called_failed_because_the_api_was_busy(monkeypatch, client):
