@@ -173,8 +173,8 @@ def test_a_bare_number_of_workers_is_a_static_pool():
 
 
 @pytest.mark.parametrize("preset", presets())
-def test_presets_hold_no_deprecated_keys(preset, recwarn):
-    load([preset])
+def test_presets_have_their_kind_and_hold_no_deprecated_keys(preset, recwarn):
+    assert load([preset]).kind == ("sft" if preset == "sft_demo" else "train")
     assert not recwarn.list
 
 

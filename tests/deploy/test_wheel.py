@@ -67,7 +67,16 @@ def test_the_wheel_has_what_presets_name_and_commands_read(installed):
     named = {each.taskset["id"] for name in presets() for each in load([name]).environments}
     assert len(named) == 9 and {f"{each}/__init__.py" for each in (*named, "chat_loop", "own_data")} <= {*names}
     assert {f"stagecoach/configs/presets/{name}.toml" for name in presets()} <= {*names}
-    read = ("orchestration/prefect.yaml", "viewer/templates/run.html", "viewer/static/base.css")
+    read = (
+        "orchestration/prefect.yaml",
+        "orchestration/lost_runs.yaml",
+        "orchestration/embedded.env",
+        "orchestration/server.env",
+        "services/hardware.toml",
+        "cli/commands.toml",
+        "viewer/templates/run.html",
+        "viewer/static/base.css",
+    )
     assert {f"stagecoach/flows/{name}" for name in read} <= {*names}
     metadata = {name.partition("/")[0] for name in names if ".dist-info/" in name}
     others = {name.partition("/")[0] for name in names} - {"stagecoach", "chat_loop", "own_data", *metadata}

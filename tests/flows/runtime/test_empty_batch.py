@@ -46,7 +46,7 @@ def test_errors_are_counted_by_class_with_the_commonest_words_and_rewards_are_no
 
 
 @pytest.mark.engine
-def test_more_attempts_under_the_same_name_sample_anew_as_the_error_says(play, monkeypatch, root):
+def test_more_attempts_under_the_same_name_sample_anew_as_the_error_says(monkeypatch, root):
     with monkeypatch.context() as broken:
         rehearsal.play(broken, rollout=rehearsal.sampled_with(lambda number, row: ALL))
         evicted(root, 3)
@@ -70,11 +70,22 @@ def test_filters_and_errors_are_told_apart(play, root):
     assert len(todo) == 3 and "see what truncated, zero_advantage left out" in todo[1] and SENTENCE in todo[2]
 
 
+LOOSEN, ZERO = "loosen the admission that refused their groups", "packing.zero_advantages=true trains on those of zero"
+
+
 @pytest.mark.engine
-def test_advantages_of_zero_that_no_filter_refuses_name_the_setting_that_trains_them(play, root):
+@pytest.mark.parametrize(
+    ("changes", "advice"),
+    [
+        ({}, f"look at their advantages; {ZERO}"),
+        ({"admission": {}}, f"{LOOSEN}; {ZERO}"),
+        ({"admission": {}, "packing": SMALL["packing"] | {"zero_advantages": True}}, LOOSEN),
+    ],
+)
+def test_advantages_of_zero_that_no_filter_refuses_name_the_setting_that_trains_them(play, root, changes, advice):
     play(lambda number, row: {"reward": 1.0})
-    lines = evicted(root, filters=[ERRORED])
-    assert lines[1] == "12 no weight" and "advantages; packing.zero_advantages=true trains" in lines[-1]
+    lines = evicted(root, filters=[ERRORED], **changes)
+    assert lines[1] == "12 no weight" and lines[-1].endswith(f"\"outcome = 'no weight'\": {advice}")
 
 
 def test_a_refilled_step_counts_all_its_batches_and_who_fell_with_a_member(play, root):
