@@ -60,7 +60,7 @@ def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
 # A viewer often runs on the machine that trains: what it holds stays small beside a model.
 MAX_BYTES = 512 * 2**20
 SMALL, PER_CHARACTER, PER_ENTRY = 1024, 5, 200
-"""Bytes that each value counts for in addition, that objects take for a character of their text, and dicts an entry."""
+"""Bytes of each value in addition, of a character of its text, and of an entry where it is a dict of numbers."""
 Name = TypeVar("Name", bound=Hashable)
 Value = TypeVar("Value")
 
@@ -128,10 +128,10 @@ class Cache:
 
 
 def size_in_bytes(value: Any) -> int:
-    """Return about how many bytes something takes: tables as they say, dicts by entry, records by field, else text."""
+    """Return about how many bytes a value takes: tables as they say, dicts of numbers, records by field, else text."""
     if isinstance(value, (pl.DataFrame, pl.Series)):
         return SMALL + int(value.estimated_size())
-    if isinstance(value, dict):
+    if isinstance(value, dict) and all(isinstance(entry, (int, float)) for entry in value.values()):
         return SMALL + PER_ENTRY * len(value)
     if num_bytes := getattr(value, "nbytes", None):
         return SMALL + int(num_bytes)

@@ -60,6 +60,7 @@ def test_many_threads_leave_the_weight_right():
     "make",
     [
         lambda: {(f"scope {n}", f"measure {n}"): n / 7 for n in range(5000)},
+        lambda: {stage: {f"step {n}": {"seconds": n / 7, "key": f"key {n}"} for n in range(300)} for stage in "abc"},
         lambda: [{"step": n + 1000, "name": f"{n}" * 9, "value": n / 3} for n in range(1500)],
     ],
 )
