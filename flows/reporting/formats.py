@@ -276,10 +276,10 @@ def sparkline(values: Sequence[float | None], width: int = 48) -> str:
 
 
 def means(values: Sequence[float | None], width: int) -> list[float | None]:
-    """Return at most `width` values: of more, the means of neighbours; None where there is no value."""
+    """Return at most `width` values: of more, the means of neighbours that are finite; None where there is none."""
     num_cells = min(width, len(values))
     ends = [round(place * len(values) / max(num_cells, 1)) for place in range(num_cells + 1)]
-    cells = [[each for each in values[a:b] if each is not None] for a, b in pairwise(ends)]
+    cells = [[value for value in values[a:b] if value is not None and math.isfinite(value)] for a, b in pairwise(ends)]
     return [sum(cell) / len(cell) if cell else None for cell in cells]
 
 

@@ -139,6 +139,7 @@ def test_printable_text_is_one_line_without_escapes(text):
 
 def test_values_are_drawn_in_eighths_of_blocks():
     assert block_rows([0.0, 0.5, 1.0], 0.0, 1.0) == ["▁▅█"] == [sparkline([2.0, 3.0, 4.0])]
+    assert sparkline([float("nan"), 2.0, 3.0, 4.0]) == " ▁▅█"
     assert block_rows([0.0, None, 1.0], 0.0, 1.0, 2) == ["  █", "▁ █"]
     assert block_rows([-1.0, 1.0, float("nan")], -1.0, 1.0) == ["▁█ "]
     assert block_rows([], 0.0, 1.0, 2) == ["", ""] and block_rows([0.0, 0.0], 0.0, 0.0) == ["▁▁"]
