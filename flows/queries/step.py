@@ -173,7 +173,7 @@ def group_page(frame: pl.DataFrame, request: PageRequest) -> dict[str, Any]:
 _CELLS = """
 select group_id, agent, greatest(count(*) - $most, 0)::bigint as num_more,
     list({trace_id: trace_id, key: key, reward: reward, advantage: advantage, outcome: outcome, detail: detail,
-        level: case when isfinite(reward) then
+        level: case when isfinite(reward) and low is not null then  -- `greatest` skips null
             round_even(least(greatest((reward - low) / (high - low), 0), 1) * $levels, 0)::int end
     } order by rollouts.place)[:$most] as cells
 from rollouts

@@ -7,9 +7,9 @@ import polars as pl
 import pytest
 
 from flows.queries.metrics import numbers
-from flows.queries.request import NotThere
+from flows.queries.request import NotThere, PageRequest
 from flows.queries.rollouts import evaluation_traces, lineages_of, rollout_columns, steps_of, traces_of
-from flows.queries.step import figures, histogram, of_traces, policies, updates
+from flows.queries.step import figures, group_page, histogram, of_traces, policies, updates
 from flows.queries.store_reader import StoreReader
 from flows.queries.trace import find_trace, trace_use
 from flows.queries.views import select_from
@@ -161,6 +161,13 @@ def test_rewards_in_bins(library):
 def test_the_scale_of_rewards(library, rewards, scale):
     frame = traces(library, "base", 0).head(2).with_columns(reward=pl.Series(rewards))
     assert [(each["low"], each["high"]) for each in histogram(frame)] == [scale]
+
+
+@pytest.mark.parametrize(("outcome", "level"), [("trained", 5), ("stale", None)])
+def test_rewards_of_stale_rollouts_alone_have_no_level_of_colour(library, outcome, level):
+    frame = traces(library, "base", 0).with_columns(reward=0.5, outcome=pl.lit(outcome))
+    cells = [cell for row in group_page(frame, PageRequest("/"))["rows"] for cell in row["cells"]]
+    assert {cell["level"] for cell in cells} == {level} and len(cells) == 18
 
 
 def test_groups_by_hand(library):
