@@ -40,7 +40,8 @@ PATIENCE = 180_000
 def stagecoach(*arguments):
     """Run the command line as a person does, to its end."""
     command = [sys.executable, "-m", "flows.cli", *arguments]
-    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, timeout=900)
+    variables = os.environ | {"PYTHONPATH": str(CHECKOUT)}  # for the processes that it starts elsewhere
+    done = subprocess.run(command, cwd=CHECKOUT, env=variables, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
 
 

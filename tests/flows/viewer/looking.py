@@ -24,6 +24,7 @@ from flows.viewer import addresses
 from flows.viewer.app import application, respond
 from flows.viewer.routes import parsed_address
 from storage.read.frames import Frames
+from tests.fixtures.programs import ROOT
 
 MOST_EACH = 2
 """Traces and examples of each run that are opened."""
@@ -34,9 +35,9 @@ EMPTY = {"meta", "link", "br", "hr", "img", "input", "col", "wbr"}
 @contextmanager
 def viewing(root: Path, *arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A viewer of a store and the address that it printed; it is gone afterwards, whatever happened."""
-    # From beside the store: its pages then show no path of this machine.
+    # From beside the store: its pages then show no path of this machine. The code is that of this checkout.
     command = [sys.executable, "-P", "-m", "flows.cli", "view", "--store", root.name, "--port", "0", *arguments]
-    pipe, environment = subprocess.PIPE, os.environ | environment
+    pipe, environment = subprocess.PIPE, os.environ | {"PYTHONPATH": str(ROOT)} | environment
     process = subprocess.Popen(command, cwd=root.parent, env=environment, stdout=pipe, stderr=pipe, text=True)
     try:
         printed = process.stdout.readline()
