@@ -83,16 +83,18 @@ def test_an_evaluation_and_its_sets(scored):
     assert every["evaluation"]["sets"] == ["easy", "hard"] and every["evaluation"]["set"] is None
     assert every["evaluation"]["num_replaced"] == 2
     assert every["traces"]["num_all"] == 10  # two sets of four attempts, and one of each made again
-    for name in ("easy", "hard"):
+    stored = scored.frames("base")["traces"].filter(pl.col("group_id").str.starts_with("eval-"), policy_version=1)
+    for name, examples, average in (("easy", ["held-0", "held-3"], 0.2225), ("hard", ["held-1", "held-5"], 0.2375)):
         page = evaluated(scored, 1, set=name)
         (score,) = page["evaluation"]["scores"]
         rows = evaluation_traces(scored, "base", 1, name)
-        assert pluck(page["traces"]["rows"], "trace_id") == rows["trace_id"].to_list()
+        traces_of_set = stored.filter(pl.col("example_id").is_in(examples)).select("trace_id", "example_id").collect()
+        assert sorted(pluck(page["traces"]["rows"], "trace_id", "example_id")) == sorted(traces_of_set.rows())
+        assert rows.filter(group_id="eval-reverse_text-0")["reward"].drop_nulls().len() == 1
         assert rows.select("set", "outcome").rows() == [(name, "evaluated")] * 5 and score["set"] == name
         again = rows.filter(assignment_id="eval-reverse_text-0/0").sort("round").select("round", "replaced")
         assert again.rows() == [(0, True), (1, False)] and rows["replaced"].to_list().count(False) == 4
-        means = rows.group_by("group_id").agg(pl.mean("reward"))["reward"]
-        assert score["average"] == pytest.approx(means.mean()) and score["errors"] == {"infrastructure": 1}
+        assert score["average"] == pytest.approx(average) and score["errors"] == {"infrastructure": 1}
     assert pluck(every["evaluation"]["scores"], "set") == ["easy", "hard"]
 
 
