@@ -24,7 +24,7 @@ from storage.schemas.system_tables import EXPIRED_SLICES, NOTES_TABLE, QUARANTIN
 
 
 class CachedTable:
-    """One system table; its records are of type `record_type` and have the name that `_name` gives them."""
+    """One system table; a subclass takes each of its records, of type `record_type`, into memory."""
 
     contract: Table
     record_type: Any
@@ -32,8 +32,6 @@ class CachedTable:
     def __init__(self, root: Root) -> None:
         self._root = root
         self._lock = RLock()
-        self._records: dict[Any, Any] = {}
-        """By name."""
         self._version: int | None = None
         self._read_files: set[str] = set()
 
@@ -77,7 +75,19 @@ class CachedTable:
         return dict(vars(record))
 
     def _add_record(self, record: Any) -> None:
-        """Take one record into memory; it may come more than once, and others with its name may."""
+        """Take one record into memory; it may come more than once."""
+        raise AssertionError("each system table has records of its own kind")
+
+
+class NamedRecords(CachedTable):
+    """A system table whose records have names; of several with one name one stands."""
+
+    def __init__(self, root: Root) -> None:
+        super().__init__(root)
+        self._records: dict[Any, Any] = {}
+        """By name."""
+
+    def _add_record(self, record: Any) -> None:
         name = self._name(record)
         self._records[name] = self._select(self._records.get(name, record), record)
 
@@ -271,7 +281,7 @@ class Quarantine:
     host: str
 
 
-class Quarantines(CachedTable):
+class Quarantines(NamedRecords):
     """The findings of a store, in memory and kept up to date."""
 
     contract = QUARANTINES
@@ -340,7 +350,7 @@ class Note:
     host: str
 
 
-class Notes(CachedTable):
+class Notes(NamedRecords):
     """The notes of a store, in memory and kept up to date. A note that was taken back stays in the table."""
 
     contract = NOTES_TABLE
@@ -394,7 +404,7 @@ class ExpiredSlice:
     """The age in hours from which on the table's rows were dropped."""
 
 
-class ExpiredSlices(CachedTable):
+class ExpiredSlices(NamedRecords):
     """The expired slices of a store, in memory and kept up to date."""
 
     contract = EXPIRED_SLICES
@@ -408,13 +418,15 @@ class ExpiredSlices(CachedTable):
 
     def exclude(self, pieces: Iterable[Slice]) -> list[Slice]:
         """The slices given without those that expired, in order."""
-        self.refresh()
-        return [piece for piece in pieces if self._name(piece) not in self._records]
+        with self._lock:
+            self._refresh()
+            return [piece for piece in pieces if self._name(piece) not in self._records]
 
     def find(self, pieces: Iterable[Slice]) -> list[ExpiredSlice]:
         """The records of those of the slices given that expired, in order."""
-        self.refresh()
-        return [self._records[name] for name in map(self._name, pieces) if name in self._records]
+        with self._lock:
+            self._refresh()
+            return [self._records[name] for name in map(self._name, pieces) if name in self._records]
 
     def read_error(self, pieces: Sequence[Slice]) -> SliceExpired | None:
         """The error for reading slices of which one expired; None where none did."""

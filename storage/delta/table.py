@@ -283,6 +283,10 @@ class StoredTable:
         with self.lock, self._border("committing to"):
             if self.version < 0:  # others may have committed since the table was made
                 self._catch_up()
+                if self.version < 0:  # a log that began with this commit would have no schema
+                    what = f"the log of table {self.name!r} is gone"
+                    do = "put it back from a copy, or run `stagecoach repair --deep`"
+                    raise StoreUnavailable(what, self._root.child(self.place), "every other table", do)
                 self._refuse_conflict(-1, numbers, file)
             for attempt in range(ATTEMPTS_TO_COMMIT):
                 before = self.version

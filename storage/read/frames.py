@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.delta.log import PARTITION
-from storage.errors import LayoutError, SchemaError, border
+from storage.errors import LayoutError, SchemaError, StoreUnavailable, border
 from storage.read.lineage import Graph, Work
 from storage.read.views import Relations, SqlView, all_views, quote, select
 from storage.records import ALL_RUNS
-from storage.roots import open_root
+from storage.roots import Root, open_root
 from storage.schemas.contract import read_tables
 from storage.schemas.stage_tables import TABLES
 from storage.schemas.system_tables import QUARANTINES, SYSTEM_TABLES
@@ -133,12 +133,17 @@ class Frames:
 
     def _view(self, view: SqlView) -> "pl.LazyFrame":
         """Return a view whose rows are read when they are collected, of the columns that are then needed."""
+        import duckdb
         from polars.io.plugins import register_io_source
 
         def read(
             columns: list[str] | None, predicate: "pl.Expr | None", count: int | None, _: int | None
         ) -> "Iterator[pl.DataFrame]":
-            rows = select(self.relations, f"select {', '.join(map(quote, columns or view.columns))} from {view.name}")
+            query = f"select {', '.join(map(quote, columns or view.columns))} from {view.name}"
+            try:
+                rows = select(self.relations, query)
+            except duckdb.Error as error:
+                raise (damage_of(error, self.store.root) or error) from OSError(str(error))
             rows = rows if predicate is None else rows.filter(predicate)
             yield rows if count is None else rows.head(count)
 
@@ -175,6 +180,13 @@ class Frames:
         if all(file.attempt for file in files):
             return rows
         return rows.filter(pc.field("attempt").isin(sorted({*chain.from_iterable(attempts.values())})))
+
+
+def damage_of(error: Exception, root: Root) -> StoreUnavailable | None:
+    """Return what DuckDB says of a table's file that it could not read; None where it says something else."""
+    if "reading the stream registered as" not in str(error):
+        return None
+    return StoreUnavailable(str(error), root.address, "the store was only read", "run `stagecoach repair --deep`")
 
 
 def _uses(graph: Graph, only: str | None) -> pa.Table:

@@ -17,8 +17,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage.errors import StoreError, StoreUnavailable
-from storage.read.frames import USES, Frames
+from storage.errors import StoreError
+from storage.read.frames import USES, Frames, damage_of
 from storage.read.query_limits import DEFAULT, SANDBOX, Bounds, bounded_memory
 from storage.read.views import Relations, create_views, quote, words_of
 from storage.schemas.contract import FLAGS, FLOATS, INDICES, TOKENS
@@ -65,8 +65,8 @@ def ask(frames: Frames, sql: str, tokens: bool = False, bounds: Bounds = DEFAULT
     except (duckdb.OutOfMemoryException, pa.ArrowMemoryError, MemoryError):
         raise _too_much(f"needs more than {bounds.memory_gib:g} GiB of memory", "--memory", sql) from None
     except duckdb.Error as error:
-        if "reading the stream registered as" in str(error):  # it says so of a table's file, and the question is fine
-            raise StoreUnavailable(str(error), frames.store.root.address, _SAFE, _REPAIR) from OSError(str(error))
+        if damage := damage_of(error, frames.store.root):
+            raise damage from OSError(str(error))
         raise _refusal(str(error), sql, frames, tokens) from error
     finally:
         connection.close()
@@ -212,4 +212,3 @@ def _refusal(message: str, sql: str, frames: Frames, tokens: bool) -> QuestionEr
 
 
 _SAFE = "the store was only read"
-_REPAIR = "run `stagecoach repair --deep`"

@@ -4,6 +4,7 @@ The digest follows values, and only values.
 """
 
 import random
+import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from storage.delta.parquet import decode, encode
-from storage.errors import DamagedSlice, StoreError
+from storage.errors import DamagedSlice, StoreError, StoreUnavailable
 from storage.schemas.contract import FILE
 from storage.schemas.stage_tables import MESSAGES, STAGE_TABLES
 from storage.slices import content_digest
@@ -102,6 +103,16 @@ def test_one_attempt_may_append_more_than_once(store):
     pieces = [append(store, n, attempt="same") for n in (1, 2, 3)]
     assert [piece.attempt for piece in pieces] == ["same", "same.1", "same.2"]
     assert [store.read([piece]).num_rows for piece in pieces] == [1, 2, 3]
+
+
+def test_a_first_commit_makes_no_log_in_place_of_one_that_is_gone(root, store):
+    place = root / "tables/messages"
+    written = store.slices.write("messages", messages(2), run="run", step=0, key="k", attempt="a")
+    shutil.rmtree(place)
+    with pytest.raises(StoreUnavailable, match="the log of table 'messages' is gone"):
+        store.slices.commit("messages", [written])
+    assert not list(place.glob("_delta_log/*"))
+    append(open_store(root), 2)  # a process that begins now makes the table again
 
 
 def test_scan_sees_what_the_ledger_names_and_nothing_else(store):

@@ -57,15 +57,22 @@ def test_the_leak_that_this_guards_against_is_large(exact_policy):
     assert difference[:first].max() < 1e-6 < 1e-3 < difference[first:].max()
 
 
-def test_gradient_of_a_packed_row_is_the_sum_over_samples(exact_policy):
-    def gradient(rows):
-        exact_policy.zero_grad()
-        for samples in rows:
-            values, entropies = run_row(exact_policy, row_of(samples), CPU)
-            (values.sum() + 0.3 * entropies.sum()).backward()
-        return flat_gradient(exact_policy)
+def gradient(policy, rows):
+    """Return the gradient of a loss of all log-probs and entropies, computed row by row."""
+    policy.zero_grad()
+    for samples in rows:
+        values, entropies = run_row(policy, row_of(samples), CPU)
+        (values.sum() + 0.3 * entropies.sum()).backward()
+    return flat_gradient(policy)
 
-    assert_near(gradient([SAMPLES]), gradient([[each] for each in SAMPLES]), 1e-11)
+
+def test_gradient_of_a_packed_row_is_the_sum_over_samples(exact_policy):
+    assert_near(gradient(exact_policy, [SAMPLES]), gradient(exact_policy, [[each] for each in SAMPLES]), 1e-11)
+
+
+def test_the_chunk_does_not_change_the_gradient(world, model_directory):
+    whole, chunked = (gradient(policy_of(model_directory, logprob_chunk=chunk), [SAMPLES]) for chunk in (None, 1))
+    torch.testing.assert_close(whole, chunked, rtol=1e-5, atol=1e-6)
 
 
 def test_logprobs_equal_the_model_s_own(world, model_directory):

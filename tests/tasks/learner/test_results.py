@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections import Counter
 
 import numpy as np
 import pyarrow as pa
@@ -11,8 +10,10 @@ import pytest
 from flows.reporting.tracking import finite
 from storage.schemas.stage_tables import TOKEN_MASKS, TOKEN_STATISTICS
 from tasks.arrays.quantiles import Quantiles
+from tasks.arrays.samples import COMPONENTS
 from tasks.learner import trainer
 from tasks.learner.loop import RowStatistics, Totals
+from tasks.learner.loss import GROUPS
 from tasks.learner.protocol import STATISTICS_FILE
 from tasks.learner.rows import PackedBatch, RowPlan
 from tasks.metrics import tokens
@@ -20,6 +21,9 @@ from tasks.metrics.updates import update_metrics
 from tasks.training.stage import token_tables, updates_table
 
 pytestmark = pytest.mark.engine
+
+SUMS = ("entropy", "positive", "negative", "masked", "masked_positive", "masked_negative", "truncated", "ce_nll")
+LOSSES = ("rl_loss", "ce_loss", "ref_kl_loss", "ref_kl", "ref_kl_masked")
 
 
 def statistics(learner, engine, rl, masked=None, ids=("a",), borders=None):
@@ -41,9 +45,12 @@ def ratios_of(entries):
 
 def measured(counts, statistics_=(), **values):
     """Return one update's row from sums by name, and maxima by name with `_max`; all others are zero."""
-    maxima = {name.removesuffix("_max"): values.pop(name) for name in [*values] if name.endswith("_max")}
-    totals = Totals(Counter(values), Counter(maxima))
-    return trainer.measurements(PackedBatch((), Counter(counts), None), totals, ratios_of(statistics_))
+    mismatch = [f"{group}mismatch_kl" for group in GROUPS]
+    sums = dict.fromkeys([*SUMS, *LOSSES, *mismatch, *(f"{name}_squared" for name in mismatch)], 0.0)
+    maxima = {"ce_nll": 0.0, **{name: values.pop(f"{name}_max", 0.0) for name in mismatch}}
+    assert values.keys() <= sums.keys()
+    batch = PackedBatch((), dict.fromkeys(COMPONENTS, 0) | counts, None)
+    return trainer.measurements(batch, Totals(sums | values, maxima), ratios_of(statistics_))
 
 
 RL = {"rl": 4}
