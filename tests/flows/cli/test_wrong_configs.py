@@ -7,8 +7,8 @@ import pytest
 
 from flows import cli
 from flows.runtime.resolve_run import resolve_run
-from tests.fixtures.wrong_configs import PLUGINS, WrongConfig, write_files, wrong_configs
-from tests.flows.conftest import ROOT, Refused
+from tests.fixtures.wrong_configs import PLUGINS, write_files, wrong_configs
+from tests.flows.conftest import ROOT
 
 ALL = list(wrong_configs())
 ASKING = [
@@ -26,7 +26,7 @@ def files(place, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{PLUGINS}:{ROOT}")
 
 
-def check(wrong: WrongConfig, refused: Refused) -> None:
+def check(wrong, refused):
     if not wrong.applies:
         pytest.skip("no mistake on this machine")
     said = refused(*wrong.argv)
