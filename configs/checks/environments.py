@@ -1,5 +1,6 @@
 """What must hold of environments, of who plays their seats, and of what evaluations try of them."""
 
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -11,6 +12,8 @@ from configs.run import RunConfig
 
 OF_OUR_SERVERS = ("servers", "pool", "variables", "sandbox_labels", "startup_seconds", "hang_seconds", "max_restarts")
 """What is said about a server that the run starts, and means nothing to one that is there."""
+
+MAX_PORT = 65535
 
 SCORINGS = ("exact", "contains", "number")
 """The names that the taskset `own_data` has for a way of scoring."""
@@ -57,6 +60,10 @@ def _server(where: str, environment: EnvironmentConfig) -> Iterator[str]:
                 f"{where}.{name}: the environment server at {environment.address} is someone else's, and is neither "
                 "started nor watched here; leave this out, or leave address empty"
             )
+    for address in environment.addresses:
+        port = re.fullmatch(r"tcp://[^/]+:(\d+)", address)
+        if not port or int(port[1]) > MAX_PORT:
+            yield f"{where}.address: {address!r} is no address of a server; write tcp://HOST:PORT"
     places = [environment.taskset, environment.env, environment.harness, environment.runtime]
     places += [place for seat in environment.seats.values() for place in (seat.harness, seat.runtime)]
     if environment.sandbox_labels and not any(map(_has_labels, places)):

@@ -6,15 +6,16 @@ from tempfile import SpooledTemporaryFile
 import numpy as np
 import numpy.typing as npt
 
+MOST_IN_MEMORY = 1 << 26
+"""Bytes of numbers that stay in memory; what is beyond goes to a temporary file."""
+
 
 class Quantiles:
     """The numbers so far."""
 
-    most_in_memory = 1 << 26
-    """Bytes of numbers that stay in memory; what is beyond goes to a temporary file."""
-
-    def __init__(self) -> None:
-        self._file = SpooledTemporaryFile(max_size=self.most_in_memory)  # noqa: SIM115  it is gone with this object
+    def __init__(self, most_in_memory: int = MOST_IN_MEMORY) -> None:
+        self._most_in_memory = most_in_memory
+        self._file = SpooledTemporaryFile(max_size=most_in_memory)  # noqa: SIM115  it is gone with this object
 
     def add(self, values: npt.NDArray[np.float64]) -> None:
         """Take more numbers."""
@@ -25,7 +26,7 @@ class Quantiles:
         if not (size := self._file.tell()):
             return None
         self._file.seek(0)
-        if is_small := size <= self.most_in_memory:
+        if is_small := size <= self._most_in_memory:
             numbers = np.frombuffer(self._file.read(), np.float64)
         else:  # in the file itself, of which the system keeps in memory what there is room for
             numbers = np.memmap(self._file, np.float64, "r+")

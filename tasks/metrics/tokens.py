@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.arrays.columns import rows_without, texts
-from tasks.arrays.quantiles import Quantiles
+from tasks.arrays.quantiles import MOST_IN_MEMORY, Quantiles
 from tasks.arrays.samples import COMPONENTS, WEIGHTS
 from tasks.metrics.figures import ALL, Values
 from tasks.runtime.stored_rows import StoredRows
@@ -47,7 +47,8 @@ def token_metrics(
     scopes = names if len(names) > 1 else []
     numbers = {sample: scopes.index(name) for sample, name in environments.items()} if scopes else {}
     masked = None if masks is None else dict(zip(texts(masks["sample_id"]), masks["masked"], strict=True))
-    whole, *by_environment = [TokenMeasures() for _ in range(1 + len(scopes))]
+    most = MOST_IN_MEMORY // (1 + len(scopes))  # the bound is on the ratios of all scopes together
+    whole, *by_environment = [TokenMeasures(most) for _ in range(1 + len(scopes))]
     # A ratio that is not finite makes a metric that is not: it is kept as it is, and named where it is exported.
     with np.errstate(over="ignore", invalid="ignore"):
         for tokens in _packed_tokens(batches, statistics, masked, numbers):
@@ -163,10 +164,10 @@ def _log_ratios(tokens: Tokens, members: Array) -> Array:
 class TokenMeasures:
     """What is measured of the tokens of a scope, which come in parts."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_in_memory: int) -> None:
         self._counts = Counter[str]()
         self._moments = defaultdict[str, Moments](Moments)
-        self._ratios = Quantiles()
+        self._ratios = Quantiles(most_in_memory)
 
     def add(self, tokens: Tokens) -> None:
         """Take the tokens of a part."""

@@ -1,5 +1,6 @@
 """Packing: which samples share a row, on which rank and micro-step, in the layout that the learner maps."""
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -221,10 +222,13 @@ class TokenSpool:
 
 
 def _zeros(count: int, kind: npt.DTypeLike) -> npt.NDArray[Any]:
-    if count * np.dtype(kind).itemsize <= SPOOLED:
+    size = count * np.dtype(kind).itemsize
+    if size <= SPOOLED:
         return np.zeros(count, kind)
     with TemporaryFile() as file:  # it is gone with the array
-        return np.memmap(file, kind, "w+", shape=count)
+        # A full disk is an error of this call; at a page without a block it would be a signal that ends the process.
+        os.posix_fallocate(file.fileno(), 0, size)
+        return np.memmap(file, kind, "r+", shape=count)
 
 
 SPOOLED = 1 << 25

@@ -57,7 +57,8 @@ def authorization(api_key: str) -> dict[str, str]:
 
 def client_options(url: str, api_key: str, timeout: Any) -> dict[str, Any]:
     """Return the options of a client of httpx for an engine; `timeout` is in seconds, or a timeout of httpx."""
-    # No proxy of the machine is between us and an engine of ours, and certificates take longer to read than an answer.
+    # Without https, as for a run's own engines, no proxy of the environment is used, and no certificates are loaded,
+    # which take longer than an answer. An engine behind https is reached through the proxy and verified.
     is_secure = url.startswith("https")
     options = {"base_url": url, "headers": authorization(api_key), "timeout": timeout}
     return {**options, "trust_env": is_secure, "verify": is_secure}

@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 
-from tasks.inference.engine.client import CONNECT_SECONDS, SERVE_SECONDS, authorization
+from tasks.inference.engine.client import CONNECT_SECONDS, SERVE_SECONDS, client_options
 
 RETRY_SECONDS = 5.0
 COMPUTING_SHARE = 0.01
@@ -44,7 +44,7 @@ def _leaves_unanswered(address: str, key: str, seconds: float) -> bool:
     import httpx
 
     deadline = time.monotonic() + seconds
-    with httpx.Client(headers=authorization(key), trust_env=False, verify=address.startswith("https")) as client:
+    with httpx.Client(**client_options(address, key, seconds)) as client:
         while (left := deadline - time.monotonic()) > 0:
             try:
                 client.get(address, timeout=httpx.Timeout(left, connect=min(left, CONNECT_SECONDS)))

@@ -34,7 +34,9 @@ LARGE = 1 << 20
 # An import path of a function, in a module or in a file of its own.
 _FUNCTION = re.compile(r"([^:\n]+\.py|[A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 # Code that may bind names which stand nowhere in it.
-_BINDS_UNSEEN = re.compile(r"\b(globals|setattr|exec|__getattr__)\b|import \*")
+_BINDS_UNSEEN = re.compile(
+    r"\b(globals|locals|vars|setattr|exec|eval|__dict__|__getattr__|sys\.modules)\b|\bimport\s*\*"
+)
 _NEEDS_VERIFIERS = re.compile(r"verifiers\b(?!.*\bextra\b)")
 _NOT_OWN = sys.stdlib_module_names | {"verifiers"}
 _COMPILED = (".pyc", ".pyo")
@@ -249,10 +251,13 @@ def _functions(environment: Section) -> tuple[list[str], list[Path]]:
 def _require_function(environment: Section, text: str, place: str, name: str) -> None:
     file = Path(place) if place.endswith(".py") else _source(place)
     names = _bound_names(file.read_text("utf-8", "replace")) if file and file.is_file() else None
-    if names is not None and name not in names:
+    if names is None or name in names:
+        return
+    near = did_you_mean(name, names)
+    # Beside a package that happens to be installed, a text may be no function: `docker:dind` names an image.
+    if near or place.endswith(".py") or _is_own_code(place.partition(".")[0]):
         raise EnvironmentUnavailable(
-            f"environment {environment['name']!r}: {text!r} names no function: {place} has no "
-            f"{name!r}{did_you_mean(name, names)}"
+            f"environment {environment['name']!r}: {text!r} names no function: {place} has no {name!r}{near}"
         )
 
 

@@ -85,8 +85,7 @@ class AdaptiveLimit:
         The limit is halved where preemptions rose or requests waited in PATIENCE readings. It rises where none waits,
         the cache has room and the limit is what holds rollouts back. Otherwise it stays.
         """
-        if load is None:  # nothing to adapt to, from here on
-            _log.warning("no engine reports a queue under /metrics: the limit of rollouts in flight does not adapt")
+        if load is None:  # nothing to adapt to
             self._limiter.resize(self._max_limit)
             return
         limit = before = self._limiter.limit

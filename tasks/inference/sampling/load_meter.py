@@ -1,6 +1,7 @@
 """The load of engines, read once a second, and how long the learner has nothing to train on."""
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,6 +13,8 @@ from tasks.inference.engine.metrics import GAUGES, parse_page, read_page_async
 
 INTERVAL_SECONDS = 1.0
 """Between two readings of the engines' load."""
+
+_log = logging.getLogger("stagecoach")
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,13 @@ def total_load(loads: Sequence[EngineLoad]) -> EngineLoad:
 
 
 async def follow_loads(
-    engines: Callable[[], Sequence[ServedModel]], *reports: Callable[[EngineLoad | None], None]
+    engines: Callable[[], Sequence[ServedModel]], *reports: Callable[[EngineLoad | None], None], limits: bool = False
 ) -> None:
     """Report the load of all `engines` together, to each of `reports`, once a second until cancelled.
 
     A reading to which an engine gave no answer is left out: the total would be that of those that are less busy.
-    Engines without such metrics are left out; where there is no other, None is reported, and it ends.
+    Engines without such metrics are left out, with a warning if a report `limits` rollouts by them; where there is no
+    other, None is reported, and it ends.
     It goes on while there is no engine at all, as a replica that was lost may come back.
     """
     unmeasured = set[str]()
@@ -69,6 +73,8 @@ async def follow_loads(
                 loads.append(load)
             elif page is not None:
                 unmeasured.add(engine.url)
+                if limits:
+                    _log.warning("the engine at %s reports no queue under /metrics: no limit adapts to it", engine.url)
         if loads and len(loads) == sum(engine.url not in unmeasured for engine in measured):
             for report in reports:
                 report(total_load(loads))

@@ -162,12 +162,13 @@ class BatchSampler:
         sampling = asyncio.create_task(self._sample_groups(assignments, examples))
         monitors = [asyncio.create_task(self.servers.follow_replicas(self.watch.add))]
         reports: dict[tuple[ServedModel, ...], list[Callable[[EngineLoad | None], None]]] = {}
-        if self.config.rollout.adaptive_in_flight:
+        if adaptive := self.config.rollout.adaptive_in_flight:
             reports[self._frozen] = [AdaptiveLimit(self.limiter).adjust]
         if self.plan.meter:
             reports.setdefault((), []).append(self.plan.meter.report)
         for frozen, receivers in reports.items():  # one reading for both where no frozen model is served
-            monitors.append(asyncio.create_task(follow_loads(partial(self._engines_with, frozen), *receivers)))
+            engines, limits = partial(self._engines_with, frozen), adaptive and frozen == self._frozen
+            monitors.append(asyncio.create_task(follow_loads(engines, *receivers, limits=limits)))
         try:
             await asyncio.wait({watching, sampling}, return_when=asyncio.FIRST_COMPLETED)
             if watching.done():

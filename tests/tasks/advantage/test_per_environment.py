@@ -114,6 +114,14 @@ def test_each_environment_is_credited_as_if_it_were_alone(drawn):
     assert sorted(states, key=str) == sorted(apart_states, key=str)
 
 
+def test_each_by_its_own_by_hand():
+    traces = [*group(1.0, 0.0, environment="x"), *group(1.0, 0.0, group_id="g1", environment="y")]
+    mixed = [traces[2], traces[0], traces[3], traces[1]]
+    rows = credited(mixed, algorithms={"x": {"type": "rloo"}}, type="grpo")
+    values = {row["sample_id"]: row["advantage"] for row in rows}
+    assert values == {"g0-0/0": 1, "g0-1/0": -1, "g1-0/0": 0.5, "g1-1/0": -0.5}
+
+
 def test_each_environment_is_taken_apart_once_however_many_seats_it_remembers(monkeypatch):
     taken = []
     of = GroupedTraces.of

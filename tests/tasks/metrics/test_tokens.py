@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from storage.schemas.stage_tables import BATCHES, TOKEN_MASKS, TOKEN_STATISTICS
+from tasks.arrays.quantiles import Quantiles
 from tasks.metrics.figures import full_name
 from tasks.metrics.tokens import QUANTILES, Moments, NotMeasured, token_metrics
 from tasks.runtime.stored_rows import StoredRows
@@ -213,7 +214,9 @@ def cut(rows, sizes):
 @pytest.mark.parametrize("environments", [("math",), ("math", "chat", "code")])
 def test_metrics_are_those_of_all_tokens_at_once_and_have_the_same_bits_for_all_parts(environments, order, monkeypatch):
     """With several blocks, and ratios in a file."""
-    monkeypatch.setattr("tasks.arrays.quantiles.Quantiles.most_in_memory", 1 << 12)
+    bounds, most = [], 1 << 12
+    monkeypatch.setattr("tasks.metrics.tokens.MOST_IN_MEMORY", most)
+    monkeypatch.setattr("tasks.metrics.tokens.Quantiles", lambda bound: bounds.append(bound) or Quantiles(bound))
     monkeypatch.setattr(Moments, "BLOCK", 1 << 9)
     rng = np.random.default_rng(3)
     samples = [(f"t{number}/0", int(rng.integers(50, 700))) for number in range(40)]
@@ -224,6 +227,7 @@ def test_metrics_are_those_of_all_tokens_at_once_and_have_the_same_bits_for_all_
     expected = at_once(batches, statistics, masks, of_samples)
     assert len(expected) == (1 + len(environments)) * 25
     whole = token_metrics(cut(batches, []), cut(statistics, []), masks, of_samples)
+    assert len(bounds) >= len(environments) and sum(bounds) == most, "of all scopes together"
     assert whole == pytest.approx(expected, rel=1e-12)
     for of_rows, of_measured in (([1, 0, 7, 12], [3, 11, 1]), ([39], [])):
         assert token_metrics(cut(batches, of_rows), cut(statistics, of_measured), masks, of_samples) == whole

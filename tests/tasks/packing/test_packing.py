@@ -1,6 +1,8 @@
 """Packing: rows as the learner maps them, every sample once, weights never across a border."""
 
+import errno
 import itertools
+import tempfile
 
 import numpy as np
 import pytest
@@ -12,8 +14,10 @@ from tasks.arrays.permutation import digest
 from tasks.arrays.samples import PackingBreach
 from tasks.packing.stage import STAGE, TOKEN_BYTES, BudgetTooSmall, check_once
 from tests.fixtures.builders import exchange, message, table, trace, view
+from tests.fixtures.faults import happened
 from tests.fixtures.packed import changed
 from tests.fixtures.parts import in_slices
+from tests.fixtures.small_disks import mounted
 from tests.fixtures.stages import forked, group, inputs, of_lengths, packed, packing
 
 STREAMS = ("token_ids", "logprobs", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
@@ -170,6 +174,32 @@ def test_rows_are_written_in_parts_that_are_as_large_as_allowed(monkeypatch, lim
     made = packing(tables, view(STAGE, packing={"tokens_per_row": 6}))
     assert made.keys() == {"batches"}
     assert [part.num_rows for part in made["batches"]] == rows_of_parts
+
+
+def test_streams_in_files_are_those_in_memory(monkeypatch):
+    tables = of_lengths([6, 6, 5, 4], "grpo")
+    in_memory = packed(tables, tokens_per_row=6)
+    monkeypatch.setattr("tasks.packing.stage.SPOOLED", 0)
+    assert packed(tables, tokens_per_row=6) == in_memory
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A real file system of 64 KiB."""
+    yield from mounted(tmp_path / "disk", "64k")
+
+
+@pytest.mark.fault(
+    "disk", "the disk of temporary files is full", "one clear error, and no signal that ends the process"
+)
+def test_a_full_disk_of_temporary_files_is_an_error(small_disk, monkeypatch):
+    tables = of_lengths([1 << 15])  # 128 KiB of each stream
+    monkeypatch.setattr(tempfile, "tempdir", str(small_disk))
+    monkeypatch.setattr("tasks.packing.stage.SPOOLED", 0)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        packed(tables, tokens_per_row=1 << 15)
+    assert caught.value.errno == errno.ENOSPC
+    happened(caught.value)
 
 
 @pytest.mark.parametrize(

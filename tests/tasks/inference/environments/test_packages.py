@@ -175,7 +175,13 @@ def test_a_function_that_its_module_does_not_have_is_refused_without_running_the
         write("own_scores.py", code)
         with pytest.raises(EnvironmentUnavailable, match="names no function"):
             package_version(environment)
-    for code in ("def reward2(): ...", "reward2 = len", "from a import b as reward2", "from a import *", "globals()"):
+    binding = ("def reward2(): ...", "reward2 = len", "from a import b as reward2", "from a import *", "from a import*")
+    unseen = (
+        *("globals()['reward' + '2'] = len", "locals().update(rewards)", "vars().update(rewards)", "exec(code)"),
+        *("eval(code)", "setattr(module, name, len)", "module.__dict__.update(rewards)", "def __getattr__(name): ..."),
+        "sys.modules[__name__] = Rewards()",
+    )
+    for code in (*binding, *unseen):
         write("own_scores.py", code)
         assert "own_scores" in package_version(environment)
 
@@ -194,6 +200,19 @@ def test_a_function_is_looked_for_in_the_file_of_its_module_alone(tmp_path, writ
     for place in ("own_scores:inside", "own_scores.deep:at_top", "own_scores.own_scores:at_top"):
         with pytest.raises(EnvironmentUnavailable, match="names no function"):
             package_version(own(task={"scoring": place}))
+
+
+def test_a_text_beside_an_installed_package_may_be_no_function(tmp_path, write, monkeypatch):
+    write("own_game.py", "")
+    write("own_scores.py", "def reward(): ...\n")
+    for module in ("docker", "redis"):
+        install(tmp_path / "installed", module, "def from_env(): ...\n", requires="numpy")
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    for image in ("docker:dind", "redis:alpine"):
+        assert package_version(own(task={"image": image}))
+    for text in ("docker:from_evn", "own_scores:alpine"):
+        with pytest.raises(EnvironmentUnavailable, match="names no function"):
+            package_version(own(task={"image": text}))
 
 
 def test_judges_and_harnesses_are_code_of_the_environment(write):

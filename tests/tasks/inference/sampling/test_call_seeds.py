@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from itertools import compress, pairwise, product
+from itertools import pairwise, product
 from types import SimpleNamespace
 
 import pytest
@@ -30,6 +30,7 @@ from tasks.inference.environments.agent_runs import (
 )
 from tasks.inference.environments.model_client import CHAT_API_SEED_BITS, SeededClient, resolve_seeded_client
 from tests.fixtures.faults import happened
+from tests.fixtures.flagged import flagged
 from tests.fixtures.hosts import assigned, served, view_of
 from tests.fixtures.proxy import recording
 from tests.fixtures.sampled import failures, own, rows_of, sample
@@ -236,7 +237,7 @@ def play_two_turns(models, tmp_path_factory, plugins_of_module):
 def sampled_turns(trace, messages):
     """The tokens that the model sampled in each turn of a trace."""
     turns = sorted((row for row in own(trace, messages) if row["sampled"]), key=lambda row: row["message"])
-    return [[*compress(row["token_ids"], row["mask"])] for row in turns]
+    return [flagged(row["token_ids"], row["mask"]) for row in turns]
 
 
 def test_neighbouring_turns_of_an_untrained_model_are_no_more_alike_than_turns_of_different_rollouts(

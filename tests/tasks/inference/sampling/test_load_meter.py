@@ -11,6 +11,12 @@ from tasks.inference.sampling import load_meter
 from tasks.inference.sampling.load_meter import EngineLoad, LoadMeter, follow_loads
 from tests.fixtures.waiting import in_loop
 
+PAGE = """vllm:num_requests_running 1
+vllm:num_requests_waiting 2
+vllm:kv_cache_usage_perc 0.5
+vllm:num_preemptions_total 4
+"""
+
 
 class Clock:
     """Tells the seconds that the test sets."""
@@ -73,7 +79,7 @@ def test_reports_of_the_engine_are_means():
 
 
 @in_loop
-async def test_the_load_is_followed_on_when_a_lost_replica_is_back(monkeypatch):
+async def test_the_load_is_followed_on_when_a_lost_replica_is_back(monkeypatch, caplog):
     monkeypatch.setattr(load_meter, "INTERVAL_SECONDS", 0.0)
 
     async def no_metrics(_):
@@ -83,7 +89,28 @@ async def test_the_load_is_followed_on_when_a_lost_replica_is_back(monkeypatch):
     back = [ServedModel("http://back", "")]
     readings, reports = iter([[], [], back]), []
     await asyncio.wait_for(follow_loads(lambda: next(readings, back), reports.append), 10)
-    assert reports == [None] and next(readings, None) is None
+    assert reports == [None] and next(readings, None) is None and not caplog.records
+
+
+@in_loop
+async def test_an_engine_without_a_queue_is_named_once_where_its_load_limits_rollouts(monkeypatch, caplog):
+    monkeypatch.setattr(load_meter, "INTERVAL_SECONDS", 0.0)
+
+    async def read_page(engine):
+        return "" if engine.url == "http://silent" else PAGE
+
+    monkeypatch.setattr(load_meter, "read_page_async", read_page)
+    engines, reports = [ServedModel("http://silent", ""), ServedModel("http://good", "")], []
+
+    def take(load):
+        reports.append(load)
+        if len(reports) == 3:
+            del engines[1]
+
+    await asyncio.wait_for(follow_loads(lambda: engines, take, limits=True), 10)
+    assert reports == [*[EngineLoad(1, 2, 0.5, 4)] * 3, None]
+    text = "the engine at http://silent reports no queue under /metrics: no limit adapts to it"
+    assert [record.getMessage() for record in caplog.records] == [text]
 
 
 @in_loop

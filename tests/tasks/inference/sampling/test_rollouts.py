@@ -5,7 +5,6 @@ import os
 import signal
 import threading
 import time
-from itertools import compress
 
 import pytest
 
@@ -17,6 +16,7 @@ from tasks.inference.sampling.lost_servers import ServiceLost
 from tasks.inference.trace_rows.rows import rebuild
 from tasks.runtime.stage import Policy
 from tests.fixtures.faults import happened
+from tests.fixtures.flagged import flagged
 from tests.fixtures.hosts import KEY, assigned, served
 from tests.fixtures.proxy import path
 from tests.fixtures.sampled import collected, own, rows_of, sample
@@ -84,7 +84,7 @@ def check_trace(row, messages):
     assert 1 <= row["num_output_tokens"] == sum(sum(message["mask"]) for message in messages) <= 12
     for message in messages:
         assert len(message["token_ids"]) == len(message["mask"]) == len(message["logprobs"])
-        assert not any(compress(message["logprobs"], [not sampled for sampled in message["mask"]]))
+        assert not any(flagged(message["logprobs"], [not sampled for sampled in message["mask"]]))
         assert all(value <= 0.0 for value in message["logprobs"])
 
 
@@ -101,8 +101,8 @@ def check_logprobs(messages, directory):
     tokens, mask, values = (
         [value for message in messages for value in message[column]] for column in ("token_ids", "mask", "logprobs")
     )
-    expected = compress(reference_logprobs(directory, tokens), mask)
-    assert [*compress(values, mask)] == pytest.approx([*expected], abs=1e-4)
+    expected = flagged(reference_logprobs(directory, tokens), mask)
+    assert flagged(values, mask) == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.essential

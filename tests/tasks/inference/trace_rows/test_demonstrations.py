@@ -1,7 +1,6 @@
 """Demonstrations: exactly the renderer's tokens; what is trained, and what a policy is shown before its own tokens."""
 
 import json
-from itertools import compress
 from types import SimpleNamespace
 
 import pytest
@@ -17,6 +16,7 @@ from tasks.inference.trace_rows.demonstrations import (
     demonstration_renderer,
 )
 from tasks.learner.tiny import tiny_qwen3
+from tests.fixtures.flagged import flagged
 
 pytestmark = pytest.mark.engine
 
@@ -52,7 +52,7 @@ def joined(rows, column="token_ids"):
 
 def chosen(tokenizer, row, column="mask"):
     """The text of the tokens of a message that have a flag."""
-    return tokenizer.decode([*compress(row["token_ids"], row[column])])
+    return tokenizer.decode(flagged(row["token_ids"], row[column]))
 
 
 @pytest.mark.parametrize("name", ["qwen3", "default"])
@@ -64,7 +64,7 @@ def test_one_exchange(directory, name):
     _, prompt = rendered(directory, name, [ASKED], add_generation_prompt=True)
     assert tokens[: len(prompt)] == prompt, "the policy is asked with these very tokens"
     assert mask == [False] * len(prompt) + [True] * (len(tokens) - len(prompt))
-    assert tokenizer.decode([*compress(tokens, mask)]).endswith(f"<rev>cba</rev>{END}")
+    assert tokenizer.decode(flagged(tokens, mask)).endswith(f"<rev>cba</rev>{END}")
 
 
 @pytest.mark.parametrize("name", ["qwen3", "default"])
@@ -165,7 +165,7 @@ def test_an_empty_thought_that_every_prompt_ends_with_is_not_sampled(directory):
     rows = demonstration_renderer(directory, "qwen3", NO_THOUGHT)([ASKED, ANSWERED, MORE, ANSWERED])
     tokenizer, _ = rendered(directory, "qwen3", [ASKED])
     for row in (rows[1], rows[3]):
-        fed = tokenizer.decode([*compress(row["token_ids"], [not flag for flag in row["mask"]])])
+        fed = tokenizer.decode(flagged(row["token_ids"], [not flag for flag in row["mask"]]))
         assert fed.startswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
         assert chosen(tokenizer, row) == f"<rev>cba</rev>{END}"
 

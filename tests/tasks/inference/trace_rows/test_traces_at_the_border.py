@@ -4,7 +4,7 @@ import json
 import math
 import subprocess
 import sys
-from itertools import compress, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from storage.schemas.stage_tables import MESSAGES
 from tasks.advantage.algorithms.echo import tool_names
 from tasks.arrays.message_graph import find_branches
 from tasks.inference.environments import servers as environments
+from tests.fixtures.flagged import flagged
 from tests.fixtures.hosts import config_of, served
 from tests.fixtures.sampled import sampled
 
@@ -71,7 +72,7 @@ def test_phases_and_parts_of_a_rollout_are_told_apart(small_engine, models, view
     tokenizer = Tokenizer.from_file(str(models["a"] / "tokenizer.json"))
     for message in messages:
         assert len(message["is_content"]) == len(message["token_ids"])
-        said = [*compress(message["token_ids"], message["is_content"])]
+        said = flagged(message["token_ids"], message["is_content"])
         if message["role"] != "assistant":  # a call is content too, in the template's own words
             assert tokenizer.decode(said, skip_special_tokens=False) == message["content"]
 
