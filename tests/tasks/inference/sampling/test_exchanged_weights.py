@@ -37,6 +37,7 @@ class Exchanges(SamplingPlan):
     def __init__(self, engine, policies):
         super().__init__()
         self.engine, self.policies = engine, policies
+        self.versions = {key: version for version, key in enumerate(policies)}
         self.version = 0
         self.due = threading.Event()
         self.ended = threading.Event()
