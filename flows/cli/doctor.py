@@ -23,9 +23,13 @@ GPU_QUERY = "nvidia-smi --query-gpu=name,driver_version,memory.free --format=csv
 MIN_DRIVER = 580
 """The first driver for CUDA 13, with which the packages of the gpu lock are built."""
 PROBE = """
-import json, torch
-from flows.cli.doctor import load_demo
-load_demo()
+import json, sys
+try:
+    import torch
+    from flows.cli.doctor import load_demo
+    load_demo(sys.argv[1])
+except Exception as error:
+    sys.exit(f"{type(error).__name__}: {error}".splitlines()[0])
 print(json.dumps([torch.__version__, torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"]))
 """
 PROBE_SECONDS = 300
@@ -97,8 +101,12 @@ def programs() -> str:
     """Return that the programs of the demo load, and the device that torch sees."""
     try:
         # In a separate process: a torch that does not fit the driver may end it without an exception.
-        argv = [sys.executable, "-P", "-c", PROBE]
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=PROBE_SECONDS, check=True)
+        # It gets its scratch directory, which it would leave behind where it is killed.
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory:
+            argv = [sys.executable, "-P", "-c", PROBE, directory]
+            done = subprocess.run(argv, capture_output=True, text=True, timeout=PROBE_SECONDS, check=True)
+    except subprocess.TimeoutExpired as error:
+        raise Problem(f"not loaded within {PROBE_SECONDS} s") from error
     except (subprocess.SubprocessError, OSError) as error:
         lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines() or [str(error)]
         raise Problem(lines[-1]) from error
@@ -108,8 +116,8 @@ def programs() -> str:
     return f"engine and learner load; torch {release} on {device}"
 
 
-def load_demo() -> None:
-    """Load in this process what the processes of `stagecoach demo` load, and make its sources in a scratch directory.
+def load_demo(directory: str) -> None:
+    """Load in this process what the processes of `stagecoach demo` load, and make its sources in a directory.
 
     These are the engine with its code of the demo's model, the learner, the renderer, and the environments, each with
     its own process. Raises what cannot be loaded.
@@ -125,11 +133,10 @@ def load_demo() -> None:
     import_server()
     import_learner()
     load_all(config.environments)
-    with tempfile.TemporaryDirectory() as directory:
-        sources = Sources(Path(directory))
-        build(sources, demo_recipe())
-        register_architectures(str(sources.model))
-        load_renderer(str(sources.model), config.model.renderer, config.model.renderer_settings)
+    sources = Sources(Path(directory))
+    build(sources, demo_recipe())
+    register_architectures(str(sources.model))
+    load_renderer(str(sources.model), config.model.renderer, config.model.renderer_settings)
 
 
 def compiler() -> str:

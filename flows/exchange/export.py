@@ -107,9 +107,9 @@ def export(
     rows = list(episode_lines(steps) if form == "verifiers" else _dataset_rows(steps))
     if not rows:
         raise ExportRefused(
-            f"there is nothing to export of run {choice.run!r}: no finished rollout meets the condition (--where), or "
-            f"no group has answers to one prompt whose rewards differ; {left_out} rollouts were left out because they "
-            "are in quarantine (--quarantined keeps them). Nothing was written."
+            f"there is nothing to export of run {choice.run!r}: no finished rollout meets the condition (--where); "
+            f"{left_out} rollouts were left out because they are in quarantine (--quarantined keeps them). "
+            "Nothing was written."
         )
     if form == "verifiers" and target.suffix == ".parquet":
         raise ExportRefused("verifiers reads JSONL: name a file that ends in .jsonl. Nothing was written.")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import groupby
 from math import ceil
 from operator import add, mul, truediv
 from pathlib import Path
@@ -31,6 +32,9 @@ SAMPLE: dict[str, Any] = {
 MAX_CHARS = 10_000_000
 """Longest text of a file."""
 EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
+LINE_END = "\n ; "
+"""What ends a command in place of the end of a line, behind which no comment goes on."""
+SEPARATORS = (";", "&", "&&", "|", "||")
 OPERATORS = {"+": add, "*": mul, "/": truediv}
 TABLES = [tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text("utf-8")) for name in ("trl", "prime_rl")]
 
@@ -268,20 +272,35 @@ def _number(value: Any) -> Any:
 
 
 def _literal(word: str) -> Any:
-    with suppress(yaml.YAMLError):
-        return _number(yaml.safe_load(word))
-    return word  # an operator of the shell, or a text
+    """Return a word of a command, such as 1e-6, True or {a: 1}, as the value that it is; any other is a text."""
+    with suppress(ValueError, yaml.YAMLError):
+        if word.startswith(("{", "[")):
+            return yaml.safe_load(word)
+        value = json.loads(word.lower())
+        return word if isinstance(value, str) else value
+    return word
+
+
+def _script_arguments(command: Sequence[str]) -> Sequence[str] | None:
+    """Return the words behind the script of a command, or behind `trl grpo`; None where it runs neither."""
+    # Words before the script are of the program that starts it.
+    for at, word in enumerate(command):
+        is_script = word.endswith(".py") and not word.startswith("-")
+        if is_script or command[at - 1 : at + 1] == ["trl", "grpo"]:
+            return command[at + 1 :]
+    return None
 
 
 def _arguments(text: str) -> dict[str, Any]:
     """Return the arguments of the one command that starts a script, or TRL's own. Raises ValueError for several."""
-    words = shlex.split(text.replace("\\\n", " "), comments=True)
-    # Words before the script are of the program that starts it.
-    starts = [at for at, word in enumerate(words) if word.endswith(".py") or words[at - 1 : at + 1] == ["trl", "grpo"]]
-    if len(starts) != 1:
-        raise ValueError(f"one command that runs a script, or `trl grpo`, is expected; the file has {len(starts)}")
+    words = shlex.split(text.replace("\\\n", " ").replace("\n", LINE_END), comments=True)
+    words = [word.replace(LINE_END, "\n") for word in words]  # within quotes a line ends no command
+    commands = [[*part] for is_end, part in groupby(words, SEPARATORS.__contains__) if not is_end]
+    of_scripts = [arguments for command in commands if (arguments := _script_arguments(command)) is not None]
+    if len(of_scripts) != 1:
+        raise ValueError(f"one command that runs a script, or `trl grpo`, is expected; the file has {len(of_scripts)}")
     values: dict[str, list[Any]] = {}
-    for word in words[starts[0] + 1 :]:
+    for word in of_scripts[0]:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             values[name := name.replace("-", "_")] = [_literal(value)] if equals else []

@@ -14,11 +14,12 @@ from typing import NamedTuple
 import polars as pl
 import pyarrow as pa
 
-from flows.queries.condition_process import INDEX, TABLE, ConditionFailed, true_rows
+from flows.queries.condition_process import INDEX, LIMITS, TABLE, ConditionFailed, true_rows
 from flows.queries.request import BadQuestion
 from flows.queries.row_lineage import nearest
 from flows.queries.views import ROLLOUT_COLUMNS
 from storage.read.frames import Frames
+from storage.read.query_limits import OF_MACHINE, Bounds
 
 TEXTS = ("reply", "note", "prompt", "error_message", "error_traceback")
 """Columns of which a hit shows the text around a match."""
@@ -134,15 +135,18 @@ def any_case(text: str) -> str:
 def matching_traces(frames: Frames, where: str) -> tuple[list[str], int]:
     """Return the sorted ids of the rollouts that meet a condition, all where it is empty, and how many were read.
 
-    Raises BadCondition as `matching_rows` does. Of the rollouts only the columns that the condition names are read.
+    Raises BadCondition as `matching_rows` does, at the limits of the machine. Of the rollouts only the columns that the
+    condition names are read.
     """
     condition = Condition(where)
     rows = frames["rollouts"].select("trace_id", *sorted(condition.columns - {"trace_id"})).collect()
-    hits = matching_rows(rows, condition) if where else rows
+    hits = matching_rows(rows, condition, limits=OF_MACHINE) if where else rows
     return hits["trace_id"].unique().sort().to_list(), rows["trace_id"].n_unique()
 
 
-def matching_rows(rows: pl.DataFrame, condition: Condition, reader_gone: Event | None = None) -> pl.DataFrame:
+def matching_rows(
+    rows: pl.DataFrame, condition: Condition, reader_gone: Event | None = None, limits: Bounds = LIMITS
+) -> pl.DataFrame:
     """Return the rows for which a condition holds, in their order. `rows` have the columns that it names.
 
     Raises BadCondition if it is none, fails on a value, reaches a limit of memory or time, or if `reader_gone` is set
@@ -150,7 +154,7 @@ def matching_rows(rows: pl.DataFrame, condition: Condition, reader_gone: Event |
     """
     table = rows.with_row_index(INDEX).select(INDEX, *sorted(condition.columns)).to_arrow()
     try:
-        return rows[true_rows(table, condition.text, reader_gone)]
+        return rows[true_rows(table, condition.text, reader_gone, limits)]
     except ConditionFailed as error:
         unknown = re.search('column "(.+)" not found', str(error))
         near = nearest(unknown[1].lower(), ROLLOUT_COLUMNS) if unknown else ()

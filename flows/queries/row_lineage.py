@@ -292,8 +292,7 @@ def _ids(frames: Frames) -> Iterable[str]:
     """Yield the ids of a store that a person may have meant."""
     yield from frames.run_names
     for work in frames.graph.makers("policies"):
-        yield from policy_names(work)
+        yield from (*policy_names(work), work.key)
     for kind in ("trace", "assignment", "example"):
         table, row_id, _ = KINDS[kind]
         yield from frames[table].select(pl.concat_str(row_id, separator="/")).unique().collect().to_series()
-    yield from frames.graph.works

@@ -120,7 +120,8 @@ def _demonstrate(sources: Sources, recipe: Recipe) -> None:
         argv = module_command(f"{module}.demonstrations", str(part), "--words", str(word_file), *arguments)
         done = subprocess.run(argv, env=inherited_variables(), capture_output=True, text=True, check=False)
         if done.returncode:
-            raise SourceFailed(f"{module}.demonstrations", done.stderr.strip()[-2000:])
+            *traceback, cause = done.stderr.strip()[-2000:].splitlines() or [f"exit status {done.returncode}"]
+            raise SourceFailed(f"{module}.demonstrations", "\n".join([cause, *traceback]))
         with rows.open("ab") as file:
             file.write(part.read_bytes())
         words += json.loads(word_file.read_text(encoding="utf-8"))

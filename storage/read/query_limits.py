@@ -4,6 +4,8 @@ DuckDB's `memory_limit` counts its buffers, not the values that an expression ma
 the rest. Standard library only: the process of a condition starts with it (`flows.queries.condition_process`).
 """
 
+import math
+import os
 import re
 import resource
 from collections.abc import Iterator
@@ -43,6 +45,8 @@ LEAST_MEMORY = 2**24
 SLACK_BYTES = 2**30
 """What the process may take beyond the memory of the database, for threads and for reading the tables."""
 DEFAULT = Bounds()
+OF_MACHINE = Bounds(memory_gib=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, seconds=math.inf)
+"""For the condition of a command that names rollouts to work on, such as an export: what the machine has."""
 
 
 @contextmanager

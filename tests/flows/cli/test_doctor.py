@@ -1,6 +1,7 @@
 """The doctor: each check finds the fault that it is for."""
 
 import json
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -77,7 +78,33 @@ def test_whatever_the_demo_loads_is_loaded(broken, monkeypatch):
     for name in LOADED:
         monkeypatch.setattr(name, Mock(side_effect=ImportError("broken") if name == broken else None))
     with pytest.raises(ImportError, match="broken"):
-        doctor.load_demo()
+        doctor.load_demo("unused")
+
+
+BROKEN_MAKER = f"""
+from unittest.mock import Mock, patch
+for name in {[name for name in LOADED if not name.endswith(".build")]}:
+    patch(name).start()
+sources = "flows.runtime.demo_sources."
+patch(sources + "_demonstrate", lambda sources, recipe: sources.words.write_text("[]")).start()
+patch(sources + "load_function", Mock(side_effect=RuntimeError("no libfoo\\nfor this machine"))).start()
+"""
+ENDLESS = "import sys, time; from pathlib import Path; (Path(sys.argv[1]) / 'draft').touch(); print(1); time.sleep(999)"
+
+
+@pytest.mark.parametrize(
+    ("program", "seconds", "problem"),
+    [
+        (BROKEN_MAKER + doctor.PROBE, 300, r"SourceFailed: \S+ failed: RuntimeError: no libfoo"),
+        (ENDLESS, 3, "not loaded within 3 s"),
+    ],
+)
+def test_a_probe_that_fails_says_the_cause_and_leaves_nothing(program, seconds, problem, tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(doctor, "PROBE", program)
+    monkeypatch.setattr(doctor, "PROBE_SECONDS", seconds)
+    assert re.fullmatch(problem, problem_of(doctor.programs))
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(("free", "problem"), [(4 * GIB, ""), (2 * GIB, "2.0 GiB free; 3 are needed")])

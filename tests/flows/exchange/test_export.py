@@ -155,13 +155,16 @@ def test_a_condition_chooses_rollouts(base, tmp_path):
     assert not (tmp_path / "c.jsonl").exists()
 
 
-def test_nothing_is_replaced_unless_asked(base, tmp_path):
+def test_nothing_is_replaced_unless_asked(base, tmp_path, capsys):
     target = tmp_path / "t.jsonl"
     target.write_text("mine")
     with pytest.raises(OutputRefused, match="--force"):
         out(base, target, form="verifiers", force=False)
-    assert target.read_text() == "mine"
-    assert out(base, target, form="verifiers").number == 10
+    argv = ["export", "base", "--format", "verifiers", "--to", str(target), "--store", base.root.address]
+    assert cli.main(argv) == 2
+    assert "is there already" in capsys.readouterr().err and target.read_text() == "mine"
+    assert cli.main([*argv, "--force"]) == 0
+    assert capsys.readouterr().out == f"{target}: 10 episodes\n"
     assert len(lines(target)) == 10 and list(tmp_path.iterdir()) == [target]
 
 

@@ -103,12 +103,20 @@ def test_the_same_files_again_compute_nothing(root, tmp_path):
     assert bring(root, TOKENS, name="anew", groups_per_step=1).num_computed > 0, "another reading is other work"
 
 
+def test_two_files_that_number_their_traces_share_none(root, tmp_path):
+    for name in ("one", "other"):
+        numbered = [sampled_trace(str(number), f"{name} {number}", 1.0) for number in range(2)]
+        bring(root, write_lines(tmp_path / f"{name}.jsonl", numbered), name=name)
+    one, other = ({*rows(root, name, "traces")["trace_id"].to_pylist()} for name in ("one", "other"))
+    assert len(one) == len(other) == 2 and one.isdisjoint(other)
+
+
 def test_an_import_that_was_interrupted_goes_on(root, monkeypatch):
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("tasks.exchange.trace_import.ImportedRollouts.traces", interrupted)
+        patch.setattr("tasks.exchange.trace_import.ImportedRollouts.rows", interrupted)
         with pytest.raises(KeyboardInterrupt):
             bring(root, TOKENS)
     assert bring(root, TOKENS).num_computed == 2, "examples and assignments were safe"

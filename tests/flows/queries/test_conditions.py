@@ -9,8 +9,8 @@ import pyarrow as pa
 import pytest
 
 from flows.queries.condition_process import INDEX, LIMITS, ConditionFailed, true_rows
-from flows.queries.conditions import FLAGS, BadCondition, Condition, matching_rows, search_condition
-from storage.read.query_limits import Bounds
+from flows.queries.conditions import FLAGS, BadCondition, Condition, matching_rows, matching_traces, search_condition
+from storage.read.query_limits import OF_MACHINE, Bounds
 from tests.fixtures.view_schemas import schema
 
 ROWS = pl.DataFrame(
@@ -128,6 +128,21 @@ def test_a_condition_ends_at_its_limits(sql, limits, message):
     with pytest.raises(ConditionFailed, match=message):
         true_rows(pa.table({INDEX: [0]}), sql, limits=limits)
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 2 * 2**20, "KiB of the largest child"
+
+
+def test_a_condition_of_a_command_has_the_limits_of_the_machine(monkeypatch):
+    limits: list[Bounds] = []
+
+    def spied(rows: pa.Table, sql: str, reader_gone: Event | None, bounds: Bounds) -> list[int]:
+        limits.append(bounds)
+        return true_rows(rows, sql, reader_gone, bounds)
+
+    monkeypatch.setattr("flows.queries.conditions.true_rows", spied)
+    frames = {"rollouts": ROWS.lazy().with_columns(trace_id=pl.format("t{}", "step"))}
+    assert matching_traces(frames, "step > 2") == (["t3", "t4"], 4)
+    assert found(Condition("step > 2")) == [3, 4]
+    assert limits == [OF_MACHINE, LIMITS]
+    assert OF_MACHINE.memory == psutil.virtual_memory().total
 
 
 def test_a_condition_ends_with_its_reader():

@@ -151,6 +151,12 @@ def test_ids_that_name_nothing_or_too_much_are_errors_with_the_nearest(frames, r
         identify(frames.run("begun"), "branch:1")
     with pytest.raises(UnknownId, match="'rollout' is no kind of thing that an id can name; there are example, "):
         identify(frames, "trace-0-0-0", "rollout")
+    sampling, policy = (rows("base", table)[0]["key"] for table in ("traces", "policies"))
+    with pytest.raises(UnknownId, match=f"'{sampling}' names nothing") as caught:
+        identify(frames, sampling)
+    assert str(caught.value).count(sampling) == 1, "the key of other work than a policy is no id"
+    with pytest.raises(UnknownId, match=f"'{policy}x' names nothing; the nearest ids are {policy}"):
+        identify(frames, f"{policy}x")
     assert nearest("bade", ["base", "branch", "reverse_text/example-1"]) == ["base"]
 
 
