@@ -23,6 +23,7 @@ from flows.runtime.resolve_run import find_policy
 from storage.policies.manifest import adapter_base
 from storage.read.frames import Frames, existing_store
 from storage.read.lineage import Graph, Work
+from storage.read.query_limits import OF_MACHINE
 from storage.store import Store
 from tasks.arrays.columns import texts
 from tasks.exchange.datasets import samples
@@ -122,7 +123,7 @@ def chosen_rollouts(store: Store, choice: RolloutChoice) -> Iterator[StepRollout
     store.runs.events(choice.run)
     graph = Graph(store.counted_entries())
     try:
-        requested = {*matching_traces(Frames(store, relations).run(choice.run), choice.where)[0]}
+        requested = {*matching_traces(Frames(store, relations).run(choice.run), choice.where, OF_MACHINE)[0]}
     except BadCondition as error:
         raise ExportRefused(f"--where: {error}\nNothing was written.") from error
     unfit = frozenset() if choice.quarantined else store.quarantines.reasons(store.quarantines.ids()).keys()

@@ -19,7 +19,7 @@ from flows.queries.request import BadQuestion
 from flows.queries.row_lineage import nearest
 from flows.queries.views import ROLLOUT_COLUMNS
 from storage.read.frames import Frames
-from storage.read.query_limits import OF_MACHINE, Bounds
+from storage.read.query_limits import Bounds
 
 TEXTS = ("reply", "note", "prompt", "error_message", "error_traceback")
 """Columns of which a hit shows the text around a match."""
@@ -132,15 +132,14 @@ def any_case(text: str) -> str:
     return sql_text(pl.escape_regex(text))
 
 
-def matching_traces(frames: Frames, where: str) -> tuple[list[str], int]:
+def matching_traces(frames: Frames, where: str, limits: Bounds = LIMITS) -> tuple[list[str], int]:
     """Return the sorted ids of the rollouts that meet a condition, all where it is empty, and how many were read.
 
-    Raises BadCondition as `matching_rows` does, at the limits of the machine. Of the rollouts only the columns that the
-    condition names are read.
+    Raises BadCondition as `matching_rows` does. Of the rollouts only the columns that the condition names are read.
     """
     condition = Condition(where)
     rows = frames["rollouts"].select("trace_id", *sorted(condition.columns - {"trace_id"})).collect()
-    hits = matching_rows(rows, condition, limits=OF_MACHINE) if where else rows
+    hits = matching_rows(rows, condition, limits=limits) if where else rows
     return hits["trace_id"].unique().sort().to_list(), rows["trace_id"].n_unique()
 
 

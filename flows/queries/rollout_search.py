@@ -18,7 +18,6 @@ from flows.queries.conditions import Condition, Pattern, any_case, matching_rows
 from flows.queries.request import NotThere
 from flows.queries.rollouts import rollout_columns
 from flows.queries.store_reader import StoreReader
-from storage.read.query_limits import OF_MACHINE
 from storage.read.views import quote, select
 
 AROUND = 140
@@ -75,13 +74,10 @@ def search_run(reader: StoreReader, run: str, condition: Condition, reader_gone:
 
 
 def filter_traces(reader: StoreReader, run: str, frame: pl.DataFrame, where: str) -> pl.DataFrame:
-    """Return the traces of a frame, as `rollouts.traces_of` has it, that meet the condition of a command.
-
-    Raises BadCondition, at the limits of the machine.
-    """
+    """Return the traces of a frame, as `rollouts.traces_of` has it, that meet a condition. Raises BadCondition."""
     condition, by = Condition(where), ["key", "trace_id"]
     rows = run_rollouts(reader, run, {*by, *condition.columns}, set(frame["key"]))
-    return frame.join(matching_rows(rows, condition, limits=OF_MACHINE), on=by, how="semi", maintain_order="left")
+    return frame.join(matching_rows(rows, condition), on=by, how="semi", maintain_order="left")
 
 
 def describe_hits(reader: StoreReader, run: str, hits: pl.DataFrame, condition: Condition) -> list[dict[str, Any]]:

@@ -65,7 +65,8 @@ def test_a_reward_hack_is_hunted_by_keys_in_five_steps(opened, tmp_path, capsys)
         page.wait_for_url(f"**/steps/{LEARNT}")
         page.locator(".reply", has_text=HACK).first.wait_for()
     assert cli.main(command[1:]) == 0
-    assert f"{(STEPS - LEARNT) * 9} of {STEPS * 12} rollouts" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert f"num rollouts: {(STEPS - LEARNT) * 9}\nnum looked at: {STEPS * 12}\n" in printed
 
 
 def test_the_reward_of_every_list_is_on_the_screen_of_a_phone(demo, opened):

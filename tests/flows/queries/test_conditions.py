@@ -130,16 +130,16 @@ def test_a_condition_ends_at_its_limits(sql, limits, message):
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 2 * 2**20, "KiB of the largest child"
 
 
-def test_a_condition_of_a_command_has_the_limits_of_the_machine(monkeypatch):
-    limits: list[Bounds] = []
+def test_a_condition_has_the_limits_of_the_viewer_or_those_that_a_caller_gives(monkeypatch):
+    limits = []
 
-    def spied(rows: pa.Table, sql: str, reader_gone: Event | None, bounds: Bounds) -> list[int]:
+    def spied(rows, sql, reader_gone, bounds):
         limits.append(bounds)
         return true_rows(rows, sql, reader_gone, bounds)
 
     monkeypatch.setattr("flows.queries.conditions.true_rows", spied)
     frames = {"rollouts": ROWS.lazy().with_columns(trace_id=pl.format("t{}", "step"))}
-    assert matching_traces(frames, "step > 2") == (["t3", "t4"], 4)
+    assert matching_traces(frames, "step > 2", OF_MACHINE) == (["t3", "t4"], 4)
     assert found(Condition("step > 2")) == [3, 4]
     assert limits == [OF_MACHINE, LIMITS]
     assert OF_MACHINE.memory == psutil.virtual_memory().total
