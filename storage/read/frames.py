@@ -143,7 +143,9 @@ class Frames:
             try:
                 rows = select(self.relations, query)
             except duckdb.Error as error:
-                raise (damage_of(error, self.store.root) or error) from OSError(str(error))
+                if damage := damage_of(error, self.store.root):
+                    raise damage from OSError(str(error))
+                raise
             rows = rows if predicate is None else rows.filter(predicate)
             yield rows if count is None else rows.head(count)
 

@@ -1,6 +1,5 @@
 """What a replay is asked for and what it comes to: which stages, which steps, which name, and what is refused."""
 
-from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -97,7 +96,7 @@ def test_the_source_is_not_changed_and_its_rows_are_shared(tmp_path):
 def test_a_step_drawn_twice_is_replayed_from_the_batch_that_was_trained(tmp_path, monkeypatch):
     calls: list[int] = []
 
-    def narrow_at_first(assignments: list[dict[str, Any]], policy: dict[str, Any], step: int) -> fixed.Group:
+    def narrow_at_first(assignments, policy, step):
         made = group(assignments, policy, step)
         calls.append(step)
         rewards = pa.array([0.5] * made["traces"].num_rows) if len(calls) <= NUM_GROUPS else made["traces"]["reward"]

@@ -141,7 +141,7 @@ def test_weights_are_not_asked_for_where_nothing_is_trained(root, models):
         ask(root, from_stage="packing", until="packing", overrides=[f"model.path={models[1]}"])
 
 
-def longer(assignments: list[dict[str, Any]], policy: dict[str, Any], step: int) -> fixed.Group:
+def longer(assignments, policy, step):
     """Rollouts of two turns, which part after the first, by an agent with an opponent that is not trained."""
     made = GROUP(assignments, policy, step)
     traces, messages = made["traces"].to_pylist(), made["messages"].to_pylist()
