@@ -1,6 +1,5 @@
 """What a replay is asked for and what it comes to: which stages, which steps, which name, and what is refused."""
 
-
 import pyarrow as pa
 import pytest
 
