@@ -1,12 +1,14 @@
 """A day of a store in minutes: a schedule, two writers of one run, maintenance beside them, restarts, a lost table.
 
-A clock that was ahead has a test of its own: tests/storage/maintenance/test_gc_needs.py.
+Once with one clock, and once where the maintenance has a clock that is eight days ahead, by libfaketime (Debian's
+package of that name). Writers keep their clock: Python's `sleep` is refused under libfaketime 0.9.10.
 """
 
 import os
 import shutil
 import signal
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,10 +19,19 @@ from tests.fixtures.serving import SMALL, serving
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(1800)]
 STEPS = 40
+FAKETIME = [*Path("/usr/lib").glob("**/faketime/libfaketimeMT.so.1")]
+AHEAD = ["env", *(f"LD_PRELOAD={library}" for library in FAKETIME), "FAKETIME=+8d", "DONT_FAKE_MONOTONIC=1"]
 
 
 @pytest.mark.fault("process", "a day of restarts, second writers and a lost table", "nothing lost, nothing doubled")
-def test_a_day_loses_and_doubles_nothing(tmp_path_factory):
+@pytest.mark.parametrize(
+    "clock",
+    [
+        pytest.param([], id="one clock"),
+        pytest.param(AHEAD, id="ahead", marks=pytest.mark.skipif(not FAKETIME, reason="libfaketime is not installed")),
+    ],
+)
+def test_a_day_loses_and_doubles_nothing(tmp_path_factory, clock):
     with serving(tmp_path_factory.mktemp("day")) as served:
         served.schedule(60, **served.of_the_tiny_model(steps=1))
         served.wait_for_firings(1)
@@ -30,9 +41,10 @@ def test_a_day_loses_and_doubles_nothing(tmp_path_factory):
         program = [sys.executable, "-m", "flows.cli", *command, "--store", str(served.store)]
         writers = [served.begin(*program) for _ in range(2)]
         happened(f"two writers of one run: {[writer.pid for writer in writers]}")
-        for beside in (["maintain"], ["gc", "--keep-last", "1", "--dry-run"], ["repair", "--deep"]):
-            done = served.stagecoach(*beside, "--store", str(served.store))
+        for beside in (["maintain"], ["gc", "--keep-last", "1", "--dry-run"], ["repair", "--deep"], ["runs"]):
+            done = served.stagecoach(*beside, "--store", str(served.store), clock=clock)
             assert done.returncode == 0, f"{beside}: {done.stdout}{done.stderr}"
+        assert " shared " in done.stdout and "its process is gone" not in done.stdout
 
         worker = next(process for process in served.processes if "worker" in process.args)
         os.killpg(worker.pid, signal.SIGTERM)
