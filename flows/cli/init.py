@@ -18,7 +18,7 @@ def init(
         tuple[str, ...],
         option(
             "a config of prime-rl (rl.toml, or its files for single components), or arguments of TRL's GRPOConfig: a "
-            "YAML, TOML or JSON file, or the command that starts its script, as .sh; nothing of it is run",
+            "YAML, TOML or JSON file",
             "FILE",
             name="--from",
             consume_multiple=(1, None),

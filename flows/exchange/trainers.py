@@ -6,13 +6,11 @@ A table names settings here by the keys there (`keys`), other words for values (
 
 import json
 import re
-import shlex
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import groupby
 from math import ceil
 from operator import add, mul, truediv
 from pathlib import Path
@@ -32,9 +30,6 @@ SAMPLE: dict[str, Any] = {
 MAX_CHARS = 10_000_000
 """Longest text of a file."""
 EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
-LINE_END = "\n ; "
-"""What ends a command in place of the end of a line, behind which no comment goes on."""
-SEPARATORS = (";", "&", "&&", "|", "||")
 OPERATORS = {"+": add, "*": mul, "/": truediv}
 TABLES = [tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text("utf-8")) for name in ("trl", "prime_rl")]
 
@@ -225,7 +220,7 @@ def _recognise(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             text = file.read(MAX_CHARS + 1)
         if len(text) > MAX_CHARS:
             raise ValueError(f"longer than {MAX_CHARS} characters")
-        readers: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": json.loads, ".sh": _arguments}
+        readers: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": json.loads}
         tree = readers.get(path.suffix, yaml.safe_load)(text) if text.strip() else {}
         if not isinstance(tree, dict) or not tree:
             raise ValueError("the file is empty" if not tree else "it has no keys with values")
@@ -235,8 +230,8 @@ def _recognise(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError(
             [
-                f"{path}: not read as TOML, as YAML or as the command of a .sh: {error}. Nothing was written; of a "
-                "Python script give the arguments of GRPOConfig as YAML"
+                f"{path}: not read as TOML, JSON or YAML: {error}. Nothing was written; of a script or a "
+                "command give the arguments of GRPOConfig as YAML"
             ]
         ) from error
     candidates = [
@@ -269,41 +264,3 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 def _number(value: Any) -> Any:
     """Return a text such as 1e-6, which YAML 1.1 takes for text, as the number that it is."""
     return float(value) if EXPONENT.fullmatch(str(value)) else value
-
-
-def _literal(word: str) -> Any:
-    """Return a word of a command, such as 1e-6, True or {a: 1}, as the value that it is; any other is a text."""
-    with suppress(ValueError, yaml.YAMLError):
-        if word.startswith(("{", "[")):
-            return yaml.safe_load(word)
-        value = json.loads(word.lower())
-        return word if isinstance(value, str) else value
-    return word
-
-
-def _script_arguments(command: Sequence[str]) -> Sequence[str] | None:
-    """Return the words behind the script of a command, or behind `trl grpo`; None where it runs neither."""
-    # Words before the script are of the program that starts it.
-    for at, word in enumerate(command):
-        is_script = word.endswith(".py") and not word.startswith("-")
-        if is_script or command[at - 1 : at + 1] == ["trl", "grpo"]:
-            return command[at + 1 :]
-    return None
-
-
-def _arguments(text: str) -> dict[str, Any]:
-    """Return the arguments of the one command that starts a script, or TRL's own. Raises ValueError for several."""
-    words = shlex.split(text.replace("\\\n", " ").replace("\n", LINE_END), comments=True)
-    words = [word.replace(LINE_END, "\n") for word in words]  # within quotes a line ends no command
-    commands = [[*part] for is_end, part in groupby(words, SEPARATORS.__contains__) if not is_end]
-    of_scripts = [arguments for command in commands if (arguments := _script_arguments(command)) is not None]
-    if len(of_scripts) != 1:
-        raise ValueError(f"one command that runs a script, or `trl grpo`, is expected; the file has {len(of_scripts)}")
-    values: dict[str, list[Any]] = {}
-    for word in of_scripts[0]:
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            values[name := name.replace("-", "_")] = [_literal(value)] if equals else []
-        elif values:
-            values[name].append(_literal(word.rstrip(",")))
-    return {name: words[0] if len(words) == 1 else words or True for name, words in values.items()}

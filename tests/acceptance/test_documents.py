@@ -31,7 +31,6 @@ READERS_FILES: Mapping[str, Mapping[str, str | Path]] = {
     },
     "docs/coming-from-trl.md": {
         "grpo.yaml": GRPO,
-        "run.sh": PUBLISHED / "gspo.sh",
     },
 }
 """Files that a reader of the page brings."""

@@ -68,7 +68,7 @@ def test_published_configs_of_other_trainers_become_projects(tmp_path):
     assert f"{origin} -> assignment.groups_per_step = 8\n" in translated(tmp_path, "parts", "orch.toml", "train.toml")
     assert "sft_demo" in translated(tmp_path, "supervised", "refused_sft.toml", status=2)
     assert not (tmp_path / "supervised").exists()
-    assert 'importance_sampling_level = "sequence"' in translated(tmp_path, "from-trl", "gspo.sh")
+    assert 'importance_sampling_level = "sequence"' in translated(tmp_path, "from-trl", "gspo.yaml")
     assert "key of step 0" in stagecoach("check", "config.toml", cwd=tmp_path / "from-trl")
     assert (tmp_path / "from-trl/my_reward.py").is_file()
 

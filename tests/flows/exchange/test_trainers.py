@@ -107,7 +107,3 @@ def test_files_that_are_no_configs_are_refused(tmp_path):
 @pytest.mark.parametrize("case", CASES["files"], ids=lambda case: case["text"][:40])
 def test_whose_a_file_is_and_what_its_values_are(tmp_path, case):
     assert translated(tmp_path, case["text"], case["name"]).keys == case["keys"]
-
-
-def test_a_null_of_a_command_is_no_value(tmp_path):
-    assert translated(tmp_path, "trl grpo --seed 1 --top_k null", "a.sh").keys == {"seed": 1, "top_k": None}
