@@ -197,6 +197,8 @@ def translate_recorded(tree: dict[str, Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         translate(tree)
+    if isinstance(rollout := tree.get("rollout"), dict):
+        rollout.pop("adaptive_in_flight", None)  # it changed no rows
     wandb = tree.pop("wandb", None)  # the former name of the section `tracking`
     if isinstance(wandb, dict) and wandb.get("mode") != "disabled":
         tree["tracking"] = {"type": "wandb"} | wandb

@@ -138,9 +138,6 @@ class RolloutConfig(Section):
     deterministic environments."""
     max_in_flight: int = operational(128, ge=1)
     """Most rollouts that run at the same time."""
-    adaptive_in_flight: bool = operational(False)
-    """Whether fewer rollouts run at the same time if the engine cannot keep up, by its own metrics; between 1 and
-    `max_in_flight`. The limit is not changed for an engine without such metrics."""
     max_attempts: int = operational(3, ge=1)
     """Attempts at a rollout that failed for a retryable reason; the last failure is a row."""
     timeout_seconds: float = operational(300.0, gt=0)

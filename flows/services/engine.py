@@ -218,14 +218,10 @@ class InferenceService(RunService):
 
     def _spec(self, name: str, source: Path, index: int) -> ServiceSpec:
         config, engine = self._config, self._config.engine.replica(index)
-        # A stream records the load of its engine.
-        metrics = config.rollout.adaptive_in_flight or config.streams or engine.metrics
 
         def command(report: Path) -> Command:
             memory = self._plan.engine_arguments if self._plan else ()
-            argv, variables = engine_command(
-                engine, config.model, source, report, config.training.lora, metrics=metrics, memory=memory
-            )
+            argv, variables = engine_command(engine, config.model, source, report, config.training.lora, memory=memory)
             return argv, {**variables, engine.api_key_variable: self.key}
 
         return self._describe(

@@ -163,9 +163,9 @@ create table intake_loads (
     learner_waited_seconds double,  -- in which the learner waited for rollouts
     num_ended bigint,  -- rollouts that came to an end, errors included
     num_cancelled bigint,  -- rollouts that were stopped before
-    requests_running double null,  -- mean number in the engine's batch; null where it reports none
-    requests_waiting double null,  -- mean number in its queue
-    cache_use double null,  -- mean share of its KV cache in use
+    requests_running double null,  -- null, as the two below: `engine_metrics` has what an engine reports
+    requests_waiting double null,  -- null
+    cache_use double null,  -- null
     primary key (group_id)
 );
 

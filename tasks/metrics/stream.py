@@ -13,8 +13,6 @@ from tasks.metrics.rollouts import ages_of_tokens, mean_and_max
 from tasks.runtime.stage import Tables
 
 SHARES = {"engine_idle": "idle_seconds", "learner_waited": "learner_waited_seconds"}
-MEANS = ("in_flight", "requests_running", "requests_waiting", "cache_use")
-"""Columns that are means over the seconds of their row."""
 Row = Mapping[str, Any]
 
 
@@ -41,10 +39,7 @@ def load_metrics(rows: Sequence[Row]) -> dict[str, float]:
     seconds = math.fsum(row["seconds"] for row in measured)
     found = {"seconds": seconds}
     found |= {name: math.fsum(row[column] for row in measured) / seconds for name, column in SHARES.items()}
-    for name in MEANS:
-        known = [row for row in measured if row[name] is not None]
-        if known:
-            found[name] = _mean_over_time(known, name)
+    found["in_flight"] = _mean_over_time(measured, "in_flight")
     cancelled, ended = (sum(row[name] for row in rows) for name in ("num_cancelled", "num_ended"))
     if cancelled + ended:
         found["cancelled"] = cancelled / (cancelled + ended)

@@ -42,13 +42,12 @@ def command(
     lora: "LoraConfig | None" = None,
     *,
     frozen: bool = False,
-    metrics: bool = False,
     memory: Sequence[str] = (),
 ) -> tuple[list[str], dict[str, str]]:
     """Return the argument list and environment of an engine process that starts with the weights in `directory`.
 
     With `lora` it can serve adapters over them. A `frozen` engine never reloads weights, so a tied output head may stay
-    tied. With `metrics` it reports its load under `/metrics`. `memory` has the arguments of the memory plan, for CUDA.
+    tied. `memory` has the arguments of the memory plan, for CUDA.
 
     The process reads its API key from the variable that the config names, which the caller sets. The port is
     any free one; the process writes `{"url": ...}` to `report` once it answers. Raises ModelUnusable where the
@@ -73,7 +72,7 @@ def command(
     if info.sees:
         # The class of vLLM's own: the one that wraps transformers leaves out the features of DeepStack, without a word.
         argv += ["--model-impl", "vllm", "--limit-mm-per-prompt", json.dumps({"image": MOST_IMAGES, "video": 0})]
-    argv += ["--disable-uvicorn-access-log", *([] if metrics else ["--disable-log-stats"])]
+    argv += ["--disable-uvicorn-access-log", *([] if config.metrics else ["--disable-log-stats"])]
     argv += (
         _cpu_arguments(config, untie=not frozen and has_tied_head(Path(directory)))
         if on_cpu

@@ -11,15 +11,12 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 
 from storage.schemas.stage_tables import ENGINE_METRICS
 from tasks.inference.engine.client import ServedModel, client_options
-
-if TYPE_CHECKING:
-    import httpx
 
 INTERVAL_SECONDS = 5.0
 """Between two readings: what an engine counted after the last one before it died is not known."""
@@ -199,23 +196,9 @@ def read_page(engine: ServedModel) -> str | None:
 
     try:
         with httpx.Client(**client_options(engine.url, engine.api_key, TIMEOUT_SECONDS)) as client:
-            return _page_of(client.get("/metrics"))
+            answer = client.get("/metrics")
     except httpx.HTTPError:
         return None
-
-
-async def read_page_async(engine: ServedModel) -> str | None:
-    """Return what `read_page` does, without a thread, so that a cancellation ends it."""
-    import httpx
-
-    try:
-        async with httpx.AsyncClient(**client_options(engine.url, engine.api_key, TIMEOUT_SECONDS)) as client:
-            return _page_of(await client.get("/metrics"))
-    except httpx.HTTPError:
-        return None
-
-
-def _page_of(answer: "httpx.Response") -> str | None:
     if answer.status_code >= 500:
         return None
     return answer.text if answer.status_code == 200 else ""

@@ -2,8 +2,8 @@
 
 The stages rollout and evaluation make one for a batch, the queue's thread one for each policy; `sample` runs its event
 loop in a thread and waits. It owns which groups are in flight. Beside it, in that loop: ServerPool (servers and
-replicas), ServiceWatch (lost ones, silent engines), RolloutRunner (one rollout, with retries), Limiter and GroupQuota
-(when rollouts begin and stop), AdaptiveLimit and LoadMeter (loads of engines).
+replicas), ServiceWatch (lost ones, silent engines), RolloutRunner (one rollout, with retries), GroupQuota (when
+rollouts stop) and LoadMeter (rollouts under way).
 """
 
 import asyncio
@@ -12,8 +12,6 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
-from functools import partial
 from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,8 +24,8 @@ from tasks.inference.engine.client import MODEL, OF_POLICY, SERVE_SECONDS, Engin
 from tasks.inference.sampling.background_loop import run_in_background_loop
 from tasks.inference.sampling.crash_isolation import CrashIsolation, InFlightRollout
 from tasks.inference.sampling.episode_rows import Rows
-from tasks.inference.sampling.limits import AdaptiveLimit, GroupQuota, Limiter, StoppedEarly, straggler_failure
-from tasks.inference.sampling.load_meter import EngineLoad, LoadMeter, follow_loads
+from tasks.inference.sampling.limits import GroupQuota, StoppedEarly, straggler_failure
+from tasks.inference.sampling.load_meter import LoadMeter
 from tasks.inference.sampling.lost_servers import ServiceLost, ServiceWatch
 from tasks.inference.sampling.rollout_runner import RolloutRunner
 from tasks.inference.sampling.server_pool import CrashesServers, FindServers, ServePolicy, ServerPool
@@ -66,7 +64,7 @@ class SamplingPlan:
     versions: dict[str, int] | None = None
     """Versions, by key, of the policies whose tokens a rollout may have; a policy is added before it is served."""
     meter: LoadMeter | None = None
-    """Measures rollouts in flight and the load of the engine."""
+    """Measures rollouts in flight."""
 
     def __init__(self, num_groups: Mapping[str, int] = NO_LIMITS) -> None:
         """`num_groups` says, by environment, after how many groups the others are stopped."""
@@ -126,8 +124,6 @@ class BatchSampler:
         self.plan = plan = plan or SamplingPlan()
         engines = {name: model for name, model in served.items() if not model.chat}
         of_policy = engines.get(OF_POLICY)
-        frozen = [model for name, model in engines.items() if name != OF_POLICY]
-        self._frozen = tuple(replica for model in frozen for replica in model.replicas)
         urls = of_policy.urls if of_policy else ()
         # Weights that are exchanged under rollouts are so at all replicas that began them: none joins meanwhile.
         num_replicas = max(config.engine.num_replicas, len(urls))
@@ -145,7 +141,7 @@ class BatchSampler:
         self.begun: set[str] = set()
         self.live: dict[str, asyncio.Task[None]] = {}
         """Groups that are being sampled, or wait for the limit."""
-        self.limiter = Limiter(config.rollout.max_in_flight)
+        self.limiter = asyncio.Semaphore(config.rollout.max_in_flight)
         # The store takes one commit after another; groups that end together must not race for it.
         self.commit_lock = asyncio.Lock()
 
@@ -160,15 +156,7 @@ class BatchSampler:
     async def _run(self, assignments: pa.Table, examples: pa.Table) -> None:
         watching = asyncio.create_task(self._watch_services())
         sampling = asyncio.create_task(self._sample_groups(assignments, examples))
-        monitors = [asyncio.create_task(self.servers.follow_replicas(self.watch.add))]
-        reports: dict[tuple[ServedModel, ...], list[Callable[[EngineLoad | None], None]]] = {}
-        if adaptive := self.config.rollout.adaptive_in_flight:
-            reports[self._frozen] = [AdaptiveLimit(self.limiter).adjust]
-        if self.plan.meter:
-            reports.setdefault((), []).append(self.plan.meter.report)
-        for frozen, receivers in reports.items():  # one reading for both where no frozen model is served
-            engines, limits = partial(self._engines_with, frozen), adaptive and frozen == self._frozen
-            monitors.append(asyncio.create_task(follow_loads(engines, *receivers, limits=limits)))
+        joining = asyncio.create_task(self.servers.follow_replicas(self.watch.add))
         try:
             await asyncio.wait({watching, sampling}, return_when=asyncio.FIRST_COMPLETED)
             if watching.done():
@@ -177,12 +165,12 @@ class BatchSampler:
         except ExceptionGroup as several:
             raise _root_cause(several) from several
         finally:
-            for task in (watching, sampling, *monitors):
+            tasks = watching, sampling, joining
+            for task in tasks:
                 task.cancel()
-            ends = await asyncio.gather(watching, sampling, *monitors, return_exceptions=True)
-            for end in ends[2:]:  # a monitor that fails stops no rollout
-                if isinstance(end, Exception):
-                    _log.error("the monitor of the limit or the replicas has failed: %r", end)
+            *_, end = await asyncio.gather(*tasks, return_exceptions=True)
+            if isinstance(end, Exception):  # it stops no rollout
+                _log.error("the search for replicas that are started again has failed: %r", end)
             await self.servers.close()
             lag = self.watch.clock.worst_lag
             _log.info("sampled %d groups; the event loop was %.3f s late at worst", len(self.begun), lag)
@@ -291,11 +279,6 @@ class BatchSampler:
             return self.runner.rows_without_trace(assignment, failure, started or now, seconds or 0.0), True
         except CrashesServers as crash:
             return self.runner.rows_without_trace(assignment, crash.failure, time.time(), 0.0), False
-
-    def _engines_with(self, frozen: Sequence[ServedModel]) -> list[ServedModel]:
-        """Return the policy at each of the replicas that are there by now, and frozen models."""
-        policy, urls = self.runner.served.get(OF_POLICY), self.servers.addresses[OF_POLICY]
-        return [*(replace(policy, url=url, other_urls=()) for url in urls if policy), *frozen]
 
     def _begin(self, group_id: str) -> None:
         """Begin a group with the first of its members that the limit admits; raises NotBegun where it is too late."""

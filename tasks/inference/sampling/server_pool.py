@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tasks.inference.engine.client import OF_POLICY, ServedModel
 from tasks.inference.sampling.crash_isolation import CrashIsolation, InFlightRollout
-from tasks.inference.sampling.limits import Limiter
 from tasks.inference.sampling.lost_servers import ServiceLost, server_name
 from tasks.inference.trace_rows.failures import Failure
 from tasks.inference.trace_rows.rows import Row
@@ -90,7 +89,7 @@ class ServerPool:
         """Requests in flight, by environment and server, and by OF_POLICY and replica."""
 
     async def run(
-        self, assignment: Row, limiter: Limiter, play: Callable[[InFlightRollout], Awaitable[Result]]
+        self, assignment: Row, limiter: asyncio.Semaphore, play: Callable[[InFlightRollout], Awaitable[Result]]
     ) -> Result:
         """Play an assignment at the server with the fewest rollouts, and at others if that is lost.
 

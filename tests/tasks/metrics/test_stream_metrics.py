@@ -5,20 +5,18 @@ import pytest
 from tasks.metrics.stream import load_metrics, stream_metrics
 from tests.fixtures.builders import table, trace, verdict
 
-MEANS = dict.fromkeys(("requests_running", "requests_waiting", "cache_use")) | {"max_in_flight": 8, "num_ended": 3}
+LIMIT = {"max_in_flight": 8, "num_ended": 3}
 MEASURES = ("num_cancelled", "seconds", "in_flight", "idle_seconds", "learner_waited_seconds")
 
 
 def test_means_are_over_time():
     readings = [(1, 1.0, 8.0, 0.0, 1.0), (2, 3.0, 4.0, 1.0, 0.0), (0, 0.0, 1.0, 0.0, 0.0)]
-    rows = [MEANS | dict(zip(MEASURES, reading, strict=True)) for reading in readings]
-    rows[1]["cache_use"] = 0.5
+    rows = [LIMIT | dict(zip(MEASURES, reading, strict=True)) for reading in readings]
     assert load_metrics(rows) == {
         "seconds": 4.0,
         "engine_idle": 0.25,
         "learner_waited": 0.25,
         "in_flight": 5.0,
-        "cache_use": 0.5,
         "cancelled": 0.25,
         "fullness": 0.625,
     }

@@ -1,7 +1,6 @@
-"""The limits on rollouts in flight: the rule, the limiter, the quota of groups; and engines with and without a key."""
+"""The quota of groups; and engines with and without a key."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 from aiohttp import web
@@ -9,129 +8,11 @@ from aiohttp import web
 from tasks.inference.engine.client import ServedModel
 from tasks.inference.engine.metrics import read_page
 from tasks.inference.sampling import lost_servers
-from tasks.inference.sampling.limits import PATIENCE, AdaptiveLimit, GroupQuota, Limiter, StoppedEarly
-from tasks.inference.sampling.load_meter import EngineLoad, load_of_page
+from tasks.inference.sampling.limits import GroupQuota, StoppedEarly
 from tasks.inference.sampling.lost_servers import ServiceLost, ServiceWatch
 from tests.fixtures.endpoints import endpoint
 from tests.fixtures.faults import happened
 from tests.fixtures.waiting import in_loop
-
-CALM = EngineLoad(running=8, waiting=0, cache_use=0.5, preemptions=2)
-PAGE = """# HELP vllm:num_requests_running Number of requests in model execution batches.
-# TYPE vllm:num_requests_running gauge
-vllm:num_requests_running{engine="0",model_name="a {b} c"} 3.0
-vllm:num_requests_running{engine="1",model_name="a {b} c"} 2.0
-vllm:num_requests_waiting{engine="0",model_name="policy"} 1.0
-vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 7.0
-vllm:kv_cache_usage_perc{engine="0"} 0.25
-vllm:kv_cache_usage_perc{engine="1"} 0.75
-vllm:num_preemptions_total{engine="0"} 4.0
-vllm:num_preemptions_created{engine="0"} 1.7e+09
-"""
-PAGE_OF_ONE = """vllm:num_requests_running 1
-vllm:num_requests_waiting 2
-vllm:kv_cache_usage_perc 0.5
-vllm:num_preemptions_total 4
-"""
-
-
-@pytest.mark.parametrize(
-    ("page", "load"),
-    [
-        (PAGE, EngineLoad(running=5, waiting=1, cache_use=0.75, preemptions=4)),
-        (PAGE_OF_ONE, EngineLoad(1, 2, 0.5, 4)),
-        (PAGE_OF_ONE.rsplit("vllm:num_preemptions_total", maxsplit=1)[0], None),
-        ("", None),
-    ],
-    ids=["two cores", "no labels", "one metric less", "no page"],
-)
-def test_the_load_on_a_page_of_metrics(page, load):
-    assert load_of_page(page) == load
-
-
-WAITING, PREEMPTED = replace(CALM, waiting=1), replace(CALM, preemptions=3)
-
-
-@pytest.mark.parametrize(
-    ("readings", "in_use", "limits"),
-    [
-        ([CALM, CALM], 64, [12, 16]),  # 64 / 16 more, also after a first reading
-        ([CALM], 7, [8]),  # nothing is held back
-        ([CALM] * 15, 64, [*range(12, 64, 4), 64, 64]),
-        ([replace(CALM, cache_use=0.9)], 64, [8]),
-        ([WAITING] * PATIENCE + [WAITING, CALM], 64, [8] * (PATIENCE - 1) + [4, 4, 8]),
-        ([WAITING] * (PATIENCE - 1) + [CALM], 64, [8] * (PATIENCE - 1) + [12]),  # the queue is empty again
-        ([CALM, PREEMPTED, PREEMPTED], 12, [12, 6, 10]),
-        ([CALM, *(replace(CALM, preemptions=3 + n) for n in range(4))], 0, [8, 4, 2, 1, 1]),
-        ([PREEMPTED, CALM], 64, [12, 16]),  # another engine in place of the one that counted
-        ([None], 0, [64]),
-    ],
-)
-def test_the_rule_by_hand(readings, in_use, limits):
-    adaptive = AdaptiveLimit(limiter := Limiter(64))
-    limiter.in_use = in_use
-    found = []
-    for reading in readings:
-        adaptive.adjust(reading)
-        found.append(limiter.limit)
-    assert found == limits
-
-
-class Crowd:
-    """Who is inside a limiter, and in which order they came in."""
-
-    def __init__(self, limiter):
-        self.limiter = limiter
-        self.came = []
-        self.leave = [asyncio.Event() for _ in range(12)]
-        self.tasks = [asyncio.create_task(self.visit(number)) for number in range(12)]
-
-    async def visit(self, number):
-        async with self.limiter:
-            self.came.append(number)
-            await self.leave[number].wait()
-
-    async def settled(self):
-        for _ in range(4):
-            await asyncio.sleep(0)
-        return self.came
-
-    async def all_gone(self):
-        for event in self.leave:
-            event.set()
-        await asyncio.gather(*self.tasks, return_exceptions=True)
-        assert self.limiter.in_use == 0
-
-
-@in_loop
-async def test_first_come_first_in_and_a_bound_that_moves():
-    crowd = Crowd(Limiter(2))
-    assert await crowd.settled() == [0, 1]
-    crowd.limiter.resize(4)
-    assert await crowd.settled() == [0, 1, 2, 3]
-    crowd.limiter.resize(1)
-    for number in range(3):
-        crowd.leave[number].set()
-    assert await crowd.settled() == [0, 1, 2, 3], "one is still inside"
-    crowd.leave[3].set()
-    assert await crowd.settled() == [0, 1, 2, 3, 4]
-    await crowd.all_gone()
-    assert crowd.came == list(range(12))
-
-
-@in_loop
-async def test_who_gives_up_leaves_no_hole():
-    crowd = Crowd(Limiter(2))
-    await crowd.settled()
-    crowd.tasks[2].cancel()  # while it waits
-    crowd.tasks[0].cancel()  # inside
-    assert await crowd.settled() == [0, 1, 3]
-    crowd.leave[1].set()
-    await asyncio.sleep(0)
-    crowd.tasks[4].cancel()  # in the very turn in which it is let in
-    assert set(await crowd.settled()) >= {0, 1, 3, 5}
-    assert crowd.limiter.in_use == 2
-    await crowd.all_gone()
 
 
 async def stopped(quota, environment, began):
@@ -191,12 +72,15 @@ async def test_another_time_limit_and_a_cancellation_are_not_taken_for_it():
         await task
 
 
+PAGE = "vllm:num_preemptions_total 4\n"
+
+
 async def asked(key, status, question):
     """Ask a server that answers every path with one status, and wants the key."""
 
     async def answer(request):
         assert request.headers.get("Authorization") == (f"Bearer {key}" if key else None)
-        return web.Response(text=PAGE_OF_ONE, status=status)
+        return web.Response(text=PAGE, status=status)
 
     async with endpoint(answer, "/{path}") as url:
         return await question(ServedModel(url, key))
@@ -219,7 +103,7 @@ def test_a_page_of_metrics_is_read_with_the_key_and_a_server_that_falters_has_no
         return await asyncio.to_thread(read_page, served)
 
     pages = [asyncio.run(asked(key, status, read)) for status in (200, 404, 503)]
-    assert pages == [PAGE_OF_ONE, "", None]
+    assert pages == [PAGE, "", None]
 
 
 @pytest.mark.parametrize("key", ["", "secret"])

@@ -12,7 +12,7 @@ import pytest
 
 from tasks.inference.engine.client import OF_POLICY, EngineLost, ServedModel
 from tasks.inference.sampling.crash_isolation import CrashIsolation
-from tasks.inference.sampling.limits import GroupQuota, Limiter
+from tasks.inference.sampling.limits import GroupQuota
 from tasks.inference.sampling.lost_servers import ServiceLost
 from tasks.inference.sampling.rollout_runner import RolloutRunner
 from tasks.inference.sampling.sampler import BatchSampler, SamplingPlan, WeightUpdate
@@ -78,7 +78,13 @@ def sample(runner, plan, groups, most=12, size=SIZE, **parts):
     """Sample some groups, and return those that were handed over."""
     handed, sampler = [], object.__new__(BatchSampler)
     pool = ServerPool({"e": ["tcp://127.0.0.1:9"]}, CrashIsolation())
-    parts = {"runner": runner, "plan": plan, "quota": GroupQuota({}), "limiter": Limiter(most), "servers": pool} | parts
+    parts = {
+        "runner": runner,
+        "plan": plan,
+        "quota": GroupQuota({}),
+        "limiter": asyncio.Semaphore(most),
+        "servers": pool,
+    } | parts
     parts |= {"begun": set(), "live": {}, "on_group": lambda group_id, _: handed.append(group_id)}
     vars(sampler).update(parts)
     names = sorted({*groups, *getattr(plan, "groups", "")})

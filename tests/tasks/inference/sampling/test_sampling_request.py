@@ -7,17 +7,15 @@ from verifiers.v1.types import AssistantMessage, UserMessage
 
 from configs.environments import EnvironmentConfig
 from configs.evaluation import ExternalModelConfig
-from configs.run import RunConfig, View
+from configs.run import RunConfig
 from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from tasks.inference.engine.client import OF_POLICY, ServedModel
 from tasks.inference.environments.agent_runs import SEED_STRIDE, CallSeeds, call_seed, prompt_digest
-from tasks.inference.sampling.load_meter import LoadMeter
 from tasks.inference.sampling.model_requests import sampling_config
-from tasks.inference.sampling.sampler import BatchSampler, SamplingPlan
+from tasks.inference.sampling.sampler import BatchSampler
 from tasks.runtime.stage import Policy
-from tests.fixtures.builders import table
-from tests.fixtures.hosts import SECTIONS, view_of
+from tests.fixtures.hosts import view_of
 
 pytestmark = pytest.mark.engine
 
@@ -29,12 +27,8 @@ def sampling(policy="the-policy", teachers=None, **environment):
     section = EnvironmentConfig(name="e", taskset={"id": "e"}, **environment)
     view = view_of("somewhere", section, temperature=0.7, max_tokens=9)
     served = {OF_POLICY: ServedModel("http://127.0.0.1:9", "", salt=policy), **(teachers or {})}
-    return sampler(served, view, Policy(policy, 3), 4).runner
-
-
-def sampler(served, view, policy, step, **others):
-    handed_over = {"on_group": lambda *_: None, **others}
-    return BatchSampler(served=served, addresses={}, policy=policy, step=step, config=view, **handed_over)
+    handed_over = {"addresses": {}, "on_group": lambda *_: None}
+    return BatchSampler(served=served, policy=Policy(policy, 3), step=4, config=view, **handed_over).runner
 
 
 @pytest.mark.parametrize("policy", ["one", "another"])
@@ -123,29 +117,3 @@ def test_the_key_of_somebody_elses_api_is_not_overwritten_by_one_of_ours(tmp_pat
     EnvironmentServers(supervisor, config, "ours").begin()
     (spec,) = supervisor.specs
     assert ("STAGECOACH_ENGINE_KEY" in spec.env) != external
-
-
-@pytest.mark.parametrize(("adaptive", "expected"), [(True, [(2, True)]), (False, [(1, False)])])
-def test_loads_are_followed_as_limits_only_where_the_limit_adapts(adaptive, expected, monkeypatch):
-    followed = []
-
-    async def follow(engines, *reports, limits):
-        followed.append((len(reports), limits))
-
-    monkeypatch.setattr("tasks.inference.sampling.sampler.follow_loads", follow)
-    view = view_of("somewhere", EnvironmentConfig(name="e", taskset={"id": "e"}), adaptive_in_flight=adaptive)
-    plan = SamplingPlan()
-    plan.meter = LoadMeter()
-    served = {OF_POLICY: ServedModel("http://127.0.0.1:9", "")}
-    made = sampler(served, view, Policy("", 0), 0, plan=plan)
-    made.sample(table("assignments", []), table("examples", []))
-    assert followed == expected
-
-
-def test_somebody_elses_api_is_not_asked_for_metrics_of_an_engine():
-    chat = ExternalModelConfig(url="https://host/v1", model="m")
-    served = {"": ServedModel(chat.url, "", chat.model, chat=chat)}
-    config = RunConfig.model_validate({"rollout": {"adaptive_in_flight": True}, "model": {"path": "somewhere"}})
-    view = View(config, SECTIONS, "rollout")
-    made = sampler(served, view, Policy("", 0), 0)
-    assert not made._engines_with(made._frozen)

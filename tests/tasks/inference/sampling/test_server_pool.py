@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from tasks.inference.engine.client import OF_POLICY, ServedModel
 from tasks.inference.sampling import server_pool
 from tasks.inference.sampling.crash_isolation import MIN_LOSSES, CrashIsolation, InFlightRollout
-from tasks.inference.sampling.limits import Limiter
 from tasks.inference.sampling.lost_servers import ServiceLost, ServiceWatch, server_name
 from tasks.inference.sampling.server_pool import CrashesServers, ServerGone, ServerPool
 from tests.fixtures.waiting import in_loop
@@ -58,7 +57,7 @@ class Table:
         self.connections = {}
         self.dealt = []
         self.tasks = {}
-        self.limiter = Limiter(99)
+        self.limiter = asyncio.Semaphore(99)
         self.pool._connection = self._connection
 
     def _connection(self, server):
@@ -163,7 +162,7 @@ async def test_a_deadly_rollout_plays_alone_after_two_losses_and_fails_after_two
 
 @in_loop
 async def test_a_group_of_killers_costs_four_losses_alone_and_its_other_members_are_not_tried():
-    pool, limiter, alone = ServerPool({"e": [A, B, C]}, CrashIsolation()), Limiter(8), []
+    pool, limiter, alone = ServerPool({"e": [A, B, C]}, CrashIsolation()), asyncio.Semaphore(8), []
 
     async def crash(placed):
         await asyncio.sleep(0)
@@ -184,14 +183,14 @@ async def test_a_group_of_killers_costs_four_losses_alone_and_its_other_members_
 
 @in_loop
 async def test_isolated_rollouts_hold_no_place_of_the_limit_and_wait_for_all_environments():
-    pool, limiter, order = ServerPool({"a": [A], "b": [B]}, CrashIsolation()), Limiter(2), []
+    pool, limiter, order = ServerPool({"a": [A], "b": [B]}, CrashIsolation()), asyncio.Semaphore(2), []
     killers = [InFlightRollout(name, "a", "a") for name in members("a", 3)]
     for _ in range(MIN_LOSSES):
         pool.isolation.record(killers)
 
     async def play(placed):
         order.append(placed.assignment_id)
-        assert placed.environment == "b" or len(pool.in_flight) == limiter.in_use == 1
+        assert placed.environment == "b" or len(pool.in_flight) == 1 == 2 - limiter._value
         await settled()
 
     rows = [row_of(name, name[0]) for name in (*members("a", 3), *members("b", 6))]
@@ -200,7 +199,7 @@ async def test_isolated_rollouts_hold_no_place_of_the_limit_and_wait_for_all_env
     running[1].cancel()  # while it waits
     await asyncio.gather(*running, return_exceptions=True)
     assert order == [*members("b", 6), "a/0", "a/2"]
-    assert not pool.in_flight and not limiter.in_use and not pool._loads.total()
+    assert not pool.in_flight and limiter._value == 2 and not pool._loads.total()
 
 
 @in_loop
