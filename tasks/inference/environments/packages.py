@@ -8,7 +8,6 @@ import hashlib
 import importlib
 import os
 import re
-import symtable
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -19,7 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from configs.errors import did_you_mean, differing_parts
+from configs.errors import differing_parts
+from tasks.inference.engine.model_info import file_digest
 from tasks.runtime.imports import DISTRIBUTION
 
 if TYPE_CHECKING:
@@ -29,19 +29,11 @@ Section = Mapping[str, Any]
 """An environment's section as plain values: a process that serves it has no need of the config's models."""
 SHOWN = 16
 """Hexadecimal digits of a digest: 64 bits, since nobody gains from two packages that share them."""
-LARGE = 1 << 20
-"""Bytes of a file from which on it is read once in a process, unless its size, date or inode change."""
 # An import path of a function, in a module or in a file of its own.
 _FUNCTION = re.compile(r"([^:\n]+\.py|[A-Za-z_][\w.]*):([A-Za-z_]\w*)")
-# Code that may bind names which stand nowhere in it.
-_BINDS_UNSEEN = re.compile(
-    r"\b(globals|locals|vars|setattr|exec|eval|__dict__|__getattr__|sys\.modules)\b|\bimport\s*\*"
-)
 _NEEDS_VERIFIERS = re.compile(r"verifiers\b(?!.*\bextra\b)")
 _NOT_OWN = sys.stdlib_module_names | {"verifiers"}
 _COMPILED = (".pyc", ".pyo")
-_BASES = {"tasksets": "Taskset", "harnesses": "Harness", "envs": "Env", "judges": "Judge"}
-"""What a plug-in's class is derived from, by the group."""
 
 
 class EnvironmentUnavailable(ValueError):
@@ -127,13 +119,13 @@ class Plugin(NamedTuple):
         return f"{label} sha256:{module_digest(self.module)[:SHOWN]}"
 
     def _advice(self) -> str:
-        installed = _defining_modules(self.group)
-        if near := get_close_matches(self.module, installed, 1):
+        names = [*packages_distributions(), *(each.metadata["Name"].replace("-", "_") for each in distributions())]
+        if near := get_close_matches(self.module, [*_stock(self.group), *names], 1, 0.8):
             return f"Did you mean {near[0]!r}, which is installed?"
         # The id names no package of a registry: there a stranger may have the name.
         return (
-            f"Installed: {', '.join(installed)}. Install an environment of Prime's hub with `prime env install "
-            "OWNER/NAME`, or one of the folder environments/ of verifiers' repository out of a checkout of it"
+            "Install an environment of Prime's hub with `prime env install OWNER/NAME`, or one of the folder "
+            "environments/ of verifiers' repository out of a checkout of it"
         )
 
 
@@ -144,26 +136,6 @@ def _stock(group: str) -> dict[str, Path]:
     roots = spec.submodule_search_locations if spec else None
     places = [path for root in roots or () for path in Path(root, "v1", group).glob("[a-z]*")]
     return {path.stem: path for path in places if path.is_dir() or path.suffix == ".py"}
-
-
-def _defining_modules(group: str) -> list[str]:
-    """Return the installed modules that define a plug-in of a group."""
-    defines = re.compile(rf"^class \w+\([^)]*{_BASES[group]}\b", re.MULTILINE)
-    places = {module: [path for _, path in _module_files(module)] for module in _own_modules()}
-    places |= {module: [path, *path.rglob("*.py")] for module, path in _stock(group).items()}
-    return sorted(
-        module
-        for module, paths in places.items()
-        if any(defines.search(path.read_text("utf-8", "replace")) for path in paths if path.suffix == ".py")
-    )
-
-
-def _own_modules() -> list[str]:
-    """Return the modules of packages that are built on verifiers, and the samples of Stagecoach's wheel."""
-    built = [each for each in distributions() if any(map(_NEEDS_VERIFIERS.match, each.requires or ()))]
-    owners = packages_distributions()
-    samples = [name for name in owners if name.startswith("sample_") and DISTRIBUTION in owners[name]]
-    return [*(each.metadata["Name"].replace("-", "_").lower() for each in built), *samples]
 
 
 def _code(environment: Section) -> Iterator[str]:
@@ -227,15 +199,12 @@ def _distributions(dates: tuple[int, ...]) -> Mapping[str, list[str]]:
 def _functions(environment: Section) -> tuple[list[str], list[Path]]:
     """Return the top-level modules, and the files, of functions that settings name by import path.
 
-    Raises EnvironmentUnavailable for a file that is missing, and for a function that the code of its module does not
-    bind; a missing module is left to the process that loads it.
+    Raises EnvironmentUnavailable for a file that is missing; a missing module is left to the process that loads it.
     """
     modules, files = list[str](), list[Path]()
     for key, text in _texts(environment):
         match = _FUNCTION.fullmatch(text)
         place = match[1] if match else text if key == "fn" else ""
-        if match:
-            _require_function(environment, *match.group(0, 1, 2))
         if not place.endswith(".py"):
             top = place.partition(".")[0]
             modules += [top] if top and top not in _NOT_OWN and _spec(top) is not None else []
@@ -246,43 +215,6 @@ def _functions(environment: Section) -> tuple[list[str], list[Path]]:
                 f"environment {environment['name']!r}: a function is plugged in from {place!r}, which is no file here"
             )
     return modules, files
-
-
-def _require_function(environment: Section, text: str, place: str, name: str) -> None:
-    file = Path(place) if place.endswith(".py") else _source(place)
-    names = _bound_names(file.read_text("utf-8", "replace")) if file and file.is_file() else None
-    if names is None or name in names:
-        return
-    near = did_you_mean(name, names)
-    # Beside a package that happens to be installed, a text may be no function: `docker:dind` names an image.
-    if near or place.endswith(".py") or _is_own_code(place.partition(".")[0]):
-        raise EnvironmentUnavailable(
-            f"environment {environment['name']!r}: {text!r} names no function: {place} has no {name!r}{near}"
-        )
-
-
-def _source(module: str) -> Path | None:
-    """Return the file of a module; None where it is not here, or is one of Python or verifiers."""
-    top, *inner = module.split(".")
-    spec = None if top in _NOT_OWN else _spec(top)
-    if spec is None or not inner:
-        return Path(spec.origin) if spec and spec.origin else None
-    roots = [Path(root, *inner) for root in spec.submodule_search_locations or ()]
-    files = (file for root in roots for file in (root / "__init__.py", root.with_suffix(".py")))
-    return next((file for file in files if file.is_file()), None)
-
-
-def _bound_names(code: str) -> set[str] | None:
-    """Return the names that code binds at the top; None where it may bind others as it runs, or is no Python."""
-    if _BINDS_UNSEEN.search(code):
-        return None
-    try:
-        symbols = symtable.symtable(code, "", "exec").get_symbols()
-    except (SyntaxError, ValueError):
-        return None
-    return {
-        name.get_name() for name in symbols if name.is_assigned() or name.is_imported() or name.is_declared_global()
-    }
 
 
 def _data(environment: Section) -> Iterator[str]:
@@ -299,7 +231,7 @@ def _data(environment: Section) -> Iterator[str]:
 
 
 def _file_part(file: Path) -> str:
-    return f"{file.name} sha256:{_file_digest(file)[:SHOWN]}"
+    return f"{file.name} sha256:{file_digest(file)[:SHOWN]}"
 
 
 def _texts(environment: Section) -> Iterator[tuple[str, str]]:
@@ -325,7 +257,7 @@ def module_digest(module: str) -> str:
 def _digest(files: Iterable[tuple[str, Path]]) -> str:
     digest = hashlib.sha256()
     for inside, file in sorted(files):
-        digest.update(f"{inside}\0{_file_digest(file)}\0".encode())
+        digest.update(f"{inside}\0{file_digest(file)}\0".encode())
     return digest.hexdigest()
 
 
@@ -392,16 +324,3 @@ def _is_own_code(module: str) -> bool:
         return True
     name = _distribution_of(module)
     return bool(name) and any(map(_NEEDS_VERIFIERS.match, distribution(name).requires or ()))
-
-
-def _file_digest(file: Path) -> str:
-    status = file.stat()
-    if status.st_size < LARGE:  # not by its date: what is edited twice in a moment may have the same
-        return hashlib.sha256(file.read_bytes()).hexdigest()
-    return _large_file_digest(file, status.st_size, status.st_mtime_ns, status.st_ino)
-
-
-@lru_cache(maxsize=4096)
-def _large_file_digest(file: Path, size: int, mtime_ns: int, inode: int) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()

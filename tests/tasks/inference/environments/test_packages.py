@@ -1,8 +1,6 @@
 """The version of an environment: what of its code and data is in it, and that an edit of any is another version."""
 
 import json
-import os
-import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -165,56 +163,6 @@ def test_functions_and_files_that_settings_name(write, tmp_path, monkeypatch):
         package_version(environment)
 
 
-def test_a_function_that_its_module_does_not_have_is_refused_without_running_the_module(write):
-    write("own_game.py", "")
-    write("own_scores.py", "raise SystemExit\ndef reward(reply): ...\n")
-    environment = own(task={"scoring": "own_scores:reward2"})
-    with pytest.raises(EnvironmentUnavailable, match=r"names no function: .*'reward2'; did you mean reward\?"):
-        package_version(environment)
-    for code in ("# reward2", "REWARDS = {'reward2': len(reward2=1)}", "def reward(reward2): ..."):
-        write("own_scores.py", code)
-        with pytest.raises(EnvironmentUnavailable, match="names no function"):
-            package_version(environment)
-    binding = ("def reward2(): ...", "reward2 = len", "from a import b as reward2", "from a import *", "from a import*")
-    unseen = (
-        *("globals()['reward' + '2'] = len", "locals().update(rewards)", "vars().update(rewards)", "exec(code)"),
-        *("eval(code)", "setattr(module, name, len)", "module.__dict__.update(rewards)", "def __getattr__(name): ..."),
-        "sys.modules[__name__] = Rewards()",
-    )
-    for code in (*binding, *unseen):
-        write("own_scores.py", code)
-        assert "own_scores" in package_version(environment)
-
-
-def test_a_function_is_looked_for_in_the_file_of_its_module_alone(tmp_path, write, monkeypatch):
-    write("own_game.py", "")
-    write("own_scores/__init__.py", "def at_top(): ...\n")
-    write("own_scores/own_scores.py", "def inside(): ...\n")
-    write("own_scores/deep.py", "def deep(): ...\n")
-    install(tmp_path / "installed", "plain_scores", "def plain(): ...\n", requires="numpy")
-    monkeypatch.syspath_prepend(tmp_path / "installed")
-    for place in ("own_scores:at_top", "own_scores.own_scores:inside", "own_scores.deep:deep", "plain_scores:plain"):
-        assert package_version(own(task={"scoring": place}))
-        with pytest.raises(EnvironmentUnavailable, match="names no function"):
-            package_version(own(task={"scoring": f"{place}_er"}))
-    for place in ("own_scores:inside", "own_scores.deep:at_top", "own_scores.own_scores:at_top"):
-        with pytest.raises(EnvironmentUnavailable, match="names no function"):
-            package_version(own(task={"scoring": place}))
-
-
-def test_a_text_beside_an_installed_package_may_be_no_function(tmp_path, write, monkeypatch):
-    write("own_game.py", "")
-    write("own_scores.py", "def reward(): ...\n")
-    for module in ("docker", "redis"):
-        install(tmp_path / "installed", module, "def from_env(): ...\n", requires="numpy")
-    monkeypatch.syspath_prepend(tmp_path / "installed")
-    for image in ("docker:dind", "redis:alpine"):
-        assert package_version(own(task={"image": image}))
-    for text in ("docker:from_evn", "own_scores:alpine"):
-        with pytest.raises(EnvironmentUnavailable, match="names no function"):
-            package_version(own(task={"image": text}))
-
-
 def test_judges_and_harnesses_are_code_of_the_environment(write):
     write("own_game.py", "")
     judge, harness = write("own_judge.py", ""), write("own_harness.py", "")
@@ -236,18 +184,6 @@ def test_only_code_of_verifiers_stands_before_a_module_of_that_name(write, tmp_p
     versions_after_edits(own(task={"judges": [{"id": "strict"}]}, harness={"id": "own_harness"}), strict)
 
 
-def test_what_is_installed_is_what_defines_a_plug_in_of_the_kind(tmp_path, monkeypatch):
-    install(tmp_path, "shared_rules", "HANDS = 2\n")
-    install(tmp_path, "poker_tables", "class Poker(vf.Taskset[vf.Task, vf.TasksetConfig]): ...\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(EnvironmentUnavailable, match=r"Installed: .*harbor.*poker_tables") as refused:
-        package_version(own("unheard_of"))
-    assert "shared_rules" not in str(refused.value) and "terminus_2" not in str(refused.value)
-    with pytest.raises(EnvironmentUnavailable, match=r"Installed: bash, .*terminus_2\.") as refused:
-        package_version(own("poker_tables", harness={"id": "unheard_of"}))
-    assert not {"poker_tables", "node", "utils"} & {*re.findall(r"\w+", str(refused.value))}
-
-
 def test_a_module_in_the_current_directory_goes_last_as_in_the_server(write, tmp_path, monkeypatch):
     write("own_game.py", "1")
     elsewhere = package_version(own())
@@ -257,18 +193,6 @@ def test_a_module_in_the_current_directory_goes_last_as_in_the_server(write, tmp
     assert package_version(own()) == elsewhere
     (tmp_path / "lonely_game.py").write_text("3")
     assert "lonely_game (not a package)" in package_version(own("lonely_game"))
-
-
-def test_a_large_file_is_read_once_while_it_stays_as_it_is(write, monkeypatch):
-    monkeypatch.setattr(packages, "LARGE", 4)
-    write("own_game/__init__.py", "")
-    data = write("own_game/rows.bin", "1111")
-    first, was = package_version(own()), data.stat()
-    data.write_text("2222")
-    os.utime(data, ns=(was.st_atime_ns, was.st_mtime_ns))
-    assert package_version(own()) == first
-    os.utime(data, ns=(was.st_atime_ns, was.st_mtime_ns + 1))
-    assert package_version(own()) != first
 
 
 def test_no_process_is_started_with_other_code_than_the_run_s(write):
