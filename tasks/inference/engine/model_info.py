@@ -107,12 +107,13 @@ def renderer_name(renderer: str, tokenizer: str) -> str:
         except (KeyError, ValueError) as error:
             raise ModelUnusable(f"model.renderer {renderer!r} is not a renderer: {error}") from error
         return renderer
-    if tokenizer not in MODEL_RENDERER_MAP:
+    known: str = MODEL_RENDERER_MAP.get(tokenizer, "")
+    if not known:
         raise ModelUnusable(
             f"no renderer is known for {tokenizer!r}. Set model.renderer to the family of its chat template, for "
             "example qwen3 or llama-3; `default` uses the tokenizer's own template and has no tool support"
         )
-    return MODEL_RENDERER_MAP[tokenizer]
+    return known
 
 
 def renderer_config(renderer: str, tokenizer: str, settings: Mapping[str, Any]) -> "BaseRendererConfig | None":
