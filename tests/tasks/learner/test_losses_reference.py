@@ -115,36 +115,6 @@ def test_the_gradient_is_the_finite_difference(loss):
     assert (loss.type == "cispo" and loss.sequence_mask is None) or measured.sums["masked"] > 0
 
 
-def test_the_reference_tells_losses_and_options_apart():
-    row = fixed_row(3)
-    found = [tuple(round(each, 12) for each in packed(row, DENOMINATORS, loss, TIGHT)[1]) for loss in ALL]
-    assert len(set(found)) == len(ALL)
-
-
-@settings(max_examples=100)
-@given(rows(), st.sampled_from(ALL), st.randoms())
-def test_neither_the_order_nor_the_row_of_a_sequence_matters(row, loss, chance):
-    """Sequences in another order and in rows of their own, tokens without weight between them."""
-    value, gradient, measured = packed(row, DENOMINATORS, loss, TIGHT)
-    numbers = sorted({token.segment for token in row})
-    chance.shuffle(numbers)
-    cut = chance.randint(0, len(numbers))
-    total, found, sums = 0.0, {}, []
-    for part in filter(None, (numbers[:cut], numbers[cut:])):
-        places = [(number, index) for number in part for index, t in enumerate(row) if t.segment == number]
-        other = [replace(row[index], segment=part.index(number)) for number, index in places]
-        padding = [Token(0.0, -700.0, 3.0, segment=len(part))] * chance.randint(0, 2)
-        part_value, part_gradient, part_measured = packed(other + padding, DENOMINATORS, loss, TIGHT)
-        total += part_value
-        found |= {index: each for (_, index), each in zip(places, part_gradient, strict=False)}
-        sums.append(part_measured.sums)
-    assert [found[index] for index in range(len(row))] == pytest.approx(gradient, rel=1e-10, abs=1e-13)
-    assert total == pytest.approx(value, rel=1e-9, abs=1e-12 * (1 + sum(map(abs, gradient))))
-    together = {name: float(sum(each[name] for each in sums)) for name in measured.sums}
-    counts = ("masked", "truncated", "positive", "negative", "ref_kl_masked")
-    assert {name: together[name] for name in counts} == {name: float(measured.sums[name]) for name in counts}
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_dppo_is_what_it_was_to_the_last_bit(seed):
     """As when it was the only loss: recorded work must come out the same."""
