@@ -59,37 +59,6 @@ def test_fails_closed(changes, message):
         call(leaves, **changes)
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_the_kernel_equals_segments_at_the_borders_of_tiles(kv_heads):
-    leaves, segments = attention_states(kv_heads, 300, 16), Segments((0, 65, 66, 300), CPU)
-    weights = torch.randn(1, 300, 4, 16, dtype=torch.float64)
-
-    def run():
-        out = call(leaves, scaling=0.25, segments=segments)
-        return [out, *torch.autograd.grad((out * weights).sum(), leaves)]
-
-    exact = run()
-    with varlen_on_cpu() as calls:
-        found = run()
-    assert calls == [234]
-    assert_near(found, exact, 1e-12)
-
-
-def test_no_value_and_no_gradient_passes_a_border():
-    """A number that is not finite would spread to whatever sees it, even by a weight of zero."""
-    borders, poisoned = (0, 3, 7, 9), slice(3, 7)
-    leaves = [torch.randn(1, heads, 9, 8, dtype=torch.float64) for heads in (4, 2, 2)]
-    for leaf in leaves:
-        leaf[:, :, poisoned] = float("nan")
-        leaf.requires_grad_()
-    with varlen_on_cpu():
-        out = call(leaves, scaling=None, segments=Segments(borders, CPU))
-        gradients = torch.autograd.grad(out.sum(), leaves)
-    for tensor, tokens in [(out, 1), *((gradient, 2) for gradient in gradients)]:
-        finite = tensor.isfinite().movedim(tokens, 0).flatten(1)
-        assert finite.all(1).tolist() == [True] * 3 + [False] * 4 + [True] * 2
-
-
 def test_a_kernel_is_compared_with_segments_before_it_is_trusted(monkeypatch):
     with varlen_on_cpu():
         assert largest_difference(CPU, torch.float32) < 1e-5

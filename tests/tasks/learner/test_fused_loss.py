@@ -22,7 +22,7 @@ from tasks.learner.head import PLAIN, Kernels, fused_loss, logits_gradient_at_on
 from tasks.learner.loop import accumulate_gradients
 from tasks.learner.loss import Objective
 from tasks.learner.losses import LOSSES
-from tests.fixtures.output_head import TEMPERATURES, Counted, Largest, problem
+from tests.fixtures.output_head import TEMPERATURES, problem
 from tests.fixtures.packed import batch_of, sample
 from tests.fixtures.policies import CPU, assert_near, flat_gradient
 
@@ -46,7 +46,6 @@ OPTIONS = [
     {"tis": TruncatedImportance(level="sequence", cap=1.1)},
     {"sequence_mask": SequenceMask(low=0.6, high=1.5)},
 ]
-PRODUCTS = "aten::mm", "aten::addmm", "aten::addmm_"
 EVERY = [each.model_copy(update=options) for each, options in product(TYPES, OPTIONS)]
 
 
@@ -78,16 +77,6 @@ def test_one_pass_trains_as_two_do_with_every_loss(exact_policy, loss, monkeypat
 def test_every_loss_is_tried_in_every_way():
     assert {each.type for each in EVERY} == set(LOSSES)
     assert {each.type for each in EVERY if is_elementwise(each)} == {"dppo", "ipo", "ppo", "cispo"}
-
-
-def test_a_loss_of_sequences_is_another_one_in_one_pass(exact_policy, monkeypatch):
-    """Which a loss that is wrongly said to be elementwise would show."""
-    for loss in (GspoLoss(clip_low=0.02, clip_high=0.02), PpoLoss(tis=TruncatedImportance(level="sequence", cap=1.1))):
-        expected, _, _ = trained(exact_policy, loss)
-        with monkeypatch.context() as patch:
-            patch.setattr(Objective, "is_elementwise", True)
-            patch.setattr(exact_policy, "chunk", 2)
-            assert not torch.allclose(trained(exact_policy, loss)[0], expected, rtol=0, atol=1e-4)
 
 
 def shares(logprobs, part):
@@ -136,26 +125,6 @@ def test_a_half_precision_head_is_as_exact_as_with_two_passes():
     hidden.grad = weight.grad = None
     (token_logprobs(hidden, weight, targets, torch.ones(64), 8)[0] ** 2).sum().backward()
     assert torch.equal(found[0], hidden.grad) and torch.equal(found[1], weight.grad)
-
-
-@pytest.mark.parametrize(("of_weight", "one_pass", "two_passes"), [(True, 3, 4), (False, 2, 3)])
-def test_a_chunk_takes_three_products_in_place_of_four(of_weight, one_pass, two_passes):
-    hidden, weight, targets = problem()
-    weight.requires_grad_(of_weight)
-    with Counted(*PRODUCTS) as fused:
-        fused_loss(hidden, weight, targets, TEMPERATURES, 5, shares)[0].backward()
-    with Counted(*PRODUCTS) as plain:
-        token_logprobs(hidden, weight, targets, TEMPERATURES, 5)[0].sum().backward()
-    assert (fused.count, plain.count) == (one_pass, two_passes)
-
-
-def test_full_logits_never_exist():
-    size, width, vocabulary, chunk = 64, 4, 300, 8
-    hidden, weight, targets = problem(size, width, vocabulary, torch.float32)
-    with Largest() as seen:
-        loss, *_ = fused_loss(hidden, weight, targets, torch.ones(size), chunk, lambda logprobs, _: logprobs.sum())
-        loss.backward()
-    assert seen.size == chunk * vocabulary
 
 
 def test_a_row_without_weighted_tokens_has_a_gradient_of_zero():

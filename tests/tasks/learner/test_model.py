@@ -4,7 +4,6 @@ import json
 import shutil
 from collections import Counter
 
-import numpy as np
 import pytest
 import torch
 
@@ -44,35 +43,6 @@ def of_whole_logits(model, row):
         logits = model(token_ids[None], position_ids=positions[None]).logits[0, row.weighted - 1]
     scaled = (logits / temperatures[row.weighted, None]).log_softmax(-1)
     return scaled.gather(1, token_ids[row.weighted, None]).squeeze(1)
-
-
-def test_the_leak_that_this_guards_against_is_large(exact_policy):
-    """Without segment borders transformers makes a cache and lets every sample see those before it."""
-    from transformers import AutoModelForCausalLM
-
-    row = row_of(SAMPLES)
-    leaky = AutoModelForCausalLM.from_pretrained(exact_policy.causal.name_or_path, dtype=torch.float64)
-    difference = (of_whole_logits(leaky, row) - logprobs(exact_policy, SAMPLES)[0]).abs()
-    first = int(np.searchsorted(row.weighted, row.borders[1]))
-    assert difference[:first].max() < 1e-6 < 1e-3 < difference[first:].max()
-
-
-def gradient(policy, rows):
-    """Return the gradient of a loss of all log-probs and entropies, computed row by row."""
-    policy.zero_grad()
-    for samples in rows:
-        values, entropies = run_row(policy, row_of(samples), CPU)
-        (values.sum() + 0.3 * entropies.sum()).backward()
-    return flat_gradient(policy)
-
-
-def test_gradient_of_a_packed_row_is_the_sum_over_samples(exact_policy):
-    assert_near(gradient(exact_policy, [SAMPLES]), gradient(exact_policy, [[each] for each in SAMPLES]), 1e-11)
-
-
-def test_the_chunk_does_not_change_the_gradient(world, model_directory):
-    whole, chunked = (gradient(policy_of(model_directory, logprob_chunk=chunk), [SAMPLES]) for chunk in (None, 1))
-    torch.testing.assert_close(whole, chunked, rtol=1e-5, atol=1e-6)
 
 
 def test_logprobs_equal_the_model_s_own(world, model_directory):

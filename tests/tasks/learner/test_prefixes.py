@@ -8,12 +8,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.learner.attention import Segments, packed_attention
 from tasks.learner.model import run_row
 from tasks.learner.prefixes import WORTH, shared_prefixes
 from tasks.learner.speed import training_cost
 from tests.fixtures.packed import Sample, row_of, sample
-from tests.fixtures.policies import CPU, assert_near, attention_states, flat_gradient, policy_of
+from tests.fixtures.policies import CPU, assert_near, flat_gradient, policy_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
@@ -52,12 +51,6 @@ def test_what_stands_for_a_token_has_the_same_tokens_before_it(segments):
         assert stop > first and found.computed[first:stop].tolist() == list(range(end - (stop - first), end))
 
 
-def test_little_is_not_shared():
-    alike = [*range(10), *range(100, 130)], [*range(10), *range(200, 230)]
-    assert shared_prefixes(np.array(alike[0] + alike[1]), (0, 40, 80)).borders == (0, 40, 70)
-    assert shared_prefixes(np.array(alike[0] + alike[1][1:]), (0, 40, 79)) is None
-
-
 def measured(policy, row, shares):
     policy.shares_prefixes = shares
     policy.zero_grad()
@@ -87,21 +80,6 @@ def test_tokens_with_weight_are_shared_as_well(exact_policy, kernel):
     row = row_of([begun, *branches])
     assert (row.weighted[:15] < 30).all() and row.shared.places[30 + 15] == row.shared.places[15]
     assert_the_same_without(exact_policy, row)
-
-
-def test_attention_equals_that_of_all_tokens(kernel):
-    row = row_of(SAMPLES)
-    shared, size = row.shared, len(row.shared.computed)
-    leaves, weights = attention_states(size=size), torch.randn(1, size, 4, 8, dtype=torch.float64)
-    once, _ = packed_attention(torch.nn.Identity(), *leaves, None, segments=Segments(row.borders, CPU, shared=shared))
-    places = torch.from_numpy(shared.places)
-    every, _ = packed_attention(
-        torch.nn.Identity(), *(leaf[:, :, places] for leaf in leaves), None, segments=Segments(row.borders, CPU)
-    )
-    every = every[:, torch.from_numpy(shared.computed)]
-    assert_near(once, every, 1e-13)
-    gradients = [torch.autograd.grad((out * weights).sum(), leaves) for out in (once, every)]
-    assert_near(*gradients, 1e-12)
 
 
 @pytest.mark.parametrize("shares", [True, False])

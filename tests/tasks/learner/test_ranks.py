@@ -71,29 +71,6 @@ def test_compiled_layers_make_it_on_two_and_on_four_ranks(figures, number, model
     assert_same(compiled["shared and compiled"], shared, torch.float32)
 
 
-def test_one_rank_makes_it_in_any_rows_and_micro_steps(one, world):
-    policy, dtype, alone = one
-    for rows in ranks.SPLITS.values():
-        in_turn = [(samples, (0, number)) for number, (samples, _) in enumerate(rows)]
-        assert_same(ranks.gradient(policy, in_turn, world), alone, dtype)
-
-
-def test_every_component_takes_part_and_the_counts_are_uneven(one):
-    _, _, alone = one
-    assert all(alone[f"{name}_loss"].abs() > 1e-2 for name in ("rl", "ce", "ref_kl"))
-    counts = [sum(len(each.token_ids) for each in rows) for rows, _ in ranks.APART]
-    assert len(set(counts)) == len(counts)
-
-
-def test_a_mean_of_means_would_be_seen(one, world):
-    """What averages each rank's own mean gives: far from what is asked for."""
-    policy, dtype, alone = one
-    halves = [ranks.gradient(policy, [(rows, (0, 0))], world) for rows, _ in ranks.SPLITS["one sample against six"]]
-    averaged = {"gradient": (halves[0]["gradient"] + halves[1]["gradient"]) / 2}
-    with pytest.raises(AssertionError):
-        assert_same(averaged, {"gradient": alone["gradient"]}, dtype)
-
-
 @pytest.mark.parametrize("name", ranks.OPTIMIZERS)
 def test_two_ranks_make_the_steps_of_one(world, model_directory, figures, name):
     """Of the same gradients, bit for bit: Muon's matrices are made whole, so that the number of ranks does not round.

@@ -11,7 +11,6 @@ import pytest
 
 from benchmarks.learner_roofline import roofline
 from configs.losses import GspoLoss
-from tasks.learner import head
 
 pytestmark = pytest.mark.engine
 
@@ -48,24 +47,6 @@ def test_a_row_of_the_small_model_takes_1500_kernels_and_150_gb_at_most():
         of_two, of_three = (sum(each[what].values()) for each in (two, three))
         assert of_two + (LAYERS - 2) * (of_three - of_two) <= most
     assert two["kernels"]["head"] == three["kernels"]["head"]
-
-
-@pytest.mark.nightly
-def test_one_more_pass_over_the_logits_is_seen(monkeypatch):
-    plain = head.measure_at_once
-    monkeypatch.setattr(head, "measure_at_once", lambda logits, *others: plain(logits.mul_(1.5), *others))
-    found = counts("0.6B")
-    # Logits in float32 that are written where they were only read.
-    assert found["bytes"]["head"] >= golden("0.6B")["bytes"]["head"] + 4 * (16384 - 8) * 151936
-
-
-@pytest.mark.nightly
-def test_one_more_kernel_of_each_chunk_is_seen(monkeypatch):
-    plain = head._product
-    monkeypatch.setattr(head, "_product", lambda left, right: plain(left, right).mul_(1.0))
-    found = counts("0.6B")
-    assert found["kernels"]["head"] == golden("0.6B")["kernels"]["head"] + 16
-    assert found["bytes"]["head"] == golden("0.6B")["bytes"]["head"] + 2 * 4 * (16384 - 8) * 151936
 
 
 if __name__ == "__main__":

@@ -1,10 +1,6 @@
 """Learning rates by hand, and what every schedule has in common."""
 
-import itertools
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from configs.training import TrainingConfig
 from tasks.learner.optimizer import learning_rate
@@ -45,28 +41,3 @@ def test_by_hand(schedule, settings, rates):
 
 def config_of(schedule, **settings):
     return TrainingConfig(learning_rate=2e-3, schedule={"type": "linear"} | schedule, **settings)
-
-
-@given(
-    kind=st.sampled_from(["constant", "linear", "cosine", "wsd"]),
-    warmup=st.integers(0, 20),
-    length=st.integers(1, 60),
-    ratio=st.sampled_from([0.0, 0.1, 1.0]),
-    shape=st.sampled_from(["sqrt", "linear"]),
-)
-def test_up_to_the_peak_and_down_to_the_rest_of_it(kind, warmup, length, ratio, shape):
-    """Never above the peak, never rising after warm-up, at the peak where the decay begins, at the end what is left."""
-    final = 1 + length // 2
-    special = {"constant": {}, "wsd": {"min_ratio": ratio, "shape": shape, "final_steps": final}}
-    schedule = {"type": kind} | special.get(kind, {"min_ratio": ratio})
-    config = config_of(schedule, warmup_steps=warmup, decay_steps=warmup + length)
-    peak = config.learning_rate
-    rates = [learning_rate(step, config) for step in range(warmup + length + 3)]
-    assert rates[:warmup] == [peak * (step + 1) / warmup for step in range(warmup)]
-    down = rates[warmup:]
-    assert down[0] == pytest.approx(peak, rel=1e-12)
-    assert all(after <= before for before, after in itertools.pairwise(down))
-    assert down[length:] == pytest.approx([peak * (1.0 if kind == "constant" else ratio)] * 3, rel=1e-12, abs=0)
-    if kind == "wsd":
-        assert down[: length - final + 1] == [peak] * (length - final + 1)
-        assert ratio == 1.0 or down[length - final + 1] < peak

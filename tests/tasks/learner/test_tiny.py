@@ -8,8 +8,6 @@ from tasks.learner.tiny import byte_tokenizer, tiny_qwen3
 
 pytestmark = pytest.mark.engine
 
-MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Reverse: Grüße, 世界"}]
-
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
@@ -55,35 +53,6 @@ def test_bytes_are_tokens(tokenizer):
     assert tokenizer.decode(list(text.encode())) == text
     assert len(tokenizer) == 512
     assert all(tokenizer.convert_ids_to_tokens(index) is not None for index in range(512))
-
-
-def test_renderer_renders_and_parses(tokenizer):
-    from renderers import Qwen3RendererConfig, create_renderer
-
-    renderer = create_renderer(tokenizer, Qwen3RendererConfig())
-    prompt = renderer.render_ids(MESSAGES, add_generation_prompt=True)
-    text = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=False)
-    assert tokenizer.decode(prompt) == text
-    assert prompt == tokenizer.encode(text, add_special_tokens=False)
-    completion = tokenizer.encode("<think>\nhm\n</think>\n\n界世", add_special_tokens=False)
-    parsed = renderer.parse_response([*completion, tokenizer.convert_tokens_to_ids("<|im_end|>")])
-    assert (parsed.content, parsed.reasoning_content) == ("界世", "hm")
-    assert renderer.get_stop_token_ids() == tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
-
-
-def test_generation_stops_at_the_turn_end(directory, tokenizer):
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(directory)
-    stop = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    with torch.no_grad():
-        model.lm_head.weight.zero_()
-        prompt = torch.tensor([tokenizer.encode("hello")])
-        hidden = model.model(prompt).last_hidden_state[0, -1]
-        model.lm_head.weight[stop] = hidden
-    out = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=8, do_sample=False)
-    assert out[0, prompt.shape[1] :].tolist() == [stop]
 
 
 def test_too_small_a_vocabulary_is_refused():

@@ -12,7 +12,7 @@ from tasks.learner.checkpoint import PROBE_TEXT, probe_tokens
 from tasks.learner.digest import weights_sha256
 from tasks.learner.protocol import LearnerError, NoOptimizerState
 from tests.fixtures.learner_steps import configure, load_first, new_trainer, resume, train_step
-from tests.fixtures.packed import batches, changed, padding, sample
+from tests.fixtures.packed import batches, changed, sample
 
 pytestmark = pytest.mark.engine
 
@@ -88,22 +88,6 @@ def test_means_without_tokens_are_null_not_zero(loaded, tmp_path):
     assert [update[name] for name in (*means, "rl_loss")] == [None] * 4 + [0.0]
     (update,), _ = train(loaded, 1, tmp_path, batches([[sample("a", 6, 1)]]))
     assert update["metrics"]["ce_nll_mean"] is None
-
-
-def test_training_moves_log_probs_where_the_advantage_points(loaded, tmp_path):
-    good, bad = sample("good", 8, 1), sample("bad", 8, 2)
-    for each, sign in ((good, 1.0), (bad, -1.0)):
-        each.streams["advantages"][:] = [sign * (weight != 0) for weight in each.streams["rl_weights"]]
-    sums = []
-    for step in range(4):
-        _, statistics = train(loaded, step, tmp_path, batches([[good, bad]]))
-        sums.append([sum(row) for row in statistics["logprobs"].to_pylist()])
-    assert sums[3][0] > sums[0][0] + 0.1 and sums[3][1] < sums[0][1] - 0.1
-
-
-def test_padding_rows_are_no_rows(loaded, tmp_path):
-    (update,), statistics = train(loaded, 0, tmp_path, batches([[sample("a", 6, 1)], [padding(4)]]))
-    assert (update["num_rows"], update["num_tokens"], statistics.num_rows) == (1, 6, 1)
 
 
 def test_the_directory_is_a_model_with_its_tokenizer(loaded, model_directory, tmp_path):

@@ -31,34 +31,9 @@ def connect(address, model_directory, processes=1, nodes=1, rendezvous="", **tra
     return learner
 
 
-@pytest.mark.nightly
-def test_two_processes_agree_bit_for_bit_and_a_third_goes_on_from_the_middle(model_directory, tmp_path):
-    runs = []
-    for name in ("one", "two"):
-        with process(tmp_path / name) as (child, report):
-            assert report["pid"] == child.pid
-            with connect(report["address"], model_directory) as learner:
-                steps = [train(learner, step, tmp_path / name, save_optimizer=True)[0] for step in range(3)]
-                runs.append([update | {"metrics": without_speed(update["metrics"])} for update in steps])
-                assert learner.state()["weights_sha256"] == runs[-1][-1]["weights_sha256"]
-                probe = learner.probe([1, 2, 3, 4])
-    assert runs[0] == runs[1]
-    with process(tmp_path / "three") as (_, report), Learner(report["address"]) as learner:
-        configure(learner, learning_rate=1e-2)
-        resume(learner, tmp_path / "one" / "p1")
-        resumed = [train(learner, step, tmp_path / "three") for step in (1, 2)]
-        assert learner.probe([1, 2, 3, 4]) == probe
-    assert [update["weights_sha256"] for update, _ in resumed] == [update["weights_sha256"] for update in runs[0][1:]]
-
-
-def without_speed(metrics):
-    """Return what follows from the batch: how long it took is another number each time."""
-    assert metrics.keys() > set(speed.NAMES)
-    return {name: value for name, value in metrics.items() if name not in speed.NAMES}
-
-
 def test_two_ranks_equal_one(model_directory, learners, tmp_path):
-    found = {}
+    """After three steps, and where one loads what two have saved."""
+    probes = []
     for processes, address in learners.items():
         directory = tmp_path / str(processes)
         with connect(address, model_directory, processes) as learner:
@@ -66,18 +41,13 @@ def test_two_ranks_equal_one(model_directory, learners, tmp_path):
             with pytest.raises(LearnerError, match="is not a model directory"):
                 learner.load("bad", str(tmp_path / "nowhere"), fresh_optimizer=True)
             load_first(learner, model_directory)
-            found[processes] = [train(learner, step, directory, save_optimizer=True) for step in range(3)]
-    for (one, one_statistics), (two, two_statistics) in zip(found[1], found[2], strict=True):
-        figures = ("grad_norm", "loss", "mismatch_kl", "entropy")
-        assert [two[name] for name in figures] == pytest.approx([one[name] for name in figures], rel=1e-6)
-        assert (two["rl_tokens"], two["num_rows"]) == (one["rl_tokens"], one["num_rows"])
-        assert two_statistics["sample_id"] == one_statistics["sample_id"]
-    with connect(learners[1], model_directory) as learner:
-        probes = []
-        for processes in (1, 2):
-            resume(learner, tmp_path / str(processes) / "p3")
+            for step in range(3):
+                train(learner, step, directory, save_optimizer=True)
             probes.append(learner.probe([1, 2, 3, 4]))
-    assert probes[1] == pytest.approx(probes[0], abs=1e-5)
+    with connect(learners[1], model_directory) as learner:
+        resume(learner, directory / "p3")
+        probes.append(learner.probe([1, 2, 3, 4]))
+    assert probes[1:] == [pytest.approx(probes[0], abs=1e-5)] * 2
 
 
 @pytest.mark.nightly
