@@ -13,8 +13,8 @@ from tasks.advantage.algorithms.credit import Credit, GroupedTraces
 from tasks.advantage.stage import STAGE, silence
 from tasks.arrays.parse_errors import StrangeFlag
 from tasks.arrays.ragged import Ragged
-from tests.fixtures.builders import exactly, exchange, exchanges, message, table, trace, view
-from tests.fixtures.stages import advantage, group, judged, tables_of
+from tests.fixtures.builders import exactly, exchange, message, table, trace, view
+from tests.fixtures.stages import advantage, group, tables_of
 
 OVER_TOKENS = {"type": "reinforce_pp", "statistics": "tokens"}
 WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
@@ -69,13 +69,6 @@ def test_such_a_turn_counts_in_no_statistic_of_tokens():
     assert found == expected != plain
 
 
-def test_a_branch_that_goes_on_from_such_a_turn_trains_its_own():
-    flagged = message("a", 1, parent=0, tokens=(4, 5), sampled=True, body=json.dumps(EXTRAS))
-    forks = [message("a", number, parent=1, tokens=(7,), sampled=True) for number in (2, 3)]
-    rows = credited(pair()[0], [message("a", 0), flagged, *forks, *exchange("b")])
-    assert [rows[name]["rl_weights"] for name in ("a/0", "a/1")] == [[0.0] * 5 + [1.0]] * 2
-
-
 @pytest.mark.parametrize(
     "of_trace",
     [
@@ -102,22 +95,6 @@ def test_a_flag_of_a_message_that_is_not_there_stops_the_stage(number):
     )
     with pytest.raises(StrangeFlag, match=exactly(said)):
         credited(*pair(info=json.dumps({"parse_errors": [1, number]})))
-
-
-@pytest.mark.parametrize("algorithm", ["supervised", "grpo", "reinforce_pp", "dr_grpo"])
-def test_no_algorithm_trains_it_in_any_component(algorithm):
-    rows = credited(*pair(PLACES[0][0]), algorithm={"type": algorithm})
-    assert not any(rows["a/0"][name][place] for name in WEIGHTS for place in (3, 4))
-    assert any(rows["a/0"][name][place] for name in WEIGHTS for place in (6, 7, 8))
-
-
-@pytest.mark.parametrize("enforce", [False, True])
-def test_the_filter_says_which_turns_and_excludes_only_when_it_enforces(enforce):
-    filters = [{"type": "errored"}, {"type": "parse_error", "enforce": enforce}]
-    found = [*judged(*pair(info=json.dumps({"parse_errors": [1, 3]})), filters).values()]
-    assert [row["detected"] for row in found] == [["parse_error"], []]
-    assert found[0]["evidence"] == {"parse_error": {"messages": [1, 3], "tokens": 5}}
-    assert [row["keep"] for row in found] == [not enforce, True]
 
 
 def test_a_turn_that_is_masked_makes_no_group_silent_to_the_gate():
@@ -150,20 +127,6 @@ def test_silence_takes_every_component_and_the_signal():
     found = silence(kept, credit, np.array([False, True, False]))
     streams = [found.rl, found.ce, found.ref_kl, found.signal]
     assert [stream.tolist() for stream in streams] == [[n, 0, n] for n in (1, 2, 3, 4)]
-
-
-def test_one_token_is_enough_to_refuse_a_group():
-    rows = two_groups([0.5], [0.0, 1.0])
-    found = credited(rows, exchanges(rows, completion=[4]), admission={})
-    assert [sum(row["rl_weights"]) for row in found.values()] == [0.0, 1.0, 1.0]
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "admitted"), [(-0.25, 0.25, (False, True)), (-0.5, 0.25, (False, True)), (-0.5, 0.5, (False,) * 2)]
-)
-def test_both_ends_of_the_range_are_refused_and_one_token_outside_admits_the_group(low, high, admitted):
-    rows = two_groups([0.0, 0.5], [0.0, 1.0])
-    assert trained(rows, admission={"reject_min": low, "reject_max": high}) == [admitted[n // 2] for n in range(4)]
 
 
 def test_a_group_that_rl_does_not_train_is_admitted():

@@ -2,25 +2,17 @@
 
 import re
 from dataclasses import replace
-from typing import get_args
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from configs.algorithms import AlgorithmConfig
 from tasks.advantage.algorithms import ALGORITHMS
 from tasks.advantage.algorithms.credit import AdvantageBreach, Credit
 from tasks.advantage.stage import check_zero_sum
-from tests.fixtures.builders import exchange, failed, message, table, verdict
-from tests.fixtures.stages import advantages, credited, forked, group
-
-
-def test_every_algorithm_of_the_config_is_there():
-    kinds = get_args(get_args(AlgorithmConfig)[0])
-    known = {get_args(kind.model_fields["type"].annotation)[0] for kind in kinds}
-    assert set(ALGORITHMS) <= known
+from tests.fixtures.builders import failed, message, table
+from tests.fixtures.stages import advantages, credited, group
 
 
 def test_grpo_by_hand():
@@ -39,13 +31,6 @@ def test_rloo_by_hand():
     assert rows[0]["rl_weights"] == [0, 0, 0, 1, 1]
 
 
-def test_standard_deviation_is_the_populations():
-    rows = credited(group(1.0, 1.0, 0.0, 0.0), type="grpo", normalise_std=True, epsilon=0.5)
-    assert advantages(rows) == [0.5, 0.5, -0.5, -0.5]
-    three = credited(group(3.0, 0.0, 0.0), type="grpo", normalise_std=True, epsilon=1e-6)
-    assert advantages(three) == pytest.approx([2 / np.sqrt(2), -1 / np.sqrt(2), -1 / np.sqrt(2)], rel=1e-5)
-
-
 def test_equal_rewards_divide_by_epsilon_and_not_by_zero():
     assert advantages(credited(group(0.1, 0.1, 0.1), type="grpo", normalise_std=True)) == pytest.approx([0.0] * 3)
 
@@ -59,14 +44,6 @@ def test_supervised_weighs_masked_tokens_and_has_no_advantage():
     rows = credited(group(None, 0.3), type="supervised")
     assert rows[0]["ce_weights"] == [0, 0, 0, 1, 1] and rows[0]["rl_weights"] == [0] * 5
     assert advantages(rows) == [None, None] and rows[1]["baseline"] is None and rows[1]["reward"] == 0.3
-
-
-@pytest.mark.parametrize(("algorithm", "stream"), [("grpo", "rl_weights"), ("supervised", "ce_weights")])
-def test_sampled_tokens_that_branches_share_are_trained_once(algorithm, stream):
-    rows = credited(group(1.0, 0.0), [*forked("g0-0"), *exchange("g0-1")], type=algorithm)
-    assert [row["sample_id"] for row in rows] == ["g0-0/0", "g0-0/1", "g0-1/0"]
-    assert rows[0]["path"] == [0, 1, 2, 3] and rows[0][stream] == [0, 0, 1, 1, 0, 1]
-    assert rows[1]["path"] == [0, 1, 4, 5] and rows[1][stream] == [0, 0, 0, 0, 0, 1, 1]
 
 
 @settings(max_examples=25)
@@ -84,17 +61,6 @@ def test_every_sampled_token_of_any_graph_is_trained_exactly_once(data, size):
 
 def test_nothing_kept_gives_no_credits():
     assert credited([failed("a")]) == [] == credited([])
-
-
-@pytest.mark.parametrize("verdicts", [["g0-0", "g0-1", "g0-2"], ["g0-0", "g0-0"]])
-def test_there_must_be_one_verdict_for_every_trace(verdicts):
-    with pytest.raises(AdvantageBreach, match="exactly one verdict"):
-        credited(group(1.0, 0.0), verdicts=[verdict(name) for name in verdicts])
-
-
-def test_a_reward_that_is_no_number_stops_the_stage():
-    with pytest.raises(AdvantageBreach, match="reward that is not finite"):
-        credited(group(1.0, float("nan")))
 
 
 def test_an_algorithm_that_lets_an_outsider_into_a_group_stops_the_stage(monkeypatch):

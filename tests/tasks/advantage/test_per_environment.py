@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.advantage.algorithms.credit import AdvantageBreach, GroupedTraces
+from tasks.advantage.algorithms.credit import AdvantageBreach
 from tasks.advantage.stage import STAGE
 from tests.fixtures.builders import failed, message, table, trace, verdict, view
 from tests.fixtures.stages import advantage, credited, credited_by, group, tables_of
@@ -112,22 +112,6 @@ def test_each_environment_is_credited_as_if_it_were_alone(drawn):
         apart_states += after
     assert rows == apart
     assert sorted(states, key=str) == sorted(apart_states, key=str)
-
-
-def test_each_by_its_own_by_hand():
-    traces = [*group(1.0, 0.0, environment="x"), *group(1.0, 0.0, group_id="g1", environment="y")]
-    mixed = [traces[2], traces[0], traces[3], traces[1]]
-    rows = credited(mixed, algorithms={"x": {"type": "rloo"}}, type="grpo")
-    values = {row["sample_id"]: row["advantage"] for row in rows}
-    assert values == {"g0-0/0": 1, "g0-1/0": -1, "g1-0/0": 0.5, "g1-1/0": -0.5}
-
-
-def test_each_environment_is_taken_apart_once_however_many_seats_it_remembers(monkeypatch):
-    taken = []
-    of = GroupedTraces.of
-    monkeypatch.setattr(GroupedTraces, "of", lambda kept, name: taken.append(name) or of(kept, name))
-    _, states = run(group(1.0, 0.0, environment="x"), {"x": {"type": "rae"}}, known("x", 50), step=3)
-    assert len(states) == 50 and len(taken) <= 3
 
 
 @pytest.mark.parametrize(("environment", "kept"), [("z", True), ("x", False)], ids=["not drawn", "without state"])

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,12 +12,11 @@ from hypothesis import strategies as st
 from tasks.advantage import reference as stage
 from tasks.advantage.reference import SAFE, STAGE
 from tasks.inference.engine.client import EngineLost, NotScorable
-from tasks.runtime.services import MOST_LOSSES
 from tasks.runtime.stage import Policy
 from tests.fixtures.builders import environments, exchange, message, table, trace, verdict, view
 from tests.fixtures.parts import between_groups, in_slices, step
 from tests.fixtures.pictures import PAD, conversation, sees
-from tests.fixtures.stages import forked, reference, tables_of, written
+from tests.fixtures.stages import reference, tables_of, written
 
 TEACHER = {"type": "opd", "teacher": {"path": "/teacher", "max_in_flight": 3}}
 
@@ -99,15 +97,6 @@ def test_sampled_tokens_are_scored_after_all_before_them_and_others_are_zero():
     assert played.most == {3}
 
 
-def test_a_message_that_branches_share_is_scored_on_the_first_of_them():
-    played = Played()
-    found = scored(forked("t0"), [trace("t0")], played)
-    assert sorted(played.asked) == [[1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 7, 8, 9]]
-    assert set(found) == {("t0", 1), ("t0", 3), ("t0", 5)}
-    path = [1, 2, 3, 4, 7, 8, 9]
-    assert found["t0", 5] == [logprob(path, 5), logprob(path, 6)]
-
-
 def test_a_branch_of_which_all_was_scored_is_not_asked_about():
     played = Played()
     messages = [*exchange("t0", (1, 2), (3, 4)), message("t0", 2, parent=1), message("t0", 3, parent=1)]
@@ -167,13 +156,6 @@ def test_what_a_lost_teacher_had_not_scored_is_asked_of_the_next():
     assert scored(messages, traces, broken) == scored(messages, traces, whole)
     assert (whole.lives, broken.lives) == (1, 3)
     assert len(broken.asked) == 3, "what was scored is not asked again"
-
-
-def test_a_teacher_that_is_lost_for_ever_ends_the_stage():
-    played = Played(losses=[0] * 100)
-    with pytest.raises(EngineLost):
-        scored(exchange("t0"), [trace("t0")], played)
-    assert played.lives == MOST_LOSSES + 1
 
 
 @pytest.mark.parametrize(
@@ -241,16 +223,6 @@ def test_a_part_that_cannot_be_scored_is_refused_before_the_first_is_scored(monk
     with pytest.raises(NotScorable, match="trace t1 of environment reverse has 9 tokens"):
         list(references(tables, played, engine={"max_model_len": 8}))
     assert played.asked == []
-
-
-@pytest.mark.parametrize("borders", [[], [0.5], [0.3, 0.6]])
-def test_rows_come_in_parts_where_messages_do(borders):
-    played, tables = Played(), tables_of([trace(name, group_id=name) for name in "abc"])
-    tables["messages"] = in_slices(tables["messages"], borders)
-    made = references(tables, played)
-    assert isinstance(made, pa.Table) == (not borders)
-    assert [tokens[0] for tokens in played.asked] == ([] if borders else [1, 1, 1]), "scored as they are taken"
-    assert written({"references": made})["references"].num_rows == 3
 
 
 def test_images_are_not_scored():

@@ -62,11 +62,6 @@ def test_a_trace_without_a_reward_may_go_without_an_advantage():
     assert advantages(by("halved", 1.0, 0.0, None)) == [0.25, -0.25, None]
 
 
-def test_a_path_to_nothing_is_refused():
-    with pytest.raises(NotImportable, match="it has no 'doubled'"):
-        by("doubled")
-
-
 @pytest.mark.parametrize("component", ["rl", "ref_kl"])
 def test_a_signal_of_its_own_stands_for_advantages(component):
     rows = by("signalled", arguments={"component": component})

@@ -80,11 +80,6 @@ def test_a_token_that_stands_for_an_image_is_not_learnt():
     assert taught(traces=[row | {"record": "{}"} for row in PAIR]) == BODIES
 
 
-def test_each_role_has_its_own_alpha_and_the_task_has_none():
-    assert taught(user={"alpha": 0.5}, tool={"alpha": 2.0}) == {4: 2, 5: 2, 7: 2, 9: 0.5}
-    assert taught(changed(4, role="system"), system={"alpha": 0.25}, tool=None) == {9: 0.25}
-
-
 @pytest.mark.parametrize(("names", "places"), [(["add"], {7: 0.1}), (["other"], {}), ([], {})])
 def test_tools_by_name(names, places):
     assert taught(tool={"tool_names": names}) == places
@@ -97,15 +92,6 @@ def test_a_result_may_name_its_tool_itself():
 def test_a_call_in_the_form_of_other_apis_names_its_tool_too():
     body = json.dumps({"tool_calls": [{"id": "c1", "function": {"name": "look"}}]})
     assert taught(changed(1, body=body), tool={"tool_names": ["look"]}) == {4: 0.1, 5: 0.1}
-
-
-def test_a_call_may_be_answered_after_others_were_made():
-    later = [
-        *TALK[:2],
-        message("g0-0", 2, parent=1, tokens=[4], sampled=True, body=call(("c3", "wait"))),
-        observed(3, 2, [5, 6], body=result("c1")),
-    ]
-    assert taught(later, tool={"tool_names": ["look"]}) == {5: 0.1}
 
 
 MALFORMED = [
@@ -134,28 +120,8 @@ def test_a_call_without_a_name_does_not_hide_one_that_has_it():
     assert taught(changed(1, body=body), tool={"tool_names": ["look"]}) == {4: 0.1, 5: 0.1}
 
 
-def test_ids_of_calls_belong_to_their_branch():
-    fork = [
-        TALK[0],
-        message("g0-0", 1, parent=0, tokens=[3], sampled=True, body=call(("c1", "look"))),
-        observed(2, 1, [4, 5], body=result("c1")),
-        message("g0-0", 3, parent=0, tokens=[6], sampled=True, body=call(("c1", "add"))),
-        observed(4, 3, [7, 8], body=result("c1")),
-    ]
-    rows = echoed(fork, tool={"tool_names": ["add"]})
-    assert not any(rows[0]["ce_weights"])
-    assert rows[1]["path"] == [0, 3, 4] and rows[1]["ce_weights"] == pytest.approx([0, 0, 0, 0, 0.1])
-
-
 def test_a_message_without_attribution_has_no_token_of_it():
     assert taught(changed(2, is_content=[])) == {7: 0.1}
-
-
-def test_a_sampled_token_is_never_predicted_again():
-    answer = TALK[1] | {"role": "tool", "is_content": [True]}
-    late = message("g0-0", 5, parent=4, tokens=[11], sampled=True, role="tool", is_content=[True])
-    (row, *_) = echoed([TALK[0], answer, *TALK[2:5], late])
-    assert row["ce_weights"][2] == row["ce_weights"][10] == 0 and row["rl_weights"][10] == 1
 
 
 def test_a_rollout_without_a_reward_still_shows_what_its_tools_answered():
@@ -263,7 +229,7 @@ def _tool(row, above):
     return None
 
 
-@settings(max_examples=30)
+@settings(max_examples=60)
 @given(talks(), SECTION, SECTION, TOOL)
 def test_any_graph_is_weighed_as_a_walk_token_by_token_says(rows, system, user, tool):
     sections = {"system": system, "user": user, "tool": tool}
@@ -275,7 +241,3 @@ def test_any_graph_is_weighed_as_a_walk_token_by_token_says(rows, system, user, 
         seen |= set(row["path"])
         assert row["ce_weights"] == along
     assert streams(credits) == streams(credited([trace("g0-0")], rows, type="grpo"))
-
-
-def test_the_walk_tells_something():
-    assert sum(sum(row) for row in slowly(TALK, {"tool": {"alpha": 0.5, "tool_names": ["look"]}}).values()) == 1.0

@@ -64,12 +64,6 @@ def test_a_reward_of_zero_goes_on_from_the_state():
     assert states == [state(pytest.approx(0.35), 4)]
 
 
-def test_pre_subtracts_the_baseline_before():
-    rows, states = seated(1.0, 0.0, decay=0.5, order="pre")
-    assert advantages(rows) == [1.0, -0.5] and [row["baseline"] for row in rows] == [0.0, 0.5]
-    assert states == [state(0.25, 2)]
-
-
 def test_no_reward_is_no_advantage_no_weight_and_no_change():
     rows, states = seated(1.0, None, 1.0, decay=0.5)
     assert advantages(rows) == [0.5, None, 0.25]
@@ -199,7 +193,3 @@ def test_two_steps_are_one_step_cut_in_two(drawn, cut):
     second, end = step(traces[cut:], between, number=2)
     assert first + second == whole
     assert sorted(end, key=str) == sorted(after, key=str)
-
-
-def test_the_order_of_rows_matters():
-    assert advantages(seated(1.0, 0.0)[0]) != advantages(seated(0.0, 1.0)[0])[::-1]

@@ -3,7 +3,7 @@
 import pytest
 
 from tasks.advantage.stage import STAGE
-from tests.fixtures.builders import verdict, view
+from tests.fixtures.builders import view
 from tests.fixtures.stages import advantages, credited, group
 
 
@@ -36,42 +36,12 @@ def test_the_length_penalty_by_hand():
     assert [row["reward"] for row in rows] == [1, 1, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("name", "column"), [("output", "output_tokens"), ("input", "input_tokens"), ("turns", "turns")]
-)
-def test_each_length_has_its_own_weight(name, column):
-    weights = {"output": 0.0, "input": 0.0, "turns": 0.0, name: 0.8}
-    one, other = group(1.0, 1.0, num_output_tokens=9, num_input_tokens=9, num_turns=9)
-    traces = [one | {f"num_{column}": 1}, other | {f"num_{column}": 4}]
-    # 1 - 0.8 / 4 and 1 - 0.8, so 0.8 and 0.2.
-    assert advantages(credited(traces, type="grpo", length_penalty=weights)) == pytest.approx([0.3, -0.3])
-
-
-def test_the_pass_rate_is_of_the_raw_rewards_at_or_above_passing():
-    lengths = {"output": 1.0, "input": 0.0, "turns": 0.0, "passing": 0.5}
-    rows = credited(of_lengths((0.5, 0.4, 0.6, 0.0), (4, 4, 4, 4)), type="grpo", length_penalty=lengths)
-    assert rows[0]["baseline"] == pytest.approx(1.5 / 4 - 0.5)
-
-
 def test_a_full_reward_passes_whatever_rounding_made_of_it():
     full = 0.7 + 0.2 + 0.1
     assert full < 1.0
     traces = [of_lengths((reward, reward), (2, 4)) for reward in (full, 1.0)]
     almost, passes = (credited(rows, type="grpo", length_penalty={})[0]["baseline"] for rows in traces)
     assert almost - full == pytest.approx(passes - 1.0) and passes - 1.0 < -0.1
-
-
-@pytest.mark.parametrize(
-    ("columns", "reason"),
-    [({"error_class": "timeout"}, "errored"), ({}, "gibberish"), ({"reward": None}, None)],
-    ids=["errored", "filtered", "unrewarded"],
-)
-def test_only_kept_rewarded_members_count_for_longest_and_pass_rate(columns, reason):
-    *own, out = of_lengths((1.0, 0.0, 1.0), (2, 4, 1000))
-    verdicts = [verdict("g0-0"), verdict("g0-1"), verdict("g0-2", reason=reason)]
-    rows = credited([*own, out | columns], verdicts=verdicts, type="grpo", length_penalty={"input": 0, "turns": 0})
-    # Half of the two pass; 0.25 * 2 / 4 and 0.25 of it: 0.9375 and -0.125.
-    assert advantages(rows)[:2] == pytest.approx([0.53125, -0.53125])
 
 
 @pytest.mark.parametrize(
