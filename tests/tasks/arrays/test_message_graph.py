@@ -54,19 +54,10 @@ def test_rows_of_a_trace_may_come_in_any_order():
     assert paths(found) == [[1, 2], [1, 0]] and found.number.tolist() == [0, 1]
 
 
-def test_nothing_has_no_branches():
-    assert paths(branches_of()) == []
-
-
 @pytest.mark.parametrize("parents", [[None, 7], [0], [1, None], [None, 1]])
 def test_a_parent_must_be_an_earlier_message(parents):
     with pytest.raises(BrokenGraph, match=r"column parent.*not an earlier message"):
         branches_of(parents)
-
-
-def test_a_doubled_message_is_refused():
-    with pytest.raises(BrokenGraph, match="1 messages are there twice"):
-        branches_by_owner([message(), message()], [0, 0])
 
 
 def record(links, num_nodes):

@@ -1,8 +1,6 @@
 """Ragged columns: the same rows as Python lists would hold."""
 
-import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -44,8 +42,3 @@ def test_merge_joins_neighbours():
 
 def test_row_of_value():
     assert lists([[1], [], [2, 3]]).row_of_value.tolist() == [0, 2, 2]
-
-
-def test_lengths_must_add_up():
-    with pytest.raises(AssertionError, match="add up to 3"):
-        Ragged.from_lengths(np.arange(4), [1, 2])

@@ -138,8 +138,3 @@ def test_a_name_with_a_meaning_of_its_own_is_refused(name):
 
 def test_every_filter_keeps_its_name_for_itself():
     assert set(FILTERS) < RESERVED_NAMES
-
-
-def test_one_that_is_called_errored_does_not_stand_for_the_filter():
-    with pytest.raises(ConfigError, match="'errored' may not be left out"):
-        load(["demo"], ['filtering.filters=[{type="custom", name="errored", function="m:f"}]'])

@@ -4,17 +4,13 @@ import json
 from math import exp, log
 from typing import get_args
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.filters import FilterConfig
-from storage.schemas.stage_tables import TABLES
 from tasks.advantage.stage import STAGE as ADVANTAGE
-from tasks.arrays.message_graph import BrokenGraph
 from tasks.filtering.filters import FILTERS
-from tasks.filtering.filters.repetition import runs
 from tasks.filtering.stage import STAGE
 from tests.fixtures.builders import exchange, failed, message, trace, view
 from tests.fixtures.stages import VOCABULARY, advantage, filtering, judged, tables_of
@@ -76,11 +72,6 @@ def test_groups_are_judged_on_what_the_other_filters_leave(order):
     filters = [{"type": "zero_advantage"}, {"type": "truncated", "enforce": True}][::order]
     rows = [trace("a"), trace("b"), trace("c", reward=0.0, is_truncated=True)]
     assert reasons(rows, filters=filters) == {"a": "zero_advantage", "b": "zero_advantage", "c": "truncated"}
-
-
-def test_a_trace_without_reward_is_no_member_of_a_group():
-    verdicts = judged([trace("a", reward=None), trace("b")])
-    assert verdicts["a"]["detected"] == [] and verdicts["b"]["reason"] == "zero_advantage"
 
 
 @pytest.mark.parametrize("types", [["truncated", "repetition"], ["repetition", "truncated"]])
@@ -170,16 +161,6 @@ def test_a_run_goes_on_over_the_messages_of_a_trace():
     for number in range(1, 7, 2):
         calls += [message("a", number, parent=number - 1, **CERTAIN), message("a", number + 1, parent=number)]
     assert loop(calls) == (1, 0, 6)
-    calls[3] |= {"logprobs": [0.0, -1.0]}
-    assert loop(calls)[2] == 3
-    calls[3] |= {"logprobs": [-1.0, -1.0]}
-    assert loop(calls) is None
-
-
-def test_a_run_is_of_one_branch():
-    root, *others = (message("a", number, parent=0 if number else None, **CERTAIN) for number in range(3))
-    assert loop([root, *others])[2] == 4
-    assert loop([message("a", 0), *others]) is None, "two answers to one question are no run"
 
 
 def test_a_run_is_of_one_trace_in_whatever_order_messages_lie():
@@ -233,18 +214,6 @@ def test_a_walk_over_every_branch_finds_the_same_loops(drawn, window):
     assert (found[2] if found else 0) == (longest if longest >= window else 0)
 
 
-@pytest.mark.parametrize(
-    ("flags", "offsets", "starts", "lengths"),
-    [
-        ([1, 1, 0, 1, 1, 1, 0, 1], [0, 4, 4, 8], [0, 3, 4, 7], [2, 1, 2, 1]),
-        ([1, 1], [0, 0, 1, 2, 2], [0, 1], [1, 1]),  # a row of one token is a run of its own, an empty one none
-    ],
-)
-def test_runs_by_hand(flags, offsets, starts, lengths):
-    start, length = runs(np.array(flags, bool), np.array(offsets))
-    assert start.tolist() == starts and length.tolist() == lengths
-
-
 def test_bounds_of_log_probs_are_outside():
     messages = exchange("a", completion=[5, 6], logprobs=[-0.5, -0.5])
     assert log(exp(-0.5)) == -0.5 and loop(messages, window=2, probability=exp(-0.5)) is None
@@ -284,11 +253,6 @@ def test_a_quarantined_trace_goes_first_and_no_group_sees_it():
     assert judged(rows)["a"]["keep"], "not so without the quarantine"
 
 
-def test_a_quarantine_of_other_traces_changes_nothing():
-    rows = [trace("a"), trace("b", reward=0.0)]
-    assert judged(rows, quarantined={"elsewhere": "why"}) == judged(rows)
-
-
 @given(rewards=st.lists(st.sampled_from([0.0, 0.25, 1.0, None]), min_size=1, max_size=12), data=st.data())
 def test_credits_are_those_of_a_store_in_which_the_quarantined_traces_never_were(rewards, data):
     rows = [
@@ -305,17 +269,3 @@ def credited(rows, quarantined):
     tables = tables_of(rows)
     tables |= filtering(tables, view(STAGE, model={"vocab_size": VOCABULARY}), parameters=quarantined)
     return advantage(tables, view(ADVANTAGE, algorithm={"type": "grpo"}))["samples"]
-
-
-def test_credits_tell_a_quarantine_from_none():
-    rows = [trace("a"), trace("b", reward=0.0), trace("c", reward=0.25)]
-    assert not credited(rows, {}).slice(0, 2).equals(credited(rows, {"c": "why"}))
-
-
-def test_a_message_without_its_trace_stops_the_stage():
-    with pytest.raises(BrokenGraph, match="table messages, column trace_id: stray"):
-        judged([trace("a")], exchange("stray"))
-
-
-def test_the_stage_declares_its_tables():
-    assert set(STAGE.reads) | set(STAGE.writes) <= set(TABLES)

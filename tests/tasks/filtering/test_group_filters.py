@@ -34,17 +34,6 @@ def test_a_group_has_lost_a_trained_member_without_a_reward(other, found_later, 
     assert judged([trace("a"), other], **({"filters": ALONE} | found_later))["a"]["reason"] == reason
 
 
-def test_a_group_of_frozen_seats_alone_loses_nobody():
-    rows = [trace("a"), trace("b", reward=0.0), trace("judge", group_id="g1", trainable=False, reward=None)]
-    assert [verdict["detected"] for verdict in judged(rows, filters=ALONE).values()] == [[], [], []]
-
-
-def test_it_is_only_recorded_where_it_does_not_enforce():
-    filters = [ALONE[0], ALONE[1] | {"enforce": False}]
-    verdict = judged([trace("a"), failed("b")], filters=filters)["a"]
-    assert verdict["keep"] and verdict["detected"] == ["incomplete_group"]
-
-
 @given(st.lists(st.tuples(st.sampled_from("gh"), st.sampled_from(["fine", "failed", "unscored"])), max_size=8))
 def test_a_group_is_kept_as_a_whole_or_not_at_all(made):
     kinds = {"fine": trace, "failed": failed, "unscored": lambda name, **others: trace(name, reward=None, **others)}
@@ -89,12 +78,6 @@ def test_each_environment_is_judged_by_its_own_algorithm():
     assert left_out(rows, {"x": grpo, "y": None}, algorithm=rae) == {"x1", "x2"}
 
 
-def test_agents_of_a_group_are_not_compared_with_each_other():
-    rows = [trace(f"{agent}{n}", agent=agent, reward=float(agent == "a")) for agent in "ab" for n in range(2)]
-    assert left_out(rows) == {"a0", "a1", "b0", "b1"}
-    assert left_out([*rows, trace("a2", agent="a", reward=0.5)]) == {"b0", "b1"}
-
-
 EPISODES = [("one", 1.0), ("one", 1.0), ("two", 0.0), ("two", 0.5)]
 """Episode and reward of four seats: in their episode those of the first are alike, over the group all differ."""
 IN_EPISODE = {"type": "hierarchical_grpo", "episode_agents": ["solver"]}
@@ -105,13 +88,6 @@ def solvers(name, **columns):
         trace(f"{name}{n}", agent="solver", episode_id=episode, reward=reward, **columns)
         for n, (episode, reward) in enumerate(EPISODES)
     ]
-
-
-def test_agents_that_are_compared_in_their_episode_only():
-    proposers = [trace(f"p{n}", agent="proposer", episode_id=EPISODES[2 * n][0], reward=float(n)) for n in range(2)]
-    rows = [*solvers("s"), *proposers]
-    assert left_out(rows, algorithm=IN_EPISODE) == {"s0", "s1"}
-    assert left_out(rows) == set(), "over the group, all of them differ"
 
 
 TRACES = st.lists(

@@ -1,14 +1,11 @@
 """Bins: no row over budget, no sample lost, rows full, ranks even."""
 
-import random
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.packing.bin_packing import (
     CROSSOVER_TOKENS,
-    MOST_BALANCED_SAMPLES,
     balanced_rows,
     best_fit,
     estimated_costs,
@@ -55,13 +52,6 @@ def test_costs_are_linear_then_quadratic():
     assert estimated_costs([10, 0])[1] == 0 and estimated_costs([10])[0] < 10.01
 
 
-@given(lengths=LENGTHS)
-def test_best_fit_places_every_sample_once(lengths):
-    rows = best_fit(lengths, CAPACITY)
-    check(rows, lengths, CAPACITY)
-    assert all(rows)
-
-
 @given(lengths=LENGTHS, num_ranks=st.integers(1, 9))
 def test_pack_places_every_sample_once_in_a_multiple_of_the_ranks(lengths, num_ranks):
     rows = pack(lengths, CAPACITY, num_ranks)
@@ -86,27 +76,6 @@ def test_balanced_takes_more_rows_where_even_ones_would_overflow():
     assert rows == [[0], [1], [2], [3], [4, 6], [5]]
 
 
-def test_realistic_rows_are_more_than_97_percent_full():
-    for mean, sigma, capacity in ((600, 0.9, 4096), (1500, 0.9, 8192), (2500, 0.5, 4096)):
-        lengths = lognormal(10_000, mean, sigma, capacity)
-        rows = best_fit(lengths, capacity)
-        check(rows, lengths, capacity)
-        assert sum(lengths) / (len(rows) * capacity) > 0.97
-    # Not vacuous: one sample after another, as they come, falls short of it.
-    assert sum(lengths) / (capacity * len(next_fit(lengths, capacity))) < 0.97
-
-
-def next_fit(lengths, capacity):
-    rows, room = [], 0
-    for sample, length in enumerate(lengths):
-        if length > room:
-            rows.append([])
-            room = capacity
-        rows[-1].append(sample)
-        room -= length
-    return rows
-
-
 def test_ranks_wait_less_than_with_rows_that_are_only_full():
     lengths = lognormal(512)
     even, full = pack(lengths, 4096, 8), best_fit(lengths, 4096)
@@ -123,14 +92,6 @@ def test_rows_are_even_by_cost_and_not_by_tokens():
     assert pack([20_000] * 3 + [CROSSOVER_TOKENS], 60_000, 1) == [[3], [0, 1, 2]]
 
 
-def test_many_samples_fall_back_to_full_rows():
-    lengths = lognormal(MOST_BALANCED_SAMPLES + 1, mean=60, longest=400)
-    rows = pack(lengths, 4096, 8)
-    check(rows, lengths, 4096)
-    assert len(rows) - len(best_fit(lengths, 4096)) in range(8)
-    assert sorted(map(sorted, filter(None, rows))) == sorted(map(sorted, best_fit(lengths, 4096)))
-
-
 def test_one_rank_and_many_samples_have_full_rows_and_others_even_ones(monkeypatch):
     monkeypatch.setattr("tasks.packing.bin_packing.MOST_BALANCED_SAMPLES", 4)
     assert pack([2] * 4, 10, 1) == [[0, 1, 2, 3]]
@@ -141,13 +102,6 @@ def test_one_rank_and_many_samples_have_full_rows_and_others_even_ones(monkeypat
 def test_rows_of_equal_cost_stay_in_order():
     order = [*range(0, 80, 2), *range(1, 80, 2)]
     assert longest_first([10, 9] * 40) == order and pack([10, 9] * 40, 10, 1) == [[sample] for sample in order]
-
-
-def test_rows_of_equal_cost_that_lie_apart_stay_in_order():
-    chance = random.Random(0)
-    lengths = [chance.choice([3, 4, 5]) for _ in range(60)]
-    rows = best_fit(lengths, 9)
-    assert pack(lengths, 9, 1) == sorted(rows, key=lambda row: -estimated_costs(lengths)[row].sum())
 
 
 def test_fewer_samples_than_ranks_leave_empty_rows_at_the_end():

@@ -11,12 +11,10 @@ from hypothesis import strategies as st
 from configs.run import RunConfig
 from flows.runtime.pipeline import pack
 from tasks.advantage.stage import STAGE as ADVANTAGE
-from tasks.arrays.ragged import Ragged
-from tasks.arrays.samples import Samples
-from tasks.packing.stage import STAGE, UNCOUNTED, constant_length_factors
+from tasks.packing.stage import STAGE, UNCOUNTED
 from tasks.runtime.stage import Ref
 from tests.fixtures import stages
-from tests.fixtures.builders import exchange, table, trace, verdict, view
+from tests.fixtures.builders import exchange, trace, verdict, view
 from tests.fixtures.stages import advantage, forked, tables_of
 
 DR_GRPO = {"type": "dr_grpo", "length_normaliser": 10}
@@ -47,35 +45,6 @@ def test_every_rollout_counts_for_the_constant_however_long_it_is():
     assert row["rl_weights"] == pytest.approx([0, 0.3, 0.3, 0.3, 0.3, 0, 0.3, 0.3])
     assert row["rl_tokens"] == 6 and row["advantages"] == [0, -0.5, -0.5, -0.5, -0.5, 0, 0.5, 0.5]
     assert not any(row["ce_weights"]) and not any(row["ref_kl_weights"])
-
-
-@pytest.mark.parametrize(("num_dropped", "denominator"), [(0, 20), (3, 35)])
-def test_each_update_has_a_denominator_with_an_equal_share_of_what_was_dropped(num_dropped, denominator):
-    traces = [trace(f"{g}{i}", group_id=g, reward=float(i)) for g in "gh" for i in range(2)]
-    dropped = [trace(f"k{i}", group_id="k") for i in range(num_dropped)]
-    messages = answers(g0=1, g1=2, h0=3, h1=4, **{one["trace_id"]: 1 for one in dropped})
-    rows = packed(traces + dropped, messages, updates_per_step=2)
-    assert {row["update"] for row in rows} == {0, 1}
-    found = {row["sample_ids"][0][0]: ({*row["rl_weights"]}, row["rl_tokens"]) for row in rows}
-    assert found == {"g": ({0, np.float32(3 / denominator)}, 3), "h": ({0, np.float32(7 / denominator)}, 7)}
-
-
-def test_a_rollout_of_two_branches_counts_once_and_in_two_updates_twice():
-    (row,) = packed([trace("a")], forked("a"), zero_advantages=True)
-    assert sorted(row["sample_ids"]) == ["a/0", "a/1"] and row["rl_tokens"] == 5
-    assert set(row["rl_weights"]) == {0, np.float32(5 / 10)}
-    rows = packed([trace("a")], forked("a"), updates_per_step=2, zero_advantages=True)
-    found = [(row["rl_tokens"], set(row["rl_weights"])) for row in rows]
-    assert found == [(3, {0, np.float32(3 / 10)}), (2, {0, np.float32(2 / 10)})]
-
-
-def test_a_sample_that_another_component_alone_weighs_does_not_count():
-    counts = {"rl": np.array([2, 0]), "ce": np.array([0, 1]), "ref_kl": np.array([0, 0])}
-    path, lengths = Ragged.from_lengths(np.arange(2), [1, 1]), np.array([3, 2])
-    samples = Samples(["a/0", "b/0"], ["g", "g"], np.array([0, 1]), path, np.zeros(2, int), lengths, counts, True)
-    traces = table("traces", [trace("a"), trace("b")])
-    found = constant_length_factors(samples, [np.array([0, 1])], traces, {"": 4}, np.zeros(2, bool))
-    assert found.tolist() == [2 / 4, 2 / 4]
 
 
 def test_other_components_are_left_alone():
