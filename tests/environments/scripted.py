@@ -2,52 +2,43 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import pyarrow as pa
-import verifiers.v1 as vf
 from aiohttp import web
 from verifiers.v1.clients import ModelContext
 from verifiers.v1.configs.client import EvalClientConfig
 from verifiers.v1.types import SamplingConfig
 from verifiers.v1.utils.loaders import environment_class, load_taskset, resolve_env_config
 
-from configs.environments import EnvironmentConfig
 from storage.schemas.stage_tables import EXAMPLES
 from tasks.inference.environments.examples import example_rows, verifiers_config
 from tests.fixtures.endpoints import endpoint
 
-Body = dict[str, Any]
-Reply = Callable[[Body], str | int | Body]
-"""What the model says to a request: a text, a message with tool calls, or the status with which it refuses."""
 SEED = 41
 
 
-def played(
-    settings: dict[str, Any],
-    seats: Sequence[str],
-    reply: Reply,
-    tasks: Callable[[vf.Task], int] = lambda task: 1,
-    limits: dict[str, Any] | None = None,
-    together: bool = False,
-) -> tuple[list[vf.Episode], list[Body]]:
+def played(settings, seats, reply, tasks=lambda task: 1, limits=None, together=False):
     """Play each task of a taskset as often as `tasks` says; return the episodes, and all requests in their order.
 
-    The model of a seat has the seat's name; `limits` are settings of every seat. The episodes are played one after the
+    `reply` to a request is a text, a message with tool calls, or the status of a refusal. The model of a seat has the
+    seat's name; `limits` are settings of every seat. The episodes are played one after the
     other, or all `together`.
     """
-    return asyncio.run(_played(settings, seats, reply, tasks, limits or {}, together))
+    agent = {"harness": {"id": "chat_loop"}, "runtime": {"type": "subprocess"}, **(limits or {})}
+    config = resolve_env_config({"taskset": settings, **{name: agent | {"model": name} for name in seats}})
+    env = environment_class(settings["id"])(config)
+    plan = [task for task in env.taskset.load() for _ in range(tasks(task))]
+    return asyncio.run(episodes(env, plan, reply, together))
 
 
-def listed(environment: EnvironmentConfig) -> pa.Table:
+def listed(environment):
     """The examples of an environment, read in this process: one of their own takes seconds to start."""
     settings = environment.model_dump(mode="json")
     found = list(example_rows(settings, iter(load_taskset(verifiers_config(settings).taskset))))
     return pa.Table.from_pylist(found, schema=EXAMPLES.arrow)
 
 
-def response(said: str | int | Body) -> web.Response:
+def response(said):
     """Return what an endpoint answers whose model says a text or a message, or that refuses with a status."""
     if isinstance(said, int):
         return web.json_response({"error": {"message": "as told"}}, status=said)
@@ -57,33 +48,23 @@ def response(said: str | int | Body) -> web.Response:
     return web.json_response({**about, "choices": [choice]})
 
 
-def calling(tool: str, **arguments: Any) -> Body:
+def calling(tool, **arguments):
     """A message that calls a tool."""
     call = {"id": "call", "type": "function", "function": {"name": tool, "arguments": json.dumps(arguments)}}
     return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
-async def _played(
-    settings: dict[str, Any],
-    seats: Sequence[str],
-    reply: Reply,
-    tasks: Callable[[vf.Task], int],
-    limits: dict[str, Any],
-    together: bool,
-) -> tuple[list[vf.Episode], list[Body]]:
-    bodies: list[Body] = []
+async def episodes(env, tasks, reply, together=False):
+    """Play tasks of an environment before an endpoint that answers by `reply`; return the episodes and all requests."""
+    bodies = []
 
-    async def answer(request: web.Request) -> web.Response:
+    async def answer(request):
         bodies.append(await request.json())
         return response(reply(bodies[-1]))
 
-    agent = {"harness": {"id": "chat_loop"}, "runtime": {"type": "subprocess"}, **limits}
-    config = resolve_env_config({"taskset": settings, **{name: agent | {"model": name} for name in seats}})
-    env = environment_class(settings["id"])(config)
     async with endpoint(answer) as url, env.serving():
         client = EvalClientConfig(base_url=f"{url}/v1", api_key_var="NO_SUCH_KEY")
         context = ModelContext(model="policy", client=client, sampling=SamplingConfig(seed=SEED))
-        plan = [task for task in env.taskset.load() for _ in range(tasks(task))]
         if together:
-            return await asyncio.gather(*(env.run_episode(task, context) for task in plan)), bodies
-        return [await env.run_episode(task, context) for task in plan], bodies
+            return await asyncio.gather(*(env.run_episode(task, context) for task in tasks)), bodies
+        return [await env.run_episode(task, context) for task in tasks], bodies

@@ -26,11 +26,6 @@ def test_broken_markup_is_flagged_and_what_may_be_a_thought_is_held_back(raw, pu
     assert one.parse_error and one.public == public and "SECRET" not in one.private
 
 
-def test_without_a_private_channel_its_tag_is_a_tag_like_any_other_and_thoughts_go_all_the_same():
-    one = Channels().utterance("a", "talk", "<note>m</note><think>x</think>")
-    assert (one.public, one.private, one.parse_error) == ("<note>m</note>", "", False)
-
-
 @pytest.mark.parametrize("tag", ["think", "", "a b", "<note>", "Note", "a|b"])
 def test_private_tags_that_would_be_mistaken_are_refused(tag):
     with pytest.raises(ArenaError, match="private tag"):

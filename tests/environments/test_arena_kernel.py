@@ -17,9 +17,9 @@ from sample_arena.errors import (
     SpokenAlready,
     WrongMember,
 )
-from sample_arena.kernel import State, advance, begin, failed, overflowed, rolled_back, submit
+from sample_arena.kernel import State, advance, begin, failed, overflowed, submit
 from sample_arena.play import Play
-from sample_arena.schedule import Schedule, Slot, require_members, require_same, rounds
+from sample_arena.schedule import Schedule, Slot, require_same, rounds
 
 MEMBERS = ("a", "b", "c")
 CHANNELS = Channels("note")
@@ -55,20 +55,6 @@ def test_a_schedule_knows_its_members_turns_and_rounds():
         schedule.round_of("a", 1)
 
 
-def test_rounds_in_which_all_speak_at_once():
-    assert rounds("talk", ("a", "b"), 2, simultaneous=True) == (Slot("talk", ("a", "b")),) * 2
-    assert Slot("talk", ("a", "b")).simultaneous and not Slot("talk", ("a",)).simultaneous
-    with pytest.raises(ArenaError, match="0 rounds"):
-        rounds("talk", ("a", "b"), 0)
-
-
-@pytest.mark.parametrize("members", [(), ("",), ("a", "a"), ("a", "b", "a")])
-def test_members_are_named_each_once(members):
-    for make in (require_members, lambda each: Slot("talk", each)):
-        with pytest.raises(ArenaError, match="each once"):
-            make(members)
-
-
 @pytest.mark.parametrize(
     ("members", "seats", "told"),
     [
@@ -99,13 +85,6 @@ def test_a_program_that_decides_as_it_goes_is_not_held_to_the_members_beforehand
     assert state.stop == "schedule_exhausted" and [turn[0].member for turn in state.turns] == ["a", "b", "b", "a"]
     with pytest.raises(WrongMember, match=r"\['x'\] are not members"):
         advance(submit(begin(("a", "b"), Echo()), said("a", "x")), Echo())
-
-
-def test_a_slot_without_a_phase_and_a_schedule_without_slots_are_refused():
-    with pytest.raises(ArenaError, match="phase"):
-        Slot("", ("a",))
-    with pytest.raises(ArenaError, match="without slots"):
-        Schedule(())
 
 
 # Moves
@@ -141,26 +120,6 @@ def test_the_gravest_reason_to_stop_comes_first():
     assert failed(exhausted, "gone").stop == "error"
     assert failed(failed(state, "first"), "second").error == "first"
     assert overflowed(state, "b").too_long == "a"
-
-
-@settings(max_examples=40, deadline=None)
-@given(slots, st.randoms(use_true_random=False))
-def test_a_slot_is_committed_when_its_last_member_has_spoken_in_whatever_order(each, draw):
-    schedule = Schedule(tuple(each))
-    state = begin(MEMBERS, schedule)
-    for number, slot in enumerate(each):
-        before, order = state, draw.sample(slot.members, len(slot.members))
-        assert state.slot == slot and state.said == ()
-        for spoken, member in enumerate(order):
-            assert state.turns == before.turns and len(state.said) == spoken
-            assert all(state.heard(other) == before.heard(other) for other in MEMBERS)
-            assert rolled_back(state) == before
-            state = submit(state, said(member, f"{number}{member}"))
-        assert tuple(one.member for one in state.turns[-1]) == slot.members and state.turns[:-1] == before.turns
-        state = advance(state, schedule)
-    assert state.stop == "schedule_exhausted" and advance(state, schedule) == state
-    for member in MEMBERS:
-        assert state.round_of(member) == schedule.num_rounds(member) == len(state.of(member))
 
 
 # What members hear
@@ -287,16 +246,6 @@ def test_of_two_failures_at_once_the_graver_decides(kinds):
     assert asyncio.run(run()).stop == "error"
 
 
-def test_a_program_that_asks_for_a_stranger_leaves_what_was_said():
-    async def speak(state, slot, member):
-        return said(member, "x")
-
-    play = Play(("a", "b"), Echo(), speak)
-    with pytest.raises(WrongMember):
-        asyncio.run(play.finish())
-    assert play.state.turns == ((said("a", "x"),),) and play.state.slot is None
-
-
 @pytest.mark.parametrize("error", [PlayError("no"), KeyError("bug")])
 def test_a_hook_that_fails_leaves_the_state_before_the_slot(error):
     seen = []
@@ -313,16 +262,3 @@ def test_a_hook_that_fails_leaves_the_state_before_the_slot(error):
     assert [state.num_slots for state in seen] == [1, 2]
     assert play.state == advance(seen[0], Schedule(rounds("talk", MEMBERS, 1))) and play.state.num_slots == 1
     assert play.state.stop is None
-
-
-def test_many_plays_at_once_keep_apart():
-    draw = random.Random(4)
-    schedule = Schedule((*rounds("talk", MEMBERS, 2, simultaneous=True), Slot("vote", ("c",))))
-    tables = [Table(draw, {(2, "c"): MemberFailed("c", "gone")} if number % 3 == 0 else {}) for number in range(60)]
-
-    async def run():
-        return await asyncio.gather(*(Play(MEMBERS, schedule, table.speak).finish() for table in tables))
-
-    states = asyncio.run(run())
-    assert [state.stop for state in states] == ["error", "schedule_exhausted", "schedule_exhausted"] * 20
-    assert {state.num_slots for state in states[::3]} == {2} and {state.num_slots for state in states[1::3]} == {3}

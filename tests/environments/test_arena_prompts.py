@@ -98,14 +98,6 @@ def test_user_texts_in_a_row_become_one(messages, folded):
     folds([told(entry) for entry in messages], [told(entry) for entry in folded])
 
 
-def test_a_message_without_a_text_stays():
-    folds([user(None), user("b")], [user(None), user("b")])
-
-
-def test_a_message_of_each_kind_stay_two():
-    assert len(fold([user("a"), Typed(role="user", content="b")])) == 2
-
-
 MESSAGE = st.one_of(
     st.builds(user, st.sampled_from(("", "a", "b"))),
     st.builds(lambda text, name: user(text, name=name), st.sampled_from("ab"), st.sampled_from("xy")),

@@ -2,25 +2,19 @@
 
 import base64
 import io
-import json
-from collections import Counter
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from sample_looking.demonstrations import demonstrations, tool_demonstrations
 from sample_looking.pictures import (
     CELL,
     COUNTS,
     REQUEST,
     SIDE,
     is_right,
-    picture_names,
     pictures,
-    request_by_name,
-    shuffled,
 )
 from sample_looking.taskset import LookingConfig, LookingTaskset
 from sample_looking.words import SCHEMA
@@ -53,33 +47,9 @@ def test_a_picture_has_as_many_squares_as_it_says(seed):
             assert side == columns.max() - columns.min() + 1 and len(rows) == side**2, "a square, and whole"
 
 
-def test_who_does_not_look_is_right_one_time_in_four():
-    assert Counter(picture.count for picture in pictures(400, 3)) == dict.fromkeys(COUNTS, 100)
-
-
-def test_shuffled_numbers_are_the_same_numbers_of_other_pictures():
-    found = list(pictures(400, 3))
-    mixed = shuffled(found, 3)
-    assert Counter(each.count for each in mixed) == Counter(each.count for each in found)
-    assert [each.url for each in mixed] == [each.url for each in found] and mixed == shuffled(found, 3)
-    right = sum(one.count == other.count for one, other in zip(found, mixed, strict=True))
-    assert 60 < right < 140
-
-
 def test_rewards_by_hand():
     assert is_right("3", 3) and is_right(" 3\n", 3)
     assert not any(is_right(reply, 3) for reply in ("", "4", "33", "3 squares", "three"))
-
-
-def test_demonstrations_show_a_picture_and_are_right_as_often_as_asked():
-    rows, seen = list(demonstrations(400, seed=1, right=0.5)), list(pictures(400, 1_000_004))
-    for row, picture in zip(rows, seen, strict=True):
-        shown, asked = row["prompt"][0]["content"]
-        assert shown["image_url"]["url"] == picture.url and asked["text"] == REQUEST
-    right = sum(is_right(row["completion"], picture.count) for row, picture in zip(rows, seen, strict=True))
-    assert 0.5 < right / 400 < 0.75
-    with pytest.raises(ValueError, match="a share from 0 to 1"):
-        list(demonstrations(1, seed=1, right=2))
 
 
 def test_tasks_name_their_pictures_once():
@@ -91,15 +61,6 @@ def test_tasks_name_their_pictures_once():
     assert [task.data.counts for task in turns] == [[1, 2, 3], [4, 1, 2]] and turns[0].key != turns[1].key
     asked = [message for task in turns for message in (*task.data.prompt, *task.data.later)]
     assert [message.content[0].image_url.url for message in asked] == [each.url for each in pictures(6, 0)]
-
-
-def test_a_name_says_nothing_of_its_picture():
-    named = loaded(num_examples=4, tool=True)
-    assert [task.data.prompt[0].content for task in named] == [request_by_name(name) for name in picture_names(4, 0)]
-    names = picture_names(400, 3)
-    assert len(set(names)) == 400 and names[:4] != sorted(names[:4]) and {len(name) for name in names} == {3}
-    with pytest.raises(ValueError, match="there are 17576 names"):
-        picture_names(20_000, 0)
 
 
 def test_the_model_looks_with_a_tool_and_each_turn_of_the_user_counts():
@@ -123,11 +84,3 @@ def test_the_model_looks_with_a_tool_and_each_turn_of_the_user_counts():
     assert bodies[0]["tools"] == [SCHEMA], "as demonstrations have it"
     roles = [message["role"] for message in bodies[-1]["messages"]]
     assert roles == ["user", "assistant", "tool", "assistant", "user", "assistant", "tool"]
-
-
-def test_demonstrations_of_the_tool_call_it_by_the_picture_s_name():
-    for row, picture in zip(tool_demonstrations(8, seed=1, right=1.0), pictures(8, 1_000_004), strict=True):
-        asked, call, shown, said = row["messages"]
-        name = json.loads(call["tool_calls"][0]["function"]["arguments"])["name"]
-        assert asked["content"] == request_by_name(name) and shown["content"][0]["image_url"]["url"] == picture.url
-        assert said["content"] == str(picture.count) and row["tools"] == [SCHEMA]

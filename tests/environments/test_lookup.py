@@ -2,12 +2,11 @@
 
 import asyncio
 import json
-from collections import Counter
 
 import pytest
-from sample_lookup.chains import REMINDER, Chain, answered, chains, is_right, prompt, reached, store, tagged
-from sample_lookup.demonstrations import called, demonstrations, followed
-from sample_lookup.words import SCHEMA, words
+from sample_lookup.chains import Chain, answered, chains, is_right, prompt, reached, tagged
+from sample_lookup.demonstrations import called
+from sample_lookup.words import SCHEMA
 
 from tests.fixtures.commands import cases
 from tests.fixtures.endpoints import endpoint
@@ -15,25 +14,6 @@ from tests.fixtures.endpoints import endpoint
 pytestmark = pytest.mark.engine
 
 CHAIN = Chain(("abc", "xyz"), "42")
-
-
-def test_a_chain_leads_from_name_to_name_to_its_value():
-    assert CHAIN.entries == {"abc": "see xyz", "xyz": "is 42"}
-
-
-def test_chains_are_seeded_apart_from_each_other_and_stable_as_they_grow():
-    first = list(chains(50, 2, 3, 2, seed=4))
-    names = [name for chain in first for name in chain.names]
-    assert len(set(names)) == len(names) == 100 and all(len(chain.value) == 2 for chain in first)
-    assert list(chains(80, 2, 3, 2, seed=4))[:50] == first
-    assert list(chains(50, 2, 3, 2, seed=5)) != first
-    assert len(store(first)) == 100
-
-
-def test_more_chains_than_there_are_names_is_an_error():
-    with pytest.raises(ValueError, match="there are 26 names"):
-        list(chains(7, 2, 1, 2, seed=0))
-    assert len(list(chains(6, 2, 1, 2, seed=0))) == 6
 
 
 @cases(__file__, "answers")
@@ -44,36 +24,6 @@ def test_the_answer_of_a_reply(reply, is_answer, right):
 @cases(__file__, "lookups")
 def test_progress_counts_entries_from_the_first_name(results, num_found):
     assert reached(results, CHAIN.names, CHAIN.value) == num_found
-
-
-def test_demonstrations_take_four_forms():
-    forms = Counter()
-    for row in demonstrations(2000, seed=7):
-        roles = [message["role"] for message in row["messages"]]
-        reminded = any(message["content"] == REMINDER for message in row["messages"])
-        forms["reminded" if reminded else f"{roles.count('tool')} calls"] += 1
-        assert roles[0] == "user" and roles[-1] == "assistant" and row["tools"] == [SCHEMA]
-    assert forms["2 calls"] / 2000 == pytest.approx(0.4, abs=0.04)
-    assert forms["reminded"] / 2000 == pytest.approx(0.2, abs=0.03)
-    assert forms["0 calls"] / 2000 == pytest.approx(0.2, abs=0.03)
-    assert forms.total() == 2000 and set(forms) == {"2 calls", "1 calls", "0 calls", "reminded"}
-    with pytest.raises(ValueError, match="sum to at most 1"):
-        next(demonstrations(1, seed=0, right=0.9, reminded=0.2))
-
-
-def test_words_keep_a_conversation_short(tmp_path):
-    from tasks.inference.trace_rows.demonstrations import demonstration_renderer
-    from tasks.learner.tiny import tiny_qwen3
-
-    sizes = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 2, "intermediate": 16}
-    rows = [{"role": "user", "content": prompt("abc")}, *followed(CHAIN)]
-    lengths = []
-    for name, texts in (("short", words()), ("long", [])):
-        render = demonstration_renderer(
-            tiny_qwen3(tmp_path / name, **sizes, words=texts), "qwen3", {"enable_thinking": False}
-        )
-        lengths.append(sum(len(row["token_ids"]) for row in render(rows, [SCHEMA])))
-    assert lengths[0] < 100 and lengths[1] > 700
 
 
 class Served:

@@ -1,30 +1,24 @@
 """Walks through the graph: its shape, distances against a slow reference, the rules of moving, and two at once."""
 
-import json
-from collections import Counter
 from itertools import product
 from math import inf
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sample_wikispeedia.demonstrations import demonstrations
 from sample_wikispeedia.graph import (
     Trip,
     distances,
     every_link,
     graph,
-    is_connected,
     page,
-    prompt,
     shortest,
     trips,
 )
 from sample_wikispeedia.walk import BACK, CLICK, Walk, efficiency
 from sample_wikispeedia.words import SCHEMAS
 
-from configs.load import load
-from tests.environments.scripted import calling, listed, played
+from tests.environments.scripted import calling, played
 
 pytestmark = pytest.mark.engine
 
@@ -43,45 +37,12 @@ def all_distances(links):
     return found
 
 
-def test_the_shipped_graph_is_whole():
-    links = every_link()
-    assert len(links) == 46
-    for topic, linked in links.items():
-        assert (
-            len(linked) >= 2 and len(set(linked)) == len(linked) and topic not in linked and set(linked) <= set(links)
-        )
-        assert topic.isalpha() and topic.istitle()
-    assert max(all_distances(links).values()) < inf
-
-
 @given(SIZES, st.integers(0, 50))
 def test_a_part_of_the_graph_is_connected_and_has_no_links_of_its_own(num_topics, seed):
     links = graph(num_topics, seed)
     assert len(links) == num_topics and links == graph(num_topics, seed)
     assert all(set(linked) == set(every_link()[topic]) & set(links) for topic, linked in links.items())
     assert all(len(distances(links, topic)) == num_topics for topic in links)
-
-
-def test_what_is_connected():
-    assert is_connected(LINKS)
-    assert not is_connected({"A": ("B",), "B": ()}) and not is_connected({"A": (), "B": ("A",)})
-
-
-def test_a_graph_too_small_to_hold_together_is_an_error():
-    alone = [seed for seed in range(20) if not made(2, seed)]
-    assert alone, "no seed leaves topics that only hold together in a larger graph"
-    with pytest.raises(ValueError, match=f"num_topics 2: with graph_seed {alone[0]} it can be [3-9] to 46"):
-        graph(2, alone[0])
-    with pytest.raises(ValueError, match="num_topics 47"):
-        graph(47, 0)
-
-
-def made(num_topics, seed):
-    """Whether there is such a graph."""
-    try:
-        return bool(graph(num_topics, seed))
-    except ValueError:
-        return False
 
 
 def test_distances_are_those_of_a_slow_reference():
@@ -98,16 +59,6 @@ def test_distances_are_those_of_a_slow_reference():
         assert all(step in links[before] for before, step in zip([trip.start, *way], way, strict=False))
 
 
-def test_trips_are_seeded_and_stable_as_they_grow():
-    first = list(trips(10, LINKS, 1, 3, seed=0))
-    assert len(set(first)) == 10 and list(trips(None, LINKS, 1, 3, seed=0))[:10] == first
-    assert first != list(trips(10, LINKS, 1, 3, seed=1))
-    with pytest.raises(ValueError, match="13 trips of 1 to 3 clicks between 4 topics: there are 12"):
-        next(trips(13, LINKS, 1, 3, seed=0))
-    with pytest.raises(ValueError, match="all trips of 4 to 9 clicks between 4 topics: there are 0"):
-        next(trips(None, LINKS, 4, 9, seed=0))
-
-
 def test_a_walk_by_hand():
     walk = Walk()
     walk.begin("A")
@@ -122,40 +73,6 @@ def test_a_walk_by_hand():
     assert efficiency(walk.trail, "D", 2) == 0.5
     assert efficiency(walk.trail, "A", 2) == 0.0 == efficiency([], "A", 2)
     assert efficiency(["A", "C", "D"], "D", 2) == 1.0
-
-
-def test_demonstrations_are_walks_by_the_rules():
-    links = graph(12, 0)
-    num_back = num_shortest = num_there = 0
-    for row in demonstrations(600, links, seed=7):
-        asked, *talk = row["messages"]
-        start, target = asked["content"].splitlines()[0].removeprefix("Go from ").split(" to ")
-        trip = Trip(start, target, distances(links, start)[target])
-        assert asked["content"] == prompt(links, trip) and json.loads(row["tools"]) == SCHEMAS
-        walk = Walk()
-        walk.begin(start)
-        for number, message in enumerate(talk):
-            if message["role"] == "assistant":
-                (call,) = message["tool_calls"]
-                arguments = json.loads(call["function"]["arguments"])
-                is_back = call["function"]["name"] == BACK
-                told = walk.back(links) if is_back else walk.click(links, arguments["page"])
-                num_back += is_back
-            else:
-                assert message["content"] == told == page(links, walk.path[-1]), number
-                assert walk.path[-1] != target, "a walk ends where it was to go"
-        num_there += walk.path[-1] == target
-        num_shortest += efficiency(walk.trail, target, trip.distance) == 1.0
-        assert len(walk.trail) <= 5 and talk[-1]["role"] == "assistant"
-    assert num_back > 20 and 0.2 <= num_shortest / 600 < 0.6 and num_shortest < num_there < 600
-    with pytest.raises(ValueError, match="shares from 0 to 1"):
-        next(demonstrations(1, links, seed=0, right=2))
-
-
-def test_all_demonstrations_may_go_the_shortest_way():
-    for row in demonstrations(50, LINKS, seed=0, right=1.0):
-        start, target = row["messages"][0]["content"].splitlines()[0].removeprefix("Go from ").split(" to ")
-        assert sum(m["role"] == "assistant" for m in row["messages"]) == distances(LINKS, start)[target]
 
 
 @pytest.mark.nightly
@@ -198,9 +115,3 @@ def test_walks_that_do_not_arrive_earn_nothing():
     start = page(graph(12, 0), trace.task.data.start)
     assert told == [f"no link 'Nowhere'; {start}", f"nothing to go back to; {start}"]
     assert trace.reward == 0.0 and trace.metrics["num_moves"] == 0.0 and trace.info["trail"] == [trace.task.data.start]
-
-
-def test_the_preset_holds_out_as_many_trips_as_it_evaluates():
-    config = load(["wikispeedia"])
-    splits = Counter(listed(config.environments[0])["split"].to_pylist())
-    assert splits["eval"] >= config.evaluation.num_examples and splits["train"] > 60
