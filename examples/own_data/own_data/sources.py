@@ -26,38 +26,18 @@ def from_file(path: str) -> Iterator[tuple[str, Row]]:
 
 
 def _json_lines(file: Path) -> Iterator[tuple[str, Row]]:
-    with file.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(_decoded(file, lines), start=1):
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, start=1):
             place = f"{file}, line {number}"
             if not line.strip():
                 continue
             try:
                 row = json.loads(line)
-            except (ValueError, RecursionError) as error:  # numbers and nesting beyond all measure among them
+            except (ValueError, RecursionError) as error:
                 raise DataUnusable(f"{place}: not JSON: {error}. One JSON object in each line is wanted") from error
             if not isinstance(row, dict):
                 raise DataUnusable(f"{place}: a JSON object is wanted, this is {type(row).__name__}")
             yield place, row
-
-
-def _decoded(file: Path, lines: Iterator[str]) -> Iterator[str]:
-    try:
-        yield from lines
-    except UnicodeDecodeError as error:  # which knows the place in its buffer alone
-        raise DataUnusable(f"{file}, line {_first_undecodable(file)}: not UTF-8 text: {error.reason}") from error
-
-
-def _first_undecodable(file: Path) -> int:
-    with file.open("rb") as lines:
-        return next(number for number, line in enumerate(lines, start=1) if not _is_text(line))
-
-
-def _is_text(line: bytes) -> bool:
-    try:
-        line.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _parquet(file: Path) -> Iterator[tuple[str, Row]]:
