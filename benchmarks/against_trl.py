@@ -84,10 +84,10 @@ def install_trl(directory: Path) -> Path:
 
 def write_prompts(path: Path, size: Size) -> None:
     """Write the environment's prompts as the renderer writes them, each with the expected answer, as JSON lines."""
-    from sample_reverse_text.texts import ALPHABET, prompt, texts
+    from sample_reverse_text.texts import prompt, texts
 
     with path.open("w", encoding="utf-8") as file:
-        for text in texts(2000, size.min_length, size.max_length, ALPHABET, 0):
+        for text in texts(2000, size.min_length, size.max_length, 0):
             thought = "<think>\n\n</think>\n\n"  # of `enable_thinking = false`
             rendered = f"<|im_start|>user\n{prompt(text)}<|im_end|>\n<|im_start|>assistant\n{thought}"
             file.write(json.dumps({"prompt": rendered, "expected": text[::-1]}) + "\n")

@@ -49,10 +49,14 @@ def test_a_schedule_knows_its_members_turns_and_rounds():
     assert schedule.members == MEMBERS
     assert schedule.turns == (("a", "talk"), ("b", "talk"), ("b", "vote"), ("c", "vote"))
     assert [schedule.num_rounds(member) for member in "abcx"] == [3, 3, 1, 0]
-    assert [schedule.round_of("a", number) for number in (0, 2, 5)] == [0, 1, 2]
-    assert schedule.round_of("c", 4) == 0
-    with pytest.raises(ArenaError, match="has no turn in slot 1"):
-        schedule.round_of("a", 1)
+    state, numbers = begin(MEMBERS, schedule), []
+    while state.slot is not None:
+        speaking = state.slot.members
+        numbers += [(member, state.round_of(member)) for member in speaking]
+        for member in speaking:
+            state = submit(state, said(member))
+        state = advance(state, schedule)
+    assert numbers == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("b", 2), ("c", 0), ("a", 2)]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +111,7 @@ def test_moves_that_the_rules_do_not_allow():
     assert ended.stop == "schedule_exhausted"
     with pytest.raises(PlayFinished, match="schedule_exhausted"):
         submit(ended, said("a"))
-    assert issubclass(ProtocolError, PlayError) and opened.awaited == ("a", "b") and one.awaited == ("a",)
+    assert issubclass(ProtocolError, PlayError)
 
 
 def test_the_gravest_reason_to_stop_comes_first():

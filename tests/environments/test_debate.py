@@ -58,7 +58,7 @@ def test_what_a_statement_cites(statement, found):
 
 def config_of(**settings):
     seats = {name: {**seat, **settings.pop(name, {})} for name, seat in SEATS.items()}
-    return resolve_env_config({"taskset": {"id": "sample_debate", "length": 3}, **seats, **settings})
+    return resolve_env_config({"taskset": {"id": "sample_debate"}, **seats, **settings})
 
 
 def played(answer, env=None, claim=CLAIM, **settings):

@@ -18,9 +18,9 @@ COMMANDS = {
     "sample_reverse_text": (["--seed", "7"], (), {"seed": 7}, None),
     "sample_wikispeedia": (
         ["--num-topics", "12", "--max-moves", "3"],
-        (graph(12, 0),),
+        (graph(12),),
         {"max_moves": 3},
-        (graph(12, 0),),
+        (graph(12),),
     ),
 }
 """By environment: options of its command, arguments and settings of its demonstrations, and arguments of its words."""

@@ -41,7 +41,7 @@ UNREAD = 'environments.0.taskset.unreadable="passive"'
 
 NUM_TALKS = 2
 """Groups of conversations with tools."""
-TOPICS = graph(load(["wikispeedia"]).environments[0].taskset["num_topics"], 0)
+TOPICS = graph(load(["wikispeedia"]).environments[0].taskset["num_topics"])
 
 
 @contextmanager

@@ -67,7 +67,7 @@ def call(number, name, arguments):
 @pytest.fixture(scope="module")
 def served():
     """A conversation of calls right and wrong, ended by a reply without one."""
-    name = next(chains(3, 2, 3, 2, seed=0)).names[0]
+    name = next(chains(3, 2, seed=0)).names[0]
     calls = [("lookup", json.dumps({"name": name})), ("lookup", '{"name": "?"}'), ("find", "{}"), ("lookup", "{")]
     calls += [("lookup", "[]"), ("lookup", "{}"), ("lookup", '{"name": ' + "1" * 5000 + "}"), ("lookup", "[" * 100_000)]
     replies = [call(number, *each) for number, each in enumerate(calls)]

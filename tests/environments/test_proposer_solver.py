@@ -3,7 +3,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from sample_proposer_solver.sums import (
     Problem,
     beginnings,
@@ -26,7 +25,7 @@ from tests.environments.scripted import SEED, played
 pytestmark = pytest.mark.engine
 
 SEATS = ("proposer", "solver")
-SETTINGS = {"id": "sample_proposer_solver", "num_solvers": 4, "largest": 9, "operators": "+"}
+SETTINGS = {"id": "sample_proposer_solver", "num_solvers": 4, "largest": 9}
 
 
 @pytest.mark.parametrize(
@@ -76,12 +75,10 @@ def test_tasks_are_requests_by_beginning():
         return list(ProposerSolverTaskset(ProposerSolverConfig(id="sample_proposer_solver", **settings)).load())
 
     tasks = load(largest=2)
-    assert [task.key for task in tasks] == ["0+", "1+", "2+", "0-", "1-", "2-"] == [*beginnings("+-", 2)]
+    assert [task.key for task in tasks] == ["0+", "1+", "2+", "0-", "1-", "2-"] == [*beginnings(2)]
     assert tasks[4].data.prompt == request("1-", 2) == "Set 1-? to 2"
     assert {task.data.system_prompt for task in tasks} == {None}
     assert {task.data.system_prompt for task in load(explain_rules=True)} == {RULES_OF_PROPOSER}
-    with pytest.raises(ValidationError):
-        load(operators="*")
 
 
 def episodes_of(replies, **settings):

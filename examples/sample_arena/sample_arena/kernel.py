@@ -43,12 +43,6 @@ class State:
         """How many slots were committed."""
         return len(self.turns)
 
-    @property
-    def awaited(self) -> tuple[str, ...]:
-        """Who has not spoken in the open slot yet."""
-        spoken = {each.member for each in self.said}
-        return tuple(member for member in self.slot.members if member not in spoken) if self.slot else ()
-
     def round_of(self, member: str) -> int:
         """Return how often a member has spoken: the number, from 0, of the turn that it has next."""
         return len(self.of(member))

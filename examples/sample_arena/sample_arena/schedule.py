@@ -22,11 +22,6 @@ class Slot:
         if not self.phase:
             raise ArenaError(f"slot of {list(self.members)}: its phase has no name, and templates are found by it")
 
-    @property
-    def simultaneous(self) -> bool:
-        """Whether several speak at once."""
-        return len(self.members) > 1
-
 
 class Program(Protocol):
     """Who speaks next, given all that was said."""
@@ -62,15 +57,6 @@ class Schedule:
     def num_rounds(self, member: str) -> int:
         """Return how many slots a member has; slots of others do not count."""
         return sum(member in slot.members for slot in self.slots)
-
-    def round_of(self, member: str, number: int) -> int:
-        """Return which of its own turns, from 0, a member has in slot `number`: by place, whatever phases are called.
-
-        Raises ArenaError where the member has no turn there.
-        """
-        if not 0 <= number < len(self.slots) or member not in self.slots[number].members:
-            raise ArenaError(f"member {member!r} has no turn in slot {number} of {len(self.slots)}")
-        return sum(member in slot.members for slot in self.slots[:number])
 
 
 def rounds(phase: str, members: Sequence[str], num_rounds: int, *, simultaneous: bool = False) -> tuple[Slot, ...]:

@@ -100,22 +100,22 @@ def errored(error: str, members: Sequence[str], partial: Any = None) -> EpisodeS
     return score.model_copy(update={"members": filled, "error": score.error or error})
 
 
-def zero_sum_reward(members: Sequence[str], winner: str | None, judges: Sequence[str] = (JUDGE,)) -> dict[str, float]:
+def zero_sum_reward(members: Sequence[str], winner: str | None) -> dict[str, float]:
     """Return +1 for the winner, -1 for who lost and 0 for a judge; 0 for all where `winner` is None, a tie.
 
     Raises ScoreError where the winner did not compete, and where it does not compete with exactly one other.
     """
-    rivals = [member for member in members if member not in judges]
+    rivals = [member for member in members if member != JUDGE]
     if len(rivals) != 2 or len(set(members)) != len(members):
         raise ScoreError(f"members {list(members)}: a reward of sum zero is for two rivals, and here are {rivals}")
     if winner is not None and winner not in rivals:
         raise ScoreError(f"winner {winner!r} is none of the rivals {rivals}")
     if winner is None:
         return dict.fromkeys(members, 0.0)
-    return {member: 0.0 if member in judges else 1.0 if member == winner else -1.0 for member in members}
+    return {member: 0.0 if member == JUDGE else 1.0 if member == winner else -1.0 for member in members}
 
 
-def record(score: EpisodeScore, traces: "Sequence[Trace]", name: str = REWARD) -> None:
+def record(score: EpisodeScore, traces: "Sequence[Trace]") -> None:
     """Write a score onto the traces of an episode, each by the agent that made it: all of it or nothing.
 
     Raises ScoreError where a trace is no member's, a rewarded member has no trace, or a trace is rewarded already, by
@@ -126,9 +126,9 @@ def record(score: EpisodeScore, traces: "Sequence[Trace]", name: str = REWARD) -
     for trace in traces:
         own = by_member[trace.agent.name]
         if own.reward is not None:
-            trace.record_reward(name, own.reward)
+            trace.record_reward(REWARD, own.reward)
         else:
-            trace.rewards[name] = None  # not scored, which is recorded and no zero
+            trace.rewards[REWARD] = None  # not scored, which is recorded and no zero
         trace.record_metrics({**score.metrics, **own.metrics})
         if score.error is not None:
             trace.info["episode_error"] = score.error

@@ -6,6 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 DIGITS = "0123456789"
+LENGTH = 3
+"""Digits of a list."""
+MOST_CLAIMS = 10 * 10**LENGTH // 4
+"""A quarter of all: fewer than twice the true ones, which are half of those drawn."""
 AFFIRMATIVE, NEGATIVE = "affirmative", "negative"
 CITE = "see"
 """The word that opens a citation of the list."""
@@ -30,31 +34,22 @@ class Claim:
         return AFFIRMATIVE if self.digit in self.numbers else NEGATIVE
 
 
-def claims(count: int, length: int, seed: int) -> Iterator[Claim]:
-    """Yield `count` different claims about lists of `length` digits, half of them true; more begin with the same.
+def claims(count: int, seed: int) -> Iterator[Claim]:
+    """Yield `count` different claims about lists of three digits, half of them true; more begin with the same.
 
     Raises ValueError where there are not enough of them.
     """
-    if count > most_claims(length):
-        raise ValueError(
-            f"{count} claims about {length} digits: there are {10 * 10**length}, and at most {most_claims(length)} of "
-            "them are used; ask for fewer or make lists longer"
-        )
+    if count > MOST_CLAIMS:
+        raise ValueError(f"{count} claims about {LENGTH} digits: at most {MOST_CLAIMS} are used; ask for fewer")
     draw = random.Random(seed)
     seen: set[Claim] = set()
     while len(seen) < count:
-        numbers = tuple(draw.choice(DIGITS) for _ in range(length))
+        numbers = tuple(draw.choice(DIGITS) for _ in range(LENGTH))
         pool = sorted(set(numbers)) if len(seen) % 2 == 0 else [each for each in DIGITS if each not in numbers]
         if not pool or (claim := Claim(draw.choice(pool), numbers)) in seen:
             continue
         seen.add(claim)
         yield claim
-
-
-def most_claims(length: int) -> int:
-    """Return how many claims may be drawn: a quarter of all, and no more than there are true ones for half of them."""
-    num_true = 10 * (10**length - 9**length)
-    return min(10 * 10**length // 4, 2 * num_true)
 
 
 def cited(statement: str) -> str | None:

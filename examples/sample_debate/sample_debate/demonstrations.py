@@ -10,7 +10,7 @@ from sample_arena.kernel import State, advance, begin, submit
 from sample_arena.schedule import Schedule
 from sample_arena.scores import JUDGE
 
-from sample_debate.claims import AFFIRMATIVE, CITE, DIGITS, Claim, cited, claims, most_claims
+from sample_debate.claims import AFFIRMATIVE, CITE, DIGITS, MOST_CLAIMS, Claim, cited, claims
 from sample_debate.rules import DEBATERS, MEMBERS, NO, PROMPTS, YES, program, shown
 from sample_debate.taskset import data_of
 
@@ -23,7 +23,6 @@ def demonstrations(
     count: int,
     *,
     seed: int,
-    length: int = 3,
     cite: float = 0.3,
     misquote: float = 0.3,
     num_rounds: int = 2,
@@ -41,7 +40,7 @@ def demonstrations(
     if not 0 <= at_once <= 1:
         raise ValueError(f"at_once {at_once}: a share from 0 to 1")
     draw = random.Random(f"debates {seed}")
-    pool = list(claims(min(-(-count // 3), most_claims(length)), length, seed))
+    pool = list(claims(min(-(-count // 3), MOST_CLAIMS), seed))
     made = 0
     while made < count:
         claim = draw.choice(pool)
@@ -95,7 +94,6 @@ def words() -> list[str]:
 def main() -> None:
     """Run the command line."""
     parser = command(__doc__, count=4800)
-    parser.add_argument("--length", type=int, default=3, help="digits in a list")
     parser.add_argument("--cite", type=float, default=0.3, help="share of statements that cite the list")
     parser.add_argument("--misquote", type=float, default=0.3, help="share that cite another list")
     parser.add_argument("--num-rounds", type=int, default=2, help="most rounds of a debate")

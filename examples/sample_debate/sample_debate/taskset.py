@@ -33,8 +33,6 @@ class DebateConfig(vf.TasksetConfig):
 
     num_examples: int = Field(1000, ge=1)
     """Claims generated; all differ, and half of them are true."""
-    length: int = Field(3, ge=1, le=9)
-    """Digits in a list."""
     seed: int = 0
     """Another seed, other claims."""
 
@@ -44,7 +42,7 @@ class DebateTaskset(vf.Taskset[DebateTask, DebateConfig]):
 
     def load(self) -> Iterator[DebateTask]:
         """Yield one task for each claim."""
-        for claim in claims(self.config.num_examples, self.config.length, self.config.seed):
+        for claim in claims(self.config.num_examples, self.config.seed):
             yield DebateTask(data_of(claim), self.config.task)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 LETTERS, DIGITS = "abcdefghijklmnopqrstuvwxyz", "0123456789"
+NAME_LENGTH, VALUE_LENGTH = 3, 2
 OPENING, CLOSING = "<ans>", "</ans>"
 ANSWER = re.compile(re.escape(OPENING) + "(.*?)" + re.escape(CLOSING), re.DOTALL)
 TOOL = "lookup"
@@ -27,28 +28,28 @@ class Chain:
         return dict(zip(self.names, [*following, f"is {self.value}"], strict=True))
 
 
-def chains(count: int, num_hops: int, name_length: int, value_length: int, seed: int) -> Iterator[Chain]:
+def chains(count: int, num_hops: int, seed: int) -> Iterator[Chain]:
     """Yield `count` chains of `num_hops` names each, all different; the first n are the same whatever `count` is.
 
     Raises ValueError where there are not enough names.
     """
-    possible = len(LETTERS) ** name_length
+    possible = len(LETTERS) ** NAME_LENGTH
     if count * num_hops > possible // 2:
         raise ValueError(
-            f"{count} chains of {num_hops} names of {name_length} letters: there are {possible} names, and at most "
-            "half of them are used; ask for fewer or allow longer names"
+            f"{count} chains of {num_hops} names: there are {possible} names, and at most half of them are used; ask "
+            "for fewer"
         )
     draw = random.Random(seed)
     seen: set[str] = set()
     for _ in range(count):
-        names = tuple(_fresh(draw, name_length, seen) for _ in range(num_hops))
-        yield Chain(names, "".join(draw.choice(DIGITS) for _ in range(value_length)))
+        names = tuple(_fresh(draw, seen) for _ in range(num_hops))
+        yield Chain(names, "".join(draw.choice(DIGITS) for _ in range(VALUE_LENGTH)))
 
 
-def _fresh(draw: random.Random, length: int, seen: set[str]) -> str:
+def _fresh(draw: random.Random, seen: set[str]) -> str:
     """A name that was not drawn before."""
     while True:
-        name = "".join(draw.choice(LETTERS) for _ in range(length))
+        name = "".join(draw.choice(LETTERS) for _ in range(NAME_LENGTH))
         if name not in seen:
             seen.add(name)
             return name

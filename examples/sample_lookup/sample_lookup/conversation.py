@@ -13,13 +13,11 @@ class LookupEnvConfig(vf.EnvConfig):
 
 
 class LookupEnv(vf.Env[LookupEnvConfig]):
-    """The model calls the tool until it answers; a reply that does neither is met with a reminder, a few times."""
+    """The model calls the tool until it answers; a reply that does neither is met with a reminder, once."""
 
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
         """Let the model reply; remind it where a reply ends its turn without an answer."""
         async with agents.agent.interaction(task) as talk:
             said = await talk.turn()
-            for _ in range(self.taskset.config.num_reminders):
-                if said.terminated or answered(said.last_reply):
-                    return
-                said = await talk.turn(REMINDER)
+            if not said.terminated and not answered(said.last_reply):
+                await talk.turn(REMINDER)

@@ -20,8 +20,6 @@ def demonstrations(
     right: float = 0.4,
     reminded: float = 0.2,
     num_hops: int = 2,
-    name_length: int = 3,
-    value_length: int = 2,
 ) -> Iterator[dict[str, Any]]:
     """Yield `count` rows of messages and tools.
 
@@ -33,7 +31,7 @@ def demonstrations(
         raise ValueError(f"right {right} and reminded {reminded}: shares from 0 to 1 that sum to at most 1")
     # Which form a row takes must not follow from its names, or the model could learn the rule.
     draw = random.Random(f"forms {seed}")
-    for chain in chains(count, num_hops, name_length, value_length, seed):
+    for chain in chains(count, num_hops, seed):
         kind = draw.random()
         guess = "".join(draw.choice(DIGITS) for _ in chain.value)
         if kind < right:
@@ -72,8 +70,6 @@ def main() -> None:
     parser.add_argument("--right", type=float, default=0.4, help="share that follows its chain to the end")
     parser.add_argument("--reminded", type=float, default=0.2, help="share that does so after a reminder")
     parser.add_argument("--num-hops", type=int, default=2)
-    parser.add_argument("--name-length", type=int, default=3)
-    parser.add_argument("--value-length", type=int, default=2)
     files, choices = read(parser)
     files.write(demonstrations(**choices), words())
 

@@ -11,8 +11,6 @@ class StoreConfig(SharedToolsetConfig):
 
     num_examples: int
     num_hops: int
-    name_length: int
-    value_length: int
     seed: int
 
 
@@ -24,7 +22,7 @@ class LookupServer(vf.Toolset[StoreConfig]):
     async def setup(self) -> None:
         """Make the store."""
         each = self.config
-        self._entries = store(chains(each.num_examples, each.num_hops, each.name_length, each.value_length, each.seed))
+        self._entries = store(chains(each.num_examples, each.num_hops, each.seed))
 
     @vf.tool
     def lookup(self, name: str) -> str:

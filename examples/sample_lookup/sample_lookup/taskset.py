@@ -49,24 +49,18 @@ def results(trace: vf.Trace) -> list[str]:
 
 
 class LookupConfig(vf.TasksetConfig):
-    """What store is generated, and how patient the user is."""
+    """What store is generated."""
 
     num_examples: int = Field(1000, ge=1)
     """Chains generated; no name is in two of them."""
     num_hops: int = Field(2, ge=1)
     """Names in a chain: calls that it takes to find the value."""
-    name_length: int = Field(3, ge=1)
-    """Letters of a name."""
-    value_length: int = Field(2, ge=1)
-    """Digits of a value."""
-    num_reminders: int = Field(1, ge=0)
-    """How often the user reminds of the tool and the tags when a reply makes use of neither."""
     seed: int = 0
     """Another seed, another store."""
 
     def generated(self) -> Iterator[Chain]:
         """Yield the chains."""
-        yield from chains(self.num_examples, self.num_hops, self.name_length, self.value_length, self.seed)
+        yield from chains(self.num_examples, self.num_hops, self.seed)
 
 
 class LookupTaskset(vf.Taskset[LookupTask, LookupConfig]):

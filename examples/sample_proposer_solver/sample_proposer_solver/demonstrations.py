@@ -5,14 +5,12 @@ from collections.abc import Iterator
 
 from chat_loop.demonstrating import command, read
 
-from sample_proposer_solver.sums import OPERATORS, Problem, beginnings, proposed, question, request
+from sample_proposer_solver.sums import Problem, beginnings, proposed, question, request
 
 Row = dict[str, list[dict[str, str]]]
 
 
-def demonstrations(
-    count: int, *, seed: int, largest: int, operators: str = OPERATORS, right: float = 0.5, invalid: float = 0.1
-) -> Iterator[Row]:
+def demonstrations(count: int, *, seed: int, largest: int, right: float = 0.5, invalid: float = 0.1) -> Iterator[Row]:
     """Yield `count` conversations of one turn, one in four of them the proposer's.
 
     A share `invalid` of the proposals is no problem that was asked for; a share `right` of the answers is right, and
@@ -21,7 +19,7 @@ def demonstrations(
     if not (0 <= right <= 1 and 0 <= invalid <= 1):
         raise ValueError(f"right {right} and invalid {invalid}: shares from 0 to 1")
     draw = random.Random(f"sums {seed}")
-    starts = list(beginnings(operators, largest))
+    starts = list(beginnings(largest))
     for number in range(count):
         start, second = draw.choice(starts), draw.randint(0, largest)
         if number % 4 == 0:
@@ -51,7 +49,6 @@ def main() -> None:
     """Run the command line."""
     parser = command(__doc__)
     parser.add_argument("--largest", type=int, default=9, help="the largest number in a problem, as in the run")
-    parser.add_argument("--operators", default=OPERATORS, help="+, - or both, as in the run")
     parser.add_argument("--right", type=float, default=0.5, help="share of right answers")
     parser.add_argument("--invalid", type=float, default=0.1, help="share of proposals that are none")
     files, choices = read(parser)

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-OPERATORS = "+-"
 NUMBER = r"(0|[1-9]\d*)"
 PROBLEM = re.compile(NUMBER + r"([+-])" + NUMBER, re.ASCII)
 
@@ -28,9 +27,9 @@ class Problem:
         return self.first + self.second if self.operator == "+" else self.first - self.second
 
 
-def beginnings(operators: str, largest: int) -> Iterator[str]:
-    """Yield what problems may begin with, `0+` to `largest` and each operator: every one is asked for by itself."""
-    for operator in operators:
+def beginnings(largest: int) -> Iterator[str]:
+    """Yield what problems may begin with, `0+` to `largest`, and with a minus: each is asked for by itself."""
+    for operator in "+-":
         yield from (f"{first}{operator}" for first in range(largest + 1))
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import verifiers.v1 as vf
 from pydantic import Field
 
-from sample_proposer_solver.sums import OPERATORS, Problem, beginnings, question, request
+from sample_proposer_solver.sums import Problem, beginnings, question, request
 
 RULES_OF_PROPOSER = (
     "You set problems for others. You are told how a problem begins and the largest number that may follow, as in "
@@ -55,8 +55,6 @@ class ProposerSolverConfig(vf.TasksetConfig):
 
     num_solvers: int = Field(4, ge=1)
     """Runs of the solver on one problem."""
-    operators: str = Field(OPERATORS, pattern=r"^(\+|-|\+-|-\+)$")
-    """What is asked for: sums, differences or both."""
     largest: int = Field(9, ge=1)
     """The largest number in a problem."""
     explain_rules: bool = False
@@ -70,7 +68,7 @@ class ProposerSolverTaskset(vf.Taskset[RequestTask, ProposerSolverConfig]):
         """Yield one task for each beginning."""
         system = RULES_OF_PROPOSER if self.config.explain_rules else None
         largest = self.config.largest
-        for beginning in beginnings(self.config.operators, largest):
+        for beginning in beginnings(largest):
             data = RequestData(
                 prompt=request(beginning, largest), beginning=beginning, largest=largest, system_prompt=system
             )

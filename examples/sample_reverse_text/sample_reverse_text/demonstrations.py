@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from chat_loop.demonstrating import command, read
 
-from sample_reverse_text.texts import ALPHABET, CLOSING, OPENING, prompt, tagged, texts
+from sample_reverse_text.texts import CLOSING, OPENING, prompt, tagged, texts
 
 WORDS = ["user\n", "assistant\n", prompt(""), OPENING, CLOSING, "\n\n"]
 """What a small byte-level tokenizer shall keep whole: the fixed texts of prompts and replies."""
@@ -19,7 +19,6 @@ def demonstrations(
     untagged: float = 0.4,
     min_length: int = 3,
     max_length: int = 6,
-    alphabet: str = ALPHABET,
 ) -> Iterator[dict[str, str]]:
     """Yield `count` rows of prompt and completion.
 
@@ -30,7 +29,7 @@ def demonstrations(
         raise ValueError(f"right {right} and untagged {untagged}: shares from 0 to 1 that sum to at most 1")
     # Which form a row takes must not follow from its text, or the model could learn the rule.
     draw = random.Random(f"forms {seed}")
-    for text in texts(count, min_length, max_length, alphabet, seed):
+    for text in texts(count, min_length, max_length, seed):
         kind = draw.random()
         if kind < right:
             completion = tagged(text[::-1])
@@ -48,7 +47,6 @@ def main() -> None:
     parser.add_argument("--untagged", type=float, default=0.4, help="share without tags")
     parser.add_argument("--min-length", type=int, default=3)
     parser.add_argument("--max-length", type=int, default=6)
-    parser.add_argument("--alphabet", default=ALPHABET)
     files, choices = read(parser)
     files.write(demonstrations(**choices), WORDS)
 

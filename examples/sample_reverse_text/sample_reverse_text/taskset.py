@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import verifiers.v1 as vf
 from pydantic import Field
 
-from sample_reverse_text.texts import ALPHABET, prompt, similarity, texts
+from sample_reverse_text.texts import prompt, similarity, texts
 
 
 class ReverseTextData(vf.TaskData):
@@ -45,8 +45,6 @@ class ReverseTextConfig(vf.TasksetConfig):
     """Fewest characters of a text."""
     max_length: int = Field(6, ge=1)
     """Most characters of a text."""
-    alphabet: str = Field(ALPHABET, min_length=1)
-    """Characters that texts are made of."""
     seed: int = 0
     """Another seed, other texts."""
 
@@ -57,5 +55,5 @@ class ReverseTextTaskset(vf.Taskset[ReverseTextTask, ReverseTextConfig]):
     def load(self) -> Iterator[ReverseTextTask]:
         """Yield one task for each generated text."""
         config = self.config
-        for text in texts(config.num_examples, config.min_length, config.max_length, config.alphabet, config.seed):
+        for text in texts(config.num_examples, config.min_length, config.max_length, config.seed):
             yield ReverseTextTask(ReverseTextData(prompt=prompt(text), text=text, answer=text[::-1]), config.task)

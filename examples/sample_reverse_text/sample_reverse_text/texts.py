@@ -28,24 +28,23 @@ def similarity(completion: str, expected: str) -> float:
     return SequenceMatcher(None, found.group(1).strip(), expected, autojunk=False).ratio()
 
 
-def texts(count: int, min_length: int, max_length: int, alphabet: str, seed: int) -> Iterator[str]:
+def texts(count: int, min_length: int, max_length: int, seed: int) -> Iterator[str]:
     """Yield `count` different texts; the first n are the same whatever `count` is.
 
-    Raises ValueError where the alphabet and lengths do not hold that many texts, or leave nothing to reverse.
+    Raises ValueError where the lengths do not allow that many texts, or leave nothing to reverse.
     """
-    letters = sorted(set(alphabet))
     if not 1 <= min_length <= max_length:
         raise ValueError(f"min_length {min_length} and max_length {max_length}: want 1 <= min_length <= max_length")
-    possible = sum(len(letters) ** length for length in range(min_length, max_length + 1))
+    possible = sum(len(ALPHABET) ** length for length in range(min_length, max_length + 1))
     if count > possible // 2:
         raise ValueError(
-            f"{count} different texts of {min_length} to {max_length} characters from an alphabet of {len(letters)}: "
-            f"there are {possible}, and at most half of them are drawn; ask for fewer or allow longer texts"
+            f"{count} different texts of {min_length} to {max_length} letters: there are {possible}, and at most half "
+            "of them are drawn; ask for fewer or allow longer texts"
         )
     draw = random.Random(seed)
     seen: set[str] = set()
     while len(seen) < count:
-        text = "".join(draw.choice(letters) for _ in range(draw.randint(min_length, max_length)))
+        text = "".join(draw.choice(ALPHABET) for _ in range(draw.randint(min_length, max_length)))
         if text not in seen:
             seen.add(text)
             yield text

@@ -22,8 +22,6 @@ def demonstrations(
     right: float = 0.2,
     back: float = 0.1,
     max_moves: int = 4,
-    min_distance: int = 1,
-    max_distance: int = 3,
 ) -> Iterator[dict[str, Any]]:
     """Yield `count` rows of messages, and of tools as JSON text.
 
@@ -34,7 +32,7 @@ def demonstrations(
         raise ValueError(f"right {right} and back {back}: shares from 0 to 1")
     # Which form a row takes must not follow from its trip, or the model could learn the rule.
     draw = random.Random(f"forms {seed}")
-    every = list(trips(None, links, min_distance, max_distance, seed))
+    every = list(trips(None, links, 1, 3, seed))
     for _ in range(count):
         trip = draw.choice(every)
         moves = shortest(links, trip) if draw.random() < right else aimless(links, trip, draw, back, max_moves)
@@ -78,11 +76,8 @@ def main() -> None:
     parser.add_argument("--back", type=float, default=0.1, help="how often another walk goes back")
     parser.add_argument("--max-moves", type=int, default=4, help="longest walk of the others")
     parser.add_argument("--num-topics", type=int, help="topics of the graph; all without it")
-    parser.add_argument("--graph-seed", type=int, default=0)
-    parser.add_argument("--min-distance", type=int, default=1)
-    parser.add_argument("--max-distance", type=int, default=3)
     files, choices = read(parser)
-    links = graph(choices.pop("num_topics"), choices.pop("graph_seed"))
+    links = graph(choices.pop("num_topics"))
     files.write(demonstrations(links=links, **choices), words(links))
 
 

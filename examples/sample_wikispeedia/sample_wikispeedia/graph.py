@@ -32,20 +32,20 @@ def every_link() -> Graph:
     }
 
 
-def graph(num_topics: int | None, seed: int) -> Graph:
+def graph(num_topics: int | None) -> Graph:
     """The shipped graph without some topics, so that `num_topics` stay; None keeps all.
 
-    Topics with few links go first, ties are drawn by `seed`. Every topic can still be reached from every other. Raises
+    Topics with few links go first, ties are drawn. Every topic can still be reached from every other. Raises
     ValueError where so few cannot be had.
     """
-    kept, draw = every_link(), random.Random(f"topics {seed}")
+    kept, draw = every_link(), random.Random("topics 0")
     wanted = len(kept) if num_topics is None else num_topics
     while len(kept) > wanted and (smaller := _without_one(kept, draw)):
         kept = smaller
     if len(kept) != wanted:
         raise ValueError(
-            f"num_topics {wanted}: with graph_seed {seed} it can be {len(kept)} to {len(every_link())}; fewer would "
-            "leave topics that cannot be reached. Ask for more topics, or another graph_seed"
+            f"num_topics {wanted}: it can be {len(kept)} to {len(every_link())}; fewer would leave topics that cannot "
+            "be reached"
         )
     return kept
 

@@ -14,7 +14,6 @@ class PagesConfig(SharedToolsetConfig):
     """What the taskset says of its graph: the same settings, the same graph."""
 
     num_topics: int | None
-    graph_seed: int
 
 
 class PagesServer(vf.Toolset[PagesConfig, Walk]):
@@ -24,7 +23,7 @@ class PagesServer(vf.Toolset[PagesConfig, Walk]):
 
     async def setup(self) -> None:
         """Make the graph."""
-        self._links = graph(self.config.num_topics, self.config.graph_seed)
+        self._links = graph(self.config.num_topics)
 
     @vf.tool(name=CLICK)
     def click_link(self, page: str) -> str:

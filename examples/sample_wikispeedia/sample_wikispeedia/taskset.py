@@ -65,8 +65,6 @@ class WikispeediaConfig(vf.TasksetConfig):
     """Trips; null is all that there are. All differ."""
     num_topics: int | None = Field(None, ge=2)
     """Topics of the graph, drawn from the 46 that the package ships; null is all of them."""
-    graph_seed: int = 0
-    """Another seed, other topics."""
     min_distance: int = Field(1, ge=1)
     """Fewest clicks from start to target."""
     max_distance: int = Field(3, ge=1)
@@ -81,7 +79,7 @@ class WikispeediaTaskset(vf.Taskset[WikispeediaTask, WikispeediaConfig]):
     def load(self) -> Iterator[WikispeediaTask]:
         """Yield one task for each trip. Raises ValueError where the settings leave too few."""
         each = self.config
-        links = graph(each.num_topics, each.graph_seed)
+        links = graph(each.num_topics)
         for trip in trips(each.num_examples, links, each.min_distance, each.max_distance, each.seed):
             data = WikispeediaData(
                 prompt=prompt(links, trip), start=trip.start, target=trip.target, distance=trip.distance
@@ -91,4 +89,4 @@ class WikispeediaTaskset(vf.Taskset[WikispeediaTask, WikispeediaConfig]):
     @classmethod
     def toolsets(cls, config: WikispeediaConfig) -> list[vf.Toolset]:
         """One server of the pages for all rollouts of an environment worker."""
-        return [PagesServer(PagesConfig(num_topics=config.num_topics, graph_seed=config.graph_seed))]
+        return [PagesServer(PagesConfig(num_topics=config.num_topics))]
