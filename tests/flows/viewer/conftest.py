@@ -1,4 +1,4 @@
-"""Stores for all tests of the viewer that only look at them: a run and its replay; ten runs to compare."""
+"""Stores for all tests of the viewer that only look at them: a run and its replay."""
 
 import pytest
 
@@ -6,7 +6,6 @@ from flows import cli
 from flows.queries.store_reader import StoreReader
 from tests.fixtures.rehearsal import rehearse
 from tests.fixtures.replays import RLOO, ask, walk
-from tests.flows.viewer import compared_runs
 from tests.flows.viewer.hand_made import HandMade
 
 
@@ -35,9 +34,3 @@ def forked(tmp_path_factory):
     rehearse(root, "base", steps=2)
     walk(ask(root, name="fork", overrides=[RLOO]))
     return StoreReader.at(root)
-
-
-@pytest.fixture(scope="session")
-def ten_runs(tmp_path_factory):
-    """The runs of `compared_runs`."""
-    return StoreReader.at(compared_runs.make(tmp_path_factory.mktemp("compared") / "store").root.address)

@@ -3,9 +3,7 @@
 import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import polars as pl
-import pyarrow as pa
 import pytest
 
 from flows.queries.store_reader import SMALL, Cache, size_in_bytes
@@ -69,16 +67,3 @@ def test_the_weight_is_about_what_python_takes(make):
     value, took = make(), tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert took / 2 < size_in_bytes(value) < 2 * took
-
-
-@pytest.mark.parametrize(
-    ("table", "size"),
-    [
-        (frame(1000), 8000),
-        (pl.Series(range(1000), dtype=pl.Int32), 4000),
-        (pa.table({"n": pa.array(range(1000), pa.int64())}), 8000),
-        (np.zeros(1000), 8000),
-    ],
-)
-def test_tables_say_what_they_take(table, size):
-    assert size_in_bytes(table) == SMALL + size

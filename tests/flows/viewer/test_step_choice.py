@@ -70,7 +70,7 @@ def ids(found):
     return found["trace_id"].to_list()
 
 
-@pytest.mark.parametrize("names", [each for n in (1, 2, 3) for each in combinations(FILTERS, n)], ids="+".join)
+@pytest.mark.parametrize("names", [each for n in (1, 2) for each in combinations(FILTERS, n)], ids="+".join)
 def test_filters_alone_and_together(names):
     found = choose(FRAME, TraceChoice({name: FILTERS[name][1] for name in names}))
     expected = [row["trace_id"] for row in FRAME.to_dicts() if all(passes(row, name) for name in names)]
@@ -84,15 +84,8 @@ def test_filters_alone_and_together(names):
     [
         (TraceChoice({"environment": "c"}), "environment='c' is not known here; there are a, b"),
         (TraceChoice({"outcome": "Trained"}), "outcome='Trained' is not known here; there are trained, filtered"),
-        (TraceChoice({"filter": "short"}), "filter='short' is not known here; there are errored, long, loud"),
-        (TraceChoice({"error": "gone"}), "error='gone' is not known here; there are infrastructure, timeout"),
-        (TraceChoice(order="down"), "order='down' is not known here; there are asc, desc"),
-        (TraceChoice({"group": "7"}), "group='7' is not known here"),
         (TraceChoice(sort="nothing"), "there is no column 'nothing'; there are trace_id, reward"),
-        (TraceChoice(columns=("reward", "beauty")), "there is no column 'beauty'"),
-        (TraceChoice(sort="metric:"), "there is no column 'metric:'"),
         (TraceChoice(page=2), "page=2: there are 1 of 50 traces each"),
-        (TraceChoice(page=0), "page=0 of 50 traces: both count from 1"),
     ],
 )
 def test_what_is_not_known_is_refused_with_what_is(choice, said):
@@ -149,25 +142,13 @@ def test_equals_of_a_large_step_stay_as_they_came():
     check_order("whole", [(n * 7919) % 3 or None for n in range(20_000)])
 
 
-@pytest.mark.parametrize("name", [column.name for column in COLUMNS])
-def test_every_column_can_be_sorted_by(name):
-    found = choose(FRAME, TraceChoice(sort=name, order="desc")).rows
-    assert found["place"].to_list() == slowly(FRAME.to_dicts(), name, True)
-
-
-def test_a_column_is_named_by_its_heading_too():
-    assert ids(choose(FRAME, TraceChoice(sort="trace", order="desc")).rows)[0] == "t6"
-    assert ids(choose(FRAME, TraceChoice(order="desc")).rows) == [f"t{n}" for n in range(6, -1, -1)]
-
-
-@pytest.mark.parametrize("size", [1, 2, 3, 7, LARGEST_PAGE])
+@pytest.mark.parametrize("size", [1, 3, LARGEST_PAGE])
 def test_the_pages_hold_every_row_once(size):
     choice = TraceChoice(sort="reward", order="desc", size=size)
     pages = choose(FRAME, choice).num_pages
     assert pages == math.ceil(len(ROWS) / size)
     found = [ids(choose(FRAME, replace(choice, page=page)).page) for page in range(1, pages + 1)]
     assert [*chain(*found)] == ids(choose(FRAME, choice).rows)
-    assert {len(page) for page in found[:-1]} <= {size}
 
 
 def test_named_rewards_and_metrics_are_columns():

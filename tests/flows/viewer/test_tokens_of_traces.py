@@ -10,10 +10,12 @@ from polars.testing import assert_frame_equal
 
 from flows.queries.messages import branches, messages, rejected_messages
 from flows.queries.request import PageRequest
+from flows.queries.rollouts import MISMATCH, lineages_of, with_mismatch
 from flows.queries.tokens import COLOURINGS, NONE, default_colouring, drawn_text, tokens
 from flows.queries.trace import find_trace, samples
 from flows.viewer.pages.trace import trace_page
 from tests.fixtures import builders
+from tests.fixtures.step_traces import traces
 from tests.fixtures.view_schemas import schema
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
 from tests.flows.viewer.looking import pluck
@@ -41,7 +43,11 @@ TOKENS |= {"text": pl.String(), "special": pl.Boolean()}
 SAMPLES = [credit(FORKED, 0, PATHS[0], FIRST), credit(FORKED, 1, PATHS[1], SECOND)]
 OTHER = credit("other", 0, [0], {"rl_weights": [0]})
 WHOLE = {
-    "samples": SAMPLES, "batches": [batch(SAMPLES[:1]), batch([OTHER, SAMPLES[1]], row=1, scale=0.5)],
+    "samples": SAMPLES,
+    "batches": [
+        batch(SAMPLES[:1], logprobs=[0, 0, 0, 0, -1, -2, 0, -0.5, -0.25]),
+        batch([OTHER, SAMPLES[1]], row=1, scale=0.5, logprobs=[0, 0, 0, 0, -1, -1]),
+    ],
     "updates": [update()], "token_statistics": [MEASURED_FIRST, MEASURED_SECOND], "token_masks": MASKS,
     "references": REFERENCES,
 }  # fmt: skip
@@ -160,6 +166,11 @@ def test_a_sample_that_was_not_packed_was_not_trained(hand):
     assert found["trained_rl_weight"].to_list()[9:] == [None, None], "nothing was trained with it, not even zero"
 
 
+def test_what_was_packed_and_not_trained_has_no_weight_as_trained(hand):
+    found = tokens_of(hand, updates=None, token_statistics=None, token_masks=None)
+    assert not found["trained"].any() and found["trained_rl_weight"].null_count() == len(found)
+
+
 @pytest.mark.parametrize(("share", "outside"), [(0, False), (0.25, None)])
 def test_masks_that_were_not_kept_are_unknown(hand, share, outside):
     found = tokens_of(hand, token_masks=None, updates=[update(masked_fraction=share)])
@@ -171,6 +182,18 @@ def test_log_probs_of_a_text_that_was_only_rendered_are_unknown(hand):
     found = tokens_of(hand, builders.trace(FORKED, policy_key=""), rows)
     assert found["engine_logprob"].null_count() == found["ratio"].null_count() == len(found)
     assert found["learner_logprob"].to_list()[4] == -1.5
+    assert mismatch_of(hand.reader) is None
+
+
+def mismatch_of(reader):
+    """The mismatch of the only rollout, as lists of a step have it."""
+    found = with_mismatch(reader, RUN, lineages_of(reader, RUN, 0), traces(reader, RUN, 0), [MISMATCH])
+    return found[MISMATCH].item()
+
+
+def test_the_mismatch_of_a_rollout_is_the_mean_of_its_tokens_with_rl_weight(library, found):
+    weighted = found.filter(pl.col("rl_weight") != 0)["mismatch"]
+    assert mismatch_of(library) == pytest.approx(weighted.mean()) and weighted.mean() > 0
 
 
 def test_the_first_token_of_a_sample_has_no_weight_in_its_batch(hand):

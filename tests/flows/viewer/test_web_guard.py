@@ -1,6 +1,5 @@
 """Who is let in: names that are answered to, tokens, methods, and the headers of every answer."""
 
-import asyncio
 from itertools import product
 from urllib.parse import urlsplit
 
@@ -8,7 +7,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
-from flows.viewer.app import HEADERS, Guard, application, host_name
+from flows.viewer.app import HEADERS, Guard, host_name
 from flows.viewer.serving import address, is_loopback, names
 from tests.fixtures.faults import happened
 
@@ -95,15 +94,6 @@ def test_a_wrong_token_is_turned_away_however_it_is_brought(token):
     assert visitor.get("/?token=%ff%00%c3").status_code == 401
 
 
-@pytest.mark.parametrize("token", ["schl\xfcssel", "\u20ac5", 'a b;c="d"', "\udcff"])
-def test_any_text_can_be_a_token(token):
-    visitor = client(token=token)
-    if token != "\udcff":  # no address can hold that one
-        assert visitor.get("/", params={"token": token}).status_code == 303
-        assert visitor.get("/").text == "inside"
-    assert client(token=token).get("/").status_code == 401
-
-
 @pytest.mark.parametrize("junk", ['a={"b": 1}', "\xe9=1", "x[1]=2; ;;=", "a b c", 'q="', "=" * 5000])
 def test_cookies_of_others_on_the_same_host_do_not_matter(junk):
     good, other = (
@@ -166,14 +156,3 @@ def test_the_address_that_is_printed_can_be_opened():
     assert address("::1", 1, "a", "t") == "http://[::1]:1/runs/a?token=t"
     assert address("127.0.0.1", 1, "", "a&b=c #") == "http://127.0.0.1:1/?token=a%26b%3Dc%20%23"
     assert "0.0.0.0" not in address("0.0.0.0", 1, "", "t")
-
-
-def test_the_mark_is_read_outside_the_event_loop():
-    class Reader:
-        @property
-        def mark(self):
-            with pytest.raises(RuntimeError, match="no running event loop"):
-                asyncio.get_running_loop()
-            return "1"
-
-    assert TestClient(application(Reader()), base_url="http://127.0.0.1").get("/mark").is_success

@@ -1,13 +1,8 @@
 """The weights that a trace's tokens were trained with: on the page of the trace what its batch row has, bit for bit."""
 
-import json
-import re
-
 import numpy as np
-import polars as pl
 import pytest
 
-from flows.orchestration.states import GateRefused
 from flows.queries import batch
 from flows.queries.batch import row_samples
 from flows.queries.store_reader import StoreReader
@@ -16,11 +11,9 @@ from flows.queries.trace import find_trace, samples
 from storage.schemas.stage_tables import BATCHES
 from tests.fixtures.rehearsal import rehearse
 from tests.flows.viewer import looking
-from tests.flows.viewer.looking import pluck
 
 pytestmark = pytest.mark.engine  # whole runs of several algorithms
 LENGTH = 50
-FORMS = ("--json", "--tokens")
 ALGORITHMS = {
     "dr_grpo": {"type": "dr_grpo", "length_normaliser": LENGTH},
     "grpo": {"type": "grpo", "normalise_std": True},
@@ -71,23 +64,6 @@ def test_every_token_was_trained_with_what_its_batch_row_has(reader, run):
     assert compared == weighted > 50 and {0, 1} <= updates, "of both updates"
 
 
-def test_dr_grpo_shows_the_weight_of_the_credit_and_the_one_that_was_trained(reader, command):
-    step = batch.packed_step(reader, "dr_grpo", 0)
-    rows, packed = batch.rows(reader, step).filter(update=0), batch.samples(reader, step)
-    in_update = packed.filter(pl.col("row").is_in(rows["row"].implode()))["trace_id"].n_unique()
-    # Rollouts that a filter dropped count too, in equal shares in both updates.
-    made = reader.frames("dr_grpo")["traces"].collect()["reward"].count()
-    num_rollouts = in_update + (made - packed["trace_id"].n_unique()) / 2
-    expected = float(np.float32(rows["rl_tokens"][0] / (LENGTH * num_rollouts)))
-    trace = find_trace(reader, "dr_grpo", packed["trace_id"][0])
-    told = tokens(reader, trace).filter("trained")
-    assert set(told["rl_weight"]) == {1.0} and set(told["trained_rl_weight"]) == {expected}
-    assert told["trained_ce_weight"].null_count() == len(told) > 0, "no member is not zero"
-    shown = [command(reader.store.root.address, "trace", trace.trace_id, "--run", "dr_grpo", form) for form in FORMS]
-    assert expected in pluck(json.loads(shown[0])["tokens"], "trained_rl_weight")
-    assert re.search(r" rl_weight +trained_rl_weight ", shown[1])
-
-
 def test_the_sums_on_the_page_are_those_of_the_batch_row(reader):
     step = batch.packed_step(reader, "dr_grpo", 0)
     for trace in traces(reader, "dr_grpo"):
@@ -103,14 +79,3 @@ def test_the_sums_on_the_page_are_those_of_the_batch_row(reader):
         assert total == in_row["rl_weights"][0] == sample["weights"]["rl_weights"] > 0
     other = next(trace for trace in traces(reader, "grpo") if tokens(reader, trace)["trained"].any())
     assert looking.values(reader, f"/runs/grpo/traces/{other.trace_id}")["scaled"] == [], "both are the same"
-
-
-def test_what_was_packed_and_not_trained_has_no_weight_as_trained(tmp_path):
-    with pytest.raises(GateRefused):
-        rehearse(tmp_path, "held", steps=1, algorithm=ALGORITHMS["dr_grpo"], gate={"type": "rule", "rule": "false"})
-    reader, num_packed = StoreReader.at(tmp_path), 0
-    for trace in traces(reader, "held"):
-        told = tokens(reader, trace)
-        num_packed += samples(reader, trace)["row"].count()
-        assert told["trained_rl_weight"].null_count() == len(told) and not told["trained"].any()
-    assert num_packed > 0 and (told["rl_weight"] != 0).any()
