@@ -74,12 +74,6 @@ def test_a_rows_tokens_and_weights_are_those_it_was_packed_with_and_padding_has_
     assert row_samples(library, of, number).is_empty()
 
 
-def test_of_other_rows_no_token_is_read(library):
-    of, query = packed_step(library, "run", 0), 'select distinct "row" from batch_tokens'
-    found = select(library.frames("run"), of.lineages, query, {"batches": pl.col("row") == 1})
-    assert found["row"].to_list() == [1]
-
-
 def test_a_batch_that_was_not_trained_has_nothing_measured_and_says_who_held_it_back(library):
     trained, held = (packed_step(library, "run", step) for step in (0, 1))
     assert updates(library, trained)["update"].to_list() == [0], "the learner that is played makes one row"
@@ -101,18 +95,6 @@ def test_of_several_packings_the_one_trained_last_counts(hand):
 
 
 BATCH = "/runs/paged/steps/0/batch"
-
-
-def test_a_batch_says_what_was_measured_and_which_policy_came_of_it(library):
-    said = values(library, "/runs/paged/steps/1/batch")
-    assert (said["state"], said["policy"]["made"], said["policy"]["from"]) == ("trained", "paged:2", "paged:1")
-    assert (said["previous"], said["next"], said["num_samples"]) == (0, None, 12)
-    (update,) = said["updates"]
-    assert update["measured"]["loss"] == 0.1, "what the learner that is played says of step 1"
-    assert update["rl_tokens"] > 0 and update["ce_tokens"] == 0
-    assert said["num_padding"] == sum(not row["samples"] for row in said["rows"])
-    advantages = [value for row in said["rows"] for value in pluck(row["samples"], "advantage")]
-    assert said["largest"] == max(map(abs, advantages))
 
 
 def test_a_row_has_its_samples_with_the_sums_of_their_weights(library):

@@ -9,7 +9,7 @@ import pytest
 
 from flows.reporting.formats import visible
 from flows.reporting.svg import MOST_POINTS, thin
-from flows.viewer.drawings import cell_class, chart, ledger_cells, sparkline
+from flows.viewer.drawings import cell_class, chart, ledger_cells
 from flows.viewer.rendering import templates
 
 HOSTILE = "</text><script>alert(1)</script>\"' onload=x \x1b[31m\u202e&"
@@ -59,12 +59,6 @@ def test_many_points_are_thinned_and_every_peak_is_kept():
     assert {0, 1234, 3456, 4000, 4999} <= set(places) and 777 not in places
     assert len(places) <= MOST_POINTS + 2 and places == sorted(set(places))
     assert thin([values[:MOST_POINTS]]) == list(range(MOST_POINTS)), "few are all drawn"
-
-
-def test_a_sparkline_has_gaps_and_an_end():
-    line, dot = ElementTree.fromstring(sparkline([None, 1.0, 2.0, None, 3.0, 4.0], "reward"))
-    assert line.attrib["d"].count("M") == 2 and dot.attrib["class"] == "dot"
-    assert sparkline([None, math.nan], "reward") == ""
 
 
 def ledger_picture(table, addresses):

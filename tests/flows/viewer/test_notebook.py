@@ -9,7 +9,7 @@ import pytest
 
 from flows.cli import parse
 from flows.queries.request import NotThere
-from flows.viewer.notebook import Rollout, Viewer
+from flows.viewer.notebook import Viewer
 from storage.errors import LayoutError
 from storage.read.frames import Frames
 
@@ -69,18 +69,6 @@ def test_a_trace_comes_with_its_messages_tokens_and_outcome(viewer):
     assert f"rollout {sample['trace_id']} of run base" in repr(trace) and "[assistant]" in repr(trace)
     with pytest.raises(NotThere, match="names no trace"):
         viewer.trace("nothing-like-it")
-
-
-def test_texts_are_harmless_and_cut_where_they_are_printed(viewer):
-    messages = pl.DataFrame({"role": ["user", "assistant"], "content": [None, "\x1b[2J" + "long" * 999]})
-    shown = repr(Rollout("base", {"trace_id": "t", "reward": None}, {"outcome": "errored"}, messages, messages))
-    assert "\x1b" not in shown and "characters more" in shown
-    assert "base" in repr(viewer) and "finished" in repr(viewer)
-
-
-def test_a_comparison_is_of_the_two_runs(viewer):
-    pair = viewer.compare("base", "fork")
-    assert set(pair.steps["step"]) == {0, 1} and pair.evaluations.is_empty()
 
 
 def test_what_is_no_store_is_refused_and_none_is_made(tmp_path):

@@ -1,7 +1,6 @@
 """What rollouts said, as values and on pages: prompts once, folded turns, what was expected."""
 
 import json
-from itertools import product
 
 import pytest
 
@@ -113,24 +112,3 @@ def test_of_a_long_conversation_the_last_messages_are_read_and_the_rest_counted(
     earlier = [int(each["head"]) for each in found["earlier"]["messages"]]
     assert earlier == list(range(98 - MOST_MESSAGES, 98)) and found["earlier"]["left_out"] == 97 - MOST_MESSAGES
     assert found["reply"]["head"] == "98"
-
-
-def test_rollouts_of_an_agent_stand_under_each_other_in_their_group(hand):
-    traces = [
-        trace(f"{group}-{agent}-{n}", group_id=group, agent=agent)
-        for group, n, agent in product("ba", range(2), ("judge", "actor"))
-    ]
-    hand.step(traces, [row for each in traces for row in exchange(each["trace_id"], each["agent"], "said")])
-    found = read(hand.reader)
-    assert names(found) == [f"{group}-{agent}-{n}" for group, agent, n in product("ba", ("judge", "actor"), range(2))]
-    assert [bool(each["prompt"]) for each in found["replies"]] == [True, False] * 4
-
-
-def test_the_lowest_and_highest_of_any_column_are_read(library):
-    lowest = read(library, sort="reward", order="asc", k="2")
-    assert names(lowest) == ["other", "talk"] and lowest["num_pages"] == 3
-    assert names(read(library, sort="reward", order="desc", k="2")) == ["second", "first"]
-    assert names(read(library, sort="reward:form", order="desc", k="1")) == ["first"]
-    assert names(read(library, k="2", read="3")) == [ODD] == names(read(library, k="2", read="9"))
-    assert names(read(library, group="g1")) == ["other", ODD]
-    assert "reward" in pluck(lowest["figures"], "name")

@@ -1,7 +1,5 @@
 """The numbers of a run by step: the rows of table `metrics`, wherever they are shown, and read once."""
 
-import math
-
 import pytest
 
 from configs.services import TensorboardTracking
@@ -38,14 +36,6 @@ def test_page_show_and_tracking_give_what_the_table_says(tmp_path):
         assert told["kept"] == each.value("kept")
         for name in ("loss", "grad_norm", "mismatch_kl"):
             assert each.value(f"updates/{name}/mean") == pytest.approx(told[name], rel=1e-12)
-
-
-def test_what_is_not_finite_stays_so(hand):
-    rows = [trace("t0", reward=math.inf), trace("t1", reward=None), trace("t2", reward=None)]
-    hand.step(rows, [])
-    (each,) = numbers(hand.reader, RUN)
-    assert math.isnan(each.values["all", "reward/std"])
-    assert [each.value(name, "all") for name in ("reward/mean", "rollouts")] == [math.inf, 3]
 
 
 def test_of_an_unfinished_step_only_the_ledger_is_told_and_no_number(tmp_path, hand):

@@ -13,9 +13,7 @@ from flows.queries.store_reader import StoreReader
 from flows.viewer import addresses
 from tests.fixtures.cheating import HACK, LEARNT, STEPS, cheated_store
 from tests.fixtures.replays import ask, walk
-from tests.flows.viewer.hand_made import RUN
 from tests.flows.viewer.looking import answer, pluck, values
-from tests.flows.viewer.stepped import stepped
 
 
 @pytest.fixture(scope="module")
@@ -106,20 +104,3 @@ def test_what_changed_between_two_policies(library):
     assert same["gained"] == same["lost"] == []
     status, text = answer(library, "/runs/base/changes?a=0&b=99")
     assert status == 404 and "policy 99 sampled no rollout" in text
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [("rewrd > 0.8", "nearest columns are reward"), ("reward >", "syntax error"), ("reply ~ '('", "missing")],
-)
-def test_a_wrong_condition_is_explained_beside_the_field(tmp_path, text, said):
-    library = stepped(tmp_path / "store")
-    told = values(library, f"/runs/{RUN}/search", q=text)
-    assert said in told["problem"] and told["q"] == text
-    assert answer(library, f"/runs/{RUN}/search", q=text)[0] == 200
-
-
-def test_the_search_field_of_a_run_leads_to_the_page(tmp_path):
-    library = stepped(tmp_path / "store")
-    assert f'action="/runs/{RUN}/search"' in answer(library, f"/runs/{RUN}")[1]
-    assert values(library, f"/runs/{RUN}/search?q=")["condition"] is None

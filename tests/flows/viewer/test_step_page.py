@@ -1,16 +1,13 @@
 """The pages of a step and of an evaluation: what they say as values and as HTML, and where they lead."""
 
-from itertools import pairwise
-
 import polars as pl
 import pytest
 
-from flows.queries.rollouts import evaluation_traces, steps_of
+from flows.queries.rollouts import evaluation_traces
 from flows.queries.scores import scored_evaluations
 from flows.queries.store_reader import StoreReader
 from storage.store import Store, open_store
 from tests.fixtures import evaluations
-from tests.fixtures.builders import message, trace
 from tests.fixtures.step_traces import traces
 from tests.flows.viewer.hand_made import PARTLY, RUN
 from tests.flows.viewer.looking import Elements, answer, pluck, values
@@ -98,16 +95,6 @@ def test_an_evaluation_and_its_sets(scored):
     assert pluck(every["evaluation"]["scores"], "set") == ["easy", "hard"]
 
 
-def test_evaluations_lead_to_each_other(scored):
-    versions = steps_of(scored, "base", for_training=False)
-    assert len(versions) > 1
-    for before, version in pairwise([None, *versions]):
-        found = evaluated(scored, version)
-        assert found["previous"] == before and found["packed"] is False
-    for address, status in (("1?set=middling", 400), ("7", 404)):
-        assert answer(scored, f"/runs/base/evaluations/{address}")[0] == status
-
-
 def test_all_evaluations_are_read_in_one_look(scored, monkeypatch):
     before, looks, read = scored_evaluations(scored, "base"), [], scored.store.read
 
@@ -119,10 +106,3 @@ def test_all_evaluations_are_read_in_one_look(scored, monkeypatch):
     again = scored_evaluations(StoreReader(scored.store), "base")
     assert [scores.described for _, scores in again] == [scores.described for _, scores in before]
     assert len(looks) == 1 and len(again) > 2
-
-
-def test_of_a_large_group_some_rollouts_are_drawn(hand):
-    hand.step([trace(f"t{number}") for number in range(70)], [message(f"t{number}", 0) for number in range(70)])
-    (row,) = values(hand.reader, STEP)["groups"]["rows"]
-    assert (len(row["cells"]), row["num_more"], row["num_traces"]) == (64, 6, 70)
-    assert "+6" in text(hand.reader)

@@ -83,14 +83,6 @@ def test_sampled_messages_are_drawn_as_tokens_in_the_colours_of_their_values(mad
     assert "engine log-prob" in coloured(made, FORKED, "engine")
 
 
-def test_a_span_chooses_messages_of_the_terminal_and_of_json(printed):
-    for span, numbers in {"1:3": [1, 2, 3], "3:": [3, 4], ":1": [0, 1]}.items():
-        out = printed(FORKED, "--messages", span)
-        assert [int(each) for each in re.findall(r"^ +(\d+) (?:user|assistant)  ", out, re.MULTILINE)] == numbers
-        said = json.loads(printed(FORKED, "--messages", span, "--json"))
-        assert pluck(said["messages"], "message") == numbers
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -12,7 +12,6 @@ from tests.fixtures import builders
 from tests.flows.viewer import looking
 from tests.flows.viewer.hand_made import FORKED, RUN, HandMade, batch, forked, trained_fork, update
 from tests.flows.viewer.looking import Elements, pluck
-from tests.flows.viewer.stepped import SAID, stepped
 
 TOOLS = "e" * 32
 PNG = base64.b64decode(
@@ -159,15 +158,6 @@ def test_a_line_of_ten_megabytes_is_cut_and_whole_in_the_json(hand):
     assert part["text"]["text"] == line and part["text"]["left_out"] == len(line) - LONGEST
 
 
-def test_tokens_carry_all_values_and_a_shade_for_every_colouring(library):
-    tokens = values(library, color="advantage")["messages"][1]["tokens"]
-    assert tokens["columns"]["token_id"] == [4, 5, 6] and tokens["columns"]["advantage"] == [None, 0.5, 0.5]
-    assert tokens["columns"]["learner_logprob"] == [None, -1.5, -2]
-    shades = tokens["shades"]
-    assert (shades["advantage"], shades["trained"], shades["mask"]) == ("-gg", "nyy", "uss")
-    assert {len(letters) for letters in shades.values()} == {3}
-
-
 def test_the_colouring_of_the_address_is_the_one_that_is_drawn(library):
     assert [values(library, color=color)["color"] for color in ("ratio", "none")] == ["ratio", "none"]
     assert values(library)["color"] == "advantage" and values(library, TOOLS)["color"] == "engine"
@@ -188,14 +178,3 @@ def test_a_trace_is_found_without_its_run_and_an_unknown_one_refused_with_the_ne
     assert "names no trace" in refused(library, "/traces/mote")
     assert "the nearest ids are mate" in refused(library, TRACES + "mat")
     assert values(library, FORKED, key="f" * 32)["trace_id"] == FORKED, "a hint that is wrong is no error"
-
-
-def test_a_batch_of_rollouts_is_walked_from_its_first_trace_to_its_last(tmp_path):
-    listed, walked, here = stepped(tmp_path / "store"), [], next(iter(SAID))
-    while here:
-        walked.append(here)
-        found = values(listed, here)
-        assert (found["place"], found["num_traces"]) == (len(walked) - 1, len(SAID))
-        assert found["previous"] == (walked[-2] if len(walked) > 1 else None)
-        here = found["next"]
-    assert walked == list(SAID)

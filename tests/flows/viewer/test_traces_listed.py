@@ -8,9 +8,7 @@ import pytest
 from flows.cli.trace import COLOURS
 from flows.cli.trace_list import _ending
 from flows.queries.store_reader import StoreReader
-from flows.reporting.formats import DASH
 from flows.viewer.terminal import MEASURES
-from tests.fixtures.builders import message, trace
 from tests.flows.viewer.hand_made import RUN
 from tests.flows.viewer.looking import values
 from tests.flows.viewer.stepped import HOSTILE, SAID, begun, stepped
@@ -44,34 +42,6 @@ def test_the_last_step_of_the_newest_run_unless_told(lines):
     assert printed[-1] == "7 of 7 traces. One of them: stagecoach trace plain"
 
 
-def test_a_line_is_a_trace_with_all_its_columns(lines):
-    columns = "group,reward,outcome,detail,error_type,num_turns,is_truncated,setup_seconds,started_at"
-    _, heads, *printed = lines("--step", "0", "--columns", columns)
-    assert " ".join(heads.split()) == "trace group reward outcome by error turns truncated set-up_s started"
-    (greek,) = (line for line in printed if line.startswith("greek"))
-    assert " ".join(greek.split()) == f"greek g0 0.2 pending {DASH} 1 no 0 2026-01-01 00:00:00"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "names"),
-    [
-        (("--where", "prompt ~* 'QUICK'"), ["plain"]),
-        (("--where", "outcome = 'pending' and group_id = 'g1'"), ["street", "hostile", "lines"]),
-        (("--sort", "reward", "--limit", "2", "--page", "2"), ["greek", "street"]),
-        (("--sort", "trace", "--limit", "1"), ["greek"]),
-    ],
-)
-def test_the_list_is_chosen_as_on_the_page(lines, arguments, names):
-    assert ids(lines("--step", "0", *arguments)) == names
-
-
-def test_counts_are_told(lines):
-    printed = lines("--step", "0", "--where", "group_id = 'g1'", "--limit", "2")
-    assert printed[-1].startswith("3 of 3 traces; page 1 of 2 (--page, --limit).")
-    none = lines("--step", "0", "--where", "outcome = 'refused'")
-    assert none[1:] == ["0 of 0 traces"]
-
-
 def test_json_is_that_of_the_page(lines, root):
     found = json.loads("".join(lines("--step", "0", "--sort", "reward", "--limit", "50", "--json")))
     page = values(StoreReader.at(root), f"/runs/{RUN}/steps/0", sort="reward")
@@ -97,14 +67,6 @@ def test_a_terminal_gets_the_columns_that_it_has_room_for(lines, monkeypatch):
         assert any(line.startswith("trace ") and line.rstrip().endswith("reply") for line in printed)
 
 
-def test_long_ids_are_set_apart_on_a_terminal(lines, hand, monkeypatch):
-    names = [f"{'a' * 30}{number}" for number in range(2)]
-    hand.step([trace(name) for name in names], [message(name, 0) for name in names])
-    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    printed = "\n".join(lines(store=hand.store.root.address))
-    assert all(name in printed for name in names)
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -120,13 +82,6 @@ def test_mistakes_are_explained(lines, arguments, said):
 
 def test_the_help_names_every_measure():
     assert COLOURS.partition(": ")[2].split(", ") == [*MEASURES]
-
-
-def test_the_newest_run_can_be_saved_by_the_name_latest_which_is_looked_up_once(command, root, tmp_path, monkeypatch):
-    save = [root, "view", "--save", "/runs/latest", str(tmp_path / "run.html")]
-    assert f"/runs/{RUN} is in" in command(*save) and RUN in (tmp_path / "run.html").read_text()
-    monkeypatch.setattr(StoreReader, "latest", lambda reader: "latest")
-    assert "'latest'" in command(*save, "--force", status=2)
 
 
 def test_a_run_that_has_just_begun(lines, tmp_path):

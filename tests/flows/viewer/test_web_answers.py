@@ -1,5 +1,6 @@
 """What the application answers: pages, JSON and files at every address, and its own words where something is wrong."""
 
+import json
 from unittest.mock import Mock
 
 import pytest
@@ -10,10 +11,12 @@ from flows.viewer.addresses import Page, any_trace
 from flows.viewer.app import HEADERS
 from flows.viewer.routes import PAGES, parsed_address
 from storage.errors import StoreUnavailable
+from storage.store import LAYOUT, open_store
 from tests.fixtures.rehearsal import rehearse
-from tests.flows.viewer.looking import everything, formed, visitor
+from tests.flows.viewer.looking import everything, formed, traces, visitor
 
 pytestmark = pytest.mark.engine
+FORMS = ("html", "json", "file")
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +52,56 @@ def protected(answer):
     return all(answer.headers[name] == value for name, value in HEADERS.items())
 
 
-def test_every_address_answers_in_every_form(library, client):
-    found = everything(library)
+def state(root):
+    """Every file and directory below a root: its size, times and mode, and what it holds."""
+    found = {}
+    for path in (root, *root.rglob("*")):
+        seen = path.lstat()
+        found[path] = seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, path.read_bytes() if path.is_file() else b""
+    return found
+
+
+def test_opening_everything_in_every_form_changes_nothing(root, library, client):
+    before, found = state(root), everything(library)
     assert {parsed_address(address)[0] for address in found} == {*PAGES} - {"evaluation"}
     for address in found:
-        page, values, file = answers = [client.get(formed(address, form)) for form in ("html", "json", "file")]
+        page, values, file = answers = [client.get(formed(address, form)) for form in FORMS]
         assert {answer.status_code for answer in answers} == {200}, (address, values.text[:300])
         assert all(map(protected, answers))
         assert isinstance(values.json(), dict)
         assert page.headers["content-type"] == file.headers["content-type"] == "text/html; charset=utf-8"
         assert file.headers["content-disposition"].startswith("attachment; filename=")
         assert client.head(address).status_code == 200
+    assert client.get("/mark").status_code == 200
+    assert state(root) == before
+    (root / "format.json").touch()
+    assert state(root) != before
+
+
+def test_a_terminal_changes_nothing(root, library, command):
+    trace = next(traces(library, "base"))
+    before = state(root)
+    for arguments in (["traces", "base"], ["traces", "latest", "--where", "reply ~ 'x'"], ["trace", trace]):
+        command(root, *arguments)
+    assert state(root) == before
+
+
+def test_a_store_that_holds_nothing_yet_stays_so(tmp_path):
+    root = tmp_path / "store"
+    root.mkdir()
+    (root / "format.json").write_text(json.dumps({"layout": LAYOUT}))
+    before, client = state(root), visitor(root)
+    for form in FORMS:
+        assert client.get(formed("/", form)).status_code == 200
+        for address in ("/runs/a", "/runs/a/steps/0", "/traces/x", "/compare?a=a&b=b"):
+            assert client.get(formed(address, form)).status_code == 404, address
+    first = client.get("/mark").json()
+    assert state(root) == before
+    store = open_store(root)  # what comes later is seen by the same viewer
+    store.runs.record(run="new", event="started", kind="train", config={"name": "new", "steps": 3})
+    assert client.get("/mark").json() != first
+    for address, status in {"/": 200, "/runs/new": 200, "/runs/new/steps/0": 404, "/compare?a=new&b=new": 200}.items():
+        assert client.get(address).status_code == status, address
 
 
 MISTAKEN = """
