@@ -7,20 +7,19 @@ import tomllib
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from flows import cli
 
 ROOT = Path(__file__).parents[2]
-ROWS: dict[str, dict[str, Any]] = tomllib.loads((ROOT / "tests/capabilities.toml").read_text(encoding="utf-8"))
+ROWS = tomllib.loads((ROOT / "tests/capabilities.toml").read_text(encoding="utf-8"))
 TESTS = sorted({test for row in ROWS.values() for test in row.get("tests", ())})
 COMMANDS = sorted({command for row in ROWS.values() for command in row.get("commands", ())})
 
 
 @cache
-def marks_of(path: str) -> dict[str, set[str]]:
+def marks_of(path):
     """Return the marks of each test of a file, its own and those of the whole file, without importing it."""
     tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
     whole = [

@@ -21,7 +21,7 @@ TABLES = re.compile(r"\b(?:from|join) ([a-z][\w-]*)\.\w")
 PARSED = [step for page in PAGES for step in steps(page) if not step.file and step.words[0] == "stagecoach"]
 
 
-def parts(words: list[str]) -> tuple[list[str], dict[str, str]]:
+def parts(words):
     """Return the positional arguments of a command, and its options by name."""
     positional, options, rest = [], {}, iter(words)
     for word in rest:
@@ -32,7 +32,7 @@ def parts(words: list[str]) -> tuple[list[str], dict[str, str]]:
     return positional, options
 
 
-def runs_of(step: Step) -> tuple[set[str], set[str]]:
+def runs_of(step):
     """Return the runs that a command of `stagecoach` reads, and those that it makes."""
     command, *words = step.words[1:]
     positional, options = parts(words)
@@ -46,9 +46,9 @@ def runs_of(step: Step) -> tuple[set[str], set[str]]:
     return reads - {"latest"}, makes
 
 
-def unknown_runs(page_steps: list[Step]) -> list[tuple[str, set[str]]]:
+def unknown_runs(page_steps):
     """Return the commands that read runs which no earlier command made, with these runs."""
-    known: set[str] = set()
+    known = set()
     missing = []
     for step in page_steps:
         if not step.file and step.words[0] == "stagecoach":

@@ -29,13 +29,13 @@ def test_every_example_has_its_test():
     assert {example_of(name) for name in TESTS} == FILES.keys() - set(TESTS)
 
 
-def example_of(test: str) -> str:
+def example_of(test):
     """The file that a test is of: its namesake, or the package that it lies in."""
     file = test.replace("test_", "")
     return file if file in FILES else f"{test.partition('/')[0]}/__init__.py"
 
 
-def loads_much(test: str) -> bool:
+def loads_much(test):
     """Say whether an example is one for the learner or an environment, whose libraries take long to load."""
     text = FILES[test] + FILES[example_of(test)]
     return "import torch" in text or "import verifiers" in text

@@ -31,7 +31,7 @@ LINK = re.compile(r"\]\(([^)\s#:]+)(?:#[^)]*)?\)")
 """The target of a relative link or picture, without a heading; addresses have a colon."""
 
 
-def typed(document: Path) -> list[str]:
+def typed(document):
     """Return the command lines of a document's shell blocks, without comments."""
     text = "".join(BLOCK.findall(document.read_text(encoding="utf-8")))
     return [line.partition(" #")[0].strip() for line in text.splitlines() if line.strip() and line[0] != "#"]
@@ -109,13 +109,13 @@ def test_a_model_of_others_needs_neither_weights_nor_an_engine(tmp_path):
     assert stages == ["examples", "evaluation_assignment", "rollout"], "no weights are brought in"
 
 
-def pages() -> list[Path]:
+def pages():
     """Return the pages of this checkout; what begins with a dot (environments, caches) is not ours."""
     found = sorted(ROOT.rglob("*.md"))
     return [page for page in found if not any(part.startswith(".") for part in page.relative_to(ROOT).parts)]
 
 
-def targets(page: Path) -> list[str]:
+def targets(page):
     """Return the relative links of a page; what looks like one in a block of code is none."""
     return LINK.findall(re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL))
 

@@ -2,7 +2,6 @@
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +18,7 @@ NO_DRAWS = {("tasks/arrays/permutation.py", "digest")}
 """The hash itself, whose callers are listed."""
 
 
-def drawing_functions() -> Iterator[tuple[str, str]]:
+def drawing_functions():
     """File and name of each function of the product that draws or makes a seed."""
     for package in PACKAGES:
         for file in sorted((ROOT / package).rglob("*.py")):
@@ -30,7 +29,7 @@ def drawing_functions() -> Iterator[tuple[str, str]]:
                     yield file.relative_to(ROOT).as_posix(), function.name
 
 
-def outermost(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+def outermost(node):
     """The functions of a module and of its classes, without those within functions."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -39,7 +38,7 @@ def outermost(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
             yield from outermost(child)
 
 
-def draws(call: ast.Call, hashes: bool) -> bool:
+def draws(call, hashes):
     name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
     return bool(DRAWS.fullmatch(name)) or (hashes and name in HASHES and isinstance(call.func, ast.Name))
 

@@ -2,7 +2,6 @@
 
 import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,7 @@ def test_every_table_of_claims_is_read():
         assert rows and all(row in CLAIMS for row in rows)
 
 
-def calls(path: Path) -> Iterator[tuple[str, ast.Call]]:
+def calls(path):
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call):
             yield ast.unparse(node.func), node

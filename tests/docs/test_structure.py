@@ -3,7 +3,6 @@
 import ast
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -47,13 +46,13 @@ ADJECTIVES = {"pinned"}
 
 
 @cache
-def trees() -> dict[Path, ast.Module]:
+def trees():
     """Every file of the product, parsed."""
     files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
     return {file.relative_to(ROOT): ast.parse(file.read_text(encoding="utf-8")) for file in files}
 
 
-def definitions() -> Iterator[tuple[Path, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]]:
+def definitions():
     """Every class and every function of the product, with its file."""
     for file, tree in trees().items():
         for node in ast.walk(tree):

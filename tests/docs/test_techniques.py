@@ -1,7 +1,6 @@
 """The product gains no time by tricks of imports, of the garbage collector and of other people's classes."""
 
 import ast
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,19 +19,19 @@ REMAINING = {
 """Places that are still to be mended: this list may only shrink."""
 
 
-def name_of(node: ast.AST) -> str:
+def name_of(node):
     """Return the last part of a name: `freeze` of `gc.freeze`."""
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
 
 
-def dotted(node: ast.AST) -> str:
+def dotted(node):
     """Return a name with its dots; empty for other expressions."""
     if isinstance(node, ast.Attribute):
         return f"{dotted(node.value)}.{node.attr}".strip(".")
     return getattr(node, "id", "")
 
 
-def techniques(tree: ast.Module) -> Iterator[str]:
+def techniques(tree):
     """Yield the techniques that a file uses."""
     functions = {each.name: each for each in ast.walk(tree) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
     for node in ast.walk(tree):
@@ -54,14 +53,14 @@ def techniques(tree: ast.Module) -> Iterator[str]:
                 yield "__class__ ="
 
 
-def targets_of(node: ast.AST) -> list[ast.expr]:
+def targets_of(node):
     """Return what an assignment assigns to."""
     if isinstance(node, ast.Assign):
         return node.targets
     return [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign) else []
 
 
-def imports(function: ast.AST | None) -> bool:
+def imports(function):
     """Tell whether a function has an import in its body."""
     return function is not None and any(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(function))
 

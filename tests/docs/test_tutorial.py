@@ -3,7 +3,6 @@
 import json
 import re
 import runpy
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,16 +14,16 @@ TEXT = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 FILES = re.findall(r"```\w+\n# ([\w.]+)\n(.*?)```", TEXT, re.DOTALL)
 
 
-def files(name: str) -> list[str]:
+def files(name):
     """Return the texts that the page shows for a file, in order."""
     return [text for file, text in FILES if file == name]
 
 
-def scores() -> list[Callable[[str, str, dict[str, str]], float]]:
+def scores():
     """Return the reward functions of the page, the first idea first."""
-    made: list[Callable[[str, str, dict[str, str]], float]] = []
+    made = []
     for text in files("rewards.py"):
-        names: dict[str, Callable[[str, str, dict[str, str]], float]] = {}
+        names = {}
         exec(text, names)
         made.append(names["score"])
     return made

@@ -27,7 +27,7 @@ STRINGS = {
 """Files in which strings name modules: all but those commented start one as a program."""
 
 
-def imported(tree: ast.Module) -> set[str]:
+def imported(tree):
     """Return the top-level modules that a file imports."""
     names = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
@@ -44,7 +44,7 @@ def test_relocated_files_import_ours_from_stagecoach():
 def test_strings_that_name_modules_are_in_the_listed_files():
     name = re.compile(rf"(?:{'|'.join(PACKAGES)})(\.\w+)+(:\w+)?")
 
-    def names_a_module(node: ast.AST) -> bool:
+    def names_a_module(node):
         if not isinstance(node, ast.Constant) or not isinstance(node.value, str) or not name.fullmatch(node.value):
             return False
         place = ROOT / node.value.partition(":")[0].replace(".", "/")

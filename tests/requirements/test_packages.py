@@ -13,7 +13,6 @@ import zipfile
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from importlib.machinery import PathFinder
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -52,7 +51,7 @@ CPU, CUDA = "import tool", "import tool, stand_in_cuda"
 """What a build of torch does when it is imported: both need something of the lock, one the libraries of CUDA."""
 
 
-def add_wheel(folder: Path, name: str, version: str, files: dict[str, str], requires: str = "") -> str:
+def add_wheel(folder, name, version, files, requires=""):
     """Write a wheel of files into the folder of its package; return its hash."""
     (folder / name).mkdir(parents=True, exist_ok=True)
     stem = f"{name.replace('-', '_')}-{version}"
@@ -74,7 +73,7 @@ def add_wheel(folder: Path, name: str, version: str, files: dict[str, str], requ
 class Machine:
     """A project with an environment of its own, a package index, and an index of PyTorch's."""
 
-    def __init__(self, root: Path, address: str, asked: list[str]) -> None:
+    def __init__(self, root, address, asked):
         self.root, self.address, self.asked = root, address, asked
         self.packages, self.torch = root / "served/simple", root / "served/whl/cpu"
         for folder in (self.packages, self.torch, root / "project/requirements"):
@@ -95,17 +94,17 @@ class Machine:
         text = f"torch==2.13.0 --hash=sha256:{torch}\nstand-in-cuda==1.0 --hash=sha256:{cuda}\n"
         (root / "project/requirements/gpu.txt").write_text(text)
 
-    def write_lock(self, digest: str) -> None:
+    def write_lock(self, digest):
         """Write the cpu lock: torch, and one package of a hash."""
         text = f"tool==1.0 ; python_version > '3' \\\n    --hash=sha256:{digest}\ntorch==2.13.0\nuv==0.1\n"
         (self.root / "project/requirements/cpu.txt").write_text(text)
 
-    def add_uv(self) -> None:
+    def add_uv(self):
         """Let the index have uv."""
         script = f'#!/bin/sh\nexec {UV} "$@"\n'
         add_wheel(self.packages, "uv", "0.1", {"uv-0.1.data/scripts/uv": script})
 
-    def install(self, **variables: str) -> subprocess.CompletedProcess[str]:
+    def install(self, **variables):
         """Install the project."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PIP_", "UV_", "PYTHON"))}
         settings = {
@@ -120,7 +119,7 @@ class Machine:
         environment = {**kept, **settings, **variables}
         return subprocess.run(command, cwd=self.root / "project", env=environment, capture_output=True, text=True)
 
-    def version(self, name: str) -> str:
+    def version(self, name):
         """Return the version of an installed package."""
         code = f"from importlib.metadata import version; print(version('{name}'))"
         return subprocess.run([self.python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
@@ -129,16 +128,16 @@ class Machine:
 @pytest.fixture
 def machine(tmp_path):
     """A machine whose index has a build of torch for CUDA alone, and no uv."""
-    asked: list[str] = []
+    asked = []
 
     class Handler(SimpleHTTPRequestHandler):
-        def __init__(self, *arguments: object) -> None:
-            super().__init__(*arguments, directory=str(tmp_path / "served"))  # type: ignore[arg-type]
+        def __init__(self, *arguments):
+            super().__init__(*arguments, directory=str(tmp_path / "served"))
 
-        def log_request(self, *_: object) -> None:
+        def log_request(self, *_):
             asked.append(self.path)
 
-        def log_message(self, *_: object) -> None:
+        def log_message(self, *_):
             """Say nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
@@ -217,7 +216,7 @@ def test_other_bytes_than_those_of_the_lock_are_refused(machine):
     assert "Try again" in done.stderr
 
 
-def load() -> ModuleType:
+def load():
     """Load the installer, which is no module of a package."""
     found = importlib.util.spec_from_file_location("install", FILE)
     assert found is not None and found.loader is not None
@@ -276,7 +275,7 @@ sys.exit(install.main("cpu", "stamp"))
 """
 
 
-def install_with_library_missing(folder: Path, user: str, apt: str) -> subprocess.CompletedProcess[str]:
+def install_with_library_missing(folder, user, apt):
     """Call the installer as a user, with a stand-in for apt-get, up to where it would download something."""
     (folder / "requirements").mkdir()
     (folder / "requirements/cpu.txt").touch()

@@ -47,20 +47,20 @@ def project(tmp_path):
     return tmp_path
 
 
-def add(file: Path, text: str) -> Path:
+def add(file, text):
     """Write a program."""
     file.write_text(text)
     file.chmod(0o755)
     return file
 
 
-def add_python(project: Path, name: str, release: str, pip: str = "exit 1") -> Path:
+def add_python(project, name, release, pip="exit 1"):
     """Let the machine have a Python of a release such as 3.12."""
     version = f"({release.replace('.', ', ')}, 0, 'final', 0)"
     return add(project / "bin" / name, PYTHON.format(real=REAL, release=version, pip=pip))
 
 
-def install(project: Path, lock: str = "cpu", **variables: str) -> subprocess.CompletedProcess[str]:
+def install(project, lock="cpu", **variables):
     """Run the script with nothing but the machine's programs."""
     environment = {"PATH": str(project / "bin"), "HOME": str(project), "TMPDIR": str(project), **variables}
     command = ["bash", str(SCRIPT), lock, f".venv/installed-{lock}-1"]

@@ -23,7 +23,7 @@ def root(original, tmp_path, monkeypatch):
 def call(tmp_path, monkeypatch, capsys):
     """A function that runs a command on the test's store, which is in `store` or is the test's directory itself."""
 
-    def run(*argv: str) -> tuple[int, str]:
+    def run(*argv):
         store = tmp_path / "store"
         monkeypatch.setenv("STAGECOACH_STORE", str(store if store.exists() else tmp_path))
         return run_command(capsys, *argv)

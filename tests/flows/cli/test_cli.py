@@ -72,17 +72,17 @@ def test_the_version_is_printed(call):
     assert call("--version") == (0, f"stagecoach {version(DISTRIBUTION)}\n")
 
 
-def fail(monkeypatch: pytest.MonkeyPatch, error: BaseException, **arguments: str) -> int:
+def fail(monkeypatch, error, **arguments):
     """Run a command that raises `error`."""
     monkeypatch.setattr(cli, "parse", lambda _: partial(Mock(side_effect=error), **arguments))
     return cli.main([])
 
 
-def disk_error(number: int) -> OSError:
+def disk_error(number):
     return OSError(number, os.strerror(number), "/store/x")
 
 
-def caused_by(cause: BaseException) -> BaseException:
+def caused_by(cause):
     error = RuntimeError("of a library")
     error.__cause__ = cause
     return error

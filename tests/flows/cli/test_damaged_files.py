@@ -2,8 +2,6 @@
 
 import itertools
 import random
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -17,8 +15,6 @@ from tests.fixtures.rehearsal import play_stages, rehearse
 
 pytestmark = pytest.mark.engine  # it takes minutes
 
-Harm = Callable[[bytes], bytes | None]
-
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
@@ -31,8 +27,8 @@ def original(tmp_path_factory):
     return place
 
 
-def flip(near_the_end: bool, seed: int) -> Harm:
-    def harm(data: bytes) -> bytes:
+def flip(near_the_end, seed):
+    def harm(data):
         place = random.Random(seed).randrange(min(len(data), 500) if near_the_end else len(data))
         damaged = bytearray(data)
         damaged[-1 - place if near_the_end else place] ^= 8
@@ -41,7 +37,7 @@ def flip(near_the_end: bool, seed: int) -> Harm:
     return harm
 
 
-HARMS: dict[str, Harm] = {
+HARMS = {
     "half": lambda data: data[: len(data) // 2],
     "no text": lambda data: b"{\xff",
     "other JSON": lambda data: b"[7]",
@@ -67,15 +63,15 @@ CHANGING = ["maintain --retention-hours 0", "gc --keep base --policies last --ye
 STARTING = ["replay base --set algorithm.type=rloo", "resume base"]
 
 
-def data_file(table: str) -> Callable[[Path], Path]:
+def data_file(table):
     return lambda root: root / "tables" / table / open_store(root).table(table).active_files()[-1].path
 
 
-def log_file(table: str, ending: str) -> Callable[[Path], Path]:
+def log_file(table, ending):
     return lambda root: max((root / "tables" / table / "_delta_log").glob(f"*{ending}"))
 
 
-TARGETS: dict[str, Callable[[Path], Path]] = {
+TARGETS = {
     "ledger": data_file("ledger"),
     "runs": data_file("runs"),
     "traces": data_file("traces"),
@@ -95,7 +91,7 @@ CASES = [
 ]
 
 
-def words(command: str) -> list[str]:
+def words(command):
     return [word.replace("_", " ") if word.startswith("select") else word for word in command.split()]
 
 
@@ -108,7 +104,7 @@ def words(command: str) -> list[str]:
 def test_each_command_ends_in_one_message(root, capsys, target, harm):
     path = TARGETS[target](root)
     spoil(path, HARMS[harm](path.read_bytes()))
-    said: dict[str, str] = {}
+    said = {}
     for command in (*READING, *CHANGING):
         status = cli.main([*words(command), "--store", str(root)])
         told = capsys.readouterr()

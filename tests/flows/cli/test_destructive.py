@@ -4,9 +4,7 @@ import json
 import os
 import shutil
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -114,11 +112,11 @@ def test_a_stream_is_written_to(root, tmp_path):
     os.close(reader)
 
 
-def ledger(root: Path, ending: str) -> Path:
+def ledger(root, ending):
     return max((root / "tables/ledger/_delta_log").glob(f"*{ending}"))
 
 
-DAMAGE: dict[str, Callable[[Path], object]] = {
+DAMAGE = {
     "no log": lambda root: shutil.rmtree(root / "tables/ledger/_delta_log"),
     "no table": lambda root: shutil.rmtree(root / "tables/ledger"),
     "newest commit missing": lambda root: ledger(root, ".json").unlink(),
@@ -132,13 +130,13 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 }
 
 
-def flip(path: Path) -> None:
+def flip(path):
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
     spoil(path, bytes(data))
 
 
-def begin_repair(root: Path) -> None:
+def begin_repair(root):
     (root / "quarantine").mkdir()
     (root / "quarantine/unfinished.json").write_text(json.dumps({"place": "quarantine/x", "damages": []}))
 
@@ -222,7 +220,7 @@ def test_no_path_leads_out_of_a_root(tmp_path, path):
     (tmp_path / "store").mkdir()
     root = open_root(str(tmp_path / "store"))
     happened(repr(path))
-    uses: list[Any] = [(use, b"") for use in (root.write, root.create, root.replace)]
+    uses = [(use, b"") for use in (root.write, root.create, root.replace)]
     others = (root.read, root.delete, root.remove_unneeded, root.exists, root.names, root.file_sizes, root.writer)
     for use, *content in [*uses, *((use,) for use in others)]:
         with pytest.raises(StoreError, match="leads out of the store"):

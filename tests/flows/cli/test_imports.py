@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Sequence
 
 import pytest
 
@@ -19,7 +18,7 @@ QUERIES = [["sql", "select count(*) from traces"], ["why", "TRACE"], ["lineage",
 LOOKS = [["runs"], ["show", "large"], ["trace", "TRACE", "--run", "large"], ["diff", "large", "large-again"]]
 
 
-def loaded_by(*commands: Sequence[str], status: int = 0) -> set[str]:
+def loaded_by(*commands, status=0):
     """Return the modules that are loaded after some commands ran in a fresh interpreter, and ended with a status."""
     script = (
         "import sys\nfrom flows import cli\n"

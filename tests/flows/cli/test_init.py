@@ -7,7 +7,6 @@ import re
 import tomllib
 from inspect import signature
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -35,20 +34,20 @@ partition = "all"
 """
 
 
-def files(directory: Path) -> dict[str, str]:
+def files(directory):
     """Return the files of a directory, by name."""
     return {path.name: path.read_text(encoding="utf-8") for path in directory.iterdir()}
 
 
-def made(directory: Path, *options: str) -> dict[str, str]:
+def made(directory, *options):
     """Make a project and return its files."""
     assert cli.main(["init", str(directory), *options]) == 0
     return files(directory)
 
 
-def reward_of(text: str) -> Any:
+def reward_of(text):
     """Return the reward function of a project."""
-    module: dict[str, Any] = {}
+    module = {}
     exec(compile(text, REWARD, "exec"), module)
     return module["reward"]
 
@@ -145,13 +144,13 @@ def test_a_project_for_an_installed_environment(tmp_path):
     assert '# type = "rae"' in text
 
 
-def demo_config(*overrides: str) -> Any:
+def demo_config(*overrides):
     """Return the config of a run whose model is the demo's."""
     return load(["demo"], [f"model.path={DEMO}", *overrides])
 
 
 def test_the_model_demo_is_made_before_a_run_and_other_models_are_left_alone(tmp_path, monkeypatch):
-    asked: list[str] = []
+    asked = []
     monkeypatch.setattr(demo_sources, "warmed_weights", lambda root, sft: asked.append(root) or "/weights")
     assert demo_weights(load(["demo"], ["model.path=elsewhere"]), print) == ""
     assert demo_weights(demo_config("kind=evaluate", "evaluation.policy=first"), print) == "" and asked == []
@@ -162,7 +161,7 @@ def test_the_model_demo_is_made_before_a_run_and_other_models_are_left_alone(tmp
 def test_the_command_line_warms_the_model_up_as_flows_do_and_says_so(tmp_path, monkeypatch, capsys):
     made(tmp_path / "project")
     monkeypatch.chdir(tmp_path / "project")
-    started: list[dict[str, Any]] = []
+    started = []
     monkeypatch.setattr(demo_sources, "build", lambda *_: None)
     monkeypatch.setattr(demo_sources, "warm_weights", lambda root, key: Path("/weights"))
     monkeypatch.setattr(

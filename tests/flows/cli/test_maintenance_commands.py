@@ -3,7 +3,6 @@
 import inspect
 import json
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -106,7 +105,7 @@ def test_forced_retention_of_a_table_that_stages_read(root, call):
     assert len(store.read(store.ledger.entries(run="new", stage="training")[0].slices("policies"))) == 1
 
 
-def unlink_output(root: Path, stage: str, number: int) -> str:
+def unlink_output(root, stage, number):
     """Delete the file of messages that a result of run `new` wrote; return its key."""
     entry = open_store(root).ledger.entries(run="new", stage=stage)[number]
     (root / "tables/messages" / entry.outputs[0].files[0].path).unlink()

@@ -29,7 +29,7 @@ def store(tmp_path):
     return tmp_path / "store"
 
 
-def first_trace(store: Path) -> str:
+def first_trace(store):
     return str(open_store(store).scan("traces").select("trace_id").first().collect().item())
 
 
@@ -57,7 +57,7 @@ def test_a_plain_text_finds_notes_of_rollouts(store):
     library, trace = StoreReader.at(store), first_trace(store)
     note("base", "Begins with a YAWN", trace=trace, store=str(store))
 
-    def found(text: str) -> list[str]:
+    def found(text):
         told = search_page(library, PageRequest("", {"run": "base"}, {"q": text})).values
         return [each["trace_id"] for each in told["hits"]]
 

@@ -15,7 +15,7 @@ from flows.services.memory import parse_gpu
 from tasks.inference.environments.introspection import EnvironmentFacts
 from tasks.inference.environments.servers import LoadedEnvironment
 from tests.fixtures import builders
-from tests.fixtures.commands import Call, cases
+from tests.fixtures.commands import cases
 from tests.fixtures.rehearsal import SOURCE, session_for
 
 
@@ -25,7 +25,7 @@ def model(tmp_path):
     return builders.model(tmp_path / "model", max_positions=512)
 
 
-def keys(call: Call, *arguments: str) -> dict[str, str]:
+def keys(call, *arguments):
     """Return the keys that `check` prints, by stage."""
     _, header, table = call("check", *arguments)[1].partition("key of step 0  sections\n")
     assert header
@@ -44,7 +44,7 @@ STAGES = ["assignment", "rollout", "filtering", "advantage", "packing", "trainin
 
 
 def test_another_advantage_setting_changes_the_keys_from_there_on(model, call):
-    def changed(before: dict[str, str], after: dict[str, str]) -> list[str]:
+    def changed(before, after):
         return [stage for stage in before if before[stage] != after[stage]]
 
     config = ["demo", f"model.path={model}"]

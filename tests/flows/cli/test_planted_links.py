@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from typing import Any
 
 import pytest
 
@@ -15,7 +14,7 @@ from flows.services.process import ServiceFailed
 from storage.errors import StoreError
 from storage.policies.scratch import ScratchDirectories
 from storage.policies.store import SCRATCH_DIRECTORY, Policies
-from storage.roots import Root, open_root
+from storage.roots import open_root
 from storage.store import open_store
 from tests.fixtures.commands import file_bytes
 from tests.fixtures.faults import happened
@@ -88,7 +87,7 @@ def test_a_file_that_is_a_link_is_neither_deleted_through_nor_written_to(root, t
     store = open_root(str(root))
     (root / "tables/x.parquet").symlink_to(precious)
     happened(f"a link to {precious.name}")
-    uses: list[Any] = [(use, b"new") for use in (store.write, store.create, store.replace)]
+    uses = [(use, b"new") for use in (store.write, store.create, store.replace)]
     uses += [(use,) for use in (store.delete, store.remove_unneeded, store.remove_directory, store.read, store.exists)]
     for use, *content in uses:
         with pytest.raises(StoreError, match="symbolic link leads out of the store"):
@@ -103,7 +102,7 @@ def test_of_a_link_within_the_store_the_link_alone_is_removed(root):
     (root / "policies/training-xy").symlink_to(root / "policies/training-xx")
     open_store(root).policies.remove("training-xy")
     assert file_bytes(root / "policies/training-xx") == weights and not (root / "policies/training-xy").exists()
-    store: Root = open_root(str(root))
+    store = open_root(str(root))
     (root / "link").symlink_to("policies")
     store.remove_directory("link")
     assert file_bytes(root / "policies/training-xx") == weights

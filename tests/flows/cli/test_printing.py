@@ -33,7 +33,7 @@ NUMBER = re.compile(r"[-+]?\d[\d,]*\.?\d*(?:e[-+]?\d+)?")
 WITHOUT_STORE = ("config", "check")
 
 
-def numbers(text: str) -> set[str]:
+def numbers(text):
     """Return the numbers of a text, times and ages left out: they grow from one call to the next."""
     return set(NUMBER.findall(re.sub(r"\d[\d.]* (?:ms|s|min|h)\b", "", text)))
 

@@ -2,9 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 
@@ -13,13 +11,12 @@ from flows.cli.unfit_rollouts import COUNTS, NoSuchRollouts, search, uses
 from storage.errors import RunUnknown
 from storage.maintenance.sweep import Retention, expire
 from storage.refs import Entry
-from storage.store import Store, open_store
+from storage.store import open_store
 from tasks.advantage.stage import STAGE as ADVANTAGE
 from tasks.filtering.stage import STAGE as FILTERING
 from tasks.packing.stage import STAGE as PACKING
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
-from tasks.runtime.stage import Ref
 from tests.fixtures.builders import exchange, failed, stage_of, table, trace
 
 CONFIG = RunConfig.model_validate({"seed": 7, "model": {"vocab_size": 512}, "training": {"dtype": "float32"}})
@@ -29,28 +26,28 @@ REWARDS = {"a": 1.0, "b": 0.0, "c": 0.5}
 class Run:
     """A run in a real store whose rollouts are given and whose policies have no weights."""
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store, name):
         self.context = RunContext(store, name, CONFIG, {})
         store.runs.record(run=name, event="started", kind="train", config={})
 
-    def sample(self, step: int, rewards: Mapping[str, float] = REWARDS, stage: str = "rollout", **columns: Any) -> Ref:
+    def sample(self, step, rewards=REWARDS, stage="rollout", **columns):
         """Write rollouts, one for each reward and a failed one, as if they had been sampled at this step."""
         rows = [rollout(f"{step}{name}", step, reward=reward, **columns) for name, reward in rewards.items()]
         return self.planted(step, stage, [*rows, failed(f"{step}x")])
 
-    def planted(self, step: int, name: str, rows: list[dict[str, Any]]) -> Ref:
+    def planted(self, step, name, rows):
         messages = [row for one in rows for row in exchange(one["trace_id"])]
         made = {"traces": table("traces", rows), "messages": table("messages", messages)}
         return perform(stage_of(name, lambda tables, config: made, tuple(made)), self.context, step)
 
-    def pack(self, step: int, *traces: Ref, quarantined: Mapping[str, str] | None = None) -> Ref:
+    def pack(self, step, *traces, quarantined=None):
         """Go from rollouts to packed batches."""
         extra = {"quarantine": ",".join(quarantined)} if quarantined else {}
         verdicts = perform(FILTERING, self.context, step, traces, parameters=quarantined, extra_inputs=extra)
         credits = perform(ADVANTAGE, self.context, step, (*traces, verdicts))
         return perform(PACKING, self.context, step, (credits, *traces))
 
-    def train(self, step: int, packed: Ref, policy: str) -> str:
+    def train(self, step, packed, policy):
         """Write down that a policy was trained on packed batches; return its key."""
         now = datetime.now(UTC)
         inputs = {"packing": packed.key, "policy": policy}
@@ -61,7 +58,7 @@ class Run:
         return key
 
 
-def rollout(name: str, step: int, **columns: Any) -> dict[str, Any]:
+def rollout(name, step, **columns):
     """Return a row of traces, in the group of its step."""
     return trace(name, group_id=f"g{step}", **columns)
 

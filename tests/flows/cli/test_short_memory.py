@@ -32,7 +32,7 @@ def test_a_file_that_is_read_when_memory_is_short_is_not_damaged(tmp_path, monke
     rows = pa.table({"step": [1]})
     pq.write_table(rows, tmp_path / "rows.parquet")
 
-    def no_memory(*_: object, **__: object) -> pa.Table:
+    def no_memory(*_, **__):
         raise pa.ArrowMemoryError("malloc of size 256 failed")
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_groups", no_memory)

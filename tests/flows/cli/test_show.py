@@ -7,7 +7,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -16,30 +15,30 @@ from configs.run import RunConfig
 from flows.cli.run_report import describe
 from flows.queries.run_state import process_gone
 from flows.services.ownership import OWNER, SERVICE, identity
-from storage.store import Store, open_store
+from storage.store import open_store
 from tasks.metrics import stage as metrics
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
-from tasks.runtime.stage import Ref, Stage
+from tasks.runtime.stage import Ref
 from tests.fixtures.builders import failed, stage_of, table, trace
 from tests.fixtures.commands import cases
 
 CONFIG = RunConfig(name="a", steps=2)
 
 
-def sampling(*rows: dict[str, Any], name: str = "rollout") -> Stage:
+def sampling(*rows, name="rollout"):
     """Return a stage that makes these traces; `rollout` reads its section, and the others no setting."""
     sections = ("rollout",) if name == "rollout" else ()
     return stage_of(name, lambda tables, view: {"traces": table("traces", rows)}, ("traces",), sections=sections)
 
 
-def sample(store: Store, step: int, *rows: dict[str, Any], name: str = "rollout") -> None:
+def sample(store, step, *rows, name="rollout"):
     """Record a step of run `a` that ends with these rollouts, and its metrics."""
     context = RunContext(store, "a", CONFIG, {})
     perform(metrics.STAGE, context, step, (perform(sampling(*rows, name=name), context, step),), parameters=0)
 
 
-def record(store: Store, run: str = "a", event: str = "started", **more: Any) -> Any:
+def record(store, run="a", event="started", **more):
     """Record an event of a run that trains."""
     return store.runs.record(run=run, event=event, kind="train", config=CONFIG.model_dump(mode="json"), **more)
 

@@ -4,15 +4,13 @@ import os
 import socket
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 from flows.cli.arguments import UsageError
 from flows.cli.runs import stop
 from flows.services.ownership import live_processes
-from storage.records import Event
-from storage.store import Store, open_store
+from storage.store import open_store
 from tests.fixtures.driving import ROOT
 from tests.fixtures.faults import happened
 from tests.fixtures.waiting import until
@@ -47,7 +45,7 @@ def workers(tmp_path):
             process.wait()
 
 
-def events(directory: Path) -> list[Event]:
+def events(directory):
     runs = open_store(directory / "store").runs
     return runs.events("a") if runs.last("a") else []
 
@@ -68,7 +66,7 @@ def test_the_first_process_is_ended_though_the_second_has_ended_before(workers, 
 
 
 def test_processes_that_are_left_are_named(tmp_path, capsys):
-    store: Store = open_store(tmp_path / "store")
+    store = open_store(tmp_path / "store")
     store.runs.record(run="a", event="started", kind="train", config={"steps": 2}, host="elsewhere", pid=7)
     with pytest.raises(UsageError, match="no process to end here: process 7 on elsewhere"):
         stop("a", store=str(tmp_path / "store"))

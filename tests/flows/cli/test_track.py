@@ -1,6 +1,5 @@
 """The command that sends a recorded run to W&B or TensorBoard."""
 
-from pathlib import Path
 from unittest.mock import MagicMock, Mock
 
 import pytest
@@ -9,7 +8,7 @@ from flows import cli
 from flows.queries.store_reader import StoreReader, recorded_run
 from flows.queries.tracked_rows import recorded_rows
 from flows.reporting import tracking
-from flows.reporting.tracking import TrackedRow, TrackingError, finite
+from flows.reporting.tracking import TrackingError, finite
 from tests.fixtures.rehearsal import rehearse
 from tests.fixtures.tracked import events, scalars, texts
 
@@ -22,7 +21,7 @@ def store(tmp_path, monkeypatch):
     return tmp_path / "store"
 
 
-def _rows(store: Path) -> list[TrackedRow]:
+def _rows(store):
     library = StoreReader.at(store)
     return [*recorded_rows(library, *recorded_run(library.store, "a"))]
 

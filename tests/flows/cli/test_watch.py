@@ -8,8 +8,6 @@ import signal
 import sys
 import time
 from contextlib import suppress
-from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -18,7 +16,6 @@ from flows import cli
 from flows.cli.launch import panel_for
 from flows.queries.store_reader import StoreReader, recorded_run
 from flows.queries.watched import Watched
-from flows.reporting.panel import Panel
 from flows.runtime import loop
 from flows.runtime.session import record_run
 from flows.runtime.step_report import finish_step
@@ -45,7 +42,7 @@ def test_a_finished_run_is_shown_at_once_with_what_came_of_it(store, capsys):
     assert lines[end + 2].startswith("evaluation of policy 0 on ")
 
 
-def following(root: Path, **settings: Any) -> tuple[Panel, Watched]:
+def following(root, **settings):
     """Return a panel of the run, its config changed, and what shows the run in it."""
     reader = StoreReader.at(root)
     config = recorded_run(reader.store, "a")[1].model_copy(update=settings)
@@ -87,10 +84,10 @@ def test_a_live_run_says_how_many_rollouts_of_a_step_are_there(tmp_path):
     assert "rollout 8/12" in _drawn(panel), "only what is sampled is counted"
 
 
-def _drawn(panel: Any) -> str:
+def _drawn(panel):
     console = Console(file=io.StringIO(), width=90, color_system=None)
     console.print(panel)
-    return str(console.file.getvalue())  # type: ignore[attr-defined]
+    return str(console.file.getvalue())
 
 
 @pytest.mark.engine  # a process on a terminal of its own
@@ -112,7 +109,7 @@ def test_on_a_terminal_the_panel_grows_and_the_end_of_the_run_ends_it(tmp_path):
 class Terminal:
     """A command of the program on a terminal of its own."""
 
-    def __init__(self, *argv: str) -> None:
+    def __init__(self, *argv):
         variables = {name: value for name, value in os.environ.items() if name != "CI"}
         variables |= {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "40"}
         self._pid, self._file = pty.fork()
@@ -120,16 +117,16 @@ class Terminal:
             os.execvpe(sys.executable, [sys.executable, "-m", "flows.cli", *argv], variables)
         self._said = ""
 
-    def __enter__(self) -> "Terminal":
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         with suppress(ProcessLookupError):
             os.kill(self._pid, signal.SIGKILL)
         os.waitpid(self._pid, 0)
         os.close(self._file)
 
-    def wait_for(self, text: str) -> None:
+    def wait_for(self, text):
         """Read until a text has come."""
         until = time.monotonic() + PATIENCE
         while text not in self._said:

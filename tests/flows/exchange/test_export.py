@@ -1,9 +1,6 @@
 """Exporting: rollouts of a run as files, whole or not at all, which are imported as they were; which are chosen."""
 
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -15,19 +12,18 @@ from flows.exchange.export import ExportRefused, ExportResult, RolloutChoice, co
 from flows.exchange.imports import ImportRequest, import_files
 from flows.queries.step_history import step_history
 from flows.reporting.output_files import OutputRefused, write_whole
-from storage.refs import Slice
 from storage.slices import Slices
-from storage.store import Store, open_store
+from storage.store import open_store
 from tasks.assignment.examples import read_demonstrations
 from tasks.filtering import stage as filtering
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
-from tasks.runtime.stage import Ref, Stage, ref_of
+from tasks.runtime.stage import ref_of
 from tests.fixtures.builders import stage_of
 from tests.flows.exchange.files import TOKENS, lines, rows, sampled_trace, write_lines
 
 
-def imported(root: Path) -> Store:
+def imported(root):
     """Return a new store with an imported run `base` of ten rollouts in two groups, all of them kept."""
     import_files(ImportRequest([TOKENS], name="base", store=str(root)))
     store = open_store(root)
@@ -47,25 +43,25 @@ def store(tmp_path):
     return imported(tmp_path / "store")
 
 
-def context_of(store: Store, run: str) -> RunContext:
+def context_of(store, run):
     """Return where a run works that has the rollouts of `base`."""
     sections = {"name": run, "filtering": {"filters": [{"type": "errored"}]}}
     return RunContext(store, run, RunConfig.model_validate(store.runs.config("base") | sections), {})
 
 
-def rollouts(store: Store, run: str = "base") -> Ref:
+def rollouts(store, run="base"):
     """Return the rollouts of an imported run."""
     return ref_of(step_history(store, run).steps[0].work["rollout"].entry, computed=False)
 
 
-def filtered(store: Store, run: str, quarantined: Mapping[str, str], *traces: Ref) -> None:
+def filtered(store, run, quarantined, *traces):
     """Filter the rollouts in a run."""
     refs = (*traces, rollouts(store))
     more = {"quarantine": "some"} if quarantined else {}
     perform(filtering.STAGE, context_of(store, run), 0, refs, parameters=quarantined, extra_inputs=more)
 
 
-def shared(store: Store, run: str, reward: float | None = None, quarantined: Mapping[str, str] | None = None) -> None:
+def shared(store, run, reward=None, quarantined=None):
     """Make a run that shares the rollouts of `base`, scored again where a reward is given, and filters them."""
     context, work = context_of(store, run), step_history(store, "base").steps[0].work
     store.runs.record(run=run, event="started", kind="replay", config=context.config.model_dump(mode="json"))
@@ -77,10 +73,10 @@ def shared(store: Store, run: str, reward: float | None = None, quarantined: Map
     filtered(store, run, quarantined or {}, *again)
 
 
-def scoring(reward: float) -> Stage:
+def scoring(reward):
     """Return a stage that gives every trace the same reward."""
 
-    def score(tables: Mapping[str, pa.Table], config: Any) -> dict[str, pa.Table]:
+    def score(tables, config):
         traces = tables["traces"]
         at = traces.schema.get_field_index("reward")
         return {"traces": traces.set_column(at, traces.schema.field(at), pa.array([reward] * traces.num_rows))}
@@ -88,19 +84,17 @@ def scoring(reward: float) -> Stage:
     return stage_of("regrade", score, ("traces",), ("traces",))
 
 
-def out(
-    store: Store, target: Path, run: str = "base", form: Any = "sft", force: bool = True, **choice: Any
-) -> ExportResult:
+def out(store, target, run="base", form="sft", force=True, **choice):
     """Export a run."""
     return export(form, target, RolloutChoice(run, **choice), store=store.root.address, force=force)
 
 
-def rewards(path: Path) -> list[float]:
+def rewards(path):
     return [line["reward"] for line in lines(path)]
 
 
-def traces_of(store: Store) -> list[str]:
-    found: list[str] = rows(store.root.address, "base", "traces")["trace_id"].to_pylist()
+def traces_of(store):
+    found = rows(store.root.address, "base", "traces")["trace_id"].to_pylist()
     return found
 
 
@@ -174,7 +168,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path):
     for mine in (target, home / "letters"):
         mine.write_text("mine")
 
-    def fail(draft: Path) -> None:
+    def fail(draft):
         draft.write_text("half")
         raise RuntimeError("died")
 
@@ -218,9 +212,9 @@ def test_batches_that_were_scored_together_are_exported_once(store, tmp_path):
 def test_steps_of_which_no_rollout_is_chosen_are_not_read(store, tmp_path, monkeypatch):
     options = {"name": "dealt", "groups_per_step": 1, "store": store.root.address}
     import_files(ImportRequest([TOKENS], **options))
-    whole: list[str] = []
+    whole = []
 
-    def read(self: Slices, slices: Sequence[Slice], columns: Sequence[str] | None = None) -> pa.Table:
+    def read(self, slices, columns=None):
         whole.extend(piece.table for piece in slices if columns is None)
         return original(self, slices, columns)
 

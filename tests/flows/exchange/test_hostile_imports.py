@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 
 import pytest
 
@@ -26,7 +25,7 @@ LONG = {
 """Cases as in cases.toml, too long for a file."""
 
 
-def line_of(kind: str, value: str) -> str:
+def line_of(kind, value):
     """Return a line with a text at its end, or with other fields of its trace or of itself."""
     if kind == "text":
         return f"{LINE[:-1]}, {value}}}"
@@ -34,7 +33,7 @@ def line_of(kind: str, value: str) -> str:
     return json.dumps(EPISODE | ({"traces": [TRACE | changes]} if kind == "trace" else changes))
 
 
-def check_refused(capsys: pytest.CaptureFixture[str], directory: Path, line: str, words: str) -> None:
+def check_refused(capsys, directory, line, words):
     """Import a good line and a bad one; the bad one is named."""
     file = directory / "x.jsonl"
     file.write_text(f"{LINE}\n{line}\n")
@@ -42,7 +41,7 @@ def check_refused(capsys: pytest.CaptureFixture[str], directory: Path, line: str
     assert f"{file}, line 2: " in said and words in said
 
 
-def refused(capsys: pytest.CaptureFixture[str], root: Path, *arguments: str) -> str:
+def refused(capsys, root, *arguments):
     """Import, which is refused by one message and leaves no store; return what it said."""
     status, said = run_command(capsys, "import", *arguments, "--store", str(root))
     assert status == 2 and said.startswith("stagecoach: ") and "Traceback" not in said and len(said) < 2000

@@ -1,8 +1,6 @@
 """Importing: files become a run whose steps stand in the ledger like sampled ones; bad files leave nothing behind."""
 
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -10,11 +8,11 @@ from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows import cli
 from flows.exchange.export import RolloutChoice, export
-from flows.exchange.imports import ImportOutcome, ImportRequest, import_files
+from flows.exchange.imports import ImportRequest, import_files
 from flows.queries.step_history import step_history
 from flows.runtime.resolve_run import resolve_run
 from storage.read.frames import Frames
-from storage.store import Store, open_store
+from storage.store import open_store
 from tasks.advantage import stage as advantage
 from tasks.advantage.stage import ImportedWithoutTokens
 from tasks.exchange.episodes import ImportRefused
@@ -24,7 +22,7 @@ from tasks.learner.tiny import tiny_qwen3
 from tasks.packing import stage as packing
 from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
-from tasks.runtime.stage import Ref, ref_of
+from tasks.runtime.stage import ref_of
 from tests.fixtures.faults import happened
 from tests.flows.exchange.files import RELAYED, TOKENS, lines, rows, sampled_trace, write_lines
 
@@ -40,22 +38,22 @@ def model(tmp_path_factory):
     return str(tiny_qwen3(directory, hidden=16, layers=1, heads=2, kv_heads=2, intermediate=16))
 
 
-def bring(root: Path, *files: Path, name: str = "theirs", **options: Any) -> ImportOutcome:
+def bring(root, *files, name="theirs", **options):
     """Import files into a store."""
     return import_files(ImportRequest(list(files), name=name, store=str(root), **options))
 
 
-def text(root: Path, model: str, **options: Any) -> ImportOutcome:
+def text(root, model, **options):
     """Import a file of text."""
     return bring(root, RELAYED, name="text", model=model, overrides=["model.renderer=qwen3"], **options)
 
 
-def context_of(store: Store, run: str, **sections: Any) -> RunContext:
+def context_of(store, run, **sections):
     """Return where a run works, its config changed."""
     return RunContext(store, run, RunConfig.model_validate(store.runs.config(run) | sections), {})
 
 
-def through(context: RunContext, run: str) -> Ref:
+def through(context, run):
     """Do the stages from filtering to packing over the recorded rollouts, as a replay does."""
     rollouts = ref_of(step_history(context.store, run).steps[0].work["rollout"].entry, computed=False)
     verdicts = perform(filtering.STAGE, context, 0, (rollouts,))
@@ -84,7 +82,7 @@ def test_an_imported_step_stands_in_the_ledger_like_a_sampled_one(root):
 def test_imported_traces_can_be_trained_on_by_reinforcement_learning(root):
     bring(root, TOKENS)
     packed = through(context_of(open_store(root), "theirs", filtering=FEW_FILTERS), "theirs")
-    batches = open_store(root).read(open_store(root).ledger.find(packed.key).slices("batches"))  # type: ignore[union-attr]
+    batches = open_store(root).read(open_store(root).ledger.find(packed.key).slices("batches"))
     assert batches["rl_tokens"][0].as_py() > 0 and batches["ce_tokens"][0].as_py() == 0
 
 
@@ -112,7 +110,7 @@ def test_two_files_that_number_their_traces_share_none(root, tmp_path):
 
 
 def test_an_import_that_was_interrupted_goes_on(root, monkeypatch):
-    def interrupted(*_: Any) -> None:
+    def interrupted(*_):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
@@ -164,7 +162,7 @@ def test_text_is_rendered_refused_for_rl_and_trained_on_as_demonstrations(root, 
         through(context_of(store, "text", filtering={"filters": [{"type": "errored"}]}), "text")
     supervised = {"algorithm": {"type": "supervised"}, "filtering": {"filters": [{"type": "errored"}]}}
     packed = through(context_of(store, "text", **supervised), "text")
-    batches = store.read(store.ledger.find(packed.key).slices("batches"))  # type: ignore[union-attr]
+    batches = store.read(store.ledger.find(packed.key).slices("batches"))
     assert batches["ce_tokens"][0].as_py() > 0 and batches["rl_tokens"][0].as_py() == 0
     row = rows(root, "text", "traces").to_pylist()[0]
     messages = [one for one in rows(root, "text", "messages").to_pylist() if one["trace_id"] == row["trace_id"]]
@@ -190,7 +188,7 @@ def test_the_groups_are_told(root, tmp_path, capsys):
     assert "grpo" in said[2] and "leaves nothing to train on" in said[2]
 
 
-def held_out_lines(target: Path) -> Path:
+def held_out_lines(target):
     """Write lines as an export with --held-out does: those of one example say that it is held out."""
     found = lines(TOKENS)
     last = found[-1]["task"]["data"]
@@ -214,6 +212,6 @@ def test_held_out_attempts_come_in_only_when_asked(root, tmp_path, capsys):
         assert written.number == number
 
 
-def splits(root: Path, run: str) -> dict[str, int]:
+def splits(root, run):
     """Return how many examples of an imported run are of each split."""
     return dict(Counter(rows(root, run, "examples")["split"].to_pylist()))

@@ -3,7 +3,6 @@
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from configs.errors import ConfigError
 from configs.load import known_keys, load
 from configs.run import RunConfig
-from flows.exchange.trainers import MAX_CHARS, TABLES, Translation, config_of, translate
+from flows.exchange.trainers import MAX_CHARS, TABLES, config_of, translate
 
 HERE = Path(__file__).parent / "trainers"
 ROOT = Path(__file__).parents[3]
@@ -21,19 +20,19 @@ CASES = tomllib.loads((HERE / "cases.toml").read_text(encoding="utf-8"))
 tables = pytest.mark.parametrize("table", TABLES, ids=lambda table: table["name"])
 
 
-def translated(tmp_path: Path, text: str, name: str = "a.toml") -> Translation:
+def translated(tmp_path, text, name="a.toml"):
     (tmp_path / name).write_text(text)
     return translate([str(tmp_path / name)])
 
 
-def value_at(config: dict[str, Any], key: str) -> Any:
-    node: Any = config
+def value_at(config, key):
+    node = config
     for part in key.split("."):
         node = node[int(part)] if isinstance(node, list) else node[part]
     return node
 
 
-def check(translation: Translation, case: dict[str, Any]) -> None:
+def check(translation, case):
     config = load(base=config_of(translation.settings)).model_dump(mode="json")
     assert {key: value_at(config, key) for key in case["settings"]} == case["settings"]
     assert all(any(lost in line for line in translation.lost) for lost in case.get("lost", [])), translation.lost

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,7 +24,7 @@ OF_THE_ASSIGNMENT = ("episode_id", "assignment_id", "group_id", "environment", "
 OF_THE_POLICY = ("policy_key", "policy_version", "temperature", "record")
 
 
-def answer(*argv: str) -> list[dict[str, Any]]:
+def answer(*argv):
     """Run a program and return the lines that it prints."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
@@ -35,7 +34,7 @@ def answer(*argv: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def by_verifiers(directory: Path) -> list[dict[str, Any]]:
+def by_verifiers(directory):
     """Return what verifiers reads from a directory's `traces.jsonl`."""
     return answer(str(ROOT / "tests/fixtures/programs/reads_verifiers.py"), str(directory))
 
@@ -101,7 +100,7 @@ DATA = bytes(range(256)) * 64
 URL = f"data:image/png;base64,{base64.b64encode(DATA).decode()}"
 
 
-def pictured(line: dict[str, Any]) -> dict[str, Any]:
+def pictured(line):
     """The line with a picture in every message that asks something, beside its text."""
     for one in line.get("traces", [line]):
         for node in one["nodes"]:
@@ -111,7 +110,7 @@ def pictured(line: dict[str, Any]) -> dict[str, Any]:
     return line
 
 
-def exported(root: str, run: str, form: Any, target: Path) -> list[dict[str, Any]]:
+def exported(root, run, form, target):
     """Export a run; return the lines."""
     export(form, target, RolloutChoice(run), store=root, force=False)
     return lines(target)

@@ -1,10 +1,7 @@
 """A store written row by row: one step of one run, whose tokens have known values of everything there is to know."""
 
-from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import accumulate
-from pathlib import Path
-from typing import Any
 
 from configs.run import RunConfig, View
 from flows.queries.store_reader import StoreReader
@@ -16,7 +13,6 @@ from tests.fixtures import builders
 from tests.fixtures.stages import Call
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-Rows = Sequence[Mapping[str, Any]]
 STREAMS = ("advantages", "rl_weights", "ce_weights", "ref_kl_weights")
 STAGES = {
     "rollout": (("traces", "messages", "images", "token_policies"), ()),
@@ -35,7 +31,7 @@ FORKED = "f" * 32
 PATHS = ((0, 1, 2, 3), (0, 4))
 
 
-def forked() -> list[dict[str, Any]]:
+def forked():
     """The messages of the forked trace: 3 + 3 + 1 + 2 tokens on one way, 3 + 2 on the other."""
     partly = {"mask": [False, True, True], "logprobs": [0.0, -1.0, -2.0], "is_content": [False, True, True]}
     return [
@@ -47,7 +43,7 @@ def forked() -> list[dict[str, Any]]:
     ]
 
 
-def credit(trace_id: str, branch: int, path: Sequence[int], streams: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+def credit(trace_id, branch, path, streams):
     """A row of credits; streams that are not given are zeros."""
     (length,) = {len(values) for values in streams.values()}
     row = {"sample_id": f"{trace_id}/{branch}", "trace_id": trace_id, "branch": branch, "group_id": "g0"}
@@ -55,14 +51,14 @@ def credit(trace_id: str, branch: int, path: Sequence[int], streams: Mapping[str
     return row | {name: list(streams.get(name, [0.0] * length)) for name in STREAMS}
 
 
-def trained_fork() -> list[dict[str, Any]]:
+def trained_fork():
     """Credits of both branches of the forked trace: 0.5 for the first reply, -0.25 for the one of the other branch."""
     first = {"advantages": [0] * 4 + [0.5] * 2 + [0] * 3, "rl_weights": [0] * 4 + [1] * 2 + [0] * 3}
     second = {"advantages": [0, 0, 0, -0.25, -0.25], "rl_weights": [0, 0, 0, 1, 1]}
     return [credit(FORKED, 0, PATHS[0], first), credit(FORKED, 1, PATHS[1], second)]
 
 
-def batch(credits: Rows, row: int = 0, scale: float = 1.0, **columns: Any) -> dict[str, Any]:
+def batch(credits, row=0, scale=1.0, **columns):
     """A row of batches: of rows of credits with their weights, those of rl scaled, and columns that a test looks at."""
     offsets = [0, *accumulate(len(credit["rl_weights"]) for credit in credits)]
     # The first token of a sample has no weight in its batch.
@@ -77,7 +73,7 @@ def batch(credits: Rows, row: int = 0, scale: float = 1.0, **columns: Any) -> di
     return packed | {"row": row, "sample_ids": [credit["sample_id"] for credit in credits]} | columns
 
 
-def update(**changes: Any) -> dict[str, Any]:
+def update(**changes):
     """A row of updates."""
     kinds = {field.name: field.type for field in UPDATES.arrow}
     row = {name: "" if str(kind) == "string" else 0 for name, kind in kinds.items()}
@@ -87,19 +83,17 @@ def update(**changes: Any) -> dict[str, Any]:
 class HandMade:
     """Writes the work of one step, stage by stage: each takes what the one before made."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root):
         self.store = open_store(root)
         config = RunConfig(name=RUN, store=str(root), seed=1).model_dump(mode="json")
         self.store.runs.record(run=RUN, event="started", kind="train", config=config)
 
     @property
-    def reader(self) -> StoreReader:
+    def reader(self):
         """A new reader of the store, as it is now."""
         return StoreReader.at(self.store.root.address)
 
-    def work(
-        self, stage: str, tables: Mapping[str, Rows], step: int = 0, minutes: int = 0, part: str = "", **inputs: str
-    ) -> str:
+    def work(self, stage, tables, step=0, minutes=0, part="", **inputs):
         """Write the rows of one piece of work, or a part of it, and its entry in the ledger; return its key.
 
         Work that ends minutes later has another key.
@@ -113,11 +107,11 @@ class HandMade:
         entry = Entry(RUN, step, stage, 1, key, part, key + part, {"x": 1}, inputs, tuple(made), at, at)
         return self.store.ledger.commit(entry).key
 
-    def step(self, traces: Rows, messages: Rows, samples: Rows = (), step: int = 0, **more: Rows) -> dict[str, str]:
+    def step(self, traces, messages, samples=(), step=0, **more):
         """Write a step as far as there are rows for it; `more` are batches, updates and the like. Return the keys."""
         rows = {"traces": traces, "messages": messages, "samples": samples, **more}
         rows["verdicts"] = [builders.verdict(str(trace["trace_id"])) for trace in traces]
-        keys: dict[str, str] = {}
+        keys = {}
         for stage, (names, inputs) in STAGES.items():
             if rows.get(names[0]):
                 tables = {name: rows[name] for name in names if name in rows}

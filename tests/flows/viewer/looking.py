@@ -5,16 +5,12 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from html.parser import HTMLParser
 from itertools import islice, pairwise
 from operator import itemgetter
-from pathlib import Path
-from typing import Any
 
 import polars as pl
-import pytest
 from starlette.testclient import TestClient
 
 from flows.queries.metrics import metrics, numbers
@@ -33,7 +29,7 @@ EMPTY = {"meta", "link", "br", "hr", "img", "input", "col", "wbr"}
 
 
 @contextmanager
-def viewing(root: Path, *arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def viewing(root, *arguments, **environment):
     """A viewer of a store and the address that it printed; it is gone afterwards, whatever happened."""
     # From beside the store: its pages then show no path of this machine. The code is that of this checkout.
     command = [sys.executable, "-P", "-m", "flows.cli", "view", "--store", root.name, "--port", "0", *arguments]
@@ -49,7 +45,7 @@ def viewing(root: Path, *arguments: str, **environment: str) -> Iterator[tuple[s
         process.communicate()
 
 
-def visitor(store: Path | str | StoreReader, token: str = "", hosts: tuple[str, ...] = ()) -> TestClient:
+def visitor(store, token="", hosts=()):
     """Return a client of a viewer in this process, which sees an answer where a server would write a traceback."""
     reader = store if isinstance(store, StoreReader) else StoreReader.at(store)
     return TestClient(
@@ -60,26 +56,26 @@ def visitor(store: Path | str | StoreReader, token: str = "", hosts: tuple[str, 
     )
 
 
-def answer(library: StoreReader, address: str, **query: str) -> tuple[int, str]:
+def answer(library, address, **query):
     """How an address is answered, with more of a question: the status and the body."""
     name, asked = parsed_address(address)
     found = respond(name, library, PageRequest(asked.address, asked.path, {**asked.query, **query}))
     return found.status_code, bytes(found.body).decode()
 
 
-def values(library: StoreReader, address: str, **query: str) -> dict[str, Any]:
+def values(library, address, **query):
     """What a page says, as JSON."""
     status, text = answer(library, address, **query, format="json")
     assert status == 200, text
     return json.loads(text)
 
 
-def pluck(rows: Iterable[Mapping[str, Any]], *names: str) -> list[Any]:
+def pluck(rows, *names):
     """The values of rows by a name, or tuples of those of several names."""
     return [*map(itemgetter(*names), rows)]
 
 
-def everything(library: StoreReader, *only: str) -> list[str]:
+def everything(library, *only):
     """Return addresses of all kinds of pages of a store, of every run each or of some alone."""
     runs = only or library.store.runs.names()
     found = [addresses.runs()]
@@ -90,18 +86,18 @@ def everything(library: StoreReader, *only: str) -> list[str]:
     return found
 
 
-def formed(address: str, form: str) -> str:
+def formed(address, form):
     """The address of a page in another form: html, json or file."""
     page, mark, part = address.partition("#")
     return f"{page}{'&' if '?' in page else '?'}format={form}{mark}{part}"
 
 
-def one_of_each(library: StoreReader, *only: str) -> dict[str, str]:
+def one_of_each(library, *only):
     """Return an address of each kind of page."""
     return {parsed_address(address)[0]: address for address in reversed(everything(library, *only))}
 
 
-def _of_run(library: StoreReader, run: str) -> Iterator[str]:
+def _of_run(library, run):
     yield addresses.run(run)
     for each in metrics(numbers(library, run))[:1]:
         yield addresses.metric(run, each["name"])
@@ -122,12 +118,12 @@ def _of_run(library: StoreReader, run: str) -> Iterator[str]:
         yield addresses.example(run, environment, example)
 
 
-def traces(library: StoreReader, run: str) -> Iterator[str]:
+def traces(library, run):
     """The ids of a run's traces."""
     yield from library.frames(run)["traces"].select("trace_id").collect()["trace_id"]
 
 
-def _examples(library: StoreReader, run: str) -> list[tuple[str, str]]:
+def _examples(library, run):
     columns = [pl.col("environment"), pl.col("example_id")]
     return library.frames(run)["assignments"].select(columns).unique().sort(columns).head(MOST_EACH).collect().rows()
 
@@ -135,14 +131,14 @@ def _examples(library: StoreReader, run: str) -> list[tuple[str, str]]:
 class Elements(HTMLParser):
     """What a page consists of: its elements with the names of their attributes, in order, and its text."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text):
         super().__init__()
         self.tags, self.values, self.texts, self.odd, self._open = [], [], [], [], []
         self.feed(text)
         self.close()
         self.odd += self._open
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_starttag(self, tag, attrs):
         self.tags.append((tag, tuple(sorted(name for name, _ in attrs))))
         self.values += [(tag, name, value or "") for name, value in attrs]
         if len({name for name, _ in attrs}) != len(attrs):
@@ -150,30 +146,30 @@ class Elements(HTMLParser):
         if tag not in EMPTY:
             self._open.append(tag)
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def handle_startendtag(self, tag, attrs):
         self.handle_starttag(tag, attrs)
         if tag not in EMPTY:
             self._open.pop()
 
-    def handle_endtag(self, tag: str) -> None:
+    def handle_endtag(self, tag):
         if not self._open or self._open.pop() != tag:
             self.odd.append(f"</{tag}>")
 
-    def handle_data(self, data: str) -> None:
+    def handle_data(self, data):
         self.texts.append(data)
 
-    def unknown_decl(self, data: str) -> None:
+    def unknown_decl(self, data):
         self.odd.append(f"<!{data[:40]}")
 
     handle_comment = handle_pi = unknown_decl
 
 
-def what_is_read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+def what_is_read(monkeypatch):
     """The tables and steps whose rows are asked for from now on, in order, as they are asked for."""
     read = []
     of = Frames.rows
 
-    def spying(self: Frames, works: Any, table: str) -> pl.LazyFrame:
+    def spying(self, works, table):
         works = list(works)
         read.extend((table, work.step) for work in works)
         return of(self, works, table)

@@ -1,10 +1,5 @@
 """A small step written row by row, whose messages say what a test wants: for pages, searches and terminals."""
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
-from flows.queries.store_reader import StoreReader
 from tests.fixtures.builders import message, trace
 from tests.flows.viewer.hand_made import RUN, HandMade
 
@@ -21,7 +16,7 @@ SAID = {
 """What each trace's message says, by the trace's id."""
 
 
-def stepped(root: Path, **changes: Mapping[str, Any]) -> StoreReader:
+def stepped(root, **changes):
     """Write a step of a trace for each of SAID, and another step with another; `changes` are columns by trace."""
     made = HandMade(root)
     traces = [
@@ -36,7 +31,7 @@ def stepped(root: Path, **changes: Mapping[str, Any]) -> StoreReader:
     return made.reader
 
 
-def begun(root: Path, parts: int) -> StoreReader:
+def begun(root, parts):
     """Write a step of which only some parts are done, of two traces each; more can be added by calling it again."""
     made = HandMade(root)
     done = {entry.part for entry in made.store.ledger.entries(run=RUN)}
