@@ -44,9 +44,8 @@ from tasks.learner.protocol import STATISTICS_FILE
 from tasks.metrics.figures import ALL, full_name, metric_values
 from tasks.metrics.stage import STAGE as METRICS
 from tasks.packing.stage import STAGE as PACKING
-from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
-from tasks.runtime.stage import Outputs, Ref, Stage, ref_of
+from tasks.runtime.stage import Outputs, Ref, Stage, perform, ref_of
 from tasks.training.stage import token_tables, updates_table
 from tests.fixtures.builders import stage_of, trace
 

@@ -33,8 +33,8 @@ from tasks.inference.engine.model_info import file_digest, model_directory, toke
 from tasks.inference.trace_rows.demonstrations import DemonstrationUnusable, demonstration_renderer
 from tasks.inference.trace_rows.image_tensors import processor_directory
 from tasks.metrics import stage as metrics
-from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext, StageKeys
+from tasks.runtime.stage import perform
 
 HELD_OUT = "an attempt at a held-out example (import them with --held-out, to train on them)"
 

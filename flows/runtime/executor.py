@@ -15,10 +15,9 @@ from storage.refs import Entry
 from tasks.metrics import stage as metrics
 from tasks.metrics.accounting import COLUMNS as TRACE_COLUMNS
 from tasks.metrics.accounting import AccountBreach, account, taken_assignments
-from tasks.runtime.execute import perform
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.run_context import RunContext, StageKeys
-from tasks.runtime.stage import Policy, Ref, inputs_of, ref_of
+from tasks.runtime.stage import Policy, Ref, inputs_of, perform, ref_of
 from tasks.stages import shown_stage
 
 if TYPE_CHECKING:

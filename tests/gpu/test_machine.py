@@ -32,11 +32,10 @@ from tasks.inference.engine.checks import check_serving, check_weights, toleranc
 from tasks.inference.engine.client import Engine
 from tasks.learner.client import ranks_command
 from tasks.learner.tiny import tiny_qwen3
-from tasks.runtime.execute import perform
 from tasks.runtime.process_variables import module_command
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import Services
-from tasks.runtime.stage import Policy
+from tasks.runtime.stage import Policy, perform
 from tasks.training import policy as policy_import
 
 pytestmark = [

@@ -15,7 +15,6 @@ from storage.store import open_store
 from tasks.advantage.stage import STAGE as ADVANTAGE
 from tasks.filtering.stage import STAGE as FILTERING
 from tasks.packing.stage import STAGE as PACKING
-from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tests.fixtures.builders import exchange, failed, stage_of, table, trace
 

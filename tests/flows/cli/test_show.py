@@ -17,7 +17,6 @@ from flows.queries.run_state import process_gone
 from flows.services.ownership import OWNER, SERVICE, identity
 from storage.store import open_store
 from tasks.metrics import stage as metrics
-from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Ref
 from tests.fixtures.builders import failed, stage_of, table, trace

@@ -27,10 +27,9 @@ from tasks.inference.engine.client import EngineState
 from tasks.learner.rows import BatchReader
 from tasks.packing.stage import STAGE as PACKING
 from tasks.rollout.stage import STAGE as ROLLOUT
-from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import Services
-from tasks.runtime.stage import Policy
+from tasks.runtime.stage import Policy, perform
 from tasks.training.stage import STAGE as TRAINING
 from tests.fixtures.builders import example, exchange, failed, stage_of, table, trace
 from tests.fixtures.histories import policy_row

@@ -12,8 +12,8 @@ from flows.runtime import resolve_run as preparation
 from flows.runtime.resolve_run import continued_run, resolve_run
 from storage.store import open_store
 from tasks.inference.engine.model_info import directory_digest
-from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import perform
 from tests.fixtures import builders
 from tests.fixtures.builders import table
 from tests.fixtures.histories import begun

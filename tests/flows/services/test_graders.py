@@ -15,9 +15,9 @@ from flows.services.process import ServiceFailed
 from storage.store import open_store
 from tasks.inference.grading.client import GraderLost, NotRegradable, answers
 from tasks.rollout.regrade import STAGE
-from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import Services
+from tasks.runtime.stage import perform
 from tests.fixtures.builders import stage_of
 from tests.fixtures.faults import happened
 from tests.fixtures.recorded import example_of, rows_of, scored, trace_of

@@ -17,10 +17,9 @@ from storage.store import open_store
 from tasks.learner.client import Learner
 from tasks.learner.protocol import STATISTICS_FILE, LearnerLost
 from tasks.learner.tiny import tiny_qwen3
-from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import Services
-from tasks.runtime.stage import Policy
+from tasks.runtime.stage import Policy, perform
 from tasks.training.stage import STAGE
 from tests.fixtures.builders import stage_of
 from tests.fixtures.faults import happened

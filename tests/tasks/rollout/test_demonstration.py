@@ -11,9 +11,9 @@ from tasks.assignment import stage as assignment
 from tasks.assignment.examples import read_demonstrations
 from tasks.filtering import stage as filtering
 from tasks.rollout import demonstration
-from tasks.runtime.execute import perform
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import Services
+from tasks.runtime.stage import perform
 from tests.fixtures.builders import stage_of, table
 
 EXAMPLES = [
