@@ -4,7 +4,6 @@ All of it before anything is started.
 """
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from configs.environments import EnvironmentConfig
 from configs.errors import ConfigError
 from configs.load import load
 from configs.replay import needs_weights
-from configs.resolve import edited_environments, reopen_versions, require_agreement, resolve, with_versions
+from configs.resolve import reopen_versions, require_agreement, resolve, with_versions
 from configs.run import RunConfig, content
 from configs.training import LoraConfig
 from flows.queries.store_reader import flat, recorded_config
@@ -100,13 +99,12 @@ def resolve_run(kind: str, files: Sequence[str], overrides: Sequence[str], **set
         file = EnvironmentConfig(name=DEMONSTRATIONS, taskset={"id": DEMONSTRATIONS})
         config = config.model_copy(update={"environments": (file,)})
     if recorded is not None:
-        require_same(recorded, config)
-        _require_same_sources(store, config)
-        # Last: what differs by request has a better message than another version of a package.
         # The weights of `config`: the directory that is recorded may be gone.
         model = {"path": config.model.path, "tokenizer": config.model.tokenizer}
         with_weights_here = recorded.model_copy(update={"model": recorded.model.model_copy(update=model)})
         require_agreement(recorded, config_versions(with_weights_here))
+        require_same(recorded, config)
+        _require_same_sources(store, config)
     return config
 
 
@@ -157,10 +155,6 @@ def require_same(recorded: RunConfig, config: RunConfig) -> None:
     differing = [key for key in dict.fromkeys((*old, *new)) if old.get(key) != new.get(key)]
     if not differing:
         return
-    # Of code that was edited meanwhile nobody asked for another setting.
-    edited = edited_environments(recorded, {entry.name: entry.version for entry in config.environments})
-    if edited and all(re.fullmatch(r"environments\.\d+\.version", key) for key in differing):
-        raise ConfigError(edited)
     error = ConfigError(
         [
             f"{key}: {canonical_json(old.get(key)):.160} is recorded, {canonical_json(new.get(key)):.160} is asked for"

@@ -72,7 +72,7 @@ def test_recorded_rollouts_can_be_scored_by_edited_code(root, code):
     stages = [{piece.stage for piece in replays.pieces(each)} for each in (config, edited)]
     assert stages[0] == stages[1] == {"regrade", "filtering", "advantage", "packing", "metrics"}
     assert config.name != edited.name, "each has the scores of its own code"
-    with pytest.raises(ConfigError, match="the code of environment"):
+    with pytest.raises(ConfigError, match=r"environments\.0\.version"):
         require_same(config, edited.model_copy(update={"name": config.name, "replay": config.replay}))
 
 
