@@ -27,8 +27,7 @@ from tasks.runtime.process_variables import needed_by, withheld
 FIRST = 64
 """Prompts of an environment that are counted in tokens."""
 CHARACTERS = 16
-"""Characters for each token of the context that are counted: nearly every text so long does not fit. Another is
-counted whole."""
+"""Characters for each token of the context that are counted, as megabytes take minutes: no text so long fits."""
 Count = Callable[[Sequence[str]], list[int] | None]
 """Returns the tokens of each text, None where there is no tokenizer that can say."""
 Finding = tuple[bool, str]
@@ -109,11 +108,6 @@ def _examples(
             f"out: their first prompts have more than {environment.max_prompt_tokens} tokens, up to "
             f"{max(long_prompts)}",
         )
-    elif environment.max_prompt_tokens and not config.model.path:
-        yield (
-            False,
-            f"{where}.max_prompt_tokens: no prompt was counted, because the model and its tokenizer are not here",
-        )
 
 
 def _rewards(config: RunConfig, where: str, environment: EnvironmentConfig, facts: EnvironmentFacts) -> list[Finding]:
@@ -147,14 +141,8 @@ def _keys(where: str, environment: EnvironmentConfig, facts: EnvironmentFacts) -
 
 def _long_first_prompts(room: int, where: str, examples: pa.Table, count: Count) -> Iterator[Finding]:
     """Yield a finding where first prompts have more tokens than the context's `room`: it stops a run if all have."""
-    prompts = [_prompt_text(json.loads(task)) for task in texts(examples["task"][:FIRST])]
-    beginnings = [prompt[: room * CHARACTERS] for prompt in prompts]
-    # Megabytes of text take minutes to count, so the beginnings say at least how many tokens there are.
-    lengths = count(beginnings) or []
-    cut = [row for row, length in enumerate(lengths) if length < room and beginnings[row] != prompts[row]]
-    if cut:
-        lengths += count([prompts[row] for row in cut]) or []
-    longer = [length for length in lengths if length >= room]
+    prompts = [_prompt_text(json.loads(task))[: room * CHARACTERS] for task in texts(examples["task"][:FIRST])]
+    longer = [length for length in count(prompts) or () if length >= room]
     if not longer:
         return
     why = (
@@ -168,14 +156,9 @@ def _long_first_prompts(room: int, where: str, examples: pa.Table, count: Count)
 
 
 def _prompt_text(task: Mapping[str, Any]) -> str:
-    """Return the text that a task begins with; without its chat template, so that tokens are counted low."""
+    """Return the text that a task begins with; without its chat template and parts, so that tokens are counted low."""
     prompt = task.get("prompt") or ""
-    messages = [prompt] if isinstance(prompt, str) else [message.get("content") for message in prompt]
-    return "\n".join(filter(None, [task.get("system_prompt"), *map(_content_text, messages)]))
-
-
-def _content_text(content: Any) -> str:
-    # Of tasks that nobody has checked: parts of any kind, some without a text.
-    if isinstance(content, str):
-        return content
-    return "\n".join(str(part.get("text") or "") for part in content or () if isinstance(part, Mapping))
+    contents = [prompt] if isinstance(prompt, str) else [message.get("content") for message in prompt]
+    return "\n".join(
+        content for content in (task.get("system_prompt"), *contents) if content and isinstance(content, str)
+    )

@@ -15,16 +15,9 @@ from storage.maintenance.sweep import ExpiryReport, RemovalReport, Retention, ca
 from storage.read.lineage import Graph
 from storage.refs import check_run_name
 from storage.store import Store
-from tasks.stage_tasks import TASKS
-from tasks.stages import EVALUATION
 
-OTHERS = frozenset({"updates", "metrics", "policies", "decisions", "regrades", "intakes", "turns"})
-"""Tables that commands, pages or a run that resumes read, besides the stages."""
-NO_READERS = ("gate", "metrics", "import", EVALUATION)
-"""A gate looks at a batch before training, which would miss it too, and metrics are written with their step; an import
-reads only what came in with it."""
-WRITTEN = ("token_masks", "token_policies")
-"""Tables that are optional for a stage because it may leave them out of what it writes; none reads them."""
+MEASUREMENTS = ("token_policies", "intake_loads", "token_statistics", "token_masks")
+"""Tables whose rows no later stage, command or page misses."""
 
 
 def maintain_tables(
@@ -57,7 +50,7 @@ def describe_maintenance(expired: Sequence[ExpiryReport], done: MaintenanceRepor
 
 
 def _check(store: Store, retention: Retention, force: bool) -> None:
-    if not is_read_again(retention.table):
+    if retention.table in MEASUREMENTS:
         return
     safe, what = "nothing was dropped", f"rows of {retention.table!r} are read again by later stages or commands"
     if not force:
@@ -166,10 +159,3 @@ def describe_removal(going: Plan, swept: RemovalReport) -> dict[str, Any]:
         "policy_bytes": going.policy_bytes,
         "done": vars(swept),
     }
-
-
-def is_read_again(table: str) -> bool:
-    """Return whether a later stage, a command or a page misses the rows of `table` once they are dropped."""
-    optional = set() if table in WRITTEN else {table}
-    stages = [task.stage for name, tasks in TASKS.items() if name not in NO_READERS for task in tasks]
-    return table in OTHERS or any(table in stage.reads or optional & {*stage.optional} for stage in stages)

@@ -19,9 +19,6 @@ from tasks.inference.engine.model_info import count_tokens, model_directory
 from tasks.inference.environments.servers import LoadedEnvironment
 from tasks.runtime.stage import Ref
 
-CHECKED = ("environments", "algorithm", "evaluation", "engine", "model")
-"""Sections that say whether environments fit a run."""
-
 
 def preflight(session: Session, missing: Sequence[Ref]) -> None:
     """Make sure that the missing work can begin: a gate's rule, room on the disk, services, environments that fit.
@@ -43,21 +40,12 @@ def preflight(session: Session, missing: Sequence[Ref]) -> None:
             require_deployments(deployments)
         for service in needed:
             service.check_available()
-        # Loaded in processes of their own, and kept for the stage.
-        if config.kind != "sft" and ("examples" in stages or ("rollout" in stages and not _was_checked(session))):
+        # Loaded in processes of their own, and kept for the stage; a recorded run was checked when it began.
+        last = session.context.store.runs.last(config.name)
+        is_checked = last is not None and last.event != REMOVED
+        if config.kind != "sft" and ("examples" in stages or ("rollout" in stages and not is_checked)):
             for line in require_fit(config, session.environments.load()):
                 session.notify("note", text=line)
-
-
-def _was_checked(session: Session) -> bool:
-    """Return whether the run was checked when it was recorded: a run with more steps may have other evaluations."""
-    last, ours = session.context.store.runs.last(session.context.run), session.recorded_config()
-    return (
-        last is not None
-        and last.event != REMOVED
-        and last.config["steps"] >= ours["steps"]
-        and all(last.config.get(name) == ours[name] for name in CHECKED)
-    )
 
 
 def require_deployments(names: Iterable[str]) -> None:
