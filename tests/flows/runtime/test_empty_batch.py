@@ -11,7 +11,6 @@ from tests.fixtures.rehearsal import SMALL, rehearse
 ERRORED = {"type": "errored"}
 STANDARD = [ERRORED, {"type": "zero_advantage"}]
 ALL = {"error_class": "environment", "error_type": "KeyError", "error_message": "'answer'"}
-SENTENCE = "rewards that never differ within a group"
 
 
 @pytest.fixture
@@ -29,10 +28,10 @@ def evicted(root, batches=1, filters=STANDARD, **changes):
     return [line.strip() for line in str(caught.value).split("\n")]
 
 
-def test_errors_are_counted_by_class_with_the_commonest_words_and_rewards_are_not_blamed(play, root):
+def test_errors_are_counted_by_class_with_the_commonest_words(play, root):
     late = {"error_class": "timeout", "error_type": "TimeoutError", "error_message": "took too long"}
     play(lambda number, row: late if number == 0 else ALL)
-    *lines, todo = evicted(root, 3)
+    *lines, todo, _ = evicted(root, 3)
     assert lines == [
         "step 0: 3 batches in a row hold nothing to train on. Of 36 rollouts:",
         "33 errored (environment)",
@@ -41,8 +40,8 @@ def test_errors_are_counted_by_class_with_the_commonest_words_and_rewards_are_no
         "Safe: everything sampled is in the store, and so are the policies made before",
     ]
     at = f"base --store {root}"
-    assert f"stagecoach traces {at} --step 0 --where \"outcome = 'errored'\"" in todo
-    assert f"stagecoach resume {at} filtering.max_batch_attempts=6" in todo and "reward" not in todo
+    assert f"stagecoach traces {at} --step 0" in todo
+    assert f"stagecoach resume {at} filtering.max_batch_attempts=6" in todo
 
 
 @pytest.mark.engine
@@ -66,26 +65,6 @@ def test_filters_and_errors_are_told_apart(play, root):
     filters = [ERRORED, {"type": "truncated", "enforce": True}, {"type": "zero_advantage"}]
     lines = evicted(root, filters=filters)
     assert lines[1:4] == ["4 errored (environment)", "5 filtered (truncated)", "3 filtered (zero_advantage)"]
-    todo = [line for line in lines if line.startswith("To do")]
-    assert len(todo) == 3 and "see what truncated, zero_advantage left out" in todo[1] and SENTENCE in todo[2]
-
-
-LOOSEN, ZERO = "loosen the admission that refused their groups", "packing.zero_advantages=true trains on those of zero"
-
-
-@pytest.mark.engine
-@pytest.mark.parametrize(
-    ("changes", "advice"),
-    [
-        ({}, f"look at their advantages; {ZERO}"),
-        ({"admission": {}}, f"{LOOSEN}; {ZERO}"),
-        ({"admission": {}, "packing": SMALL["packing"] | {"zero_advantages": True}}, LOOSEN),
-    ],
-)
-def test_advantages_of_zero_that_no_filter_refuses_name_the_setting_that_trains_them(play, root, changes, advice):
-    play(lambda number, row: {"reward": 1.0})
-    lines = evicted(root, filters=[ERRORED], **changes)
-    assert lines[1] == "12 no weight" and lines[-1].endswith(f"\"outcome = 'no weight'\": {advice}")
 
 
 def test_a_refilled_step_counts_all_its_batches_and_who_fell_with_a_member(play, root):
@@ -98,12 +77,11 @@ def test_a_refilled_step_counts_all_its_batches_and_who_fell_with_a_member(play,
         "9 errored (environment)",
         "27 filtered (incomplete_group)",
     ]
-    assert SENTENCE not in "".join(lines)
 
 
 def test_words_of_an_environment_cannot_act_and_are_cut_before_the_advice_at_their_end(play, root):
     hostile = "\x1b[2J\u202egnp.exe\nSafe: nothing\n" + "a" * 10_000 + ". Install the package `datasets`"
     play(lambda number, row: ALL | {"error_message": hostile, "error_type": "Bad\x07Error"})
     lines = evicted(root)
-    assert len(lines) == 5 and visible("\n".join(lines)) == "\n".join(lines)
+    assert len(lines) == 6 and visible("\n".join(lines)) == "\n".join(lines)
     assert "Bad␇Error: ␛[2J" in lines[2] and len(lines[2]) < 430 and lines[2].endswith("package `datasets`")
