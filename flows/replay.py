@@ -1,6 +1,5 @@
 """Replay: recorded steps again from a stage on, with other settings, or with none to see the same come out."""
 
-from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field
@@ -47,5 +46,5 @@ def replay(
     rare = ReplayParameters.of(advanced)
     others = rare.store, rare.policies, rare.regrade, rare.quarantine
     asked = ReplayRequest(run, from_stage, until, steps, overrides or (), name, *others)
-    with session_of(partial(prepare_replay, asked), plan_run) as session:
+    with session_of(prepare_replay(asked), plan_run) as session:
         return loop_replay(session)

@@ -13,10 +13,10 @@ from flows.queries.step_history import RecordedStep
 from flows.replays.request import refuse_removed
 from flows.replays.steps import ReplayedStep, replay_steps
 from flows.runtime.executor import Executor
-from flows.runtime.plan import plan_work, unique_results
+from flows.runtime.loop import plan_work, unique_results
 from flows.runtime.resolve_run import Source
 from flows.runtime.session import Session
-from flows.runtime.step_report import Outcome, describe, notify_step
+from flows.runtime.step_report import describe, notify_step, run_outcome
 from storage.errors import WorkRemoved
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref
@@ -30,16 +30,17 @@ MEASURES = ["loss", "grad_norm", "mismatch_kl", "mismatch_kl_max", "masked_fract
 def loop_replay(session: Session) -> dict[str, Any]:
     """Replay recorded steps; return the result, beside what was recorded, as plain values."""
     config, store = session.config, session.context.store
-    outcome, report = Outcome(session.context.run, config.steps), ReplayReport(session)
+    report, steps = ReplayReport(session), list[dict[str, Any]]()
+    policy: Policy | None = None
     try:
         with session.context.queue_commits(QUICK_SECONDS):
             for step in replay_steps(Executor(session), session.source, store):
-                outcome.steps.append(report.finish(step))
-                outcome.policy = step.policy or outcome.policy
+                steps.append(report.finish(step))
+                policy = step.policy or policy
     except WorkRemoved:  # its advice, to run the same again, computes no recorded work of a source that was removed
         refuse_removed(store, config.replay.run, config)
         raise
-    return outcome.as_values(session)
+    return run_outcome(session, steps, policy)
 
 
 def plan_run(context: RunContext, source: Source, policy: Policy | None = None) -> list[Ref]:

@@ -21,7 +21,7 @@ from configs.run import RunConfig, View
 from flows.queries.store_reader import recorded_config
 from flows.replays.loop import plan_replay
 from flows.runtime.executor import Executor
-from flows.runtime.plan import plan_work
+from flows.runtime.loop import plan_work
 from flows.runtime.resolve_run import PolicyUnknown, Source, find_policy, source_of
 from storage.delta.log import ActiveFile
 from storage.errors import StoreError

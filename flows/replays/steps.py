@@ -10,8 +10,7 @@ from configs.replay import ORDER, ReplayConfig, StageName, needs_weights, replay
 from configs.run import RunConfig, View
 from flows.queries.step_history import RecordedStep, StepHistory, policy_of, step_history, trace_ids
 from flows.runtime import pipeline
-from flows.runtime.executor import Executor
-from flows.runtime.records import StepBatch
+from flows.runtime.executor import Executor, StepBatch
 from flows.runtime.resolve_run import Source
 from flows.runtime.rollouts import RolloutSource, assign, sampling_policy
 from storage.keys import content_key

@@ -139,21 +139,6 @@ def _draft(path: Path) -> Path:
     return draft
 
 
-def warm_weights(root: str, key: str) -> Path:
-    """Return a directory with the warm-up's weights that stays: in the store, or next to the sources for a URL.
-
-    An object store hands out a copy that newer copies replace.
-    """
-    weights = open_store(root).policies.directory(key)
-    if "://" not in root:
-        return weights
-    retained = sources_directory(root) / key
-    if not retained.is_dir():
-        shutil.copytree(weights, draft := retained.with_name(f".{key}"), dirs_exist_ok=True)
-        draft.rename(retained)
-    return retained
-
-
 def warmed_weights(root: str, sft: WarmUp, preset: str = FIRST, run: str = WARM_UP) -> str:
     """Return the directory of a preset's model, warmed up by the run `run` of `sft`; what exists is not made again."""
     open_store(root)  # before anything else lies there: a store is made in an empty directory
@@ -163,7 +148,7 @@ def warmed_weights(root: str, sft: WarmUp, preset: str = FIRST, run: str = WARM_
     outcome = sft(
         name=run, presets=["sft_demo"], **paths, seed=SEED, overrides=recipe.warm_up, advanced={"store": root}
     )
-    return str(warm_weights(root, outcome["policy"]["key"]))
+    return str(open_store(root).policies.directory(outcome["policy"]["key"]))
 
 
 def demo_weights(config: RunConfig, sft: WarmUp) -> str:
@@ -176,7 +161,8 @@ def demo_weights(config: RunConfig, sft: WarmUp) -> str:
     config_versions(config.model_copy(update={"model": config.model.model_copy(update={"path": ""})}))
     # The last policy of a warm-up that is finished, also by other versions of its packages; of several the newest.
     last = load(["sft_demo"], demo_recipe().warm_up).steps - 1
-    for entry in reversed(open_store(config.store).ledger.entries(run=WARM_UP, stage="training")):
+    store = open_store(config.store)
+    for entry in reversed(store.ledger.entries(run=WARM_UP, stage="training")):
         if entry.step == last:
-            return str(warm_weights(config.store, entry.key))
+            return str(store.policies.directory(entry.key))
     return warmed_weights(config.store, sft)

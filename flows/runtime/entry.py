@@ -5,9 +5,8 @@ flow run's tags name the run, its store and its process, and the run's events na
 the modules of flows alone.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from typing import Any, Self
 from uuid import UUID
 
@@ -17,7 +16,7 @@ from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.orchestration.run_flow import run_name
 from flows.orchestration.server import api_client, bookkeeping_only, current_flow_run, run_tags
-from flows.runtime.plan import Planner, plan_work
+from flows.runtime.loop import Planner, plan_work
 from flows.runtime.resolve_run import resolve_run
 from flows.runtime.run import open_run
 from flows.runtime.session import Session, record_run
@@ -38,9 +37,8 @@ class StoreParameters(BaseModel):
         try:
             return cls.model_validate(given or {})
         except ValidationError as error:
-            known = ", ".join(cls.model_fields)
-            wrong = [(".".join(map(str, each["loc"])), each["msg"]) for each in error.errors()]
-            raise ConfigError([f"advanced.{name}: {message}; there are {known}" for name, message in wrong]) from error
+            wrong = [f"advanced.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+            raise ConfigError(wrong) from error
 
 
 class FileParameters(StoreParameters):
@@ -54,13 +52,12 @@ def session_for(
 ) -> AbstractContextManager[Session]:
     """Return a context with the session of a run, which has the name that `settings` or the flow run give it."""
     named = settings | {"name": settings["name"] or run_name(kind)}
-    return session_of(partial(resolve_run, kind, files, overrides, **named))
+    return session_of(resolve_run(kind, files, overrides, **named))
 
 
 @contextmanager
-def session_of(resolve: Callable[[], RunConfig], plan: Planner = plan_work) -> Iterator[Session]:
-    """Yield the session of a new run, and record how the run went; `plan` returns every result of the run."""
-    config = resolve()
+def session_of(config: RunConfig, plan: Planner = plan_work) -> Iterator[Session]:
+    """Yield the session of a run, and record how the run went; `plan` returns every result of the run."""
     link(config)
     with open_run(config, plan) as session, record_run(session):
         yield session

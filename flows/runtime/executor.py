@@ -4,13 +4,13 @@ The pipeline is the same in both cases, so that what a run would compute is know
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from configs.run import RunConfig
-from flows.runtime.records import StepBatch
 from storage.refs import Entry
 from tasks.metrics import stage as metrics
 from tasks.metrics.accounting import COLUMNS as TRACE_COLUMNS
@@ -22,6 +22,43 @@ from tasks.stages import shown_stage
 
 if TYPE_CHECKING:
     from flows.runtime.session import Session
+
+Refs = tuple[Ref, ...]
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """The stage results of one step, from its assignments to its packed batches."""
+
+    assignments: Refs
+    """Several where groups were replaced."""
+    traces: Refs
+    """The rollouts of each assignment in turn; where they were scored again, first the regraded rollouts."""
+    filtering: Ref
+    advantage: Ref
+    packing: Ref
+
+    @property
+    def refs(self) -> Refs:
+        """The references, in the order of the stages."""
+        return *self.assignments, *self.traces, self.filtering, self.advantage, self.packing
+
+
+@dataclass(frozen=True)
+class FinishedStep:
+    """One trained step."""
+
+    step: int
+    batch: StepBatch
+    training: Ref
+    metrics: Ref
+    policy: Policy
+    """The policy that the step made."""
+
+    @property
+    def refs(self) -> Refs:
+        """The references, in the order of the stages."""
+        return *self.batch.refs, self.training, self.metrics
 
 
 class Executor:

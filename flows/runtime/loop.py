@@ -1,13 +1,13 @@
-"""loop_train, loop_evaluate: a whole run of an open session, from its first policy to its outcome.
+"""loop_train, loop_evaluate, plan_work: a whole run of an open session, from first policy to outcome, or its dry run.
 
 `train_steps` is the one loop of all training, whatever the lag between sampling and training, and of dry runs. It owns
 the threads that build batches ahead and the queue of rollouts. It runs in the thread of the flow; without Prefect where
 every result is cached.
 """
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Any
@@ -16,17 +16,20 @@ from configs.algorithms import GrpoConfig
 from configs.run import RunConfig
 from configs.sections import ModelConfig
 from configs.services import EngineConfig
+from flows.orchestration.states import EmptyBatch, GateRefused
 from flows.queries.scores import EvaluationScores, comparisons, score_rollouts
 from flows.runtime import pipeline
-from flows.runtime.executor import Executor
+from flows.runtime.executor import Executor, FinishedStep
 from flows.runtime.policy_retention import WeightRetention
-from flows.runtime.records import FinishedStep
 from flows.runtime.resolve_run import Source
 from flows.runtime.rollouts import RolloutSource
 from flows.runtime.session import Session
-from flows.runtime.step_report import JsonObject, Outcome, finish_step
+from flows.runtime.step_report import JsonObject, finish_step, run_outcome
 from tasks.runtime.run_context import RunContext
-from tasks.runtime.stage import Policy
+from tasks.runtime.stage import Policy, Ref
+
+Planner = Callable[[RunContext, Source, Policy | None], list[Ref]]
+"""Returns every result that a run consists of, as `plan_work` does."""
 
 
 def train_steps(execute: Executor, source: Source, prefetch: bool = False) -> Generator[FinishedStep]:
@@ -78,7 +81,8 @@ def train_steps(execute: Executor, source: Source, prefetch: bool = False) -> Ge
 def loop_train(session: Session) -> JsonObject:
     """Train with reinforcement learning or on demonstrations, as the run's kind says; return the result as values."""
     config = session.config
-    outcome = Outcome(session.context.run, config.steps)
+    described = list[JsonObject]()
+    policy: Policy | None = None
     execute, retention = Executor(session), WeightRetention(session.context)
     with (
         session.context.queue_commits(),
@@ -89,20 +93,20 @@ def loop_train(session: Session) -> JsonObject:
             evaluations = Evaluations(session, threads)
             evaluations.choose(execute)
             for finished in steps:
-                outcome.steps.append(finish_step(session, finished))
-                outcome.policy = finished.policy
-                evaluations.begin(finished.policy)
-                retention.note(finished.policy, evaluations.waiting_keys)
+                described.append(finish_step(session, finished))
+                policy = finished.policy
+                evaluations.begin(policy)
+                retention.note(policy, evaluations.waiting_keys)
             evaluations.finish()
         except BaseException:  # Ctrl-C too: an evaluation under way ends with its services
             threads.shutdown(wait=False, cancel_futures=True)
             session.close()
             raise
     scores = evaluations.scores
-    outcome.evaluations, outcome.comparisons = [score.described for score in scores], comparisons(scores)
+    rows = comparisons(scores)
     if config.kind == "train":  # last, as it compares the first policy with the last one
-        session.notify("comparison", rows=outcome.comparisons)
-    return outcome.as_values(session)
+        session.notify("comparison", rows=rows)
+    return run_outcome(session, described, policy, [score.described for score in scores], rows)
 
 
 def loop_evaluate(session: Session) -> JsonObject:
@@ -212,3 +216,41 @@ class Evaluations:
     def _collect(self, wait: bool) -> None:
         while self._waiting and (wait or self._waiting[0][1].done()):
             self.scores += self._waiting.pop(0)[1].result()
+
+
+def plan_work(
+    context: RunContext,
+    source: Source,
+    policy: Policy | None = None,
+    executor: Callable[..., Executor] = Executor,
+) -> list[Ref]:
+    """Return every result that the run of `context` consists of, once, found or still to be computed.
+
+    `policy` is the one to evaluate where one of the store was named. Of a run that ended because nothing was left to
+    train on, or a rule refused it, those are the results up to there. `executor` makes the dry run of a context.
+    """
+    execute, config = executor(context=context), context.config
+    sets = [executor(context=set_context) for set_context in evaluation_contexts(context).values()]
+
+    def policies() -> Iterator[Policy | None]:
+        if config.kind == "evaluate":
+            yield None if config.external else policy or pipeline.first_policy(execute, source)
+            return
+        if config.kind == "train" and any(dry_run.config.evaluation.every for dry_run in sets):
+            yield pipeline.first_policy(execute, source)
+        for finished in train_steps(execute, source):
+            yield finished.policy
+
+    # A recorded run may have ended there; what it made up to that is the plan.
+    with suppress(EmptyBatch, GateRefused):
+        for tried in policies():
+            for dry_run in sets if config.kind != "sft" else ():
+                if config.kind == "evaluate" or (tried and dry_run.config.evaluation.due(tried.version)):
+                    pipeline.evaluate(dry_run, tried, config.evaluation.retry_errors)
+    return unique_results(execute, *sets)
+
+
+def unique_results(*executors: Executor) -> list[Ref]:
+    """Return the results that executors were asked for, each once."""
+    # Two evaluations list the same examples: one result with one key.
+    return list({ref.key: ref for execute in executors for _, ref in execute.results}.values())

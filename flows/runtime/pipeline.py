@@ -17,8 +17,7 @@ from typing import Any
 from configs.run import RunConfig, only_teachers_sample, policy_scores
 from flows.orchestration.states import EmptyBatch, GateRefused
 from flows.runtime.empty_batch import explain_empty_batches, missing_groups
-from flows.runtime.executor import Executor
-from flows.runtime.records import FinishedStep, Refs, StepBatch
+from flows.runtime.executor import Executor, FinishedStep, Refs, StepBatch
 from flows.runtime.resolve_run import Source
 from flows.runtime.rollouts import RolloutSource
 from tasks.advantage import reference

@@ -15,8 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from configs.run import RunConfig, View, only_teachers_sample
-from flows.runtime.executor import Executor
-from flows.runtime.records import Refs
+from flows.runtime.executor import Executor, Refs
 from storage.keys import content_key
 from tasks.advantage import reference
 from tasks.advantage import stage as advantage

@@ -20,7 +20,7 @@ from flows.orchestration.table_workers import table_workers
 from flows.reporting.artifacts import RunArtifacts
 from flows.reporting.messages import step_message
 from flows.reporting.tracking import TrackingWatcher, open_sink
-from flows.runtime.plan import Planner
+from flows.runtime.loop import Planner
 from flows.runtime.preflight import preflight
 from flows.runtime.session import Session, Watcher, log_directory, open_session
 from storage.store import open_store

@@ -82,13 +82,10 @@ class Session:
         self._supervisor = supervisor
         self._cancellation = Cancellation(tell=self._note)
         self._lock = threading.Lock()
-        self._other_writers: set[str] = set()
-        """The other processes on this run that the watchers know of, as texts."""
         self._step = 0
         """The step that a stage was last begun for."""
-        self._losses: list[tuple[str, str]] = []
-        """Services that were lost before the run's first event, and how; a run without one is not known."""
         self._recorded = False
+        """Whether the run has its first event; a run without one is not known."""
         # Re-entrant: a watcher that is notified may notify in turn.
         self._telling = threading.RLock()
 
@@ -152,21 +149,13 @@ class Session:
         with self._telling:  # threads of the run have things to tell at the same time
             if event == "stage":
                 self.position = f"{facts['stage']} of step {facts['step']}"
-                if not facts["evaluating"] and facts["step"] != self._step:
+                if not facts["evaluating"]:
                     self._step = facts["step"]
-                    self.note_other_writers()
             for watch in self.watchers:
                 watch(event, facts)
 
     def _note(self, text: str) -> None:
         self.notify("note", text=text)
-
-    def note_other_writers(self) -> None:
-        """Let the watchers see each other process that has gone to work on this run."""
-        for text in other_writers(self.context.store, self.context.run):
-            if text not in self._other_writers:
-                self._other_writers.add(text)
-                self._note(text)
 
     def _note_groups(self, stage: str, step: int, num_groups: int) -> None:
         """Let the watchers see how many rollouts of a step are there, while others are still sampled."""
@@ -175,23 +164,15 @@ class Session:
             self.notify("rollouts", step=step, done=num_groups * size, wanted=groups * size)
 
     def note_service(self, event: str, **facts: Any) -> None:
-        """Let the watchers see an event of a service; a loss is a note, and an event of the run as well."""
+        """Let the watchers see an event of a service; a loss is a note, and an event of a run that has begun."""
         if event == "lost":
             self._note(facts["text"])
-            with self._lock:
-                self._losses.append((facts["service"], facts["text"]))
-            if self._recorded:
-                self._record_losses()
-        self.notify(event, **facts)
-
-    def _record_losses(self) -> None:
-        with self._lock:
-            losses, self._losses = self._losses, []
-        for service, text in losses:
             try:
-                self.record(LOST, self._step, text)
+                if self._recorded:
+                    self.record(LOST, self._step, facts["text"])
             except StoreError as problem:  # the thread that watches the service must go on, and so must the run
-                self._note(f"the loss of {service} is not among the run's events: {problem}")
+                self._note(f"the loss of {facts['service']} is not among the run's events: {problem}")
+        self.notify(event, **facts)
 
     def recorded_config(self) -> dict[str, Any]:
         """Return the run's config as it is recorded."""
@@ -210,9 +191,7 @@ class Session:
             flow_run=current_flow_run(),
             process=recorded_identity() if event in STARTS else "",
         )
-        if not self._recorded:
-            self._recorded = True
-            self._record_losses()
+        self._recorded = True
 
 
 @contextmanager
@@ -232,7 +211,8 @@ def open_session(config: RunConfig, watchers: tuple[Watcher, ...] = ()) -> Itera
         session = Session(context, source_of(config), supervisor, watchers, chosen)
         session.slot = slot
         slot.enter_context(supervisor.subscribe(session.note_service))
-        session.note_other_writers()
+        for text in other_writers(store, config.name):
+            session.notify("note", text=text)
         yield session
 
 

@@ -1,14 +1,14 @@
 """Reports each finished step, and a whole run, as plain data for panels, artifacts, monitors and programs."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 from flows.queries.metrics import Span, ledger_metrics
 from flows.queries.tracked_rows import COLUMNS, sample_rollouts
 from flows.reporting.messages import measured_step
-from flows.runtime.records import FinishedStep
+from flows.runtime.executor import FinishedStep
 from flows.runtime.session import Session
 from tasks.metrics.accounting import TRAINED
 from tasks.metrics.figures import Values, metric_values
@@ -22,35 +22,42 @@ LOW_SIGNAL = 0.1
 """Share of a step's rollouts at or below which it is said that hardly anything could be trained on."""
 
 
-@dataclass
-class Outcome:
-    """A run so far."""
+def run_outcome(
+    session: Session,
+    steps: list[JsonObject],
+    policy: Policy | None,
+    evaluations: Sequence[JsonObject] = (),
+    comparisons: Sequence[JsonObject] = (),
+) -> JsonObject:
+    """Return the outcome of a run as plain values, with the results that the session computed and found.
 
-    run: str
-    num_steps: int
-    steps: list[JsonObject] = field(default_factory=list)
-    evaluations: list[JsonObject] = field(default_factory=list)
-    comparisons: list[JsonObject] = field(default_factory=list)
-    """How the figures of the last policy differ from those of the first, by set and environment."""
-    policy: Policy | None = None
-    num_computed: int = 0
-    """Pieces of work that were computed now."""
-    num_found: int = 0
-    """Pieces of work that the ledger already had."""
-
-    def as_values(self, session: Session) -> JsonObject:
-        """Return the outcome as plain JSON values, with what the session counted."""
-        self.num_computed, self.num_found = session.num_computed, session.num_found
-        return asdict(self)
+    `comparisons` say how the figures of the last policy differ from those of the first, by set and environment.
+    """
+    return {
+        "run": session.context.run,
+        "num_steps": session.config.steps,
+        "steps": steps,
+        "evaluations": [*evaluations],
+        "comparisons": [*comparisons],
+        "policy": policy and asdict(policy),
+        "num_computed": session.num_computed,
+        "num_found": session.num_found,
+    }
 
 
 def finish_step(session: Session, finished: FinishedStep) -> JsonObject:
     """Describe a finished step and tell the watchers."""
     described = describe(session.context, finished.step, finished.refs)
     notify_step(session, described, finished.refs)
+    num_traces = described["num_traces"]
+    trained = sum(share["num_traces"] for share in described["outcomes"] if share["outcome"] == TRAINED)
     # The warning of a cached step was read when it was computed.
-    if described["computed"] and (warning := low_signal(described)):
-        session.notify("note", text=warning)
+    if described["computed"] and trained <= LOW_SIGNAL * num_traces:
+        text = (
+            f"step {finished.step}: only {trained} of {num_traces} rollouts could be trained on; look at the "
+            "environment: are its examples too easy or too hard, or its rewards all the same?"
+        )
+        session.notify("note", text=text)
     return described
 
 
@@ -78,17 +85,6 @@ def step_samples(context: RunContext, refs: Sequence[Ref], count: int) -> list[J
 
 def _makes(refs: Sequence[Ref], table: str) -> bool:
     return any(table in dict(ref.rows) for ref in refs)
-
-
-def low_signal(described: Mapping[str, Any]) -> str:
-    """Return a warning where hardly anything of a step could be trained on; empty where that is not so."""
-    trained = sum(share["num_traces"] for share in described["outcomes"] if share["outcome"] == TRAINED)
-    if trained > LOW_SIGNAL * described["num_traces"]:
-        return ""
-    return (
-        f"step {described['step']}: only {trained} of {described['num_traces']} rollouts could be trained on; look at "
-        f"the environment: are its examples too easy or too hard, or its rewards all the same?"
-    )
 
 
 def describe(context: RunContext, step: int, refs: Sequence[Ref]) -> JsonObject:

@@ -19,7 +19,7 @@ from configs.run import RunConfig
 from flows import cli
 from flows.cli.arguments import split_items
 from flows.queries.row_lineage import __doc__ as ids_of_the_program
-from flows.runtime.plan import plan_work
+from flows.runtime.loop import plan_work
 from flows.runtime.resolve_run import resolve_run
 from flows.runtime.session import open_session
 

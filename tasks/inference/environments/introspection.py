@@ -1,6 +1,6 @@
 """What an environment's code says of itself: its seats, whether it scores, its settings; asked in its own process.
 
-A config is checked against these facts before anything starts (`flows.runtime.environment_checks`).
+A config is checked against these facts before anything starts (`flows.runtime.preflight`).
 """
 
 import asyncio

@@ -17,6 +17,7 @@ from flows.cli.project import CONFIG, EXAMPLES, NUM_EXAMPLES, REWARD, example_ro
 from flows.runtime import demo_sources
 from flows.runtime.demo_sources import DEMO, demo_recipe, demo_weights
 from flows.runtime.resolve_run import resolve_run
+from storage.policies.store import Policies
 
 ROOT = Path(__file__).parents[3]
 PRIME_RL = """
@@ -163,7 +164,7 @@ def test_the_command_line_warms_the_model_up_as_flows_do_and_says_so(tmp_path, m
     monkeypatch.chdir(tmp_path / "project")
     started = []
     monkeypatch.setattr(demo_sources, "build", lambda *_: None)
-    monkeypatch.setattr(demo_sources, "warm_weights", lambda root, key: Path("/weights"))
+    monkeypatch.setattr(Policies, "directory", lambda policies, key: Path("/weights"))
     monkeypatch.setattr(
         demo, "resolve_run", lambda *given, **named: signature(resolve_run).bind(*given, **named).arguments
     )

@@ -10,7 +10,7 @@ from flows import cli
 from flows.cli import plan
 from flows.cli.check import check
 from flows.runtime import machine_facts
-from flows.runtime.plan import plan_work
+from flows.runtime.loop import plan_work
 from flows.services.memory import parse_gpu
 from tasks.inference.environments.introspection import EnvironmentFacts
 from tasks.inference.environments.servers import LoadedEnvironment

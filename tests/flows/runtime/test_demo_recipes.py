@@ -19,6 +19,7 @@ from flows.runtime.demo_sources import (
     demo_presets,
     demo_recipe,
 )
+from storage.policies.store import Policies
 from storage.store import open_store
 from tests.fixtures.histories import work
 
@@ -142,7 +143,7 @@ def test_of_several_last_policies_of_a_warm_up_the_newest_counts(monkeypatch, ro
     store, last = open_store(root), load(["sft_demo"], demo_recipe().warm_up).steps - 1
     for key in ("z", "y", "a"):
         work(store, demo_sources.WARM_UP, key, last, "training")
-    monkeypatch.setattr(demo_sources, "warm_weights", lambda root, key: key)
+    monkeypatch.setattr(Policies, "directory", lambda policies, key: key)
     monkeypatch.setattr(demo_sources, "config_versions", lambda config: {})
     config = load(["demo"], ["model.path=demo", f"store={root}"])
     assert demo_sources.demo_weights(config, pytest.fail) == "a"

@@ -7,7 +7,7 @@ from flows import cli
 from flows.queries.compare import compare
 from flows.queries.compare_summary import sheets
 from flows.queries.store_reader import StoreReader
-from flows.runtime.plan import plan_work
+from flows.runtime.loop import plan_work
 from flows.runtime.resolve_run import require_same, resolve_run
 from storage.store import open_store
 from tasks.runtime.run_context import RunContext

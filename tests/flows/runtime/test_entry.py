@@ -128,7 +128,7 @@ def test_a_run_that_is_cancelled_while_it_waits_for_the_gpu_writes_no_event(monk
 
     monkeypatch.setattr(Session, "begin", cancelled)
     monkeypatch.setattr(run, "current_flow_run", lambda: "second")
-    with pytest.raises(RunCancelled), entry.session_of(lambda: config, lambda *_: []):
+    with pytest.raises(RunCancelled), entry.session_of(config, lambda *_: []):
         pass
     assert [event.event for event in store.runs.events("a")] == ["started"]
 
@@ -148,7 +148,7 @@ def test_workers_for_tables_are_there_before_the_services_of_a_deployed_flow(mon
     monkeypatch.setattr(run, "current_flow_run", lambda: "flow run")
     config = RunConfig(name="a", store=str(root))
     missing = Ref("examples", 0, "key", (), 0, 0.0, computed=True)
-    with entry.session_of(lambda: config, lambda *_: [missing]):
+    with entry.session_of(config, lambda *_: [missing]):
         order.append("flow")
     assert order == ["workers", "services", "flow", "workers end"]
 

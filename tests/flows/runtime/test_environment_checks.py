@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from configs.run import RunConfig
-from flows.runtime.environment_checks import FIRST, Findings, environment_findings
+from flows.runtime.preflight import FIRST, Findings, environment_findings
 from tasks.inference.environments.introspection import EnvironmentFacts
 from tasks.inference.environments.servers import LoadedEnvironment
 from tests.fixtures.builders import example, table

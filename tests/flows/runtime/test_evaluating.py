@@ -9,8 +9,7 @@ import pytest
 from flows.cli.run_report import describe
 from flows.queries.scores import recorded_evaluations
 from flows.reporting.panel import Panel
-from flows.runtime.loop import evaluation_configs, loop_train
-from flows.runtime.plan import plan_work
+from flows.runtime.loop import evaluation_configs, loop_train, plan_work
 from flows.runtime.session import record_run
 from flows.services.process import ServiceFailed
 from storage.store import open_store

@@ -6,7 +6,7 @@ from flows import cli
 from flows.cli import gate as answering
 from flows.orchestration.gate_answers import summary
 from flows.orchestration.states import GateRefused
-from flows.runtime.plan import plan_work
+from flows.runtime.loop import plan_work
 from flows.runtime.preflight import preflight
 from storage.store import open_store
 from tasks.runtime.services import Question, Shown

@@ -8,7 +8,7 @@ from flows.orchestration.states import EmptyBatch
 from flows.queries.step_history import step_history
 from flows.queries.views import relations
 from flows.runtime import loop
-from flows.runtime.plan import plan_work
+from flows.runtime.loop import plan_work
 from flows.runtime.session import record_run
 from storage.read.frames import Frames
 from storage.store import open_store

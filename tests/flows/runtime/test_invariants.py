@@ -14,8 +14,7 @@ import pytest
 
 from configs.run import RunConfig
 from flows.cli import explanation
-from flows.runtime.executor import check_account
-from flows.runtime.records import StepBatch
+from flows.runtime.executor import StepBatch, check_account
 from flows.services.base import Supervisor
 from flows.services.engine import InferenceService
 from storage.read.groups import open_groups

@@ -7,7 +7,7 @@ from functools import cache
 import pyarrow as pa
 import pytest
 
-from flows.runtime.plan import plan_work
+from flows.runtime.loop import plan_work
 from storage.schemas.stage_tables import EXAMPLES
 from storage.store import open_store
 from tasks.runtime.imports import code_version

@@ -9,8 +9,8 @@ from configs.environments import EnvironmentConfig
 from configs.run import RunConfig
 from flows.orchestration.states import EmptyBatch, RunCancelled
 from flows.runtime import loop
+from flows.runtime.loop import plan_work
 from flows.runtime.pipeline import PendingBatch
-from flows.runtime.plan import plan_work
 from flows.runtime.resolve_run import Source
 from flows.runtime.rollouts import RolloutSource
 from storage.store import open_store

@@ -11,7 +11,7 @@ from prefect.exceptions import ObjectNotFound
 
 from configs.errors import ConfigError
 from flows.orchestration.settings import DeployRefused
-from flows.runtime.plan import plan_work
+from flows.runtime.loop import plan_work
 from flows.runtime.preflight import preflight, require_deployments
 from flows.services import engine as engine_service
 from flows.services.pools import TOKEN

@@ -6,8 +6,7 @@ import pytest
 from configs.errors import ConfigError
 from flows.cli.run_report import describe
 from flows.queries.step_history import step_history
-from flows.runtime.loop import evaluation_contexts
-from flows.runtime.plan import plan_work
+from flows.runtime.loop import evaluation_contexts, plan_work
 from flows.runtime.session import needs
 from flows.services.teachers import TeacherEngines
 from tasks.advantage import reference

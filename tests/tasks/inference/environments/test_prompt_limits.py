@@ -8,7 +8,7 @@ from configs.checks.environments import environment_problems
 from configs.environments import EnvironmentConfig
 from configs.run import RunConfig, View
 from configs.sections import ModelConfig
-from flows.runtime.environment_checks import environment_findings
+from flows.runtime.preflight import environment_findings
 from tasks.assignment.examples import STAGE
 from tasks.inference.environments.introspection import EnvironmentFacts
 from tasks.inference.environments.packages import EnvironmentUnavailable

@@ -7,8 +7,7 @@ import pytest
 from configs.run import RunConfig
 from flows.runtime import loop as evaluating
 from flows.runtime.executor import Executor
-from flows.runtime.loop import loop_evaluate
-from flows.runtime.plan import plan_work
+from flows.runtime.loop import loop_evaluate, plan_work
 from flows.runtime.resolve_run import Source
 from flows.runtime.session import Session, needs
 from flows.services.base import Supervisor
