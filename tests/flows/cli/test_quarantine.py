@@ -16,6 +16,7 @@ from tasks.advantage.stage import STAGE as ADVANTAGE
 from tasks.filtering.stage import STAGE as FILTERING
 from tasks.packing.stage import STAGE as PACKING
 from tasks.runtime.run_context import RunContext
+from tasks.runtime.stage import perform
 from tests.fixtures.builders import exchange, failed, stage_of, table, trace
 
 CONFIG = RunConfig.model_validate({"seed": 7, "model": {"vocab_size": 512}, "training": {"dtype": "float32"}})

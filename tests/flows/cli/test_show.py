@@ -18,7 +18,7 @@ from flows.services.ownership import OWNER, SERVICE, identity
 from storage.store import open_store
 from tasks.metrics import stage as metrics
 from tasks.runtime.run_context import RunContext
-from tasks.runtime.stage import Ref
+from tasks.runtime.stage import Ref, perform
 from tests.fixtures.builders import failed, stage_of, table, trace
 from tests.fixtures.commands import cases
 

@@ -17,11 +17,7 @@ from storage.store import open_store
 from tasks.assignment.examples import read_demonstrations
 from tasks.filtering import stage as filtering
 from tasks.runtime.run_context import RunContext
-<<<<<<< HEAD
-from tasks.runtime.stage import ref_of
-=======
-from tasks.runtime.stage import Ref, Stage, perform, ref_of
->>>>>>> a804776b (A stage and the way in which it is run are one file: one fewer on the way of a step)
+from tasks.runtime.stage import perform, ref_of
 from tests.fixtures.builders import stage_of
 from tests.flows.exchange.files import TOKENS, lines, rows, sampled_trace, write_lines
 

@@ -21,11 +21,7 @@ from tasks.inference.trace_rows.rows import rebuild
 from tasks.learner.tiny import tiny_qwen3
 from tasks.packing import stage as packing
 from tasks.runtime.run_context import RunContext
-<<<<<<< HEAD
-from tasks.runtime.stage import ref_of
-=======
-from tasks.runtime.stage import Ref, perform, ref_of
->>>>>>> a804776b (A stage and the way in which it is run are one file: one fewer on the way of a step)
+from tasks.runtime.stage import perform, ref_of
 from tests.fixtures.faults import happened
 from tests.flows.exchange.files import RELAYED, TOKENS, lines, rows, sampled_trace, write_lines
 
