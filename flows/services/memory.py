@@ -3,36 +3,231 @@
 On one GPU both stay where they fit, else the engine sleeps while the learner trains. Activations are recomputed only
 where they do not fit otherwise. The state of the learner always stays: between two steps it is smaller than what a
 training step takes in addition, so an engine finds room where the learner can train at all.
+
+The learner's formula counts what its code keeps; `tests/tasks/learner/test_memory.py` compares it with torch's own
+tracker, which follows every tensor of a training step, over many shapes. The engine's is an estimate in parts.
 """
 
+import json
+import math
 import re
 import subprocess
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
 
 from configs.errors import ConfigError
+from configs.losses import is_elementwise
 from configs.run import RunConfig, needs_reference_scores
-from flows.services.memory_use import (
-    BATCHED_TOKENS,
-    HARDWARE,
-    SPARE,
-    MemoryUse,
-    ModelShape,
-    engine_memory,
-    kv_token_bytes,
-    learner_memory,
-    model_shape,
-)
+from configs.training import AdamwOptimizer, MuonOptimizer, TrainingConfig
 
-GIB, MIB = 1 << 30, 1 << 20
+CONTEXT_BYTES = int(0.6 * 2**30)
+"""What a process takes of a GPU before it has a tensor: the CUDA context and the libraries' own memory."""
+CUDA_CHUNK_BYTES = 2**30
+"""As `tasks.learner.head.CHUNK_BYTES` has it for CUDA."""
+SPARE = 0.08
+"""Share on top of all tensors that torch's allocator may hold without using it."""
+BATCHED_TOKENS = 8192
+"""Tokens of one forward pass of the engine at most, as vLLM takes it on large GPUs; on others it would be fewer."""
+PROBE_TOKENS = 160
+"""Tokens of a prompt whose log-probs are requested at least: the probe's."""
+GRAPHS_BYTES = 2**30
+"""For CUDA graphs and what compiled kernels keep: an estimate, that was not measured."""
+HARDWARE: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("hardware.toml").read_text("utf-8"))
+"""GPUs by their memory, and models of the hub by their widths."""
 GPUS: dict[str, int] = HARDWARE["gpus"]
 """Memory of GPUs in MiB."""
+GIB, MIB = 1 << 30, 1 << 20
 QUERY = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 MAX_SEQUENCES = 1024
 """Sequences of one forward pass at most, as vLLM takes it on large GPUs."""
 MIN_SEQUENCES = 4
 """Sequences of full length that the KV cache has room for at least."""
+
+
+class ModelShape(BaseModel, frozen=True):
+    """The widths of a causal language model of the common kind, as config.json names them.
+
+    It has layers of attention and a gated feed-forward part.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    tie_word_embeddings: bool
+
+    @property
+    def query(self) -> int:
+        """Width of all queries of a token."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def key(self) -> int:
+        """Width of all keys of a token, and of its values."""
+        return self.num_key_value_heads * self.head_dim
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of a layer: matrices of attention and of the feed-forward part, and four norms."""
+        attention = 2 * self.hidden_size * (self.query + self.key)
+        return attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size + 2 * self.head_dim
+
+    @property
+    def edge_parameters(self) -> int:
+        """Parameters outside the layers: embedding, output head, the last norm."""
+        return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2) + self.hidden_size
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        return self.num_hidden_layers * self.layer_parameters + self.edge_parameters
+
+
+def model_shape(path: str) -> ModelShape | None:
+    """Return the widths of a model directory, or of a model of `hardware.toml`; None where they are not to be had.
+
+    A model with experts, of which a token uses some, and one that sees have no widths that are counted here.
+    """
+    file = Path(path).expanduser() / "config.json"
+    try:
+        here = path and file.is_file()
+        config = json.loads(file.read_text(encoding="utf-8")) if here else HARDWARE["models"][path]
+        if any("expert" in name or "vision" in name for name in config):
+            return None
+        heads = config["num_attention_heads"]
+        others = {
+            "num_key_value_heads": config.get("num_key_value_heads") or heads,
+            "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
+            "tie_word_embeddings": bool(config.get("tie_word_embeddings", True)),
+        }
+        return ModelShape(**config | others)
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
+        return None
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """What a process takes of each of its GPUs when it takes the most."""
+
+    parts: Mapping[str, int]
+    """Bytes by part."""
+    idle: int
+    """Bytes that it keeps: the learner between two training steps, the engine asleep."""
+
+    @property
+    def total(self) -> int:
+        """All parts, in bytes."""
+        return sum(self.parts.values())
+
+
+def layer_bytes(shape: ModelShape, compiled: bool) -> int:
+    """Return the bytes that a layer keeps of a token for its backward pass, in bfloat16.
+
+    Uncompiled, each of the norms keeps its input in float32 and two tensors in bfloat16. A compiled layer recomputes
+    what is cheap. Norms and attention keep a number in float32 for each head in addition.
+    """
+    narrow, wide = (8, 6) if compiled else (16, 8)
+    heads = 6 if compiled else 10
+    return (
+        narrow * shape.hidden_size + wide * shape.intermediate_size + heads * (shape.query + shape.key)
+        + 8 * shape.num_attention_heads + 4 * shape.num_key_value_heads + 8
+    )  # fmt: skip
+
+
+def learner_memory(
+    shape: ModelShape, training: TrainingConfig, *, tokens: int, ranks: int, recompute: bool, compiled: bool
+) -> MemoryUse:
+    """Return what a rank takes that trains rows of `tokens` in bfloat16 with weights in float32, sharded over `ranks`.
+
+    The most is taken where the output head's gradient is formed, in the last layer's backward pass after it, or at the
+    end, when gradients of embedding and head become float32. Gradients of earlier rows exist by then.
+
+    Parts: `weights` and `gradients` in float32; `optimizer`, its moments in float32; `gathered`, weights in bfloat16 of
+    embedding, head and the layers that are computed, as all ranks have them; `activations` of all layers and the last
+    norm; `logits`, a chunk with what is computed from it, and the gradient of the output head; `working`, what a
+    layer's backward pass takes beyond the output head; `spare`, what the allocator holds unused, and the CUDA context.
+    """
+    hidden, inner, vocab = shape.hidden_size, shape.intermediate_size, shape.vocab_size
+    trained, moments = _optimizer_state(shape, training)
+    layer, edge = 2 * shape.layer_parameters, 2 * shape.edge_parameters
+    # Several ranks gather a layer ahead of the one that is computed, and hold what they reduce.
+    ahead = layer if ranks > 1 else 0
+    again = math.ceil(shape.num_hidden_layers / training.checkpoint_every) if recompute else 0
+    inputs = 0 if training.offload_activations else 2 * hidden * again
+    kept = inputs + (shape.num_hidden_layers - again) * layer_bytes(shape, compiled)
+    activations = tokens * (kept + 8 * hidden + 4 * shape.head_dim + 40)
+    # As `tasks.learner.head.default_chunk` takes them: tokens whose logits exist at the same time.
+    fits = CUDA_CHUNK_BYTES // (4 * vocab)
+    chunk = min(tokens, training.logprob_chunk or max(64, min(1024, 1 << fits.bit_length() >> 1)))
+    head_weight = 4 * vocab * hidden
+    # In one pass the gradient of the states exists at the same time.
+    selected = (2 if is_elementwise(training.loss) else 1) * 2 * hidden * tokens
+    logits = selected + head_weight + 10 * vocab * chunk
+    # By then the last norm's are free, and in a layer one tensor of three that its feed-forward part needs.
+    recomputed = tokens * layer_bytes(shape, compiled) if recompute else 0
+    layers_peak = head_weight // 2 + recomputed + tokens * (4 * inner - 6 * hidden) + 5 * layer // 4 + 2 * ahead
+    # What is exchanged is in float32, and so is the shard that comes of it.
+    edges_peak = max(3 * edge, 2 * edge + head_weight // 2 + 2 * edge // ranks)
+    parts = {
+        "weights": 4 * shape.parameters // ranks,
+        "gradients": 4 * trained // ranks,
+        "optimizer": moments // ranks,
+        "gathered": edge + ahead,
+        "activations": activations,
+        "logits": logits,
+        "working": max(0, layers_peak - logits - ahead, edges_peak - edge - ahead - activations - logits),
+    }
+    spare = int(SPARE * sum(parts.values())) + CONTEXT_BYTES
+    return MemoryUse(parts | {"spare": spare}, parts["weights"] + parts["optimizer"] + CONTEXT_BYTES)
+
+
+def _optimizer_state(shape: ModelShape, training: TrainingConfig) -> tuple[int, int]:
+    """Return how many parameters are trained, and the bytes of the optimizer's moments, of all ranks together."""
+    if training.lora:
+        # Of every matrix of a layer a row of A and a column of B for each rank: no more than this.
+        widths = 7 * shape.hidden_size + 2 * shape.query + 2 * shape.key + 3 * shape.intermediate_size
+        trained = training.lora.rank * shape.num_hidden_layers * widths
+        return trained, 8 * trained
+    if isinstance(training.optimizer, MuonOptimizer):
+        return shape.parameters, 4 * shape.num_hidden_layers * shape.layer_parameters + 8 * shape.edge_parameters
+    moments = 2 if isinstance(training.optimizer, AdamwOptimizer) else bool(training.optimizer.state_kind)
+    return shape.parameters, 4 * moments * shape.parameters
+
+
+def kv_token_bytes(shape: ModelShape, parallel: int) -> int:
+    """Return the bytes of a token in the KV cache in half precision, on each of `parallel` GPUs."""
+    return 2 * 2 * shape.num_hidden_layers * shape.key // parallel
+
+
+def engine_memory(shape: ModelShape, *, kv_tokens: int, sequences: int, scored_tokens: int, parallel: int) -> MemoryUse:
+    """Return what an engine takes in bfloat16 with room for `kv_tokens` tokens, on each of `parallel` GPUs.
+
+    `scored_tokens` is the longest prompt whose log-probs are requested, beside the probe's. Parts: `weights`, with the
+    output head in float32 in addition; `kv cache`; `working`, of a forward pass with the logits that are sampled from,
+    an estimate; `graphs`, which stay while it sleeps, as their addresses do; `context`.
+    """
+    rows = max(sequences, PROBE_TOKENS, min(scored_tokens, BATCHED_TOKENS))
+    # Logits in float32, sorted for nucleus sampling, as probabilities and as log-probs.
+    logits = 4 * 4 * rows * shape.vocab_size
+    token = 2 * (4 * shape.hidden_size + 3 * shape.intermediate_size + 2 * (shape.query + 2 * shape.key))
+    weights = 2 * shape.parameters + 4 * shape.vocab_size * shape.hidden_size
+    parts = {
+        "weights": weights // parallel,
+        "kv cache": kv_tokens * kv_token_bytes(shape, parallel),
+        "working": (logits + BATCHED_TOKENS * token) // parallel,
+        "graphs": GRAPHS_BYTES,
+        "context": CONTEXT_BYTES,
+    }
+    return MemoryUse(parts, GRAPHS_BYTES + CONTEXT_BYTES)
 
 
 @dataclass(frozen=True)
@@ -178,7 +373,12 @@ def shares_gpu(config: RunConfig) -> bool:
 
 def _plan(config: RunConfig, gpu: Gpu, shape: ModelShape, recompute: bool, sleeps: bool) -> MemoryPlan:
     trains, samples = config.kind in ("train", "sft", "replay"), config.kind != "sft" and not config.engine.url
-    learner = _learner(config, shape, recompute) if trains else None
+    learner = None
+    if trains:
+        tokens, ranks = -(-config.packing.tokens_per_row // config.learner.context_parallel), config.learner.num_ranks
+        sizes = {"tokens": tokens, "ranks": ranks // config.learner.replicas}
+        compiled = config.training.compile is not False
+        learner = learner_memory(shape, config.training, **sizes, recompute=recompute, compiled=compiled)
     sequences, length, shared = (
         min(MAX_SEQUENCES, config.rollout.max_in_flight),
         config.engine.max_model_len,
@@ -194,17 +394,6 @@ def _plan(config: RunConfig, gpu: Gpu, shape: ModelShape, recompute: bool, sleep
         kv_tokens = max(min(room, sequences * length), MIN_SEQUENCES * length)
         engine = engine_memory(shape, kv_tokens=kv_tokens, parallel=parallel, **sizes)
     return MemoryPlan(gpu, learner, engine, recompute, shared, sleeps, sequences, kv_tokens, length)
-
-
-def _learner(config: RunConfig, shape: ModelShape, recompute: bool) -> MemoryUse:
-    return learner_memory(
-        shape,
-        config.training,
-        tokens=-(-config.packing.tokens_per_row // config.learner.context_parallel),
-        ranks=config.learner.num_ranks // config.learner.replicas,
-        recompute=recompute,
-        compiled=config.training.compile is not False,
-    )
 
 
 def tensor_parallel(arguments: tuple[str, ...]) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from configs.training import TrainingConfig
-from flows.services.memory_use import learner_memory, model_shape
+from flows.services.memory import learner_memory, model_shape
 from tasks.learner.attention import has_kernel, largest_difference
 from tasks.learner.checkpoint import companions, memory_sha256, save_rounded
 from tasks.learner.distributed import end_rank, start_world

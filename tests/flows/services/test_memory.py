@@ -7,13 +7,11 @@ import pytest
 
 from configs.errors import ConfigError
 from configs.load import load
-from flows.services import memory, memory_use
-from flows.services.memory import memory_plan, parse_gpu, require_memory, smallest_gpu
-from flows.services.memory_use import model_shape
+from flows.services import memory
+from flows.services.memory import memory_plan, model_shape, parse_gpu, require_memory, smallest_gpu
 
 GIB = memory.GIB
 MIDDLE, SHORT_ROWS = "model.path=Qwen/Qwen3-4B", "packing.tokens_per_row=16384"
-SEES = "Qwen/Qwen3-VL-4B-Instruct"
 
 
 def plan_of(*overrides, gpu="H200", preset="qwen3_gpu"):
@@ -72,8 +70,6 @@ def test_a_sleep_that_was_asked_for_is_planned():
         ("qwen3_gpu", "H200", False, False),
         ("qwen3_4b_gpu", "H100", True, True),
         ("qwen3_4b_gpu", "H200", True, False),
-        ("qwen3_vl_gpu", "H100", False, True),
-        ("qwen3_vl_gpu", "H200", False, False),
         ("qwen3_8b_node", "H100", False, True),
         ("qwen3_8b_node", "H200", False, False),
     ],
@@ -81,20 +77,7 @@ def test_a_sleep_that_was_asked_for_is_planned():
 def test_each_preset_fits_on_the_gpus_that_it_is_for(preset, gpu, sleeps, recompute):
     plan = require_memory(plan_of(gpu=gpu, preset=preset))
     assert (plan.sleeps, plan.recompute) == (sleeps, recompute)
-    assert plan.shared == (preset not in ("qwen3_8b_node", "qwen3_vl_gpu"))
-
-
-def test_a_vision_tower_is_in_the_plan():
-    blind, sees = (plan_of(f"model.path={path}", preset="qwen3_vl_gpu") for path in ("Qwen/Qwen3-4B", SEES))
-    trained = plan_of("training.vision=trained", preset="qwen3_vl_gpu")
-    tower = model_shape(SEES).vision.parameters
-
-    def more(plan, other, process, *parts):
-        return [getattr(plan, process).parts[part] - getattr(other, process).parts[part] for part in parts]
-
-    assert more(sees, blind, "learner", "weights", "gradients", "optimizer") == [4 * tower, 0, 0]
-    assert more(sees, blind, "engine", "weights") == [2 * tower]
-    assert more(trained, sees, "learner", "gradients", "optimizer") == [4 * tower, 8 * tower]
+    assert plan.shared == (preset != "qwen3_8b_node")
 
 
 def test_several_gpus_divide_the_engine():
@@ -139,42 +122,23 @@ TEXT = {
     "head_dim": 32,
     "vocab_size": 100,
 }
-TOWER = memory_use.HARDWARE["models"][SEES]["vision_config"]
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
-NULL_TIE, BLIND, SHARES = {"tie_word_embeddings": None}, {"vision": None}, {"num_key_value_heads": 4, "head_dim": 16}
-
-
-def seeing(text=TEXT, **top):
-    """Return the config of a model that sees."""
-    return {"text_config": text} | top
+SHARES = {"num_key_value_heads": 4, "head_dim": 16}
 
 
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
-        (TEXT, TEXT | TIED | BLIND),
-        (TEXT | NULL_TIE, UNTIED),
+        (TEXT, TEXT | TIED),
+        (TEXT | {"tie_word_embeddings": None}, UNTIED),
         (TEXT | UNTIED, UNTIED),
         (TEXT | {"num_key_value_heads": None, "head_dim": None}, SHARES),
-        (TEXT | {"num_key_value_heads": 0, "head_dim": 0}, SHARES),
-        (TEXT | {"vision_config": {}}, BLIND),
-        (TEXT | {"vision_config": TOWER}, TEXT | {"vision": TOWER}),
-        (TEXT | {"vision_config": {"hidden_size": 64}}, None),
         (TEXT | {"num_experts": 8}, None),
-        (seeing(vision_config=TOWER), TEXT | TIED | {"vision": TOWER}),
-        (seeing(**dict.fromkeys(TEXT, 7), num_experts=8), TEXT),
-        (seeing({name: TEXT[name] for name in [*TEXT][:4]}, **TEXT), None),
-        (seeing(TEXT | {"num_key_value_heads": None, "head_dim": 0}, head_dim=99, num_key_value_heads=9), SHARES),
-        (seeing(TEXT | UNTIED), UNTIED),
-        (seeing(TEXT | UNTIED, **TIED), TIED),
-        (seeing(TEXT | TIED, **NULL_TIE), UNTIED),
-        (seeing(TEXT | NULL_TIE), UNTIED),
-        (seeing(TEXT | {"vision_config": TOWER}), BLIND),
-        (seeing(TEXT | {"vision_config": TOWER}, vision_config=False), BLIND),
-        (seeing(TEXT | {"num_experts": 8}), None),
+        ({"text_config": TEXT, "vision_config": {"hidden_size": 64}}, None),
+        (TEXT | {"vision_config": {"hidden_size": 64}}, None),
     ],
 )
-def test_widths_are_those_of_the_text_and_ties_and_tower_those_of_the_model(tmp_path, config, expected):
+def test_the_widths_of_a_model_are_read_from_its_config(tmp_path, config, expected):
     (tmp_path / "config.json").write_text(json.dumps(config))
     shape = model_shape(str(tmp_path))
     assert (shape and json.loads(shape.model_dump_json(include=set(expected)))) == expected
