@@ -171,9 +171,6 @@ class PrefectConfig(Section):
     `tcp://10.0.0.5:8786`."""
     startup_seconds: float = operational(180.0, gt=0)
     """Longest wait until the embedded Prefect server answers."""
-    service_logs: bool = operational(False)
-    """Whether what engine, learner and environments write into their logs goes to the logs of the flow run, too. The
-    last lines of a service that dies go there in any case."""
     artifacts: bool = operational(True)
     """Whether the run leaves markdown, table and progress artifacts in Prefect."""
 

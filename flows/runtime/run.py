@@ -108,9 +108,6 @@ class LogWatcher:
             self._logger.info("step %d: %s", facts["step"], step_message(facts))
         elif event == "note":
             self._logger.warning("%s", facts["text"])
-        elif event == "service_lines":
-            for line in facts["lines"]:
-                self._logger.info("[%s] %s", facts["service"], line)
 
 
 def flow_logger() -> logging.LoggerAdapter[logging.Logger] | None:

@@ -206,7 +206,7 @@ def open_session(config: RunConfig, watchers: tuple[Watcher, ...] = ()) -> Itera
     # The slot encloses the supervisor: it is given back when the last process on the GPU is gone.
     with (
         ExitStack() as slot,
-        Supervisor(config.name, log_directory(config), tell_lines=config.prefect.service_logs) as supervisor,
+        Supervisor(config.name, log_directory(config)) as supervisor,
     ):
         session = Session(context, source_of(config), supervisor, watchers, chosen)
         session.slot = slot

@@ -24,7 +24,7 @@ from configs.algorithms import TeacherConfig
 from configs.environments import EnvironmentConfig
 from configs.run import RunConfig
 from configs.services import EngineConfig, LearnerConfig
-from flows.services.logs import LOOK_SECONDS, NewLines, Variables, keep_newest
+from flows.services.logs import LOOK_SECONDS, Variables, keep_newest
 from flows.services.ownership import sweep
 from flows.services.pools import STAND_IN_NEEDS, stand_in
 from flows.services.process import Handle, Report, ServiceFailed, ServiceSpec
@@ -41,17 +41,15 @@ class Supervisor:
 
     When the block ends, in whatever way, none of their processes is left, and no temporary file: an engine leaves
     sockets and more behind even when it ends by request. On entry, processes and temporary files of flows that are gone
-    are swept away. `directory` is for logs, which processes on one run share, and for reports, which they do not. With
-    `tell_lines` the listeners receive every line of a log.
+    are swept away. `directory` is for logs, which processes on one run share, and for reports, which they do not.
     """
 
-    def __init__(self, run_name: str, directory: Path, tell_lines: bool = False, *, on_pool: bool = False) -> None:
+    def __init__(self, run_name: str, directory: Path, *, on_pool: bool = False) -> None:
         self.run_name = run_name
         self.on_pool = on_pool
         """Whether this is the machine of a pool from which a run requested its services."""
         self.directory = Path(directory)
         self._handles: list[Handle] = []
-        self._tells_lines, self._new_lines = tell_lines, dict[str, NewLines]()
         # Not in `directory`, which may have a long name.
         self._user_directory = temporary_directory()
         self._temporary: Path | None = None
@@ -59,8 +57,6 @@ class Supervisor:
         """Ends the thread that keeps logs and removes the scratch directories."""
         self._closed = threading.Event()
         self._listeners: list[Callable[..., None]] = []
-        self._unheard_losses: list[dict[str, Any]] = []
-        """Losses without a listener: an embedded server outlives the runs that listen."""
         self._listening = threading.Lock()
 
     def __enter__(self) -> "Supervisor":
@@ -73,7 +69,7 @@ class Supervisor:
         self._temporary = self._scratch("services", self._user_directory, self._user_directory)
         keeper = threading.Thread(target=self._keep_logs, name="logs of services", daemon=True)
         keeper.start()
-        for end in (self._look_at_logs, keeper.join, self._closed.set):  # the last one first
+        for end in (self._bound_logs, keeper.join, self._closed.set):  # the last one first
             self._open.callback(end)
         return self
 
@@ -85,8 +81,6 @@ class Supervisor:
         assert all(handle.spec.name != spec.name for handle in self._handles), f"two services named {spec.name!r}"
         if self._temporary is not None:
             spec = replace(spec, env={"TMPDIR": str(self._temporary), **spec.env})
-        if self._tells_lines and not spec.external:
-            self._new_lines[spec.name] = NewLines(spec.log, spec.env)
         self._handles.append(Handle(spec, self._tell))
         return self._handles[-1]
 
@@ -111,28 +105,21 @@ class Supervisor:
         """Within the block, call `listener` with the events of services and their facts by keyword.
 
         `starting`: the run begins to wait for `service`. `lost`: `service` ended without being asked to, which `text`
-        describes; losses without a listener are told to the next one first. `note`: a service keeps the run waiting,
-        in `text`. `service_lines`: new `lines` of the log of `service`. Threads that watch services are the callers.
+        describes. `note`: a service keeps the run waiting, in `text`. Threads that watch services are the callers.
         """
         with self._listening:
             self._listeners.append(listener)
-            losses, self._unheard_losses = self._unheard_losses, []
         try:
-            for loss in losses:
-                listener("lost", **loss)
             yield
         finally:
             self._listeners.remove(listener)
 
     def _keep_logs(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
-            self._look_at_logs()
+            self._bound_logs()
 
-    def _look_at_logs(self) -> None:
-        """Pass on new lines of logs, then bound the logs."""
+    def _bound_logs(self) -> None:
         for spec in [handle.spec for handle in self._handles]:  # a list: services are started meanwhile
-            if (new := self._new_lines.get(spec.name)) and (lines := new.take()):
-                self._tell("service_lines", service=spec.name, lines=lines)
             try:
                 keep_newest(spec.log, spec.log_bytes)
             except OSError:
@@ -141,8 +128,6 @@ class Supervisor:
     def _tell(self, event: str, **facts: Any) -> None:
         with self._listening:
             listeners = list(self._listeners)
-            if event == "lost" and not listeners:
-                self._unheard_losses.append(facts)
         for listener in listeners:  # without the lock: a listener may take its time
             listener(event, **facts)
 

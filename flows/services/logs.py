@@ -10,7 +10,6 @@ Variables = Mapping[str, str]
 LOG_BYTES = 64 * 2**20
 # A look costs little, and what a flood writes in a second still fits on a disk.
 LOOK_SECONDS = 1.0
-BLOCK_BYTES = 2**20
 SHOWN_LINES = 20
 SHOWN_CHARACTERS = 500
 """Longest line that is shown whole: a message is read by people, and one line may be as long as a log."""
@@ -24,80 +23,33 @@ _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 _SHORTEST_SECRET = 8
 
 
-def keep_newest(log: Path, most: int) -> bool:
-    """Move what a log holds to NAME.1 once it is larger than `most` bytes; return whether it was.
+def keep_newest(log: Path, most: int) -> None:
+    """Move what a log holds to NAME.1 once it is larger than `most` bytes.
 
     The newest `most` bytes are kept there, in place of what an earlier call kept. The service continues to write to the
-    same file: it was opened to append, so that it starts again at its beginning. A program that opened it by itself
-    (`> /dev/stderr`) continues at its old offset and leaves a hole before it, which takes no disk and does not count.
-    What is written between the copy and the emptying is lost.
+    same file: it was opened to append, so that it starts again at its beginning. What is written between the copy and
+    the emptying is lost.
     """
-    try:
-        size, on_disk = (status := log.stat()).st_size, status.st_blocks * 512
-    except FileNotFoundError:
-        return False
-    if min(size, on_disk) <= most:
-        return False
+    size = log.stat().st_size if log.exists() else 0
+    if size <= most:
+        return
     aside = log.with_name(f"{log.name}.1")
     kept = "is in " + aside.name
     try:
-        _copy(log, aside, max(0, size - most), 2 * most)
+        with log.open("rb") as source, aside.open("wb") as target:
+            source.seek(size - most)
+            target.write(source.read(2 * most))  # a flood may be faster than its copy
     except OSError as problem:  # a full disk: the reason to empty the log, and none to keep it
         kept = f"is lost: {problem}"
     # In place, as the service holds the file open: renamed, it would go on growing out of sight.
     os.truncate(log, 0)
     with log.open("ab") as file:
         file.write(f"{HEADING}the log was larger than {most} bytes: what it held {kept}\n".encode())
-    return True
-
-
-def _copy(log: Path, aside: Path, start: int, most: int) -> None:
-    """Copy from `start` on, at most so many bytes: a flood may be faster than its copy."""
-    partial = aside.with_name(f"{aside.name}.partial")
-    try:
-        with log.open("rb") as source, partial.open("wb") as target:
-            source.seek(start)
-            while target.tell() < most and (block := source.read(BLOCK_BYTES)):
-                target.write(block)
-        partial.replace(aside)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-class NewLines:
-    """What a log gets from now on, a whole line at a time."""
-
-    def __init__(self, log: Path, env: Variables) -> None:
-        """`env` has the secrets that are left out."""
-        self._log, self._hidden = log, secrets(env)
-        self._read = log.stat().st_size if log.exists() else 0
-
-    def take(self) -> list[str]:
-        """Return the lines since the last call; of a flood its last ones, after a line that says so."""
-        try:
-            size = self._log.stat().st_size
-            begin = self._read if self._read <= size else 0  # it was emptied meanwhile
-            skipped = max(0, size - begin - _READ_BYTES)
-            with self._log.open("rb") as file:
-                file.seek(begin + skipped)
-                whole, end, _ = file.read(size - begin - skipped).rpartition(b"\n")
-        except FileNotFoundError:
-            return []
-        self._read = begin + skipped + len(whole) + len(end)
-        lines = [_shorten(line) for line in _hide(whole.decode(errors="replace"), self._hidden).splitlines()]
-        # The first of a flood may begin in the middle of a secret.
-        return [f"[{skipped} bytes are in {self._log} alone]", *lines[1:]] if skipped else lines
 
 
 def last_lines(log: Path, env: Variables, count: int = SHOWN_LINES) -> list[str]:
     """Return the last lines of a log, with the secrets of `env` left out and long lines without their middle."""
     return [_shorten(line) for line in _end_of(log, env)[-count:]]
-
-
-def last_words(log: Path, env: Variables) -> str:
-    """Return the last line of a log in brackets, after a blank; nothing where the service has not written any."""
-    (line,) = last_lines(log, env, 1) or ("",)
-    return f" ({line})" if line and not line.startswith(HEADING) else ""
 
 
 def first_error(log: Path, env: Variables) -> str:

@@ -20,9 +20,6 @@ OWNER = "STAGECOACH_OWNER"
 SERVICE = "STAGECOACH_SERVICE"
 # What does not go at SIGKILL for so long hangs in the kernel; waiting longer would not help.
 SWEEP_SECONDS = 10.0
-CLOCK_SECONDS = 2.0
-"""By so much the start of a process may seem later than an event of an older version without its start ticks: the
-kernel's boot time is known to a second."""
 
 
 def start_time(process: int) -> str | None:
@@ -65,19 +62,13 @@ def is_alive(owner: str) -> bool:
 def writer_alive(event: Event) -> bool:
     """Tell whether the process of this host that wrote a start or resumption of a run still lives.
 
-    By boot id, process id and start ticks, however the clock was set meanwhile. An event of an older version has none
-    of them: its process must have begun before it, by the wall clock.
+    By boot id, process id and start ticks, however the clock was set meanwhile; by process id alone where an older
+    version has recorded no more.
     """
-    if event.process:
-        boot, _, process = event.process.partition(":")
-        return boot == boot_id() and is_alive(process)
-    try:
-        process_now = psutil.Process(event.pid)
-        if process_now.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-            return False
-        return bool(process_now.create_time() <= event.at.timestamp() + CLOCK_SECONDS)
-    except psutil.NoSuchProcess:
-        return False
+    if not event.process:
+        return psutil.pid_exists(event.pid)
+    boot, _, process = event.process.partition(":")
+    return boot == boot_id() and is_alive(process)
 
 
 def live_processes(events: Iterable[Event]) -> list[Event]:

@@ -18,7 +18,7 @@ from typing import Any
 import psutil
 
 from flows.services import guardian
-from flows.services.logs import HEADING, LOG_BYTES, Variables, first_error, last_lines, last_words, secrets
+from flows.services.logs import HEADING, LOG_BYTES, Variables, first_error, last_lines, secrets
 from flows.services.ownership import OWNER, SERVICE, identity, kill_owned
 from tasks.runtime.process_variables import inherited_variables, withheld
 
@@ -287,8 +287,6 @@ class Handle:
                 self._failure = self._start_again(status)
                 self._changed.notify_all()
                 restart = 0 if self._failure else self.generation - 1
-            if not restart and status < 128:  # it said why, and the run may continue with others of its kind
-                how += last_words(self.spec.log, self.spec.env)
             again = f"restart {restart} of {self.spec.max_restarts}" if restart else "it is not started again"
             # After the lock and the restart: a listener may take its time.
             text = f"{self.spec.name}: {how}; {again}; log: {self.spec.log}"
@@ -318,10 +316,7 @@ class Handle:
         return ""
 
     def _watch_answers(self) -> None:
-        """Ask again and again whether the service hangs, and restart one that does; until stopped.
-
-        A question may take as long as it takes; listeners hear of one that takes long.
-        """
+        """Ask again and again whether the service hangs, and restart one that does; until stopped."""
         spec = self.spec
         assert spec.hangs is not None
         while not self._stopped.wait(ASK_SECONDS):
@@ -329,21 +324,9 @@ class Handle:
             # A service that still loads weights answers nothing, and does not hang.
             if not (report := self.ready_report()):
                 continue
-            timer = threading.Timer(SLOW_SECONDS, self._tell_no_answer)
-            timer.daemon = True
-            timer.start()
-            try:
-                hangs = spec.hangs(report)
-            finally:
-                timer.cancel()
-            if hangs and not self._stopped.is_set():
+            if spec.hangs(report) and not self._stopped.is_set():
                 logging.getLogger(__name__).warning("service %r does not answer: it is started again", spec.name)
                 self.restart("did not answer any more and was ended", generation)
-
-    def _tell_no_answer(self) -> None:
-        if not self._stopped.is_set():
-            text = f"{self.spec.name}: no answer for {SLOW_SECONDS:.0f} s; the run waits for it, and starts it again "
-            self.tell("note", text=f"{text}after {self.spec.hang_seconds:g} s without one; log: {self.spec.log}")
 
     def _too_late(self, seconds: float, refusal: Exception | None) -> str:
         said = f"; it last said: {type(refusal).__name__}: {refusal}" if refusal else ""

@@ -1,6 +1,5 @@
 """What flow runs are called: as somebody has typed, or so that they can be told apart."""
 
-import logging
 import re
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
@@ -99,15 +98,6 @@ def test_every_deployment_has_a_name_for_its_required_parameters_alone(within, d
     given = {each: "one" for each in parameters if parameters[each] is Parameter.empty}
     within("id", parameters={**parameters, **described.parameters, **given}, auto_scheduled=True)
     assert flow.flow_run_name is None or flow.flow_run_name().startswith(f"{flow.name}-")
-
-
-def test_what_services_write_goes_to_the_logs_of_the_flow_run(monkeypatch, caplog):
-    watcher = run.LogWatcher()
-    watcher("service_lines", {"service": "engine", "lines": ["before the flow run is known"]})
-    monkeypatch.setattr(run, "flow_logger", lambda: logging.getLogger("flow run"))
-    with caplog.at_level("INFO", "flow run"):
-        watcher("service_lines", {"service": "engine", "lines": ["loading 100%", "ready"]})
-    assert caplog.messages == ["[engine] loading 100%", "[engine] ready"]
 
 
 def test_records_of_logs_name_the_flow_and_its_run(monkeypatch):

@@ -5,7 +5,6 @@ import os
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flows.services import logs
 from flows.services.logs import first_error, keep_newest, last_lines
 
 SECRET = "sk-very-secret-0123"
@@ -15,12 +14,12 @@ def test_a_larger_one_keeps_its_newest_bytes_beside_it(tmp_path):
     log, aside = tmp_path / "engine.log", tmp_path / "engine.log.1"
     with log.open("ab", buffering=0) as service:
         service.write(b"old\nnew\n")
-        assert keep_newest(log, 4)
+        keep_newest(log, 4)
         assert aside.read_bytes() == b"new\n"
         service.write(b"next\n")  # through the file that it had opened before
     note = b"--- the log was larger than 4 bytes: what it held is in engine.log.1\n"
     assert log.read_bytes() == note + b"next\n"
-    assert keep_newest(log, 4)
+    keep_newest(log, 4)
     assert aside.read_bytes() == b"ext\n"
     assert sorted(os.listdir(tmp_path)) == ["engine.log", "engine.log.1"]
 
@@ -39,31 +38,14 @@ def test_nothing_is_lost_between_two_looks(tmp_path_factory, lines, most):
     assert written.endswith(kept) and len(kept) >= min(len(written), most - 100)
 
 
-def test_a_disk_that_is_full_costs_what_the_log_held(tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
+def test_a_disk_that_is_full_costs_what_the_log_held(tmp_path):
     log = tmp_path / "engine.log"
     log.write_bytes(b"12345")
-    monkeypatch.setattr(logs, "_copy", full)
-    assert keep_newest(log, 4)
+    log.with_name("engine.log.1").symlink_to("/dev/full")
+    keep_newest(log, 4)
     assert log.read_text() == (
         "--- the log was larger than 4 bytes: what it held is lost: [Errno 28] No space left on device\n"
     )
-
-
-def test_a_writer_that_does_not_append_leaves_a_hole_that_counts_for_nothing(tmp_path):
-    log, aside, most = tmp_path / "a.log", tmp_path / "a.log.1", 40_000
-    with log.open("wb", buffering=0) as program:
-        program.write(b"first\n" * 20_000)
-        assert keep_newest(log, most)
-        program.write(b"then\n")
-        assert log.stat().st_size > 100_000, "it went on where it was"
-        assert not keep_newest(log, most)
-        assert aside.read_bytes() == (b"first\n" * 20_000)[-most:], "what was kept is kept"
-        program.write(b"last!\n" * 7_000)
-        assert keep_newest(log, most)
-    assert aside.read_bytes() == (b"last!\n" * 7_000)[-most:]
 
 
 def test_last_lines_of_a_log(tmp_path):
