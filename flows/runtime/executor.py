@@ -140,11 +140,6 @@ class Executor:
         if self._session and any(ref.computed for ref in batch.refs):  # cached results were checked when computed
             check_account(self._session.context, batch)
 
-    def preload(self, policy: Policy) -> None:
-        """Let the engine load a policy in the background; nothing in a dry run."""
-        if self._session:
-            self._session.engine.preload(policy)
-
     def abort(self) -> None:
         """End the services of a run that fails; nothing in a dry run."""
         if self._session:

@@ -14,7 +14,7 @@ from itertools import count
 from threading import Event
 from typing import Any
 
-from configs.run import RunConfig, only_teachers_sample, policy_scores
+from configs.run import policy_scores
 from flows.orchestration.states import EmptyBatch, GateRefused
 from flows.runtime.empty_batch import explain_empty_batches, missing_groups
 from flows.runtime.executor import Executor, FinishedStep, Refs, StepBatch
@@ -143,16 +143,7 @@ def train_step(execute: Executor, step: int, batch: StepBatch, policy: Policy) -
     execute.check_account(batch)
     check_gate(execute, step, batch, policy)
     trained, new_policy = train(execute, step, batch, policy)
-    if trained.computed and _samples_next(execute.config, step):  # a cached policy may have been sampled with already
-        execute.preload(new_policy)
     return FinishedStep(step, batch, trained, write_metrics(execute, step, (*batch.refs, trained)), new_policy)
-
-
-def _samples_next(config: RunConfig, step: int) -> bool:
-    """Return whether a batch is sampled with the policy that a step makes, and the engine is free for it by then."""
-    left = step + 1 + config.rollout.max_off_policy_steps < config.steps
-    asks_again = config.assignment.refill or bool(config.scorers)
-    return left and not asks_again and not config.streams and not only_teachers_sample(config)
 
 
 def sample_groups(

