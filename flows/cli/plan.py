@@ -18,7 +18,7 @@ from flows.runtime.policy_retention import file_bytes
 from flows.runtime.preflight import require_fit, require_gate
 from flows.runtime.resolve_run import Source
 from flows.services.memory import MemoryPlan, memory_plan, parse_gpu, plan_here
-from flows.services.teachers import asked_teachers, is_here, local_teacher_facts
+from flows.services.teachers import asked_teachers, is_here, teacher_facts
 from tasks.arrays.columns import texts
 from tasks.inference.engine.model_info import directory_digest
 from tasks.inference.environments.packages import EnvironmentUnavailable
@@ -46,7 +46,7 @@ def resolve_here(config: RunConfig, gpu: str = "") -> tuple[RunConfig, MemoryPla
     require_package(config.prefect)
     other_gpu = parse_gpu(gpu) if gpu else None
     local = _with_local_model(config)
-    teachers = local_teacher_facts(local) if local.model.path else {}
+    teachers = teacher_facts(local, local=True) if local.model.path else {}
     resolved = resolve(config, config_versions(local, other_gpu) | teachers)
     # The widths of some models are known before they are here.
     requested = _with_recompute(resolved, config.training.gradient_checkpointing)

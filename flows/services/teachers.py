@@ -66,13 +66,12 @@ class TeacherEngines(RunService):
         """
         url = self._engine(teacher).wait()["url"]
         if teacher.url:
-            return self._external(teacher)
+            return self._ask_external(teacher)
         return ServedModel(url, self._key, MODEL, teacher.version)
 
-    def _external(self, teacher: TeacherConfig) -> ServedModel:
-        key = external_key(teacher)
+    def _ask_external(self, teacher: TeacherConfig) -> ServedModel:
         try:
-            name, version = retry_lost(lambda: served_version(teacher.url, key), EngineLost)  # it may only be busy
+            name, version = retry_lost(lambda: served_version(_external(teacher)), EngineLost)  # it may only be busy
         except EngineLost as error:
             raise ServiceFailed(
                 f"the teacher at {teacher.url} does not answer: {error}. What is in the store is safe: start "
@@ -84,7 +83,8 @@ class TeacherEngines(RunService):
                 "more was done with it, what is in the store is safe: serve that again and resume the run, or start "
                 "a new run"
             )
-        return ServedModel(teacher.url, key, name, salt_of(version))
+        # What it says of itself holds more than a salt may.
+        return ServedModel(teacher.url, os.environ.get(teacher.api_key_variable, ""), name, content_key(version))
 
     def _engine(self, teacher: TeacherConfig) -> Handle:
         weights = teacher.url or teacher.version  # the same weights in two places need one engine
@@ -132,24 +132,15 @@ def asked_teachers(config: RunConfig) -> Iterator[tuple[str, TeacherConfig]]:
             yield f"{where}.teacher", teacher
 
 
-def _plays(where: str) -> bool:
-    """Tell whether a frozen model plays a seat; the others score, or sample, what the policy learns from."""
-    return where.startswith("environments.") and where.endswith(".model")
-
-
-def teacher_facts(config: RunConfig) -> dict[str, dict[str, str]]:
+def teacher_facts(config: RunConfig, local: bool = False) -> dict[str, dict[str, str]]:
     """Return under `teachers` the version of each teacher that the run asks, by the dotted key of its section.
 
     A recorded one that is not there any more keeps its version: a run whose work is done can be looked at without it.
-    Raises ConfigError for one that cannot teach: see `require_teachers`.
+    With `local`, of those whose weights are here: nothing is downloaded and nobody is asked. Raises ConfigError for one
+    that cannot teach: see `require_teachers`.
     """
-    teachers = [(where, each) for where, each in asked_teachers(config) if not each.version or is_here(each)]
+    teachers = [pair for pair in asked_teachers(config) if is_here(pair[1]) or not (local or pair[1].version)]
     return {"teachers": _versions(config, teachers)}
-
-
-def local_teacher_facts(config: RunConfig) -> dict[str, dict[str, str]]:
-    """Return the same of the teachers whose weights are here: nothing is downloaded and nobody is asked."""
-    return {"teachers": _versions(config, [each for each in asked_teachers(config) if is_here(each[1])])}
 
 
 def reopened_teachers(config: RunConfig) -> RunConfig:
@@ -161,27 +152,17 @@ def reopened_teachers(config: RunConfig) -> RunConfig:
 
 def require_teachers(config: RunConfig) -> None:
     """Raise ConfigError, with every reason, where a teacher that the run asks is not there, or cannot teach its model:
-    weights other than recorded, another tokenizer or a smaller vocabulary."""
+    weights other than recorded, or another tokenizer."""
     _versions(config, list(asked_teachers(config)))
 
 
-def external_key(teacher: TeacherConfig) -> str:
-    """Return the key of a teacher that someone else runs; empty where there is none."""
-    return os.environ.get(teacher.api_key_variable, "")
-
-
-def served_version(url: str, key: str) -> tuple[str, str]:
+def served_version(engine: Engine) -> tuple[str, str]:
     """Return the name of the model that an engine of someone else serves, and what it says of it.
 
     Raises EngineLost where nobody answers, EngineError where it is no engine of our kind.
     """
-    with closing(Engine(url, key, timeout=ASK_SECONDS)) as engine:
+    with closing(engine):
         return engine.describe_model()
-
-
-def salt_of(version: str) -> str:
-    """Return under what the states of an engine of someone else are cached: what it says holds more than a salt may."""
-    return content_key(version)
 
 
 def is_here(teacher: TeacherConfig) -> bool:
@@ -189,18 +170,23 @@ def is_here(teacher: TeacherConfig) -> bool:
     return bool(teacher.path) and Path(teacher.path).expanduser().is_dir()
 
 
+def _external(teacher: TeacherConfig, model: str = MODEL) -> Engine:
+    key = os.environ.get(teacher.api_key_variable, "")
+    return Engine(teacher.url, key, timeout=ASK_SECONDS, model=model)
+
+
 def _versions(config: RunConfig, teachers: list[tuple[str, TeacherConfig]]) -> dict[str, str]:
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     lines: list[str] = []
     for where, teacher in teachers:
         try:
-            version, problems = _by_url(config, where, teacher) if teacher.url else _by_path(config, where, teacher)
+            version, problem = _by_url(config, teacher) if teacher.url else _by_path(config, where, teacher)
         # With the others' problems, not instead of them: all are reported at once.
         except (EngineError, EngineLost) as error:
             lines.append(f"{where}.url: {error}. Start it again, or give the path of its weights")
             continue
-        found[where] = version
-        lines += [f"{where}.{line}" for line in problems]
+        versions[where] = version
+        lines += [f"{where}.{problem}"] if problem else []
         if teacher.version and teacher.version != version:
             lines.append(
                 f"{where}.version: recorded as {teacher.version!r}, here it is {version!r}; give back the weights that "
@@ -208,49 +194,26 @@ def _versions(config: RunConfig, teachers: list[tuple[str, TeacherConfig]]) -> d
             )
     if lines:
         raise ConfigError(lines)
-    return found
+    return versions
 
 
-def _by_path(config: RunConfig, where: str, teacher: TeacherConfig) -> tuple[str, list[str]]:
-    """Return the version of a teacher whose weights are here, and what speaks against it."""
+def _by_path(config: RunConfig, where: str, teacher: TeacherConfig) -> tuple[str, str]:
+    """Return the version of a teacher whose weights are here, and what speaks against it, if anything."""
     directory = model_directory(teacher.path, f"{where}.path")
-    info = model_info.read(directory)
+    model_info.read(directory)  # refuses a directory without a config.json
     require_weights(directory)
-    lines = []
-    if tokenizer_digest(directory) != (own := _own_tokenizer(config)):
-        lines.append(
-            f"path: the tokenizer of {teacher.path} is not the model's: its files have another digest"
-            if own
-            else "path: the model's tokenizer is not known (model.tokenizer_digest), so none can be said to be the same"
-        )
-    # A model that plays may be any that reads and writes the same tokens, the policy's first weights too. A larger
-    # vocabulary is padding, which no sampled token ever names.
-    if not _plays(where) and info.vocab_size < config.model.vocab_size:
-        lines.append(
-            f"path: {teacher.path} has {info.vocab_size} tokens in its vocabulary, the model {config.model.vocab_size}"
-        )
-    return directory_digest(directory), lines
+    own = config.model.tokenizer_digest
+    if not own and config.model.path:
+        own = tokenizer_digest(model_directory(config.model.tokenizer or config.model.path))
+    other = tokenizer_digest(directory) != own
+    problem = f"path: the tokenizer of {teacher.path} is not the model's: its files have another digest"
+    return directory_digest(directory), problem if other else ""
 
 
-def _by_url(config: RunConfig, where: str, teacher: TeacherConfig) -> tuple[str, list[str]]:
-    """Return the version of a teacher that someone else serves, and what speaks against it."""
-    key = external_key(teacher)
-    name, version = served_version(teacher.url, key)
-    # The vocabulary's last token: who can score it can score all.
-    path = config.model.path
-    last = (config.model.vocab_size or (model_info.read(model_directory(path)).vocab_size if path else 1)) - 1
-    with closing(Engine(teacher.url, key, timeout=ASK_SECONDS, model=name)) as engine:
-        try:
-            if not _plays(where):
-                engine.score([0, last], salt_of(version))
-        except EngineError as error:
-            return version, [f"url: it cannot score token {last}, the last of the model's vocabulary: {error}"]
-        tokenizer = config.model.tokenizer or path
+def _by_url(config: RunConfig, teacher: TeacherConfig) -> tuple[str, str]:
+    """Return the version of a teacher that someone else serves, and what speaks against it, if anything."""
+    name, version = served_version(_external(teacher))
+    tokenizer = config.model.tokenizer or config.model.path
+    with closing(_external(teacher, name)) as engine:
         other = tokenizer_difference(engine, model_directory(tokenizer)) if tokenizer else ""
-    return version, [f"url: it has another tokenizer than the model: {other}"] if other else []
-
-
-def _own_tokenizer(config: RunConfig) -> str:
-    if config.model.tokenizer_digest or not config.model.path:
-        return config.model.tokenizer_digest
-    return tokenizer_digest(model_directory(config.model.tokenizer or config.model.path))
+    return version, f"url: it has another tokenizer than the model: {other}" if other else ""

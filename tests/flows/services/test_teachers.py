@@ -104,12 +104,9 @@ def test_a_teacher_of_somebody_else_is_known_by_what_it_says_it_serves(taught, o
 
 def test_a_teacher_of_somebody_else_with_other_tokens_or_another_key_is_refused(taught, others, monkeypatch, tmp_path):
     words = tiny_qwen3(tmp_path / "words", layers=1, words=("quick", "brown"))
-    for changes, problem in (
-        ({"vocab_size": 4096}, "it cannot score token 4095"),
-        ({"tokenizer": str(words)}, r"it has another tokenizer .* here \('quick'\)"),
-    ):
-        with pytest.raises(ConfigError, match=rf"algorithm\.teacher\.url: {problem}"):
-            teacher_facts(taught.elsewhere(others, model=taught.config.model.model_dump(mode="json") | changes))
+    words_of = taught.config.model.model_dump(mode="json") | {"tokenizer": str(words)}
+    with pytest.raises(ConfigError, match=r"algorithm\.teacher\.url: it has another tokenizer .* here \('quick'\)"):
+        teacher_facts(taught.elsewhere(others, model=words_of))
     monkeypatch.setenv(VARIABLE, "another key")
     with pytest.raises(ConfigError, match=r"algorithm\.teacher\.url: .*401"):
         teacher_facts(taught.elsewhere(others))
