@@ -66,7 +66,7 @@ def writer_alive(event: Event) -> bool:
     version has recorded no more.
     """
     if not event.process:
-        return psutil.pid_exists(event.pid)
+        return bool(psutil.pid_exists(event.pid))
     boot, _, process = event.process.partition(":")
     return boot == boot_id() and is_alive(process)
 
