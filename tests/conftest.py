@@ -8,7 +8,6 @@ import tempfile
 import traceback
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,14 +26,14 @@ os.environ.pop("COLUMNS", None)
 pytest_plugins = ["tests.fixtures.faults"]
 MEMORY = Path("/dev/shm")
 ENOUGH_BYTES = 2 * 2**30
-PLACE: pytest.StashKey[tuple[ScratchDirectories, Path]] = pytest.StashKey()
+PLACE = pytest.StashKey()
 MARK = re.compile(r"\bpytest\.mark\.(\w+)")
 WHOLE_FILE = re.compile(r"^pytestmark = .*?(?=\n\S|\Z)", re.MULTILINE | re.DOTALL)
 MODELS = re.compile(r"^ +from (transformers|peft|vllm)\b", re.MULTILINE)
 SHARED_ENGINE = re.compile(r"\bsmall_engine\b")
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     """Put the files of tests that start no engine into memory: making a commit durable on a disk is most of their time.
 
     The disk is used where memory is scarce, as in a container with a small /dev/shm, and where a person named a place.
@@ -54,14 +53,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_report_teststatus(report: pytest.CollectReport | pytest.TestReport, config: pytest.Config) -> None:
+def pytest_report_teststatus(report, config):
     """Name a test as soon as it fails: a suite that is stopped from outside never comes to its summary."""
     terminal = config.pluginmanager.get_plugin("terminalreporter")
     if report.failed and terminal and isinstance(report, pytest.TestReport) and not hasattr(config, "workerinput"):
         terminal.write_line(f"\n{report.when} of {report.nodeid} failed after {report.duration:.0f} s")
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+def pytest_ignore_collect(collection_path, config):
     """Leave a file unread whose tests are all deselected by `-m`: to import it may be to load torch or an engine.
 
     Known by its text: a mark that is asked for stands nowhere in it, or one that is not wanted marks it as a whole.
@@ -76,7 +75,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return any(unread) or None
 
 
-def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+def pytest_sessionfinish(session, exitstatus):
     """Give the memory back; after a failure the files stay until the next run.
 
     A worker that was called wrongly says how: xdist says "no active workers" and nothing else.
@@ -96,12 +95,12 @@ def _importable_models(request):
 
 
 @cache
-def _loads_models(path: str) -> bool:
+def _loads_models(path):
     return MODELS.search(Path(path).read_text()) is not None
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Refuse marks that the choice of tests cannot see.
 
     Files that share an engine come first: together they are the longest piece of work that one worker gets.
@@ -118,13 +117,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @cache
-def shares_engine(path: str) -> bool:
+def shares_engine(path):
     """Say whether a file's tests use the engine that all share."""
     return bool(SHARED_ENGINE.search(Path(path).read_text()))
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+def pytest_xdist_make_scheduler(config, log):
     """Give a worker whole files, and all files that share an engine to one: it is started once."""
     from xdist.scheduler import LoadFileScheduling
 
@@ -132,7 +131,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         return None
 
     class FilesByEngine(LoadFileScheduling):
-        def _split_scope(self, nodeid: str) -> str:
+        def _split_scope(self, nodeid):
             file = str(super()._split_scope(nodeid))
             return "the shared engine" if shares_engine(str(config.rootpath / file)) else file
 

@@ -16,7 +16,7 @@ def model(tmp_path_factory):
 def drive(model, tmp_path_factory):
     """Makes a run in a directory of its own, which is DIRECTORY in settings of its own beside those that all have."""
 
-    def make(*overrides: str) -> Driven:
+    def make(*overrides):
         directory = tmp_path_factory.mktemp("crash")
         own = (each.replace("DIRECTORY", str(directory)) for each in overrides)
         return Driven(directory, (*SETTINGS, f"model.path={model}", *own))

@@ -19,10 +19,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from flows.services import process as service_process
 from flows.services.guardian import PR_SET_CHILD_SUBREAPER, prctl
@@ -57,12 +55,12 @@ LOOK_SECONDS = 0.005
 class Forked:
     """A child of this process that a server forked; what is used of subprocess.Popen."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid):
         self.pid = pid
-        self.returncode: int | None = None
+        self.returncode = None
         self._lock = threading.Lock()
 
-    def poll(self) -> int | None:
+    def poll(self):
         """Return the exit status, minus the signal's number after a signal; None while it runs."""
         with self._lock:
             if self.returncode is None:
@@ -70,7 +68,7 @@ class Forked:
                 self.returncode = os.waitstatus_to_exitcode(status) if done else None
             return self.returncode
 
-    def wait(self, timeout: float = float("inf")) -> int:
+    def wait(self, timeout=float("inf")):
         """Wait for its end; return the exit status. Raises subprocess.TimeoutExpired."""
         deadline = time.monotonic() + timeout
         while (status := self.poll()) is None:
@@ -79,7 +77,7 @@ class Forked:
             time.sleep(LOOK_SECONDS)
         return status
 
-    def kill(self) -> None:
+    def kill(self):
         """Kill it, unless it has ended."""
         if self.poll() is None:
             os.kill(self.pid, signal.SIGKILL)
@@ -88,14 +86,14 @@ class Forked:
 class ForkServer:
     """The near end of a server, which ends with the process that asks it."""
 
-    def __init__(self, asked: socket.socket) -> None:
+    def __init__(self, asked):
         self._asked = asked
         self._lock = threading.Lock()
         # What the server's child leaves behind as it ends becomes a child of this process.
         prctl(PR_SET_CHILD_SUBREAPER, 1)
 
     @classmethod
-    def imported(cls) -> "ForkServer":
+    def imported(cls):
         """Start a server in a new process, which imports all there is to import."""
         near, far = socket.socketpair()
         command = [sys.executable, "-P", "-m", __spec__.name, str(far.fileno())]
@@ -105,7 +103,7 @@ class ForkServer:
         return cls(near)
 
     @classmethod
-    def forked(cls) -> "ForkServer":
+    def forked(cls):
         """Fork a server off this process, which must not have used anything yet."""
         near, far = socket.socketpair()
         if os.fork() == 0:
@@ -114,7 +112,7 @@ class ForkServer:
         far.close()
         return cls(near)
 
-    def start(self, arguments: Sequence[str], variables: Mapping[str, str], log: int, *passed: int) -> Forked:
+    def start(self, arguments, variables, log, *passed):
         """Do what `python -m` does with the arguments, in a new session; the output goes to the descriptor `log`.
 
         An argument `{}` stands for the number that the descriptor in `passed` has in the new process.
@@ -125,7 +123,7 @@ class ForkServer:
             return Forked(int(self._asked.recv(REQUEST_BYTES)))
 
 
-def serve(asked: socket.socket) -> None:
+def serve(asked):
     """Fork a process for each request, whose parent ends at once; return in that process, as what was asked for."""
     while True:
         data, descriptors, *_ = socket.recv_fds(asked, REQUEST_BYTES, 8)
@@ -145,7 +143,7 @@ def serve(asked: socket.socket) -> None:
             os.close(each)
 
 
-def become(arguments: Sequence[str], variables: Mapping[str, str], descriptors: Sequence[int]) -> None:
+def become(arguments, variables, descriptors):
     """Be the process that was asked for, with its variables and descriptors, and no others; then end."""
     os.setsid()
     if AUTOGROUP.exists():
@@ -162,7 +160,7 @@ def become(arguments: Sequence[str], variables: Mapping[str, str], descriptors: 
     run([str(passed[0]) if word == "{}" else word for word in arguments])
 
 
-def close_all(but: Sequence[int] = ()) -> None:
+def close_all(but=()):
     """Close what a new program would not have: all but the standard streams and what is passed on."""
     for each in map(int, os.listdir("/proc/self/fd")):
         if each >= FIRST_DESCRIPTOR and each not in but:
@@ -170,7 +168,7 @@ def close_all(but: Sequence[int] = ()) -> None:
                 os.close(each)
 
 
-def run(arguments: Sequence[str]) -> None:
+def run(arguments):
     """Run a module as the main one; its services, if it starts any, come from a server of its own."""
     module, *sys.argv[1:] = arguments
     if module == FLOW:
@@ -193,7 +191,7 @@ def run(arguments: Sequence[str]) -> None:
     os._exit(status)
 
 
-def execute(file: str, arguments: Sequence[str]) -> None:
+def execute(file, arguments):
     """Stand in for the execution of another Python, which is this one."""
     module = module_of(arguments)
     close_all()
@@ -204,7 +202,7 @@ def execute(file: str, arguments: Sequence[str]) -> None:
     run(module)
 
 
-def module_of(arguments: Sequence[str]) -> list[str]:
+def module_of(arguments):
     """Return the module that a command of the program runs, with its arguments."""
     *python, _ = module_command("")
     assert list(arguments[: len(python)]) == python, arguments
@@ -214,16 +212,14 @@ def module_of(arguments: Sequence[str]) -> list[str]:
 class Guarded:
     """Starts a flow's services behind guardians, as the flow does, from a server."""
 
-    def __init__(self, server: ForkServer) -> None:
+    def __init__(self, server):
         self._server = server
 
-    def replace(self) -> None:
+    def replace(self):
         """Take the place of the function of flows that starts a program behind a guardian."""
         service_process.start_guarded = self.start  # type: ignore[assignment]
 
-    def start(
-        self, argv: Sequence[str], variables: Mapping[str, str], log: Path, heading: str, grace_seconds: float
-    ) -> tuple[Any, service_process.Lifeline]:
+    def start(self, argv, variables, log, heading, grace_seconds):
         """Start a program; return its guardian and its lifeline."""
         lifeline = service_process.Lifeline()
         with log.open("ab") as output:
@@ -235,7 +231,7 @@ class Guarded:
         return guardian, lifeline
 
 
-def main(descriptor: int) -> None:
+def main(descriptor):
     """Import what flows, commands and learners import, and serve."""
     for name in IMPORTED:
         importlib.import_module(name)

@@ -29,13 +29,13 @@ class Sabotage:
     only: str = ""
 
 
-def sabotages() -> list[Sabotage]:
+def sabotages():
     """Return all of them, as they are listed."""
     listed = tomllib.loads(Path(__file__).with_name("sabotages.toml").read_text(encoding="utf-8"))
     return [Sabotage(**each) for each in listed["sabotage"]]
 
 
-def sabotaged(text: str, edits: list[list[str]]) -> str:
+def sabotaged(text, edits):
     """Return the text of a file with each edit made once; AssertionError where what goes does not stand there once."""
     for before, after in edits:
         assert text.count(before) == 1, f"stands {text.count(before)} times in the file: {before!r}"
@@ -43,7 +43,7 @@ def sabotaged(text: str, edits: list[list[str]]) -> str:
     return text
 
 
-def caught(copy: Path, sabotage: Sabotage) -> tuple[bool, str]:
+def caught(copy, sabotage):
     """Plant a fault in a copy of the checkout, run its tests, mend it; say whether and by what it was caught."""
     file = copy / sabotage.file
     good = file.read_text(encoding="utf-8")
@@ -62,7 +62,7 @@ def caught(copy: Path, sabotage: Sabotage) -> tuple[bool, str]:
     return done.returncode == TESTS_FAILED, failed[0] if failed else done.stdout[-300:]
 
 
-def main(names: list[str]) -> int:
+def main(names):
     """Try every sabotage, or those whose names hold one of some words; return 0 if all were caught."""
     tried = [each for each in sabotages() if not names or any(name in each.name for name in names)]
     missed = 0

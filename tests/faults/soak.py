@@ -25,12 +25,10 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -40,7 +38,7 @@ from storage.store import open_store
 from tasks.learner.tiny import tiny_qwen3
 from tests.acceptance import program
 from tests.crash.checks import check_same
-from tests.faults.forking import FLOW, Forked, ForkServer
+from tests.faults.forking import FLOW, ForkServer
 from tests.fixtures.driving import NAME, ROOT, SETTINGS, Driven, check_once, check_replayed, rows
 from tests.fixtures.histories import contents
 
@@ -82,14 +80,14 @@ class Tally:
     """Seconds after which a victim is killed at the latest; they follow the load of the machine."""
     stories: int = 0
 
-    def note(self, victim: str, killed: bool) -> None:
+    def note(self, victim, killed):
         """Count a kill, or one that came too late, and let the moments of those to come follow from it."""
         (self.kills if killed else self.late)[victim] += 1
         self.reach[victim] *= GROWS if killed else SHRINKS
         if killed and self.kills.total() % SAID_EVERY == 0:
             print(self, flush=True)
 
-    def __str__(self) -> str:
+    def __str__(self):
         each = ", ".join(f"{name} {number}" for name, number in sorted(self.kills.items()))
         spread = statistics.quantiles(self.seconds, n=10) if len(self.seconds) > 1 else []
         waits = (
@@ -107,17 +105,15 @@ Overrides = tuple[str, ...]
 class Story:
     """One run in an empty store and what is done to it."""
 
-    def __init__(
-        self, place: Path, model: Path, chance: random.Random, tally: Tally, server: ForkServer | None, more: Overrides
-    ) -> None:
+    def __init__(self, place, model, chance, tally, server, more):
         self.run = Driven(place, (*SETTINGS, f"model.path={model}", "learner.max_restarts=1000", *more))
         self.chance, self.tally, self.server = chance, tally, server
         """Without a server, services are real and each process is started as people do."""
-        self.flow: subprocess.Popen[bytes] | Forked | None = None
-        self.crashes: list[float] = []
+        self.flow = None
+        self.crashes = []
         self.imported = False
 
-    def live(self, until: float) -> bool:
+    def live(self, until):
         """Kill and call again until the run has come to its end; False where the time was up before."""
         victims = ["flow", "flow", "learner", *(COMMANDS if self.server else ["engine", "environment", "worker"])]
         while time.monotonic() < until:
@@ -135,15 +131,15 @@ class Story:
         self.end_flow()
         return False
 
-    def begin(self) -> "subprocess.Popen[bytes] | Forked":
+    def begin(self):
         """Call the run in a new process."""
         overrides = list(self.run.overrides) if self.server else [*self.run.overrides[len(SETTINGS) :]]
-        request: dict[str, Any] = {"overrides": overrides, "kills": {}}
+        request = {"overrides": overrides, "kills": {}}
         request |= {"kill": "", "stop": "", "name": NAME, "prefect": False, "backwards": False, "replays": []}
         module = FLOW if self.server else program.__name__
         return self.process([module, str(self.run.directory), json.dumps(request)])
 
-    def process(self, arguments: list[str]) -> "subprocess.Popen[bytes] | Forked":
+    def process(self, arguments):
         """Start a module of this checkout, its output in the story's log."""
         variables = os.environ | {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
         with (self.run.directory / "log.txt").open("ab") as log:
@@ -152,7 +148,7 @@ class Story:
             command = [sys.executable, "-P", "-m", *arguments]
             return subprocess.Popen(command, cwd=ROOT, env=variables, stdout=log, stderr=log)
 
-    def kill_service(self, victim: str) -> None:
+    def kill_service(self, victim):
         """Kill the flow or one of its services after a while, with all that belongs to it but its guardian."""
         assert self.flow is not None
         deadline = time.monotonic() + self.chance.uniform(0.0, self.tally.reach[victim])
@@ -172,7 +168,7 @@ class Story:
         self.crashes.append(time.time())
         self.tally.note(victim, killed=True)
 
-    def processes(self, victim: str) -> Iterator[psutil.Process]:
+    def processes(self, victim):
         """Yield the processes to kill: a service's with its children, or a worker's of an environment."""
         service = "environment" if victim == "worker" else victim
         for report in (self.run.store / "logs" / NAME).glob(f"{service}*.json"):
@@ -183,7 +179,7 @@ class Story:
                     self.chance.sample(children, min(1, len(children))) if victim == "worker" else [found, *children]
                 )
 
-    def kill_command(self, name: str) -> None:
+    def kill_command(self, name):
         """Call a command, kill it after a while, call it again and see that it ends as if nothing had happened."""
         if not (self.run.store / "tables/ledger").is_dir() or (name == "gc" and not self.imported):
             return
@@ -208,14 +204,14 @@ class Story:
             after = contents(open_store(self.run.store), [NAME])
             assert {row: after.get(row) for row in before} == before, "repair lost something"
 
-    def damage_ledger(self) -> dict[tuple[str, str, str], list[Any]]:
+    def damage_ledger(self):
         """Cut the newest commit of the ledger off; return what the run had before."""
         before = contents(open_store(self.run.store), [NAME])
         newest = max((self.run.store / "tables/ledger/_delta_log").glob("*.json"))
         newest.write_bytes(newest.read_bytes()[:40])
         return before
 
-    def kill_flow(self) -> None:
+    def kill_flow(self):
         """Kill the flow, where there is one that has not ended."""
         if self.flow is None:
             return
@@ -227,13 +223,13 @@ class Story:
             self.flow = None
             check_undamaged(self.run.store)
 
-    def end_flow(self) -> None:
+    def end_flow(self):
         """Kill what is still there of a story that is at its end."""
         if self.flow is not None:
             self.flow.kill()
             self.flow.wait()
 
-    def ended(self) -> bool:
+    def ended(self):
         """Assert that the run ended well; note how long it took after each crash to go on."""
         assert self.flow is not None
         assert self.flow.returncode == 0, f"the run ended with status {self.flow.returncode}"
@@ -245,7 +241,7 @@ class Story:
         return True
 
 
-def check_undamaged(store: Path) -> None:
+def check_undamaged(store):
     """Assert that a kill left nothing to repair: all that the ledger names is there, and is what it was."""
     if not (store / "tables/ledger/_delta_log").is_dir():
         return
@@ -259,7 +255,7 @@ def check_undamaged(store: Path) -> None:
     assert left == [], f"a kill left damage: {left}"
 
 
-def check_real(run: Driven) -> None:
+def check_real(run):
     """Assert that each rollout of a run with real services is there once, and none failed by a kill."""
     check_once(run.store)
     traces = rows(open_store(run.store))["traces"]
@@ -267,7 +263,7 @@ def check_real(run: Driven) -> None:
     assert [row["error_message"] for row in traces if row["error_class"]] == [], "a kill was put down to a rollout"
 
 
-def check_stream(run: Driven) -> None:
+def check_stream(run):
     """Assert that each group is in one step, none older than the bound, and that a replay trains the same weights."""
     check_once(run.store)
     found = rows(open_store(run.store))
@@ -277,14 +273,14 @@ def check_stream(run: Driven) -> None:
     check_replayed(run, len({row["step"] for row in found["intakes"]}))
 
 
-def reap() -> None:
+def reap():
     """Collect what killed flows have left to this process; nothing else is at work between two stories."""
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             continue
 
 
-def main() -> int:
+def main():
     """Tell stories until the time is up; print what came out, and return 1 where anything was lost."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)

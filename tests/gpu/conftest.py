@@ -8,14 +8,13 @@ Without it the tests use the demo's settings and report to nobody.
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from configs.load import load
 from tasks.runtime.process_variables import inherited_variables
 
-SETTINGS: dict[str, Any] = {"files": ["demo"], "overrides": [], "tokens": 4096, "report": None, "json": True}
+SETTINGS = {"files": ["demo"], "overrides": [], "tokens": 4096, "report": None, "json": True}
 SETTINGS |= json.loads(os.environ.get("STAGECOACH_SMOKE", "{}"))
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,6 @@ import sys
 import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -23,7 +22,7 @@ COPIED = ("pyproject.toml", "stagecoach.py", "benchmarks", "configs", "examples"
 REASONS = Path(__file__).with_name("equivalent.toml")
 
 
-def main(names: list[str]) -> int:
+def main(names):
     """Run mutmut on every mutant, or on those of these names, and tell what was found; the page is of all of them.
 
     Returns 0 if enough mutants were killed in every group of modules.
@@ -43,7 +42,7 @@ def main(names: list[str]) -> int:
     return 0 if enough else 1
 
 
-def report(copy: Path) -> tuple[str, bool]:
+def report(copy):
     """Return the report on the mutants that were run in a copy of the checkout, and whether enough were killed."""
     every = statuses(_mutmut(copy, "results", "--all", "true", quiet=True))
     found = {name: status for name, status in every.items() if status != "not checked"}
@@ -52,13 +51,13 @@ def report(copy: Path) -> tuple[str, bool]:
     return page(counted(found), survivors, f"{datetime.now(UTC):%Y-%m-%d}, {machine}", len(every) - len(found))
 
 
-def statuses(printed: str) -> dict[str, str]:
+def statuses(printed):
     """Return the status of each mutant by name, as `mutmut results` prints them."""
     lines = (line.strip().rpartition(": ") for line in printed.splitlines() if "__mutmut_" in line)
     return {name: status for name, _, status in lines}
 
 
-def counted(found: Mapping[str, str]) -> dict[str, Counter[str]]:
+def counted(found):
     """Return how many mutants of each module have which status, modules in the order of the report."""
     modules = sorted({module_of(name) for name in found}, key=lambda module: (GROUPS.index(group_of(module)), module))
     return {
@@ -66,7 +65,7 @@ def counted(found: Mapping[str, str]) -> dict[str, Counter[str]]:
     }
 
 
-def _survivor(copy: Path, name: str) -> Survivor:
+def _survivor(copy, name):
     module, _, rest = name.partition("__mutmut_")[0].partition(".x")
     function = f"{module}.{rest[1:].replace('ǁ', '.')}"
     removed, added = changes(_mutmut(copy, "show", name, quiet=True))
@@ -75,14 +74,14 @@ def _survivor(copy: Path, name: str) -> Survivor:
     return Survivor(module, function, removed, added, "".join(reasons[:1]))
 
 
-def changes(shown: str) -> tuple[str, str]:
+def changes(shown):
     """Return what a mutant removed and what it added, each on one line, as `mutmut show` prints it."""
     lines = [line for line in shown.splitlines() if line[:1] in ("+", "-") and line[:3] not in ("+++", "---")]
     removed, added = (" ".join(" ".join(line[1:] for line in lines if line[0] == sign).split()) for sign in "-+")
     return removed, added
 
 
-def copy_checkout(target: Path) -> None:
+def copy_checkout(target):
     """Copy what the tests need of the checkout, so that it can be changed there."""
     target.mkdir(parents=True)
     for name in COPIED:
@@ -94,7 +93,7 @@ def copy_checkout(target: Path) -> None:
             shutil.copy(source, target)
 
 
-def _mutmut(copy: Path, *arguments: str, quiet: bool = False, **variables: str) -> str:
+def _mutmut(copy, *arguments, quiet=False, **variables):
     program = Path(sys.executable).with_name("mutmut")
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
     done = subprocess.run(

@@ -1,7 +1,6 @@
 """The report of a mutation run: shares by module and group, and every mutant that survived, with the reason why."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 ENOUGH = 0.98
@@ -33,24 +32,22 @@ class Survivor:
     """Why it changes nothing that a test could see; empty where that is not so."""
 
 
-def module_of(mutant: str) -> str:
+def module_of(mutant):
     """Return the module of a mutant, by its name `package.module.x_function__mutmut_1`."""
     return mutant.partition(".x")[0]
 
 
-def group_of(module: str) -> str:
+def group_of(module):
     """Return the group that a module is of."""
     return PARTS[max((part for part in PARTS if f"{module}.".startswith(f"{part}.")), key=len)]
 
 
-def killed(counts: Counter[str]) -> int:
+def killed(counts):
     """Return how many mutants made a test fail, or a loop endless."""
     return counts["killed"] + counts["timeout"]
 
 
-def page(
-    counts: Mapping[str, Counter[str]], survivors: Sequence[Survivor], made: str, unchecked: int
-) -> tuple[str, bool]:
+def page(counts, survivors, made, unchecked):
     """Return the report as Markdown, and whether enough mutants were killed in every group.
 
     `made` says when and where, and `unchecked` how many more mutants there are that were not run.
@@ -72,19 +69,19 @@ def page(
     return text, all(killed(count) >= ENOUGH * telling(count) for count in groups.values())
 
 
-def telling(counts: Counter[str]) -> int:
+def telling(counts):
     """Return how many mutants change anything; `same` counts those among the survivors that do not."""
     return counts.total() - 2 * counts["same"]
 
 
-def _line(name: str, counts: Counter[str]) -> str:
+def _line(name, counts):
     total, same = counts.total() - counts["same"], counts["same"]
     left = total - killed(counts) - same
     share = f"{killed(counts) / max(telling(counts), 1):.1%}"
     return f"| {name} | {total:,} | {killed(counts):,} | {same} | {left} | {share} |"
 
 
-def _listed(survivors: Sequence[Survivor]) -> str:
+def _listed(survivors):
     """Return a list of survivors by function: the line as it is, the line that no test told from it, and why."""
     lines = []
     for each in sorted(survivors, key=lambda each: (each.function, each.removed, each.added)):

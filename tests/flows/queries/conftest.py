@@ -39,7 +39,7 @@ def rows(root):
     store = open_store(root)
 
     @cache
-    def read(run: str, table: str) -> list[Row]:
+    def read(run, table):
         entries = [entry for entry in store.ledger.entries(run=run) if not entry.part and entry.slices(table)]
         return [
             row | {"key": entry.key, "inputs": entry.inputs, "step": entry.step}
