@@ -7,8 +7,7 @@ With `--stream` steps take their rollouts from a stream: each group must be in o
 a replay of the recorded rollouts must train the same weights.
 A kill counts where the process was there to be killed. Whatever must hold and does not is a loss; its store is kept.
 
-Processes are forked from one that has imported everything, but with `--real`: to import is 15 times as long as the
-work of a run, and there is nothing in it to lose. The moment of a kill is uniform over about what its victim takes.
+The moment of a kill is uniform over about what its victim takes.
 """
 
 import argparse
@@ -38,7 +37,6 @@ from storage.store import open_store
 from tasks.learner.tiny import tiny_qwen3
 from tests.acceptance import program
 from tests.crash.checks import check_same
-from tests.faults.forking import FLOW, ForkServer
 from tests.fixtures.driving import NAME, ROOT, SETTINGS, Driven, check_once, check_replayed, rows
 from tests.fixtures.histories import contents
 
@@ -54,12 +52,13 @@ ALONE = ("gc", "repair")
 """Commands that are called while no run is at work."""
 REAL_SECONDS = 45.0
 """About how long a run with real services takes."""
-FORKED_SHARE, COMMAND_SHARE = 0.2, 0.03
-"""How long a forked run takes, and a command, of the time of one that is started as people do."""
+COMMAND_SHARE = 0.3
+"""How long a command takes, of the time of a run."""
 SHRINKS, GROWS = 0.8, 1.025
 """By these, where a kill came too late and where it did not: so one of ten comes too late."""
 SAID_EVERY = 20
 """Kills after which the tally is printed, beside the end of each story."""
+FLOW = "tests.fixtures.dying_run"
 STREAM = ("steps=4", "rollout.max_off_policy_steps=2")
 PATIENCE = 600.0
 GIVEN_UP = 5
@@ -99,23 +98,19 @@ class Tally:
         )
 
 
-Overrides = tuple[str, ...]
-
-
 class Story:
     """One run in an empty store and what is done to it."""
 
-    def __init__(self, place, model, chance, tally, server, more):
+    def __init__(self, place, model, chance, tally, real, more):
         self.run = Driven(place, (*SETTINGS, f"model.path={model}", "learner.max_restarts=1000", *more))
-        self.chance, self.tally, self.server = chance, tally, server
-        """Without a server, services are real and each process is started as people do."""
+        self.chance, self.tally, self.real = chance, tally, real
         self.flow = None
         self.crashes = []
         self.imported = False
 
     def live(self, until):
         """Kill and call again until the run has come to its end; False where the time was up before."""
-        victims = ["flow", "flow", "learner", *(COMMANDS if self.server else ["engine", "environment", "worker"])]
+        victims = ["flow", "flow", "learner", *(["engine", "environment", "worker"] if self.real else COMMANDS)]
         while time.monotonic() < until:
             victim = self.chance.choice(victims)
             if victim in ALONE:
@@ -133,18 +128,16 @@ class Story:
 
     def begin(self):
         """Call the run in a new process."""
-        overrides = list(self.run.overrides) if self.server else [*self.run.overrides[len(SETTINGS) :]]
+        overrides = list(self.run.overrides[len(SETTINGS) if self.real else 0 :])
         request = {"overrides": overrides, "kills": {}}
         request |= {"kill": "", "stop": "", "name": NAME, "prefect": False, "backwards": False, "replays": []}
-        module = FLOW if self.server else program.__name__
+        module = program.__name__ if self.real else FLOW
         return self.process([module, str(self.run.directory), json.dumps(request)])
 
     def process(self, arguments):
         """Start a module of this checkout, its output in the story's log."""
         variables = os.environ | {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": "PASSIVE"}
         with (self.run.directory / "log.txt").open("ab") as log:
-            if self.server:
-                return self.server.start(arguments, variables, log.fileno())
             command = [sys.executable, "-P", "-m", *arguments]
             return subprocess.Popen(command, cwd=ROOT, env=variables, stdout=log, stderr=log)
 
@@ -171,7 +164,7 @@ class Story:
     def processes(self, victim):
         """Yield the processes to kill: a service's with its children, or a worker's of an environment."""
         service = "environment" if victim == "worker" else victim
-        for report in (self.run.store / "logs" / NAME).glob(f"{service}*.json"):
+        for report in (self.run.store / "logs" / NAME / "reports").glob(f"*/{service}*.json"):
             with suppress(psutil.NoSuchProcess, ValueError, KeyError, OSError):
                 found = psutil.Process(json.loads(report.read_text())["pid"])
                 children = found.children(recursive=True)
@@ -273,13 +266,6 @@ def check_stream(run):
     check_replayed(run, len({row["step"] for row in found["intakes"]}))
 
 
-def reap():
-    """Collect what killed flows have left to this process; nothing else is at work between two stories."""
-    with suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            continue
-
-
 def main():
     """Tell stories until the time is up; print what came out, and return 1 where anything was lost."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -300,16 +286,14 @@ def main():
     reference.directory.mkdir()
     reach, began = dict.fromkeys(REAL, REAL_SECONDS), time.monotonic()
     if not arguments.real:
-        # A process of its own start, with other hashes of strings than the forked ones have.
         assert reference.live().status == 0
         seconds = time.monotonic() - began
-        reach = dict.fromkeys(REAL, FORKED_SHARE * seconds) | dict.fromkeys(COMMANDS, COMMAND_SHARE * seconds)
-    server = None if arguments.real else ForkServer.imported()
+        reach = dict.fromkeys(REAL, seconds) | dict.fromkeys(COMMANDS, COMMAND_SHARE * seconds)
     tally = Tally(reach=reach)
     until = time.monotonic() + 60 * arguments.minutes
     while time.monotonic() < until and len(tally.losses) < GIVEN_UP:
         directory = Path(tempfile.mkdtemp(prefix="story-", dir=place))
-        story = Story(directory, model, chance, tally, server, more)
+        story = Story(directory, model, chance, tally, arguments.real, more)
         try:
             if story.live(until):
                 if arguments.stream:
@@ -325,7 +309,6 @@ def main():
             print(tally.losses[-1], flush=True)
         finally:  # of anything else, too, which is an error of the soak itself and ends it
             story.end_flow()
-        reap()
         print(tally, flush=True)
     if not tally.losses:
         shutil.rmtree(place)
