@@ -1,24 +1,16 @@
-"""The table of faults keeps what it held of tests that were not run, and takes the rest from those that were."""
+"""The table of faults has a row for each case, below the test that plants it."""
 
 from dataclasses import replace
 
-from tests.fixtures.faults import Fault, join, page, read_page
+from tests.fixtures.faults import Fault, page
 
 ONE = Fault(
-    "disk", "a disk is full", "one message", "CI", "tests/a/test_a.py::test_full[local]", "ENOSPC <1>", "passed"
+    "disk", "a disk is full", "one message", "CI", "tests/a/test_a.py::test_full[a | b]", "ENOSPC <1>", "passed"
 )
-OTHER = replace(ONE, test="tests/a/test_a.py::test_full[a | b]", receipt="x" * 100)
-ALONE = Fault("log", "a log is cut", "said", "test", "tests/b/test_b.py::test_cut", "3 | 4 bytes", "passed")
 
 
-def test_a_table_that_was_read_is_written_as_it_was():
-    text = page([ONE, OTHER, ALONE])
-    assert page(read_page(text)) == text
-    assert [fault.test for fault in read_page(text)] == [OTHER.test, ONE.test, ALONE.test]
-
-
-def test_cases_that_were_run_take_the_place_of_their_rows_alone():
-    earlier = read_page(page([ONE, OTHER, ALONE]))
-    joined = join(earlier, [failed := replace(ONE, receipt="EIO", result="failed")])
-    assert failed in joined and len(joined) == 3
-    assert "3 faults: 2 passed, 1 failed." in page(joined)
+def test_cases_of_a_test_are_rows_below_its_name():
+    text = page([ONE, replace(ONE, test="tests/b/test_b.py::test_cut", receipt="x" * 100, result="failed")])
+    assert "2 faults: 1 passed, 1 failed." in text
+    assert "**a disk is full.** Must come out: one message. `tests/a/test_a.py`, `test_full`" in text
+    assert "| a \\| b | ENOSPC &lt;1> | CI | passed |" in text and f"| - | {'x' * 69}... | CI | failed |" in text
