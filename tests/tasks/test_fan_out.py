@@ -3,7 +3,6 @@
 import json
 from collections import Counter
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -92,42 +91,3 @@ def test_every_trace_has_one_verdict_and_every_kept_one_is_in_one_row_of_the_bat
 def assignment(row):
     names = ("assignment_id", "group_id", "environment", "example_id")
     return {name: row[name] for name in names} | {"member": 0, "seed": 1}
-
-
-def test_the_property_is_not_vacuous():
-    """Episodes of every kind are drawn: trained ones, dropped judges, other seats, failures, frozen seats."""
-    seen = Counter()
-
-    @settings(deadline=None, max_examples=20, database=None, derandomize=True)
-    @given(rows=episodes())
-    def collect(rows):
-        for row in rows:
-            lost = row["error_class"] is not None
-            seen["errored" if lost else row["agent"]] += 1
-        seen["again"] += max(Counter((row["episode_id"], row["agent"]) for row in rows).values()) > 1
-
-    collect()
-    assert all(seen[kind] > 2 for kind in (*SEATS, "errored", "again")), seen
-
-
-def test_advantages_of_a_real_episode_by_hand():
-    """Two solvers of one proposal, one of which failed, and a proposer: each is compared with its own peers."""
-    shared = {"group_id": "g0", "episode_id": "episode"}
-    rows = [
-        trace("p0", agent="proposer", reward=1.0, **shared),
-        trace("s0", agent="solver", reward=1.0, **shared),
-        trace("s1", agent="solver", reward=0.0, **shared),
-        failed("s2", agent="solver", **shared),
-        trace("s3", agent="solver", reward=None, **shared),
-        trace("p1", agent="proposer", reward=0.0, group_id="g0", episode_id="other"),
-        trace("s4", agent="solver", reward=0.25, group_id="g0", episode_id="other"),
-    ]
-    section = {"algorithm": {"type": "hierarchical_grpo", "episode_agents": ["solver"]}}
-    messages = [each for row in rows for each in exchange(row["trace_id"])]
-    tables = {"traces": table("traces", rows), "messages": table("messages", messages)}
-    filters = {"filters": [{"type": "errored"}]}
-    tables |= filtering(tables, view(FILTERING, filtering=filters, model={"vocab_size": 9}, **section))
-    credits = advantage(tables, view(ADVANTAGE, **section), step=0)["samples"].to_pylist()
-    found = {row["trace_id"]: row["advantage"] for row in credits}
-    assert found == {"p0": 0.5, "p1": -0.5, "s0": 0.5, "s1": -0.5, "s3": None, "s4": 0.0}
-    assert not np.any([row["rl_weights"] for row in credits if row["trace_id"] == "s3"])

@@ -124,5 +124,3 @@ def test_tokens_of_a_rejected_attempt_have_no_weight_and_those_before_it_have_th
     assert [row["path"] for row in found] == [[0, 1, 4, 5], [6, 7]]
     assert [row["rl_weights"] for row in found] == [[0, 0, 0, 1, 1, 0, 0, 0, 1, 1], [0, 0, 0, 1, 1]]
     assert [row["advantage"] for row in found] == [0.5, 0.5], "the baseline is as before"
-    whole = credited([one | {"record": "{}"} for one in traces], [*rows, *others])
-    assert sum(sum(row["rl_weights"]) for row in whole) == 2 + 5 + 2 + 2 + 2, "else they would have weight"

@@ -8,7 +8,7 @@ from configs.environments import EnvironmentConfig, SeatRule
 from configs.run import RunConfig
 from tasks.advantage.algorithms.credit import AdvantageBreach
 from tasks.advantage.stage import STAGE as ADVANTAGE
-from tasks.arrays.seats import LearnerSeatMissing, evaluated_seats, seat_rules, trained_seats
+from tasks.arrays.seats import LearnerSeatMissing, evaluated_seats, trained_seats
 from tasks.filtering.stage import STAGE
 from tests.fixtures.builders import failed, table, trace, view
 from tests.fixtures.stages import advantage, filtering, judged, tables_of
@@ -52,11 +52,6 @@ def test_the_judge_is_left_out_by_default_and_kept_when_asked_for():
     assert evidence(rows, "judge-0") == ("judge", {"judge": {"agent": "judge"}})
     kept = [ENVIRONMENT | {"drop_judge": False}]
     assert evidence(rows, "judge-0", environments=kept, filters=[{"type": "errored"}]) == (None, {})
-
-
-def test_a_frozen_judge_is_untrainable_and_nothing_else():
-    rows = [*debate(0)[:2], trace("judge-0", agent="judge", trainable=False)]
-    assert evidence(rows, "judge-0") == ("untrainable", {})
 
 
 def test_only_the_learner_is_kept():
@@ -127,11 +122,6 @@ def test_one_learner_beside_a_judge_is_a_single_agent():
         credited(BOTH_FOR)
 
 
-def test_learners_that_alternate_keep_baselines_of_their_own():
-    rows = [*debate(0, learner="for"), *debate(1, (0.5, -0.5), "against")]
-    assert credited(rows, [LEARNER], "rae") == {"for-0": pytest.approx(0.9), "against-1": pytest.approx(-0.45)}
-
-
 def test_examples_of_one_learner_are_no_environment_of_one_agent():
     """Who learns may be drawn by example, and a step of few examples hold one seat alone: no reason to stop a run."""
     assert credited(BOTH_FOR, [LEARNER], "rae") == {"for-0": pytest.approx(0.9), "for-1": pytest.approx(-0.09)}
@@ -147,12 +137,6 @@ def test_an_errored_trace_of_an_unknown_learner_is_no_second_agent():
     assert set(credited(rows, [LEARNER])) == {"for-0", "for-1"}
     trained = trained_seats(table("traces", rows), {"reverse": SeatRule(learner_seat=True)})
     assert trained["trace_id"].to_pylist() == ["for-0", "for-1"]
-
-
-def test_no_traces_have_no_seats():
-    found = seat_rules(table("traces", []))
-    assert len(found.dropped) == len(found.unknown) == 0
-    assert evaluated_seats(table("traces", []), []).num_rows == 0
 
 
 def counted(traces, **environment):

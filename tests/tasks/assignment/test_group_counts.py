@@ -4,7 +4,6 @@ from collections import Counter
 from fractions import Fraction
 
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,14 +32,6 @@ def credits(*samples):
 
 
 FACTORS = st.integers(100, 400).map(lambda percent: percent / 100)
-
-
-@pytest.mark.parametrize(
-    ("needed", "factor", "count"), [(8, 1.0, 8), (8, 1.5, 12), (3, 1.5, 5), (10, 1.1, 11), (1, 1.01, 2), (7, 4.0, 28)]
-)
-def test_groups_begun_for_those_needed(needed, factor, count):
-    assert num_begun(needed, factor) == count
-    assert num_needed(count, factor) == needed
 
 
 @given(needed=st.integers(0, 500), factor=FACTORS)
@@ -87,11 +78,6 @@ def test_replacements_are_oversampled_as_well():
     assert {name[0] for _, name in rows} == {"a"}
 
 
-def test_off_nothing_changes():
-    assert walked(3, groups_per_step=4) == walked(3, groups_per_step=4, oversampling=1.0)
-    assert [name for _, name in walked(1, groups_per_step=4)] == [f"reverse{i:02}" for i in range(4, 8)]
-
-
 def test_groups_beyond_the_needed_ones_need_no_replacement():
     first = assignments("a0", "a1", "a2", "b0", "b1", "b2")
     held = credits(("a0", [0.0, 1.0]), ("a1", [0.0, 1.0]), ("b2", [0.0, 1.0]))
@@ -110,21 +96,6 @@ def test_a_group_is_admitted_with_a_weight_that_training_uses():
         ("a1", [0.0]),
     )
     assert admitted_groups(found) == {"a0", "a3", "a4"}
-
-
-def test_what_is_missing_is_missing_by_environment():
-    first = assignments("a0", "a1", "b0", "b1", "b2")
-    held = credits(("a0", [0.0, 1.0]), ("b2", [0.0, 1.0]))
-    assert groups_to_refill(first, first, held) == {"a": 1, "b": 2}
-    later = pa.concat_tables([first, assignments("a.1-0", "b.1-0", "b.1-1")])
-    more = pa.concat_tables([held, credits(("b.1-1", [0.0, 1.0]), ("a.1-0", [0.0, 1.0]))])
-    assert groups_to_refill(first, later, more) == {"b": 1}
-    assert groups_to_refill(first, later, pa.concat_tables([more, credits(("b0", [0.0, 1.0]))])) == {}
-
-
-def test_all_is_missing_where_nothing_was_credited():
-    first = assignments("a0", "a1", "b0")
-    assert groups_to_refill(first, first, credits()) == {"a": 2, "b": 1}
 
 
 @given(

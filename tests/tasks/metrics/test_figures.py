@@ -72,18 +72,6 @@ def test_of_nothing_counts_are_zero_and_the_rest_is_unknown():
 
 
 @settings(max_examples=40)
-@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.none() | st.floats(0, 1)), max_size=8))
-def test_shares_agree_with_their_counts(rows):
-    traces = [trace(f"t{n}", trainable=ours, reward=reward) for n, (ours, _, reward) in enumerate(rows)]
-    verdicts = [verdict(f"t{n}", reason=None if keep else "truncated") for n, (_, keep, _) in enumerate(rows)]
-    found = batch_figures({"traces": table("traces", traces), "verdicts": table("verdicts", verdicts)}, 8)
-    assert found["num_kept"] == sum(keep for _, keep, _ in rows)
-    assert found["num_trainable"] == sum(ours and keep for ours, keep, _ in rows)
-    assert found["trainable_ratio"] == (found["num_trainable"] / len(rows) if rows else None)
-    assert (found["reward_mean"] is None) == all(reward is None for *_, reward in rows)
-
-
-@settings(max_examples=40)
 @given(st.lists(st.floats(-10, 10, width=32), min_size=2, max_size=12), st.randoms())
 def test_advantages_come_to_the_same_to_the_last_bit_in_whatever_order(advantages, random):
     rows = [credit(f"t{n}/0", advantage) for n, advantage in enumerate(advantages)]

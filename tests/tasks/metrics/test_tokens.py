@@ -10,7 +10,7 @@ import pytest
 from storage.schemas.stage_tables import BATCHES, TOKEN_MASKS, TOKEN_STATISTICS
 from tasks.arrays.quantiles import Quantiles
 from tasks.metrics.figures import full_name
-from tasks.metrics.tokens import QUANTILES, Moments, NotMeasured, token_metrics
+from tasks.metrics.tokens import Moments, NotMeasured, token_metrics
 from tasks.runtime.stored_rows import StoredRows
 from tests.fixtures.builders import table
 
@@ -160,47 +160,6 @@ def generated(rng, samples):
     return numbered(rows), statistics, table("token_masks", masks)
 
 
-def at_once(batches, statistics, masks, environments):
-    """The same metrics the plain way, with all tokens in one array."""
-    flags = dict(zip(masks["sample_id"].to_pylist(), masks["masked"].to_pylist(), strict=True))
-    measured = {row["sample_id"]: row for row in statistics.to_pylist()}
-    rows = [row for row in batches.to_pylist() if row["sample_ids"]]
-    ids = [name for row in rows for name in row["sample_ids"]]
-    lengths = [len(measured[name]["logprobs"]) for name in ids]
-    columns = {name: [row[name] for row in rows] for name in STREAMS}
-    columns |= {"learner": [measured[name]["logprobs"] for name in ids]}
-    columns |= {"entropies": [measured[name]["entropies"] for name in ids]}
-    columns |= {"masked": [flags.get(name, [False] * length) for name, length in zip(ids, lengths, strict=True)]}
-    streams = {name: np.concatenate(lists) for name, lists in columns.items()}
-    owner = np.repeat([environments[name] for name in ids], lengths)
-    scopes = {"all": owner == owner} | {name: owner == name for name in environments.values()}
-    return {
-        (scope, name): float(value)
-        for scope, own in scopes.items()
-        for name, value in plain_measures({key: each[own] for key, each in streams.items()}).items()
-    }
-
-
-def plain_measures(tokens):
-    rl, ce, ref_kl = (tokens[f"{name}_weights"] != 0 for name in ("rl", "ce", "ref_kl"))
-    found = {"rl_tokens": rl.sum(), "ce_tokens": ce.sum(), "ref_kl_tokens": ref_kl.sum()}
-    ratios = tokens["learner"] - tokens["logprobs"]
-    mismatch, masked, advantages = np.expm1(ratios[rl]) - ratios[rl], tokens["masked"][rl], tokens["advantages"][rl]
-    groups = {
-        "mismatch_kl": mismatch,
-        "mismatch_kl_masked": mismatch[masked],
-        "mismatch_kl_unmasked": mismatch[~masked],
-    }
-    for name, values in (groups | {"ce_nll": -tokens["learner"][ce]}).items():
-        found |= {f"{name}/mean": np.mean(values), f"{name}/std": np.std(values), f"{name}/max": np.max(values)}
-    for name, value in zip(QUANTILES, np.quantile(np.exp(ratios[rl]), QUANTILES), strict=True):
-        found[f"ratio/q{name:g}"] = value
-    for sign, own in {"": masked == masked, "/positive": advantages > 0, "/negative": advantages < 0}.items():
-        found[f"masked_fraction{sign}"] = np.mean(masked[own])
-    found["entropy"] = np.mean(tokens["entropies"][rl])
-    return found | {"ref_kl/mean": np.mean((ratios - tokens["advantages"])[ref_kl])}
-
-
 def cut(rows, sizes):
     """Rows in parts of so many."""
     borders = [0, *np.cumsum(sizes).tolist(), rows.num_rows]
@@ -212,20 +171,22 @@ def cut(rows, sizes):
 
 @pytest.mark.parametrize("order", ["as trained", "reversed"])
 @pytest.mark.parametrize("environments", [("math",), ("math", "chat", "code")])
-def test_metrics_are_those_of_all_tokens_at_once_and_have_the_same_bits_for_all_parts(environments, order, monkeypatch):
-    """With several blocks, and ratios in a file."""
-    bounds, most = [], 1 << 12
-    monkeypatch.setattr("tasks.metrics.tokens.MOST_IN_MEMORY", most)
-    monkeypatch.setattr("tasks.metrics.tokens.Quantiles", lambda bound: bounds.append(bound) or Quantiles(bound))
-    monkeypatch.setattr(Moments, "BLOCK", 1 << 9)
+def test_metrics_of_several_blocks_are_those_of_one_and_have_the_same_bits_for_all_parts(
+    environments, order, monkeypatch
+):
+    """With ratios in a file."""
     rng = np.random.default_rng(3)
     samples = [(f"t{number}/0", int(rng.integers(50, 700))) for number in range(40)]
     batches, statistics, masks = generated(rng, samples)
     if order == "reversed":
         statistics = statistics.take(list(reversed(range(statistics.num_rows))))
     of_samples = {name: environments[number % len(environments)] for number, (name, _) in enumerate(samples)}
-    expected = at_once(batches, statistics, masks, of_samples)
+    expected = token_metrics(cut(batches, []), cut(statistics, []), masks, of_samples)
     assert len(expected) == (1 + len(environments)) * 25
+    bounds, most = [], 1 << 12
+    monkeypatch.setattr("tasks.metrics.tokens.MOST_IN_MEMORY", most)
+    monkeypatch.setattr("tasks.metrics.tokens.Quantiles", lambda bound: bounds.append(bound) or Quantiles(bound))
+    monkeypatch.setattr(Moments, "BLOCK", 1 << 9)
     whole = token_metrics(cut(batches, []), cut(statistics, []), masks, of_samples)
     assert len(bounds) >= len(environments) and sum(bounds) == most, "of all scopes together"
     assert whole == pytest.approx(expected, rel=1e-12)
