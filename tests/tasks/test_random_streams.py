@@ -7,7 +7,6 @@ from importlib import import_module
 from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -42,23 +41,23 @@ STEPS, ENVIRONMENTS, EXAMPLES = 4, ("a", "b"), 12
 class Seeds:
     """The seeds of each draw, by its name on the page and what is drawn."""
 
-    def __init__(self) -> None:
-        self.of: dict[str, dict[tuple[object, ...], int]] = defaultdict(dict)
+    def __init__(self):
+        self.of = defaultdict(dict)
 
-    def digest(self, *parts: object) -> int:
+    def digest(self, *parts):
         """Return the hash that seeds are made of, and note it."""
         value = permutation.digest(*parts)
         self.of[PURPOSES[str(parts[0])]][parts] = value
         return value
 
 
-def tables_of_examples() -> dict[str, Any]:
+def tables_of_examples():
     rows = [example(f"{name}{number}", name) for name in ENVIRONMENTS for number in range(EXAMPLES)]
     rows += [example(f"{name}-held-{number}", name, "eval") for name in ENVIRONMENTS for number in range(3)]
     return {"examples": table("examples", rows)}
 
 
-def assign(seed: int) -> list[int]:
+def assign(seed):
     """Assign the rollouts of some steps and of an evaluation, by both samplers; return the seeds of all of them."""
     environments = [{"name": name, "taskset": {"id": name}} for name in ENVIRONMENTS]
     examples, found = tables_of_examples()["examples"], []
@@ -82,7 +81,7 @@ def assign(seed: int) -> list[int]:
     return found + evaluated["seed"].to_pylist() + again["seed"].to_pylist()
 
 
-def seeds_of_calls(assigned: list[int]) -> dict[tuple[object, ...], int]:
+def seeds_of_calls(assigned):
     """Seeds of the calls of two attempts with two agent runs each: the first call, and two prompts that come twice."""
     seeds = {}
     for number, seed in enumerate(dict.fromkeys(assigned)):
@@ -105,7 +104,7 @@ def seeds(monkeypatch):
         monkeypatch.setattr(module, "digest", made.digest)
     assigned = [seed for run_seed in (0, 7) for seed in assign(run_seed)]
     groups = [f"{step}-{slot}" for step in range(STEPS) for slot in range(4)]
-    list(packing.updates(SimpleNamespace(weighted=np.arange(len(groups)), groups=groups), 2))  # type: ignore[arg-type]
+    list(packing.updates(SimpleNamespace(weighted=np.arange(len(groups)), groups=groups), 2))
     assert made.of.keys() == set(PURPOSES.values()), "each of these was drawn"
     # Hashes of assignments are not drawn from as they are, but after a shift to 63 bits.
     for purpose in ("sampling", "again"):

@@ -14,7 +14,7 @@ from tasks.stages import BY_NAME, STAGES
 
 def test_the_order_is_the_one_in_which_stages_make_what_others_read():
     """Rows of a step's own: state of the step before, and policies, come from elsewhere."""
-    made: set[str] = set()
+    made = set()
     for each in STAGES:
         if each.scope != "evaluation":
             assert {*stage_of(each.name).reads} <= made, f"{each.name} comes before what it reads"

@@ -1,23 +1,21 @@
 """What the tests of this room read: files that verifiers wrote, and a renderer whose tokens are plain to see."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from tasks.exchange.episodes import Episode, ImportContext, LineProblem, Origin
+from tasks.exchange.episodes import ImportContext, Origin
 from tasks.exchange.files import read_files
 
 FILES = Path(__file__).parent / "files"
 ORIGIN = Origin("a file", 0, 1)
 
 
-def verifiers_lines(name: str) -> list[dict[str, Any]]:
+def verifiers_lines(name):
     """Return the lines of a file that the verifiers command line wrote: `tokens` or `relayed`."""
     return [json.loads(line) for line in (FILES / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def letters(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> list[dict[str, Any]]:
+def letters(messages, tools=None):
     """Render every message as its role's first letter and its text, a token for each character."""
     rows = []
     for message in messages:
@@ -30,19 +28,19 @@ def letters(messages: Sequence[Mapping[str, Any]], tools: Any = None) -> list[di
 READING = ImportContext(render=letters)
 
 
-def written(path: Path, lines: Sequence[Any]) -> Path:
+def written(path, lines):
     """Write lines as JSONL; text stands as it is."""
     text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
     path.write_text(text + "\n", encoding="utf-8")
     return path
 
 
-def read(path: Path, lines: Sequence[Any], context: ImportContext = READING) -> tuple[list[Episode], list[LineProblem]]:
+def read(path, lines, context=READING):
     """Write lines to a file and read it."""
     return read_files([written(path, lines)], context)
 
 
-def one(trace: Callable[[dict[str, Any]], None] = lambda trace: None) -> dict[str, Any]:
+def one(trace=lambda trace: None):
     """Return an episode that verifiers wrote, its only trace changed in place by `trace`."""
     line = verifiers_lines("tokens")[0]
     trace(line["traces"][0])

@@ -1,16 +1,14 @@
 """Datasets: supervised samples branch by branch."""
 
 import json
-from typing import Any
 
 import pytest
 
 from tasks.exchange.datasets import NotText, samples
-from tasks.exchange.episodes import Row
 from tests.fixtures.builders import message, trace
 
 
-def said(name: str, number: int, parent: int | None, role: str, text: Any, sampled: bool = False, **more: Any) -> Row:
+def said(name, number, parent, role, text, sampled=False, **more):
     """Return a message with its text in its body."""
     body = json.dumps({"role": role, "content": text, **more})
     return message(name, number, parent=parent, sampled=sampled, role=role, body=body, content=None)

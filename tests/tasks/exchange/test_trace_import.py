@@ -1,8 +1,6 @@
 """Steps, groups and members of episodes that know little of these, and ids of traces that no other rollout has."""
 
 from collections import Counter
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +15,7 @@ from tests.fixtures.builders import table, trace, verdict
 from tests.tasks.exchange.lines import ORIGIN, read, verifiers_lines
 
 
-def episode(name: str, example: str = "e", **values: Any) -> Episode:
+def episode(name, example="e", **values):
     """Return an episode of one trace."""
     row = trace(name)
     for column in ("assignment_id", "group_id", "environment", "example_id", "episode_id"):
@@ -44,7 +42,7 @@ def test_every_episode_is_one_member_of_one_group(drawn, groups_per_step):
     found = arrange([episode(f"t{number}", **values) for number, values in enumerate(drawn)], groups_per_step)
     seen = Counter(row["trace_id"] for step in found.steps for row in found.rows(step)[0].to_pylist())
     assert seen == Counter(f"t{number}" for number in range(len(drawn)))
-    examples_of: dict[str, set[str]] = {}
+    examples_of = {}
     for step in found.steps:
         traces, assigned = found.rows(step)[0], found.assignments(step)
         verdicts = table("verdicts", [verdict(name, reason="x") for name in traces["trace_id"].to_pylist()])
@@ -99,7 +97,7 @@ NODES = [
 ]
 
 
-def good(path: Path, *lines: Any) -> list[Episode]:
+def good(path, *lines):
     """Return the episodes of a file of these lines, all of them good."""
     found, problems = read(path, lines)
     assert len(found) == len(lines) and not problems

@@ -2,11 +2,8 @@
 
 import copy
 import json
-from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -15,21 +12,19 @@ from hypothesis import strategies as st
 from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import MESSAGES, TRACES
 from tasks.exchange.episodes import ImportContext, count_reasons
-from tasks.exchange.trace_import import ImportedRollouts, arrange
+from tasks.exchange.trace_import import arrange
 from tasks.exchange.traces import source_of, trace_rows
 from tasks.exchange.verifiers_lines import read_episode
 from tests.fixtures.commands import cases
 from tests.tasks.exchange.lines import ORIGIN, READING, letters, one, read, verifiers_lines
 
-Change = Callable[[dict[str, Any]], Any]
 
-
-def node(number: int, **values: Any) -> Change:
+def node(number, **values):
     """Return what sets fields of a node."""
     return lambda trace: trace["nodes"][number].update(values)
 
 
-def imported(path: Path, lines: list[Any]) -> ImportedRollouts:
+def imported(path, lines):
     """Read and place lines that are all good."""
     episodes, problems = read(path, lines)
     assert problems == []
@@ -117,7 +112,7 @@ def test_token_ids_without_log_probs_are_marked():
 
 
 def test_an_unknown_temperature_is_marked():
-    def forget(trace: dict[str, Any]) -> None:
+    def forget(trace):
         trace["calls"][0]["sampling"] = trace["agent"]["config"]["sampling"] = None
 
     row, _ = trace_rows(one(forget)["traces"][0], ImportContext(), {})
@@ -126,19 +121,19 @@ def test_an_unknown_temperature_is_marked():
     assert "temperature" not in json.loads(known["record"])["imported"]
 
 
-def positive(trace: dict[str, Any]) -> None:
+def positive(trace):
     trace["nodes"][1]["logprobs"][0] = 0.5
 
 
-def infinite(trace: dict[str, Any]) -> None:
+def infinite(trace):
     trace["nodes"][1]["logprobs"][0] = float("-inf")
 
 
-def two_temperatures(trace: dict[str, Any]) -> None:
+def two_temperatures(trace):
     trace["calls"].append({"sampling": {"temperature": 0.5}})
 
 
-def check_bad(path: Path, bad: Any, reason: str) -> None:
+def check_bad(path, bad, reason):
     """Read a good line and a bad one; the bad one is named."""
     episodes, problems = read(path / "t.jsonl", ["", one(), bad])
     assert [episode.origin.line for episode in episodes] == [2], "the good line is good"
@@ -224,12 +219,12 @@ def test_errors_are_rows(tmp_path):
 PRIME_RUN = {"type": "train", "id": "r", "work": {"type": "train", "step": 4, "policy": {"start": 2, "end": 3}}}
 
 
-def prime_episode(line: dict[str, Any]) -> dict[str, Any]:
+def prime_episode(line):
     """Lay a line out as prime-rl writes episodes."""
     return {**line, "run": PRIME_RUN, "group": {"id": "g"}, "env": {"id": "reverse_text", "name": "rev"}}
 
 
-def prime_trace(line: dict[str, Any]) -> dict[str, Any]:
+def prime_trace(line):
     """Lay a line out as prime-rl wrote traces by themselves, with what ran them in info."""
     info = {"env_name": "rev", "group_id": "g", "episode_id": line["id"], "policy_version": 2}
     return {**line["traces"][0], "info": info, "run": {"type": "train", "id": "r", "step": 4}}

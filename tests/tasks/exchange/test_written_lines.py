@@ -1,13 +1,12 @@
 """Lines that we write of our own runs: verifiers' form, and the same messages, tokens and errors when they are read."""
 
 import json
-from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.exchange.episodes import Episode, ImportContext, Row, compact
+from tasks.exchange.episodes import ImportContext, compact
 from tasks.exchange.verifiers_lines import line_of, read_episode
 from tests.fixtures.builders import example, exchange, failed, message, trace
 from tests.tasks.exchange.lines import ORIGIN
@@ -18,7 +17,7 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)
 SAME_COLUMNS = ("trace_id", "message", "parent", "role", "content", "sampled", "token_ids", "mask")
 
 
-def there_and_back(rows: list[Row], messages: dict[str, list[Row]], **of_example: Any) -> Episode:
+def there_and_back(rows, messages, **of_example):
     """Write the line of an episode, spell it as JSON, and read it as any other file of verifiers."""
     task = example() | {"task": '{"prompt":"x"}'} | of_example
     line = json.loads(compact(line_of("run", 3, rows, messages, ASSIGNMENT, task)))
@@ -26,9 +25,9 @@ def there_and_back(rows: list[Row], messages: dict[str, list[Row]], **of_example
 
 
 @st.composite
-def graphs(draw: st.DrawFn) -> list[Row]:
+def graphs(draw):
     """Draw the messages of a trace, with tokens; bodies may be spelt in ways that no dump of ours would."""
-    rows: list[Row] = []
+    rows = []
     num_messages = draw(st.integers(1, 4))
     for number in range(num_messages):
         sampled, text = number == num_messages - 1 or draw(st.booleans()), draw(TEXTS)
@@ -37,12 +36,12 @@ def graphs(draw: st.DrawFn) -> list[Row]:
         tokens = draw(st.lists(st.integers(0, 2**31 - 1), min_size=1, max_size=4))
         scores = [draw(st.floats(-90, 0, width=32)) if sampled else 0.0 for _ in tokens]
         parent = draw(st.none() | st.integers(0, number - 1)) if number else None
-        values: dict[str, Any] = {"parent": parent, "tokens": tokens, "sampled": sampled, "logprobs": scores}
+        values = {"parent": parent, "tokens": tokens, "sampled": sampled, "logprobs": scores}
         rows.append(message("t0", number, body=body, content=text, role=role, **values))
     return rows
 
 
-def same(row: Row) -> Row:
+def same(row):
     """Return what must come back of a message; log-probs as the single precision numbers that tables hold."""
     return {name: row[name] for name in SAME_COLUMNS} | {"logprobs": np.float32(row["logprobs"]).tolist()}
 

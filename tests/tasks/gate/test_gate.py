@@ -1,7 +1,6 @@
 """The gate stage: a row for every decision, whoever made it, and what a person is shown."""
 
 import json
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from configs.errors import ConfigError
 from tasks.gate.stage import STAGE, RuleFailed, describe_figures, holds, require_rule, shown_rollouts
 from tasks.metrics.figures import MEANINGS
-from tasks.runtime.services import Answer, Question
+from tasks.runtime.services import Answer
 from tests.fixtures.builders import exchange, message, table, trace, verdict, view
 from tests.fixtures.stages import Call
 
@@ -22,14 +21,14 @@ TABLES = {
     "samples": table("samples", []),
     "batches": table("batches", []),
 }
-UNKNOWN: dict[str, Any] = dict.fromkeys(MEANINGS)
+UNKNOWN = dict.fromkeys(MEANINGS)
 
 
-def decide(gate: dict[str, Any], answer: Answer | None = None) -> tuple[dict[str, Any], list[Question]]:
+def decide(gate, answer=None):
     """Return the decision and what was asked."""
-    asked: list[Question] = []
+    asked = []
 
-    def approve(question: Question) -> Answer:
+    def approve(question):
         asked.append(question)
         assert answer is not None, "nobody should be asked"
         return answer
@@ -103,7 +102,7 @@ def test_a_rule_holds_where_it_is_true(rule, expected):
 comparisons = st.tuples(
     st.sampled_from(sorted(MEANINGS)), st.sampled_from(["<", "<=", "=", "<>", ">=", ">"]), st.integers(-2, 2)
 )
-SIGNS: dict[str, Any] = {
+SIGNS = {
     "<": lambda a, b: a < b,
     "<=": lambda a, b: a <= b,
     "=": lambda a, b: a == b,

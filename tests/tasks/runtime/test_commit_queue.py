@@ -1,7 +1,6 @@
 """Work that is committed in a thread: what is found meanwhile, in which order it counts, and what a failure leaves."""
 
 import threading
-from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -10,9 +9,8 @@ import pytest
 from configs.run import RunConfig
 from storage.errors import StoreUnavailable, WorkRemoved
 from storage.ledger import Ledger
-from storage.refs import Entry, Slice
 from storage.slices import Slices
-from storage.store import Store, open_store
+from storage.store import open_store
 from tasks.runtime import commit_queue
 from tasks.runtime.commit_queue import CommitQueue
 from tasks.runtime.parts import Parts
@@ -33,24 +31,24 @@ def queue(store):
         yield made
 
 
-def hand_over(queue: CommitQueue, key: str, run: str = "run") -> Entry:
+def hand_over(queue, key, run="run"):
     made = queue.append("messages", messages(), run=run, step=0, key=key, attempt=f"{run}-{key}")
     return queue.commit(entry(key, run=run, attempt=f"{run}-{key}", outputs=(made,)))
 
 
-def committed(store: Store) -> list[str]:
+def committed(store):
     return [each.key for each in open_store(store.root.address).ledger.entries()]
 
 
 class Gate:
     """Holds commits to the ledger up until it is opened; notes which rows each of them has."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.seen: list[list[str]] = []
+    def __init__(self, monkeypatch):
+        self.seen = []
         self.open, self.reached = threading.Event(), threading.Event()
         true = Ledger.commit_all
 
-        def commit_all(ledger: Ledger, entries: Sequence[Entry]) -> list[Entry]:
+        def commit_all(ledger, entries):
             self.seen.append([each.key for each in entries])
             self.reached.set()
             assert self.open.wait(20)
@@ -123,7 +121,7 @@ def test_work_that_was_removed_meanwhile_takes_all_that_waited_with_it(store):
     assert committed(store) == []
 
 
-def lose(queue: CommitQueue) -> None:
+def lose(queue):
     hand_over(queue, "b")
 
 
@@ -137,11 +135,11 @@ def test_a_commit_that_fails_is_told_to_the_next_who_asks_and_tried_again(
     told,
     made,
 ):
-    true: Callable[..., object] = getattr(*where)
+    true = getattr(*where)
     problems = [StoreUnavailable("the store does not answer", "", "everything", "wait")]
     failed = threading.Event()
 
-    def failing(*given: object) -> object:
+    def failing(*given):
         if problems:
             failed.set()
             if made:
@@ -163,7 +161,7 @@ def test_a_commit_that_fails_is_told_to_the_next_who_asks_and_tried_again(
 
 
 def test_what_cannot_be_committed_at_the_end_is_an_error(store, monkeypatch):
-    def unanswered(*_: object) -> None:
+    def unanswered(*_):
         raise StoreUnavailable("the store does not answer", "", "everything", "wait")
 
     monkeypatch.setattr(Slices, "commit", unanswered)
@@ -183,7 +181,7 @@ def test_nothing_counts_before_what_it_was_made_from(store, monkeypatch):
         first = context.append("messages", messages(), step=0, key="a", attempt="a")
         context.commit(entry("a", attempt="a", outputs=(first,)))
         assert context.table("messages", (ref_of(entry("a", outputs=(first,)), computed=True),)).num_rows == 4
-        told: list[tuple[int, int]] = []
+        told = []
         tell = lambda units, count: told.append((len(units), count))  # noqa: E731
         parts = Parts(store, partial(make_part, "b"), ("messages", "trace_id"), context.flush, tell)
         parts.put({"messages": messages()})
@@ -199,9 +197,9 @@ def test_nothing_counts_before_what_it_was_made_from(store, monkeypatch):
 
 
 def test_a_part_whose_commit_could_not_be_told_is_committed_once(store):
-    told: list[int] = []
+    told = []
 
-    def tell(units: Collection[str], num_units: int) -> None:
+    def tell(units, num_units):
         told.append(num_units)
         if len(told) == 1:
             raise ValueError("nobody listens")
@@ -215,7 +213,7 @@ def test_a_part_whose_commit_could_not_be_told_is_committed_once(store):
 def test_the_next_call_of_a_stage_raises_the_failure_of_a_part_which_is_committed_again(store, monkeypatch):
     true, problems = Ledger.commit, [StoreUnavailable("the store does not answer", "", "everything", "wait")]
 
-    def commit(ledger: Ledger, row: Entry) -> Entry:
+    def commit(ledger, row):
         if problems:
             raise problems.pop()
         return true(ledger, row)
@@ -231,5 +229,5 @@ def test_the_next_call_of_a_stage_raises_the_failure_of_a_part_which_is_committe
     assert open_store(store.root.address).read(slices).num_rows == messages().num_rows
 
 
-def make_part(key: str, part: str, outputs: Sequence[Slice], tokens: int) -> Entry:
+def make_part(key, part, outputs, tokens):
     return entry(key, part=part, outputs=tuple(outputs), attempt=key)

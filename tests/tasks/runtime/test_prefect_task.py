@@ -1,7 +1,6 @@
 """A stage as a Prefect task: where it runs, how long it may take, and with which tags."""
 
 import pickle
-from typing import Any
 
 from prefect import tags
 from prefect.context import TagsContext
@@ -20,15 +19,15 @@ from tasks.training.stage import STAGE
 
 
 def test_tags_of_the_flow_run_do_not_reach_the_task(monkeypatch):
-    seen: list[set[str]] = []
+    seen = []
     task = StageTask(STAGE)
 
-    def called(**arguments: Any) -> Any:
+    def called(**arguments):
         seen.append(set(TagsContext.get().current_tags))
         return Completed(data="done")
 
     monkeypatch.setattr(task, "_local_task", lambda: called)
-    place: Any = None
+    place = None
     with tags("run:x", "host:y"):
         assert TagsContext.get().current_tags == {"run:x", "host:y"}
         task(place, 0)

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -22,7 +21,7 @@ def directory(tmp_path):
     return hostile_directory(tmp_path)
 
 
-def said_in(directory: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
+def said_in(directory, command):
     """Run a command in a directory, without a word on where modules are."""
     return subprocess.run(
         command, cwd=directory, env=variables(), capture_output=True, text=True, timeout=100, check=False

@@ -1,12 +1,8 @@
 """What a run works with: tables read lately, and work that another process finished a moment ago."""
 
-from collections.abc import Sequence
-
-import pyarrow as pa
 from cachetools import LRUCache
 
 from configs.run import RunConfig
-from storage.refs import Slice
 from storage.store import Store, open_store
 from tasks.runtime import run_context as contexts
 from tasks.runtime.run_context import RunContext
@@ -16,10 +12,10 @@ from tests.fixtures.rows import append, entry, messages
 
 def test_rows_are_read_from_the_store_once(tmp_path, monkeypatch):
     made = [append(open_store(tmp_path), number, 9, attempt=f"a{number}") for number in (2, 3)]
-    context, read, size = RunContext(open_store(tmp_path), "run", RunConfig(name="run"), {}), list[str](), 0
+    context, read, size = RunContext(open_store(tmp_path), "run", RunConfig(name="run"), {}), [], 0
     store_read = Store.read
 
-    def note(store: Store, slices: Sequence[Slice], columns: Sequence[str] | None = None) -> pa.Table:
+    def note(store, slices, columns=None):
         read.extend(piece.attempt for piece in slices)
         return store_read(store, slices, columns)
 

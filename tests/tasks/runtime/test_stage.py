@@ -3,16 +3,13 @@
 import errno
 import time
 from dataclasses import fields, replace
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from configs.run import RunConfig, View
+from configs.run import RunConfig
 from storage.errors import NoSpace, ReadOnlyDisk, StoreError
-from storage.refs import Entry
 from storage.schemas.stage_tables import EXAMPLES
 from storage.store import open_store
 from storage.turns import CachedTurn, TurnCache
@@ -30,7 +27,7 @@ from tests.fixtures.waiting import PATIENCE
 VERSIONS = {"stagecoach": "0"}
 
 
-def examples_table(*names: str) -> pa.Table:
+def examples_table(*names):
     rows = [{"environment": "e", "example_id": name, "split": "train", "task": "{}"} for name in names]
     return pa.Table.from_pylist(rows, schema=EXAMPLES.arrow)
 
@@ -38,22 +35,22 @@ def examples_table(*names: str) -> pa.Table:
 class Counting:
     """A stage function that counts its calls."""
 
-    def __init__(self, *names: str) -> None:
+    def __init__(self, *names):
         self.calls = 0
         self.names = names
 
-    def __call__(self, tables: Tables, config: View) -> Tables:
+    def __call__(self, tables, config):
         """Make the examples."""
         self.calls += 1
         return {"examples": examples_table(*(*self.names, f"group {config.assignment.group_size}"))}
 
 
-def stage_of(function: Any, name: str = "made", version: int = 1, **changes: Any) -> Stage[Any]:
-    settings: dict[str, Any] = {"writes": ("examples",), "sections": ("assignment",), **changes}
+def stage_of(function, name="made", version=1, **changes):
+    settings = {"writes": ("examples",), "sections": ("assignment",), **changes}
     return replace(builders.stage_of(name, function, **settings), version=version)
 
 
-def context_of(root: Path, run: str = "a", **changes: Any) -> RunContext:
+def context_of(root, run="a", **changes):
     return RunContext(open_store(root), run, RunConfig(name=run, **changes), VERSIONS)
 
 
@@ -104,7 +101,7 @@ def test_another_run_adopts_the_work_and_keeps_its_origin(tmp_path):
 
 
 def test_a_section_that_is_not_declared_cannot_be_read(tmp_path):
-    def peeks(tables: Tables, config: View) -> Tables:
+    def peeks(tables, config):
         return {"examples": examples_table(str(config.rollout.max_tokens))}
 
     with pytest.raises(AttributeError, match="'rollout', which it does not declare"):
@@ -112,7 +109,7 @@ def test_a_section_that_is_not_declared_cannot_be_read(tmp_path):
 
 
 def test_an_error_says_where_and_leaves_nothing(tmp_path):
-    def fails(tables: Tables, config: View) -> Tables:
+    def fails(tables, config):
         raise ValueError("the reason")
 
     with pytest.raises(ValueError, match="the reason") as caught:
@@ -122,7 +119,7 @@ def test_an_error_says_where_and_leaves_nothing(tmp_path):
 
 
 def test_inputs_are_read_from_the_work_that_made_them(tmp_path):
-    def renames(tables: Tables, config: View) -> Tables:
+    def renames(tables, config):
         assert list(tables) == ["examples"]
         return {"examples": examples_table(*(name + "!" for name in tables["examples"]["example_id"].to_pylist()))}
 
@@ -134,11 +131,11 @@ def test_inputs_are_read_from_the_work_that_made_them(tmp_path):
     assert entry is not None and entry.inputs == {"made": made.key}
 
 
-def parts_stage(fail_after: int | None = None) -> tuple[Stage[Any], list[str]]:
+def parts_stage(fail_after=None):
     """A stage that makes four pieces, one after the other; it may fail after some of them."""
-    made: list[str] = []
+    made = []
 
-    def works(tables: Tables, config: View, *, parts: Any) -> Tables:
+    def works(tables, config, *, parts):
         for number, name in enumerate(sorted({"p", "q", "r", "s"} - parts.finished_units())):
             if number == fail_after:
                 raise ValueError("interrupted")
@@ -168,10 +165,10 @@ def test_turns_go_when_their_groups_are_committed_also_those_of_a_process_that_d
     failing, _ = parts_stage(fail_after=2)
     whole, _ = parts_stage()
 
-    def context() -> RunContext:
+    def context():
         return context_of(tmp_path, rollout={"keep_turns": True})
 
-    def left(kept: TurnCache | None) -> list[str]:
+    def left(kept):
         assert kept
         return [turn.group_id for turn in turns if kept.of(turn.group_id)]
 
@@ -210,7 +207,7 @@ def test_turns_go_when_their_groups_are_committed_also_those_of_a_process_that_d
     ],
 )
 def test_a_disk_that_takes_nothing_is_named_whoever_in_a_stage_noticed(tmp_path, error, expected, where):
-    def works(tables: Tables, config: View) -> Tables:
+    def works(tables, config):
         raise error
 
     with pytest.raises(expected) as raised:
@@ -225,7 +222,7 @@ def test_a_disk_that_takes_nothing_is_named_whoever_in_a_stage_noticed(tmp_path,
 
 
 def test_parts_of_one_attempt_are_known_before_they_are_committed(tmp_path):
-    def works(tables: Tables, config: View, *, parts: Any) -> Tables:
+    def works(tables, config, *, parts):
         parts.put({"examples": examples_table("p")})
         assert parts.finished_units() == {"p"}
         return {}
@@ -236,9 +233,9 @@ def test_parts_of_one_attempt_are_known_before_they_are_committed(tmp_path):
 
 def test_who_waits_for_work_is_told_when_it_is_done_and_not_committed(tmp_path):
     stage, _ = parts_stage()
-    context, told = context_of(tmp_path), list[Entry | None]()
+    context, told = context_of(tmp_path), []
 
-    def note() -> None:
+    def note():
         told.append(context.find(context.key(stage, 0, {})))
 
     perform(stage, context, 0, when_computed=note)
@@ -258,7 +255,7 @@ def test_groups_that_end_close_together_share_a_commit(tmp_path, monkeypatch):
 
 
 def test_a_part_that_cannot_be_written_fails_the_stage(tmp_path):
-    def works(tables: Tables, config: View, *, parts: Any) -> Tables:
+    def works(tables, config, *, parts):
         parts.put({"examples": examples_table("p").drop_columns(["task"])})
         return {}
 
@@ -267,7 +264,7 @@ def test_a_part_that_cannot_be_written_fails_the_stage(tmp_path):
     assert open_store(tmp_path).ledger.entries() == []
 
 
-def num_parts(root: Path) -> int:
+def num_parts(root):
     """Return how many parts of work the ledger names."""
     return sum(bool(entry.part) for entry in open_store(root).ledger.entries())
 
@@ -276,7 +273,7 @@ def test_groups_that_two_attempts_committed_count_once(tmp_path):
     """Two attempts that overlapped both committed q; whoever goes on keeps one of the two."""
     for run, names in (("a", ("p", "q")), ("b", ("q", "r"))):
 
-        def works(tables: Tables, config: View, *, parts: Any, names: tuple[str, ...] = names) -> Tables:
+        def works(tables, config, *, parts, names=names):
             for name in names:
                 known = num_parts(tmp_path)
                 parts.put({"examples": examples_table(name)})
@@ -298,12 +295,12 @@ def test_groups_that_two_attempts_committed_count_once(tmp_path):
 def test_two_runs_that_finish_the_same_work_go_on_with_the_same_rows(tmp_path):
     contexts = [context_of(tmp_path, run) for run in ("a", "b")]
 
-    def works(tables: Tables, config: View) -> Tables:
+    def works(tables, config):
         if len(rivals) < 1:  # while this one computes, the other starts and finishes
             rivals.append(perform(stage_of(lambda *_: {"examples": examples_table("of b")}), contexts[1], 0))
         return {"examples": examples_table("of a")}
 
-    rivals: list[Ref] = []
+    rivals = []
     mine = perform(stage_of(works), contexts[0], 0)
     rows = [context.table("examples", (ref,)) for context, ref in zip(contexts, (mine, rivals[0]), strict=True)]
     assert mine.key == rivals[0].key
@@ -319,15 +316,15 @@ PARAMETERS = {"demonstration_examples": "rows.jsonl"}
 class Reads:
     """Stands in for an attempt, or its services; remembers what the inputs of a stage take of them."""
 
-    def __init__(self) -> None:
-        self.tables: set[str] = set()
-        self.taken: set[str] = set()
+    def __init__(self):
+        self.tables = set()
+        self.taken = set()
 
-    def read(self, table: str) -> Any:
+    def read(self, table):
         self.tables.add(table)
         return SimpleNamespace(table=lambda columns=None: None)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         self.taken.add(name)
         return name
 
@@ -343,7 +340,7 @@ def test_inputs_take_what_the_stage_declares(stage):
         parameters=PARAMETERS.get(stage.function.__name__),
         stage=stage,
     )
-    inputs = stage.read_inputs(reads)  # type: ignore[arg-type]
+    inputs = stage.read_inputs(reads)
     assert services.taken == {*stage.services} <= {field.name for field in fields(Services)}
     assert reads.tables <= {*stage.reads, *stage.optional}
     assert {*stage.reads} <= reads.tables or isinstance(inputs, ImportInputs)  # which has them for its key alone
@@ -364,7 +361,7 @@ def test_a_service_that_is_missing_is_refused(tmp_path):
 def test_a_lost_service_is_asked_again(losses):
     left = [ConnectionError] * losses
 
-    def attempt() -> str:
+    def attempt():
         if left:
             raise left.pop()
         return "done"
@@ -375,7 +372,7 @@ def test_a_lost_service_is_asked_again(losses):
 def test_a_service_that_is_lost_too_often_and_another_error_end_it():
     tried = []
 
-    def attempt() -> None:
+    def attempt():
         tried.append(1)
         raise ConnectionError(str(len(tried)))
 
