@@ -18,7 +18,7 @@ from tasks.exchange.trace_import import ImportInputs
 from tasks.runtime import parts as parts_module
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import MOST_LOSSES, Services, retry_lost
-from tasks.runtime.stage import Ref, Stage, Tables, perform
+from tasks.runtime.stage import perform
 from tasks.stage_tasks import TASKS
 from tests.fixtures import builders
 from tests.fixtures.faults import happened
