@@ -68,8 +68,8 @@ class ModelConfig(Section):
     """Directory (or hub id) of the tokenizer; empty means beside the weights."""
     renderer: str = ""
     """Name of the `renderers` renderer that turns messages into tokens. Empty is the one that the renderers
-    package knows for the model's name; for any other model it is refused, because a silent default has no tool
-    support."""
+    package knows for the model's name, or one of the family of its `model_type` that writes the same tokens as its chat
+    template; else it is refused, because a silent default has no tool support."""
     renderer_settings: dict[str, Any] = Field({})
     """That renderer's own settings, for example `enable_thinking = false` for qwen3: its prompts then end with an empty
     thought on every turn, so that a conversation of several user turns stays one branch."""

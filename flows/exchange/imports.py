@@ -195,7 +195,7 @@ def _model(model: Any) -> dict[str, Any]:
     sized = (directory / "config.json").is_file()
     return {
         "vocab_size": model_info.read(directory).vocab_size if sized else 0,
-        "renderer": model_info.renderer_name(model.renderer, model.tokenizer),
+        "renderer": model_info.renderer_name(model.renderer, model.tokenizer, directory),
         "tokenizer_digest": tokenizer_digest(directory),
     }
 

@@ -149,7 +149,7 @@ def model_facts(config: RunConfig) -> MachineFacts:
     require_weights(directory)
     own = config.model.tokenizer
     tokenizer = model_directory(own, "model.tokenizer") if own else directory
-    renderer = model_info.renderer_name(config.model.renderer, config.model.path)
+    renderer = model_info.renderer_name(config.model.renderer, config.model.path, tokenizer)
     model_info.renderer_config(renderer, config.model.path, config.model.renderer_settings)  # or it is refused here
     model_info.require_tokenizer(tokenizer, renderer)
     digest = tokenizer_digest(tokenizer)

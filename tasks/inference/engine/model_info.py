@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from configs.errors import ConfigError
 from storage.keys import content_key
+from tasks.runtime.torchvision_operators import declare_torchvision_operators
 
 if TYPE_CHECKING:
     from renderers import BaseRendererConfig
@@ -92,8 +93,61 @@ def require_tokenizer(directory: Path, renderer: str) -> None:
         )
 
 
-def renderer_name(renderer: str, tokenizer: str) -> str:
-    """Return the name of the renderer: `renderer` if not empty, else that of the tokenizer's model.
+FAMILIES = {
+    "qwen3": ("qwen3", "prime-qwen3"),
+    "qwen3_moe": ("qwen3",),
+    "qwen3_vl": ("qwen3-vl",),
+    "qwen3_5": ("qwen3.5", "qwen3.6", "qwen3.8"),
+    "qwen3_5_moe": ("qwen3.5", "qwen3.6", "qwen3.8"),
+    "llama": ("llama-3", "deepseek-r1"),
+    "gemma4": ("gemma4",),
+    "glm4_moe": ("glm-4.5", "glm-5"),
+    "gpt_oss": ("gpt-oss",),
+    "deepseek_v3": ("deepseek-v3", "deepseek-r1"),
+    "minimax_m2": ("minimax-m2",),
+}
+"""Renderers that a model may have, by `model_type` of its config."""
+_PROPERTIES = {"x": {"type": "string"}}
+_FUNCTION = {"name": "f", "description": "d", "parameters": {"type": "object", "properties": _PROPERTIES}}
+_TOOLS: list[Any] = [{"type": "function", "function": _FUNCTION}]
+_MESSAGES = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
+PROBES = [(messages, tools) for messages in (_MESSAGES, _MESSAGES[1:]) for tools in (None, _TOOLS)]
+"""Conversations and tools that a renderer and a chat template have to write in the same tokens."""
+
+
+@cache
+def recognised_renderer(directory: Path) -> str:
+    """Return the renderer of a model directory whose name is not known; empty where none is recognised.
+
+    It is one of the family that `model_type` names which writes PROBES in the tokens of the directory's chat template.
+    """
+    try:
+        family = FAMILIES.get(json.loads((directory / "config.json").read_text(encoding="utf-8"))["model_type"], ())
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return next((name for name in family if _writes_as_template(name, directory)), "")
+
+
+def _writes_as_template(renderer: str, directory: Path) -> bool:
+    from renderers import config_from_name, create_renderer
+    from renderers.base import load_tokenizer
+
+    declare_torchvision_operators()  # renderers of models that see load a processor
+    try:
+        tokenizer = load_tokenizer(str(directory))
+        made = create_renderer(tokenizer, config_from_name(renderer))
+        for messages, tools in PROBES:
+            text = tokenizer.apply_chat_template(messages, tools=tools, add_generation_prompt=True, tokenize=False)
+            ids = tokenizer.encode(text, add_special_tokens=False)
+            if list(made.render_ids(messages, tools=tools, add_generation_prompt=True)) != list(ids):
+                return False
+    except Exception:  # of a tokenizer or template that is not the family's; the model is not recognised by it then
+        return False
+    return True
+
+
+def renderer_name(renderer: str, tokenizer: str, directory: Path | None = None) -> str:
+    """Return the name of the renderer: `renderer` if not empty, else that of the tokenizer's model or its directory.
 
     Raises ModelUnusable for a name that does not exist, and where none is given and the model is unknown: the default
     renderer has no tool support, so it must be named explicitly.
@@ -107,10 +161,11 @@ def renderer_name(renderer: str, tokenizer: str) -> str:
         except (KeyError, ValueError) as error:
             raise ModelUnusable(f"model.renderer {renderer!r} is not a renderer: {error}") from error
         return renderer
-    known: str = MODEL_RENDERER_MAP.get(tokenizer, "")
+    known = MODEL_RENDERER_MAP.get(tokenizer) or (recognised_renderer(directory) if directory else "")
     if not known:
         raise ModelUnusable(
-            f"no renderer is known for {tokenizer!r}. Set model.renderer to the family of its chat template, for "
+            f"no renderer is known for {tokenizer!r}, nor recognised by its model_type and the tokens that its chat "
+            "template writes. Set model.renderer to the family of its chat template, for "
             "example qwen3 or llama-3; `default` uses the tokenizer's own template and has no tool support"
         )
     return known

@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import os
 import re
+import symtable
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -18,7 +19,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from configs.errors import differing_parts
+from configs.errors import did_you_mean, differing_parts
 from tasks.inference.engine.model_info import file_digest
 from tasks.runtime.imports import DISTRIBUTION
 
@@ -31,6 +32,10 @@ SHOWN = 16
 """Hexadecimal digits of a digest: 64 bits, since nobody gains from two packages that share them."""
 # An import path of a function, in a module or in a file of its own.
 _FUNCTION = re.compile(r"([^:\n]+\.py|[A-Za-z_][\w.]*):([A-Za-z_]\w*)")
+# Code that may bind names which stand nowhere in it.
+_BINDS_UNSEEN = re.compile(
+    r"\b(globals|locals|vars|setattr|exec|eval|__dict__|__getattr__|sys\.modules)\b|\bimport\s*\*"
+)
 _NEEDS_VERIFIERS = re.compile(r"verifiers\b(?!.*\bextra\b)")
 _NOT_OWN = sys.stdlib_module_names | {"verifiers"}
 _COMPILED = (".pyc", ".pyo")
@@ -199,12 +204,15 @@ def _distributions(dates: tuple[int, ...]) -> Mapping[str, list[str]]:
 def _functions(environment: Section) -> tuple[list[str], list[Path]]:
     """Return the top-level modules, and the files, of functions that settings name by import path.
 
-    Raises EnvironmentUnavailable for a file that is missing; a missing module is left to the process that loads it.
+    Raises EnvironmentUnavailable for a file that is missing, and for a function that the code of its module does not
+    bind; a missing module is left to the process that loads it.
     """
     modules, files = list[str](), list[Path]()
     for key, text in _texts(environment):
         match = _FUNCTION.fullmatch(text)
         place = match[1] if match else text if key == "fn" else ""
+        if match:
+            _require_function(environment, *match.group(0, 1, 2))
         if not place.endswith(".py"):
             top = place.partition(".")[0]
             modules += [top] if top and top not in _NOT_OWN and _spec(top) is not None else []
@@ -215,6 +223,43 @@ def _functions(environment: Section) -> tuple[list[str], list[Path]]:
                 f"environment {environment['name']!r}: a function is plugged in from {place!r}, which is no file here"
             )
     return modules, files
+
+
+def _require_function(environment: Section, text: str, place: str, name: str) -> None:
+    # Beside a package that happens to be installed, a text may be no function: `docker:dind` names an image.
+    if not place.endswith(".py") and not _is_own_code(place.partition(".")[0]):
+        return
+    file = Path(place) if place.endswith(".py") else _source(place)
+    names = _bound_names(file.read_text("utf-8", "replace")) if file and file.is_file() else None
+    if names is not None and name not in names:
+        raise EnvironmentUnavailable(
+            f"environment {environment['name']!r}: {text!r} names no function: {place} has no {name!r}"
+            f"{did_you_mean(name, names)}"
+        )
+
+
+def _source(module: str) -> Path | None:
+    """Return the file of a module; None where it is not here, or is one of Python or verifiers."""
+    top, *inner = module.split(".")
+    spec = None if top in _NOT_OWN else _spec(top)
+    if spec is None or not inner:
+        return Path(spec.origin) if spec and spec.origin else None
+    roots = [Path(root, *inner) for root in spec.submodule_search_locations or ()]
+    files = (file for root in roots for file in (root / "__init__.py", root.with_suffix(".py")))
+    return next((file for file in files if file.is_file()), None)
+
+
+def _bound_names(code: str) -> set[str] | None:
+    """Return the names that code binds at the top; None where it may bind others as it runs, or is no Python."""
+    if _BINDS_UNSEEN.search(code):
+        return None
+    try:
+        symbols = symtable.symtable(code, "", "exec").get_symbols()
+    except (SyntaxError, ValueError):
+        return None
+    return {
+        name.get_name() for name in symbols if name.is_assigned() or name.is_imported() or name.is_declared_global()
+    }
 
 
 def _data(environment: Section) -> Iterator[str]:

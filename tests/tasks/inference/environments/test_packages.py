@@ -163,6 +163,26 @@ def test_functions_and_files_that_settings_name(write, tmp_path, monkeypatch):
         package_version(environment)
 
 
+def test_a_function_that_its_module_does_not_have_is_refused_without_running_the_module(write):
+    write("own_game.py", "")
+    write("own_scores/__init__.py", "def inside(): ...")
+    for code in ("raise SystemExit\ndef reward(reply): ...", "# reward2", "def reward(reward2): ..."):
+        write("own_scores/deep.py", code)
+        for place in ("own_scores.deep:reward2", "own_scores.deep:inside", "own_scores:reward2"):
+            with pytest.raises(EnvironmentUnavailable, match="names no function"):
+                package_version(own(task={"scoring": place}))
+    for code in ("def reward2(): ...", "from a import b as reward2", "from a import *", "globals()['reward2'] = len"):
+        write("own_scores/deep.py", code)
+        assert "own_scores" in package_version(own(task={"scoring": "own_scores.deep:reward2"}))
+
+
+def test_a_text_beside_an_installed_package_may_be_no_function(tmp_path, write, monkeypatch):
+    write("own_game.py", "")
+    install(tmp_path / "installed", "docker", "def from_env(): ...\n", requires="numpy")
+    monkeypatch.syspath_prepend(tmp_path / "installed")
+    assert package_version(own(task={"image": "docker:dind"}))
+
+
 def test_judges_and_harnesses_are_code_of_the_environment(write):
     write("own_game.py", "")
     judge, harness = write("own_judge.py", ""), write("own_harness.py", "")
