@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flows.orchestration.run_flow import run_flow
-from flows.runtime.entry import FileParameters, session_for
+from flows.runtime.entry import FileParameters, continued_settings, session_for
 from flows.runtime.loop import loop_train
 
 
@@ -17,6 +17,7 @@ def sft(
     steps: int | None = None,
     seed: int | None = None,
     overrides: Sequence[str] = (),
+    continue_run: str = "",
     advanced: FileParameters | None = None,
 ) -> dict[str, Any]:
     """Train a policy on demonstrations; calling it again with the same name goes on where it stopped.
@@ -27,13 +28,17 @@ def sft(
         model: weights to start from: a directory or hub id.
         data: JSONL or Parquet file of demonstrations on the worker.
         steps: steps to make, each of packing.updates_per_step optimizer steps; None leaves it to the presets.
+            With continue_run, the number of further steps.
         seed: seed of the run: the same config and seed compute nothing twice; None draws one.
         overrides: dotted settings such as training.learning_rate=1e-4.
+        continue_run: name of a recorded run to train further by `steps`, under its own config; `latest` for the newest.
         advanced: what is rarely set: files of settings, and another store.
     """
     rare = FileParameters.of(advanced)
     layers = [*presets, *rare.files]
     given: dict[str, Any] = {"name": name, "store": rare.store, "seed": seed, "steps": steps}
     given |= {"model.path": model, "data.path": data}
+    if continue_run:
+        given = continued_settings("sft", continue_run, layers, given)
     with session_for("sft", layers, overrides, **given) as session:
         return loop_train(session)

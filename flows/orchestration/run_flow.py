@@ -28,8 +28,8 @@ DIGEST_CHARACTERS = 8
 CACHED = "Cached"
 """Name of the state of a run that completed and computed nothing."""
 REPEATED = (
-    ". The run of this deployment before it computed nothing either: leave name and seed out to compute again, or name "
-    "more steps"
+    ". The run of this deployment before it computed nothing either: leave name and seed out to compute again, or set "
+    "continue_run to train a run further"
 )
 
 
@@ -145,7 +145,7 @@ def flow_run_name(kind: str) -> Callable[[], str]:
 
     def name() -> str:
         parameters = flow_run.parameters or {}
-        run = str(parameters.get("name") or "")
+        run = str(parameters.get("name") or parameters.get("continue_run") or "")
         if not run:
             has_name = kind not in ("replay", "maintain")
             run = run_name(kind) if has_name else parameters.get("run") or _scheduled_minute()

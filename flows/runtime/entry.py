@@ -14,12 +14,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
+from configs.store import default_store
 from flows.orchestration.run_flow import run_name
 from flows.orchestration.server import api_client, bookkeeping_only, current_flow_run, run_tags
 from flows.runtime.loop import Planner, plan_work
-from flows.runtime.resolve_run import resolve_run
+from flows.runtime.resolve_run import continued_run, resolve_run
 from flows.runtime.run import open_run
 from flows.runtime.session import Session, record_run
+from storage.store import open_store
 
 OF_A_PROCESS = ("run:", "store:", "process:")
 
@@ -51,8 +53,40 @@ def session_for(
     kind: str, files: Sequence[str], overrides: Sequence[str], **settings: Any
 ) -> AbstractContextManager[Session]:
     """Return a context with the session of a run, which has the name that `settings` or the flow run give it."""
-    named = settings | {"name": settings["name"] or run_name(kind)}
-    return session_of(resolve_run(kind, files, overrides, **named))
+    name = settings.get("name") or run_name(kind)
+    config = resolve_run(kind, files, overrides, **settings | {"name": name})
+    if not settings.get("name"):
+        _require_own(config)
+    return session_of(config)
+
+
+def _require_own(config: RunConfig) -> None:
+    """Raise ConfigError where another flow run has made the run of this name."""
+    name = config.name
+    runs = open_store(config.store).runs
+    makers = {event.flow_run for event in runs.events(name)} if name in runs.names() else set()
+    if makers and current_flow_run() not in makers:
+        raise ConfigError(
+            [
+                f"name: run {name!r} of {config.store} was made by another flow run, {', '.join(map(str, makers))}. "
+                f"Nothing was started and nothing is lost: give this one a name, or that name to continue the run"
+            ]
+        )
+
+
+def continued_settings(kind: str, continue_run: str, layers: Sequence[str], settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the `settings` of a flow that continues a recorded run by as many steps as they say.
+
+    Raises ConfigError where they, or `layers` of presets and files, are of anything else than its steps and its store:
+    a recorded run keeps its config.
+    """
+    others = {"presets": layers, **settings, "store": "", "steps": None}
+    if refused := [name.partition(".")[0] for name, value in others.items() if value]:
+        lines = [f"{name}: run {continue_run!r} keeps its recorded config; leave this out" for name in refused]
+        raise ConfigError(lines)
+    store = open_store(settings["store"] or default_store())
+    name, steps = continued_run(store, kind, continue_run, settings["steps"], current_flow_run())
+    return settings | {"name": name, "steps": steps}
 
 
 @contextmanager

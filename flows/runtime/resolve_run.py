@@ -22,6 +22,7 @@ from flows.queries.store_reader import flat, recorded_config
 from flows.runtime.machine_facts import config_versions
 from flows.services.teachers import teacher_facts
 from storage.keys import canonical_json
+from storage.records import REMOVED
 from storage.store import Store, open_store
 from tasks.assignment.examples import DEMONSTRATIONS, read_rows
 from tasks.inference.engine.model_info import directory_digest, file_digest, model_directory
@@ -260,6 +261,28 @@ def with_weights(store: Store, config: RunConfig, policy_key: str) -> RunConfig:
     adapter = made.section.get("training", {}).get("lora") if made else None
     lora = LoraConfig(**adapter) if adapter else config.training.lora
     return config.model_copy(update={"model": model, "training": config.training.model_copy(update={"lora": lora})})
+
+
+LATEST = "latest"
+"""The name of the newest policy, or the newest run of a kind."""
+
+
+def continued_run(store: Store, kind: str, name: str, more_steps: int | None, flow_run: str | None) -> tuple[str, int]:
+    """Return the name of a recorded run and the steps that it shall have: `more_steps` beyond those planned so far.
+
+    A retry of the flow run that has planned them already gets the same number. Raises ConfigError where the store has
+    no such run, `latest` for the newest of the kind, or `more_steps` is not positive.
+    """
+    runs = store.runs
+    of_kind = [run for run in runs.names() if runs.events(run)[-1].kind == kind and runs.last_event(run) != REMOVED]
+    run = of_kind[-1] if name == LATEST and of_kind else name
+    if run not in of_kind:
+        known = f"the last runs of this kind are: {', '.join(of_kind[-5:]) or 'none'}"
+        raise ConfigError([f"continue_run: {store.root.address} has no run {name!r} of kind {kind}; {known}"])
+    if not more_steps or more_steps < 1:
+        raise ConfigError([f"steps: {more_steps} is requested; with continue_run it is the number of further steps"])
+    planned = [event.config["steps"] for event in runs.events(run) if flow_run and event.flow_run == flow_run]
+    return run, planned[-1] if planned else runs.config(run)["steps"] + more_steps
 
 
 def newest_policy(store: Store) -> str:

@@ -29,7 +29,7 @@ DEPLOYMENTS = [each for each in EVERY if each not in SERVICES]
 
 
 def test_every_flow_has_a_deployment():
-    names = ["demo", "train", "sft", "evaluate", "replay", "maintain"]
+    names = ["demo", "train", "continue", "sft", "evaluate", "replay", "maintain"]
     assert [each["name"] for each in DEPLOYMENTS] == names
 
 
@@ -57,12 +57,12 @@ def flow(deployment):
 def test_entry_point_and_parameters(deployment, flow):
     name = deployment["entrypoint"].partition(":")[2]
     assert flow.name == name
-    assert deployment["name"] in (name, "demo")
+    assert deployment["name"] in (name, "demo", "continue")
     taken = inspect.signature(flow.fn).parameters
     assert deployment["parameters"].keys() <= taken.keys()
     assert "advanced" in taken
-    # An evaluation has the config of the run that made its policy.
-    presets = [] if name == "evaluate" else DEFAULT_FILES.get(name, [])
+    # An evaluation has the config of the run that made its policy, a continued run its own.
+    presets = [] if name == "evaluate" or "continue_run" in deployment["parameters"] else DEFAULT_FILES.get(name, [])
     assert deployment["parameters"].get("presets", []) == presets
     assert deployment["work_pool"]["name"] == "stagecoach"
     assert {"stagecoach", name} <= set(deployment["tags"])

@@ -48,10 +48,16 @@ def test_each_firing_trains_from_scratch_through_restarts_of_server_and_worker(s
     assert (len(set(runs)), len(seeds), len(policies)) == (3, 3, 3)
 
 
-def test_firings_behind_a_long_one_wait(served):
+def test_firings_behind_a_long_one_wait_and_train_the_run_further(served):
+    first = served.start_run("sft/sft", **served.of_the_tiny_model(steps=1, name="grows"))
+    assert served.ended(first)[0] == "COMPLETED"
     # Each firing takes longer than the time between two.
-    served.schedule(5, **served.of_the_tiny_model(steps=1))
-    for before, after in pairwise(three_firings(served)):
+    served.schedule(5, continue_run="grows", steps=1, presets=[])
+    fired = three_firings(served)
+    store = open_store(served.store)
+    trained = sorted(entry.step for entry in results(store, "training", "grows"))
+    assert trained[:4] == [0, 1, 2, 3] and {served.run_of(each) for each in fired} == {"grows"}
+    for before, after in pairwise(fired):
         assert before["end_time"] <= after["start_time"], "one process at a time, however fast the clock"
 
 

@@ -365,7 +365,7 @@ def test_a_run_that_computed_nothing_says_so_and_a_schedule_that_repeats_it_warn
     state = flow()
     assert (state.type.value, state.name) == ("COMPLETED", "Cached")
     assert state.message.startswith("Cached: nothing was computed; 0 computed, 7 cached")
-    assert ("name more steps" in state.message) is warns is ("name more steps" in caplog.text)
+    assert ("set continue_run" in state.message) is warns is ("set continue_run" in caplog.text)
     outcome["num_computed"] = 1
     assert flow().name == "Completed"
 

@@ -54,18 +54,30 @@ def test_flow_runs_of_one_batch_of_a_schedule_have_runs_of_their_own(within):
     assert re.fullmatch(r"train-nightly-20261129-0100-[0-9a-f]{8}", names[0])
 
 
+def test_a_run_of_another_flow_run_is_not_taken_up(within, root):
+    within("mine")
+    config = RunConfig(name=run_name("train"), store=str(root))
+    entry._require_own(config)
+    begun(config, flow_run="other")
+    with pytest.raises(ConfigError, match=f"{config.name}.* was made by another flow run, other"):
+        entry._require_own(config)
+    open_store(config.store).runs.record(run=config.name, event="resumed", flow_run="mine")
+    entry._require_own(config)
+
+
 @pytest.mark.parametrize(
-    ("typed", "value", "record", "name"),
+    ("typed", "parameter", "value", "record", "name"),
     [
-        ("cunning-falcon", "demo", {"auto_scheduled": True}, "train-demo"),
-        ("cunning-falcon", "demo", {"deployment_id": None}, "train-demo"),
-        ("blue-falcon", "demo", {}, "blue-falcon train-demo"),
-        ("blue-falcon train-demo", "demo", {}, "blue-falcon train-demo"),
-        ("higher rate", "train-demo", {}, "higher rate train-demo"),
+        ("cunning-falcon", "name", "demo", {"auto_scheduled": True}, "train-demo"),
+        ("cunning-falcon", "name", "demo", {"deployment_id": None}, "train-demo"),
+        ("blue-falcon", "name", "demo", {}, "blue-falcon train-demo"),
+        ("blue-falcon train-demo", "name", "demo", {}, "blue-falcon train-demo"),
+        ("higher rate", "name", "train-demo", {}, "higher rate train-demo"),
+        ("higher rate", "continue_run", "demo", {}, "higher rate train-demo"),
     ],
 )
-def test_a_typed_name_stays(within, typed, value, record, name):
-    within("id", typed, {"name": value}, **record)
+def test_a_typed_name_stays(within, typed, parameter, value, record, name):
+    within("id", typed, {parameter: value}, **record)
     assert flow_run_name("train")() == name
 
 
@@ -149,6 +161,8 @@ def test_workers_for_tables_are_there_before_the_services_of_a_deployed_flow(mon
         ({"steps": 0}, "steps"),
         ({"name": "a b/c"}, "a b/c"),
         ({"overrides": ["training.lerning_rate=1"]}, "lerning_rate"),
+        ({"continue_run": "a", "steps": 1}, "presets: run 'a' keeps its recorded config"),
+        ({"continue_run": "a", "presets": [], "model": ""}, "has no run 'a' of kind train"),
     ],
 )
 def test_a_wrong_setting_is_refused_before_the_demo_s_model_is_made(monkeypatch, root, wrong, message):

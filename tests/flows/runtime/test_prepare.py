@@ -9,7 +9,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.resolve import with_versions
 from flows.runtime import resolve_run as preparation
-from flows.runtime.resolve_run import resolve_run
+from flows.runtime.resolve_run import continued_run, resolve_run
 from storage.store import open_store
 from tasks.inference.engine.model_info import directory_digest
 from tasks.runtime.run_context import RunContext
@@ -129,3 +129,18 @@ def test_an_evaluation_takes_policies_of_one_run_alone(prepared, model, monkeypa
     assert scores(**{"evaluation.policy": "one:4"}).rollout.max_tokens == 21
     with pytest.raises(ConfigError, match="scores policies of 'one' under that run's config, 'other' is requested"):
         scores(**{"evaluation.policy": "other:3"})
+
+
+def test_a_run_is_continued_by_further_steps_and_a_retry_plans_none_twice(prepared):
+    first = prepared("steps=4", name="a")
+    begun(first)
+    store = open_store(first.store)
+    assert continued_run(store, "train", "a", 3, "f") == continued_run(store, "train", "latest", 3, "f") == ("a", 7)
+    planned = first.model_copy(update={"steps": 7}).model_dump(mode="json")
+    store.runs.record(run="a", event="resumed", config=planned, flow_run="f")
+    assert continued_run(store, "train", "a", 3, "f") == ("a", 7)
+    assert continued_run(store, "train", "a", 3, "g") == ("a", 10)
+    with pytest.raises(ConfigError, match="has no run 'a' of kind sft"):
+        continued_run(store, "sft", "a", 3, "f")
+    with pytest.raises(ConfigError, match="steps: None is requested"):
+        continued_run(store, "train", "a", None, "g")
