@@ -29,8 +29,7 @@ from tasks.inference.engine.hanging import hangs
 from tasks.inference.engine.model_info import engine_version
 from tasks.runtime.process_variables import HUGGING_FACE
 from tasks.runtime.run_context import RunContext
-from tasks.runtime.services import retry_lost
-from tasks.runtime.stage import Policy
+from tasks.runtime.stage import Policy, retry_lost
 
 _log = logging.getLogger(__name__)
 ASLEEP = "asleep"

@@ -23,7 +23,7 @@ from tasks.inference.environments.packages import package_version
 from tasks.inference.environments.prompt_limits import limit_prompts
 from tasks.inference.grading import client as regrading
 from tasks.runtime.process_variables import needed_by
-from tasks.runtime.services import retry_lost
+from tasks.runtime.stage import retry_lost
 
 GRACE_SECONDS = 30.0
 """A server ends the rollouts under way, which clear up what they have elsewhere, and waits 10 s for each worker."""

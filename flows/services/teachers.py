@@ -25,7 +25,7 @@ from tasks.inference.engine.command import command as engine_command
 from tasks.inference.engine.hanging import hangs
 from tasks.inference.engine.model_info import directory_digest, model_directory, tokenizer_digest
 from tasks.inference.engine.weights_view import require_weights
-from tasks.runtime.services import retry_lost
+from tasks.runtime.stage import retry_lost
 
 NAMED = 8
 """Digits of a version that name a teacher's service."""

@@ -22,8 +22,8 @@ from tasks.arrays.ragged import Integers, Ragged
 from tasks.inference.engine.client import EngineLost, NotScorable, ServedModel, score
 from tasks.inference.trace_rows.demonstrations import DemonstrationPrompt
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.services import EngineService, TeacherService, require, retry_lost
-from tasks.runtime.stage import Attempt, Outputs, Policy, Stage
+from tasks.runtime.services import EngineService, TeacherService, require
+from tasks.runtime.stage import Attempt, Outputs, Policy, Stage, retry_lost
 from tasks.runtime.stored_rows import StoredRows, in_parts
 
 

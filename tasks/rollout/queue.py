@@ -33,8 +33,7 @@ from storage.schemas.stage_tables import ASSIGNMENTS
 from tasks.arrays.columns import rows_without, texts
 from tasks.inference.sampling.load_meter import LoadMeter, MeasuredLoad
 from tasks.inference.sampling.lost_servers import ServiceLost
-from tasks.runtime.services import retry_lost
-from tasks.runtime.stage import Policy, Ref
+from tasks.runtime.stage import Policy, Ref, retry_lost
 from tasks.stages import STREAM_ASSIGNMENT, STREAM_POLICY
 
 GroupTables = Mapping[str, pa.Table]

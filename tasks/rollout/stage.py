@@ -22,15 +22,16 @@ from tasks.arrays.group_counts import num_needed, num_wanted
 from tasks.inference.engine.client import OF_POLICY, ServedModel
 from tasks.inference.engine.metrics import EngineMetrics
 from tasks.inference.sampling.crash_isolation import CrashIsolation
+from tasks.inference.sampling.limits import SamplingPlan, WeightUpdate
 from tasks.inference.sampling.lost_servers import ServiceLost
-from tasks.inference.sampling.sampler import BatchSampler, SamplingPlan, WeightUpdate
+from tasks.inference.sampling.sampler import BatchSampler
 from tasks.inference.sampling.seats import frozen_seat_models
 from tasks.rollout.group_rows import concat_groups, stale_rows, taken_rows
 from tasks.rollout.queue import GroupTables, RolloutQueue
 from tasks.runtime.parts import Parts
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.services import EngineService, EnvironmentService, TeacherService, require, retry_lost
-from tasks.runtime.stage import Attempt, Policy, Stage, Tables
+from tasks.runtime.services import EngineService, EnvironmentService, TeacherService, require
+from tasks.runtime.stage import Attempt, Policy, Stage, Tables, retry_lost
 
 Put = Callable[[Mapping[str, pa.Table]], None]
 """Takes the rows of a finished group."""

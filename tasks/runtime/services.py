@@ -1,11 +1,11 @@
-"""Services that stages ask: what each of them offers, all of them together, and how often a lost one is waited for.
+"""Services that stages ask: what each of them offers, and all of them together.
 
 Stages know these protocols and their records only, and no stage is known here. `flows/services/` implements them:
 engine, teachers, environments, learner, graders.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from tasks.inference.engine.client import ServedModel
     from tasks.learner.client import Learner
 
-MOST_LOSSES = 10
-"""Times that a service may be lost in one stage; restarts of dead ones are bounded by their own sections."""
 Returned = TypeVar("Returned")
 
 
@@ -179,15 +177,3 @@ def require(service: Returned | None) -> Returned:
     """Return a service that a stage declares. Raises AssertionError if the run has none of its kind."""
     assert service is not None, "the run lacks a service that the stage declares"
     return service
-
-
-def retry_lost(attempt: Callable[[], Returned], lost: type[Exception]) -> Returned:
-    """Return what `attempt` returns, called again whenever it loses its service; raises the loss that is one too many.
-
-    Asking for a service waits for its restart, and those are bounded. What lives and does not answer is not restarted:
-    for that there is this bound.
-    """
-    for _ in range(MOST_LOSSES):
-        with suppress(lost):
-            return attempt()
-    return attempt()

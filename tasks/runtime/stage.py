@@ -6,6 +6,7 @@ parameters, services, the policy. `perform` makes attempts, in any thread of a r
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -26,13 +27,15 @@ from tasks.runtime.refs import inputs_of as inputs_of
 from tasks.runtime.refs import ref_of as ref_of
 from tasks.runtime.refs import rows_of as rows_of
 from tasks.runtime.run_context import RunContext
-from tasks.runtime.services import REPEATABLE, WAITS_FOR, Services
+from tasks.runtime.services import REPEATABLE, WAITS_FOR, Returned, Services
 from tasks.runtime.stored_rows import StoredRows
 
 Tables = Mapping[str, pa.Table]
 Outputs = Mapping[str, pa.Table | Iterable[pa.Table]]
 """Tables by name; the rows of one may come in parts, each of which is written before the next is requested."""
 Inputs = TypeVar("Inputs")
+MOST_LOSSES = 10
+"""Times that a service may be lost in one stage; restarts of dead ones are bounded by their own sections."""
 
 
 @dataclass(frozen=True)
@@ -254,3 +257,15 @@ def perform(
         raise
     finally:
         attempt.discard()
+
+
+def retry_lost(attempt: Callable[[], Returned], lost: type[Exception]) -> Returned:
+    """Return what `attempt` returns, called again whenever it loses its service; raises the loss that is one too many.
+
+    Asking for a service waits for its restart, and those are bounded. What lives and does not answer is not restarted:
+    for that there is this bound.
+    """
+    for _ in range(MOST_LOSSES):
+        with suppress(lost):
+            return attempt()
+    return attempt()

@@ -12,8 +12,8 @@ from storage.schemas.stage_tables import POLICIES
 from tasks.learner.client import Learner
 from tasks.learner.protocol import LearnerLost
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.services import LearnerService, require, retry_lost
-from tasks.runtime.stage import Attempt, Policy, Stage, Tables
+from tasks.runtime.services import LearnerService, require
+from tasks.runtime.stage import Attempt, Policy, Stage, Tables, retry_lost
 
 # Long enough to fill cache blocks of an engine, so that a stale prefix cache shows; engines use as much as fits.
 PROBE_LENGTH = 160

@@ -18,8 +18,8 @@ from storage.refs import File
 from storage.schemas.stage_tables import TOKEN_MASKS, TOKEN_STATISTICS, UPDATES
 from tasks.learner.protocol import STATISTICS_FILE, BatchReference, LearnerLost
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.services import LearnerService, require, retry_lost
-from tasks.runtime.stage import Attempt, Outputs, Policy, Stage
+from tasks.runtime.services import LearnerService, require
+from tasks.runtime.stage import Attempt, Outputs, Policy, Stage, retry_lost
 from tasks.runtime.stored_rows import StoredRows, in_parts
 from tasks.training.policy import policy_row
 

@@ -1,13 +1,68 @@
-"""GroupQuota: stops the rollouts of an environment once enough of its groups have ended.
+"""SamplingPlan: when groups begin and stop. GroupQuota: stops those of an environment that has enough.
 
-BatchSampler makes one for a batch, on its event loop.
+BatchSampler has one of each for a batch, on its event loop.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
+from types import MappingProxyType
+from typing import NamedTuple
 
+import pyarrow as pa
+
+from tasks.inference.engine.client import ServedModel
+from tasks.inference.sampling.load_meter import LoadMeter
 from tasks.inference.trace_rows.failures import STRAGGLER, Failure
+from tasks.runtime.refs import Policy
+
+NO_LIMITS: Mapping[str, int] = MappingProxyType({})
+
+
+class WeightUpdate(NamedTuple):
+    """A newer policy that is served, with the assignments that may be begun with it."""
+
+    policy: Policy
+    served: ServedModel
+    assignments: pa.Table
+
+
+class SamplingPlan:
+    """When groups begin and stop, and by which policies: here all are sampled to the end by one policy.
+
+    The queue of a run has its own plan (`tasks.rollout.stage.QueueSampler`). Called in the sampler's event loop, but
+    for `update_weights`, which is called in a thread.
+    """
+
+    weight_update = ""
+    """For a newer policy: "wait" begins no further group, "abort" also drops those in flight, "keep" continues them."""
+    versions: dict[str, int] | None = None
+    """Versions, by key, of the policies whose tokens a rollout may have; a policy is added before it is served."""
+    meter: LoadMeter | None = None
+    """Measures rollouts in flight."""
+
+    def __init__(self, num_groups: Mapping[str, int] = NO_LIMITS) -> None:
+        """`num_groups` says, by environment, after how many groups the others are stopped."""
+        self.num_groups = num_groups
+
+    def is_outdated(self) -> bool:
+        """Return whether a newer policy exists, so that no further group begins."""
+        return False
+
+    def begin(self, group_id: str, versions: Collection[int]) -> int | None:
+        """Mark a group as begun; `versions` are those of policies with kept turns of it.
+
+        Returns the oldest version whose turns may be used; None for those of the policy itself alone.
+        """
+        return None
+
+    def find_dropped(self, groups: Collection[str]) -> Collection[str]:
+        """Return the groups that are to be stopped and to leave nothing."""
+        return ()
+
+    def update_weights(self) -> WeightUpdate | None:
+        """Exchange the policy for the newest one under the rollouts in flight; None if that has to be tried again."""
+        return None
 
 
 class StoppedEarly(Exception):

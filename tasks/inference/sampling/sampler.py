@@ -9,23 +9,22 @@ rollouts stop) and LoadMeter (rollouts under way).
 import asyncio
 import json
 import logging
+import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from contextvars import copy_context
 from itertools import chain
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
 
 from storage.turns import TurnCache
 from tasks.arrays.columns import rows_with
 from tasks.inference.engine.client import MODEL, OF_POLICY, SERVE_SECONDS, EngineLost, ServedModel
-from tasks.inference.sampling.background_loop import run_in_background_loop
 from tasks.inference.sampling.crash_isolation import CrashIsolation, InFlightRollout
 from tasks.inference.sampling.episode_rows import Rows
-from tasks.inference.sampling.limits import GroupQuota, StoppedEarly, straggler_failure
-from tasks.inference.sampling.load_meter import LoadMeter
+from tasks.inference.sampling.limits import GroupQuota, SamplingPlan, StoppedEarly, WeightUpdate, straggler_failure
 from tasks.inference.sampling.lost_servers import ServiceLost, ServiceWatch
 from tasks.inference.sampling.rollout_runner import RolloutRunner
 from tasks.inference.sampling.server_pool import CrashesServers, FindServers, ServePolicy, ServerPool
@@ -37,57 +36,13 @@ if TYPE_CHECKING:
     from configs.run import View
 
 OnGroup = Callable[[str, dict[str, pa.Table]], None]
-NO_LIMITS: Mapping[str, int] = MappingProxyType({})
+POLL_SECONDS = 0.5
+"""Upper bound on how late a signal is noticed that arrives just before the thread waits."""
+Result = TypeVar("Result")
 POLICY_SECONDS = 0.05
 """Between two looks for a newer policy, where that changes groups in flight."""
 
 _log = logging.getLogger("stagecoach")
-
-
-class WeightUpdate(NamedTuple):
-    """A newer policy that is served, with the assignments that may be begun with it."""
-
-    policy: Policy
-    served: ServedModel
-    assignments: pa.Table
-
-
-class SamplingPlan:
-    """When groups begin and stop, and by which policies: here all are sampled to the end by one policy.
-
-    The queue of a run has its own plan (`tasks.rollout.stage.QueueSampler`). Called in the sampler's event loop, but
-    for `update_weights`, which is called in a thread.
-    """
-
-    weight_update = ""
-    """For a newer policy: "wait" begins no further group, "abort" also drops those in flight, "keep" continues them."""
-    versions: dict[str, int] | None = None
-    """Versions, by key, of the policies whose tokens a rollout may have; a policy is added before it is served."""
-    meter: LoadMeter | None = None
-    """Measures rollouts in flight."""
-
-    def __init__(self, num_groups: Mapping[str, int] = NO_LIMITS) -> None:
-        """`num_groups` says, by environment, after how many groups the others are stopped."""
-        self.num_groups = num_groups
-
-    def is_outdated(self) -> bool:
-        """Return whether a newer policy exists, so that no further group begins."""
-        return False
-
-    def begin(self, group_id: str, versions: Collection[int]) -> int | None:
-        """Mark a group as begun; `versions` are those of policies with kept turns of it.
-
-        Returns the oldest version whose turns may be used; None for those of the policy itself alone.
-        """
-        return None
-
-    def find_dropped(self, groups: Collection[str]) -> Collection[str]:
-        """Return the groups that are to be stopped and to leave nothing."""
-        return ()
-
-    def update_weights(self) -> WeightUpdate | None:
-        """Exchange the policy for the newest one under the rollouts in flight; None if that has to be tried again."""
-        return None
 
 
 class NotBegun(Exception):
@@ -308,3 +263,46 @@ def _tasks_by_example(examples: pa.Table, assignments: Iterable[Row]) -> dict[tu
         name, example = min(missing)
         raise ValueError(f"{len(missing)} assigned examples are not in the examples table, first {name!r} {example!r}")
     return tasks
+
+
+def run_in_background_loop(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine as `asyncio.run` does, in a thread; return what it returns, raise what it raises.
+
+    An exception that a signal raises in the waiting thread cancels the coroutine, and is passed on once that has ended.
+    """
+    # Such an exception (KeyboardInterrupt, the cancellation of a flow) is raised in the main thread, between any two
+    # instructions. Were the loop there, it could strike inside a callback and tear the loop's state apart; here it
+    # strikes the waiting thread alone.
+    loop = asyncio.new_event_loop()  # made here, so that this thread can cancel through it at any time
+    started: list[asyncio.Task[Result]] = []
+    cancelled, ended = threading.Event(), threading.Event()
+
+    async def start_work() -> None:
+        task = asyncio.create_task(coroutine)
+        started.append(task)
+        if cancelled.is_set():  # by a signal that came before there was a task to cancel
+            task.cancel()
+        await asyncio.wait([task])
+
+    def run() -> None:
+        try:
+            with asyncio.Runner(loop_factory=lambda: loop) as runner:
+                runner.run(start_work())
+        finally:
+            ended.set()
+
+    thread = threading.Thread(target=copy_context().run, args=(run,), name="event loop")
+    try:
+        thread.start()
+        # Not `thread.join()`: a wait without a time limit may not notice a signal that arrives just before it.
+        while not ended.wait(POLL_SECONDS):
+            continue
+    finally:
+        cancelled.set()
+        with suppress(RuntimeError):  # the loop is closed: the coroutine has ended by itself
+            for task in started:
+                loop.call_soon_threadsafe(task.cancel)
+        while thread.is_alive() and not ended.wait(POLL_SECONDS):
+            continue
+    thread.join()
+    return started[0].result()

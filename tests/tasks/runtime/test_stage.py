@@ -17,8 +17,8 @@ from tasks.assignment import examples
 from tasks.exchange.trace_import import ImportInputs
 from tasks.runtime import parts as parts_module
 from tasks.runtime.run_context import RunContext
-from tasks.runtime.services import MOST_LOSSES, Services, retry_lost
-from tasks.runtime.stage import perform
+from tasks.runtime.services import Services
+from tasks.runtime.stage import MOST_LOSSES, perform, retry_lost
 from tasks.stage_tasks import TASKS
 from tests.fixtures import builders
 from tests.fixtures.faults import happened

@@ -8,9 +8,8 @@ from contextvars import ContextVar
 
 import pytest
 
-from tasks.inference.sampling.background_loop import run_in_background_loop
 from tasks.inference.sampling.lost_servers import ServiceLost
-from tasks.inference.sampling.sampler import _root_cause
+from tasks.inference.sampling.sampler import _root_cause, run_in_background_loop
 from tests.fixtures.waiting import until_told
 
 NAME = ContextVar("name", default="nobody")

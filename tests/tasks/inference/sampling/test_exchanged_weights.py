@@ -8,7 +8,7 @@ import pytest
 from configs.environments import EnvironmentConfig
 from tasks.inference.engine.client import ServedModel
 from tasks.inference.environments import servers as environments
-from tasks.inference.sampling.sampler import SamplingPlan, WeightUpdate
+from tasks.inference.sampling.limits import SamplingPlan, WeightUpdate
 from tasks.inference.trace_rows.rows import UnknownPolicy
 from tasks.runtime.stage import Policy
 from tests.fixtures.engine_calls import paused

@@ -12,10 +12,10 @@ import pytest
 
 from tasks.inference.engine.client import OF_POLICY, EngineLost, ServedModel
 from tasks.inference.sampling.crash_isolation import CrashIsolation
-from tasks.inference.sampling.limits import GroupQuota
+from tasks.inference.sampling.limits import GroupQuota, SamplingPlan, WeightUpdate
 from tasks.inference.sampling.lost_servers import ServiceLost
 from tasks.inference.sampling.rollout_runner import RolloutRunner
-from tasks.inference.sampling.sampler import BatchSampler, SamplingPlan, WeightUpdate
+from tasks.inference.sampling.sampler import BatchSampler
 from tasks.inference.sampling.server_pool import ServerGone, ServerPool
 from tasks.runtime.stage import Policy
 from tests.fixtures.hosts import assigned

@@ -20,7 +20,7 @@ from tasks.arrays.images import Tensor, digests_of, token_types
 from tasks.inference.engine.checks import check_weights
 from tasks.inference.engine.client import Engine
 from tasks.inference.environments import servers as environments
-from tasks.inference.sampling.sampler import SamplingPlan
+from tasks.inference.sampling.limits import SamplingPlan
 from tasks.inference.trace_rows.image_tensors import open_picture
 from tasks.packing.stage import STAGE as PACKING
 from tasks.runtime.stage import Policy

@@ -11,8 +11,8 @@ from configs.run import RunConfig, View
 from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from tasks.inference.environments import servers as environments
+from tasks.inference.sampling.limits import SamplingPlan
 from tasks.inference.sampling.rollout_runner import RETRY_SEED_STRIDE
-from tasks.inference.sampling.sampler import SamplingPlan
 from tasks.metrics.rollouts import retokenised_turns
 from tasks.runtime.stage import Policy
 from tests.fixtures.hosts import KEY, SECTIONS, assigned, config_of
