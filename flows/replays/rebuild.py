@@ -209,7 +209,6 @@ class Rebuilder(Executor):
         policy: Policy | None = None,
         parameters: Any = None,
         extra_inputs: Mapping[str, str] | None = None,
-        when_computed: Any = None,
     ) -> Ref:
         """Return the reference to a stage's result, which the ledger names from now on where the tables hold it."""
         inputs = inputs_of(refs, policy) | dict(extra_inputs or {})
@@ -218,7 +217,7 @@ class Rebuilder(Executor):
             for part, attempt in self._proved_slices(task.stage, key, refs):
                 entry = self._entry(task.stage, step, key, inputs, part, attempt)
                 self._run.store.ledger.commit_all([entry], copied=entry.outputs)
-        return super().__call__(task, step, refs, policy, parameters, extra_inputs, when_computed)
+        return super().__call__(task, step, refs, policy, parameters, extra_inputs)
 
     def share(self, entry: Entry, step: int) -> Ref:
         """Make a result of another run part of this one, as the run itself did; return the reference to it."""

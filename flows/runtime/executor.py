@@ -3,7 +3,7 @@
 The pipeline is the same in both cases, so that what a run would compute is known before anything is started for it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -96,12 +96,11 @@ class Executor:
         policy: Policy | None = None,
         parameters: Any = None,
         extra_inputs: Mapping[str, str] | None = None,
-        when_computed: Callable[[], None] | None = None,
     ) -> Ref:
         """Return the reference to a stage's result; a result that is there makes no Prefect task.
 
         `parameters` is the record that the stage's inputs take; its key has it by `extra_inputs`: digests of inputs
-        that are no tables. `when_computed` is called when a missing result is computed and not yet committed.
+        that are no tables.
         """
         stage, session, context = task.stage, self._session, self._context
         inputs = inputs_of(refs, policy) | dict(extra_inputs or {})
@@ -126,7 +125,7 @@ class Executor:
                 context.flush_soon()
             # Only the services that the stage asks: they travel with the work to a task runner's workers.
             services = session.services.only(stage.services)
-            arguments = tuple(refs), policy, services, parameters, extra_inputs, when_computed
+            arguments = tuple(refs), policy, services, parameters, extra_inputs
             ref = session.task_runs.caller(task, step, label)(partial(perform, stage, context, step, *arguments))
             if stage.may_block:  # what took long is not lost while it waits for quick stages
                 context.flush_soon()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, suppress
 from contextvars import copy_context
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from configs.algorithms import GrpoConfig
@@ -19,7 +19,7 @@ from configs.services import EngineConfig
 from flows.orchestration.states import EmptyBatch, GateRefused
 from flows.queries.scores import EvaluationScores, comparisons, score_rollouts
 from flows.runtime import pipeline
-from flows.runtime.executor import Executor, FinishedStep
+from flows.runtime.executor import Executor, FinishedStep, StepBatch
 from flows.runtime.policy_retention import WeightRetention
 from flows.runtime.resolve_run import Source
 from flows.runtime.rollouts import RolloutSource
@@ -45,30 +45,31 @@ def train_steps(execute: Executor, source: Source, prefetch: bool = False) -> Ge
     """
     config, lag = execute.config, execute.config.rollout.max_off_policy_steps
     examples, policy = pipeline.import_sources(execute, source)
-    pending: list[pipeline.PendingBatch] = []
+    pending: list[Callable[[], StepBatch]] = []
 
     def look_ahead(step: int) -> None:
         steps = range(len(pending), min(step + lag + 1, config.steps))
         rollouts.add(steps, policy)
         for later in steps:
             build = partial(pipeline.build_batch, rollouts, later, policy, pending[-1] if pending else None)
-            pending.append(pipeline.PendingBatch(build, pool))
+            # A thread starts with an empty context, and the current flow run is a context variable.
+            pending.append(pool.submit(copy_context().run, build).result if pool else cache(build))
 
-    # Two threads: a batch is packed while the next one is sampled.
+    # Two threads: a batch is built while the examples of the next one are chosen.
     with _threads("ahead", 2) as threads, closing(RolloutSource(execute, examples)) as rollouts:
         pool = threads if prefetch and lag else None
         try:
             look_ahead(0)
             for step in range(config.steps):
                 with rollouts.learner_waits():
-                    batch = pending[step].result()
+                    batch = pending[step]()
                 finished = pipeline.train_step(execute, step, batch, policy)
                 policy = finished.policy
                 try:
                     look_ahead(step + 1)
                     if lag == 1 and step + 1 < config.steps:
                         # Before the step is yielded: its consumer may ask the engine for another policy.
-                        pending[step + 1].wait_for_engine()
+                        pending[step + 1]()
                 except Exception:  # whatever it is: the step is trained, and reported before the run ends by it
                     yield finished
                     raise

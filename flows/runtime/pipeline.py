@@ -8,10 +8,7 @@ replays, `stagecoach check`.
 
 import json
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextvars import copy_context
 from itertools import count
-from threading import Event
 from typing import Any
 
 from configs.run import policy_scores
@@ -38,36 +35,6 @@ from tasks.training import stage as training
 ERROR_COLUMNS = ("assignment_id", "error_class")
 
 
-class PendingBatch:
-    """One step's batch: built by a thread of `pool`, or without a pool by the first call of `result`."""
-
-    def __init__(self, build: Callable[[Event], StepBatch], pool: ThreadPoolExecutor | None) -> None:
-        """`build` sets its event when the engine may load the next policy."""
-        self._engine_free = Event()
-        self._build = None if pool else build
-        # A thread starts with an empty context, and the current flow run is a context variable.
-        self._future = pool.submit(copy_context().run, build, self._engine_free) if pool else Future[StepBatch]()
-        self._future.add_done_callback(lambda _: self._engine_free.set())
-
-    def wait_for_engine(self) -> None:
-        """Block until the batch no longer needs the engine. Raises what building the batch raised."""
-        if self._build:
-            self.result()
-        self._engine_free.wait()
-        if self._future.done():
-            self._future.result()
-
-    def result(self) -> StepBatch:
-        """Return the batch. Raises what building the batch raised."""
-        if self._build:
-            build, self._build = self._build, None  # it references the batch of the step before
-            try:
-                self._future.set_result(build(self._engine_free))
-            except BaseException as error:
-                self._future.set_exception(error)
-        return self._future.result()
-
-
 def import_sources(execute: Executor, source: Source) -> tuple[Ref, Policy]:
     """List the examples and import the first policy."""
     policy = first_policy(execute, source)
@@ -88,37 +55,33 @@ def build_batch(
     rollouts: RolloutSource,
     step: int,
     policy: Policy,
-    previous: PendingBatch | None = None,
-    engine_free: Event | None = None,
+    previous: Callable[[], StepBatch] | None = None,
 ) -> StepBatch:
     """Make the packed batches of one step: assignment, rollout, filtering, advantage, packing.
 
     A batch of which the filters leave nothing is sampled again with other examples, unless groups were replaced already
-    (`assignment.refill`). `previous` is the batch of the step before, which has the engine first, and whose state
-    estimators and samplers continue. `engine_free` is set when the engine may load the next batch's policy.
+    (`assignment.refill`). `previous` returns the batch of the step before, once it is built: it has the engine first,
+    and estimators and samplers continue its state.
 
     Raises EmptyBatch after `filtering.max_batch_attempts` empty batches.
     """
     execute = rollouts.execute
     config = execute.config
-    if previous and rollouts.queue:
-        previous.result()  # steps take their groups from the queue sequentially
-    # What a sampler with state learns from; others do not have it in their keys (see `assign`).
-    state = previous.result() if previous and config.assignment.sampler.stateful else None
-    earlier = (*state.assignments, *state.traces) if state else ()
+    # What a sampler with state learns from; others do not have it in their keys (see `assign`). Steps take their groups
+    # from a queue sequentially.
+    waits = rollouts.queue is not None or config.assignment.sampler.stateful
+    state = previous() if previous and waits else None
+    earlier = (*state.assignments, *state.traces) if state and config.assignment.sampler.stateful else ()
 
     def credit_traces(traces: Refs) -> tuple[Ref, Ref]:
-        # Only now, as the batch of the step before may still be built.
-        credits = previous.result().advantage if previous and config.stateful else None
+        credits = previous().advantage if previous and config.stateful else None
         verdicts = execute(filtering.task, step, traces)
         return verdicts, credit(execute, step, traces, verdicts, credits, policy)
 
     def sample(assigned: Ref) -> Ref:
         if previous:
-            previous.wait_for_engine()
-        asks_again = config.assignment.refill or config.scorers
-        when_sampled = engine_free.set if engine_free and not asks_again else lambda: None
-        return rollouts.sample(step, assigned, policy, when_sampled)
+            previous()  # examples are chosen meanwhile
+        return rollouts.sample(step, assigned, policy)
 
     empty: list[StepBatch] = []
     # Where groups are replaced, `sample_groups` has used up all attempts already.

@@ -11,7 +11,7 @@ queue are built sequentially.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 from configs.run import RunConfig, View, only_teachers_sample
@@ -86,24 +86,17 @@ class RolloutSource:
         self.queue.add([further])
         return further
 
-    def sample(
-        self, step: int, assigned: Ref, policy: Policy | None, when_sampled: Callable[[], None] = lambda: None
-    ) -> Ref:
+    def sample(self, step: int, assigned: Ref, policy: Policy | None) -> Ref:
         """Return rollouts of an assignment, or as many groups of the queue; `policy` is the oldest that may sample.
 
-        Supervised runs take demonstrations in place of rollouts. `when_sampled` is called once the engine is free for
-        the next batch: when the last rollout has ended, before all of them are committed.
+        Supervised runs take demonstrations in place of rollouts.
         """
         inputs = assigned, self._examples
         if self.queue is None:
             if self._config.kind == "sft":
                 # No policy: demonstrations are the same whichever policy learns from them, and so is their key.
-                sampled = self.execute(demonstration.task, step, inputs)
-            else:
-                sampled_by = sampling_policy(policy, self._config)
-                sampled = self.execute(rollout.task, step, inputs, sampled_by, when_computed=when_sampled)
-            when_sampled()  # also where they were cached
-            return sampled
+                return self.execute(demonstration.task, step, inputs)
+            return self.execute(rollout.task, step, inputs, sampling_policy(policy, self._config))
         key = {"stream": self._digest}
         taken = self.execute(rollout.queue_task, step, inputs, policy, parameters=self.queue, extra_inputs=key)
         self.queue.mark_recorded(taken)

@@ -94,7 +94,6 @@ class Attempt:
     services: Services = field(default_factory=Services)
     parameters: Any = None
     """Record of this one call that the stage's `read_inputs` knows."""
-    when_computed: Callable[[], None] | None = None
     name: str = field(default_factory=lambda: uuid4().hex)
     started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     tokens: int = 0
@@ -177,10 +176,7 @@ class Attempt:
         return self.context.commit(entry, not self.stage.repeatable)
 
     def _call(self) -> Outputs:
-        outputs = self.stage.function(self.stage.read_inputs(self), self.view)
-        if self.when_computed:
-            self.when_computed()
-        return outputs
+        return self.stage.function(self.stage.read_inputs(self), self.view)
 
     def _write(self, outputs: Outputs) -> list[Slice]:
         """Write the output tables, a slice for each part of a table."""
@@ -225,14 +221,13 @@ def perform(
     services: Services | None = None,
     parameters: Any = None,
     extra_inputs: Mapping[str, str] | None = None,
-    when_computed: Callable[[], None] | None = None,
 ) -> Ref:
     """Run one stage, unless the ledger has it already: the only way in which work is done.
 
     `parameters` is the record of this one call that the stage's `read_inputs` expects; what it means for the rows must
     be in the key, by `extra_inputs`: digests of inputs that are no tables (a file, the number of a batch attempt).
-    `when_computed` is called when the stage's function has returned, before its rows are committed. Raises what
-    the stage raises, with a note that names run, step and stage and says that nothing of the attempt is visible.
+    Raises what the stage raises, with a note that names run, step and stage and says that nothing of the attempt is
+    visible.
     """
     inputs = inputs_of(refs, policy) | dict(extra_inputs or {})
     key = context.key(stage, step, inputs)
@@ -241,7 +236,7 @@ def perform(
         # Found, perhaps in another run: a row of this run's own points at the same slices.
         return ref_of(context.adopt(entry, step), computed=False)
     services = services or Services()
-    attempt = Attempt(stage, context, step, key, inputs, policy, refs, services, parameters, when_computed)
+    attempt = Attempt(stage, context, step, key, inputs, policy, refs, services, parameters)
     try:
         return ref_of(attempt.compute(), computed=True)
     except Exception as error:

@@ -10,7 +10,6 @@ from configs.run import RunConfig
 from flows.orchestration.states import EmptyBatch, RunCancelled
 from flows.runtime import loop
 from flows.runtime.loop import plan_work
-from flows.runtime.pipeline import PendingBatch
 from flows.runtime.resolve_run import Source
 from flows.runtime.rollouts import RolloutSource
 from storage.store import open_store
@@ -39,7 +38,7 @@ class Recorder:
         self.empty = empty_batches
         self._lock = threading.Lock()
 
-    def __call__(self, task, step, refs=(), policy=None, when_computed=None, **_):
+    def __call__(self, task, step, refs=(), policy=None, **_):
         name = task.stage.name
         self.before(name, step)
         with self._lock:
@@ -47,7 +46,7 @@ class Recorder:
             rows = 1
             if name == "packing" and self.empty:
                 self.empty, rows = self.empty - 1, 0
-        self.after(name, step, when_computed)
+        self.after(name, step)
         return Ref(name, step, f"{name}{step}", tuple((table, rows) for table in task.stage.writes), 0, 0.0, True)
 
     def do_nothing(self, *_):
@@ -104,7 +103,7 @@ def test_one_step_off_policy_draws_the_next_step_while_this_one_trains():
         if (name, step) == ("training", 0):
             assert sampled.wait(PATIENCE), "nothing is sampled while a step trains"
 
-    def after(name, step, _):
+    def after(name, step):
         if (name, step) == ("rollout", 1):
             sampled.set()
 
@@ -115,29 +114,18 @@ def test_one_step_off_policy_draws_the_next_step_while_this_one_trains():
     assert sorted(map(str, do.asked)) == sorted(map(str, inline.asked))
 
 
-class Sampling(Recorder):
-    """Samples step 1 until step 2 is assigned, and commits its rollouts only when those of step 2 are begun."""
+def test_the_next_examples_are_chosen_meanwhile_and_the_next_rollouts_wait_for_the_batch_before():
+    do, assigned = Recorder(**LAG_1), threading.Event()
 
-    def __init__(self):
-        super().__init__(**LAG_1)
-        self.assigned, self.sampling = threading.Event(), threading.Event()
-        self.sampled = False
-
-    def after(self, name, step, when_computed):
+    def after(name, step):
         if (name, step) == ("assignment", 2):
-            self.assigned.set()
-        if (name, step) == ("rollout", 2):
-            assert self.sampled, "two steps sample at the same time"
-            self.sampling.set()
+            assigned.set()
         if (name, step) == ("rollout", 1):
-            assert self.assigned.wait(PATIENCE), "the examples of the next step are not chosen meanwhile"
-            self.sampled = True
-            when_computed()
-            assert self.sampling.wait(PATIENCE), "the next rollouts wait for a commit"
+            assert assigned.wait(PATIENCE), "the examples of the next step are not chosen meanwhile"
 
-
-def test_the_next_rollouts_wait_for_those_before_and_not_for_their_commit():
-    assert len(go(Sampling(), prefetch=True)) == 3
+    do.after = after
+    assert len(go(do, prefetch=True)) == 3
+    assert do.stages.index(("packing", 1)) < do.stages.index(("rollout", 2))
 
 
 def test_an_error_of_a_batch_that_is_built_ahead_ends_the_run():
@@ -277,13 +265,3 @@ def test_a_stage_that_asked_a_service_is_durable_soon(root, monkeypatch):
     with session.context.queue_commits(600):
         next(loop.train_steps(Rehearsal(session), session.source))
         until(lambda: committed.entries(stage="training"), lambda: "the training waits")
-
-
-def test_a_batch_that_could_not_be_built_says_so_to_everybody():
-    def build(engine_free):
-        raise EmptyBatch("nothing to train on")
-
-    pending = PendingBatch(build, None)
-    for ask in (pending.result, pending.result, pending.wait_for_engine):
-        with pytest.raises(EmptyBatch):
-            ask()

@@ -231,22 +231,6 @@ def test_parts_of_one_attempt_are_known_before_they_are_committed(tmp_path):
     assert ref.num_rows("examples") == 1
 
 
-def test_who_waits_for_work_is_told_when_it_is_done_and_not_committed(tmp_path):
-    stage, _ = parts_stage()
-    context, told = context_of(tmp_path), []
-
-    def note():
-        told.append(context.find(context.key(stage, 0, {})))
-
-    perform(stage, context, 0, when_computed=note)
-    assert told == [None]
-    perform(stage, context, 0, when_computed=note)  # found: nothing is computed
-    failing, _ = parts_stage(fail_after=0)
-    with pytest.raises(ValueError, match="interrupted"):
-        perform(failing, context, 1, when_computed=note)
-    assert told == [None]
-
-
 def test_groups_that_end_close_together_share_a_commit(tmp_path, monkeypatch):
     monkeypatch.setattr(parts_module, "LINGER_SECONDS", PATIENCE)  # at the end of the stage nobody waits any more
     stage, made = parts_stage()
