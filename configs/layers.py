@@ -26,9 +26,6 @@ REMOVED_KEYS = {
     "environments.*.id": "the package is named by `taskset.id`",
     "training.loss_type": "it is `training.loss.type`",
     "assignment.batch_size": "it is `assignment.groups_per_step` times `assignment.group_size`",
-    "learner.keep_state": "a learner that died trains the batches since the last saved state again",
-    "rollout.adaptive_in_flight": "`rollout.max_in_flight` is the number of requests in flight",
-    "prefect.service_logs": "what services write is in the files of logs/RUN in the store",
     "engine.port": "the operating system chooses; `engine.url` names an engine that someone else runs",
 }
 """What replaces each, or why it is gone, by dotted key; `*` stands for the place in a list."""
@@ -196,14 +193,12 @@ def translate(tree: dict[str, Any]) -> None:
 
 
 def translate_recorded(tree: dict[str, Any]) -> None:
-    """Translate a recorded config in place, without warnings: nobody can rewrite it. Removed keys are left out."""
+    """Translate a recorded config in place, without warnings: nobody can rewrite it."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         translate(tree)
-    for key in REMOVED_KEYS:
-        section, _, name = key.partition(".")
-        if isinstance(tree.get(section), dict):
-            tree[section] = {other: value for other, value in tree[section].items() if other != name}
+    if isinstance(rollout := tree.get("rollout"), dict):
+        rollout.pop("adaptive_in_flight", None)  # it changed no rows
     wandb = tree.pop("wandb", None)  # the former name of the section `tracking`
     if isinstance(wandb, dict) and wandb.get("mode") != "disabled":
         tree["tracking"] = {"type": "wandb"} | wandb

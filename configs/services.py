@@ -121,6 +121,10 @@ class LearnerConfig(Section):
     """A directory in this machine's memory, for example /dev/shm. New policies are written there, from where the engine
     takes them while they are copied to the store, if there is room for eight times the policy before. Empty writes them
     to the store's disk, where adapters always are. For a learner on the run's machine alone."""
+    keep_state: bool = operational(False)
+    """Whether of policies without saved optimizer state the newest two keep theirs in `memory_directory`, with the
+    float32 weights, so that a learner that died goes on without training steps again. It is written beside the next
+    step, and takes 24 bytes a parameter, and 12 more meanwhile."""
     startup_seconds: float = operational(180.0, gt=0)
     """Longest wait until the learner answers."""
     hang_seconds: float = operational(1800.0, gt=0)

@@ -30,13 +30,15 @@ def training_problems(config: RunConfig) -> Iterator[str]:
         elsewhere = "with placement.services=pools" if on_pool else f"with learner.nodes={config.learner.nodes}"
         yield (
             f"learner.memory_directory: it is the memory of one machine, and {elsewhere} the learner has another one "
-            "than the run; leave it empty"
+            "than the run; leave it empty, and learner.keep_state false"
         )
     if not training.deterministic and training.save_optimizer_every != 1:
         yield (
             f"training.deterministic: with training.save_optimizer_every {training.save_optimizer_every} a learner "
             "that was lost trains recorded batches again, which must give the same weights; make that 1"
         )
+    if config.learner.keep_state and not config.learner.memory_directory:
+        yield "learner.keep_state: there is no place for it; set learner.memory_directory, for example to /dev/shm"
     in_float = training.dtype == "float32" or (training.dtype == "auto" and training.device == "cpu")
     if training.policy_dtype == "bfloat16" and in_float:
         yield (

@@ -89,6 +89,11 @@ class Supervisor:
         """The directory of what services report, of this supervisor alone: other processes may work on the same run."""
         return self._scratch("services", self.directory / "reports")
 
+    def scratch_in(self, parent: Path) -> Path:
+        """Return an empty directory below another, for as long as the services; a killed flow's is swept away."""
+        private = user_directory(parent)
+        return self._scratch("state", private, private)
+
     def _scratch(self, name: str, directory: Path, private: Path | None = None) -> Path:
         scratches = ScratchDirectories(directory, private=private)
         path = scratches.make(name)

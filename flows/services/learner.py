@@ -9,14 +9,14 @@ import os
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 
 from configs.run import RunConfig
 from flows.services.base import Command, RunService, Supervisor
 from flows.services.learner_recovery import LearnerRecovery
 from flows.services.pools import STAND_IN_NEEDS, address_of, shared_key, stand_in
-from flows.services.process import ServiceSpec
+from flows.services.process import Report, ServiceFailed, ServiceSpec
 from tasks.learner import client as learner_service
 from tasks.learner import pulse
 from tasks.learner.client import Learner
@@ -43,8 +43,23 @@ class LearnerProcess(RunService):
         self._context, self._config = context, context.config
         self._engine_asleep = engine_asleep
         self._learner: tuple[int, Learner] | None = None
+        self._answered: Report = {}
+        """Report of the generation that was last seen to answer."""
         training, learner = self._config.training, self._config.learner
         self._sections = training.model_dump(mode="json"), learner.model_dump(mode="json")
+
+    @cached_property
+    def state_directory(self) -> str:
+        """Where the learner keeps optimizer state that is not saved; empty where it keeps none."""
+        memory = self._config.learner.memory_directory
+        if not self._config.learner.keep_state or self._config.training.save_optimizer_every == 1:
+            return ""
+        if not Path(memory).is_dir():
+            raise ServiceFailed(
+                f"learner.memory_directory: {memory} is no directory of this machine. Nothing was trained; name one, "
+                "for example /dev/shm, or leave it empty"
+            )
+        return str(self.supervisor.scratch_in(Path(memory)))
 
     def begin(self) -> None:
         """Start the learner; returns at once."""
@@ -69,8 +84,9 @@ class LearnerProcess(RunService):
         """
         learner = self._connect()
         # The learner of a run that continues mostly holds it already, and loading is the slow part.
-        if learner.state()["policy_key"] != policy.key:
-            LearnerRecovery(learner, self._context, self._sections).recover(policy)
+        held = learner.state()["policy_key"]
+        if held != policy.key:
+            LearnerRecovery(learner, self._context, self._sections, self.state_directory).recover(policy, held)
         return learner
 
     def load_fresh(self, policy: Policy, directory: Path) -> Learner:
@@ -92,7 +108,7 @@ class LearnerProcess(RunService):
                 self._learner[1].state()
                 return self._learner[1]
             except LearnerLost:
-                self._learner = None  # asked again first: its guardian may be slow to see it gone
+                self._learner, self._answered = None, {}  # asked again first: its guardian may be slow to see it gone
 
     @property
     def _key(self) -> str:
@@ -104,12 +120,23 @@ class LearnerProcess(RunService):
         return self._describe(
             "learner",
             lambda report: learner_service.command(section, str(report)),
-            lambda report: bool(pulse.ask(report["pulse"], READY_SECONDS, self._key)),
+            self._ready,
             section,
             (self._config, "learner", "1", ""),
             needs=NEEDS,
             hangs=lambda report: pulse.hangs(report["pulse"], section.hang_seconds, self._key),
+            startup_seconds=section.startup_seconds,
         )
+
+    def _ready(self, report: Report) -> bool:
+        """Return whether a generation answers; one that did is not asked again, as it may hang by now.
+
+        The request that follows ends when the process is ended; not being ready would end the run.
+        """
+        if report != self._answered:
+            pulse.ask(report["pulse"], READY_SECONDS, self._key)
+            self._answered = report
+        return True
 
 
 class LearnerNode(RunService):

@@ -4,16 +4,20 @@ Called by LearnerProcess in the thread of the step that needs the learner.
 """
 
 import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from configs.fields import is_operational
+from configs.services import LearnerConfig
 from configs.training import TrainingConfig
+from storage.errors import PolicyAbsent
 from storage.policies.manifest import adapter_base
 from storage.refs import Entry
 from tasks.learner.client import Learner
 from tasks.learner.digest import INDEX_FILE, relative_difference, weight_paths
-from tasks.learner.protocol import BatchReference
+from tasks.learner.protocol import BatchReference, LearnerError, state_file
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy
 
@@ -54,31 +58,38 @@ class LearnerRecovery:
         learner: Learner,
         context: RunContext,
         sections: tuple[Settings, Settings],
+        state_directory: str = "",
     ) -> None:
-        """`sections` are training and learner, with which the learner is configured, and is again in the end."""
+        """`sections` are training and learner, with which the learner is configured, and is again in the end.
+
+        In `state_directory` the learner keeps optimizer state that is not saved; empty where it keeps none.
+        """
         self._learner, self._context, self._policies = learner, context, context.store.policies
         self._training, self._learner_section = sections
         self._configured = self._training
+        self._state_directory = state_directory
 
-    def recover(self, policy: Policy) -> None:
-        """Load `policy` from the nearest one that can be loaded whole.
+    def recover(self, policy: Policy, held: str | None) -> None:
+        """Load `policy` from the nearest one that can be loaded, or from the one of key `held` that the learner holds.
 
         Batches are trained with the settings that they were recorded with: a replay may start from policies that its
         source run trained with others. Raises WeightsDiffer when training again does not give the recorded weights.
         """
         rows = self._ancestry(policy)
         settings = [*(self._training | self._settings(row) for row in rows[1:]), self._training]
-        self._load_for(rows[0], self._policies.directory(rows[0]["policy_key"]), settings[0])
-        for row, training, following in zip(rows[1:], settings, settings[1:], strict=False):
-            scratch = self._policies.scratch(f"again-{row['policy_key']}")
+        unchanged = all(training == self._training for training in settings)
+        start = self._nearest(rows, held) if unchanged else None
+        if start is None:
+            start = 0
+            self._load_for(rows[0], self._policies.directory(rows[0]["policy_key"]), settings[0])
+        for index, row in enumerate(rows[start + 1 :], start + 1):
+            # A learner that is configured anew forgets: its state goes through the disk.
+            changes = settings[index] != settings[index - 1]
             # The learner writes what it trains; the recorded weights stay, these go.
-            try:
-                # A learner that is configured anew forgets: its state goes through the disk.
-                self._train(row, scratch, save_optimizer=following != training)
-                if following != training:
-                    self._load_for(row, scratch, following)
-            finally:
-                self._policies.discard(scratch)
+            with self._scratch(row) as scratch:
+                self._train(row, scratch, save_optimizer=changes)
+                if changes:
+                    self._load_for(row, scratch, settings[index])
 
     def _ancestry(self, policy: Policy) -> list[PolicyRow]:
         """Return the rows of the policies from the last one that can be loaded whole to `policy`, oldest first.
@@ -94,6 +105,12 @@ class LearnerRecovery:
             rows.insert(0, recorded_policy(self._context, parent))
         return rows
 
+    def _nearest(self, rows: Sequence[PolicyRow], held: str | None) -> int | None:
+        """Return the index of the last policy that the learner holds or whose kept state it loads; None without one."""
+        held_at = next((index for index, row in enumerate(rows) if row["policy_key"] == held), None)
+        later = range(len(rows) - 1, held_at or 0, -1)
+        return next((index for index in later if self._load_kept(rows[index])), held_at)
+
     def _settings(self, row: PolicyRow) -> Settings:
         """Return the settings of training that a policy was made with, those included that keys do not name."""
         recorded = TrainingConfig(**_recorded_work(self._context, row["policy_key"]).section["training"])
@@ -102,21 +119,37 @@ class LearnerRecovery:
         return {k: v for k, v in recorded.model_dump(mode="json").items() if not is_operational(fields[k])}
 
     def _load_for(self, row: PolicyRow, directory: Path, training: Settings) -> None:
-        """Load a policy to train on with the settings `training`, with which the learner is configured first.
-
-        The optimizer's state is fresh where that of the policy is of another kind.
-        """
+        """Load a policy to train on with the settings `training`, with which the learner is configured first."""
         if training != self._configured:
             self._learner.configure(training, self._learner_section)
             self._configured = training
+        self._load(row, directory)
+
+    def _load(self, row: PolicyRow, directory: Path, state_directory: str = "") -> None:
+        """Load a policy, with fresh state where its own is of another kind than the learner's."""
         trained = row["parent_key"] is not None  # imported weights have no optimizer state, and need none
         trained = trained and _state_kind(self._settings(row)) == _state_kind(self._configured)
-        self._learner.load(row["policy_key"], str(directory), fresh_optimizer=not trained, base=self._base(directory))
+        named = {"state_directory": state_directory} if state_directory else {}
+        key, base = row["policy_key"], self._base(directory)
+        self._learner.load(key, str(directory), fresh_optimizer=not trained, base=base, **named)
 
     def _base(self, directory: Path) -> str:
         """Return the directory of the weights below an adapter; empty for whole weights."""
         below = adapter_base(directory)
         return str(self._policies.directory(below)) if below else ""
+
+    def _load_kept(self, row: PolicyRow) -> bool:
+        """Load a policy with the state that the learner kept of it on this machine; return whether there was some."""
+        key, ranks = row["policy_key"], LearnerConfig(**self._learner_section).num_ranks
+        files = [Path(self._state_directory, state_file(key, rank, ranks)) for rank in range(ranks)]
+        if not self._state_directory or not all(file.is_file() for file in files):
+            return False
+        try:
+            self._load(row, self._policies.directory(key), self._state_directory)
+        except (LearnerError, PolicyAbsent) as error:
+            _log.warning("%s; recorded batches are trained again", error)
+            return False
+        return True
 
     def _train(self, row: PolicyRow, directory: Path, save_optimizer: bool) -> None:
         """Train the recorded batches that made the policy of `row`; the weights must come out as recorded.
@@ -172,6 +205,14 @@ class LearnerRecovery:
             (made / file.name).symlink_to(file.resolve())
         self._learner.load(key, str(made), fresh_optimizer=False, base=self._base(recorded))
         return True
+
+    @contextmanager
+    def _scratch(self, row: PolicyRow) -> Iterator[Path]:
+        scratch = self._policies.scratch(f"again-{row['policy_key']}")
+        try:
+            yield scratch
+        finally:
+            self._policies.discard(scratch)
 
 
 def _state_kind(training: Settings) -> tuple[str, bool]:

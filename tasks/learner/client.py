@@ -106,15 +106,20 @@ class Learner:
         """
         self._ask("configure", training=training, learner=learner)
 
-    def load(self, policy_key: str, directory: str, fresh_optimizer: bool, base: str = "") -> None:
+    def load(
+        self, policy_key: str, directory: str, fresh_optimizer: bool, base: str = "", state_directory: str = ""
+    ) -> None:
         """Load the weights in `directory`, and the optimizer state beside them unless `fresh_optimizer`.
 
-        Where the directory holds an adapter, `base` is the directory of the weights below it.
+        Where the directory holds an adapter, `base` is the directory of the weights below it. With a `state_directory`
+        the state is what was kept there, see `train`.
 
         Raises NoOptimizerState when there is none and a fresh one was not asked for, LearnerError for a directory that
         is not a complete model.
         """
-        self._ask("load", policy_key=policy_key, directory=directory, base=base, fresh_optimizer=fresh_optimizer)
+        named = {"policy_key": policy_key, "directory": directory, "base": base}
+        named |= {"state_directory": state_directory} if state_directory else {}
+        self._ask("load", **named, fresh_optimizer=fresh_optimizer)
 
     def train(
         self,
@@ -125,6 +130,7 @@ class Learner:
         policy_key_out: str,
         directory_out: str,
         save_optimizer: bool,
+        state_directory: str = "",
     ) -> list[dict[str, Any]]:
         """Make an optimizer step for each `update` of the packed rows and write the new policy into `directory_out`.
 
@@ -134,6 +140,9 @@ class Learner:
         IPC format, for the caller to take away. Returns the rows of `updates`, with `metrics` as a dictionary.
 
         Raises what reading rows from the store raises, besides LearnerError and LearnerLost.
+
+        Where optimizer state is not saved and a `state_directory` is given, weights and state are written there while
+        the caller goes on, for a learner that is started again.
         """
         updates = self._ask(
             "train",
@@ -143,6 +152,7 @@ class Learner:
             policy_key_out=policy_key_out,
             directory_out=directory_out,
             save_optimizer=save_optimizer,
+            state_directory=state_directory,
         )
         return list(updates)
 

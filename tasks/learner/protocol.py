@@ -83,6 +83,15 @@ class BatchReference:
 STATISTICS_FILE = "token_statistics.arrow"
 """What a step measured on tokens, beside the weights that it made: whoever asked for the step takes it away."""
 
+KEPT_STATES = 2
+"""Newest policies whose state a learner keeps in files of its machine."""
+
+
+def state_file(policy_key: str, rank: int, size: int) -> str:
+    """Return the name of the file in which a rank keeps weights and optimizer state of a policy."""
+    return f"{policy_key}.{rank}-of-{size}.safetensors"
+
+
 RENDEZVOUS = "bound"
 """The backend by which torchrun's agents meet, see `tasks.learner.launcher`."""
 KEY_VARIABLE = "STAGECOACH_LEARNER_KEY"

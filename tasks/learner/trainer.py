@@ -35,6 +35,7 @@ from tasks.learner.checkpoint import (
 )
 from tasks.learner.digest import weights_sha256
 from tasks.learner.distributed import World
+from tasks.learner.kept_state import StateKeeper, load_kept
 from tasks.learner.loop import RowStatistics, Totals, accumulate_gradients
 from tasks.learner.loss import GROUPS, Objective
 from tasks.learner.model import PolicyModel, computes_in_half, load_policy, run_row
@@ -73,6 +74,7 @@ class Trainer:
         """`beat` is called after each part of a request: progress for `tasks.learner.pulse`."""
         self._world = world
         self._beat = beat
+        self._keeper = StateKeeper(world)
         self._settings: TrainingConfig | None = None
         self._device = torch.device("cpu")
         self._attention = ""
@@ -98,10 +100,13 @@ class Trainer:
             self._settings, self._device, self._loaded = settings, device, None
         self._world = world
 
-    def load(self, policy_key: str, directory: str, fresh_optimizer: bool, base: str = "") -> None:
+    def load(
+        self, policy_key: str, directory: str, fresh_optimizer: bool, base: str = "", state_directory: str = ""
+    ) -> None:
         """Load weights and, unless `fresh_optimizer`, optimizer state; after an error no policy is loaded.
 
-        Where `directory` holds an adapter, `base` is the directory of the weights below it.
+        Where `directory` holds an adapter, `base` is the directory of the weights below it. With a `state_directory`
+        the state is what `kept_state` kept there.
         """
         settings = self._require_settings()
         self._loaded = None
@@ -111,7 +116,9 @@ class Trainer:
         if rounded := _is_rounded(settings):
             check_stored_names(policy, path)
         optimizer = new_optimizer(policy, settings)
-        if not fresh_optimizer:
+        if state_directory:
+            load_kept(policy_key, policy, optimizer, Path(state_directory), self._world)
+        elif not fresh_optimizer:
             load_optimizer(policy, optimizer, path)
         digest = adapter.weights_sha256 if adapter else weights_sha256(path)
         files = {} if adapter else companions(path, "bfloat16" if rounded else "float32")
@@ -128,6 +135,7 @@ class Trainer:
         policy_key_out: str,
         directory_out: str,
         save_optimizer: bool,
+        state_directory: str = "",
     ) -> list[dict[str, Any]]:
         """Make the batch's optimizer steps and save the new policy; see `client.Learner.train`."""
         loaded, directory = self._require_policy(policy_key_in), Path(directory_out)
@@ -158,6 +166,8 @@ class Trainer:
             update |= {"weights_sha256_in": before, "weights_sha256": after}
             update["has_optimizer"] = save_optimizer and update is updates[-1]
         self._loaded = replace(loaded, policy_key=policy_key_out, step=step, weights_sha256=digest, written=written)
+        if state_directory and not save_optimizer:
+            self._keeper.keep(policy_key_out, loaded.policy, loaded.optimizer, Path(state_directory))
         return updates
 
     def _update(

@@ -73,6 +73,11 @@ class ExampleSource(Protocol):
 class LearnerService(Protocol):
     """The process that trains (`flows.services.learner`)."""
 
+    @property
+    def state_directory(self) -> str:
+        """Where the learner keeps optimizer state that is not saved; empty where it keeps none."""
+        ...
+
     def turn(self) -> AbstractContextManager[None]:
         """Let the learner compute within the block, which an engine on the same GPU may have to sleep for."""
         ...

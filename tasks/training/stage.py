@@ -70,6 +70,7 @@ def training(inputs: TrainingInputs, config: View) -> Outputs:
             policy_key_out=key,
             directory_out=str(directory),
             save_optimizer=save_optimizer,
+            state_directory=learner.state_directory,
         )
         remember_digests(directory, [File(**file) for file in client.state()["files"]])
         row = policy_row(client, key, step + 1, policy.key, config.model.vocab_size, save_optimizer)

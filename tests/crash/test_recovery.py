@@ -18,6 +18,7 @@ from tests.fixtures.faults import happened
 
 ROUNDED = ("training.dtype=bfloat16", "training.policy_dtype=bfloat16")
 SELDOM = "training.save_optimizer_every=9"
+KEPT = ("learner.memory_directory=DIRECTORY", "learner.keep_state=true")
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 
@@ -64,18 +65,20 @@ def test_a_run_that_keeps_few_weights_goes_on_from_them(drive):
 
 
 @pytest.mark.nightly
-@pytest.mark.fault(
-    "process", "the learner is killed between saved states", "batches are trained again, the same weights"
-)
+@pytest.mark.fault("process", "the learner is killed between saved states", "no step is trained again")
 @pytest.mark.parametrize("overrides", [ROUNDED, ()])
-def test_a_lost_learner_trains_again_what_was_not_saved(drive, overrides):
-    often, run = drive("steps=4", *overrides), drive("steps=4", *overrides, SELDOM)
+def test_a_lost_learner_goes_on_from_what_it_kept_in_memory(drive, overrides):
+    often, run = (
+        drive("steps=4", *overrides),
+        drive("steps=4", *overrides, SELDOM, *KEPT),
+    )
     undisturbed, lost = side_by_side(often.live, lambda: run.live(lose="after request train #4"))
     assert undisturbed.status == lost.status == 0, undisturbed.output + lost.output
     happened(f"SIGKILL to the learner of {lost.receipts[0]['pid']}")
-    assert requests(lost.moments) == 8, "the step that it was at is trained again, and the three before"
+    assert requests(lost.moments) == 5, "the step that it was at is trained again, and none before"
     assert [state_saved(run, entry) for entry in trained(run)] == [False] * 4, "or the test shows nothing"
     assert weights(open_store(run.store)) == weights(open_store(often.store))
+    assert not list(run.directory.glob("stagecoach-*/*")), "the memory is given back"
 
 
 def state_saved(run: Driven, entry: Entry) -> bool:

@@ -99,7 +99,7 @@ class Step:
     def train(self, drawn):
         """Hand the batches to a learner that takes them apart like the real one, and has no weights."""
         learner = SimpleNamespace(train=lambda batch, **_: BatchReader(open_groups(batch.store), batch).plan())
-        service = SimpleNamespace(restore=lambda policy: learner, turn=nullcontext)
+        service = SimpleNamespace(restore=lambda policy: learner, turn=nullcontext, state_directory="")
         return perform(TRAINING, self.context, STEP, (drawn.packing,), Policy("p", STEP), Services(learner=service))
 
     def finished(self):

@@ -42,7 +42,7 @@ def context(root):
 def trained(context, learners):
     """Train a step with one learner after another, as each is lost; return its policy's key and files."""
     given = iter(learners)
-    service = SimpleNamespace(restore=lambda policy: next(given), turn=nullcontext)
+    service = SimpleNamespace(restore=lambda policy: next(given), turn=nullcontext, state_directory="")
     packed = perform(stage_of("packing", lambda tables, config: {"batches": ROWS}, ("batches",)), context, 0)
     done = perform(STAGE, context, 0, (packed,), Policy("p0", 0), Services(learner=service))
     policy = context.store.policies.find(done.key)

@@ -10,7 +10,7 @@ from configs.run import RunConfig
 from flows.services.learner_recovery import MAX_DIFFERENCE, LearnerRecovery, WeightsDiffer
 from storage.store import open_store
 from tasks.learner.digest import OPTIMIZER_FILE, relative_difference, weights_sha256
-from tasks.learner.protocol import LearnerLost
+from tasks.learner.protocol import LearnerLost, state_file
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy
 from tests.fixtures.builders import table
@@ -65,9 +65,9 @@ def context(root, monkeypatch):
     return RunContext(store, "a", RunConfig(name="a"), {})
 
 
-def recover(context, learner, device="cpu"):
+def recover(context, learner, device="cpu", own=(), *kept):
     """Bring a learner to the second policy; return what it holds then."""
-    LearnerRecovery(learner, context, ({"device": device}, {})).recover(Policy("second", 1))
+    LearnerRecovery(learner, context, ({"device": device}, dict(own)), *kept).recover(Policy("second", 1), None)
     return learner.held
 
 
@@ -111,6 +111,25 @@ def test_a_learner_that_was_lost_cannot_write_where_the_next_one_trains_again(co
     assert len(given) == 2 and not given[1].exists(), "what is trained again is thrown away"
     context.store.policies.discard(context.store.policies.scratch("next"))
     assert not given[0].exists(), "and what came late is swept"
+
+
+@pytest.mark.parametrize(("own", "ranks"), [({}, 1), ({"processes": 3}, 3), ({"processes": 2, "nodes": 2}, 4)])
+def test_state_that_was_kept_is_that_of_all_ranks_or_none(context, tmp_path, own, ranks):
+    loaded = []
+
+    class Keeping(Retraining):
+        def load(self, policy_key, directory, fresh_optimizer, **named):
+            loaded.append(named.pop("state_directory", ""))
+            super().load(policy_key, directory, True, **named)
+
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    for rank in range(ranks):
+        recover(context, Keeping(0.0), "cpu", own, str(kept))
+        assert loaded.pop() == "" and not loaded, "the state of a rank is not there, so the batch is trained again"
+        (kept / state_file("second", rank, ranks)).touch()
+    recover(context, Keeping(0.0), "cpu", own, str(kept))
+    assert loaded == [str(kept)]
 
 
 def test_without_recorded_weights_nothing_can_be_compared(context):

@@ -72,6 +72,7 @@ def test_a_directory_that_others_could_exchange_is_refused(shared, tmp_path, pla
     supervisor = Supervisor("run", tmp_path / "logs")
     for make in (
         supervisor.__enter__,
+        lambda: supervisor.scratch_in(shared),
         lambda: Policies(store).scratch("key", memory=shared),
         lambda: ScratchDirectories(copies / ".scratch", private=copies).make("key"),
     ):

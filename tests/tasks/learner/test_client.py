@@ -117,7 +117,7 @@ def test_request_and_answer(server):
         seen.append(protocol.receive(connection))
         protocol.send(connection, {"result": [{"loss": 1.0}]})
 
-    names = {"policy_key_in": "a", "policy_key_out": "b", "directory_out": "d"}
+    names = {"policy_key_in": "a", "policy_key_out": "b", "directory_out": "d", "state_directory": "s"}
     given = {"step": 3, "save_optimizer": False, **names}
     with Learner(server(behave)) as learner:
         assert learner.train(BATCH, **given) == [{"loss": 1.0}]
