@@ -78,13 +78,6 @@ def test_one_environment_does_not_move_the_walk_of_another():
     assert [e for rows in both for e in groups(rows) if e.startswith("reverse")] == groups(alone)
 
 
-def test_another_batch_of_the_same_step_has_other_examples_groups_and_seeds():
-    tables = examples(reverse=1000)
-    first, second = assigned(tables, step=3), assigned(tables, step=3, batch=1)
-    for column in ("group_id", "example_id", "seed"):
-        assert not set(first[column].to_pylist()) & set(second[column].to_pylist()), column
-
-
 def test_an_environment_without_train_examples_says_what_to_do():
     with pytest.raises(TooFewExamples, match=r"'sums' has 0 examples of split 'train' \(of 1 in all\).*holdout"):
         assigned(examples(reverse=3, sums=0), weights=EVEN)

@@ -197,23 +197,3 @@ def test_a_packer_that_loses_a_sample_stops_the_stage(monkeypatch):
     monkeypatch.setattr("tasks.packing.stage.pack", lambda *_: [[0]])
     with pytest.raises(PackingBreach, match=r"sample t\d/0 is in 0 rows"):
         packed(of_lengths([3, 3]))
-
-
-@given(
-    st.lists(st.lists(st.sampled_from([0, 1, 9]), min_size=2, max_size=6), min_size=2, max_size=6),
-    st.sampled_from(["supervised", "grpo"]),
-)
-@settings(max_examples=40)
-def test_a_token_that_looks_like_padding_is_trained_like_any_other(completions, algorithm):
-    traces = [trace(f"t{i}", group_id="g", reward=float(i % 2)) for i in range(len(completions))]
-    both = []
-    for others in (completions, [[5] * len(each) for each in completions]):
-        rows = [row for i, each in enumerate(others) for row in exchange(f"t{i}", prompt=[0], completion=each)]
-        both.append(packed(inputs(traces, rows, algorithm), tokens_per_row=16, data_parallel=2))
-    looks, plain = both
-    assert [{**row, "token_ids": None} for row in looks] == [{**row, "token_ids": None} for row in plain]
-    sampled = sum(map(len, completions))
-    assert {row["ce_tokens" if algorithm == "supervised" else "rl_tokens"] for row in looks} == {sampled}
-    for component in ("rl", "ce", "ref_kl"):
-        weights = sum(sum(row[f"{component}_weights"]) for row in looks)
-        assert {row[f"{component}_tokens"] for row in looks} == {weights}

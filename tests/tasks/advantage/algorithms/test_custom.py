@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from tasks.advantage.algorithms import ALGORITHMS
-from tasks.advantage.algorithms.credit import AdvantageBreach, GroupedTraces
+from tasks.advantage.algorithms.credit import AdvantageBreach
 from tasks.advantage.algorithms.custom import require_credit
 from tasks.advantage.stage import STAGE, StateMissing
-from tasks.arrays.ragged import Ragged
 from tasks.runtime.imports import NotImportable, code_version
-from tests.fixtures.builders import exchange, table, trace, view
+from tests.fixtures.builders import table, trace, view
 from tests.fixtures.stages import advantage, advantages, credited, group, tables_of
 
 HERE = "tests.fixtures.masks"
@@ -34,17 +33,6 @@ def test_what_it_does_to_its_arguments_is_its_own_affair():
     first, again = (advantage(tables, config, step=1)["samples"].to_pylist() for _ in range(2))
     assert first == again, "what one step does to the arguments is not known to the next"
     assert advantages(first) == [1.5, -1.5] and [row["rl_weights"] for row in first] == [[0, 0, 0, 1, 1]] * 2
-
-
-def test_it_is_given_references_in_arrays_of_its_own():
-    rows = Ragged(np.array([-0.5, -1.0]), np.array([0, 2]))
-    tables = tables_of([trace("t0")], exchange("t0")[:1])
-    kept = GroupedTraces(tables["traces"], tables["messages"], np.zeros(1, np.int64), rows, rows)
-    own = kept.copy()
-    assert own.references is not None and own.references.values.tolist() == [-0.5, -1.0]
-    pairs = [(own.references, rows), (own.mask, rows)]
-    assert not any(np.shares_memory(a.values, b.values) or a.offsets is b.offsets for a, b in pairs)
-    assert not np.shares_memory(own.owner, kept.owner) and replace(kept, references=None).copy().references is None
 
 
 def test_it_is_judged_by_what_was_sampled_and_not_by_what_it_made_of_that():

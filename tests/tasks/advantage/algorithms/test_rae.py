@@ -182,14 +182,3 @@ def test_post_is_pre_times_the_decay_exactly(rewards, before, decay):
     # Eighths times powers of a quarter are exact in binary, so that nothing is rounded.
     assert advantages(post[0]) == [decay * value for value in advantages(pre[0])]
     assert post[1] == pre[1]
-
-
-@settings(max_examples=15)
-@given(played(), st.integers(0, 12))
-def test_two_steps_are_one_step_cut_in_two(drawn, cut):
-    traces, states = drawn
-    whole, after = step(traces, states, number=1)
-    first, between = step(traces[:cut], states, number=1)
-    second, end = step(traces[cut:], between, number=2)
-    assert first + second == whole
-    assert sorted(end, key=str) == sorted(after, key=str)
