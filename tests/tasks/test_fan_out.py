@@ -6,12 +6,10 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.advantage.stage import STAGE as ADVANTAGE
-from tasks.filtering.stage import STAGE as FILTERING
 from tasks.metrics.accounting import account
 from tasks.packing.stage import STAGE as PACKING
-from tests.fixtures.builders import exchange, failed, table, trace, view
-from tests.fixtures.stages import advantage, filtering, packing, written
+from tests.fixtures.builders import assignment, environments, exchange, failed, table, trace, view
+from tests.fixtures.stages import packing, tables_of, through_advantage, written
 
 SEATS = ("for", "against", "judge", "user")
 RULES = st.fixed_dictionaries({"drop_judge": st.booleans(), "learner_seat": st.booleans()})
@@ -52,25 +50,20 @@ def is_trained(row, rules):
 @settings(deadline=None, max_examples=12)
 @given(rows=episodes(), rules=RULES)
 def test_every_trace_has_one_verdict_and_every_kept_one_is_in_one_row_of_the_batch(rows, rules):
-    environment = {"name": "reverse", "taskset": {"id": "reverse"}} | rules
-    section = {"environments": [environment], "algorithm": {"type": "rae"}}
+    section = {"environments": environments(reverse=rules), "algorithm": {"type": "rae"}}
     number = {row["trace_id"]: place for place, row in enumerate(rows)}
     messages = [
         each
         for row in rows
         for each in exchange(row["trace_id"], prompt=[500], completion=[number[row["trace_id"]]] * 2)
     ]
-    tables = {"traces": table("traces", rows), "messages": table("messages", messages)}
-    filters = {"filters": [{"type": "errored"}]}
-    judging = view(FILTERING, filtering=filters, model={"vocab_size": 1000}, **section)
-    tables |= filtering(tables, judging)
+    tables = tables_of(rows, messages) | {"estimator_states": table("estimator_states", [])}
+    tables = through_advantage(tables, step=1, filtering={"filters": [{"type": "errored"}]}, **section)
     verdicts = tables["verdicts"].to_pylist()
     assert [row["trace_id"] for row in verdicts] == [row["trace_id"] for row in rows]
     kept = {row["trace_id"] for row in verdicts if row["keep"]}
     assert kept == {row["trace_id"] for row in rows if row["error_class"] is None and is_trained(row, rules)}
 
-    states = table("estimator_states", [])
-    tables |= advantage(tables | {"estimator_states": states}, view(ADVANTAGE, **section), step=1)
     assert Counter(row["trace_id"] for row in tables["samples"].to_pylist()) == Counter(kept)
     batches = written(packing(tables, view(PACKING, packing={"tokens_per_row": 64, "zero_advantages": True})))[
         "batches"
@@ -86,8 +79,3 @@ def test_every_trace_has_one_verdict_and_every_kept_one_is_in_one_row_of_the_bat
     shares = account(assigned, tables["traces"], tables["verdicts"], tables["samples"], table("batches", batches))
     assert sum(each.num_traces for each in shares) == len(rows)
     assert sum(each.num_traces for each in shares if each.outcome == "trained") == len(weighted)
-
-
-def assignment(row):
-    names = ("assignment_id", "group_id", "environment", "example_id")
-    return {name: row[name] for name in names} | {"member": 0, "seed": 1}

@@ -20,7 +20,7 @@ from tasks.learner import attention
 from tasks.learner.tiny import tiny_qwen3
 from tasks.learner.tiny_vision import tiny_qwen3_vl
 from tasks.packing import stage as packing
-from tests.fixtures.builders import example, table, view
+from tests.fixtures.builders import environments, example, table, view
 
 pytestmark = pytest.mark.engine
 
@@ -59,11 +59,11 @@ def tables_of_examples():
 
 def assign(seed):
     """Assign the rollouts of some steps and of an evaluation, by both samplers; return the seeds of all of them."""
-    environments = [{"name": name, "taskset": {"id": name}} for name in ENVIRONMENTS]
+    sections = environments(a={}, b={})
     examples, found = tables_of_examples()["examples"], []
     for sampler in ({"type": "standard"}, {"type": "difficulty_pools"}):
         settings = {"groups_per_step": 4, "group_size": 3, "sampler": sampler}
-        config = view(assigning.STAGE, seed=seed, environments=environments, assignment=settings)
+        config = view(assigning.STAGE, seed=seed, environments=sections, assignment=settings)
         for step in range(STEPS):
             for batch in range(2):
                 difficulties = table("difficulties", []) if step or batch else None
@@ -73,7 +73,7 @@ def assign(seed):
     config = view(
         assigning.EVALUATION_STAGE,
         seed=seed,
-        environments=environments,
+        environments=sections,
         evaluation={"num_examples": 2, "attempts": 2, "every": 1},
     )
     evaluated = assigning.evaluation_assignment(assigning.EvaluationInputs(examples), config)["assignments"]

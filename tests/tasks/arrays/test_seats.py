@@ -7,13 +7,12 @@ import pytest
 from configs.environments import EnvironmentConfig, SeatRule
 from configs.run import RunConfig
 from tasks.advantage.algorithms.credit import AdvantageBreach
-from tasks.advantage.stage import STAGE as ADVANTAGE
 from tasks.arrays.seats import LearnerSeatMissing, evaluated_seats, trained_seats
 from tasks.filtering.stage import STAGE
-from tests.fixtures.builders import failed, table, trace, view
-from tests.fixtures.stages import advantage, filtering, judged, tables_of
+from tests.fixtures.builders import environments, failed, table, trace, view
+from tests.fixtures.stages import judged, tables_of, through_advantage
 
-ENVIRONMENT = {"name": "reverse", "taskset": {"id": "reverse"}}
+(ENVIRONMENT,) = environments(reverse={})
 LEARNER = ENVIRONMENT | {"learner_seat": True}
 
 
@@ -109,9 +108,8 @@ def test_keys_know_the_rules_only_where_they_are_not_the_default():
 
 
 def credited(traces, environments=(), algorithm="grpo"):
-    tables, section = tables_of(traces), {"environments": list(environments), "algorithm": {"type": algorithm}}
-    tables |= filtering(tables, view(STAGE, model={"vocab_size": 1000}, **section))
-    rows = advantage(tables, view(ADVANTAGE, **section), step=0)["samples"].to_pylist()
+    section = {"environments": list(environments), "algorithm": {"type": algorithm}}
+    rows = through_advantage(tables_of(traces), **section)["samples"].to_pylist()
     return {row["trace_id"]: row["advantage"] for row in rows}
 
 

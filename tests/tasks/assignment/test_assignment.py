@@ -10,14 +10,10 @@ from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import ASSIGNMENTS, DIFFICULTIES
 from tasks.assignment.examples import FieldMissing
 from tasks.assignment.stage import EVALUATION_STAGE, STAGE, BatchRequest, TooFewExamples
-from tests.fixtures.builders import example, table, trace, view
+from tests.fixtures.builders import environments, example, table, trace, view
 from tests.fixtures.stages import assignment, evaluation_assignment
 
-EVEN = {"reverse": 1.0, "sums": 1.0}
-
-
-def environments(**weights):
-    return [{"name": name, "taskset": {"id": name}, "weight": weight} for name, weight in weights.items()]
+ALONE, BOTH = environments(reverse={}), environments(reverse={}, sums={})
 
 
 def examples(**counts):
@@ -25,9 +21,8 @@ def examples(**counts):
     return {"examples": table("examples", rows + [example("held-out", name, "eval") for name in counts])}
 
 
-def assigned(tables, step=0, batch=0, seed=7, weights=None, **settings):
-    weights = weights or {"reverse": 1.0}
-    config = view(STAGE, seed=seed, environments=environments(**weights), assignment=settings)
+def assigned(tables, step=0, batch=0, seed=7, own=ALONE, **settings):
+    config = view(STAGE, seed=seed, environments=own, assignment=settings)
     return assignment(tables, config, BatchRequest(batch), step)["assignments"]
 
 
@@ -73,14 +68,14 @@ def test_without_shuffle_examples_come_in_their_own_order():
 
 def test_one_environment_does_not_move_the_walk_of_another():
     tables = examples(reverse=50, sums=50)
-    both = [assigned(tables, s, weights=EVEN, groups_per_step=8) for s in range(2)]
+    both = [assigned(tables, s, own=BOTH, groups_per_step=8) for s in range(2)]
     alone = assigned(tables, 0, groups_per_step=8)
     assert [e for rows in both for e in groups(rows) if e.startswith("reverse")] == groups(alone)
 
 
 def test_an_environment_without_train_examples_says_what_to_do():
     with pytest.raises(TooFewExamples, match=r"'sums' has 0 examples of split 'train' \(of 1 in all\).*holdout"):
-        assigned(examples(reverse=3, sums=0), weights=EVEN)
+        assigned(examples(reverse=3, sums=0), own=BOTH)
 
 
 def test_no_environment_is_an_error():
@@ -89,7 +84,7 @@ def test_no_environment_is_an_error():
 
 
 def evaluated(tables, seed=7, **settings):
-    config = view(EVALUATION_STAGE, seed=seed, environments=environments(reverse=1.0), evaluation=settings)
+    config = view(EVALUATION_STAGE, seed=seed, environments=ALONE, evaluation=settings)
     return evaluation_assignment(tables, config)["assignments"]
 
 
@@ -119,7 +114,7 @@ def test_too_few_held_out_examples_is_an_error():
 
 def test_a_further_batch_has_only_the_groups_that_are_missing_and_other_examples():
     tables = examples(reverse=6, sums=6)
-    config = view(STAGE, environments=environments(**EVEN), assignment={"groups_per_step": 6, "group_size": 2})
+    config = view(STAGE, environments=BOTH, assignment={"groups_per_step": 6, "group_size": 2})
     first = assignment(tables, config, step=1)["assignments"]
     again = tables | {"assignments": first}
     second = assignment(again, config, BatchRequest(1, {"sums": 2, "reverse": 1}), 1)["assignments"]
@@ -136,7 +131,7 @@ def test_a_further_batch_has_only_the_groups_that_are_missing_and_other_examples
 def test_difficulties_are_made_where_traces_came_in_and_handed_on_within_a_step():
     config = view(
         STAGE,
-        environments=environments(reverse=1.0),
+        environments=ALONE,
         assignment={"groups_per_step": 2, "sampler": {"type": "difficulty_pools"}},
     )
     tables = examples(reverse=6)
@@ -153,7 +148,7 @@ def test_difficulties_are_made_where_traces_came_in_and_handed_on_within_a_step(
 
 def test_the_standard_sampler_keeps_nothing():
     tables = examples(reverse=6) | {"traces": table("traces", [trace("t")])}
-    assert set(assignment(tables, view(STAGE, environments=environments(reverse=1.0)), step=1)) == {"assignments"}
+    assert set(assignment(tables, view(STAGE, environments=ALONE), step=1)) == {"assignments"}
 
 
 def tiered(count):
@@ -188,7 +183,7 @@ def test_an_evaluation_may_name_its_environments():
     tables = {"examples": table("examples", [example(name, name, "eval") for name in ("reverse", "sums")])}
     config = view(
         EVALUATION_STAGE,
-        environments=environments(**EVEN),
+        environments=BOTH,
         evaluation={"num_examples": 1, "environments": ["sums"]},
     )
     assert groups(evaluation_assignment(tables, config)["assignments"]) == ["sums"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from storage.schemas.stage_tables import SAMPLES
 from tasks.arrays.group_counts import admitted_groups, groups_to_refill, num_begun, num_needed, oversampled_turn
 from tasks.assignment.stage import STAGE, BatchRequest
-from tests.fixtures.builders import example, table, view
+from tests.fixtures.builders import environments, example, table, view
 from tests.fixtures.stages import assignment
 
 STREAMS = ("rl_weights", "ce_weights", "ref_kl_weights")
@@ -49,8 +49,8 @@ def test_the_next_step_goes_on_where_this_one_ends_or_one_before(turn, needed, f
 def walked(step=0, batch=0, groups=None, weights=None, **settings):
     weights = weights or {"reverse": 1.0}
     rows = [example(f"{name}{i:02}", name) for name in weights for i in range(30)]
-    environments = [{"name": name, "taskset": {"id": name}, "weight": weight} for name, weight in weights.items()]
-    config = view(STAGE, seed=7, environments=environments, assignment={"group_size": 1, "shuffle": False} | settings)
+    own = environments(**{name: {"weight": weight} for name, weight in weights.items()})
+    config = view(STAGE, seed=7, environments=own, assignment={"group_size": 1, "shuffle": False} | settings)
     made = assignment({"examples": table("examples", rows)}, config, BatchRequest(batch, groups), step)
     return [(row["group_id"], row["example_id"]) for row in made["assignments"].to_pylist()]
 

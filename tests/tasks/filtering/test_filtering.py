@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.filters import FilterConfig
-from tasks.advantage.stage import STAGE as ADVANTAGE
 from tasks.filtering.filters import FILTERS
-from tasks.filtering.stage import STAGE
-from tests.fixtures.builders import exchange, failed, message, trace, view
-from tests.fixtures.stages import VOCABULARY, advantage, filtering, judged, tables_of
+from tests.fixtures.builders import exchange, failed, message, trace
+from tests.fixtures.stages import VOCABULARY, judged, tables_of, through_advantage
 
 
 def reasons(rows, **options):
@@ -266,6 +264,4 @@ def test_credits_are_those_of_a_store_in_which_the_quarantined_traces_never_were
 
 def credited(rows, quarantined):
     """The credits of these traces, by the group's mean as the baseline."""
-    tables = tables_of(rows)
-    tables |= filtering(tables, view(STAGE, model={"vocab_size": VOCABULARY}), parameters=quarantined)
-    return advantage(tables, view(ADVANTAGE, algorithm={"type": "grpo"}))["samples"]
+    return through_advantage(tables_of(rows), quarantined)["samples"]

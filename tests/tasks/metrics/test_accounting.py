@@ -2,12 +2,10 @@
 
 import pytest
 
-from tasks.advantage.stage import STAGE as ADVANTAGE
-from tasks.filtering.stage import STAGE as FILTERING
 from tasks.metrics.accounting import AccountBreach, Share, account
 from tasks.packing.stage import STAGE as PACKING
-from tests.fixtures.builders import exchanges, failed, table, trace, view
-from tests.fixtures.stages import advantage, filtering, packing, written
+from tests.fixtures.builders import assignment, exchanges, failed, table, trace, view
+from tests.fixtures.stages import packing, through_advantage, written
 
 TRACES = [
     trace("a"),
@@ -22,11 +20,6 @@ TRACES = [
 ]
 
 
-def assignment(trace_row):
-    names = ("assignment_id", "group_id", "environment", "example_id")
-    return {"member": 0, "seed": 1, **{name: trace_row[name] for name in names}}
-
-
 def sampled(traces, assigned):
     """Return the tables of a step whose rollouts have ended."""
     return {
@@ -39,15 +32,13 @@ def sampled(traces, assigned):
 @pytest.fixture(scope="module")
 def step():
     """All tables of one step."""
-    tables = sampled(TRACES, TRACES)
     filters = [{"type": "truncated", "enforce": True}, {"type": "zero_advantage"}]
-    tables |= filtering(tables, view(FILTERING, filtering={"filters": filters}), parameters={"i": "a broken verifier"})
-    return packed(tables)
+    return packed(sampled(TRACES, TRACES), {"i": "a broken verifier"}, filtering={"filters": filters})
 
 
-def packed(tables, **sections):
+def packed(tables, quarantined=None, **sections):
     """The tables of a step up to its batches."""
-    tables = tables | advantage(tables, view(ADVANTAGE, **sections))
+    tables = through_advantage(tables, quarantined, **sections)
     return tables | written(packing(tables, view(PACKING)))
 
 
@@ -115,9 +106,8 @@ def test_an_agent_may_play_several_times_in_an_episode():
     played = {"episode_id": "e", "assignment_id": "g0/e"}
     seats = (("p", "proposer", 1.0), ("s", "solver", 1.0), ("t", "solver", 0.0), ("u", "solver", None))
     traces = [trace(name, agent=agent, reward=reward, **played) for name, agent, reward in seats]
-    tables = sampled(traces, traces[:1])
-    tables |= filtering(tables, view(FILTERING, filtering={"filters": [{"type": "errored"}]}))
-    counts = shares(packed(tables, algorithm={"type": "hierarchical_grpo"}))
+    sections = {"filtering": {"filters": [{"type": "errored"}]}, "algorithm": {"type": "hierarchical_grpo"}}
+    counts = shares(packed(sampled(traces, traces[:1]), **sections))
     assert [(each.outcome, each.num_traces) for each in counts] == [("no weight", 2), ("trained", 2)]
 
 

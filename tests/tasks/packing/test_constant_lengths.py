@@ -15,17 +15,16 @@ from tasks.packing.stage import STAGE, UNCOUNTED
 from tasks.runtime.stage import Ref
 from tests.fixtures import stages
 from tests.fixtures.builders import exchange, trace, verdict, view
-from tests.fixtures.stages import advantage, forked, tables_of
+from tests.fixtures.stages import advantage, credited_by, forked, tables_of
 
 DR_GRPO = {"type": "dr_grpo", "length_normaliser": 10}
 
 
-def packed(traces, messages, algorithm=DR_GRPO, environments=(), verdicts=None, replaced=False, **section):
-    """The rows of batches: `environments` are (name, algorithm) of those with an algorithm of their own.
+def packed(traces, messages, algorithm=DR_GRPO, environments=None, verdicts=None, replaced=False, **section):
+    """The rows of batches: `environments` are the algorithms of those with one of their own.
 
     Where groups are `replaced`, packing is given no verdicts."""
-    own = [{"name": name, "taskset": {"id": name}, "algorithm": each} for name, each in environments]
-    sections = {"algorithm": algorithm, "environments": own}
+    sections = {"algorithm": algorithm, "environments": credited_by(environments or {})}
     tables = tables_of(traces, messages, verdicts)
     tables |= advantage(tables, view(ADVANTAGE, **sections), step=1)
     if replaced:
@@ -49,7 +48,7 @@ def test_every_rollout_counts_for_the_constant_however_long_it_is():
 
 def test_other_components_are_left_alone():
     traces = [trace("a"), trace("b", group_id="g1", environment="other")]
-    taught = [("other", {"type": "supervised"})]
+    taught = {"other": {"type": "supervised"}}
     (row,) = packed(traces, answers(a=1, b=2), environments=taught, zero_advantages=True)
     assert sorted(set(row["rl_weights"])) == [0, np.float32(1 / 10)] and set(row["ce_weights"]) == {0, 1}
     assert (row["rl_tokens"], row["ce_tokens"]) == (1, 2)
@@ -121,9 +120,11 @@ def test_without_a_constant_weights_and_keys_are_as_they_were():
     (row,) = packed(traces, messages, {"type": "grpo"}, verdicts=verdicts_of(traces, "zero_advantage"))
     assert set(row["rl_weights"]) == {0, 1}
     assert set(view(STAGE).content()) == {"packing"}
-    other = [{"name": "other", "taskset": {"id": "x"}, "algorithm": DR_GRPO}]
     assert view(STAGE, algorithm=DR_GRPO).content()["constant_lengths"] == {"": 10}
-    assert view(STAGE, environments=other).content()["constant_lengths"] == {"": None, "other": 10}
+    assert view(STAGE, environments=credited_by({"other": DR_GRPO})).content()["constant_lengths"] == {
+        "": None,
+        "other": 10,
+    }
 
 
 ROLLOUTS = st.tuples(
@@ -152,7 +153,7 @@ def test_the_loss_is_what_a_loop_over_traces_says(drawn, num_updates, constants,
         traces.append(trace(name, group_id=f"{group}-{environment}", environment=environment, reward=reward))
         messages += forked(name) if length == 0 else exchange(name, prompt=[1], completion=[2] * length)
     section = {"updates_per_step": num_updates, "zero_advantages": zeros}
-    rows = packed(traces, messages, sections["reverse"], [("other", sections["other"])], **section)
+    rows = packed(traces, messages, sections["reverse"], {"other": sections["other"]}, **section)
     constant = {row["trace_id"]: own[row["environment"]] for row in traces}
     in_rows = {name.partition("/")[0] for row in rows for name in row["sample_ids"]}
     scored = {row["trace_id"] for row in traces if row["reward"] is not None}
