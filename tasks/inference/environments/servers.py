@@ -112,8 +112,6 @@ class LoadedEnvironment:
     examples: pa.Table
     """Rows of the examples table."""
     facts: EnvironmentFacts
-    long_prompts: tuple[int, ...] = ()
-    """Tokens of the prompts for whose length examples are left out."""
 
 
 def examples(environment: "EnvironmentConfig") -> pa.Table:
