@@ -8,7 +8,7 @@ from typing import Any
 
 import psutil
 
-from tasks.inference.engine.client import CONNECT_SECONDS, SERVE_SECONDS, client_options
+from tasks.inference.engine.client import SERVE_SECONDS, client_options
 
 RETRY_SECONDS = 5.0
 COMPUTING_SHARE = 0.01
@@ -26,8 +26,6 @@ def hangs(report: Mapping[str, Any], key: str, seconds: float) -> bool:
     url = str(report["url"])
     if _leaves_unanswered(f"{url}/health", key, seconds):
         return _leaves_unanswered(f"{url}/health", key, min(seconds, RETRY_SECONDS))
-    if not _leaves_unanswered(f"{url}/is_sleeping", key, min(seconds, RETRY_SECONDS)):
-        return False
     patient_until = time.monotonic() + max(seconds, SERVE_SECONDS)
     while True:
         before = _processor_seconds(report)
@@ -43,17 +41,14 @@ def hangs(report: Mapping[str, Any], key: str, seconds: float) -> bool:
 def _leaves_unanswered(address: str, key: str, seconds: float) -> bool:
     import httpx
 
-    deadline = time.monotonic() + seconds
-    with httpx.Client(**client_options(address, key, seconds)) as client:
-        while (left := deadline - time.monotonic()) > 0:
-            try:
-                client.get(address, timeout=httpx.Timeout(left, connect=min(left, CONNECT_SECONDS)))
-                return False
-            except httpx.TimeoutException:
-                continue
-            except httpx.HTTPError:
-                return False
-    return True
+    try:
+        with httpx.Client(**client_options(address, key, seconds)) as client:
+            client.get(address)
+    except httpx.TimeoutException:
+        return True
+    except httpx.HTTPError:
+        return False
+    return False
 
 
 def _processor_seconds(report: Mapping[str, Any]) -> float | None:

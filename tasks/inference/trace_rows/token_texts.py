@@ -1,10 +1,9 @@
 """The text that each token adds, by the tokenizer of a run, which is found without loading a model."""
 
 import hashlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
 from storage.errors import DamagedSlice
@@ -17,8 +16,6 @@ if TYPE_CHECKING:
 
 
 FILE = "tokenizer.json"
-MAX_CACHED = 8
-"""Tokenizers in memory at once. The policies of a run share one, because their files have the same digest."""
 MAX_TOKEN_ID = 2**32 - 1
 """The largest token id that the tokenizers library accepts."""
 
@@ -57,8 +54,8 @@ class TokenTexts:
         return texts
 
 
-_cache: OrderedDict[str, TokenTexts] = OrderedDict()
-_cache_lock = Lock()
+_cache: dict[str, TokenTexts] = {}
+"""By digest of the tokenizer's file: the policies of a run share one."""
 
 
 class TokenizerUnreadable(ValueError):
@@ -74,31 +71,16 @@ def tokenizer_of(store: Store, config: "RunConfig", policy_key: str, others: Ite
     """
     if not policy_key:
         return None
-    configured = _in_directory(config.model.tokenizer)
-    if configured is not None:
-        return configured
+    texts = _in_directory(config.model.tokenizer)
     for key in dict.fromkeys((policy_key, *others)):
-        tokenizer = _in_policy(store, key)
-        if tokenizer is not None:
-            return tokenizer
-    return _in_directory(config.model.path)
-
-
-def open_tokenizer(directory: str | Path) -> TokenTexts:
-    """Open the tokenizer of a directory. Raises TokenizerUnreadable where there is none, or no usable one."""
-    path = Path(directory).expanduser() / FILE
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise TokenizerUnreadable(f"{path} cannot be read: {error.strerror}. Token ids can be looked at") from error
-    return _cached_tokenizer(hashlib.sha256(data).hexdigest(), lambda: data, str(path))
+        texts = texts or _in_policy(store, key)
+    return texts or _in_directory(config.model.path)
 
 
 def _in_directory(directory: str) -> TokenTexts | None:
     """Return the tokenizer of a local directory; None for no name, a name on a hub, or a directory without the file."""
-    if not directory or not (Path(directory).expanduser() / FILE).is_file():
-        return None
-    return open_tokenizer(directory)
+    path = Path(directory).expanduser() / FILE
+    return _open(path.read_bytes, str(path)) if directory and path.is_file() else None
 
 
 def _in_policy(store: Store, key: str) -> TokenTexts | None:
@@ -112,34 +94,27 @@ def _in_policy(store: Store, key: str) -> TokenTexts | None:
     file = next((each for each in policy.files if each.path == FILE), None) if policy else None
     if policy is None or file is None:
         return None
-    found, path = policy, policy.place_of(file)
+    read, place = partial(store.policies.read_file, policy, file), store.root.child(policy.place_of(file))
+    return _open(read, place, file.sha256)
+
+
+def _open(read: Callable[[], bytes], place: str, digest: str = "") -> TokenTexts | None:
+    """Return the tokenizer of a file, read once for each digest; None where it is gone."""
+    from tokenizers import Tokenizer
+
+    if digest in _cache:
+        return _cache[digest]
     try:
-        return _cached_tokenizer(file.sha256, lambda: store.policies.read_file(found, file), store.root.child(path))
+        data = read()
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise TokenizerUnreadable(f"{path} cannot be read: {error}. Token ids can be looked at") from error
-
-
-def _cached_tokenizer(digest: str, read: Callable[[], bytes], where: str) -> TokenTexts:
-    """Return the tokenizer with this digest from the cache, or read it."""
-    # The lock is held while a file is read, so that two pages do not load the same tokenizer side by side.
-    with _cache_lock:
-        if digest not in _cache:
-            _cache[digest] = _parse_tokenizer(read(), where)
-        _cache.move_to_end(digest)
-        while len(_cache) > MAX_CACHED:
-            _cache.popitem(last=False)
-        return _cache[digest]
-
-
-def _parse_tokenizer(data: bytes, where: str) -> TokenTexts:
-    from tokenizers import Tokenizer
-
+        raise TokenizerUnreadable(f"{place} cannot be read: {error}. Token ids can be looked at") from error
     try:
-        return TokenTexts(Tokenizer.from_buffer(data))
+        texts = TokenTexts(Tokenizer.from_buffer(data))
     except Exception as error:  # the library raises no narrower class
         raise TokenizerUnreadable(
-            f"{where} is no tokenizer that can be opened: {error}. Everything else can be looked at, tokens by their "
+            f"{place} is no tokenizer that can be opened: {error}. Everything else can be looked at, tokens by their "
             "ids; put the file back from a copy"
         ) from error
+    return _cache.setdefault(digest or hashlib.sha256(data).hexdigest(), texts)

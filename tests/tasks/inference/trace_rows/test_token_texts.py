@@ -11,7 +11,6 @@ from tasks.inference.trace_rows.token_texts import (
     TokenizerUnreadable,
     TokenText,
     TokenTexts,
-    open_tokenizer,
     tokenizer_of,
 )
 
@@ -180,13 +179,9 @@ def test_the_tokenizer_that_was_named_comes_first_then_the_policies_and_the_mode
     assert times() == before, "nothing is written"
 
 
-def test_equal_files_are_opened_once_and_given_up_in_their_turn(tmp_path, store, publish):
+def test_equal_files_are_opened_once(store, publish):
     publish(x="same", y="same")
     assert tokenizer_of(store, RunConfig(), "x") is tokenizer_of(store, RunConfig(), "y")
-    opened = [open_tokenizer(model(tmp_path / name, name)) for name in "abcdefghi"]
-    assert len(opened) > len(run_tokenizer._cache) == run_tokenizer.MAX_CACHED
-    assert open_tokenizer(tmp_path / "i") is opened[-1]
-    assert open_tokenizer(tmp_path / "a") is not opened[0]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version":"1.0","model":{"type":"Other"}}', "\xff\0"])
@@ -194,7 +189,7 @@ def test_a_damaged_file_is_told_of(tmp_path, store, text):
     directory = model(tmp_path / "a", "one")
     (directory / FILE).write_text(text, encoding="latin-1")
     with pytest.raises(TokenizerUnreadable, match="no tokenizer that can be opened"):
-        open_tokenizer(directory)
+        word_of(store, "gone", tokenizer=str(directory))
     store.policies.publish(directory, "a")
     with pytest.raises(TokenizerUnreadable, match="policies/a"):
         word_of(store, "a")
@@ -204,8 +199,6 @@ def test_a_file_that_is_gone_is_no_tokenizer(tmp_path, store, publish):
     publish(a="one")
     (tmp_path / "store/policies/a" / FILE).unlink()
     assert word_of(store, "a") is None
-    with pytest.raises(TokenizerUnreadable, match="No such file"):
-        open_tokenizer(tmp_path / "store/policies/a")
 
 
 @pytest.mark.parametrize("manifest", ["", "{", "{}", "[]", '{"files": 3, "weights_sha256": "", "below": ""}'])
