@@ -17,6 +17,7 @@ from tasks.inference.environments import servers as environments
 from tasks.inference.environments.packages import SHOWN, module_digest, package_version
 from tests.environments.scripted import played
 from tests.fixtures.commands import cases
+from tests.fixtures.hosts import examples_of
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
 
@@ -211,4 +212,4 @@ def test_a_run_says_what_is_wrong_before_it_starts(tmp_path):
     path = written(tmp_path / "rows.jsonl", [*ROWS, {"prompt": "2"}])
     environment = EnvironmentConfig(name="mine", taskset={"id": "own_data", "path": path})
     with pytest.raises(environments.EnvironmentUnavailable, match="line 3: there is no column 'answer'"):
-        environments.examples(environment)
+        examples_of(environment)

@@ -40,11 +40,6 @@ def require_weights(directory: Path) -> None:
 
     Reads headers alone. safetensors is the one format of learner and engine.
     """
-    if not any(directory.glob("*.safetensors")):
-        raise model_info.ModelUnusable(
-            f"no model in {str(directory)!r}: it holds a config.json and no *.safetensors file. Give a directory in "
-            "Hugging Face form, with the weights"
-        )
     try:
         require_readable(directory)
         index = json.loads((directory / INDEX).read_text(encoding="utf-8")) if (directory / INDEX).is_file() else {}

@@ -114,11 +114,6 @@ class LoadedEnvironment:
     facts: EnvironmentFacts
 
 
-def examples(environment: "EnvironmentConfig") -> pa.Table:
-    """Return the environment's examples, with the schema of the examples table; raises what `load_all` raises."""
-    return load_all([environment])[0].examples
-
-
 def load_all(environments: "Sequence[EnvironmentConfig]") -> list[LoadedEnvironment]:
     """Return the examples and facts of environments, in their order.
 

@@ -14,11 +14,10 @@ from flows.services.base import Supervisor
 from flows.services.engine import InferenceService
 from flows.services.learner import LearnerProcess
 from tasks.inference.engine.client import OF_POLICY, Engine
-from tasks.inference.environments import servers as environments
 from tasks.inference.sampling.sampler import BatchSampler
 from tasks.learner.tiny import tiny_qwen3
 from tasks.runtime.stage import Policy
-from tests.fixtures.hosts import assigned, recorded_first, served, small_run, view_of
+from tests.fixtures.hosts import assigned, examples_of, recorded_first, served, small_run, view_of
 from tests.fixtures.sampled import collected, failures
 from tests.fixtures.waiting import until
 
@@ -70,7 +69,7 @@ def tokens(groups):
 
 
 def test_a_killed_replica_costs_no_row(engine, tmp_path):
-    examples = environments.examples(REVERSE)
+    examples = examples_of(REVERSE)
     dealt = {}
     assignments = assigned("reverse", examples["example_id"].to_pylist()[:12], 4)
 

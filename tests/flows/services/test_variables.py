@@ -20,6 +20,7 @@ from flows.services.learner import LearnerProcess
 from flows.services.process import ServiceSpec
 from tasks.inference.environments import servers
 from tasks.runtime.process_variables import inherited_variables, needed_by, withheld
+from tests.fixtures.hosts import examples_of
 from tests.fixtures.waiting import PATIENCE
 
 SECRETS = {
@@ -180,6 +181,6 @@ def test_examples_are_read_without_secrets(monkeypatch):
     monkeypatch.setattr(servers.subprocess, "Popen", start)
     environment = EnvironmentConfig.model_validate(ENVIRONMENT | {"variables": ["JUDGE_KEY"]})
     with pytest.raises(KeyboardInterrupt):
-        servers.examples(environment)
+        examples_of(environment)
     assert seen[0].keys() & SECRETS.keys() == {"HF_TOKEN", "JUDGE_KEY"} and seen[0]["OMP_NUM_THREADS"] == "1"
     assert process.inherited_variables is inherited_variables

@@ -15,7 +15,7 @@ from storage.schemas.stage_tables import EXAMPLES
 from tasks.inference.environments import servers as environments
 from tasks.inference.environments.examples import example_id, example_rows, split_of
 from tasks.inference.environments.packages import EnvironmentUnavailable, package_version
-from tasks.inference.environments.servers import examples
+from tests.fixtures.hosts import examples_of
 from tests.fixtures.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
@@ -25,12 +25,12 @@ REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "sample_reverse_text"
 
 @pytest.mark.essential
 def test_examples_have_the_schema_and_a_holdout():
-    table = examples(REVERSE)
+    table = examples_of(REVERSE)
     assert table.schema.equals(EXAMPLES.arrow)
     assert table.num_rows == len(set(table["example_id"].to_pylist())) == 300
     held = table["split"].to_pylist().count("eval")
     assert 15 <= held <= 45  # one in ten, by hash
-    fewer = examples(REVERSE.model_copy(update={"max_examples": 7}))
+    fewer = examples_of(REVERSE.model_copy(update={"max_examples": 7}))
     assert fewer.equals(table.slice(0, 7))
 
 
@@ -41,7 +41,7 @@ def test_a_taskset_that_lets_a_child_go_holds_nothing_up_and_leaves_nothing(tmp_
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(environments, "EXAMPLES_SECONDS", PATIENCE)
     taskset = {"id": "misbehaving_taskset", "faults": ["lingers"], "task": {"directory": str(tmp_path)}}
-    assert examples(EnvironmentConfig(name="bad", taskset=taskset)).num_rows == 1
+    assert examples_of(EnvironmentConfig(name="bad", taskset=taskset)).num_rows == 1
     child = int((tmp_path / "lingers").read_text())
     until(lambda: start_time(child) is None, lambda: "the child lives on")
     assert [list(each.iterdir()) for each in (tmp_path / "temporary").iterdir()] == [[]]
@@ -53,9 +53,9 @@ def test_a_process_that_dies_after_its_report_has_listed_and_one_that_ends_witho
         EnvironmentConfig(name="bad", taskset={"id": "misbehaving_taskset", "faults": [fault]})
         for fault in ("aborts", "quits")
     )
-    assert examples(late).num_rows == 1
+    assert examples_of(late).num_rows == 1
     with pytest.raises(EnvironmentUnavailable, match=r"'bad'.*ended without a word"):
-        examples(early)
+        examples_of(early)
 
 
 @pytest.mark.usefixtures("plugins")
@@ -123,7 +123,7 @@ def test_messages_in_a_task_keep_their_roles():
     assert vf.TaskData.model_validate_json(row["task"]) == data
 
 
-@pytest.mark.parametrize("ask", [package_version, examples, lambda one: environments.command(one, "report.json")])
+@pytest.mark.parametrize("ask", [package_version, examples_of, lambda one: environments.command(one, "report.json")])
 def test_an_environment_that_is_not_installed(ask):
     absent = EnvironmentConfig(name="mine", taskset={"id": "no-such-environment"})
     with pytest.raises(EnvironmentUnavailable, match=r"'no-such-environment' is not installed.*no_such_env") as refused:
@@ -138,8 +138,8 @@ def test_an_environment_that_is_not_installed(ask):
 
 
 def test_a_setting_that_the_taskset_does_not_know():
-    with pytest.raises(EnvironmentUnavailable, match=r"cannot be loaded: ValidationError: .*num_exmples"):
-        examples(EnvironmentConfig(name="mine", taskset={"id": "sample_reverse_text", "num_exmples": 3}))
+    with pytest.raises(EnvironmentUnavailable, match=r"(?s)cannot be loaded: ValidationError: .*num_exmples"):
+        examples_of(EnvironmentConfig(name="mine", taskset={"id": "sample_reverse_text", "num_exmples": 3}))
 
 
 @pytest.mark.usefixtures("plugins")
@@ -152,4 +152,4 @@ def test_a_setting_that_the_taskset_does_not_know():
 )
 def test_a_package_of_the_older_interface_is_refused_with_what_to_do(package):
     with pytest.raises(environments.EnvironmentUnavailable, match=r"load_environment.*exports a Taskset"):
-        environments.examples(EnvironmentConfig(name="old", taskset={"id": package}))
+        examples_of(EnvironmentConfig(name="old", taskset={"id": package}))

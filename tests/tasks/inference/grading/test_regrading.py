@@ -6,11 +6,10 @@ import json
 import pytest
 
 from configs.environments import EnvironmentConfig
-from tasks.inference.environments import servers as environments
 from tasks.inference.environments.packages import EnvironmentUnavailable, package_version
 from tasks.inference.grading.client import NotRegradable
 from tests.fixtures import sampled
-from tests.fixtures.hosts import PLUGINS, assigned, served
+from tests.fixtures.hosts import PLUGINS, assigned, examples_of, served
 from tests.fixtures.recorded import example_of, rows_of, scored, trace_of
 from tests.fixtures.sampled import sample
 
@@ -184,7 +183,7 @@ def test_real_rollouts_of_several_turns_are_scored_as_they_were(small_engine, vi
     from tasks.inference.grading.host import Grader
 
     environment = EnvironmentConfig(name="two", taskset={"id": "two_turns"})
-    examples = environments.examples(environment)
+    examples = examples_of(environment)
     with served(environment, tmp_path) as told:
         assignments = assigned("two", ["t0", "t1"], 2)
         groups = sample(small_engine.url, told["address"], view(environment), assignments, examples)

@@ -18,7 +18,6 @@ from configs.environments import EnvironmentConfig
 from storage.store import open_store
 from storage.turns import TurnCache
 from tasks.inference.environments import agent_runs
-from tasks.inference.environments import servers as environments
 from tasks.inference.environments.agent_runs import (
     ENGINE_SEED_BITS,
     NUM_SEEDS,
@@ -31,7 +30,7 @@ from tasks.inference.environments.agent_runs import (
 from tasks.inference.environments.model_client import CHAT_API_SEED_BITS, SeededClient, resolve_seeded_client
 from tests.fixtures.faults import happened
 from tests.fixtures.flagged import flagged
-from tests.fixtures.hosts import assigned, served, view_of
+from tests.fixtures.hosts import assigned, examples_of, served, view_of
 from tests.fixtures.proxy import recording
 from tests.fixtures.sampled import failures, own, rows_of, sample
 
@@ -219,7 +218,7 @@ def test_runs_of_an_episode_have_seeds_by_their_order_and_are_forgotten_with_it(
 @pytest.fixture(scope="module")
 def play_two_turns(models, tmp_path_factory, plugins_of_module):
     """Samples rollouts of two turns from an engine; returns the tokens of their turns by assignment."""
-    examples, config = environments.examples(TWO_TURNS), view_of(models["a"], TWO_TURNS)
+    examples, config = examples_of(TWO_TURNS), view_of(models["a"], TWO_TURNS)
     with served(TWO_TURNS, tmp_path_factory.mktemp("two")) as server:
 
         def sample_tokens(url, example_ids, group_size, **options):

@@ -7,12 +7,11 @@ import pytest
 
 from configs.environments import EnvironmentConfig
 from tasks.inference.engine.client import ServedModel
-from tasks.inference.environments import servers as environments
 from tasks.inference.sampling.limits import SamplingPlan, WeightUpdate
 from tasks.inference.trace_rows.rows import UnknownPolicy
 from tasks.runtime.stage import Policy
 from tests.fixtures.engine_calls import paused
-from tests.fixtures.hosts import KEY, assigned, served
+from tests.fixtures.hosts import KEY, assigned, examples_of, served
 from tests.fixtures.sampled import failures, own, sample
 
 pytestmark = pytest.mark.engine
@@ -84,7 +83,7 @@ def address(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def examples():
-    return environments.examples(SORT)
+    return examples_of(SORT)
 
 
 def test_rows_say_which_policy_sampled_each_token(small_engine, models, view, address, examples):

@@ -17,11 +17,10 @@ from flows.services.ownership import start_time
 from storage.schemas.stage_tables import MESSAGES
 from tasks.advantage.stage import STAGE as ADVANTAGE
 from tasks.filtering.stage import STAGE as FILTERING
-from tasks.inference.environments import servers as environments
 from tasks.rollout.stage import STAGE
 from tasks.runtime.stage import Policy
 from tests.fixtures.builders import view as of_stage
-from tests.fixtures.hosts import KEY, assigned, config_of
+from tests.fixtures.hosts import KEY, assigned, config_of, examples_of
 from tests.fixtures.sampled import sample
 from tests.fixtures.stages import advantage, filtering
 from tests.fixtures.waiting import until
@@ -69,7 +68,7 @@ def sampled(small_engine, models, tmp_path_factory, plugins_of_module):
     config = config_of(models["a"], EnvironmentConfig(name="bad", taskset=taskset), max_tokens=4, max_attempts=1)
     with Supervisor("run", directory / "services") as supervisor:
         found = Sampled(directory, supervisor)
-        examples = environments.examples(config.environments[0])
+        examples = examples_of(config.environments[0])
         (address,) = EnvironmentServers(supervisor, config, KEY).addresses()["bad"]
 
         def sample_faults(assignments, **settings):

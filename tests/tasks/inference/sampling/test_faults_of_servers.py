@@ -15,10 +15,9 @@ from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from flows.services.ownership import identity, owned_processes
 from tasks.inference.engine.client import MODEL, ServedModel
-from tasks.inference.environments import servers as environments
 from tasks.rollout.stage import STAGE, RolloutInputs, rollout
 from tasks.runtime.stage import Policy
-from tests.fixtures.hosts import KEY, assigned, config_of
+from tests.fixtures.hosts import KEY, assigned, config_of, examples_of
 
 pytestmark = pytest.mark.engine
 
@@ -65,7 +64,7 @@ def rolled_out(engine, models, directory, environment, rows, **own):
     handed = Handed()
     with Supervisor("run", directory) as supervisor:
         servers = EnvironmentServers(supervisor, config, KEY)
-        tables = rows, environments.examples(section)
+        tables = rows, examples_of(section)
         services = (OneEngine(engine), servers, SimpleNamespace(serve=None))
         inputs = RolloutInputs(*tables, 1, Policy("policy-of-losses", 0), handed, *services)
         rollout(inputs, View(config, STAGE.sections, "rollout"))

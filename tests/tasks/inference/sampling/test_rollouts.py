@@ -17,7 +17,7 @@ from tasks.inference.trace_rows.rows import rebuild
 from tasks.runtime.stage import Policy
 from tests.fixtures.faults import happened
 from tests.fixtures.flagged import flagged
-from tests.fixtures.hosts import KEY, assigned, served
+from tests.fixtures.hosts import KEY, assigned, examples_of, served
 from tests.fixtures.proxy import path
 from tests.fixtures.sampled import collected, own, rows_of, sample
 from tests.fixtures.waiting import PATIENCE
@@ -45,7 +45,7 @@ def reverse_server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def reverse_examples():
-    return environments.examples(REVERSE)
+    return examples_of(REVERSE)
 
 
 @pytest.mark.essential
@@ -121,7 +121,7 @@ def test_the_same_seeds_sample_the_same_tokens(small_engine, reverse_server, rev
 @pytest.mark.essential
 @pytest.mark.usefixtures("plugins")
 def test_every_fault_of_an_environment_is_a_row(small_engine, view, tmp_path):
-    examples = environments.examples(FAULTY)
+    examples = examples_of(FAULTY)
     groups, ids = {}, examples["example_id"].to_pylist()
     with served(FAULTY, tmp_path) as told:
         for chosen, seconds in ((["hangs"], 15.0), ([name for name in ids if name != "hangs"], 240.0)):
@@ -148,7 +148,7 @@ def test_every_fault_of_an_environment_is_a_row(small_engine, view, tmp_path):
 @pytest.mark.usefixtures("plugins")
 def test_two_turns_are_one_trace(small_engine, view, tmp_path):
     environment = EnvironmentConfig(name="two", taskset={"id": "two_turns"}, pool=StaticPool(num_workers=2))
-    examples = environments.examples(environment)
+    examples = examples_of(environment)
     with served(environment, tmp_path) as told:
         assert environments.answers(told["address"], PATIENCE)
         groups = run(small_engine, told["address"], view(environment), assigned("two", ["t0", "t1"], 2), examples)

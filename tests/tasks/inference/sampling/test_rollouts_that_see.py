@@ -19,13 +19,12 @@ from storage.schemas.stage_tables import IMAGE_TENSORS, IMAGES
 from tasks.arrays.images import Tensor, digests_of, token_types
 from tasks.inference.engine.checks import check_weights
 from tasks.inference.engine.client import Engine
-from tasks.inference.environments import servers as environments
 from tasks.inference.sampling.limits import SamplingPlan
 from tasks.inference.trace_rows.image_tensors import open_picture
 from tasks.packing.stage import STAGE as PACKING
 from tasks.runtime.stage import Policy
 from tests.fixtures.builders import view
-from tests.fixtures.hosts import ENGINE, SECTIONS, assigned, engine_of, served
+from tests.fixtures.hosts import ENGINE, SECTIONS, assigned, engine_of, examples_of, served
 from tests.fixtures.learner_steps import new_trainer, train_step
 from tests.fixtures.sampled import sample
 from tests.fixtures.stages import ADVANTAGE, advantage, packing, tables_of, written
@@ -55,7 +54,7 @@ class Seeing:
         model = ModelConfig(path=str(self.directory), renderer="qwen3-vl")
         sampling = RolloutConfig(max_tokens=12)
         config = RunConfig(model=model, environments=(environment,), rollout=sampling, engine=ENGINE)
-        examples = environments.examples(environment)
+        examples = examples_of(environment)
         place = self.place / f"{environment.name}-{policy}"  # a server's report is its own
         place.mkdir()
         with served(environment, place) as told:

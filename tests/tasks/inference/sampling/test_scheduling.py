@@ -10,12 +10,11 @@ from configs.environments import ElasticPool, EnvironmentConfig
 from configs.run import RunConfig, View
 from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
-from tasks.inference.environments import servers as environments
 from tasks.inference.sampling.limits import SamplingPlan
 from tasks.inference.sampling.rollout_runner import RETRY_SEED_STRIDE
 from tasks.metrics.rollouts import retokenised_turns
 from tasks.runtime.stage import Policy
-from tests.fixtures.hosts import KEY, SECTIONS, assigned, config_of
+from tests.fixtures.hosts import KEY, SECTIONS, assigned, config_of, examples_of
 from tests.fixtures.proxy import EMPTY, HELD, MALFORMED, check_packed, check_wire, packed, recording
 from tests.fixtures.sampled import sample
 from tests.fixtures.waiting import until
@@ -51,7 +50,7 @@ class Sampled:
         self.proxy = proxy
         self.models = models
         self.log = log
-        self.examples = environments.examples(COUNTED)
+        self.examples = examples_of(COUNTED)
         self.tables = []
 
     def view(self, **rollout):

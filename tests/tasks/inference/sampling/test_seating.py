@@ -19,7 +19,7 @@ from tasks.inference.environments.agent_runs import ROLLOUT_HEADER, SEED_STRIDE
 from tasks.inference.sampling.seats import seat_model_name
 from tasks.inference.trace_rows.rows import rebuild
 from tasks.runtime.stage import Policy
-from tests.fixtures.hosts import KEY, assigned, served, view_of
+from tests.fixtures.hosts import KEY, assigned, examples_of, served, view_of
 from tests.fixtures.sampled import own, rows_of, sample
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
@@ -110,7 +110,7 @@ def played(small_engine, models, tmp_path_factory, plugins_of_module):
             told["address"],
             view_of(models["a"], RIVALS, max_attempts=1),
             assigned("rivals", ["none", "member", "run", "finalize"], 1),
-            environments.examples(RIVALS),
+            examples_of(RIVALS),
             policy=Policy("the-policy", 3),
             step=4,
             others={seat_model_name("rivals", "second"): rival},
@@ -201,4 +201,4 @@ def test_an_episode_that_was_never_scored_has_no_rewards(played, fault, said):
 def test_a_seat_that_the_environment_does_not_have_is_refused_before_anything_starts(plugins):
     wrong = RIVALS.model_copy(update={"seats": {"third": RIVALS.seats["judge"]}})
     with pytest.raises(environments.EnvironmentUnavailable, match=r"seats\.third: .* its seats are first, s"):
-        environments.examples(wrong)
+        examples_of(wrong)

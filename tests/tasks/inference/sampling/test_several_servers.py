@@ -12,11 +12,10 @@ from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from flows.services.ownership import identity, owned_processes
 from tasks.inference.engine.client import OF_POLICY, ServedModel
-from tasks.inference.environments import servers as environments
 from tasks.inference.sampling.crash_isolation import CrashIsolation
 from tasks.inference.sampling.sampler import BatchSampler
 from tasks.runtime.stage import Policy
-from tests.fixtures.hosts import KEY, assigned
+from tests.fixtures.hosts import KEY, assigned, examples_of
 from tests.fixtures.sampled import collected, failures
 from tests.fixtures.waiting import until
 
@@ -37,7 +36,7 @@ def tokens(groups):
 
 
 def test_a_killed_server_costs_no_row(small_engine, view, tmp_path):
-    examples = environments.examples(REVERSE)
+    examples = examples_of(REVERSE)
     assignments = assigned("reverse", examples["example_id"].to_pylist()[:12], 4)
     losses, isolation = [], CrashIsolation()
     isolation.record = lambda lost: losses.append(lost) is not None

@@ -13,7 +13,7 @@ from configs.environments import EnvironmentConfig
 from tasks.inference.environments import servers as environments
 from tests.fixtures.driving import ROOT
 from tests.fixtures.faults import happened
-from tests.fixtures.hosts import config_of, served
+from tests.fixtures.hosts import config_of, examples_of, served
 from tests.fixtures.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
@@ -26,7 +26,7 @@ LIMIT, STOPPED = 8.0, 12.0
 def test_rollouts_of_a_stopped_process_are_no_timeouts(small_engine, models, tmp_path):
     taskset = {"id": "misbehaving_taskset", "faults": ["lingers"], "task": {"directory": str(tmp_path)}}
     environment = EnvironmentConfig(name="bad", taskset=taskset)
-    environments.write_rows(tmp_path / "examples.arrow", environments.examples(environment))
+    environments.write_rows(tmp_path / "examples.arrow", examples_of(environment))
     config = config_of(models["a"], environment, max_tokens=6, timeout_seconds=LIMIT)
     with served(environment, tmp_path) as told:
         request = {

@@ -11,12 +11,11 @@ from configs.environments import EnvironmentConfig
 from configs.run import RunConfig, View
 from tasks.inference.engine.client import ServedModel
 from tasks.inference.engine.metrics import EngineMetrics
-from tasks.inference.environments import servers as environments
 from tasks.learner.tiny import tiny_qwen3
 from tasks.metrics.engines import engine_metrics
 from tasks.metrics.rollouts import retokenised_turns
 from tasks.runtime.stage import Policy
-from tests.fixtures.hosts import ENGINE, KEY, assigned, engine_of, served
+from tests.fixtures.hosts import ENGINE, KEY, assigned, engine_of, examples_of, served
 from tests.fixtures.proxy import Proxy, check_packed, check_wire, packed, recording
 from tests.fixtures.sampled import sample
 from tests.fixtures.warming import taught
@@ -63,7 +62,7 @@ def sampled(tmp_path_factory):
         "model": {"path": str(weights), "renderer": "qwen3", "renderer_settings": RENDERER},
     }
     config = RunConfig.model_validate(sections)
-    examples = environments.examples(LOOKUP)
+    examples = examples_of(LOOKUP)
     with (
         engine_of(weights, directory / "engine.json", config.engine, metrics=True) as engine,
         recording(engine.url) as proxy,

@@ -18,7 +18,7 @@ from tasks.advantage.algorithms.echo import tool_names
 from tasks.arrays.message_graph import find_branches
 from tasks.inference.environments import servers as environments
 from tests.fixtures.flagged import flagged
-from tests.fixtures.hosts import config_of, served
+from tests.fixtures.hosts import config_of, examples_of, served
 from tests.fixtures.sampled import sampled
 
 pytestmark = [pytest.mark.engine, pytest.mark.essential]
@@ -43,7 +43,7 @@ def test_one_note_that_cannot_be_written_takes_no_other_rollout_with_it(small_en
 
 def test_sampling_imports_no_environment(small_engine, models, tmp_path):
     environment = EnvironmentConfig(name="reverse", taskset={"id": "sample_reverse_text", "num_examples": 2})
-    environments.write_rows(tmp_path / "examples.arrow", environments.examples(environment))
+    environments.write_rows(tmp_path / "examples.arrow", examples_of(environment))
     config = config_of(models["a"], environment, max_tokens=6)
     with served(environment, tmp_path) as told:
         asked = {
