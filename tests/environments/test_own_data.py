@@ -103,6 +103,12 @@ def test_bad_rows_are_named_by_file_line_and_column(tmp_path, text, told):
     assert not text or str(file) in str(caught.value)
 
 
+def test_a_row_that_is_nested_too_deep_is_named_by_its_line(tmp_path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f'{GOOD}{{"prompt": "2", "answer": "4", "x": {"[" * 300 + "]" * 300}}}\n')
+    refuses(r"rows\.jsonl, line 2: lists and objects are nested more than 200 deep", path=str(file))
+
+
 def test_an_id_that_comes_twice_is_named_with_both_places(tmp_path):
     path = written(tmp_path / "rows.jsonl", [{**row, "id": 7} for row in ROWS])
     refuses(r"line 2, column 'id': id '7' was in .*line 1 already", path=path, id_column="id")

@@ -12,6 +12,8 @@ from own_data.errors import DataUnusable
 
 Row = Mapping[str, Any]
 ROLES = frozenset({"system", "user", "assistant"})
+MAX_DEPTH = 200
+"""Nested lists and objects of a row; pydantic serialises 255 levels, some of which are around the row."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ def _example(place: str, name: str, row: Row, columns: Columns) -> Example:
     answer = _text(f"{place}, column {columns.answer!r}", _value(place, row, columns.answer))
     content = json.dumps(row, sort_keys=True, default=str)  # dates and the like become text
     _require_characters(place, content)
+    _require_depth(place, content)
     digest = hashlib.sha256(content.encode()).hexdigest()[:16]
     return Example(place, "-".join(filter(None, (name, digest))), prompt, answer, json.loads(content))
 
@@ -91,6 +94,19 @@ def _require_characters(place: str, content: str) -> None:
         json.dumps(json.loads(content), ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise DataUnusable(f"{place}: half a character, {error.object[error.start]!a}, is no text") from error
+
+
+def _require_depth(place: str, content: str) -> None:
+    """Refuse lists and objects that are nested deeper than the environment's server can send."""
+    if content.count("[") + content.count("{") <= MAX_DEPTH:
+        return
+    values, depth = [json.loads(content)], 0
+    while values:
+        depth += 1
+        if depth > MAX_DEPTH:
+            raise DataUnusable(f"{place}: lists and objects are nested more than {MAX_DEPTH} deep")
+        nested = [value.values() if isinstance(value, dict) else value for value in values]
+        values = [item for items in nested for item in items if isinstance(item, dict | list)]
 
 
 def _messages(where: str, value: Any) -> list[dict[str, str]]:
