@@ -33,8 +33,6 @@ class RowStatistics:
     """The same of entropies, in nats."""
     masked: Array
     """Which rl tokens were masked, bool (T,)."""
-    log_ratios: Array
-    """Of each rl token: the learner's log-prob less the engine's, float64."""
 
 
 MOST_HELD = 1 << 22
@@ -64,7 +62,7 @@ def accumulate_gradients(
         row = idle_row() if plan is None else batch.load(plan)
         measured = train_row(policy, row, batch.denominators, objective, world, device)
         metrics.append(measured.metrics)
-        held.append(HeldRow.of(plan, row, measured))
+        held.append(HeldRow(plan, row.weighted, measured))
         # The device is given the next row while it is busy with this one, and no more: a beat says that it goes on.
         if len(held) > 1 and (done := held[-2].measured.done):
             done.synchronize()
@@ -86,17 +84,7 @@ class HeldRow:
     """None for an idle row, which has no statistics."""
     weighted: Array
     """See `Row.weighted`."""
-    engine_logprobs: Array
-    """Of these tokens, float32 (N,)."""
-    is_rl: Array
-    """Which of them have rl weight, bool (N,)."""
     measured: "MeasuredRow"
-
-    @classmethod
-    def of(cls, plan: RowPlan | None, row: Row, measured: "MeasuredRow") -> "HeldRow":
-        """Keep what statistics need of a row."""
-        weighted, streams = row.weighted, row.streams
-        return cls(plan, weighted, streams["logprobs"][weighted], streams["rl_weights"][weighted] != 0, measured)
 
 
 def _hand_on(held: list[HeldRow], world: World, take: Callable[[list[RowStatistics]], None]) -> None:
@@ -172,9 +160,7 @@ def _statistics(held: list[HeldRow]) -> list[RowStatistics]:
         if each.plan is not None:
             scattered = np.zeros((3, each.plan.num_tokens), np.float32)
             scattered[:, each.weighted] = of_row
-            ratios = of_row[0][each.is_rl].astype(np.float64) - each.engine_logprobs[each.is_rl]
-            values = scattered[0], scattered[1], scattered[2].astype(bool), ratios
-            statistics.append(RowStatistics(each.plan, *values))
+            statistics.append(RowStatistics(each.plan, scattered[0], scattered[1], scattered[2].astype(bool)))
     return statistics
 
 

@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +20,6 @@ from storage.errors import StoreError
 from storage.read.groups import open_groups
 from storage.refs import File
 from storage.schemas.stage_tables import TOKEN_MASKS, TOKEN_STATISTICS
-from tasks.arrays.quantiles import Quantiles
 from tasks.arrays.samples import COMPONENTS
 from tasks.learner.adapters import open_adapter
 from tasks.learner.attention import activate_attention
@@ -44,9 +43,6 @@ from tasks.learner.protocol import STATISTICS_FILE, BatchReference, LearnerError
 from tasks.learner.rows import STREAMS, BatchReader, PackedBatch, Row
 from tasks.learner.speed import StepTimer, training_cost
 from tasks.learner.vision import check_counts
-
-QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
-"""The quantiles of the importance ratio that are reported."""
 
 
 @dataclass
@@ -184,12 +180,10 @@ class Trainer:
         settings = self._require_settings()
         objective = Objective(settings.loss, settings.ref_kl)
         timer = StepTimer(self._device)
-        ratios = Quantiles()
 
         def take(statistics: list[RowStatistics]) -> None:
             assert file is not None, "statistics are gathered on rank 0"
             file.write_table(statistics_table(statistics))
-            add_ratios(ratios, statistics)
 
         parts = loaded.policy, batch, objective, self._world, self._device, self._beat
         try:
@@ -213,7 +207,7 @@ class Trainer:
         apply_gradients(loaded.optimizer, rate)
         timer.end("optimizer")
         self._beat()
-        measured = measurements(batch, totals, ratios) | {"learning_rate": rate, "grad_norm": grad_norm}
+        measured = measurements(batch, totals) | {"learning_rate": rate, "grad_norm": grad_norm}
         measured["metrics"] |= {
             "clipped": grad_norm > settings.max_grad_norm,
             # Recorded because with other ones sums are rounded in another order: weights then agree, but not to the
@@ -323,7 +317,7 @@ def statistics_file(directory: Path) -> pa.ipc.RecordBatchStreamWriter:
     return pa.ipc.new_stream(str(directory / STATISTICS_FILE), STATISTICS)
 
 
-def measurements(batch: PackedBatch, totals: Totals, ratios: Quantiles) -> dict[str, Any]:
+def measurements(batch: PackedBatch, totals: Totals) -> dict[str, Any]:
     """Return the columns of a row of `updates` that follow from the batch's totals, with `metrics` as a dictionary.
 
     Means are over rl tokens, and null when there are none.
@@ -341,7 +335,7 @@ def measurements(batch: PackedBatch, totals: Totals, ratios: Quantiles) -> dict[
         "num_rows": len(samples),
         "num_tokens": sum(row.num_tokens for row in samples),
         **{f"{name}_tokens": counts[name] for name in COMPONENTS},
-        "metrics": _other_metrics(totals, ratios, counts),
+        "metrics": _other_metrics(totals, counts),
     }
 
 
@@ -360,7 +354,7 @@ def statistics_table(statistics: list[RowStatistics]) -> pa.Table:
     return pa.table(parts, schema=STATISTICS)
 
 
-def _other_metrics(totals: Totals, ratios: Quantiles, counts: dict[str, int]) -> dict[str, Any]:
+def _other_metrics(totals: Totals, counts: dict[str, int]) -> dict[str, Any]:
     """Return the metrics that have no column.
 
     A value that is not finite is null, because JSON cannot hold it, and is named in `not_finite`: null alone would read
@@ -372,7 +366,6 @@ def _other_metrics(totals: Totals, ratios: Quantiles, counts: dict[str, int]) ->
         "masked_fraction_negative": _share(sums["masked_negative"], sums["negative"]),
         "truncated_fraction": _share(sums["truncated"], counts["rl"]),
         **_mismatch(totals, counts["rl"]),
-        **ratio_quantiles(ratios),
         "ce_nll_mean": _share(sums["ce_nll"], counts["ce"]),
         "ce_nll_max": maxima["ce_nll"] if counts["ce"] else None,
         "ref_kl_mean": _share(sums["ref_kl"], counts["ref_kl"]),
@@ -395,20 +388,6 @@ def _mismatch(totals: Totals, num_rl: int) -> dict[str, float | None]:
         if group:
             metrics |= {f"{name}_mean": mean, f"{name}_max": totals.maxima[name] if count else None}
     return metrics
-
-
-def add_ratios(ratios: Quantiles, statistics: list[RowStatistics]) -> None:
-    """Add the importance ratios of all rl tokens of some rows."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        for entry in statistics:
-            ratios.add(np.exp(entry.log_ratios))
-
-
-def ratio_quantiles(ratios: Quantiles) -> dict[str, float | None]:
-    """Return quantiles of the importance ratio over all rl tokens of an update, exactly; null without any."""
-    names = [f"ratio_q{quantile:g}" for quantile in QUANTILES]
-    found: Sequence[float | None] = ratios.at(QUANTILES) or [None] * len(names)
-    return dict(zip(names, found, strict=True))
 
 
 def _share(total: float, count: float) -> float | None:

@@ -16,13 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.arrays.columns import rows_without, texts
-from tasks.arrays.quantiles import MOST_IN_MEMORY, Quantiles
 from tasks.arrays.samples import COMPONENTS, WEIGHTS
 from tasks.metrics.figures import ALL, Values
 from tasks.runtime.stored_rows import StoredRows
 
-QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
-"""Of the importance ratio."""
 STREAMS = ("logprobs", "advantages", *WEIGHTS)
 MEASURED = ("sample_id", "logprobs", "entropies")
 MEANS = {"entropy": "entropy", "ref_kl": "ref_kl/mean"}
@@ -47,8 +44,7 @@ def token_metrics(
     scopes = names if len(names) > 1 else []
     numbers = {sample: scopes.index(name) for sample, name in environments.items()} if scopes else {}
     masked = None if masks is None else dict(zip(texts(masks["sample_id"]), masks["masked"], strict=True))
-    most = MOST_IN_MEMORY // (1 + len(scopes))  # the bound is on the ratios of all scopes together
-    whole, *by_environment = [TokenMeasures(most) for _ in range(1 + len(scopes))]
+    whole, *by_environment = [TokenMeasures() for _ in range(1 + len(scopes))]
     # A ratio that is not finite makes a metric that is not: it is kept as it is, and named where it is exported.
     with np.errstate(over="ignore", invalid="ignore"):
         for tokens in _packed_tokens(batches, statistics, masked, numbers):
@@ -164,15 +160,13 @@ def _log_ratios(tokens: Tokens, members: Array) -> Array:
 class TokenMeasures:
     """What is measured of the tokens of a scope, which come in parts."""
 
-    def __init__(self, most_in_memory: int) -> None:
+    def __init__(self) -> None:
         self._counts = Counter[str]()
         self._moments = defaultdict[str, Moments](Moments)
-        self._ratios = Quantiles(most_in_memory)
 
     def add(self, tokens: Tokens) -> None:
         """Take the tokens of a part."""
         self._counts.update({name: int(member.sum()) for name, member in _members(tokens).items()})
-        self._ratios.add(np.exp(_log_ratios(tokens, tokens["rl_weights"] != 0)))
         for name, values in _numbers(tokens):
             self._moments[name].add(values)
 
@@ -187,8 +181,6 @@ class TokenMeasures:
                 measures[MEANS[name]] = mean
             else:
                 measures |= {f"{name}/mean": mean, f"{name}/std": deviation, f"{name}/max": maximum}
-        ratios = self._ratios.at(QUANTILES) or []
-        measures |= {f"ratio/q{q:g}": value for q, value in zip(QUANTILES, ratios, strict=bool(ratios))}
         for sign in ("", "/positive", "/negative"):
             if "masked" in self._counts and self._counts[f"rl{sign}"]:
                 measures[f"masked_fraction{sign}"] = self._counts[f"masked{sign}"] / self._counts[f"rl{sign}"]

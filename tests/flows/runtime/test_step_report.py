@@ -87,7 +87,6 @@ def test_a_trained_step_has_metrics_of_its_tokens(root, monkeypatch, fraction, w
         assert found["rl_tokens/all"] == found[f"rl_tokens/{ENVIRONMENT}"] == found["expected"] > 0
         assert found[f"entropy/{ENVIRONMENT}"] == 2
         assert found["mismatch_kl/all/max"] == 0
-        assert found["ratio/all/q0.99"] == 1
         assert found.get("masked_fraction/all") == masked
         assert ("mismatch_kl_masked/all/mean" in found) == with_masks
 

@@ -9,14 +9,12 @@ import pytest
 
 from flows.reporting.tracking import finite
 from storage.schemas.stage_tables import TOKEN_MASKS, TOKEN_STATISTICS
-from tasks.arrays.quantiles import Quantiles
 from tasks.arrays.samples import COMPONENTS
 from tasks.learner import trainer
 from tasks.learner.loop import RowStatistics, Totals
 from tasks.learner.loss import GROUPS
 from tasks.learner.protocol import STATISTICS_FILE
 from tasks.learner.rows import PackedBatch, RowPlan
-from tasks.metrics import tokens
 from tasks.metrics.updates import update_metrics
 from tasks.training.stage import token_tables, updates_table
 
@@ -26,31 +24,23 @@ SUMS = ("entropy", "positive", "negative", "masked", "masked_positive", "masked_
 LOSSES = ("rl_loss", "ce_loss", "ref_kl_loss", "ref_kl", "ref_kl_masked")
 
 
-def statistics(learner, engine, rl, masked=None, ids=("a",), borders=None):
+def statistics(learner, masked=None, ids=("a",), borders=None):
     """Return one row's statistics; all streams are given per token."""
     size = len(learner)
     borders = borders or (0, size)
     row = RowPlan(0, 0, ids, borders, borders, 0, {}, {}, None, 0)
-    flags, own, member = np.array(masked or [False] * size), np.array(learner, np.float32), np.array(rl) != 0
-    ratios = own[member].astype(np.float64) - np.array(engine, np.float32)[member]
-    return RowStatistics(row, own, np.zeros(size, np.float32), flags, ratios)
+    flags, own = np.array(masked or [False] * size), np.array(learner, np.float32)
+    return RowStatistics(row, own, np.zeros(size, np.float32), flags)
 
 
-def ratios_of(entries):
-    """Return the importance ratios of some rows."""
-    found = Quantiles()
-    trainer.add_ratios(found, entries)
-    return found
-
-
-def measured(counts, statistics_=(), **values):
+def measured(counts, **values):
     """Return one update's row from sums by name, and maxima by name with `_max`; all others are zero."""
     mismatch = [f"{group}mismatch_kl" for group in GROUPS]
     sums = dict.fromkeys([*SUMS, *LOSSES, *mismatch, *(f"{name}_squared" for name in mismatch)], 0.0)
     maxima = {"ce_nll": 0.0, **{name: values.pop(f"{name}_max", 0.0) for name in mismatch}}
     assert values.keys() <= sums.keys()
     batch = PackedBatch((), dict.fromkeys(COMPONENTS, 0) | counts, None)
-    return trainer.measurements(batch, Totals(sums | values, maxima), ratios_of(statistics_))
+    return trainer.measurements(batch, Totals(sums | values, maxima))
 
 
 RL = {"rl": 4}
@@ -91,24 +81,9 @@ def test_fractions_are_of_the_tokens_that_could_be_masked():
     assert (nothing["ce_nll_mean"], nothing["ref_kl_mean"], nothing["ref_kl_masked_fraction"]) == (2.0, -0.5, 0.5)
 
 
-def test_quantiles_of_the_ratio_are_exact_over_all_rows():
-    ratios = np.linspace(0.5, 1.5, 101)
-    parts = [
-        statistics([0, *np.log(part)], [0] * (len(part) + 1), [0] + [1] * len(part))
-        for part in (ratios[::2], ratios[1::2])
-    ]
-    found = trainer.ratio_quantiles(ratios_of(parts))
-    expected = {"ratio_q0.01": 0.51, "ratio_q0.1": 0.6, "ratio_q0.5": 1.0, "ratio_q0.9": 1.4, "ratio_q0.99": 1.49}
-    assert found == pytest.approx(expected, rel=1e-6)
-    assert trainer.ratio_quantiles(ratios_of([statistics([0.0], [0.0], [0.0])])) == dict.fromkeys(expected)
-    assert trainer.QUANTILES == tokens.QUANTILES
-
-
 def test_what_is_not_finite_is_null_in_json_and_reaches_the_monitor_s_warning():
-    row = measured(
-        RL, [statistics([0, -0.1], [0, -2000.0], [0, 1])], mismatch_kl=math.inf, mismatch_kl_squared=math.inf
-    )
-    missing = ["mismatch_kl_std", *(f"ratio_q{quantile:g}" for quantile in trainer.QUANTILES)]
+    row = measured(RL, mismatch_kl=math.inf, mismatch_kl_squared=math.inf)
+    missing = ["mismatch_kl_std"]
     assert row["metrics"]["not_finite"] == missing
     table = updates_table([row])
     strict = json.loads(table["metrics"][0].as_py(), parse_constant=pytest.fail)
@@ -127,10 +102,8 @@ def test_a_finite_step_has_no_such_list():
 @pytest.mark.parametrize("tokens_of_a_part", [1, 1 << 25])
 def test_masks_have_rows_for_the_samples_that_have_some(tmp_path, monkeypatch, tokens_of_a_part):
     monkeypatch.setattr("tasks.training.stage.TOKENS_OF_A_PART", tokens_of_a_part)
-    row = statistics(
-        [0, -1, 0, -1, -2], [0] * 5, [0, 1, 0, 1, 1], [False, False, False, False, True], ("a", "b"), (0, 2, 5)
-    )
-    other = statistics([0, -1], [0, -1], [0, 1], [False, True], ("c",))
+    row = statistics([0, -1, 0, -1, -2], [False, False, False, False, True], ("a", "b"), (0, 2, 5))
+    other = statistics([0, -1], [False, True], ("c",))
     made = made_of(tmp_path, [row], [other])
     assert made["token_statistics"].schema.equals(TOKEN_STATISTICS.arrow)
     assert made["token_statistics"]["sample_id"].to_pylist() == ["a", "b", "c"]
@@ -153,5 +126,5 @@ def made_of(directory, *parts):
 
 
 def test_without_any_there_is_no_table(tmp_path):
-    made = made_of(tmp_path, [statistics([0, -1], [0, -1], [0, 1])])
+    made = made_of(tmp_path, [statistics([0, -1])])
     assert made.keys() == {"token_statistics"}
