@@ -2,18 +2,16 @@
 
 import math
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from datetime import UTC, datetime
-from functools import cache, partial
 from itertools import pairwise
 from operator import attrgetter
-from typing import Any, NamedTuple, cast
+from typing import Any
 
 import pyarrow as pa
 
-from storage.delta.parquet import buffer_reader, decode
 from storage.delta.table import CommitConflict
 from storage.errors import StoreError, StoreUnavailable, WorkRemoved
 from storage.records import CachedTable
@@ -29,15 +27,6 @@ REMOVAL = "removal"
 """Application id of commits that remove rows; one after the name of a run holds when rows of it were last removed."""
 MERGE_FILES = 16
 """Small files of one run in the ledger that are merged, so that opening stays quick between maintenances."""
-
-
-class UnreadRow(NamedTuple):
-    """A row of a file that no query has read yet: to make entries of all rows takes long, and few are ever read."""
-
-    rows: Callable[[], pa.Table]
-    """Decodes all rows of the file, once."""
-    position: int
-    stage: str
 
 
 def entries_of(rows: pa.Table) -> list[Entry]:
@@ -69,10 +58,6 @@ def _values(column: Any) -> list[Any]:
     return list(column.to_numpy(zero_copy_only=False).tolist())
 
 
-RowsOfKey = dict[tuple[str, str], Entry | UnreadRow]
-"""The rows of one key, by run and part."""
-
-
 class Ledger(CachedTable):
     """Finished work by key, held in memory and moved forward by what was added since; safe to share between threads."""
 
@@ -81,7 +66,8 @@ class Ledger(CachedTable):
     def __init__(self, root: Root) -> None:
         super().__init__(root)
         self._lock = self.table.lock  # one lock: nobody may move the handle between a refresh and the append
-        self._by_key: dict[str, RowsOfKey] = {}
+        self._by_key: dict[str, dict[tuple[str, str], Entry]] = {}
+        """The rows of each key, by run and part."""
         self._commits = 0
         self._removals = 0
         self._refreshed_at = -math.inf
@@ -108,14 +94,9 @@ class Ledger(CachedTable):
         """All rows, of one run or stage where given, by run, step and time."""
         with self._lock:
             self._refresh()
-            wanted = [
-                (rows, name)
-                for rows in self._by_key.values()
-                for name, row in rows.items()
-                if run in (None, name[0]) and stage in (None, row.stage)
-            ]
-            found = self._read(wanted)
-        return sorted(found, key=lambda entry: (entry.run, entry.step, *entry.age))
+            rows = [row for rows in self._by_key.values() for row in rows.values()]
+        chosen = [row for row in rows if run in (None, row.run) and stage in (None, row.stage)]
+        return sorted(chosen, key=lambda entry: (entry.run, entry.step, *entry.age))
 
     def commit(self, entry: Entry) -> Entry:
         """Append a row unless one for the same run, key and part is there; return the row that stands.
@@ -129,11 +110,11 @@ class Ledger(CachedTable):
         """
         return self.commit_all([entry])[0]
 
-    def commit_all(self, entries: Sequence[Entry], copied: Collection[Slice] | None = None) -> list[Entry]:
+    def commit_all(self, entries: Sequence[Entry], rebuilt: bool = False) -> list[Entry]:
         """Append rows of one run in one commit, all or none, as `commit` does each; return the rows that stand.
 
-        Rows of another store come with `copied`, the slices that were written for them: these cannot have been removed
-        meanwhile, and the rows keep their own slices where another run has finished the same key.
+        Rows that are `rebuilt` from files keep their own slices where another run has finished the same key, and name
+        what is there.
         """
         if not entries:
             return []
@@ -141,14 +122,13 @@ class Ledger(CachedTable):
             with self._lock:
                 self._refresh()
                 standing = [
-                    self._standing(entry) or (self._reuse_finished(entry) if copied is None else entry)
-                    for entry in entries
+                    self._standing(entry) or (entry if rebuilt else self._reuse_finished(entry)) for entry in entries
                 ]
                 new = [entry for entry in standing if self._standing(entry) is None]
                 if not new:
                     return standing
-                for entry in new:
-                    self._check_not_removed(entry, copied or ())
+                for entry in () if rebuilt else new:
+                    self._check_not_removed(entry)
                 rows = pa.Table.from_pylist([entry.to_row() for entry in new], LEDGER.arrow)
                 # One id for all rows: of two writers that saw the same version only one can commit, whatever the keys.
                 number = self.table.transaction_version(APPLICATION) + 1
@@ -156,7 +136,8 @@ class Ledger(CachedTable):
                     file = self.table.append(rows.drop_columns(["run"]), new[0].run, {APPLICATION: number})
                 except CommitConflict:
                     continue
-                self._remember(file.path, entries_of(rows))  # as every reader has them
+                self._add_rows(rows)  # as every reader has them, which saves reading them back
+                self._read_files.add(file.path)
                 self._commits += 1
                 if self._commits % MERGE_FILES == 0:
                     with suppress(StoreError):  # the row is safe; merging can wait
@@ -165,13 +146,7 @@ class Ledger(CachedTable):
         raise _too_busy(entries[0].run, f"committing key {entries[0].key!r}")
 
     def _standing(self, entry: Entry) -> Entry | None:
-        return self._of_key(entry.key).get((entry.run, entry.part))
-
-    def _remember(self, path: str, entries: Sequence[Entry]) -> None:
-        """Index own rows as they were committed, which saves reading them back."""
-        for entry in entries:
-            self._by_key.setdefault(entry.key, {})[entry.run, entry.part] = entry
-        self._read_files.add(path)
+        return self._by_key.get(entry.key, {}).get((entry.run, entry.part))
 
     def remove(self, run: str, rows: Collection[tuple[str, str]], at: datetime, whole: bool = True) -> int:
         """Remove rows of a run, named by key and part, in one commit; return how many there were.
@@ -202,10 +177,10 @@ class Ledger(CachedTable):
                 return num_removed
         raise _too_busy(run, "removing rows")
 
-    def _check_not_removed(self, entry: Entry, copied: Collection[Slice]) -> None:
+    def _check_not_removed(self, entry: Entry) -> None:
         """Raise WorkRemoved where the row would name slices that may be gone: another's, or made before a removal."""
-        named = {piece for row in self._of_key(entry.key).values() for piece in row.outputs}
-        unknown = [piece for piece in entry.outputs if piece not in named and piece not in copied]
+        named = {piece for row in self._by_key.get(entry.key, {}).values() for piece in row.outputs}
+        unknown = [piece for piece in entry.outputs if piece not in named]
         removed = self.table.transaction_version(f"{REMOVAL}:{entry.run}")
         if any(piece.run != entry.run for piece in unknown) or (
             removed and unknown and entry.started_at.timestamp() * 1000 < removed
@@ -218,38 +193,16 @@ class Ledger(CachedTable):
             )
 
     def _reuse_finished(self, entry: Entry) -> Entry:
-        whole = [row for (_, part), row in self._of_key(entry.key).items() if part == ""]
+        whole = [row for (_, part), row in self._by_key.get(entry.key, {}).items() if part == ""]
         if entry.part != "" or not whole:
             return entry
         return replace(min(whole, key=attrgetter("age")), run=entry.run, step=entry.step)
 
     def _rows(self, key: str, staleness: float = 0.0) -> dict[tuple[str, str], Entry]:
-        while time.monotonic() - (at := self._refreshed_at) < staleness:
-            # Without the lock, which another thread holds for as long as it commits.
-            found = self._of_key(key)
-            if at == self._refreshed_at:  # else the index may have been half built when it was looked at
-                return found
         with self._lock:
             if time.monotonic() - self._refreshed_at >= staleness:
                 self._refresh()
-            return self._of_key(key)
-
-    def _of_key(self, key: str) -> dict[tuple[str, str], Entry]:
-        rows = self._by_key.get(key, {})
-        names = list(rows)  # at once: a thread that holds the lock may add to the rows meanwhile
-        return dict(zip(names, self._read([(rows, name) for name in names]), strict=True))
-
-    def _read(self, wanted: Sequence[tuple[RowsOfKey, tuple[str, str]]]) -> list[Entry]:
-        """The entries of some rows, which stay entries from then on."""
-        unread: dict[Callable[[], pa.Table], list[tuple[RowsOfKey, tuple[str, str], int]]] = {}
-        for rows, name in wanted:
-            if isinstance(row := rows[name], UnreadRow):
-                unread.setdefault(row.rows, []).append((rows, name, row.position))
-        for rows_of_file, places in unread.items():
-            entries = entries_of(rows_of_file().take(pa.array([position for _, _, position in places], pa.int64())))
-            for (rows, name, _), entry in zip(places, entries, strict=True):
-                rows[name] = entry
-        return [cast(Entry, rows[name]) for rows, name in wanted]
+            return {**self._by_key.get(key, {})}
 
     def _refresh(self) -> None:
         super()._refresh()
@@ -257,28 +210,20 @@ class Ledger(CachedTable):
 
     def _unread(self, paths: Sequence[str]) -> list[str]:
         if (removals := self.table.transaction_version(REMOVAL)) != self._removals:
-            # Rows may have gone from any file that was read: the index is built anew, and meanwhile nobody looks at it.
-            self._refreshed_at = -math.inf
+            # Rows may have gone from any file that was read: the index is built anew.
             self._removals = removals
             self._read_files, self._by_key = set(), {}
             return [file.path for file in self.table.active_files()]
         return super()._unread(paths)
 
     def _add_file(self, path: str, run: str) -> None:
-        schema, address = self.table.data_schema, self.table.file_address(path)
-        # In memory as on the disk, for the file may be removed: few rows are ever read, and decoding takes long.
-        read = partial(_decode, self.table.load(path), address, run)
-        index = read(pa.schema([schema.field(name) for name in ("key", "part", "stage")]))
-        rows = cache(partial(read, schema))
-        names = zip(*(index[name].to_pylist() for name in ("key", "part", "stage")), strict=True)
-        for position, (key, part, stage) in enumerate(names):
+        rows = self.table.read(path)
+        self._add_rows(rows.append_column("run", pa.repeat(pa.scalar(run), rows.num_rows)))
+
+    def _add_rows(self, rows: pa.Table) -> None:
+        for entry in entries_of(rows):
             # A merged file repeats rows: the one that was read first stands.
-            self._by_key.setdefault(key, {}).setdefault((run, part), UnreadRow(rows, position, stage))
-
-
-def _decode(data: bytes, address: str, run: str, schema: pa.Schema) -> pa.Table:
-    rows = decode(buffer_reader(data), schema, where=address)
-    return rows.append_column("run", pa.repeat(pa.scalar(run), rows.num_rows))
+            self._by_key.setdefault(entry.key, {}).setdefault((entry.run, entry.part), entry)
 
 
 def _too_busy(run: str, action: str) -> StoreUnavailable:

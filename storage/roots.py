@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pyarrow as pa
@@ -165,15 +164,13 @@ class Root:
         self.child(path)
         return self.files.open_output_stream(path, compression=None)
 
-    def make_durable(self, *paths: str) -> None:
-        """Force files that something else wrote to the disk, and their directories; nothing to do when not local."""
+    def make_durable(self, path: str) -> None:
+        """Force a file, if it is there, and its directory to the disk; nothing to do when not local."""
         if self.directory is None:
             return
-        for path in paths:
-            if (self.directory / path).exists():
-                synchronise(self.directory / path)
-        for parent in {(self.directory / path).parent for path in paths}:
-            synchronise(parent)
+        for place in (self.directory / path, (self.directory / path).parent):
+            if place.exists():
+                synchronise(place)
 
 
 def check_inside(path: str, where: str) -> None:
@@ -199,21 +196,18 @@ def check_links(directory: Path, path: str) -> None:
 
 
 def open_root(root: str, options: Mapping[str, str] | None = None) -> Root:
-    """Find the file system of a path or URL (`s3://bucket/prefix`, `file:///...`).
+    """Find the file system of a path or of `s3://bucket/prefix`.
 
     `options` are the object store's, spelled as the environment variables that they come before (AWS_ENDPOINT_URL,
     AWS_REGION, ...). Raises LayoutError or StoreError for a place that cannot be used, before any request to it.
     """
-    scheme = urlsplit(root).scheme if "://" in root else ""
-    if not root or (scheme == "file" and not urlsplit(root).path):
-        raise LayoutError("the store's root is empty", root, "nothing was touched", "name a directory or a URL")
-    if scheme in ("s3", "s3a"):
+    scheme, _, _ = root.rpartition("://")
+    if scheme == "s3":
         return _object_store(root, options or {})
-    if scheme not in ("", "file"):
-        what = f"a store cannot be at {scheme}://"
+    if scheme or not root:
+        what = f"a store cannot be at {root!r}"
         raise LayoutError(what, root, "nothing was touched", "name a directory or s3://bucket/prefix")
-    directory = Path(root) if not scheme else Path(pafs.FileSystem.from_uri(root)[1])
-    directory = directory.expanduser().absolute()
+    directory = Path(root).expanduser().absolute()
     return Root(str(directory), pafs.SubTreeFileSystem(str(directory), pafs.LocalFileSystem()), directory, {})
 
 

@@ -1,9 +1,9 @@
 """An S3-compatible object store: where it is, how every library reaches it, and requests that only we send.
 
-Arrow, Delta and Polars do nearly everything, with the same settings and the same patience. Three things they do not
+Arrow, Delta and Polars do nearly everything, with the same settings and the same patience. Two things they do not
 offer, so these requests are sent here, signed by botocore: putting an object only where there is none, which decides
-who was first, deleting one without leaving a marker of its directory behind, and ending uploads in parts that a killed
-process left. obstore was tried in their place: see docs/decisions/store.md.
+who was first, and deleting one without leaving a marker of its directory behind. obstore was tried in their place: see
+docs/decisions/store.md.
 """
 
 import os
@@ -11,10 +11,7 @@ import re
 import ssl
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
-from html import unescape
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
@@ -34,7 +31,7 @@ SETTINGS = (
     "AWS_ALLOW_HTTP",
 )
 # Only characters that all libraries spell the same way in a URL.
-PLACE = re.compile(r"s3a?://(?P<bucket>[A-Za-z0-9][A-Za-z0-9._-]*)(?P<prefix>(/[A-Za-z0-9_=-][A-Za-z0-9._=-]*)*)/*")
+PLACE = re.compile(r"s3://(?P<bucket>[A-Za-z0-9][A-Za-z0-9._-]*)(?P<prefix>(/[A-Za-z0-9_=-][A-Za-z0-9._=-]*)*)/*")
 SECONDS_TO_CONNECT = 5
 SECONDS_TO_ANSWER = 60
 SECONDS_TO_KEEP = 60
@@ -115,33 +112,13 @@ class Bucket:
         if not refused:
             raise self._no_conditions("it wrote over an object although it was told not to (If-None-Match)")
 
-    def unfinished_uploads(self) -> list[tuple[str, str, datetime]]:
-        """Uploads in parts below the prefix that were neither completed nor aborted: key, id, when they began.
-
-        Not more than a thousand; nobody sees them, but they are paid for.
-        """
-        below = f"{self.prefix}/" if self.prefix else ""
-        body = self._request("GET", None, query=f"prefix={quote(below, safe='')}&uploads=")[1]
-        uploads = re.findall(b"<Upload>(.*?)</Upload>", body, re.DOTALL)
-        found = [[_tag_text(each, tag) for tag in (b"Key", b"UploadId", b"Initiated")] for each in uploads]
-        ours = [each for each in found if each[0].startswith(below)]
-        return [(key.removeprefix(below), number, datetime.fromisoformat(began)) for key, number, began in ours]
-
-    def abort_uploads(self, oldest: datetime) -> int:
-        """Drop the parts of unfinished uploads that began before a moment; return how many uploads there were."""
-        old = [(key, upload) for key, upload, began in self.unfinished_uploads() if began <= oldest]
-        for key, upload in old:
-            with suppress(FileNotFoundError):  # one that is gone already is fine
-                self._request("DELETE", key, query=f"uploadId={quote(upload, safe='')}")
-        return len(old)
-
     def _request(
-        self, method: str, key: str | None, data: bytes = b"", headers: Mapping[str, str] | None = None, query: str = ""
+        self, method: str, key: str, data: bytes = b"", headers: Mapping[str, str] | None = None
     ) -> tuple[int, bytes]:
         import httpx
 
-        path = f"/{self.name}" if key is None else f"/{self.name}/{self.prefix}{'/' if self.prefix else ''}{key}"
-        url = f"{self.endpoint}{quote(path, safe='/-_.~')}{f'?{query}' if query else ''}"
+        path = f"/{self.name}/{self.prefix}{'/' if self.prefix else ''}{key}"
+        url = f"{self.endpoint}{quote(path, safe='/-_.~')}"
         pause = FIRST_PAUSE
         for attempt in range(1, ATTEMPTS + 1):
             try:
@@ -156,7 +133,7 @@ class Bucket:
                 if status in DONE:
                     return status, body
                 if status not in AGAIN or attempt == ATTEMPTS:
-                    raise self._refusal(method, key or "", status, response.headers, body)
+                    raise self._refusal(method, key, status, body)
             time.sleep(pause)
             pause *= 2
         raise AssertionError("the last attempt returns or raises")
@@ -186,27 +163,20 @@ class Bucket:
         )
         return LayoutError(what, f"{self.address} at {self.endpoint}", "nothing else was written", advice)
 
-    def _refusal(
-        self, method: str, key: str, status: int, headers: Mapping[str, str], body: bytes
-    ) -> StoreError | OSError:
+    def _refusal(self, method: str, key: str, status: int, body: bytes) -> StoreError | OSError:
         """The error for an answer that is none of those hoped for."""
         code = _tag_text(body, b"Code") or str(status)
-        if code in ("NoSuchKey", "NoSuchUpload"):
+        if code == "NoSuchKey":
             return FileNotFoundError(f"{self.address}/{key}")
-        if status in (301, 307, 400) and (region := headers.get("x-amz-bucket-region", "")) not in ("", self.region):
-            what, advice = f"the bucket is in region {region}, not {self.region}", f"set AWS_REGION={region}"
-        elif code == "NoSuchBucket":
-            what, advice = f"there is no bucket {self.name!r}", "make the bucket, or name another with --store"
-        elif status in (400, 501) and method == "PUT":
+        if method == "PUT" and status in (400, 501):
             return self._no_conditions(f"it answered a put with the condition If-None-Match with {status} {code}")
-        elif status in (401, 403) and method == "PUT":
+        if method == "PUT" and status in (401, 403):
             return PermissionError(f"{self.address}/{key}: {status} {code}")
-        elif status in (401, 403):
-            what = f"the object store refuses us: {status} {code}"
-            advice = "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, and what they may do there"
-        else:
-            what = f"the object store answered {method} with {status} {code}: {_tag_text(body, b'Message')[:200]}"
-            advice = "check that it is an S3-compatible server and well, then run the same again"
+        what = f"the object store answered {method} with {status} {code}: {_tag_text(body, b'Message')[:200]}"
+        advice = (
+            f"check the bucket {self.name!r}, AWS_REGION ({self.region}), AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and "
+            "AWS_SESSION_TOKEN, and that the server is S3-compatible, then run the same again"
+        )
         return StoreUnavailable(what, f"{self.address} at {self.endpoint}", "nothing was written", advice)
 
 
@@ -260,4 +230,4 @@ def file_system(bucket: Bucket) -> pafs.S3FileSystem:
 
 def _tag_text(body: bytes, tag: bytes) -> str:
     found = re.search(b"<" + tag + b">([^<]*)</" + tag + b">", body)
-    return unescape(found[1].decode(errors="replace")) if found else ""
+    return found[1].decode(errors="replace") if found else ""

@@ -216,7 +216,7 @@ class Rebuilder(Executor):
         if key in self._recorded.places and self._find(key) is None:
             for part, attempt in self._proved_slices(task.stage, key, refs):
                 entry = self._entry(task.stage, step, key, inputs, part, attempt)
-                self._run.store.ledger.commit_all([entry], copied=entry.outputs)
+                self._run.store.ledger.commit_all([entry], rebuilt=True)
         return super().__call__(task, step, refs, policy, parameters, extra_inputs)
 
     def share(self, entry: Entry, step: int) -> Ref:

@@ -80,26 +80,18 @@ def is_sealed(data: bytes, digest: object) -> bool:
     return sha256(data.replace(b'"digest":"%b"' % said, b'"digest":""', 1)).encode() == said
 
 
-def commit_problem(data: bytes) -> str:
-    """What is wrong with the file of a commit: it is cut off, torn or was altered; empty where nothing is."""
+def is_whole_commit(data: bytes) -> bool:
+    """Say whether the file of a commit is what was written; of one without a digest, whether all of it is there."""
     try:
         actions: list[dict[str, Any]] = [json.loads(line) for line in data.splitlines()]
         (info,) = [dict(action["commitInfo"]) for action in actions if "commitInfo" in action]
-        said = int(info.get("actions", len(actions) - 1))
+        if "digest" in info:
+            return is_sealed(data, info["digest"])
+        # One of ours says how many actions it has; a bit may have been flipped in the word digest itself.
+        is_whole = 0 < len(actions) - 1 == int(info.get("actions", len(actions) - 1))
+        return is_whole and not ("witness" in info and info.keys() - UNSEALED)
     except (ValueError, TypeError, KeyError, AttributeError):
-        # What stops anywhere was cut; what goes on to the end of a line has lost something before it.
-        return "is torn: not every line of it is JSON" if data.endswith(b"\n") else "is cut off"
-    # The commit's word on itself is a line as well; that of a commit by another program has no count.
-    if len(actions) - 1 < max(said, 1):
-        return f"is cut off: {len(actions) - 1} of {max(said, 1)} actions are left"
-    altered = len(actions) - 1 != said
-    if "digest" in info:
-        if not data.endswith(b"\n"):
-            return "is cut off: its last line does not end"
-        altered |= not is_sealed(data, info["digest"])
-    elif "witness" in info:  # one of ours; a bit may have been flipped in the word digest itself
-        altered |= bool(info.keys() - UNSEALED)
-    return "was altered: its digest is another" if altered else ""
+        return False
 
 
 def head_text(head: Head) -> bytes:
@@ -268,8 +260,8 @@ class Log:
         """Return the actions of one version. Raises FileNotFoundError where it was pruned or is not there yet."""
         if version not in self._cached:
             data = self._root.read(self._path(version))
-            if what := commit_problem(data):
-                raise self._error(f"version {version} of the log {what}", self._path(version))
+            if not is_whole_commit(data):
+                raise self._error(f"version {version} of the log is damaged", self._path(version))
             actions = _parse_actions(data)
             self._cache(version, actions)
             return actions  # an old one is not in the cache
@@ -305,17 +297,16 @@ class Log:
         commits = {int(name[:20]): name for name in names if name.endswith(".json") and name[:20].isdecimal()}
         checkpoints = [int(name[:20]) for name in names if name.endswith(CHECKPOINT) and name[:20].isdecimal()]
         pointer = self.last_checkpoint()
-        torn = {version: why for version in checkpoints if (why := self._checkpoint_problem(version, pointer, deep))}
-        what = [f"checkpoint {version} {why}" for version, why in torn.items()]
+        torn = [version for version in checkpoints if self._is_torn(version, pointer, deep)]
+        what = [f"checkpoint {version} is damaged" for version in torn]
         files = [f"{version:020d}{CHECKPOINT}" for version in torn]
         good = [version for version in checkpoints if version not in torn]
         sealed = pointer.version if pointer and pointer.digest else -1
         while good and not deep and good[-1] != sealed and not is_checkpoint(self.read_checkpoint(good[-1])):
             good.pop()
         if POINTER in names and (torn or deep) and (pointer is None or pointer.version not in good):
-            which = "is not whole" if pointer is None else f"names checkpoint {pointer.version}, which is not there"
-            what, files = [*what, f"{POINTER} {which}"], [*files, POINTER]
-        what += [f"{self._head} {no_head}"] if no_head else []
+            what, files = [*what, f"{POINTER} names no checkpoint that is there"], [*files, POINTER]
+        what += [f"{self._head} is damaged"] if no_head else []
         lost, why = self._lost_versions(commits, max(good, default=-1), head)
         what += [f"{why}; versions {lost[0]} to {lost[-1]} cannot be read"] if lost else []
         gone = [commits[version] for version in lost if version in commits]
@@ -379,12 +370,11 @@ class Log:
             pointer = CheckpointPointer(version, size, sha256(data))
             self._root.replace(f"{self._directory}/{POINTER}", json.dumps(vars(pointer)).encode())
 
-    def _checkpoint_problem(self, version: int, pointer: CheckpointPointer | None, deep: bool) -> str:
-        """What is wrong with a checkpoint: by its digest where it is known, and with `deep` by reading it."""
+    def _is_torn(self, version: int, pointer: CheckpointPointer | None, deep: bool) -> bool:
+        """Whether a checkpoint is not what was written: by its digest where it is known, with `deep` by reading it."""
         digest = pointer.digest if pointer and pointer.version == version else ""
-        if digest and sha256(self.read_checkpoint(version)) != digest:
-            return "is not the file that was written: its digest is another"
-        return "" if not deep or is_checkpoint(self.read_checkpoint(version)) else "is not whole"
+        data = self.read_checkpoint(version) if digest or deep else b""
+        return bool(digest and sha256(data) != digest) or (deep and not is_checkpoint(data))
 
     def _lost_versions(self, commits: Mapping[int, str], base: int, head: Head | None) -> tuple[list[int], str]:
         """The versions from the first after `base` that is missing or damaged to the last, and what is wrong there."""
@@ -410,22 +400,21 @@ class Log:
             data = self._root.read(self._path(version))
         except FileNotFoundError:
             return "is missing"
-        problem = commit_problem(data)
-        if not problem and head and head.version == version and sha256(data) != head.sha256:
-            problem = f"was altered: {self._head} names another"
-        if not problem:  # however many there are: the snapshot that is opened takes them from here
-            self._cached[version] = _parse_actions(data)
-        return problem
+        if not is_whole_commit(data) or (head and head.version == version and sha256(data) != head.sha256):
+            return "is damaged"
+        # However many there are: the snapshot that is opened takes them from here.
+        self._cached[version] = _parse_actions(data)
+        return ""
 
-    def _read_head(self) -> tuple[Head | None, str]:
-        """The newest commit by the file that names it, and what is wrong with that file."""
+    def _read_head(self) -> tuple[Head | None, bool]:
+        """The newest commit by the file that names it, and whether that file is damaged."""
         if self._head:
             with suppress(FileNotFoundError):
                 try:
-                    return parse_head(self._root.read(self._head)), ""
-                except (ValueError, TypeError) as error:
-                    return None, f"is not whole: {error}"
-        return None, ""
+                    return parse_head(self._root.read(self._head)), False
+                except (ValueError, TypeError):
+                    return None, True
+        return None, False
 
     @property
     def address(self) -> str:

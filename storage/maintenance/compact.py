@@ -95,7 +95,7 @@ def maintain(store: Store, retention_hours: float = RETENTION_HOURS, dry_run: bo
     if not dry_run:
         for key in policies:
             store.policies.remove(key)
-        num_temporary = remove_temporary(store.root) + store.policies.remove_unfinished_uploads(TEMPORARY_HOURS)
+        num_temporary = remove_temporary(store.root) + store.policies.remove_unfinished(TEMPORARY_HOURS)
     return MaintenanceReport(tables, sum(table.deleted for table in tables) + num_temporary, policies)
 
 

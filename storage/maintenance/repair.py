@@ -21,9 +21,9 @@ from storage.delta.log import (
     Log,
     LogDamage,
     VersionTaken,
-    commit_problem,
     creation_actions,
     head_path,
+    is_whole_commit,
 )
 from storage.delta.table import StoredTable
 from storage.errors import DamagedSlice, PolicyAbsent, StoreError, border
@@ -348,5 +348,5 @@ def _removed_files(root: Root, table: StoredTable) -> set[str]:
     log = f"{table.place}/_delta_log"
     commits = [root.read(f"{log}/{name}") for name in root.names(log) if name.endswith(".json")]
     # A damaged one may still be there: nobody reads a commit that a checkpoint holds.
-    lines = (line for commit in commits if not commit_problem(commit) for line in commit.splitlines())
+    lines = (line for commit in commits if is_whole_commit(commit) for line in commit.splitlines())
     return {action["remove"]["path"] for line in lines if "remove" in (action := json.loads(line))}

@@ -3,11 +3,10 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from storage.delta.log import is_sealed, seal
 from storage.errors import DamagedSlice
@@ -16,7 +15,7 @@ from storage.refs import File
 from storage.roots import check_inside
 
 MANIFEST = "manifest.json"
-FIELDS = {"weights_sha256", "below", "digest", "added", "files"}
+FIELDS = {"weights_sha256", "below", "digest", "files"}
 BASE_FILE = "base.json"
 """File of a policy that is an adapter: `policy_key` and `weights_sha256` of the policy it is laid over."""
 
@@ -25,15 +24,13 @@ BASE_FILE = "base.json"
 class PolicyManifest:
     """A complete policy: its files with paths relative to its directory, the manifest not among them.
 
-    `place` is its directory below the store's root; `added` are the places of files that lie elsewhere, by path: in an
-    object store what was added to a policy later (an optimizer's state) has a place of its own.
+    `place` is its directory below the store's root.
     """
 
     policy_key: str
     weights_sha256: str
     files: tuple[File, ...]
     place: str
-    added: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -42,17 +39,13 @@ class PolicyManifest:
 
     def place_of(self, file: File) -> str:
         """Where one of its files lies below the store's root."""
-        return f"{self.added.get(file.path, self.place)}/{file.path}"
+        return f"{self.place}/{file.path}"
 
 
-def manifest_text(
-    weights_sha256: str, files: Sequence[File], below: str = "", added: Mapping[str, str] | None = None
-) -> str:
-    """The text of a manifest; `below` and `added` are places relative to the policy's directory."""
-    content: dict[str, Any] = {"weights_sha256": weights_sha256, "below": below, "digest": ""}
-    if added:
-        content["added"] = dict(added)
-    return seal(canonical_json({**content, "files": [vars(file) for file in files]})).decode()
+def manifest_text(weights_sha256: str, files: Sequence[File], below: str = "") -> str:
+    """The text of a manifest; `below` is the place of the files relative to the policy's directory."""
+    content = {"weights_sha256": weights_sha256, "below": below, "digest": "", "files": [vars(file) for file in files]}
+    return seal(canonical_json(content)).decode()
 
 
 def parse_manifest(text: bytes, policy_key: str) -> PolicyManifest:
@@ -68,11 +61,10 @@ def parse_manifest(text: bytes, policy_key: str) -> PolicyManifest:
         if not content.keys() <= FIELDS or ("digest" in content and not is_sealed(text, content["digest"])):
             raise ValueError("its digest is another")
         files = tuple(File(**file) for file in content["files"])
-        added = {path: top + below for path, below in content.get("added", {}).items()}
-        policy = PolicyManifest(policy_key, content["weights_sha256"], files, top + content["below"], added)
+        policy = PolicyManifest(policy_key, content["weights_sha256"], files, top + content["below"])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise damaged_file(f"{where} is not the manifest that was written: {error}", where) from error
-    for path in (*(file.path for file in files), policy.place, *added.values()):
+    for path in (*(file.path for file in files), policy.place):
         check_inside(path, where)
     return policy
 

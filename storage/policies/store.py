@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
@@ -59,17 +59,6 @@ class RemotePolicies:
         if parse_manifest(self._root.read(name), policy_key).place != f"policies/{policy_key}{below}":
             self._remove([f"policies/{policy_key}{below}/{file.path}" for file in files])
 
-    def add(self, source: Path, standing: PolicyManifest, files: Sequence[File]) -> None:
-        """Upload files that a policy lacks; its new manifest names them as well."""
-        below = self._upload(source, standing.policy_key, files)
-        top = f"policies/{standing.policy_key}"
-        places = {path: place.removeprefix(top) for path, place in standing.added.items()}
-        added = {**places, **{file.path: below for file in files}}
-        text = manifest_text(
-            standing.weights_sha256, (*standing.files, *files), standing.place.removeprefix(top), added
-        )
-        self._root.replace(f"{top}/{MANIFEST}", text.encode())
-
     def copy(self, policy: PolicyManifest) -> Path:
         """A local directory with the policy's files, verified: an earlier copy, else a download."""
         target = self._copy_directory(policy)
@@ -87,12 +76,10 @@ class RemotePolicies:
         self._move_copy(source, self._copy_directory(policy))
 
     def remove_unfinished(self, hours: float) -> int:
-        """Delete what killed uploads left more than `hours` ago; return how many objects and unfinished uploads.
+        """Delete what killed uploads left more than `hours` ago; return how many objects.
 
-        Those are objects below policies that no manifest names, and uploads in parts, of anything in the store, that
-        never ended. A download that began with a manifest since replaced is safe: files are only ever added to one.
+        Those are objects below policies that no manifest names.
         """
-        oldest = datetime.now(UTC) - timedelta(hours=hours)
         with border("looking for what killed uploads left", self._root.child("policies")):
             by_key: dict[str, list[str]] = {}
             for path in self._root.paths_older("policies", hours):
@@ -101,8 +88,7 @@ class RemotePolicies:
                     by_key.setdefault(key, []).append(path)
             orphans = [path for key, paths in by_key.items() for path in sorted(set(paths) - self._named_files(key))]
             self._remove(orphans)
-            assert self._root.bucket is not None
-            return len(orphans) + self._root.bucket.abort_uploads(oldest)
+            return len(orphans)
 
     def _upload(self, source: Path, policy_key: str, files: Sequence[File]) -> str:
         below = f"/{uuid4().hex[:12]}"
@@ -229,7 +215,7 @@ class Policies:
         """Make a directory of weights a policy, complete or not at all, and return what it consists of.
 
         A directory out of `scratch` is moved; any other is copied. Publishing a key again with equal weights returns
-        the policy that is there, with files added that it lacks (an optimizer's); with other weights it raises
+        the policy that is there; with other weights, or with files that it lacks (an optimizer's), it raises
         PolicyConflict. Also raises NoSpace and StoreUnavailable.
         """
         _check_key(policy_key)
@@ -243,8 +229,10 @@ class Policies:
             standing = self._find_published(policy_key) or self._place(source, policy_key, weights, files)
             if standing.weights_sha256 != weights:
                 raise _conflict(standing, weights)
-            if {file.path for file in files} - {file.path for file in standing.files}:
-                standing = self._add_missing(source, standing, files)
+            if missing := sorted({file.path for file in files} - {file.path for file in standing.files}):
+                what = f"policy {policy_key!r} is there without {', '.join(missing)}"
+                advice = "go on with the setting of training.save_optimizer_every with which it was published"
+                raise PolicyConflict(what, standing.place, "the policy that is there was not touched", advice)
             # What was just uploaded is the local copy, where it may be moved and holds exactly the policy.
             is_scratch = self._root.directory is None and source.parent == self._scratches.directory
             if is_scratch and set(files) == set(standing.files):
@@ -297,7 +285,7 @@ class Policies:
             raise damaged_file(f"{place} is not the file that was written: its SHA-256 differs", place)
         return data
 
-    def remove_unfinished_uploads(self, hours: float) -> int:
+    def remove_unfinished(self, hours: float) -> int:
         """Delete what killed uploads left in an object store more than `hours` ago; return how many objects.
 
         On a local root there is nothing of the kind: what killed processes leave there is a scratch directory.
@@ -380,26 +368,6 @@ class Policies:
         standing = self._find_published(policy_key)
         assert standing is not None, "a policy just published is there"
         return standing
-
-    def _add_missing(self, source: Path, standing: PolicyManifest, files: Sequence[File]) -> PolicyManifest:
-        """Add the files that a standing policy of the same weights lacks; its manifest names them last."""
-        names = {file.path for file in standing.files}
-        added = [file for file in files if file.path not in names]
-        if self._root.directory is None:
-            self._remote.add(source, standing, added)
-            return self._find_published(standing.policy_key) or standing
-        target = self._root.directory / standing.place
-        for file in added:
-            make_directory(Path(self._root.child(f"{standing.place}/{file.path}")).parent)
-            draft = target / f".{uuid4().hex}"
-            shutil.copyfile(source / file.path, draft)
-            synchronise(draft)
-            os.replace(draft, target / file.path)
-            synchronise((target / file.path).parent)
-        # The manifest last: until it names the files nobody looks for them.
-        text = manifest_text(standing.weights_sha256, (*standing.files, *added))
-        self._root.replace(f"{standing.place}/{MANIFEST}", text.encode())
-        return self._find_published(standing.policy_key) or standing
 
     def _move(self, source: Path, policy_key: str, weights_sha256: str, files: Sequence[File]) -> None:
         assert self._root.directory is not None

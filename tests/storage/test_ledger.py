@@ -3,13 +3,11 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from typing import Any
+from datetime import timedelta
 
 import pyarrow as pa
 import pytest
 
-from storage import ledger as ledger_module
 from storage.delta.table import StoredTable
 from storage.errors import StoreUnavailable
 from storage.ledger import Ledger, entries_of
@@ -30,23 +28,6 @@ def test_an_entry_survives_the_way_through_a_row():
     bare = replace(entry("other"), inputs={}, outputs=(replace(piece, files=()),))
     rows = pa.Table.from_pylist([each.to_row() for each in (full, bare, entry("empty"), full)], LEDGER.arrow)
     assert entries_of(rows) == [full, bare, entry("empty"), full]
-
-
-def test_opening_decodes_three_columns_and_a_query_the_rest_once(store, root, monkeypatch):
-    store.ledger.commit_all([entry(f"key-{number}") for number in range(3)])
-    decoded = []
-    original = ledger_module.decode
-
-    def decode(data, schema, **others):
-        decoded.append(schema.names)
-        return original(data, schema, **others)
-
-    monkeypatch.setattr(ledger_module, "decode", decode)
-    elsewhere = open_store(root).ledger
-    elsewhere.refresh()
-    assert decoded == [["key", "part", "stage"]]
-    assert elsewhere.find("key-1") == entry("key-1") and elsewhere.find("key-2") == entry("key-2")
-    assert decoded[1:] == [LEDGER.arrow.remove(0).names]
 
 
 @ANYWHERE
@@ -217,26 +198,3 @@ def test_threads_that_share_a_store_agree(store):
         won = list(pool.map(lambda n: store.ledger.commit(entry("k", attempt=f"attempt-{n}")).attempt, range(8)))
     assert len(set(won)) == 1
     assert len(Ledger(store.root).entries()) == 1
-
-
-def test_finished_work_is_found_while_the_index_is_built_anew(store, monkeypatch):
-    """Who trusts a recent refresh takes no lock: the index may lose all rows, and get them back, while it is read."""
-    for key in ("removed", "stays"):
-        store.ledger.commit(entry(key))
-    Ledger(store.root).remove("run", {("removed", "")}, at=datetime.now(UTC))
-    add_file, read, half_built = store.ledger._add_file, store.ledger._of_key, list[dict[Any, Any]]()
-
-    def read_then_index(path, run):
-        half_built.append(read("stays"))
-        add_file(path, run)
-
-    def read_beside_a_refresh(key):
-        if half_built:
-            return read(key)
-        store.ledger.refresh()
-        return half_built[0]
-
-    monkeypatch.setattr(store.ledger, "_add_file", read_then_index)
-    monkeypatch.setattr(store.ledger, "_of_key", read_beside_a_refresh)
-    assert store.ledger.find("stays", staleness=3600) is not None
-    assert half_built == [{}]

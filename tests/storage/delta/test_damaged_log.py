@@ -1,4 +1,4 @@
-"""Damage in a table's log is torn, cut off, missing or altered, and never taken for a log without that commit."""
+"""Damage in a table's log is damaged or missing, and never taken for a log without that commit."""
 
 import json
 from itertools import product
@@ -87,24 +87,22 @@ def test_one_flipped_bit_is_said_or_changes_nothing(root, filled, table, file):
 
 
 HARM = {
-    "nothing left": (lambda data: b"", "is cut off"),
-    "half": (lambda data: data[: len(data) // 2], "is cut off"),
-    "first line alone": (lambda data: data.splitlines(keepends=True)[0], "is cut off: 0 of 2 actions are left"),
-    "without its end": (lambda data: data[:-1], "is cut off"),
-    "a hole": (lambda data: data[:40] + b"\0" * 60 + data[100:], "is torn"),
-    "another size": (lambda data: data.replace(b'"size":', b'"size":1', 1), "was altered"),
-    "unlinked": (lambda data: None, "is missing"),
+    "nothing left": lambda data: b"",
+    "half": lambda data: data[: len(data) // 2],
+    "first line alone": lambda data: data.splitlines(keepends=True)[0],
+    "without its end": lambda data: data[:-1],
+    "a hole": lambda data: data[:40] + b"\0" * 60 + data[100:],
+    "another size": lambda data: data.replace(b'"size":', b'"size":1', 1),
+    "unlinked": lambda data: None,
 }
 
 
-@pytest.mark.fault(
-    "log", "the newest commit of the ledger is damaged", "one of four words: torn, cut off, missing, altered"
-)
-@pytest.mark.parametrize(("harm", "words"), HARM.values(), ids=HARM)
-def test_the_newest_commit_of_the_ledger(root, filled, harm, words):
+@pytest.mark.fault("log", "the newest commit of the ledger is damaged", "it is said that it is damaged or missing")
+@pytest.mark.parametrize("harm", HARM.values(), ids=HARM)
+def test_the_newest_commit_of_the_ledger(root, filled, harm):
     path = newest(root, "ledger")
     spoil(path, harm(path.read_bytes()))
-    is_not_opened(root, f"commit {int(path.stem)} {words}")
+    is_not_opened(root, f"commit {int(path.stem)} is (damaged|missing)")
 
 
 @pytest.mark.fault("log", "the log or the directory of a table is gone", "the store is not opened as one without rows")
@@ -174,7 +172,7 @@ def test_logs_without_digests_are_read(root, filled):
     assert contents(root) == (before[0] + 1, before[1], before[2] + 1)
     path = newest(root, "ledger")
     path.write_bytes(path.read_bytes().replace(b'"size":', b'"size":1', 1))
-    with pytest.raises(StoreUnavailable, match="was altered"):
+    with pytest.raises(StoreUnavailable, match="is damaged"):
         open_store(root)
 
 

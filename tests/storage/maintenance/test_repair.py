@@ -283,7 +283,7 @@ def test_a_removal_whose_commit_is_lost_is_done_again(root, store):
     collect(store, "a")
     before = contents(store, RUNS)
     cut(last(root, "ledger", ".json"), 30)
-    with pytest.raises(StoreError, match="is cut off"):  # else four rows would be there again, naming what is gone
+    with pytest.raises(StoreError, match="is damaged"):  # else four rows would be there again, naming what is gone
         open_store(root)
     (one,) = mended(root)
     assert one.removed_again == 4

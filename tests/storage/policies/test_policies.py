@@ -79,13 +79,11 @@ def test_equal_weights_again_are_fine_and_others_are_not(policies):
     assert read(policies.directory("k", verify=True)) == FILES
 
 
-def test_optimizer_state_that_was_missing_is_added(policies, place, tmp_path):
+def test_files_that_the_policy_lacks_are_refused(policies):
     publish(policies)
-    more = FILES | {"optimizer.safetensors": "moments"}
-    policy = publish(policies, more)
-    assert {file.path for file in policy.files} == set(more)
-    assert read(Policies(place, cache=tmp_path / "new cache").directory("k", verify=True)) == more
-    assert {f.path for f in publish(policies).files} == set(more)
+    with pytest.raises(PolicyConflict, match="is there without optimizer"):
+        publish(policies, FILES | {"optimizer.safetensors": "moments"})
+    assert read(policies.directory("k")) == FILES
 
 
 def test_an_absent_policy_is_an_error(policies):

@@ -51,7 +51,7 @@ def test_without_an_endpoint_it_is_aws():
     [
         ("s3://bucket", "s3://bucket"),
         ("s3://bucket/", "s3://bucket"),
-        ("s3a://my.bucket/a/b-c/", "s3://my.bucket/a/b-c"),
+        ("s3://my.bucket/a/b-c/", "s3://my.bucket/a/b-c"),
     ],
 )
 def test_a_place_has_one_address(url, address):
