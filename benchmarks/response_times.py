@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from benchmarks.fixtures.large_store import make
-from storage.read.frames import open
+from storage.read.frames import Frames, existing_store
 
 COMMANDS = (
     "--help",
@@ -43,7 +43,9 @@ def main() -> None:
         if given.root is None:
             make(root, steps=given.steps, rollouts=16, group_size=8, fork=given.steps - 5, maintained=True)
         print("| command | processor seconds | wall-clock seconds |\n|---|---:|---:|")
-        trace = open(str(root)).run("large").traces.select("trace_id").head(1).collect()["trace_id"][0]
+        trace = (
+            Frames(existing_store(str(root))).run("large")["traces"].select("trace_id").head(1).collect()["trace_id"][0]
+        )
         for command in COMMANDS:
             words = [word.replace("+", " ").replace("TRACE", str(trace)) for word in command.split()]
             place = [] if command in WITHOUT_STORE else ["--store", str(root)]

@@ -35,17 +35,6 @@ MakeRelations = Callable[["Frames"], Relations]
 """One slice as a run uses it."""
 
 
-def open(
-    root: str | Path, options: Mapping[str, str] | None = None, relations: MakeRelations | None = None
-) -> "Frames":
-    """Open the tables of an existing store, for a notebook: every table as a polars LazyFrame.
-
-    With `relations` (`flows.queries.views.relations`) the views are tables too. What is written later is seen by
-    opening again. Raises LayoutError where there is no store.
-    """
-    return Frames(existing_store(root, options, read_only=True), relations)
-
-
 def existing_store(root: str | Path, options: Mapping[str, str] | None = None, read_only: bool = False) -> Store:
     """Open a store that is there. Raises LayoutError where there is none; no store is ever made.
 
@@ -62,7 +51,7 @@ def existing_store(root: str | Path, options: Mapping[str, str] | None = None, r
 
 
 class Frames:
-    """Every table of a store, as it was when this was made: `frames.traces` or `frames["traces"]`.
+    """Every table of a store, as it was when this was made: `frames["traces"]`.
 
     Each row is there once, under the run that computed it. `run(name)` gives the same tables with the rows that a run
     uses, those that another run computed included.
@@ -118,18 +107,6 @@ class Frames:
         import polars as pl
 
         return pl.scan_pyarrow_dataset(self.dataset(name))
-
-    def __getattr__(self, name: str) -> "pl.LazyFrame":
-        # `copy` and `pickle` ask for such names before the object has any attribute.
-        if name.startswith("_"):
-            raise AttributeError(name)
-        try:
-            return self[name]
-        except SchemaError as error:
-            raise AttributeError(str(error)) from error
-
-    def __dir__(self) -> Iterable[str]:
-        return [*super().__dir__(), *self.names]
 
     def _view(self, view: SqlView) -> "pl.LazyFrame":
         """Return a view whose rows are read when they are collected, of the columns that are then needed."""

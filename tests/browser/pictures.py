@@ -11,7 +11,7 @@ the third what docs/tutorial.md makes:
 import sys
 from pathlib import Path
 
-from storage.read.frames import open as open_tables
+from storage.read.frames import Frames, existing_store
 from storage.read.sql import ask
 from tests.browser.viewing import CHECKOUT, CHROMIUM, FLAGS, PATIENCE, point_at, viewer
 
@@ -70,7 +70,7 @@ def trace_with_an_error(store):
     query = """select trace_id from calc_tools.messages where role = 'tool' group by step, trace_id having count(*) > 1
         and arg_min(content, message) like 'error%' and arg_max(content, message) not like 'error%'
         order by step desc"""
-    return str(ask(open_tables(store), query)["trace_id"][0])
+    return str(ask(Frames(existing_store(store)), query)["trace_id"][0])
 
 
 def wrong_with_full_reward(store):
@@ -79,7 +79,7 @@ def wrong_with_full_reward(store):
         join first.messages m on m.trace_id = t.trace_id join first.examples e on e.example_id = t.example_id
         where t.step = 19 and t.reward = 1 and m.role = 'assistant' and m.content <> concat('<rev>', answer, '</rev>')
         and length(m.content) = length(answer) + 11 order by reverse(answer)"""
-    return str(ask(open_tables(store), query)["trace_id"][0])
+    return str(ask(Frames(existing_store(store)), query)["trace_id"][0])
 
 
 if __name__ == "__main__":

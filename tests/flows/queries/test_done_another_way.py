@@ -52,7 +52,7 @@ def look(root: Path) -> Frames:
 
 
 def outcomes_of(frames: Frames) -> dict[str, str]:
-    return dict(frames.outcomes.select("trace_id", "outcome").collect().iter_rows())
+    return dict(frames["outcomes"].select("trace_id", "outcome").collect().iter_rows())
 
 
 def refused(root: Path, **changes: Any) -> None:

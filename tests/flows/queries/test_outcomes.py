@@ -41,7 +41,7 @@ def of_account(frames: Frames, run: str, step: int) -> Figures:
 
 def of_table(frames: Frames, run: str, step: int) -> Figures:
     """The same out of the derived table, without what scored a policy."""
-    own = frames.accounting.filter(pl.col("outcome") != EVALUATED, run=run, step=step)
+    own = frames["accounting"].filter(pl.col("outcome") != EVALUATED, run=run, step=step)
     return {
         (row["outcome"], row["detail"]): (row["num_traces"], row["num_tokens"], row["num_sampled_tokens"])
         for row in own.collect().to_dicts()
@@ -70,7 +70,7 @@ def test_what_no_stage_has_judged_is_pending(frames):
 
 
 def test_every_kind_of_outcome_is_there(frames):
-    found = set(frames.accounting.select("outcome", "detail").collect().iter_rows())
+    found = set(frames["accounting"].select("outcome", "detail").collect().iter_rows())
     assert found == {
         ("trained", ""),
         ("filtered", "truncated"),
@@ -92,7 +92,7 @@ def test_sums_are_those_of_the_rollouts_that_the_run_uses(frames, rows, run):
     traces = rows(run, "traces")
     again = {row["inputs"]["rollout"] for row in traces if frames.graph.works[row["key"]].stage == "regrade"}
     counted = [row for row in traces if row["key"] not in again]
-    (total,) = frames.accounting.filter(run=run).sum().collect().to_dicts()
+    (total,) = frames["accounting"].filter(run=run).sum().collect().to_dicts()
     assert total["num_traces"] == len(counted) > 0
     assert total["num_sampled_tokens"] == sum(row["num_output_tokens"] for row in counted)
     assert total["num_tokens"] == sum(row["num_input_tokens"] + row["num_output_tokens"] for row in counted)
@@ -102,7 +102,7 @@ def test_sums_are_those_of_the_rollouts_that_the_run_uses(frames, rows, run):
 
 
 def test_one_row_for_each_rollout_of_a_run(frames):
-    found = frames.outcomes.collect()
+    found = frames["outcomes"].collect()
     assert found.columns == list(schema("outcomes"))
     assert set(Counter(found.select("run", "key", "trace_id").iter_rows()).values()) == {1}
     unfit = found.filter(trace_id=UNFIT, step=0)
@@ -117,8 +117,8 @@ def test_one_row_for_each_rollout_of_a_run(frames):
 
 
 def test_of_one_run_and_of_an_empty_store(frames, tmp_path):
-    alone = frames.run("branch").outcomes.collect()
-    assert alone.equals(frames.outcomes.filter(run="branch").collect(), null_equal=True)
+    alone = frames.run("branch")["outcomes"].collect()
+    assert alone.equals(frames["outcomes"].filter(run="branch").collect(), null_equal=True)
     empty = Frames(open_store(tmp_path / "store"), relations)
     assert empty.outcomes.collect().is_empty() and empty.accounting.collect().is_empty()
     assert empty.outcomes.collect_schema() == schema("outcomes")
@@ -132,7 +132,7 @@ def reason_of(frames: Frames, trace: str, run: str, step: int = 0) -> str:
 
 
 def test_there_is_a_sentence_for_every_outcome(frames):
-    table = frames.outcomes.filter(step=0).collect()
+    table = frames["outcomes"].filter(step=0).collect()
     for trace in sorted(set(table["trace_id"])):
         found = explain(frames, trace)
         assert all(sentence(found, use) for use in found["runs"])
@@ -186,7 +186,7 @@ def test_a_seat_that_never_moved_is_left_out_as_untrainable_with_its_reward(tmp_
     with play_stages(rollout=sampled_with(silent)):
         store = rehearse(tmp_path / "store", "base", steps=1)
     frames = Frames(store, relations)
-    (row,) = frames.outcomes.filter(outcome="filtered", detail="untrainable").collect().to_dicts()
+    (row,) = frames["outcomes"].filter(outcome="filtered", detail="untrainable").collect().to_dicts()
     said = reason_of(frames, row["trace_id"], "base")
     assert "did not train on it at step 0: the policy was never asked in its seat" in said
     assert "; its reward is 1;" in head(explain(frames, row["trace_id"]))
@@ -201,7 +201,7 @@ def test_a_rollout_that_was_scored_again_says_both_rewards(frames, rows):
 
 
 def test_an_evaluation_says_which_policy_was_scored(frames):
-    trace = frames.outcomes.filter(outcome="evaluated", step=2).collect()["trace_id"][0]
+    trace = frames["outcomes"].filter(outcome="evaluated", step=2).collect()["trace_id"][0]
     assert reason_of(frames, trace, "base", 2).startswith(
         "Run base sampled it to score policy base:2, not to train on."
     )

@@ -23,7 +23,7 @@ def sql(root: Path, *arguments: str) -> int:
 
 
 def test_formats_say_the_same(root, frames, tmp_path, capsys):
-    expected = dict(frames.outcomes.group_by("run").len().sort("run").collect().iter_rows())
+    expected = dict(frames["outcomes"].group_by("run").len().sort("run").collect().iter_rows())
 
     def printed(*arguments: str) -> str:
         assert sql(root, BY_RUN, *arguments) == 0

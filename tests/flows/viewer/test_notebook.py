@@ -43,17 +43,17 @@ def test_every_command_of_the_page_is_one():
 
 def test_frames_are_those_of_the_tables(root, viewer):
     stored = Frames(viewer.reader.store).run("base")
-    traces = stored.traces.filter(step=1).collect()
+    traces = stored["traces"].filter(step=1).collect()
     assert viewer.runs()["run"].to_list() == ["base", "fork"] and len(viewer.steps("base")) == 2
     rollouts = viewer.rollouts("base")
     assert sorted(rollouts["trace_id"]) == sorted(traces["trace_id"]) and len(traces) == 12
     assert set(rollouts["outcome"]) == {"trained"} and rollouts["reply"].null_count() == 0
     assert viewer.rollouts("base", 0)["step"].unique().to_list() == [0]
     samples = viewer.batch("base", 1).samples
-    credits = stored.samples.filter(step=1).select("sample_id", "advantage").collect()
+    credits = stored["samples"].filter(step=1).select("sample_id", "advantage").collect()
     assert {*samples.select("sample_id", "advantage").rows()} == {*credits.rows()} != set()
     assert set(viewer.frame("slices", "base")["table"]) >= {"traces", "samples", "batches"}
-    assert len(viewer.frame("traces", "base")) == 24 == viewer.tables("base").rollouts.select(pl.len()).collect().item()
+    assert len(viewer.frame("traces", "base")) == 24 == len(viewer.frame("rollouts", "base"))
     assert viewer.steps()["run"].to_list() == ["fork", "fork"], "the newest run"
     with pytest.raises(NotThere, match="no run 'nobody'"):
         viewer.steps("nobody")

@@ -68,7 +68,7 @@ def test_a_fork_shows_what_it_shares_and_planned_steps_have_empty_columns(forked
     assert table["stages"] == ["assignment", "rollout", "filtering", "advantage", "packing", "metrics"]
     assert table["runs"] == ["fork", "base"] and table["num_pieces"] == [6, 6]
     assert {tuple(cell["by"] for cell in column["cells"]) for column in table["columns"]} == {(1, 1, 1, 0, 0, 0)}
-    frame = forked.frames("fork").slices.collect()
+    frame = forked.frames("fork")["slices"].collect()
     assert set(frame.filter("own")["stage"]) == {"advantage", "metrics", "packing"}
     shared = frame.filter(own=False, stage="rollout")
     assert set(shared["computed_by"]) == {"base"} and shared["used_by"].to_list()[0] == ["base", "fork"]

@@ -21,7 +21,7 @@ from storage.maintenance.repair import (
     repair_logs,
     repair_tables,
 )
-from storage.read import frames
+from storage.read.frames import Frames
 from storage.roots import Root, open_root
 from storage.schemas.system_tables import LEDGER
 from storage.store import open_store
@@ -189,7 +189,7 @@ def test_missing_newest_commits_of_a_stage_table(root, long):
     assert mended(root) == [], "the log by itself looks whole"
     store = open_store(root)
     assert contents(store, RUNS) == long, "stages read the files that the ledger names"
-    for scan in (lambda: store.scan("messages"), lambda: frames.open(root).messages):
+    for scan in (lambda: store.scan("messages"), lambda: Frames(open_store(root))["messages"]):
         with pytest.raises(DamagedSlice, match="does not hold 2 slices that the ledger names"):
             scan()
     lacking = inspect_tables(store)
@@ -237,9 +237,9 @@ def test_a_log_that_is_gone_is_not_taken_for_a_table_without_rows(root, long):
     shutil.rmtree(log(root, "messages"))
     happened("the directory of the log is gone")
     with pytest.raises(StoreUnavailable, match="the log is missing"):
-        _ = frames.open(root).messages
+        _ = Frames(open_store(root))["messages"]
     mended(root)
-    assert frames.open(root).messages.collect().height == sum(rows[0].num_rows for rows in long.values())
+    assert Frames(open_store(root))["messages"].collect().height == sum(rows[0].num_rows for rows in long.values())
     whole_again(root, long)
 
 

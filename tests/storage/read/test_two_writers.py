@@ -5,10 +5,10 @@ from datetime import timedelta
 
 import pytest
 
-import storage
 from flows.queries.store_reader import StoreReader
 from storage.maintenance.compact import compact
 from storage.maintenance.repair import inspect_slices
+from storage.read.frames import Frames
 from storage.read.sql import ask
 from storage.store import open_store
 from tasks.runtime.parts import count_tokens
@@ -23,19 +23,19 @@ def scanned(store):
 
 
 def framed(store):
-    return _groups(storage.open(store.root.address))
+    return _groups(Frames(open_store(store.root.address)))
 
 
 def asked(store):
-    return list(ask(storage.open(store.root.address), "select group_id from traces")["group_id"].to_pylist())
+    return list(ask(Frames(open_store(store.root.address)), "select group_id from traces")["group_id"].to_pylist())
 
 
 def of_run(store):
-    return _groups(storage.open(store.root.address).run("run"))
+    return _groups(Frames(open_store(store.root.address)).run("run"))
 
 
 def _groups(frames):
-    return frames.traces.collect()["group_id"].to_list()
+    return frames["traces"].collect()["group_id"].to_list()
 
 
 READERS = (scanned, framed, asked, of_run)
@@ -87,9 +87,9 @@ def test_a_run_whose_part_is_repeated_keeps_its_unfinished_work(store):
     store.runs.record(run="other", event="started", kind="train", config={})
     commit_part(store, "a", "pq", 0)
     commit_part(store, "b", "pq", 1, run="other")
-    frames = storage.open(store.root.address)
-    assert frames.traces.collect()["trace_id"].str.head(1).to_list() == ["a"] * 4
-    assert frames.run("other").traces.collect().equals(frames.traces.collect())
+    frames = Frames(open_store(store.root.address))
+    assert frames["traces"].collect()["trace_id"].str.head(1).to_list() == ["a"] * 4
+    assert frames.run("other")["traces"].collect().equals(frames["traces"].collect())
     assert frames.graph.works["k"].runs == ("other", "run")
 
 
@@ -97,15 +97,15 @@ def test_tokens_and_rows_of_unfinished_work_count_once(store):
     parts = [commit_part(store, "a", "pq", 0), commit_part(store, "b", "q", 1), commit_part(store, "b", "r", 2)]
     assert [part.tokens for part in parts] == [20, 10, 10]
     library = StoreReader(store)
-    assert library.frames("run").stage_times.collect()["tokens"].to_list() == [30]
-    assert library.frames("run").slices.collect()["rows"].to_list() == [6]
+    assert library.frames("run")["stage_times"].collect()["tokens"].to_list() == [30]
+    assert library.frames("run")["slices"].collect()["rows"].to_list() == [6]
 
 
 def test_a_damaged_part_hides_no_other(store, root):
     part = commit_part(store, "a", "p", 0)
     commit_part(store, "b", "q", 1)
     (root / "tables/traces" / part.outputs[0].files[0].path).write_bytes(b"")
-    assert {piece for work in storage.open(root).graph.works.values() for piece in work.slices} == {
+    assert {piece for work in Frames(open_store(root)).graph.works.values() for piece in work.slices} == {
         piece for row in store.ledger.entries() for piece in row.outputs
     }
 
