@@ -142,7 +142,7 @@ def write_problem(directory: Path) -> str:
 
 def is_foreign(error: BaseException) -> bool:
     """Say whether an error comes from a storage library: a Rust panic is a BaseException, which `Exception` misses."""
-    modules = ("pyarrow", "deltalake", "polars", "_internal", "pyo3_runtime")
+    modules = ("pyarrow", "deltalake", "polars", "_internal", "pyo3_runtime", "botocore")
     return isinstance(error, OSError) or type(error).__module__.split(".")[0] in modules
 
 

@@ -44,13 +44,8 @@ class Root:
 
     def exists(self, path: str) -> bool:
         """Say whether a file or directory is there."""
-        place = self.child(path)
-        if self.directory is not None:
-            return os.path.exists(place)
-        # Arrow takes several requests to tell an object from a directory; most questions are about objects.
-        if self.bucket is not None and self.bucket.exists(path):
-            return True
-        return bool(self.files.get_file_info(path).type != pafs.FileType.NotFound)
+        with border("looking for a file", self.child(path)):
+            return bool(self.files.get_file_info(path).type != pafs.FileType.NotFound)
 
     def names(self, path: str) -> list[str]:
         """The sorted names right below a directory; none where there is no directory."""
@@ -247,20 +242,12 @@ def make_private_directory(directory: Path) -> None:
         directory.mkdir(mode=0o700)
     status = os.lstat(directory)
     mode = stat.S_IMODE(status.st_mode)
-    if stat.S_ISLNK(status.st_mode):
-        problem = "is a symbolic link"
-    elif not stat.S_ISDIR(status.st_mode):
-        problem = "is no directory"
-    elif status.st_uid != os.getuid():
-        problem = f"belongs to user {status.st_uid}, not to {os.getuid()}"
-    elif mode & 0o022:
-        problem = f"has mode {mode:04o}: other users can write to it"
-    else:
-        if mode & 0o077:
-            directory.chmod(0o700)
-        return
-    advice = "remove it, or set TMPDIR (for weights in memory: learner.memory_directory) to a directory of yours"
-    raise StoreError(f"a directory for sockets and weights {problem}", str(directory), "nothing was written", advice)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or mode & 0o022:
+        what = f"no directory of this user alone for sockets and weights: owner {status.st_uid}, mode {mode:04o}"
+        advice = "remove it, or set TMPDIR (for weights in memory: learner.memory_directory) to a directory of yours"
+        raise StoreError(what, str(directory), "nothing was written", advice)
+    if mode & 0o077:
+        directory.chmod(0o700)
 
 
 def _write_file(path: Path, data: bytes, durable: bool = True) -> None:

@@ -2,8 +2,8 @@
 
 Arrow, Delta and Polars do nearly everything, with the same settings and the same patience. Two things they do not
 offer, so these requests are sent here, signed by botocore: putting an object only where there is none, which decides
-who was first, and deleting one without leaving a marker of its directory behind. obstore was tried in their place: see
-docs/decisions/store.md.
+who was first, and deleting one without leaving a marker of its directory behind. Uploads in parts that a killed process
+left are ended by botocore's client. obstore was tried in their place: see docs/decisions/store.md.
 """
 
 import os
@@ -11,7 +11,9 @@ import re
 import ssl
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
@@ -39,8 +41,8 @@ SECONDS_TO_KEEP = 60
 ATTEMPTS = 4
 FIRST_PAUSE = 0.2
 """Seconds before the second attempt at a request; doubled before each one after."""
-DONE = (200, 204, 206, 412, 416)
-"""Answers that say what was asked: 412 that a condition does not hold, 416 that an object is shorter than a range."""
+DONE = (200, 204, 412)
+"""Answers that say what was asked: 412 that a condition does not hold."""
 AGAIN = (409, 429, 500, 502, 503, 504)
 """Answers that may be others a moment later; 409 is a conditional put that met another one under way."""
 
@@ -80,14 +82,6 @@ class Bucket:
         """All bytes of an object; FileNotFoundError where there is none."""
         return self._request("GET", key)[1]
 
-    def exists(self, key: str) -> bool:
-        """Say whether there is an object of that key."""
-        try:
-            self._request("GET", key, headers={"range": "bytes=0-0"})
-        except FileNotFoundError:
-            return False
-        return True
-
     def put_new(self, key: str, data: bytes) -> bool:
         """Put an object where there is none, whole or not at all; False where there is one already.
 
@@ -111,6 +105,31 @@ class Bucket:
             return
         if not refused:
             raise self._no_conditions("it wrote over an object although it was told not to (If-None-Match)")
+
+    def abort_uploads(self, oldest: datetime) -> int:
+        """Drop the parts of uploads below the prefix that began before a moment and never ended; return how many.
+
+        Not more than a thousand uploads; nobody sees them, but they are paid for.
+        """
+        from botocore.config import Config
+        from botocore.session import get_session
+
+        client = get_session().create_client(
+            "s3",
+            self.region,
+            endpoint_url=self.endpoint,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+            aws_session_token=self.session_token or None,
+            config=Config(s3={"addressing_style": "path"}),
+        )
+        below = f"{self.prefix}/" if self.prefix else ""
+        uploads = client.list_multipart_uploads(Bucket=self.name, Prefix=below).get("Uploads", ())
+        old = [upload for upload in uploads if upload["Initiated"] <= oldest]
+        for upload in old:
+            with suppress(client.exceptions.NoSuchUpload):  # one that is gone already is fine
+                client.abort_multipart_upload(Bucket=self.name, Key=upload["Key"], UploadId=upload["UploadId"])
+        return len(old)
 
     def _request(
         self, method: str, key: str, data: bytes = b"", headers: Mapping[str, str] | None = None

@@ -13,8 +13,9 @@ from uuid import uuid4
 import pyarrow as pa
 
 from storage.commits import GroupCommitter
-from storage.delta.table import CommitConflict
 from storage.errors import StoreError
+from storage.maintenance.sweep import drop_slices
+from storage.refs import File, Slice
 from storage.schemas.stage_tables import TURNS
 from storage.store import Store
 
@@ -140,15 +141,12 @@ class TurnCache(GroupCommitter[CachedTurn]):
         """Take files out of the table, and off the disk."""
         table = self._store.table(TURNS.name)
         table.refresh()
-        files = [file for file in table.active_files(self._run_name) if file.first_attempt in emptied]
-        try:
-            if files:  # else another process has taken them out
-                table.replace(files, [], self._run_name)
-        except CommitConflict:  # with another process that does the same
-            self._wake()
-            return
-        for file in files:
-            self._store.root.remove_unneeded(f"{table.place}/{file.path}")
+        slices = [
+            Slice(table.name, self._run_name, file.attempt, 0, "", (File(file.path, file.size, ""),))
+            for file in table.active_files(self._run_name)
+            if file.attempt in emptied
+        ]
+        drop_slices(self._store, slices)
         with self.lock:
             self._groups = {attempt: groups for attempt, groups in self._groups.items() if attempt not in emptied}
 

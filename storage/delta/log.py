@@ -421,10 +421,6 @@ class Log:
         """Where the log is."""
         return self._root.child(self._directory)
 
-    def checkpoint_error(self, version: int, problem: str) -> StoreUnavailable:
-        """The error that says what is wrong with a checkpoint."""
-        return self._error(f"checkpoint {version} of the log {problem}", self._checkpoint(version))
-
     def _error(self, what: str, path: str) -> StoreUnavailable:
         safe = "every version before it, and all files of the table; nothing was changed"
         return StoreUnavailable(f"{what}", self._root.child(path), safe, "run `stagecoach repair`")

@@ -57,8 +57,6 @@ SCHEMA = pa.schema(
 )
 """What our tables use of a checkpoint. Removed files are for programs that delete them, which is ours to do."""
 COLUMNS = [f"{column.name}.{field.name}" for column in SCHEMA for field in column.type]
-CHANGES_OF_ROWS = {"add", "remove", "txn", "commitInfo"}
-"""Kinds of actions that leave the table what it is; every other alters its columns, properties or protocol."""
 READER_VERSION = 1
 """The version of Delta's protocol that readers of our tables need."""
 
@@ -69,15 +67,12 @@ class Snapshot:
     def __init__(self, log: Log, checkpoint: int) -> None:
         """Read a checkpoint (-1: none) and every version since.
 
-        Raises FileNotFoundError where the log was pruned while it was read, SchemaError for a table that only a newer
-        reader understands.
+        Raises FileNotFoundError where the log was pruned while it was read, SchemaError where another program altered
+        the table.
         """
         self.version = checkpoint
         self._log = log
-        try:
-            rows = SCHEMA.empty_table() if checkpoint < 0 else _read_rows(log.read_checkpoint(checkpoint))
-        except KeyError as error:  # Arrow reads a file without the columns that are not in it
-            raise log.checkpoint_error(checkpoint, f"has no column {error}") from error
+        rows = SCHEMA.empty_table() if checkpoint < 0 else _read_rows(log.read_checkpoint(checkpoint))
         self._adds = rows.filter(pc.is_valid(pc.struct_field(rows["add"], "path")))
         """Those of the last checkpoint; since then files were added and removed."""
         self._added: dict[str, Mapping[str, Any]] = {}
@@ -89,7 +84,7 @@ class Snapshot:
             for content in _values(rows, kind, field):
                 self._define(kind, content)
         self._files: dict[str, ActiveFile] | None = None
-        if not self._follow_log(alterations=True) or "metaData" not in self._definition:
+        if not self.catch_up() or "metaData" not in self._definition:
             raise FileNotFoundError(f"version {self.version} of the log")
 
     @property
@@ -98,21 +93,10 @@ class Snapshot:
         return pa.schema(cast(Any, Schema.from_json(self._definition["metaData"]["schemaString"]).to_arrow()))
 
     def catch_up(self) -> bool:
-        """Move forward to the newest version; False where the table has to be opened again.
-
-        That is where the log was pruned past this version, or the next version alters the table: a snapshot that stays
-        before it cannot commit to a table that it does not know.
-        """
-        return self._follow_log(alterations=False)
-
-    def _follow_log(self, alterations: bool) -> bool:
-        """Move forward; False where the log was pruned past the version seen, or an alteration may not be passed."""
+        """Move forward to the newest version; False where the log was pruned past the version seen."""
         with suppress(FileNotFoundError):
             while True:
-                actions = self._log.actions(self.version + 1)
-                if not alterations and any(action.keys() - CHANGES_OF_ROWS for action in actions):
-                    return False
-                self.advance(actions)
+                self.advance(self._log.actions(self.version + 1))
         return self._log.holds(self.version)
 
     def advance(self, actions: Sequence[Action]) -> None:
@@ -168,7 +152,8 @@ class Snapshot:
 
     def _define(self, kind: str, content: Mapping[str, Any]) -> None:
         fields = {field.name for field in SCHEMA.field(kind).type} if kind in SCHEMA.names else set()
-        if not content.keys() <= fields or content.get("minReaderVersion", READER_VERSION) > READER_VERSION:
+        is_known = kind not in self._definition and content.keys() <= fields
+        if not is_known or content.get("minReaderVersion", READER_VERSION) > READER_VERSION:
             what = f"another program altered the table: {kind} has {', '.join(map(str, content))}"
             raise SchemaError(what, self._log.address, "all files of the table", "put the log back from a copy")
         if kind == "metaData":

@@ -24,7 +24,7 @@ from storage.refs import Slice
 from storage.roots import Root
 from storage.schemas.stage_tables import TABLES
 from storage.schemas.system_tables import SYSTEM_TABLES
-from storage.store import FORMAT, Store
+from storage.store import Store
 
 MOST_HOURS = 876_000
 """A hundred years: what is older than that is older than any store."""
@@ -41,7 +41,7 @@ SmallFile = tuple[ActiveFile, str, pa.Table]  # a file, the key of its rows, its
 
 @dataclass(frozen=True)
 class TableMaintenance:
-    """What was done to one table: files merged and deleted, bytes of all its files before and after.
+    """What was done to one table: files merged and deleted.
 
     `only_copies` are files kept although they are old: the only copy of rows that the ledger names.
     """
@@ -49,8 +49,6 @@ class TableMaintenance:
     table: str
     merged: int
     deleted: int
-    bytes_before: int
-    bytes_after: int
     only_copies: tuple[str, ...] = ()
 
 
@@ -107,7 +105,6 @@ def check_hours(hours: float) -> None:
 
 
 def _maintain_table(store: Store, table: StoredTable, hours: float, dry_run: bool) -> TableMaintenance:
-    before = sum(store.root.file_sizes(table.place).values())
     merged = 0 if dry_run else compact(store, table)
     orphans = [] if TABLES[table.name] in SYSTEM_TABLES else orphaned_files(store, table, hours)
     if not dry_run:
@@ -117,8 +114,7 @@ def _maintain_table(store: Store, table: StoredTable, hours: float, dry_run: boo
         orphans = []  # they are old files that the table does not hold now
     deleted, only_copies = vacuum(store, table, hours, dry_run)
     deleted += len(orphans) + (0 if dry_run else prune_log(store.root, table.place))
-    after = sum(store.root.file_sizes(table.place).values())
-    return TableMaintenance(table.name, merged, deleted, before, after, tuple(only_copies))
+    return TableMaintenance(table.name, merged, deleted, tuple(only_copies))
 
 
 def compact(store: Store, table: StoredTable) -> int:
@@ -172,10 +168,8 @@ def vacuum(
 
 def remove_temporary(root: Root) -> int:
     """Delete what processes that died left unfinished, older than a day: log drafts and scratch directories."""
-    # The library's drafts of log files have a number sign in their names, ours a dot in front.
-    names = {path: path.rpartition("/")[2] for path in root.paths_older("tables", TEMPORARY_HOURS)}
-    drafts = [path for path, name in names.items() if "#" in name or name.startswith(".")]
-    drafts += [path for path in root.paths_older("", TEMPORARY_HOURS, deep=False) if path.startswith(f".{FORMAT}.")]
+    paths = root.paths_older("tables", TEMPORARY_HOURS)
+    drafts = [path for path in paths if path.rpartition("/")[2].startswith(".")]
     for path in drafts:
         root.remove_unneeded(path)
     scratches = root.paths_older(SCRATCH_DIRECTORY, TEMPORARY_HOURS, kind=pafs.FileType.Directory, deep=False)

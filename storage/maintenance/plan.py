@@ -4,7 +4,7 @@ Nothing is removed here: `storage.maintenance.sweep` carries a plan out.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from types import MappingProxyType
@@ -106,11 +106,12 @@ def plan_removal(
 
     Runs without a finished event, or that finished just now, stay unless `force` names them, and so does the run that
     an unfinished replay replays; nor are the policies of any of these pruned then. `needs`, by run, is what replays
-    need that their rows do not name. Raises RunUnknown for a name that is no run of the store, StoreError for one in
-    both.
+    need that their rows do not name. Raises RunUnknown for a name that is no run of the store.
     """
     runs = present_runs(store)
-    _check_names(runs, keep, force)
+    if unknown := sorted({*keep, *force} - {*runs}):
+        known = f"the runs are: {', '.join(runs) or 'none'}"
+        raise RunUnknown(f"there is no run {', '.join(unknown)}", known, "nothing was removed", "check the names")
     reasons = {run: why_protected(store, run) for run in runs if run not in force}
     spared = {run: why for run, why in reasons.items() if why and run not in keep}
     open_runs = {run for run in runs if run not in force and is_unfinished(store, run)}
@@ -248,15 +249,6 @@ def _policies_to_keep(made: Mapping[str, Mapping[str, Any]], retention: PolicyRe
         kept.add(last["parent_key"])
         last = made[last["parent_key"]]
     return kept
-
-
-def _check_names(runs: Sequence[str], keep: Collection[str], force: Collection[str]) -> None:
-    safe = "nothing was removed"
-    if unknown := sorted({*keep, *force} - {*runs}):
-        known = f"the runs are: {', '.join(runs) or 'none'}"
-        raise RunUnknown(f"there is no run {', '.join(unknown)}", known, safe, "check the names")
-    if both := sorted({*keep} & {*force}):
-        raise StoreError(f"{', '.join(both)}: kept and forced to go at once", "", safe, "say one of the two")
 
 
 def _replayed_runs(needs: Mapping[str, Needs], runs: Iterable[str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
 
@@ -76,10 +76,12 @@ class RemotePolicies:
         self._move_copy(source, self._copy_directory(policy))
 
     def remove_unfinished(self, hours: float) -> int:
-        """Delete what killed uploads left more than `hours` ago; return how many objects.
+        """Delete what killed uploads left more than `hours` ago; return how many objects and unfinished uploads.
 
-        Those are objects below policies that no manifest names.
+        Those are objects below policies that no manifest names, and uploads in parts, of anything in the store, that
+        never ended.
         """
+        oldest = datetime.now(UTC) - timedelta(hours=hours)
         with border("looking for what killed uploads left", self._root.child("policies")):
             by_key: dict[str, list[str]] = {}
             for path in self._root.paths_older("policies", hours):
@@ -88,7 +90,8 @@ class RemotePolicies:
                     by_key.setdefault(key, []).append(path)
             orphans = [path for key, paths in by_key.items() for path in sorted(set(paths) - self._named_files(key))]
             self._remove(orphans)
-            return len(orphans)
+            assert self._root.bucket is not None
+            return len(orphans) + self._root.bucket.abort_uploads(oldest)
 
     def _upload(self, source: Path, policy_key: str, files: Sequence[File]) -> str:
         below = f"/{uuid4().hex[:12]}"
@@ -294,11 +297,11 @@ class Policies:
 
     def removal_note(self, policy_key: str) -> dict[str, str] | None:
         """What was noted when the weights of a key were removed (weights_sha256, at, why); None where they were not."""
-        marker = f"policies/{REMOVED}/{policy_key}.json"
-        if not self._root.exists(marker):
+        try:
+            note: dict[str, str] = json.loads(self._root.read(f"policies/{REMOVED}/{policy_key}.json"))
+        except FileNotFoundError:
             return None
-        found: dict[str, str] = json.loads(self._root.read(marker))
-        return found
+        return note
 
     def note_removal(self, policy_key: str, weights_sha256: str, why: str) -> None:
         """Write the marker that the weights of a key are removed now, and why; see `removal_note`."""

@@ -178,14 +178,8 @@ def _schemas(frames: Frames, sql: str) -> list[tuple[str, Frames]]:
     """The runs that the question names as schemas, with their rows."""
     # Looked for in the text: the database names a schema that it lacks only by failing.
     schema = r'(?<![\w-]){}"?\s*\.'
-    patterns = {run: schema.format(re.escape(run)) for run in frames.run_names if run.lower() not in OWN_SCHEMAS}
-    exact = [run for run, pattern in patterns.items() if re.search(pattern, sql)]
-    others = [run for run, pattern in patterns.items() if run not in exact and re.search(pattern, sql, re.IGNORECASE)]
-    named = exact + [run for run in others if run.lower() not in map(str.lower, exact)]
-    if len({run.lower() for run in named}) < len(named):
-        what = f"runs whose names differ by case alone cannot stand in one question: {', '.join(named)}"
-        raise QuestionError(what, sql, _SAFE, "ask about one of them, its name as it is written here")
-    return [(run, frames.run(run)) for run in named]
+    names = [run for run in frames.run_names if run.lower() not in OWN_SCHEMAS]
+    return [(run, frames.run(run)) for run in names if re.search(schema.format(re.escape(run)), sql)]
 
 
 def _register(connection: Any, schema: str, frames: Frames, sql: str, tokens: bool) -> None:

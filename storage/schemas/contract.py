@@ -173,13 +173,11 @@ def check_schema(found: pa.Schema, wanted: pa.Schema, place: RowPlace) -> None:
     """Raise SchemaError unless names, order, Arrow types and nullability, nested ones too, are exactly those wanted."""
     if found.equals(wanted, check_metadata=False):
         return
-    missing = [name for name in wanted.names if name not in found.names]
-    extra = [name for name in found.names if name not in wanted.names]
-    both = [name for name in wanted.names if name in found.names]
-    differ = [f"{found.field(n)} instead of {wanted.field(n)}" for n in both if found.field(n) != wanted.field(n)]
-    differences = (("missing", missing), ("unexpected", extra), ("different", differ))
+    has, needs = (dict.fromkeys(map(str, schema)) for schema in (found, wanted))
+    differences = ("missing", needs.keys() - has), ("unexpected", has.keys() - needs)
     what = (
-        "; ".join(f"{label}: {', '.join(names)}" for label, names in differences if names) or "columns in another order"
+        "; ".join(f"{label}: {', '.join(sorted(names))}" for label, names in differences if names)
+        or "columns in another order"
     )
     raise SchemaError(f"columns differ from the contract: {what}", str(place), _SAFE, "build the table with its schema")
 

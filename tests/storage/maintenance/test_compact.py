@@ -153,7 +153,7 @@ def test_old_checkpoints_and_half_made_things_are_swept(root, store):
     assert sorted(path.name[:20] for path in log.glob("*.checkpoint.parquet")) == [f"{19:020d}", f"{29:020d}"]
     assert min(path.name for path in log.glob("*.json")) == f"{19:020d}.json"
 
-    draft = log / "00000000000000000099.json#1"
+    draft = log / ".00000000000000000099.json.1"
     draft.write_text("{")
     scratch = store.policies.scratch("policy")
     (scratch / "model.safetensors").write_text("half")

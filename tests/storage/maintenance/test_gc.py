@@ -117,8 +117,6 @@ def test_names_are_checked(store):
     train(store, "a", "x")
     with pytest.raises(RunUnknown, match="no run b, c"):
         plan_removal(store, ["c"], force=["b"])
-    with pytest.raises(StoreError, match="a: kept and forced"):
-        plan_removal(store, ["a"], force=["a"])
 
 
 def test_another_process_sees_the_removal_and_computes_again(root, store):

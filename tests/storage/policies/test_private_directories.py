@@ -52,18 +52,17 @@ def is_a_file(place):
 PLANTS = [
     pytest.param(
         belongs_to_another,
-        f"belongs to user {ANOTHER_USER}, not to",
         marks=pytest.mark.skipif(os.getuid() != 0, reason="only root gives a directory to another user"),
     ),
-    (is_a_link, "is a symbolic link"),
-    (others_can_write, "has mode 0777: other users can write to it"),
-    (is_a_file, "is no directory"),
+    is_a_link,
+    others_can_write,
+    is_a_file,
 ]
 
 
 @pytest.mark.fault("paths", "another user's directory, or a link, in a shared place", "refused, nothing written")
-@pytest.mark.parametrize(("plant", "message"), PLANTS)
-def test_a_directory_that_others_could_exchange_is_refused(shared, tmp_path, plant, message):
+@pytest.mark.parametrize("plant", PLANTS)
+def test_a_directory_that_others_could_exchange_is_refused(shared, tmp_path, plant):
     place, store = user_directory(shared), open_root(str(tmp_path / "store"))
     assert temporary_directory() == place
     plant(place)
@@ -76,7 +75,7 @@ def test_a_directory_that_others_could_exchange_is_refused(shared, tmp_path, pla
         lambda: Policies(store).scratch("key", memory=shared),
         lambda: ScratchDirectories(copies / ".scratch", private=copies).make("key"),
     ):
-        with pytest.raises(StoreError, match=message):
+        with pytest.raises(StoreError, match="no directory of this user alone"):
             make()
     assert not any(list(path.iterdir()) for path in (place, copies) if path.is_dir())
 

@@ -75,14 +75,14 @@ def test_a_line_that_is_not_read_is_no_table_with_a_column_less(tmp_path, line, 
 @pytest.mark.parametrize(
     ("rows", "words"),
     [
-        (messages().drop_columns(["role"]), "missing: role"),
-        (messages().append_column("more", pa.array([1] * 4)), "unexpected: more"),
+        (messages().drop_columns(["role"]), "missing: .*role"),
+        (messages().append_column("more", pa.array([1] * 4)), "unexpected: .*more"),
         (messages().select(SCHEMA.names[::-1]), "another order"),
-        (retyped("message", pa.int64()), "different: .*message: int64"),
-        (retyped("message", pa.float64()), "different: .*message: double"),
-        (retyped("role", pa.large_string()), "different"),
-        (retyped("role", pa.string(), nullable=True), "different"),
-        (retyped("token_ids", pa.list_(pa.int32())), "different"),
+        (retyped("message", pa.int64()), "unexpected: .*message: int64"),
+        (retyped("message", pa.float64()), "unexpected: .*message: double"),
+        (retyped("role", pa.large_string()), "unexpected"),
+        (retyped("role", pa.string(), nullable=True), "unexpected"),
+        (retyped("token_ids", pa.list_(pa.int32())), "unexpected"),
     ],
 )
 def test_columns_must_be_exactly_the_contract_s(store, rows, words):
