@@ -17,7 +17,7 @@ import pyarrow as pa
 from storage.delta.table import StoredTable
 from storage.errors import NoteUnknown, QuarantineUnknown, RunUnknown, SliceExpired
 from storage.keys import canonical_json, content_key
-from storage.refs import Slice, check_run_name
+from storage.refs import Slice
 from storage.roots import Root
 from storage.schemas.contract import Table
 from storage.schemas.system_tables import EXPIRED_SLICES, NOTES_TABLE, QUARANTINES, RUNS
@@ -80,7 +80,9 @@ class CachedTable:
 
 
 class NamedRecords(CachedTable):
-    """A system table whose records have names; of several with one name one stands."""
+    """A system table whose records have names, the values of `id_columns`; of several with one name one stands."""
+
+    id_columns: tuple[str, ...]
 
     def __init__(self, root: Root) -> None:
         super().__init__(root)
@@ -92,7 +94,7 @@ class NamedRecords(CachedTable):
         self._records[name] = self._select(self._records.get(name, record), record)
 
     def _name(self, record: Any) -> object:
-        raise AssertionError("each system table has records of its own kind")
+        return tuple(getattr(record, column) for column in self.id_columns)
 
     def _select(self, earlier: Any, later: Any) -> Any:
         """Return which of two records of one name stands, in the order in which they were read."""
@@ -167,7 +169,6 @@ class Runs(CachedTable):
         Its time is never before that of an event of the store that was committed earlier, however the clock was set.
         Raises RunUnknown where a first event brings no kind or config.
         """
-        check_run_name(run)
         before = self._events_of(run)
         # Just after the newest event of the store: the order of events is that of their commits.
         newest = [events[-1].at for each in (self._events, self._lost) for events in list(each.values())]
@@ -286,13 +287,13 @@ class Quarantines(NamedRecords):
 
     contract = QUARANTINES
     record_type = Quarantine
+    id_columns = ("quarantine",)
 
     def record(self, trace_ids: Iterable[str], *, where: str, reason: str, run: str = ALL_RUNS) -> Quarantine:
         """Record that rollouts are unfit, in one row; the same rollouts for the same reason are one finding.
 
         Returns the finding that stands: the one written, or the earlier one of the same rollouts and reason.
         """
-        check_run_name(run)
         traces = tuple(sorted(set(trace_ids)))
         assert traces, "a quarantine of nothing"
         name = content_key({"trace_ids": list(traces), "reason": reason})[:ID_LENGTH]
@@ -326,9 +327,6 @@ class Quarantines(NamedRecords):
         chosen = [each for each in known if each.quarantine in set(quarantines)]
         return {trace: each.reason for each in reversed(chosen) for trace in each.trace_ids}
 
-    def _name(self, record: Quarantine) -> object:
-        return record.quarantine
-
     def _select(self, earlier: Quarantine, later: Quarantine) -> Quarantine:
         # Two writers may record one finding at the same time: for every reader the earlier row stands.
         return min(earlier, later, key=_age)
@@ -355,10 +353,10 @@ class Notes(NamedRecords):
 
     contract = NOTES_TABLE
     record_type = Note
+    id_columns = ("note",)
 
     def record(self, run: str, text: str, *, tags: Iterable[str] = (), trace_id: str = "") -> Note:
         """Record a note on a run or on one of its rollouts, and return it."""
-        check_run_name(run)
         now, labels = datetime.now(UTC), tuple(sorted(set(tags)))
         said = {"run": run, "trace_id": trace_id, "text": text, "tags": list(labels), "at": now.isoformat()}
         note = Note(run, content_key(said)[:ID_LENGTH], trace_id, labels, text, False, now, socket.gethostname())
@@ -378,9 +376,6 @@ class Notes(NamedRecords):
         """The notes in order of time, of a run and on a rollout alone where they are named; `""` is the run itself."""
         notes = [note for note in self._all() if run in ("", note.run) and trace_id in (None, note.trace_id)]
         return sorted((note for note in notes if not note.deleted), key=lambda note: (note.at, note.note))
-
-    def _name(self, record: Note) -> object:
-        return record.note
 
     def _select(self, earlier: Note, later: Note) -> Note:
         return earlier if earlier.deleted else later
@@ -409,6 +404,7 @@ class ExpiredSlices(NamedRecords):
 
     contract = EXPIRED_SLICES
     record_type = ExpiredSlice
+    id_columns = ("run", "table", "attempt")
 
     def record(self, pieces: Sequence[Slice], hours: int) -> None:
         """Record that slices expire, those of one run in one commit; those recorded before are left out."""
@@ -440,6 +436,3 @@ class ExpiredSlices(NamedRecords):
             "every other table of the run; the ledger still says that and how they were made",
             "go without them; to have them again, do the stage's work again in a run with another seed or section",
         )
-
-    def _name(self, record: Slice | ExpiredSlice) -> object:
-        return record.run, record.table, record.attempt

@@ -139,20 +139,19 @@ class Root:
 
     def file_sizes(self, below: str) -> dict[str, int]:
         """The size in bytes of every file below a directory, by path; none where there is no directory."""
-        return {info.path: info.size or 0 for info in self._list(below) if info.type == pafs.FileType.File}
+        return {info.path: info.size or 0 for info in self._list(below)}
 
-    def paths_older(
-        self, below: str, hours: float, ending: str = "", kind: pafs.FileType = pafs.FileType.File, deep: bool = True
-    ) -> list[str]:
-        """The paths of one kind below a directory that were last changed longer ago than `hours`, the oldest first."""
+    def paths_older(self, below: str, hours: float, ending: str = "") -> list[str]:
+        """The files below a directory that were last changed longer ago than `hours`, the oldest first."""
         oldest = datetime.now(UTC) - timedelta(hours=hours)
-        infos = [info for info in self._list(below, deep) if info.type == kind and info.path.endswith(ending)]
+        infos = [info for info in self._list(below) if info.path.endswith(ending)]
         old = [(info.mtime_ns or 0, info.path) for info in infos if info.mtime is not None and info.mtime <= oldest]
         return [path for _, path in sorted(old)]
 
-    def _list(self, below: str, deep: bool = True) -> list[pafs.FileInfo]:
+    def _list(self, below: str) -> list[pafs.FileInfo]:
         with border("listing files", self.child(below)):
-            return list(self.files.get_file_info(pafs.FileSelector(below, allow_not_found=True, recursive=deep)))
+            infos = self.files.get_file_info(pafs.FileSelector(below, allow_not_found=True, recursive=True))
+        return [info for info in infos if info.type == pafs.FileType.File]
 
     def writer(self, path: str) -> pa.NativeFile:
         """A stream into a new object of an object store; the object is there when it is closed."""

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
@@ -16,7 +16,7 @@ from storage.delta.table import StoredTable
 from storage.errors import DamagedSlice, SchemaError, StoreUnavailable
 from storage.keys import sha256
 from storage.records import ExpiredSlices
-from storage.refs import File, Slice, check_run_name
+from storage.refs import File, Slice
 from storage.roots import Root
 from storage.schemas.contract import RowPlace, check_rows
 from storage.schemas.stage_tables import TABLES
@@ -83,7 +83,6 @@ def _borders(values: Any) -> Any:
     return np.frombuffer(values.buffers()[1], np.int32, len(values) + 1, values.offset * 4)
 
 
-UNKNOWN = RowPlace("")
 SAFE = "nothing was written; everything in the ledger stands"
 
 
@@ -127,7 +126,6 @@ class Slices:
         first carry `attempt.1` and so on. No file is made for no rows.
         Raises SchemaError, InvariantBreach, NoSpace, StoreUnavailable.
         """
-        check_run_name(run)
         stored = self.table(table)
         check_rows(rows, TABLES[table], RowPlace(table, run, step, key))
         name = self._attempt_name(table, attempt)
@@ -296,25 +294,24 @@ def file_place(piece: Slice, file: File) -> str:
     return f"tables/{piece.table}/{file.path}"
 
 
-def damage_error(piece: Slice, what: str, place: RowPlace = UNKNOWN) -> DamagedSlice:
-    """The error for a slice whose bytes are not those that were written; `place` where step and key are known."""
-    work = f", step {place.step}, key {place.key!r}" if place.key else ""
-    where = f"table {piece.table!r}, run {piece.run!r}, attempt {piece.attempt!r}{work}"
+def damage_error(piece: Slice, what: str) -> DamagedSlice:
+    """The error for a slice whose bytes are not those that were written."""
+    where = f"table {piece.table!r}, run {piece.run!r}, attempt {piece.attempt!r}"
     safe = "every other slice; nothing was computed from this one"
     do = "put the file back from a copy; or change the stage's section, which computes it anew under another key"
     return DamagedSlice(what, where, safe, do)
 
 
-def check_count(piece: Slice, num_rows: int, place: RowPlace = UNKNOWN) -> None:
+def check_count(piece: Slice, num_rows: int) -> None:
     """Raise DamagedSlice unless a slice has as many rows as were found of it."""
     if num_rows != piece.rows:
-        raise damage_error(piece, f"{num_rows} rows were found instead of {piece.rows}", place)
+        raise damage_error(piece, f"{num_rows} rows were found instead of {piece.rows}")
 
 
-def check_digest(piece: Slice, digest: str, written: str, place: RowPlace = UNKNOWN) -> None:
+def check_digest(piece: Slice, digest: str, written: str) -> None:
     """Raise DamagedSlice unless the digest of rows of a slice is that of the rows that were written."""
     if digest != written:
-        raise damage_error(piece, "the rows are not those that were written: their digest differs", place)
+        raise damage_error(piece, "the rows are not those that were written: their digest differs")
 
 
 def _add_slice_columns(rows: pa.Table, schema: pa.Schema, step: int, key: str, attempt: str) -> pa.Table:
@@ -330,13 +327,11 @@ def _add_slice_columns(rows: pa.Table, schema: pa.Schema, step: int, key: str, a
 
 def _verify(stored: pa.Table, piece: Slice) -> pa.Table:
     """The slice's rows as they are stored, in order, or DamagedSlice if they are not the rows written."""
-    rows, place = _in_order(stored), RowPlace(piece.table, piece.run)
-    if stored.num_rows:
-        place = replace(place, step=stored["step"][0].as_py(), key=stored["key"][0].as_py())
+    rows = _in_order(stored)
     values = rows.select(TABLES[piece.table].arrow.names)
-    check_count(piece, rows.num_rows, place)
-    check_digest(piece, content_digest(values), piece.digest, place)
-    check_rows(values, TABLES[piece.table], place)
+    check_count(piece, rows.num_rows)
+    check_digest(piece, content_digest(values), piece.digest)
+    check_rows(values, TABLES[piece.table], RowPlace(piece.table, piece.run))
     return rows
 
 

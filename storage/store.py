@@ -142,15 +142,17 @@ class Store:
         return attempts
 
 
-def open_store(root: str | Path, options: Mapping[str, str] | None = None, read_only: bool = False) -> Store:
-    """Open the store at a directory or URL, making it where there is nothing yet.
+def open_store(
+    root: str | Path, options: Mapping[str, str] | None = None, read_only: bool = False, make: bool = True
+) -> Store:
+    """Open the store at a directory or URL; where there is nothing yet, `make` it.
 
     With `read_only` the store must be there, and nothing is ever written to it or made in it.
     Raises LayoutError where something else, or a store of another layout version, is there; nothing is then touched.
     """
     place = replace(open_root(str(root), options), read_only=read_only)
     with border("opening the store", place.address):
-        _check_layout(place)
+        _check_layout(place, make)
         _check_repaired(place)
     return Store(place)
 
@@ -174,8 +176,8 @@ def enclosing_store(path: Path) -> Path | None:
     return None
 
 
-def _check_layout(root: Root) -> None:
-    text = _read_format(root)
+def _check_layout(root: Root, make: bool) -> None:
+    text = _read_format(root, make)
     try:
         layout = json.loads(text)["layout"]
     except (ValueError, KeyError, TypeError) as error:
@@ -189,11 +191,15 @@ def _check_layout(root: Root) -> None:
         root.bucket.require_conditional_puts(FORMAT, text)
 
 
-def _read_format(root: Root) -> bytes:
+def _read_format(root: Root, make: bool) -> bytes:
     """The text of the file that names the layout; where there is nothing yet, the first process makes it a store."""
     try:
         return root.read(FORMAT)
     except FileNotFoundError:
+        if not make and not root.names(""):
+            what = f"there is no store: {FORMAT} is missing"
+            advice = "name the root of a store with --store (or stagecoach.open); `stagecoach run` makes a new one"
+            raise LayoutError(what, root.address, "nothing was touched and nothing was made", advice) from None
         if root.directory is not None and (outer := enclosing_store(root.directory.parent)):
             what, advice = f"this is inside the store {outer}", "name a place outside of it, or that store"
             raise LayoutError(what, root.address, "nothing was touched", advice) from None

@@ -11,7 +11,6 @@ from itertools import takewhile
 from typing import Any, cast
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from deltalake import Schema
@@ -73,17 +72,15 @@ class Snapshot:
         self.version = checkpoint
         self._log = log
         rows = SCHEMA.empty_table() if checkpoint < 0 else _read_rows(log.read_checkpoint(checkpoint))
-        self._adds = rows.filter(pc.is_valid(pc.struct_field(rows["add"], "path")))
-        """Those of the last checkpoint; since then files were added and removed."""
-        self._added: dict[str, Mapping[str, Any]] = {}
-        self._removed: set[str] = set()
+        self._adds: dict[str, Mapping[str, Any]] = {add["path"]: add for add in _values(rows, "add", "path")}
+        self._files: dict[str, ActiveFile] = {}
+        """What was read of `_adds`, by path."""
         self._numbers = {row["appId"]: int(row["version"]) for row in _values(rows, "txn", "appId")}
         self._definition: dict[str, Mapping[str, Any]] = {}
         """The actions that make the table what it is, by kind."""
         for kind, field in (("protocol", "minReaderVersion"), ("metaData", "id")):
             for content in _values(rows, kind, field):
                 self._define(kind, content)
-        self._files: dict[str, ActiveFile] | None = None
         if not self.catch_up() or "metaData" not in self._definition:
             raise FileNotFoundError(f"version {self.version} of the log")
 
@@ -104,14 +101,10 @@ class Snapshot:
         for action in actions:
             ((kind, content),) = action.items()
             if kind == "add":
-                self._added[content["path"]] = content
-                if self._files is not None:
-                    self._files[content["path"]] = ActiveFile.from_addition(content)
+                self._adds[content["path"]] = content
             elif kind == "remove":
-                self._removed.add(content["path"])
-                self._added.pop(content["path"], None)
-                if self._files is not None:
-                    self._files.pop(content["path"], None)
+                self._adds.pop(content["path"], None)
+                self._files.pop(content["path"], None)
             elif kind == "txn":
                 self._numbers[content["appId"]] = int(content["version"])
             elif kind != "commitInfo":
@@ -120,9 +113,7 @@ class Snapshot:
 
     def files(self) -> list[ActiveFile]:
         """The files of the version seen."""
-        if self._files is None:
-            adds: list[Any] = [*self._remaining()["add"].to_pylist(), *self._added.values()]
-            self._files = {add["path"]: ActiveFile.from_addition(add) for add in adds}
+        self._files |= {path: ActiveFile.from_addition(self._adds[path]) for path in self._adds.keys() - self._files}
         return list(self._files.values())
 
     def number(self, application: str) -> int:
@@ -131,24 +122,16 @@ class Snapshot:
 
     def write_checkpoint(self) -> None:
         """Write the checkpoint of the version seen, durable."""
-        added = [
-            {"add": {**add, "partitionValues": list(add["partitionValues"].items())}} for add in self._added.values()
-        ]
-        self._adds = pa.concat_tables([self._remaining(), pa.Table.from_pylist(added, SCHEMA)]).combine_chunks()
-        self._added, self._removed = {}, set()
-        others = [{kind: content} for kind, content in self._definition.items()]
-        others += [{"txn": {"appId": name, "version": number}} for name, number in self._numbers.items()]
-        rows = pa.concat_tables([pa.Table.from_pylist(others, SCHEMA), self._adds])
+        actions: list[Any] = [{kind: content} for kind, content in self._definition.items()]
+        actions += [{"txn": {"appId": name, "version": number}} for name, number in self._numbers.items()]
+        for add in self._adds.values():
+            actions.append({"add": {**add, "partitionValues": [*dict(add["partitionValues"]).items()]}})
+        rows = pa.Table.from_pylist(actions, SCHEMA)
         sink = pa.BufferOutputStream()
         # Snappy, as the library does: not every reader of checkpoints knows more.
         encoding: dict[str, Any] = {"use_dictionary": False, "write_statistics": False, "write_page_checksum": True}
         pq.write_table(rows, sink, compression="snappy", store_schema=False, **encoding)
         self._log.add_checkpoint(self.version, rows.num_rows, sink.getvalue().to_pybytes())
-
-    def _remaining(self) -> pa.Table:
-        """The additions of the last checkpoint that still hold."""
-        changed = pa.array([*self._removed, *self._added], pa.string())
-        return self._adds.filter(pc.invert(pc.is_in(pc.struct_field(self._adds["add"], "path"), changed)))
 
     def _define(self, kind: str, content: Mapping[str, Any]) -> None:
         fields = {field.name for field in SCHEMA.field(kind).type} if kind in SCHEMA.names else set()

@@ -34,7 +34,7 @@ from storage.delta.log import (
 from storage.delta.parquet import attempts_in, buffer_reader, decode, encode
 from storage.delta.snapshot import Snapshot, prune_log
 from storage.errors import StoreError, StoreUnavailable, border
-from storage.refs import File
+from storage.refs import File, check_run_name
 from storage.roots import Root
 from storage.schemas.contract import RowPlace, check_schema
 
@@ -91,6 +91,7 @@ class StoredTable:
 
         The first write makes the table: data without a log is damage.
         """
+        check_run_name(run)
         check_schema(groups[0].schema, self.data_schema, RowPlace(self.name, run))
         if self._snapshot is None:  # and stays so: what others commit from here on came since the last refresh
             with self.lock, self._border("making"), suppress(VersionTaken):  # another process was first

@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 
 from storage.delta.log import ActiveFile
 from storage.delta.snapshot import prune_log
@@ -19,7 +18,6 @@ from storage.errors import StoreError
 from storage.maintenance.plan import at_work
 from storage.maintenance.references import References
 from storage.maintenance.sweep import orphaned_files, orphaned_policies
-from storage.policies.store import SCRATCH_DIRECTORY
 from storage.refs import Slice
 from storage.roots import Root
 from storage.schemas.stage_tables import TABLES
@@ -167,15 +165,12 @@ def vacuum(
 
 
 def remove_temporary(root: Root) -> int:
-    """Delete what processes that died left unfinished, older than a day: log drafts and scratch directories."""
+    """Delete drafts of log files that processes which died left, older than a day; return how many."""
     paths = root.paths_older("tables", TEMPORARY_HOURS)
     drafts = [path for path in paths if path.rpartition("/")[2].startswith(".")]
     for path in drafts:
         root.remove_unneeded(path)
-    scratches = root.paths_older(SCRATCH_DIRECTORY, TEMPORARY_HOURS, kind=pafs.FileType.Directory, deep=False)
-    for path in scratches:
-        root.remove_directory(path)
-    return len(drafts) + len(scratches)
+    return len(drafts)
 
 
 def _slice_groups(store: Store, finished: Sequence[Slice], files: Sequence[ActiveFile]) -> Iterator[list[SmallFile]]:

@@ -143,18 +143,13 @@ def _move(root: Root, path: str, target: str) -> None:
         root.make_durable(path)
 
 
-def _slice_problem(store: Store, piece: Slice, there: dict[str, int], deep: bool) -> str:
-    paths = [(f"tables/{piece.table}/{file.path}", file.size) for file in piece.files]
-    missing = [path for path, _ in paths if path not in there]
-    for path, size in paths:
-        if not missing and there[path] != size:
-            return f"{path} has {there[path]} bytes instead of {size}"
-    if not (missing or deep):
-        return ""
-    try:
-        store.read([piece])
-    except StoreError as error:
-        return f"{missing[0]} is missing, and no compacted file holds its rows" if missing else error.what
+def _slice_problem(store: Store, piece: Slice, sizes: dict[str, int], deep: bool) -> str:
+    odd = [path for file in piece.files if sizes.get(path := f"tables/{piece.table}/{file.path}") != file.size]
+    if odd or deep:
+        try:
+            store.read([piece])
+        except StoreError as error:
+            return ": ".join([*odd[:1], error.what])
     return ""
 
 
@@ -281,17 +276,14 @@ def _remove_again(store: Store) -> int:
 
 def _restore_stage_table(store: Store, name: str) -> list[str]:
     """Put back the files of slices that the ledger names and the table does not hold."""
-    table = store.slices.table(name)
-    held = {(file.run, attempt) for file in table.active_files() for attempt in table.attempts_in(file)}
     restored = []
-    for piece in References(store).slices:
-        if piece.table == name and len(piece.files) == 1 and (piece.run, piece.attempt) not in held:
-            try:
-                rows = store.slices.read_stored(piece)
-            except StoreError:
-                continue  # found again when what the ledger names is looked at
-            table.commit_files([(piece.files[0], rows)], piece.run)
-            restored.append(piece.files[0].path)
+    for piece in store.slices.not_held(name, [*References(store, table=name).slices]):
+        try:
+            rows = store.slices.read_stored(piece)
+        except StoreError:
+            continue  # found again when what the ledger names is looked at
+        store.slices.table(name).commit_files([(piece.files[0], rows)], piece.run)
+        restored.append(piece.files[0].path)
     return restored
 
 

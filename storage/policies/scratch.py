@@ -79,7 +79,7 @@ class ScratchDirectories:
 def _lock_directory(path: Path, wait: bool = False) -> int | None:
     """Lock a directory and return the descriptor of the lock; None where another has it or locks do not work.
 
-    On a file system without locks nothing is removed here: maintenance removes what is older than a day.
+    On a file system without locks nothing is removed: what processes that died left there goes by hand.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)

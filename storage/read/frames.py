@@ -14,15 +14,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage.delta.log import PARTITION
-from storage.errors import LayoutError, SchemaError, StoreUnavailable, border
+from storage.errors import SchemaError, StoreUnavailable
 from storage.read.lineage import Graph, Work
 from storage.read.views import Relations, SqlView, all_views, quote, select
 from storage.records import ALL_RUNS
-from storage.roots import Root, open_root
+from storage.roots import Root
 from storage.schemas.contract import read_tables
 from storage.schemas.stage_tables import TABLES
-from storage.schemas.system_tables import QUARANTINES, SYSTEM_TABLES
-from storage.store import FORMAT, Store, open_store
+from storage.schemas.system_tables import SYSTEM_TABLES
+from storage.store import Store, open_store
 
 if TYPE_CHECKING:
     import polars as pl
@@ -40,14 +40,7 @@ def existing_store(root: str | Path, options: Mapping[str, str] | None = None, r
 
     With `read_only` nothing can be written through it, not even a table that a new store lacks.
     """
-    place = open_root(str(root), options)
-    with border("looking for a store", place.address):
-        found = place.exists(FORMAT) or place.names("")  # `open_store` says what is wrong with other files there
-    if not found:
-        what = f"there is no store: {FORMAT} is missing"
-        advice = "name the root of a store with --store (or stagecoach.open); `stagecoach run` makes a new one"
-        raise LayoutError(what, place.address, "nothing was touched and nothing was made", advice)
-    return open_store(root, options, read_only)
+    return open_store(root, options, read_only, make=False)
 
 
 class Frames:
@@ -150,8 +143,7 @@ class Frames:
             stored.refresh()
             rows = stored.dataset(stored.active_files())
             # A finding for which the rollouts of all runs were searched concerns each of them.
-            runs = [self.only, ALL_RUNS] if name == QUARANTINES.name else [self.only]
-            return rows.filter(pc.field(PARTITION).isin(runs)) if self.only else rows
+            return rows.filter(pc.field(PARTITION).isin([self.only, ALL_RUNS])) if self.only else rows
         named = (piece for work in self.graph.works.values() for piece in work.slices_of(name))
         attempts = self.store.held_attempts(name, named)
         files = stored.files_of(attempts)
