@@ -297,7 +297,7 @@ def first_file(root, piece):
 
 
 HARM = {
-    "missing": (lambda path: spoil(path, None), "rows were found instead of", False),
+    "missing": (lambda path: spoil(path, None), "FileNotFoundError", False),
     "short": (lambda path: cut(path, 30), "has 30 bytes instead of", False),
     "other": (lambda path: spoil(path, path.read_bytes()[:-9] + b"x" + path.read_bytes()[-8:]), "SHA-256", True),
 }
