@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from configs.algorithms import AlgorithmConfig, TeacherConfig
-from configs.fields import Section, elsewhere, operational
+from configs.fields import Section, elsewhere, later, operational
 
 
 class StaticPool(Section):
@@ -89,6 +89,12 @@ class EnvironmentConfig(Section):
     """
     max_examples: int = Field(100_000, ge=1)
     """Most examples read from the taskset; an endless one is cut here."""
+    max_prompt_tokens: int | None = later(None, ge=1)
+    """Most tokens of an example's first prompt, as the model's renderer writes it without schemas of tools; null is no
+    limit. What later turns add is not known beforehand."""
+    long_prompts: Literal["drop", "error"] = later("drop")
+    """Whether examples whose first prompt has more tokens than `max_prompt_tokens` are left out, from training and
+    evaluation, or stop the run before anything starts."""
     version: str = ""
     """Version of the environment's package; filled in when the config is resolved."""
     address: str = operational("")

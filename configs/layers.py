@@ -27,9 +27,6 @@ REMOVED_KEYS = {
     "training.loss_type": "it is `training.loss.type`",
     "assignment.batch_size": "it is `assignment.groups_per_step` times `assignment.group_size`",
     "engine.port": "the operating system chooses; `engine.url` names an engine that someone else runs",
-    "rollout.adaptive_in_flight": "`rollout.max_in_flight` is the number of rollouts in flight",
-    "environments.*.max_prompt_tokens": "a rollout whose prompt does not fit engine.max_model_len ends with an error",
-    "environments.*.long_prompts": "a rollout whose prompt does not fit engine.max_model_len ends with an error",
 }
 """What replaces each, or why it is gone, by dotted key; `*` stands for the place in a list."""
 
@@ -200,18 +197,11 @@ def translate_recorded(tree: dict[str, Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         translate(tree)
-    for section, *_, name in (key.split(".") for key in REMOVED_KEYS if "." in key):
-        if section in tree:
-            tree[section] = _without(tree[section], name)
+    if isinstance(rollout := tree.get("rollout"), dict):
+        rollout.pop("adaptive_in_flight", None)  # it changed no rows
     wandb = tree.pop("wandb", None)  # the former name of the section `tracking`
     if isinstance(wandb, dict) and wandb.get("mode") != "disabled":
         tree["tracking"] = {"type": "wandb"} | wandb
-
-
-def _without(section: Any, name: str) -> Any:
-    if isinstance(section, list):
-        return [_without(entry, name) for entry in section]
-    return {key: value for key, value in section.items() if key != name} if isinstance(section, dict) else section
 
 
 def _translate_advantage(tree: dict[str, Any]) -> None:

@@ -140,6 +140,13 @@ class RunConfig(Section):
         return {each.name: rule for each in self.environments if own and each.learner_seat}
 
     @property
+    def prompt_limits(self) -> dict[str, Any]:
+        """The settings that prompts are counted with, where an environment limits their tokens."""
+        limited = any(each.max_prompt_tokens for each in self.environments)
+        counted_with = ("renderer", "renderer_settings", "tokenizer_digest")
+        return {name: getattr(self.model, name) for name in counted_with} if limited else {}
+
+    @property
     def oversampling(self) -> float | None:
         """How many times the groups that a step needs are begun; None where no more are."""
         return self.assignment.oversampling if self.assignment.oversampling > 1 else None

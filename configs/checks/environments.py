@@ -46,6 +46,10 @@ def environment_problems(config: RunConfig) -> Iterator[str]:
             yield from _seat(f"{where}.seats.{name}", environment, seat, trains=config.kind != "evaluate")
         yield from _evaluation_seat(where, environment)
         yield from _server(where, environment)
+        if environment.long_prompts != "drop" and environment.max_prompt_tokens is None:
+            yield f"{where}.long_prompts: no prompt is too long without a limit; set {where}.max_prompt_tokens"
+        if environment.max_prompt_tokens and config.external:
+            yield f"{where}.max_prompt_tokens: the tokenizer of the model at {config.external.url} is not known here"
 
 
 def _server(where: str, environment: EnvironmentConfig) -> Iterator[str]:

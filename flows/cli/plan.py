@@ -22,6 +22,7 @@ from flows.services.teachers import asked_teachers, is_here, teacher_facts
 from tasks.arrays.columns import texts
 from tasks.inference.engine.model_info import directory_digest
 from tasks.inference.environments.packages import EnvironmentUnavailable
+from tasks.inference.environments.prompt_limits import limit_prompts
 from tasks.inference.environments.servers import load_all
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.stage import Ref
@@ -153,6 +154,8 @@ def environment_lines(config: RunConfig) -> Iterator[str]:
     environments = config.environments if config.kind != "sft" else ()
     try:
         loaded = load_all(environments)
+        if config.model.path:  # else its tokenizer is missing
+            loaded = limit_prompts(environments, loaded, config.model)
     except EnvironmentUnavailable as error:
         raise ConfigError([str(error)]) from error
     by_name = {environment.name: facts for environment, facts in zip(environments, loaded, strict=True)}

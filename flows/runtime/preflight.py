@@ -161,18 +161,25 @@ def _examples(
     config: RunConfig, where: str, environment: EnvironmentConfig, loaded: LoadedEnvironment
 ) -> Iterator[Finding]:
     """Yield findings of the examples: none left to train on, and the counts of those that are left out."""
-    num_examples = loaded.examples.num_rows
+    facts, long_prompts, num_examples = loaded.facts, loaded.long_prompts, loaded.examples.num_rows
     if config.kind == "train" and "train" not in texts(loaded.examples["split"]):
         yield (
             True,
             f"{where}.holdout_fraction: all {num_examples} examples are held out ({environment.holdout_fraction:g}), "
             "and none is left to train on; lower it",
         )
-    if loaded.facts.has_more:
+    if facts.has_more:
         yield (
             False,
             f"{where}.max_examples: the first {environment.max_examples:,} examples are read, and more are left out; "
             "raise max_examples to read them",
+        )
+    if long_prompts:
+        yield (
+            False,
+            f"{where}.max_prompt_tokens: {len(long_prompts)} of {num_examples + len(long_prompts)} examples are left "
+            f"out: their first prompts have more than {environment.max_prompt_tokens} tokens, up to "
+            f"{max(long_prompts)}",
         )
 
 
@@ -218,7 +225,7 @@ def _long_first_prompts(room: int, where: str, examples: pa.Table, count: Count)
     if len(longer) == len(prompts):
         yield True, f"{why}. Raise engine.max_model_len as far as the model allows, or shorten the prompts"
     else:
-        yield False, f"{why}; their rollouts will end with an error"
+        yield False, f"{why}; their rollouts will end with an error, unless {where}.max_prompt_tokens leaves them out"
 
 
 def _prompt_text(task: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from storage.keys import content_key
 from tasks.arrays.columns import texts
 from tasks.inference.environments import servers as environment_service
 from tasks.inference.environments.packages import package_version
+from tasks.inference.environments.prompt_limits import limit_prompts
 from tasks.inference.grading import client as regrading
 from tasks.runtime.process_variables import needed_by
 from tasks.runtime.stage import retry_lost
@@ -93,7 +94,8 @@ class EnvironmentServers(RunService):
             if self._loaded is None:
                 names = [each.name for each in self._environments]
                 found = environment_service.load_all(self._environments)
-                self._loaded = dict(zip(names, found, strict=True))
+                limited = limit_prompts(self._environments, found, self._config.model)
+                self._loaded = dict(zip(names, limited, strict=True))
             return self._loaded
 
     def _servers(self, environment: EnvironmentConfig) -> list[Handle]:

@@ -112,6 +112,8 @@ class LoadedEnvironment:
     examples: pa.Table
     """Rows of the examples table."""
     facts: EnvironmentFacts
+    long_prompts: tuple[int, ...] = ()
+    """Tokens of the prompts for whose length examples are left out."""
 
 
 def load_all(environments: "Sequence[EnvironmentConfig]") -> list[LoadedEnvironment]:

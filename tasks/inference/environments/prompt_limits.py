@@ -1,0 +1,61 @@
+"""Leaves out examples whose first prompt has more tokens than its environment allows, before anything is sampled."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from tasks.arrays.columns import texts
+from tasks.inference.engine.model_info import model_directory, renderer_name
+from tasks.inference.environments.packages import EnvironmentUnavailable
+from tasks.inference.environments.servers import LoadedEnvironment
+from tasks.inference.trace_rows.demonstrations import load_renderer
+
+if TYPE_CHECKING:
+    from configs.environments import EnvironmentConfig
+    from configs.sections import ModelConfig
+
+
+def limit_prompts(
+    environments: "Sequence[EnvironmentConfig]", loaded: Sequence[LoadedEnvironment], model: "ModelConfig"
+) -> list[LoadedEnvironment]:
+    """Return loaded environments without the examples whose first prompt is longer than `max_prompt_tokens`.
+
+    Raises EnvironmentUnavailable where `long_prompts` is "error" and there are any, where none is left, and where no
+    model is named whose tokenizer could count.
+    """
+    return [_limit(*pair, model) for pair in zip(environments, loaded, strict=True)]
+
+
+def _limit(environment: "EnvironmentConfig", loaded: LoadedEnvironment, model: "ModelConfig") -> LoadedEnvironment:
+    limit = environment.max_prompt_tokens
+    if limit is None:
+        return loaded
+    about = f"environment {environment.name!r}: max_prompt_tokens is {limit}"
+    place = model.tokenizer or model.path
+    if not place:
+        raise EnvironmentUnavailable(f"{about}, and no model is named whose tokenizer counts. Set model.path")
+    name, directory = renderer_name(model.renderer, model.path), str(model_directory(place))
+    renderer = load_renderer(directory, name, model.renderer_settings)
+    lengths = [_num_tokens(json.loads(task), renderer) for task in texts(loaded.examples["task"])]
+    fits = [length <= limit for length in lengths]
+    long = tuple(length for length in lengths if length > limit)
+    remedy = 'set long_prompts = "drop"' if any(fits) else "take other examples"
+    if long and (environment.long_prompts == "error" or not any(fits)):
+        raise EnvironmentUnavailable(
+            f"{about}, and {len(long)} of {len(lengths)} examples have a longer first prompt, of up to {max(long)} "
+            f"tokens. Nothing was sampled. Raise the limit, shorten the prompts, or {remedy}"
+        )
+    return replace(loaded, examples=loaded.examples.filter(pa.array(fits, pa.bool_())), long_prompts=long)
+
+
+def _num_tokens(task: dict[str, Any], renderer: Any) -> int:
+    """Return the tokens of the prompt that a task begins with; 0 where it has none, or one that is not text alone."""
+    prompt, system = task.get("prompt") or [], task.get("system_prompt")
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if not messages or not all(isinstance(message.get("content"), str) for message in messages):
+        return 0
+    messages = [{"role": "system", "content": system}, *messages] if system else messages
+    return len(renderer.render_ids(messages, add_generation_prompt=True))
