@@ -168,12 +168,14 @@ def _examples(
             f"{where}.holdout_fraction: all {num_examples} examples are held out ({environment.holdout_fraction:g}), "
             "and none is left to train on; lower it",
         )
-    if facts.has_more:
+    if facts.num_beyond:
         yield (
             False,
-            f"{where}.max_examples: the first {environment.max_examples:,} examples are read, and more are left out; "
-            "raise max_examples to read them",
+            f"{where}.max_examples: the first {environment.max_examples:,} examples are read, {facts.num_beyond} more "
+            "are left out; raise max_examples to read them",
         )
+    if facts.num_repeated:
+        yield False, f"{where}: {facts.num_repeated:,} examples repeat earlier ones and are left out"
     if long_prompts:
         yield (
             False,

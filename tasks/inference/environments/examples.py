@@ -2,6 +2,7 @@
 
 import hashlib
 import itertools
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from verifiers.v1.task import Task, TaskData
 
 
+COUNT_SECONDS = 5.0
+"""Longest time in which examples beyond `max_examples` are counted."""
 PLAYER_KEYS = ("model", "client", "sampling")
 """Settings of a seat that name its model: not allowed in `env`, or rows would name the wrong model."""
 
@@ -132,6 +135,23 @@ def write_examples(environment: Mapping[str, Any], target: Path) -> EnvironmentF
     tasks = iter(env.taskset)
     first = next(tasks, None)
     facts = facts_of(env, first)
-    rows = list(example_rows(environment, itertools.chain([] if first is None else [first], tasks)))
+    numbers = itertools.count()
+    counted = (task for task, _ in zip(itertools.chain([] if first is None else [first], tasks), numbers, strict=False))
+    rows = list(example_rows(environment, counted))
+    num_repeated = next(numbers) - len(rows)
     write_rows(target, pa.Table.from_pylist(rows, schema=EXAMPLES.arrow))
-    return replace(facts, has_more=env.taskset.bounded and next(tasks, None) is not None)
+    beyond = _count_in_words(tasks) if env.taskset.bounded else ""
+    return replace(facts, num_repeated=num_repeated, num_beyond=beyond)
+
+
+def _count_in_words(tasks: Iterator[object]) -> str:
+    """Return how many tasks are left, counted for COUNT_SECONDS; empty for none."""
+    count, until = 0, time.monotonic() + COUNT_SECONDS
+    try:
+        for _ in tasks:
+            count += 1
+            if time.monotonic() > until:
+                return f"at least {count:,}"
+    except Exception:  # one that nobody asked for cannot be read
+        return f"at least {count + 1:,}"
+    return f"{count:,}" if count else ""

@@ -25,6 +25,7 @@ from tasks.inference import patches
 from tasks.inference.engine.host import write_report
 from tasks.inference.environments.agent_runs import play_episode
 from tasks.inference.environments.examples import verifiers_config, write_examples
+from tasks.inference.environments.introspection import settings_error
 from tasks.inference.environments.packages import require_same_code
 from tasks.inference.environments.servers import KEY_VARIABLE
 from tasks.runtime.imports import look_in_working_directory
@@ -64,8 +65,12 @@ def main(argv: Sequence[str]) -> int:
         else:
             return serve(environment, arguments.report)
     except Exception as error:
+        from pydantic import ValidationError
+
         logging.exception("environment %s cannot be loaded", environment["name"])
-        content = {"error": type(error).__name__, "message": str(error), "missing": missing_module(error)}
+        taskset = environment["taskset"]["id"]
+        message = settings_error(error, taskset) if isinstance(error, ValidationError) else str(error)
+        content = {"error": type(error).__name__, "message": message, "missing": missing_module(error)}
         write_report(arguments.report, content)
         return 3
     return 0

@@ -6,12 +6,15 @@ A config is checked against these facts before anything starts (`flows.runtime.p
 import asyncio
 import inspect
 import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from pydantic import ValidationError
     from verifiers.v1.env import Env
     from verifiers.v1.task import Task
 
@@ -43,8 +46,10 @@ class EnvironmentFacts:
     """The settings that its taskset takes."""
     keys: Mapping[str, str] = field(default_factory=dict)
     """The variables that models of its own, such as judges, read their keys from, and where each is asked."""
-    has_more: bool = False
-    """Whether examples follow the first `max_examples`; not where the taskset is endless."""
+    num_repeated: int = 0
+    """Examples that were left out as equal to an earlier one."""
+    num_beyond: str = ""
+    """How many examples follow the first `max_examples`, in words; empty where none does or the taskset is endless."""
 
 
 def facts_of(env: "Env[Any]", task: "Task[Any] | None") -> EnvironmentFacts:
@@ -73,6 +78,28 @@ def _keys(settings: Any) -> dict[str, str]:
         return {}
     own = {settings.api_key_var: settings.base_url} if isinstance(settings, BaseClientConfig) else {}
     return own | _keys([getattr(settings, name) for name in type(settings).model_fields])
+
+
+def settings_error(error: "ValidationError", taskset: str) -> str:
+    """Return what is wrong with an environment's settings, and for unknown ones of its taskset what it takes."""
+    from verifiers.v1.configs.taskset import TasksetConfig
+    from verifiers.v1.utils.loaders import taskset_config_type
+
+    names = [name for name in taskset_config_type(taskset).model_fields if name not in TasksetConfig.model_fields]
+    lines, takes = list[str](), ""
+    for problem in error.errors():
+        section, *path = [*map(str, problem["loc"])] or [""]
+        where = ".".join([section, *path])
+        if problem["type"] != "extra_forbidden":
+            lines.append(f"{where}: {problem['msg']}; it is {reprlib.repr(problem['input'])}")
+            continue
+        lines.append(f"{where}: unknown setting")
+        if section == "taskset" and len(path) == 1:
+            if near := get_close_matches(path[0], names, 1):
+                lines[-1] += f"; did you mean {near[0]}?"
+            else:
+                takes = f". The taskset takes: {', '.join(names) or 'no settings of its own'}"
+    return "; ".join(lines) + takes
 
 
 def _refuse_former_hooks(kind: type) -> None:

@@ -137,10 +137,13 @@ def test_the_key_of_a_judge_reaches_the_environment_or_is_said_to_be_missing(mon
     assert found(asks, own={"variables": ["PRIME_API_KEY"]}) == Findings([], [])
 
 
-def test_examples_that_are_left_out_are_said_in_a_note():
-    facts = EnvironmentFacts(ONE, True, has_more=True)
-    (note,) = found(replace(loaded(), facts=facts), own={"max_examples": 14}).notes
-    assert note.startswith("environments.0.max_examples: the first 14 examples are read, and more are left out")
+def test_examples_that_are_left_out_are_counted_in_a_note():
+    facts = EnvironmentFacts(ONE, True, num_beyond="100,000", num_repeated=2)
+    assert found(replace(loaded(), facts=facts), own={"max_examples": 14}).notes == [
+        "environments.0.max_examples: the first 14 examples are read, 100,000 more are left out; raise max_examples to "
+        "read them",
+        "environments.0: 2 examples repeat earlier ones and are left out",
+    ]
 
 
 def test_a_long_prompt_is_counted_as_far_as_its_beginning():

@@ -3,11 +3,11 @@
 import json
 
 import pytest
+from pydantic import ValidationError
 
 from configs.environments import EnvironmentConfig
 from tasks.inference.environments.examples import verifiers_config, write_examples
-from tasks.inference.environments.introspection import FormerInterface, LostTaskConfig, facts_of
-from tasks.inference.environments.servers import read_rows
+from tasks.inference.environments.introspection import FormerInterface, LostTaskConfig, facts_of, settings_error
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("plugins")]
 
@@ -53,16 +53,34 @@ def test_settings_of_a_single_task_are_refused_as_no_server_has_them():
         facts("own_config")
 
 
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"num_exmples": 3, "task": {"num_example": 1}}, "taskset.num_exmples: unknown setting; did you mean num_exam"),
+        (
+            {"xyzzy": 3, "plugh": 4},
+            "taskset.xyzzy: unknown setting; taskset.plugh: unknown setting. The taskset takes: ",
+        ),
+    ],
+)
+def test_a_taskset_says_once_what_it_takes_and_nothing_of_other_sections(sections, expected):
+    with pytest.raises(ValidationError) as refused:
+        facts("sample_reverse_text", sections)
+    text = settings_error(refused.value, "sample_reverse_text")
+    assert expected in text and text.count("takes") == ("xyzzy" in sections) and "system_prompt" not in text
+    assert ("taskset.task.num_example: unknown setting" in [*text.split("; ")]) == ("task" in sections)
+
+
 def test_a_harness_that_needs_a_container_is_refused_on_the_subprocess_runtime():
     with pytest.raises(ValueError, match="container"):
         facts("unscored", harness={"id": "codex"})
 
 
-@pytest.mark.parametrize(("most", "num_examples"), [(3, 2), (5, 3), (100, 3)])
-def test_examples_beyond_the_most_are_said_and_repeated_ones_are_left_out(tmp_path, most, num_examples):
+@pytest.mark.parametrize(("most", "beyond", "repeated"), [(3, "2", 1), (5, "", 2), (100, "", 2)])
+def test_examples_beyond_the_most_and_repeated_ones_are_counted(tmp_path, most, beyond, repeated):
     rows = [{"prompt": prompt, "answer": "4"} for prompt in ("a", "b", "a", "c", "a")]
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     taskset = {"id": "own_data", "path": str(tmp_path / "rows.jsonl")}
     section = EnvironmentConfig(name="a", taskset=taskset, max_examples=most).model_dump()
-    assert write_examples(section, tmp_path / "examples.arrow").has_more == (most < 5)
-    assert read_rows(tmp_path / "examples.arrow").num_rows == num_examples
+    found = write_examples(section, tmp_path / "examples.arrow")
+    assert (found.num_beyond, found.num_repeated) == (beyond, repeated)
