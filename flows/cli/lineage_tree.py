@@ -1,16 +1,19 @@
 """The lineage of a row: the rows that it came from, those that were made from it, and the policies before and after."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from flows.queries.row_lineage import RowNode, RowTree, identify, policy_names, policy_version, traverse
-from flows.queries.sentences import row_line, title_of
+from flows.cli.output import cell
+from flows.queries.row_lineage import KINDS, RowNode, RowTree, identify, policy_names, policy_version, traverse
+from flows.reporting.formats import one_line
 from storage.read.frames import Frames
 from storage.read.lineage import Graph, Work
 
 MOST_SIBLINGS = 6
 """Rows of one kind below one row that are printed; JSON has all."""
+KEY, MAX_VALUE_CHARS = 8, 60
+"""Characters of a key, as many as name it in a command, and of a value that are printed."""
 
 
 @dataclass(frozen=True)
@@ -72,13 +75,7 @@ def lines(lineage: Lineage) -> Iterator[str]:
     graph = lineage.graph
     for direction, tree in lineage.trees.items():
         up = direction == "up"
-        yield f"{title_of(lineage.roots[0], graph)} {'came from' if up else 'became'}:"
-        if up:  # lines of rollouts and updates name their policy
-            below = {
-                node: [far for far in reached if far.kind != "policy" or node.kind not in ("trace", "update")]
-                for node, reached in tree.next.items()
-            }
-            tree = replace(tree, next=below)
+        yield f"{_title(lineage.roots[0], graph)} {'came from' if up else 'became'}:"
         for root in lineage.roots:
             yield from _branches(tree, root, graph, "", "", set())
         versions: dict[str, list[int]] = {}
@@ -92,10 +89,25 @@ def lines(lineage: Lineage) -> Iterator[str]:
         yield ""
 
 
+def _title(node: RowNode, graph: Graph) -> str:
+    """Return what a row is and how commands call it."""
+    key = node.key[:KEY]
+    names = {"row": f"{key}/{node.id}", "policy": " = ".join((*policy_names(graph.works[node.key]), key))}
+    return f"{node.kind} {names.get(node.kind, node.id)}"
+
+
+def _row_line(node: RowNode, facts: dict[str, Any], graph: Graph) -> str:
+    """Return a row in one line: what it is, the values that it has, and the work of which runs made it."""
+    values = [(name, facts[name]) for name in KINDS[node.kind].columns if facts[name] not in (None, "", [])]
+    text = ", ".join(one_line(f"{name} {cell(name, value)}", MAX_VALUE_CHARS) for name, value in values)
+    work = graph.works[node.key]
+    return f"{_title(node, graph)}: {text}  [{work.stage} {work.key[:KEY]}, step {work.step} of {', '.join(work.runs)}]"
+
+
 def _branches(tree: RowTree, node: RowNode, graph: Graph, first: str, rest: str, seen: set[RowNode]) -> Iterator[str]:
     # A row that is reached by two ways is printed in full once: the tree would grow with every way.
     again = node in seen and bool(tree.next.get(node))
-    yield first + row_line(node, tree.facts[node], graph) + (" (as above)" if again else "")
+    yield first + _row_line(node, tree.facts[node], graph) + (" (as above)" if again else "")
     if again:
         return
     seen.add(node)

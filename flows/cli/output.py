@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from flows.reporting.formats import console, grid, say, size
+from flows.reporting.formats import compact_number, console, grid, say, size
 
 
 def print_report(report: Mapping[str, Any], as_json: bool = False) -> None:
@@ -22,10 +22,10 @@ def print_report(report: Mapping[str, Any], as_json: bool = False) -> None:
             print_report({f"{title}: {key}": entry for key, entry in value.items()})
         elif not isinstance(value, list | tuple):
             if value:
-                say(f"{title}: {_cell(name, value)}")
+                say(f"{title}: {cell(name, value)}")
         elif value and isinstance(value[0], Mapping):
             say(f"{title}:")
-            cells = ([_cell(key, entry) for key, entry in record.items()] for record in value)
+            cells = ([cell(key, entry) for key, entry in record.items()] for record in value)
             texts = [index for index, entry in enumerate(value[0].values()) if not isinstance(entry, int)]
             console().print(grid((key.replace("_", " ") for key in value[0]), cells, left=texts))
         else:
@@ -33,9 +33,12 @@ def print_report(report: Mapping[str, Any], as_json: bool = False) -> None:
                 say(f"{title}: {text}")
 
 
-def _cell(name: str, value: Any) -> str:
+def cell(name: str, value: Any) -> str:
+    """Return a value of a report by its name as a text; what is none is a dash."""
     if "bytes" in name:
         return size(value)
+    if isinstance(value, float):
+        return compact_number(value, ".4g")
     if isinstance(value, datetime):
         return value.isoformat(timespec="seconds")
     if isinstance(value, Mapping):

@@ -4,7 +4,10 @@ import json
 from typing import Annotated
 
 from flows.cli.arguments import Json, OfRun, StoreOption, open_reader, option
-from flows.reporting.formats import say
+from flows.reporting.formats import one_line, say
+
+MAX_VALUE_CHARS = 1000
+"""Characters of a value that are printed; JSON has all."""
 
 
 def lineage(
@@ -45,7 +48,8 @@ def why(
     as_json: Json = False,
 ) -> int:
     """Print the outcome of a rollout in every run that uses it. Raises UnknownId, RunUnknown, LayoutError."""
-    from flows.queries.sentences import head, in_quarantine, sentence
+    from flows.cli.output import cell
+    from flows.queries.store_reader import flat
     from flows.queries.trace import explain
     from storage.read.damage import reading
     from storage.read.frames import Frames
@@ -56,11 +60,8 @@ def why(
     if as_json:
         print(json.dumps(found, default=str))
         return 0
-    say(head(found))
-    for use in found["runs"]:
+    for part in (found["trace"], *found["runs"], *found["quarantines"]):
+        for name, value in flat(part):
+            say(one_line(f"{name}: {cell(name, value)}", MAX_VALUE_CHARS))
         print()
-        say(sentence(found, use))
-    for quarantine in found["quarantines"]:
-        print()
-        say(in_quarantine(quarantine))
     return 0

@@ -13,13 +13,12 @@ import polars as pl
 
 from flows.queries.notes import notes_of
 from flows.queries.request import NotThere
-from flows.queries.row_lineage import UnknownId, find_rows, identify, policy_name, policy_version
+from flows.queries.row_lineage import UnknownId, find_rows, identify, policy_version
 from flows.queries.step_history import StepHistory, StepLineage, present
 from flows.queries.store_reader import StoreReader, has_lost_rows
 from flows.queries.views import select, select_of_trace
 from storage.read.frames import Frames
 from storage.read.lineage import Work
-from tasks.metrics.accounting import EVALUATED
 
 STORAGE = ("run", "key", "attempt", "seq")
 """Columns of storage that a trace's row is shown without; `step` stays."""
@@ -182,7 +181,7 @@ def use_of(frames: Frames, lineage: StepLineage, trace: Mapping[str, Any]) -> di
 
     `lineage` is the run's work that the rollout went through, `trace` its row with the columns `TRACE`.
     """
-    trace_id, key, regraded = trace["trace_id"], trace["policy_key"], "regrades" in lineage.traces.tables
+    trace_id, regraded = trace["trace_id"], "regrades" in lineage.traces.tables
     verdict = _row(frames, lineage.verdicts, "verdicts", trace_id)
     decision = _row(frames, lineage.decision, "decisions")
     rollout = select(frames, [lineage], "select outcome, detail from rollouts where trace_id = $id", id=trace_id)
@@ -201,7 +200,6 @@ def use_of(frames: Frames, lineage: StepLineage, trace: Mapping[str, Any]) -> di
         "decision": decision and {**decision, "figures": json.loads(decision["figures"])},
         "regrade": _row(frames, lineage.traces if regraded else None, "regrades", trace_id),
         "policy": f"{lineage.run}:{policy_version(lineage.updates)}" if lineage.updates else None,
-        "scored": (policy_name(frames.graph, key) or key) if outcome == EVALUATED else None,
         "keys": {work.stage: work.key for work in lineage.works if work},
     }
 

@@ -17,8 +17,7 @@ from rich.text import Text
 from flows.queries.notes import note_line
 from flows.queries.reader import message_text, reward_parts
 from flows.queries.request import parse_object
-from flows.queries.sentences import in_quarantine, sentence
-from flows.queries.store_reader import StoreReader
+from flows.queries.store_reader import StoreReader, flat
 from flows.queries.tokens import COLOURINGS, WEIGHTS, default_colouring, tokens
 from flows.queries.trace import FoundTrace, other_runs, outcome_of
 from flows.reporting.formats import cut, number, one_line, seconds, visible
@@ -44,6 +43,8 @@ FACTS = (
     *("setup_seconds", "generation_seconds", "model_seconds", "scoring_seconds"),
 )
 """Columns of a trace in its head."""
+REASONS = ("verdict", "regrade", "decision", "quarantines")
+"""What decided its outcome."""
 MAX_CHARACTERS, LINE = 8000, 200
 """Characters of a text, and of a value."""
 
@@ -56,9 +57,10 @@ def head(reader: StoreReader, trace: FoundTrace) -> Iterator[RenderableType]:
     facts = {"run": trace.run, "step": trace.step} | {name: row[name] for name in FACTS}
     yield Text("   ").join(_line(f"{name.replace('_', ' ')} ", _value(name, value)) for name, value in facts.items())
     yield _rewards(row)
-    yield Text(visible(sentence({"trace": row}, outcome)))
-    for entry in outcome["quarantines"]:
-        yield Text(visible(in_quarantine(entry)))
+    reasons = flat({name: outcome[name] for name in REASONS})
+    yield Text("   ").join(
+        _line(one_line(f"{name} ", LINE), _value(name, value)) for name, value in reasons if value is not None
+    )
     yield from (Text(visible(note_line(note))) for note in outcome["notes"])
     if others := other_runs(trace):
         yield _line("also used by ", visible(", ".join(others)))

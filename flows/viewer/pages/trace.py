@@ -22,7 +22,6 @@ from flows.queries.request import BadQuestion, PageRequest
 from flows.queries.rollouts import episode, mates, neighbours_of_trace
 from flows.queries.row_lineage import policy_version
 from flows.queries.run_state import any_going
-from flows.queries.sentences import sentence
 from flows.queries.store_reader import StoreReader, expired_rows, flat, has_lost_rows
 from flows.queries.tokens import (
     NAMES,
@@ -59,6 +58,8 @@ TONES = {
     **dict.fromkeys((FILTERED, REFUSED, NO_WEIGHT, EXPIRED), "warn"),
     **dict.fromkeys((ERRORED, STOPPED, STALE, QUARANTINED), "bad"),
 }
+SHOWN = ("outcome", "detail", "group", "verdict", "regrade", "decision", "quarantines", "notes")
+"""Parts of an outcome that the page shows."""
 Values = dict[str, Any]
 
 
@@ -114,12 +115,11 @@ def _error(row: Mapping[str, Any]) -> Values | None:
 
 
 def _outcome(reader: StoreReader, trace: FoundTrace) -> Values:
-    """Return the outcome of the trace in its run: a sentence, the verdict's numbers, group, notes and quarantines."""
+    """Return the outcome of the trace in its run: the verdict's numbers, the decision, group, notes and quarantines."""
     use = outcome_of(reader, trace)
     evidence = use["verdict"]["evidence"] if use["verdict"] else {}
     return {
-        "sentence": sentence({"trace": trace.row}, use),
-        **{name: use[name] for name in ("outcome", "detail", "group", "verdict", "regrade", "quarantines", "notes")},
+        **{name: use[name] for name in SHOWN},
         "tone": TONES.get(use["outcome"], ""),
         "evidence": [
             {"filter": name, "numbers": [{"name": path, "value": value} for path, value in flat(numbers)]}

@@ -173,19 +173,9 @@ def test_programs_get_sections_versions_and_edges(root, frames, capsys):
     assert "down" not in values
 
 
-def test_a_rollout_that_was_stopped_has_not_failed(root, capsys):
-    for trace, said in (
-        ("trace-0-3-1", ": stopped, by "),
-        ("trace-0-3-3", ": stale, by "),
-        ("trace-0-0-3", ": failed, "),
-    ):
-        assert cli.main(["lineage", trace, "--store", str(root)]) == 0
-        assert said in capsys.readouterr().out
-
-
 def test_people_get_a_tree(root, capsys):
     assert cli.main(["lineage", UNFIT, "--store", str(root)]) == 0
     printed = capsys.readouterr().out
-    assert "└─ assignment 0-0/0: seed" in printed and "verdict: left out by quarantined" in printed
+    assert "└─ assignment 0-0/0: seed" in printed and "keep False, reason quarantined" in printed
     assert "Policies that go back to it, of base: 1 to 2 (2)" in printed
     assert "Policies before it, of base: 0\n" in printed

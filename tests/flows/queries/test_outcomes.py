@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 
 from flows import cli
-from flows.queries.sentences import SENTENCES, head, sentence
 from flows.queries.step_history import StepHistory
+from flows.queries.store_reader import flat
 from flows.queries.trace import explain
 from flows.queries.views import relations
 from storage.read.frames import Frames
@@ -124,57 +124,44 @@ def test_of_one_run_and_of_an_empty_store(frames, tmp_path):
     assert empty.outcomes.collect_schema() == schema("outcomes")
 
 
-def reason_of(frames: Frames, trace: str, run: str, step: int = 0) -> str:
-    """What is said of a rollout in one run."""
-    found = explain(frames, trace)
-    (use,) = [use for use in found["runs"] if (use["run"], use["step"]) == (run, step)]
-    return sentence(found, use)
-
-
-def test_there_is_a_sentence_for_every_outcome(frames):
-    table = frames["outcomes"].filter(step=0).collect()
-    for trace in sorted(set(table["trace_id"])):
-        found = explain(frames, trace)
-        assert all(sentence(found, use) for use in found["runs"])
-    assert set(table["outcome"]) == set(SENTENCES) - {"evaluated", "expired"}, "expired: test_retired_rows"
+def use_in(frames, trace, run, step=0):
+    """What one run made of a rollout, by dotted name."""
+    (use,) = [use for use in explain(frames, trace)["runs"] if (use["run"], use["step"]) == (run, step)]
+    return dict(flat(use))
 
 
 def test_a_trained_rollout_has_batch_row_update_and_policy(frames, rows):
-    said = reason_of(frames, UNFIT, "base")
-    credit = next(row for row in rows("base", "samples") if row["trace_id"] == UNFIT)
     batch = next(row for row in rows("base", "batches") if f"{UNFIT}/0" in row["sample_ids"])
-    assert f"Run base trained on it at step 0: sample {UNFIT}/0 (advantage {credit['advantage']:.4g}," in said
-    assert f"in row {batch['row']} of batch {batch['key'][:8]}, update {batch['update']}" in said
-    assert "That made policy base:1." in said
-    assert "Its group 0-0 has 6 rollouts, 1 failed: rewards from " in said
+    credit = next(row for row in rows("base", "samples") if row["trace_id"] == UNFIT)
+    assert (
+        use_in(frames, UNFIT, "base").items()
+        >= {
+            **{"outcome": "trained", "policy": "base:1", "keys.packing": batch["key"], "samples.0.row": batch["row"]},
+            **{"samples.0.update": batch["update"], "samples.0.advantage": credit["advantage"]},
+            **{"group.group_id": "0-0", "group.num_rollouts": 6, "group.num_errored": 1},
+        }.items()
+    )
+
+
+EVIDENCE = "verdict.evidence"
 
 
 @pytest.mark.parametrize(
-    ("trace", "run", "words"),
+    ("trace", "run", "values"),
     [
-        ("trace-0-0-1", "base", "filter truncated left it out (stop condition stop, num output tokens "),
-        ("trace-0-0-2", "base", "sample trace-0-0-2/0"),
-        ("trace-0-0-2", "base", "sample trace-0-0-2/1"),
-        ("trace-0-1-0", "base", "filter zero_advantage left it out (spread 0, reward 1, members 4)"),
-        ("trace-0-0-3", "base", "an error of class timeout (TimeoutError: too slow). Failed rollouts are in no"),
-        ("trace-0-2-0", "base", "it was kept, but none of its tokens has a weight in the loss (trace-0-2-0/0:"),
-        (UNFIT, "regraded", f"it is in quarantine: {REASON}."),
-        (
-            UNFIT,
-            "begun",
-            "Run begun has not trained on it: of step 0 nothing is done after rollout. The run's last event is: fini",
-        ),
-        (
-            "trace-0-3-1",
-            "hurried",
-            "it was stopped after 1.5 s: enough groups of environment 'reverse_text' had ended (",
-        ),
-        ("trace-0-3-1", "hurried", "Its group 0-3 has 6 rollouts, 5 stopped: rewards from "),
-        ("trace-0-0-4", "gated", "the rule gate held back the whole batch. Decided by rule: reward_mean < 0 does not"),
+        ("trace-0-0-1", "base", {"detail": "truncated", f"{EVIDENCE}.truncated.stop_condition": "stop"}),
+        ("trace-0-0-2", "base", {"samples.0.sample_id": "trace-0-0-2/0", "samples.1.sample_id": "trace-0-0-2/1"}),
+        ("trace-0-1-0", "base", {"detail": "zero_advantage", f"{EVIDENCE}.zero_advantage.members": 4}),
+        ("trace-0-0-3", "base", {"outcome": "errored", "detail": "timeout"}),
+        ("trace-0-2-0", "base", {"outcome": "no weight", "samples.0.sample_id": "trace-0-2-0/0"}),
+        (UNFIT, "regraded", {"outcome": "quarantined", f"{EVIDENCE}.quarantined.reason": REASON}),
+        (UNFIT, "begun", {"outcome": "pending", "verdict": None, "state": "finished"}),
+        ("trace-0-3-1", "hurried", {"outcome": "stopped", "group.num_rollouts": 6, "group.num_stopped": 5}),
+        ("trace-0-0-4", "gated", {"outcome": "refused", "decision.gate": "rule", "decision.decided_by": "rule"}),
     ],
 )
-def test_what_decided_against_it_and_with_which_numbers(frames, trace, run, words):
-    assert words in reason_of(frames, trace, run)
+def test_what_decided_against_it_and_with_which_numbers(frames, trace, run, values):
+    assert use_in(frames, trace, run).items() >= values.items()
 
 
 def test_a_seat_that_never_moved_is_left_out_as_untrainable_with_its_reward(tmp_path):
@@ -187,32 +174,21 @@ def test_a_seat_that_never_moved_is_left_out_as_untrainable_with_its_reward(tmp_
         store = rehearse(tmp_path / "store", "base", steps=1)
     frames = Frames(store, relations)
     (row,) = frames["outcomes"].filter(outcome="filtered", detail="untrainable").collect().to_dicts()
-    said = reason_of(frames, row["trace_id"], "base")
-    assert "did not train on it at step 0: the policy was never asked in its seat" in said
-    assert "; its reward is 1;" in head(explain(frames, row["trace_id"]))
-    assert "failed" not in said
+    assert explain(frames, row["trace_id"])["trace"]["reward"] == 1
     assert of_table(frames, "base", 0) == of_account(frames, "base", 0)
 
 
 def test_a_rollout_that_was_scored_again_says_both_rewards(frames, rows):
     before = next(row["reward"] for row in rows("base", "traces") if row["trace_id"] == "trace-0-0-4")
-    said = reason_of(frames, "trace-0-0-4", "regraded")
-    assert f"It was scored again: its reward was {before:.4g} and is {before + 0.5:.4g}." in said
-
-
-def test_an_evaluation_says_which_policy_was_scored(frames):
-    trace = frames["outcomes"].filter(outcome="evaluated", step=2).collect()["trace_id"][0]
-    assert reason_of(frames, trace, "base", 2).startswith(
-        "Run base sampled it to score policy base:2, not to train on."
-    )
+    use = use_in(frames, "trace-0-0-4", "regraded")
+    assert (use["regrade.reward_before"], use["regrade.reward"]) == (before, before + 0.5)
 
 
 def test_the_command_for_people_and_for_programs(root, capsys):
     assert cli.main(["why", UNFIT, "--store", str(root)]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith(f"Trace {UNFIT}: agent agent on example reverse_text/example-")
-    assert "It is in quarantine" in printed and REASON in printed
+    assert f"\ntrace_id: {UNFIT}\n" in printed and f"reason: {REASON}\n" in printed
+    assert "run: regraded\nstate: finished\nstep: 0\noutcome: quarantined\n" in printed
     assert cli.main(["why", UNFIT, "--run", "branch", "--json", "--store", str(root)]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert [use["run"] for use in found["runs"]] == ["branch"]
-    assert found["runs"][0]["policy"] == "branch:1" and head(found).endswith("Used by: branch.")
+    (use,) = json.loads(capsys.readouterr().out)["runs"]
+    assert (use["run"], use["policy"]) == ("branch", "branch:1")

@@ -6,7 +6,6 @@ import pytest
 
 from flows.queries.request import NotThere
 from flows.queries.runs import runs
-from flows.queries.sentences import sentence
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import tokens
 from flows.queries.trace import explain, find_trace
@@ -68,7 +67,6 @@ def test_nobody_says_that_a_rollout_had_no_weight_whose_batch_cannot_be_read(wit
     assert set(library.frames("run")["outcomes"].collect()["outcome"]) == set(found["outcome"])
     (use,) = (use for use in explain(library.frames(), "trace-0-0-0")["runs"] if use["run"] == "run")
     assert use["outcome"] == found["outcome"][0]
-    assert ("not known any more" in sentence({"trace": {"reward": 0.0}}, use)) != known
 
 
 def test_tokens_of_runs_outlive_the_rows_that_they_were_counted_in(without):

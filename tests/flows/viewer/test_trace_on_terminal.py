@@ -64,7 +64,6 @@ def test_a_pipe_gets_the_outcome_the_rewards_and_the_messages_without_an_escape(
     assert "\x1b" not in out
     assert f"trace {FORKED}  trained" in out
     assert "reward 1 = answer 1 x 0.5 + style 0.25 x 2 + x not scored" in out
-    assert f"Run {RUN} trained on it at step 0" in out
     assert re.findall(r"^ +(\d+ (?:user|assistant)  .*)$", out, re.MULTILINE) == [
         "0 user  3 tokens, 0 sampled",
         "1 assistant  3 tokens, 2 sampled",
