@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 from flows.cli.arguments import Force, Index, Json, StoreOption, open_reader, option, stored_run
+from flows.cli.output import print_report
 from flows.reporting.formats import console, grid
 
 
@@ -22,24 +23,18 @@ def diff(
     Raises RunUnknown, NotThere for a step that neither run has, LayoutError without a store.
     """
     from flows.queries.compare import ComparedStep, compare
-    from flows.queries.compare_summary import sheets, summary_lines
     from flows.queries.store_reader import recorded_run
-    from flows.reporting.panel import printable
 
     reader, a, _ = stored_run(store, run_a)
     b, _ = recorded_run(reader.store, run_b)
     comparison = dict(compare(reader, a, b))
     if step is not None:
-        comparison["detail"] = ComparedStep(reader, a, b, step).detail()
+        comparison |= ComparedStep(reader, a, b, step).detail()
     if as_json:
         print(json.dumps(comparison, sort_keys=True))
         return 0
-    out = console()
-    for line in summary_lines(comparison):
-        out.print(printable(line))
-    for sheet in sheets(comparison):
-        out.print(f"\n{printable(sheet.title)}", style="bold")
-        out.print(grid(sheet.headings, sheet.rows))
+    del comparison["pieces"], comparison["figures"]
+    print_report(comparison | {"parting": [comparison["parting"]] * bool(comparison["parting"])})
     return 0
 
 

@@ -26,7 +26,7 @@ def print_report(report: Mapping[str, Any], as_json: bool = False) -> None:
         elif value and isinstance(value[0], Mapping):
             say(f"{title}:")
             cells = ([cell(key, entry) for key, entry in record.items()] for record in value)
-            texts = [index for index, entry in enumerate(value[0].values()) if not isinstance(entry, int)]
+            texts = [index for index, entry in enumerate(value[0].values()) if not isinstance(entry, int | float)]
             console().print(grid((key.replace("_", " ") for key in value[0]), cells, left=texts))
         else:
             for text in value:

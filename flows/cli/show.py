@@ -42,15 +42,14 @@ def show(
     Raises RunUnknown, NotThere for an unknown step, LayoutError without a store; none is made.
     """
     from flows.cli.run_report import describe
-    from flows.queries.compare_summary import ranges
-    from flows.queries.request import NotThere
+    from flows.queries.request import NotThere, nearest_numbers
 
     name, step = run_and_step(run)
     reader, name, config = stored_run(store, name)
     report = describe(reader.store, name, config)
     steps = [entry["step"] for entry in report["steps"]]
     if step is not None and step not in steps:
-        raise NotThere(f"run {name!r} has no step {step}; it has {ranges(steps) or 'none yet'}")
+        raise NotThere(f"run {name!r} has no step {step}; the nearest are {nearest_numbers(steps, step) or 'none yet'}")
     printed = report["steps"][-last:] if step is None else [report["steps"][steps.index(step)]]
     if as_json:
         print(json.dumps(report if step is None else printed[0], sort_keys=True))

@@ -5,16 +5,15 @@ finished steps wrote to table `metrics`. Rows are joined by their ids; of a step
 `StoreReader` keeps each comparison until one of the runs has more work.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from itertools import chain
-from statistics import fmean
 from typing import Any
 
 import polars as pl
 
+from configs.errors import differing_parts
 from configs.run import RunConfig, content
-from flows.queries.metrics import read_metrics
 from flows.queries.request import NotThere, nearest_numbers
 from flows.queries.rollouts import traces_of
 from flows.queries.scores import compare_scores, recorded_evaluations, scored_evaluations
@@ -49,8 +48,13 @@ with counting as (
 _STEPS = f"""{_COUNTING}
 select step, first(stage order by place) filter (where state <> 'same key') as first_difference,
     case when bool_and(state = 'only in a') filter (where not of_run) then 'only in a'
-        when bool_and(state = 'only in b') filter (where not of_run) then 'only in b' end as only
+        when bool_and(state = 'only in b') filter (where not of_run) then 'only in b' end as only,
+    any_value(weights.a = weights.b) as weights_equal, any_value(reward.a) as reward_mean_a,
+    any_value(reward.b) as reward_mean_b, any_value(loss.a) as loss_a, any_value(loss.b) as loss_b
 from counting
+left join weights using (step)
+left join (from figures where figure = 'reward_mean') as reward using (step)
+left join (from figures where figure = 'loss') as loss using (step)
 where stage <> 'evaluation'
 group by step
 having not bool_and(of_run)
@@ -64,7 +68,28 @@ where state <> 'same key'
 order by place
 limit 1
 """
+_RESULTS = """
+select stage, count(*) filter (state = 'same key') as "same key",
+    count(*) filter (state = 'different key') as "different key",
+    count(*) filter (state = 'only in a') as "only in a", count(*) filter (state = 'only in b') as "only in b"
+from (select *, row_number() over () as place from pieces)
+group by stage
+order by min(place)
+"""
 _SAME_WORK = f"{_COUNTING} select count(*) > 0 and bool_and(state = 'same key') from counting"
+# Sums of counts, the least and the greatest reward of all steps, and of all else the mean of the steps that have it.
+_TOTAL = """case when figure like 'num_%' then sum({side}) when figure = 'reward_min' then min({side})
+    when figure = 'reward_max' then max({side}) else avg({side} order by step) end as {side}"""
+_TOTALS = f"""
+select *, b - a as difference
+from (
+    select figure, {_TOTAL.format(side="a")}, {_TOTAL.format(side="b")}
+    from figures
+    semi join (from steps where "only" is null) using (step)
+    group by figure
+    order by figure
+)
+"""
 
 
 def compare(reader: StoreReader, a: str, b: str) -> Mapping[str, Any]:
@@ -81,27 +106,25 @@ def _state(reader: StoreReader, run: str) -> tuple[Any, ...]:
 
 def _compare(reader: StoreReader, a: str, b: str) -> Mapping[str, Any]:
     configs, works = [reader.config(run) for run in (a, b)], [work_of(reader, run) for run in (a, b)]
-    figures = [step_figures(reader, work) for work in works]
     pieces = compared_keys(*works)
-    frame = pl.DataFrame(pieces, PIECES)
-    rows, parting, same = (
-        select_from_frames({"pieces": lambda: frame}, query) for query in (_STEPS, _PARTING, _SAME_WORK)
-    )
-    steps = [row | _figures_of_both(*(of_run.get(row["step"], {}) for of_run in figures)) for row in rows.to_dicts()]
-    both = [row for row in steps if row["only"] is None]
+    frames = {"pieces": pl.DataFrame(pieces, PIECES), "figures": compared_figures(reader, *works)}
+    frames["weights"] = _of_both(*(_weights(reader, of_run) for of_run in works), by=["step"])
+
+    def rows(query: str) -> pl.DataFrame:
+        return select_from_frames({name: frame.clone for name, frame in frames.items()}, query)
+
+    frames["steps"] = rows(_STEPS)
     return {
         "runs": [_describe_run(reader, *side) for side in zip((a, b), configs, works, strict=True)],
+        "parting": next(rows(_PARTING).iter_rows(named=True), None),
+        "same_work": not pieces or rows(_SAME_WORK).item(),
         "config": compared_configs(*configs),
-        "pieces": pieces,
-        "same_work": not pieces or same.item(),
-        "parting": next(parting.iter_rows(named=True), None),
-        "steps": steps,
-        "together": {
-            "steps": [row["step"] for row in both],
-            **{side: total_figures([row[side] for row in both]) for side in "ab"},
-        },
-        "weights_part_at": next((row["step"] for row in both if row["weights_equal"] is False), None),
+        "results": rows(_RESULTS).to_dicts(),
+        "totals": rows(_TOTALS).to_dicts(),
         "evaluations": compared_evaluations(reader, a, b).to_dicts(),
+        "steps": frames["steps"].to_dicts(),
+        "figures": frames["figures"].to_dicts(),
+        "pieces": pieces,
     }
 
 
@@ -114,9 +137,13 @@ def _describe_run(reader: StoreReader, run: str, config: RunConfig, works: Works
 def compared_configs(a: RunConfig, b: RunConfig) -> list[dict[str, Any]]:
     """Return the settings that differ: key (dotted), a, b, and `in_keys`, whether the setting can change rows.
 
-    The name and kind of a run and the section of a replay describe the run and are no settings here.
+    The name and kind of a run and the section of a replay describe the run and are no settings here. Of two versions
+    of an environment they are the parts that differ.
     """
     old, new = (dict(flat(config.model_dump(mode="json"))) for config in (a, b))
+    for key in old.keys() & new.keys():
+        if key.endswith(".version") and old[key] and new[key] and old[key] != new[key]:
+            old[key], new[key] = differing_parts(old[key], new[key])  # a version has several parts
     in_keys = {key for config in (a, b) for key, _ in flat(content(config, in_place=True))}
     return [
         {"key": key, "a": old.get(key), "b": new.get(key), "in_keys": key in in_keys}
@@ -157,62 +184,32 @@ def compared_keys(a: Works, b: Works) -> list[dict[str, Any]]:
     return pieces
 
 
-def step_figures(reader: StoreReader, works: Works) -> dict[int, dict[str, Any]]:
-    """Return by finished step its FIGURES, None where one was not measured, and `weights`, the digest of the policy."""
-    finished = {step: stages["metrics"] for step, stages in works.items() if "metrics" in stages}
-    trained = {step: stages["training"] for step, stages in works.items() if "training" in stages}
-    written = read_metrics(reader.frames(), finished.values(), pl.col("name").is_in(METRICS.values()))
-    rows = reader.frames().rows(trained.values(), "updates").select("key", "version", "update", "weights_sha256")
+def compared_figures(reader: StoreReader, a: Works, b: Works) -> pl.DataFrame:
+    """Return by finished step the FIGURES that a run has: step, figure, a, b and difference (b - a)."""
+    rows = _of_both(*(_figures(reader, works) for works in (a, b)), by=["step", "figure"])
+    rows = rows.sort("step", "figure").with_columns(difference=pl.col("b") - pl.col("a"))
+    return rows.cast({"figure": pl.String})
+
+
+def _figures(reader: StoreReader, works: Works) -> pl.DataFrame:
+    finished = [stages["metrics"] for stages in works.values() if "metrics" in stages]
+    rows = reader.frames().rows(finished, "metrics").filter(pl.col("name").is_in(METRICS.values()), scope="")
+    names = {metric: figure for figure, metric in METRICS.items()}
+    figure = pl.col("name").replace_strict(names, return_dtype=pl.Enum(FIGURES))
+    return rows.select(pl.col("step").cast(pl.Int64), "value", figure=figure).collect()
+
+
+def _weights(reader: StoreReader, works: Works) -> pl.DataFrame:
+    """Return the digest of the policy that each trained step made: step and value."""
+    trained = [stages["training"] for stages in works.values() if "training" in stages]
+    rows = reader.frames().rows(trained, "updates").sort("version", "update")
     # The last update of a step makes its policy.
-    digests = dict(rows.collect().sort("version", "update").select("key", "weights_sha256").iter_rows())
-    figures: dict[int, dict[str, Any]] = {}
-    for step, work in finished.items():
-        values = {figure: written.get(work.key, {}).get(("", name)) for figure, name in METRICS.items()}
-        counts = {name: int(value) for name, value in values.items() if name.startswith("num_") and value is not None}
-        figures[step] = values | counts | {"weights": digests.get(trained[step].key) if step in trained else None}
-    return figures
+    last = rows.group_by(pl.col("step").cast(pl.Int64)).agg(value=pl.col("weights_sha256").last())
+    return last.collect()
 
 
-def _figures_of_both(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
-    digests = a.get("weights"), b.get("weights")
-    return {"a": a, "b": b, "weights_equal": digests[0] == digests[1] if all(digests) else None}
-
-
-def total_figures(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the figures over several steps: sums of counts, and of all others the mean of the steps that have one.
-
-    The least and greatest reward are those of all steps.
-    """
-    ends: Mapping[str, Any] = {"reward_min": min, "reward_max": max}
-    total = {}
-    for name in FIGURES:
-        values = [step[name] for step in steps if step.get(name) is not None]
-        add = sum if name.startswith("num_") else ends.get(name, fmean)
-        total[name] = add(values) if values else None
-    return total
-
-
-def figures_of(both: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the figures that `a` or `b` has with `difference`, b - a; None where one was not measured."""
-    rows = []
-    for name in FIGURES:
-        a, b = (both[side].get(name) for side in "ab")
-        if a is not None or b is not None:
-            rows.append({"figure": name, "a": a, "b": b, "difference": None if a is None or b is None else b - a})
-    return rows
-
-
-def compared_steps(reader: StoreReader, a: str, b: str) -> pl.DataFrame:
-    """Return one row for each figure of each step of either run. Raises NotThere.
-
-    Columns: step; first_difference (the first stage whose key differs, null without one); `only` (the side that alone
-    has the step); weights_equal; figure; a, b and difference (b - a), null where it was not measured.
-    """
-    about = {"step": pl.Int64, "first_difference": pl.String, "only": pl.String, "weights_equal": pl.Boolean}
-    schema = {**about, "figure": pl.String, "a": pl.Float64, "b": pl.Float64, "difference": pl.Float64}
-    steps = compare(reader, a, b)["steps"]
-    rows = [{name: step[name] for name in about} | figure for step in steps for figure in figures_of(step)]
-    return pl.DataFrame(rows, schema, strict=False)
+def _of_both(a: pl.DataFrame, b: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+    return a.rename({"value": "a"}).join(b.rename({"value": "b"}), on=by, how="full", coalesce=True)
 
 
 EVALUATIONS = {

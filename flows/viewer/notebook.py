@@ -41,7 +41,9 @@ class Comparison(NamedTuple):
     """Two runs, a and b; differences are b - a."""
 
     steps: pl.DataFrame
-    """Figures of both by step, and the first stage whose key differs."""
+    """Reward and loss of both by step, and the first stage whose key differs."""
+    figures: pl.DataFrame
+    """Every figure of both by step."""
     evaluations: pl.DataFrame
     """How their policies differ on held-out examples."""
 
@@ -123,8 +125,8 @@ class Viewer:
 
     def compare(self, a: str, b: str) -> Comparison:
         """Return how run `b` differs from run `a`."""
-        pair = self.reader, self._name(a), self._name(b)
-        return Comparison(compare.compared_steps(*pair), compare.compared_evaluations(*pair))
+        comparison = compare.compare(self.reader, self._name(a), self._name(b))
+        return Comparison(*(pl.DataFrame(comparison[name]) for name in Comparison._fields))
 
     def _name(self, run: str) -> str:
         return self.reader.latest() if run == "latest" else run

@@ -4,8 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from flows.queries.compare import DIFFERENT, ONLY_A, ONLY_B, SAME, ComparedStep, compare, figures_of
-from flows.queries.compare_summary import sentences
+from flows.queries.compare import DIFFERENT, ONLY_A, ONLY_B, SAME, ComparedStep, compare
 from flows.queries.request import BadQuestion, PageRequest
 from flows.queries.run_state import any_going
 from flows.queries.store_reader import StoreReader, expired_rows_of_runs
@@ -31,13 +30,13 @@ def compare_page(reader: StoreReader, request: PageRequest) -> Page:
         raise BadQuestion("choose two runs to compare: one in the column A, another in the column B")
     comparison = compare(reader, a, b)
     values = {
-        **{name: comparison[name] for name in ("runs", "evaluations", "steps")},
+        **{
+            name: comparison[name]
+            for name in ("runs", "parting", "same_work", "results", "evaluations", "steps", "totals")
+        },
         **{"a": a, "b": b, "meanings": MEANINGS, "retired": expired_rows_of_runs(reader, a, b)},
-        "summary": sentences(comparison),
-        "parts_at": comparison["parting"] and comparison["parting"]["step"],
         "config": sorted(comparison["config"], key=lambda setting: not setting["in_keys"]),
         "ledger": _ledger(comparison["pieces"], a, b),
-        "totals": figures_of(comparison["together"]),
         "detail": _step(reader, comparison, a, b, request.number("step", 0)) if request.text("step") else None,
     }
     return Page("compare.html", f"{a} and {b}", values, [(a, addresses.run(a))], any_going(reader, a, b))
@@ -69,12 +68,11 @@ def _step(reader: StoreReader, comparison: Mapping[str, Any], a: str, b: str, st
     """Return a step of two runs: stages, figures and groups, and the verdicts and advantages that differ most."""
     rows = ComparedStep(reader, a, b, step)
     pieces = [piece for piece in comparison["pieces"] if piece["step"] == step]
-    row: Values = next((row for row in comparison["steps"] if row["step"] == step), {"a": {}, "b": {}})
     return {
         "step": step,
         "pieces": [{**piece, "class": CLASSES[piece["state"]]} for piece in pieces],
-        "only": row.get("only"),
-        "figures": figures_of(row),
+        "only": next((row["only"] for row in comparison["steps"] if row["step"] == step), None),
+        "figures": [row for row in comparison["figures"] if row["step"] == step],
         "num_rollouts": {side: int((rows.traces["side"] == side).sum()) for side in ("both", "a", "b")},
         "groups": rows.groups.head(MAX_GROUPS).to_dicts(),
         "num_groups": rows.groups.height,

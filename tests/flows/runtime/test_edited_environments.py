@@ -5,7 +5,6 @@ import pytest
 from configs.errors import ConfigError
 from flows import cli
 from flows.queries.compare import compare
-from flows.queries.compare_summary import sheets
 from flows.queries.store_reader import StoreReader
 from flows.runtime.loop import plan_work
 from flows.runtime.resolve_run import require_same, resolve_run
@@ -86,5 +85,6 @@ def test_check_and_diff_show_the_code(tmp_path, code, capsys):
         version = f"{long}, game 1 sha256:{digest}"
         rehearse(root, name, steps=1, environments=({**SMALL["environments"][0], "version": version},))
     found = compare(StoreReader(open_store(root)), "a", "b")
-    (settings,) = (sheet for sheet in sheets(found) if sheet.name == "config")
-    assert settings.rows == (("environments.0.version", "game 1 sha256:11", "game 1 sha256:22", "yes"),)
+    assert found["config"] == [
+        {"key": "environments.0.version", "a": "game 1 sha256:11", "b": "game 1 sha256:22", "in_keys": True}
+    ]
