@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from shlex import quote
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -15,16 +14,14 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.queries.request import NotThere, plain
-from flows.queries.rollout_list import LEFT, TraceChoice, choose, list_page
+from flows.queries.rollout_list import DERIVED, LEFT, TraceChoice, choose
 from flows.queries.rollout_search import filter_traces, run_rollouts
-from flows.queries.rollouts import evaluation_traces, lineages_of, steps_of, traces_of, with_mismatch
+from flows.queries.rollouts import evaluation_traces, lineages_of, steps_of, traces_of
 from flows.queries.step import figures as figures_of_step
-from flows.queries.step import written_of
 from flows.queries.store_reader import StoreReader
 from flows.reporting import formats
 from flows.reporting.formats import one_line
 from storage.read.damage import reading
-from tasks.metrics.figures import Values
 
 WIDEST, WIDEST_PIPED = 32, 400
 """Characters of one cell, on a terminal and in a pipe: there, a whole id has to be found."""
@@ -34,7 +31,8 @@ OF_RUN = ("step", "reward", "advantage", "outcome", "detail", "num_output_tokens
 """What is shown of the traces of a whole run where nobody chose columns."""
 OF_TERMINAL = ("reward", "advantage", "outcome", "detail", "num_output_tokens", "example_id")
 """What a terminal shows of the traces of a step, beside their replies."""
-GAP = 2
+GAP, ID_CHARS = 2, 8
+"""Blanks between columns, and characters of a trace's id on a terminal: as many name it in a command."""
 MIN_REPLY_CHARS = 24
 """The reply takes what the other columns leave of a line, at least this many characters."""
 
@@ -57,10 +55,10 @@ def print_list(reader: StoreReader, run: str, source: TraceSource, choice: Trace
             choice = replace(choice, columns=choice.columns or OF_RUN)
         elif with_replies:
             choice = replace(choice, columns=OF_TERMINAL)
-        title, frame, written = _frame(reader, run, source, choice)
+        title, frame = _frame(reader, run, source, choice)
         frame = filter_traces(reader, run, frame, source.where) if source.where else frame
-        listed = list_page(frame, choose(frame, choice), choice)
-        figures = figures_of_step(frame, None if source.where else written)
+        _, listed = choose(frame, choice)
+        figures = figures_of_step(frame)
         replies = _replies(reader, run, listed["rows"]) if with_replies else {}
     if as_json:
         print(json.dumps(plain({"run": run, "of": title, "figures": figures, "traces": listed})))
@@ -73,11 +71,11 @@ def print_list(reader: StoreReader, run: str, source: TraceSource, choice: Trace
     out.print(Text(_ending(listed)))
 
 
-def _frame(reader: StoreReader, run: str, source: TraceSource, choice: TraceChoice) -> tuple[str, pl.DataFrame, Values]:
-    """Return the title of a list, its traces, and the metrics that the step has written of them."""
+def _frame(reader: StoreReader, run: str, source: TraceSource, choice: TraceChoice) -> tuple[str, pl.DataFrame]:
+    """Return the title of a list, and its traces."""
     if source.version is not None:
         frame = evaluation_traces(reader, run, source.version, source.set_name)
-        return f"evaluation of policy {source.version}", frame, {}
+        return f"evaluation of policy {source.version}", frame
     steps = steps_of(reader, run)
     if source.where and source.step is None:
         title, lineages = "all steps", reader.history(run).lineages
@@ -86,13 +84,11 @@ def _frame(reader: StoreReader, run: str, source: TraceSource, choice: TraceChoi
     else:
         step = steps[-1] if source.step is None else source.step
         title, lineages = f"step {step}", lineages_of(reader, run, step)
-    frame = traces_of(reader, run, lineages)
-    frame = with_mismatch(reader, run, lineages, frame, (*choice.columns, choice.sort))
-    return title, frame, written_of(reader, run, lineages)
+    return title, traces_of(reader, run, lineages, DERIVED.intersection((*choice.columns, choice.sort)))
 
 
 def _headline(run: str, title: str, figures: Mapping[str, Any]) -> str:
-    reward = figures["reward"]
+    reward = next(iter(figures["rewards"]), {"mean": None, "spread": None})
     spread = f" ± {formats.number(reward['spread'])}" if reward["spread"] is not None else ""
     counts = ((row["num_traces"], row["outcome"], one_line(row["detail"], 40)) for row in figures["outcomes"])
     outcomes = ", ".join(" ".join(str(part) for part in parts if part != "") for parts in counts) or "no rollouts"
@@ -110,8 +106,7 @@ def _print_rows(out: Console, listed: Mapping[str, Any], replies: Mapping[str, s
     rows, cells = listed["rows"], dict[str, list[str]]()
     for column in listed["columns"]:
         name, title = column["name"], column["title"] + ("_s" if piped and column["kind"] == "seconds" else "")
-        length = listed["id_length"] if name == "trace_id" and not piped else None
-        values = [row[name][:length] if length else row[name] for row in rows]
+        values = [row[name] if piped or name != "trace_id" else row[name][:ID_CHARS] for row in rows]
         cells[name] = [one_line(title, WIDEST_PIPED), *(cell_text(value, column["kind"], piped) for value in values)]
     ends = dict(zip(cells, accumulate(max(map(cell_len, texts)) + GAP for texts in cells.values()), strict=True))
     first, *others = cells
@@ -149,8 +144,4 @@ def cell_text(value: Any, kind: str, piped: bool) -> str:
 
 def _ending(listed: Mapping[str, Any]) -> str:
     pages = f"; page {listed['page']} of {listed['num_pages']} (--page, --limit)" if listed["num_pages"] > 1 else ""
-    count = f"{listed['num_chosen']} of {listed['num_all']} traces{pages}"
-    if not listed["rows"]:
-        return count
-    first = listed["rows"][0]["trace_id"][: listed["id_length"]]
-    return f"{count}. One of them: stagecoach trace {quote(one_line(first, 60))}"
+    return f"{listed['num_chosen']} of {listed['num_all']} traces{pages}"

@@ -22,7 +22,7 @@ def traces(
     desc: Annotated[bool, option("highest first")] = False,
     limit: Annotated[Count, option("number of traces on a page")] = 40,
     page: Annotated[Count, option("number of the page")] = 1,
-    columns: Annotated[str, option("these columns; reward:NAME and metric:NAME too", "A,B")] = "",
+    columns: Annotated[str, option("these columns", "A,B")] = "",
     store: StoreOption = "",
     as_json: Json = False,
 ) -> int:
@@ -32,11 +32,12 @@ def traces(
     """
     from flows.cli.trace_list import TraceSource, print_list
     from flows.queries.request import BadQuestion
-    from flows.queries.rollout_list import ASCENDING, DESCENDING, TraceChoice, read_names
+    from flows.queries.rollout_list import ASCENDING, DESCENDING, TraceChoice
 
     run, step = run_and_step(run, step, evaluation)
     if of_set is not None and evaluation is None:
         raise BadQuestion("--set chooses of an evaluation: name its policy's version with --evaluation")
-    choice = TraceChoice({}, sort, DESCENDING if desc else ASCENDING, page, limit, read_names(columns))
+    chosen = tuple(filter(None, columns.split(",")))
+    choice = TraceChoice({}, sort, DESCENDING if desc else ASCENDING, page, limit, chosen)
     print_list(open_reader(store), run, TraceSource(step, evaluation, of_set, where), choice, as_json)
     return 0

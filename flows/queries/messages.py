@@ -9,7 +9,6 @@ import io
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,39 +18,34 @@ import pyarrow as pa
 from flows.queries.request import parse_object
 from flows.queries.store_reader import StoreReader
 from flows.queries.trace import FoundTrace
+from flows.queries.views import select
 from flows.reporting.formats import cut
 from storage.read.lineage import Work
 from tasks.arrays.images import REFERENCE
-from tasks.arrays.message_graph import BrokenGraph, drop_rejected, find_branches
+from tasks.arrays.message_graph import drop_rejected, find_branches
 
 GRAPH = ("trace_id", "message", "parent", "sampled")
 Path = list[int]
 
 
+_MESSAGES = """
+select message, parent, role, content, body, sampled, len(token_ids) as num_tokens,
+    list_sum(list_transform(mask, lambda is_sampled: is_sampled::int))::bigint as num_sampled, texts
+from messages
+left join (select message, texts from message_texts where trace_id = $id) as said using (message)
+where trace_id = $id
+order by message
+"""
+
+
 def messages(reader: StoreReader, trace: FoundTrace) -> pl.DataFrame:
     """Return the messages of a trace in order: message, parent, role, content, body, sampled and counts of its tokens.
 
-    `num_tokens` are those that the message adds, `num_sampled` the ones of them that the policy sampled.
+    `num_tokens` are those that the message adds, `num_sampled` the ones of them that the policy sampled; `texts` is as
+    view `message_texts` has it.
     """
-    return messages_of(reader, [trace.key], pl.Series([trace.trace_id])).drop("trace_id")
-
-
-def messages_of(reader: StoreReader, keys: Iterable[str], ids: pl.Series) -> pl.DataFrame:
-    """Return the same of several traces by their ids, with `trace_id` first; `keys` are of the work that has them."""
-    works = {work.key: work for key in keys for work in reader.graph.origins(reader.graph.works[key], "messages")}
-    rows = reader.frames().rows(works.values(), "messages")
-    rows = rows.filter(pl.col("trace_id").is_in(ids.implode())).sort("trace_id", "message")
-    return rows.select(
-        "trace_id",
-        "message",
-        "parent",
-        "role",
-        "content",
-        "body",
-        "sampled",
-        num_tokens=pl.col("token_ids").list.len().cast(pl.Int64),
-        num_sampled=pl.col("mask").list.sum().cast(pl.Int64),
-    ).collect()
+    of_trace = {"messages": pl.col("trace_id") == trace.trace_id}
+    return select(reader.frames(), [trace.lineage], _MESSAGES, of_trace, id=trace.trace_id)
 
 
 def message_works(reader: StoreReader, trace: FoundTrace, table: str = "messages") -> Sequence[Work]:
@@ -83,52 +77,6 @@ def rejected_messages(found: FoundTrace, rows: pl.DataFrame) -> list[int]:
 
 WINDOW = 100
 """Messages that a page shows."""
-
-
-@dataclass(frozen=True)
-class Line:
-    """One message in the order of reading."""
-
-    message: int
-    branch: int
-    """The first branch through it."""
-    goes_on_from: int | None
-    """The message that it follows, where that is not the one read just before; -1 for another beginning."""
-
-
-@dataclass(frozen=True)
-class MessageView:
-    """A message graph in the order of reading: branch by branch, what branches share once."""
-
-    lines: list[Line]
-    paths: list[Path]
-    broken: str
-    """What is wrong with a graph that has no paths; then messages are read by their numbers."""
-
-
-def reading(rows: pl.DataFrame, branch: int | None = None) -> MessageView:
-    """Return messages in the order of reading: all, or those of one branch."""
-    try:
-        paths = branches(rows)
-    except BrokenGraph as error:
-        return MessageView([Line(message, 0, None) for message in rows["message"]], [], str(error))
-    chosen = list(enumerate(paths)) if branch is None else [(branch, paths[branch])]
-    return MessageView(_lines(chosen), paths, "")
-
-
-def _lines(paths: Sequence[tuple[int, Path]]) -> list[Line]:
-    found: list[Line] = []
-    seen: set[int] = set()
-    for number, path in paths:
-        for place, message in enumerate(path):
-            if message in seen:
-                continue
-            seen.add(message)
-            before = path[place - 1] if place else None
-            follows = not found or before == found[-1].message
-            found.append(Line(message, number, None if follows else -1 if before is None else before))
-    return found
-
 
 MAGIC = {
     "image/png": (b"\x89PNG\r\n\x1a\n",),

@@ -1,24 +1,21 @@
-"""Rollouts as a person reads them: prompts once, replies under each other, what was expected, one message as text."""
+"""Rollouts as a person reads them: prompts once, replies under each other, and what was expected."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import polars as pl
 
-from flows.queries.messages import Images, branches, messages_of, read_message
 from flows.queries.request import PageRequest, parse_object
 from flows.queries.rollout_list import COLUMNS
 from flows.queries.store_reader import StoreReader
+from flows.queries.views import select
 from flows.reporting.formats import cut
-from tasks.arrays.message_graph import BrokenGraph
 
 SIZE, LARGEST = 12, 50
 """Replies of a page; `k` asks for another number."""
 LINES, FEW_LINES, CHARACTERS = 12, 4, 1200
-"""What is seen of a reply, of what leads to it, and of either in one line that does not end."""
-MOST_MESSAGES = 20
-"""Messages of a prompt, or between it and the reply."""
+"""What is seen of a reply, of what was expected, and of either in one line that does not end."""
 LONGEST = 8000
 """Characters of a text that are opened on the page; the trace has all."""
 EXPECTED = ("answer", "answers", "expected", "target", "solution", "ground_truth")
@@ -41,7 +38,7 @@ def read_rollouts(reader: StoreReader, run: str, rows: pl.DataFrame, request: Pa
     shown = rows.slice((page - 1) * size, size)
     numeric = [column for column in COLUMNS if column.kind in FIGURES and column.name in rows.columns]
     return {
-        "replies": _replies(shown, _messages_by_trace(reader, shown), _tasks(reader, run, shown)),
+        "replies": _replies(_with_texts(reader, run, shown), _tasks(reader, run, shown)),
         "figures": [vars(column) for column in numeric if rows[column.name].n_unique() > 1],
         "num_agents": rows["agent"].n_unique(),
         "num_rollouts": rows.height,
@@ -77,11 +74,12 @@ def _agents_together(rows: pl.DataFrame) -> pl.DataFrame:
     return rows.with_row_index("at").sort(*order).drop("at")
 
 
-def _messages_by_trace(reader: StoreReader, rows: pl.DataFrame) -> dict[str, list[Values]]:
-    messages = messages_of(reader, rows["key"].unique(maintain_order=True), rows["trace_id"].unique())
-    # A rollout that several works have, as a replay does, has its messages once for each.
-    parts = messages.unique(["trace_id", "message"], maintain_order=True).partition_by("trace_id", as_dict=True)
-    return {str(name): _on_last_path(part) for (name,), part in parts.items()}
+def _with_texts(reader: StoreReader, run: str, rows: pl.DataFrame) -> pl.DataFrame:
+    """Return rollouts with `prompt` and `reply`, as view `rollouts` has them; of others no message is read."""
+    lineages = [lineage for lineage in reader.history(run).lineages if lineage.traces.key in {*rows["key"]}]
+    where = dict.fromkeys(("traces", "messages"), pl.col("trace_id").is_in(rows["trace_id"].implode()))
+    texts = select(reader.frames(), lineages, "select key, trace_id, prompt, reply from rollouts", where)
+    return rows.join(texts, on=["key", "trace_id"], how="left", maintain_order="left")
 
 
 def _tasks(reader: StoreReader, run: str, rows: pl.DataFrame) -> dict[tuple[str, str], Values]:
@@ -100,32 +98,18 @@ def _expected_answer(task: Values) -> list[Values]:
     return [{"name": name, **_fold(text, FEW_LINES)} for name, text in texts.items()]
 
 
-def _replies(
-    rows: pl.DataFrame, messages: Mapping[str, list[Values]], tasks: Mapping[tuple[str, str], Values]
-) -> list[Values]:
-    """Return rollouts with their last reply, the prompt, where it is another one than that above, and all between."""
+def _replies(rows: pl.DataFrame, tasks: Mapping[tuple[str, str], Values]) -> list[Values]:
+    """Return rollouts with their reply, and with the prompt where it is another one than that above."""
     replies, previous = [], None
     for row in rows.to_dicts():
-        said = messages.get(row["trace_id"], [])
-        sampled = [place for place, message in enumerate(said) if message["sampled"]]
-        first, last = (sampled[0], sampled[-1]) if sampled else (len(said), None)
-        example, prompt = (row["environment"], row["example_id"]), _fold_messages(said[:first])
+        example = row["environment"], row["example_id"]
+        prompt = None if (*example, row["prompt"]) == previous else _fold(row["prompt"] or "", LINES)
         # What others than the policy said is there to be looked up.
-        reply = None if last is None else _fold(said[last]["text"], LINES if row["trainable"] else 1)
-        replies.append(
-            {"set": None, **row}
-            | {"prompt": None if (example, prompt) == previous else prompt, "earlier": _fold_messages(said[first:last])}
-            | {"reply": reply, "expected": _expected_answer(tasks.get(example, {}))}
-            | {"parts": reward_parts(row["rewards"])}
-        )
-        previous = example, prompt
+        reply = _fold(row["reply"] or "", LINES if row["trainable"] else 1)
+        previous = *example, row["prompt"]
+        told = {"expected": _expected_answer(tasks.get(example, {})), "parts": reward_parts(row["rewards"])}
+        replies.append({"set": None, **row, **told, "prompt": prompt, "reply": reply})
     return replies
-
-
-def _fold_messages(messages: Sequence[Values]) -> Values:
-    """Return the last messages of some, each folded, and how many are left out before them."""
-    last = [{"role": message["role"], **_fold(message["text"], FEW_LINES)} for message in messages[-MOST_MESSAGES:]]
-    return {"messages": last, "left_out": len(messages) - len(last)}
 
 
 def _fold(text: str, lines: int) -> Values:
@@ -133,23 +117,3 @@ def _fold(text: str, lines: int) -> Values:
     head = cut("\n".join(text[: LONGEST + 1].split("\n", lines)[:lines]), CHARACTERS)[0]
     rest, left_out = cut(text[len(head) :], LONGEST)
     return {"head": head, "rest": rest.removeprefix("\n"), "left_out": left_out}
-
-
-def _on_last_path(rows: pl.DataFrame) -> list[Values]:
-    """Return role, sampled and text of the messages along the last path of a trace from a root to a leaf."""
-    try:
-        paths = branches(rows)
-    except BrokenGraph:  # then messages stay as they are numbered
-        paths = []
-    rows = rows.filter(pl.col("message").is_in(paths[-1])).sort("message") if paths else rows
-    listed = rows.iter_rows(named=True)
-    return [{"role": row["role"], "sampled": row["sampled"], "text": message_text(row)} for row in listed]
-
-
-def message_text(row: Mapping[str, Any]) -> str:
-    """Return all that a message says as one text: thoughts, parts, calls of tools; an image by its name alone."""
-    read = read_message(row, Images(()))
-    said = [f"(thoughts)\n{read['thoughts']['text']}"] if read["thoughts"] else []
-    said += ["(image)" if part["kind"] == "image" else part["text"]["text"] for part in read["parts"]]
-    said += [f"(call) {call['name'] or ''} {call['arguments']['text']}" for call in read["calls"]]
-    return "\n".join(said)

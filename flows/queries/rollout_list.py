@@ -1,20 +1,12 @@
 """A list of rollouts, the same for a page and a terminal: columns, filters, order and pages."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote
 
 import polars as pl
 
-from flows.queries.request import BadQuestion, PageRequest, parse_object
-from flows.queries.views import EXPIRED
-from tasks.arrays.finding import QUARANTINED
-from tasks.metrics.accounting import ERRORED, EVALUATED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STALE, STOPPED, TRAINED
-
-NAMED = {"reward": "rewards", "metric": "metrics"}
-"""Columns `reward:NAME` and `metric:NAME` are of the named values in these columns, JSON objects."""
+from flows.queries.request import BadQuestion, PageRequest
 
 
 @dataclass(frozen=True)
@@ -86,23 +78,21 @@ def _parse_columns(table: str, usual: bool) -> list[RolloutColumn]:
 
 COLUMNS = (*_parse_columns(_USUAL, usual=True), *_parse_columns(_FURTHER, usual=False))
 """In the order in which they are shown."""
+DERIVED = frozenset(("mismatch_kl",))
+"""Columns that are read only where they are asked for: they take the tokens of all traces."""
 LEFT = ("text", "names")
 """The kinds whose values stand at the left."""
-OUTCOMES = (TRAINED, FILTERED, ERRORED, STOPPED, STALE, QUARANTINED, NO_WEIGHT, REFUSED, PENDING, EVALUATED, EXPIRED)
-ERRORS = ("infrastructure", "timeout", "model", "environment", "cancelled", "incomplete")
-"""The classes that an error may have; a rollout that was stopped for others' sake is no error, see OUTCOMES."""
 PAGE_SIZE, LARGEST_PAGE = 50, 500
 DESCENDING, ASCENDING = "desc", "asc"
 FILTERS = {
-    **{"environment": "environment", "agent": "agent", "outcome": "outcome", "reason": "reason"},
-    **{"error": "error_class", "filter": "detected", "group": "group_id", "example": "example_id"},
+    **{"environment": "environment", "agent": "agent", "outcome": "outcome", "error": "error_class"},
+    **{"filter": "detected", "group": "group_id", "example": "example_id"},
 }
-"""Filters of a page by the column whose value they name; of `filter` one of the values."""
-IDS = ("group", "example")
-"""Filters whose values are not listed."""
+"""Filters of a page by the column whose value they name; of `filter` one of the values, or the reason."""
+LISTED = ("environment", "agent", "outcome", "error")
+"""Filters whose values are listed as they are."""
 ALWAYS = ("trace_id", "key", "group_id", "example_id", "environment", "agent", "outcome", "detail", "error_class")
 """Columns that every row of a list has, whichever others were chosen."""
-ID_LENGTHS = (8, 12, 16, 24, 32)
 
 
 @dataclass(frozen=True)
@@ -120,31 +110,14 @@ class TraceChoice:
     """Those to show; without any, the usual ones."""
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """The chosen traces: all of them in order, and those of the page."""
-
-    rows: pl.DataFrame
-    page: pl.DataFrame
-    columns: list[RolloutColumn]
-    num_pages: int
-    """At least one, where nothing is there too."""
-
-
 def column(name: str, frame: pl.DataFrame) -> RolloutColumn:
-    """Return a column of a list of traces by its name or heading: one of COLUMNS, `reward:NAME` or `metric:NAME`.
-
-    Raises BadQuestion, which names those that there are.
-    """
+    """Return a column of a list of traces by its name or heading. Raises BadQuestion, which names all columns."""
     stored = [column for column in COLUMNS if column.name in frame.columns]
     for column in stored:
         if name in (column.name, column.title):
             return column
-    kind, _, title = name.partition(":")
-    if kind in NAMED and title:
-        return RolloutColumn(name, title, "number", f"of the {NAMED[kind]} that have names", False)
     names = ", ".join(column.name for column in stored)
-    raise BadQuestion(f"there is no column {name!r}; there are {names}, and reward:NAME and metric:NAME")
+    raise BadQuestion(f"there is no column {name!r}; there are {names}")
 
 
 def columns(names: Sequence[str], frame: pl.DataFrame) -> list[RolloutColumn]:
@@ -163,48 +136,32 @@ def _has_values(values: pl.Series) -> bool:
     return any(value not in ("", []) for value in values.drop_nulls().unique().to_list())
 
 
-def read_names(text: str) -> tuple[str, ...]:
-    """Return the names of a list of columns; commas in names are written %2C."""
-    return tuple(unquote(name.strip()) for name in text.split(",") if name.strip())
+def choose(frame: pl.DataFrame, choice: TraceChoice) -> tuple[pl.DataFrame, dict[str, Any]]:
+    """Return the chosen traces of a frame as `flows.queries.rollouts.traces_of` has it, in order, and a page of them.
 
-
-def with_named(frame: pl.DataFrame, names: Iterable[str]) -> pl.DataFrame:
-    """Return the frame with the columns of named rewards and metrics added that are among `names`."""
-    for column in dict.fromkeys(names):
-        kind, _, name = column.partition(":")
-        if kind in NAMED and name:
-            # In Python, not by a JSON path: names may hold dots, quotes and brackets.
-            values = [_number(parse_object(text).get(name)) for text in frame[NAMED[kind]]]
-            frame = frame.with_columns(pl.Series(column, values, pl.Float64))
-    return frame
-
-
-def _number(value: Any) -> float | None:
-    """Return a named reward's score, or a metric's number."""
-    number = value.get("score") if isinstance(value, dict) else value
-    with suppress(OverflowError):  # a whole number of an environment's that no float holds
-        return float(number) if isinstance(number, (int, float)) else None
-    return None
-
-
-def choose(frame: pl.DataFrame, choice: TraceChoice) -> Chosen:
-    """Return the chosen traces of a frame as `flows.queries.rollouts.traces` has it, sorted and paged.
-
-    Traces without a value come last in both orders, and equal ones stay as they were. Raises BadQuestion for unknown
-    values and for a page that is not there.
+    Traces without a value come last in both orders, and equal ones stay as they were. The page has its columns, its
+    rows, how many there are, and the values that can be chosen. Raises BadQuestion for an unknown column.
     """
-    _check(frame, choice)
     listed = columns(choice.columns, frame)
     by = column(choice.sort, frame) if choice.sort else None
     if by is not None and by not in listed and not choice.columns:
         listed.insert(1, by)  # the column that a list is sorted by is seen
-    frame = with_named(frame, (*(column.name for column in listed), choice.sort))
     conditions = [_condition(name, value) for name, value in choice.filters.items() if value]
     rows = sort_rows(frame.filter(*conditions), by, choice.order == DESCENDING)
     num_pages = max(-(-rows.height // choice.size), 1)
-    if choice.page > num_pages:
-        raise BadQuestion(f"page={choice.page}: there are {num_pages} of {choice.size} traces each")
-    return Chosen(rows, rows.slice((choice.page - 1) * choice.size, choice.size), listed, num_pages)
+    # An address may be older than the choice of rows: it opens the end, not an error.
+    page = min(choice.page, num_pages)
+    shown = rows.slice((page - 1) * choice.size, choice.size)
+    return rows, {
+        "columns": [vars(column) for column in listed],
+        "rows": shown.select(*dict.fromkeys((*ALWAYS, *(column.name for column in listed)))).to_dicts(),
+        "num_all": frame.height,
+        "num_chosen": rows.height,
+        "page": page,
+        "num_pages": num_pages,
+        "size": choice.size,
+        "known": known_values(frame),
+    }
 
 
 def _condition(name: str, value: str) -> pl.Expr:
@@ -228,28 +185,10 @@ def sort_rows(rows: pl.DataFrame, by: RolloutColumn | None, descending: bool) ->
 
 
 def known_values(frame: pl.DataFrame) -> dict[str, list[str]]:
-    """Return the values that the filters can have in a frame, in order of name; outcomes in theirs."""
-    values = {
-        name: sorted(frame[of].drop_nulls().unique().to_list())
-        for name, of in FILTERS.items()
-        if name not in (*IDS, "filter")
-    }
+    """Return the values that the filters can have in a frame, but for groups and examples, in order of name."""
+    values = {name: sorted(frame[FILTERS[name]].drop_nulls().unique().to_list()) for name in LISTED}
     flagged = frame["detected"].list.explode(keep_nulls=False).drop_nulls()
-    outcomes = [outcome for outcome in OUTCOMES if outcome in values["outcome"]]
-    return {**values, "outcome": outcomes, "filter": sorted({*flagged, *values["reason"]})}
-
-
-def _check(frame: pl.DataFrame, choice: TraceChoice) -> None:
-    """Refuse values that name nothing: an empty list would say that there is nothing of that kind."""
-    values: dict[str, Iterable[str]] = {**known_values(frame), **{name: frame[FILTERS[name]] for name in IDS}}
-    # Known kinds may be asked for where none is there: no error in a step is an answer, a typing mistake is not.
-    values |= {"outcome": OUTCOMES, "error": (*ERRORS, *values["error"]), "order": (ASCENDING, DESCENDING)}
-    for name, value in {**choice.filters, "order": choice.order}.items():
-        if value and value not in values[name]:
-            valid = "" if name in IDS else f"; there are {', '.join(dict.fromkeys(values[name])) or 'none'}"
-            raise BadQuestion(f"{name}={value!r} is not known here{valid}")
-    if choice.page < 1 or choice.size < 1:
-        raise BadQuestion(f"page={choice.page} of {choice.size} traces: both count from 1")
+    return {**values, "filter": sorted({*flagged, *frame["reason"].drop_nulls()})}
 
 
 def choice_of(request: PageRequest) -> TraceChoice:
@@ -257,29 +196,7 @@ def choice_of(request: PageRequest) -> TraceChoice:
     return TraceChoice(
         {name: request.text(name) for name in FILTERS},
         request.text("sort"),
-        request.text("order") or ASCENDING,
+        request.one_of("order", (ASCENDING, DESCENDING), ASCENDING),
         request.number("page", 1, least=1),
         request.number("size", PAGE_SIZE, least=1, most=LARGEST_PAGE),
     )
-
-
-def list_page(frame: pl.DataFrame, chosen: Chosen, choice: TraceChoice) -> dict[str, Any]:
-    """Return the page of a list of traces: its columns, its rows, how many there are, and what can be asked for."""
-    names = [column.name for column in chosen.columns]
-    return {
-        "columns": [vars(column) for column in chosen.columns],
-        "rows": chosen.page.select(*dict.fromkeys((*ALWAYS, *names))).to_dicts(),
-        "num_all": frame.height,
-        "num_chosen": chosen.rows.height,
-        "page": choice.page,
-        "num_pages": chosen.num_pages,
-        "size": choice.size,
-        "asked": {**dict.fromkeys(FILTERS, ""), **choice.filters, "sort": choice.sort, "order": choice.order},
-        "known": known_values(frame),
-        "id_length": _id_length(frame["trace_id"]),
-    }
-
-
-def _id_length(ids: pl.Series) -> int:
-    """Return how many characters tell the ids of these traces apart, so that a short one names a trace too."""
-    return next((most for most in ID_LENGTHS if ids.str.head(most).n_unique() == len(ids)), ID_LENGTHS[-1])

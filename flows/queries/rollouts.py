@@ -1,7 +1,4 @@
-"""Rollouts as frames: those of a step or an evaluation, and those beside a trace.
-
-The mismatch of engine and learner is of such a frame too, one value for each of its rows.
-"""
+"""Rollouts as frames: those of a step or an evaluation, and those around a trace."""
 
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -103,7 +100,9 @@ def _at(reader: StoreReader, run: str, step: int, for_training: bool) -> list[St
     return sorted(of_step, key=lambda lineage: (lineage.traces.entry.finished_at, lineage.traces.key))
 
 
-def traces_of(reader: StoreReader, run: str, lineages: Sequence[StepLineage]) -> pl.DataFrame:
+def traces_of(
+    reader: StoreReader, run: str, lineages: Sequence[StepLineage], more: Collection[str] = ()
+) -> pl.DataFrame:
     """Return one row for each trace of some lineages of a run, in the order in which the stages handed them over.
 
     Columns: `place` (its number in that order, 0-based), `key` (of the work that made it) and `step`; those of the
@@ -111,60 +110,32 @@ def traces_of(reader: StoreReader, run: str, lineages: Sequence[StepLineage]) ->
     `outcome` and `detail` as `flows.queries.trace` and `stagecoach why` have them, `stale`, `seconds` (set-up,
     generation and scoring), `num_tokens`; of the verdict `keep`, `reason`, `detected` (a list of names) and of the
     samples `advantage`, `baseline` and `num_samples`, null where no verdict, or no sample, is there (yet); `trained`.
-    Groups that were replaced, and work of which only parts are done, are there too.
+    Groups that were replaced, and work of which only parts are done, are there too. `more` names further columns of
+    view `rollouts`.
     """
     view = all_views()["rollouts"]
-    rows = rollout_columns(reader, run, lineages, view.columns.keys() - view.hidden - UNLISTED)
+    rows = rollout_columns(reader, run, lineages, (view.columns.keys() - view.hidden - UNLISTED) | {*more})
     return rows.with_row_index("place").cast({"place": pl.Int64})
 
 
-MATE = (
-    *("trace_id", "key", "agent", "episode_id", "assignment_id", "reward", "advantage", "outcome", "detail"),
-    *("error_class", "num_output_tokens"),
-)
-
-
-def mates(reader: StoreReader, trace: FoundTrace) -> pl.DataFrame:
-    """Return the traces of its group that the same agent made, itself too, by assignment; columns as in `MATE`."""
-    own = traces_of(reader, trace.run, [trace.lineage])
-    same = {name: trace.row[name] for name in ("group_id", "agent")}
-    return own.filter(**same).sort(_member(), "assignment_id").select(MATE)
-
-
-def episode(reader: StoreReader, trace: FoundTrace) -> pl.DataFrame:
-    """Return the other traces of the same episode, those of other agents, in order; columns as in `MATE`."""
-    own = traces_of(reader, trace.run, [trace.lineage])
-    others = pl.col("trace_id") != trace.trace_id
-    return own.filter(others, episode_id=trace.row["episode_id"]).select(MATE)
+MATE = ("trace_id", "agent", "reward", "advantage", "outcome")
 
 
 def neighbours_of_trace(reader: StoreReader, trace: FoundTrace) -> dict[str, Any]:
-    """Return where a trace stands in its batch of rollouts: `place` (0-based), `num_traces`, and the traces around it.
+    """Return where a trace stands in its batch of rollouts: `place` (0-based), `num_traces`, `previous` and `next`.
 
-    These are `previous` and `next`, with the key of the work that made each; None at the ends.
+    Both are ids, None at the ends. `mates` are the traces of its group and of its episode, itself too, by agent and
+    assignment, with the columns `MATE`.
     """
-    ids = traces_of(reader, trace.run, [trace.lineage]).select("trace_id", "key").rows()
-    place = [trace_id for trace_id, _ in ids].index(trace.trace_id)
-    (previous, previous_key), _, (following, next_key) = [(None, None), *ids, (None, None)][place : place + 3]
-    around = {"previous": previous, "previous_key": previous_key, "next": following, "next_key": next_key}
-    return {"place": place, "num_traces": len(ids), **around}
+    rows = traces_of(reader, trace.run, [trace.lineage])
+    ids = rows["trace_id"].to_list()
+    place = ids.index(trace.trace_id)
+    previous, _, following = [None, *ids, None][place : place + 3]
+    of_group, of_episode = (pl.col(name) == trace.row[name] for name in ("group_id", "episode_id"))
+    mates = rows.filter(of_group | of_episode).sort("agent", _member(), "assignment_id").select(MATE).to_dicts()
+    return {"place": place, "num_traces": len(ids), "previous": previous, "next": following, "mates": mates}
 
 
 def _member() -> pl.Expr:
     """Return the number of a rollout within its group, the end of its assignment's id."""
     return pl.col("assignment_id").str.split("/").list.last().cast(pl.Int64, strict=False)
-
-
-MISMATCH, MISMATCH_TITLE = "mismatch_kl", "mismatch KL"
-
-
-def with_mismatch(
-    reader: StoreReader, run: str, lineages: Sequence[StepLineage], frame: pl.DataFrame, columns: Collection[str]
-) -> pl.DataFrame:
-    """Return the traces of some lineages with the column `mismatch_kl`: nulls, unless it is among `columns`.
-
-    It takes the tokens of all of them. `frame` has their traces in the order of `traces_of`.
-    """
-    if not {MISMATCH, MISMATCH_TITLE} & set(columns):
-        return frame.with_columns(pl.lit(None, pl.Float64).alias(MISMATCH))
-    return frame.with_columns(rollout_columns(reader, run, lineages, {MISMATCH}).to_series())

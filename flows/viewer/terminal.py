@@ -15,7 +15,7 @@ from rich.style import Style
 from rich.text import Text
 
 from flows.queries.notes import note_line
-from flows.queries.reader import message_text, reward_parts
+from flows.queries.reader import reward_parts
 from flows.queries.request import parse_object
 from flows.queries.store_reader import StoreReader, flat
 from flows.queries.tokens import COLOURINGS, WEIGHTS, default_colouring, tokens
@@ -113,7 +113,7 @@ def conversation(
         after = f", after message {row['parent']}" if row["parent"] not in (None, previous) else ""
         yield heading.append(f"  {row['num_tokens']} tokens, {row['num_sampled']} sampled{after}", "dim")
         own = drawn.get((row["message"],))
-        yield Padding(_text(message_text(row)) if own is None else _colour_tokens(own), (0, 0, 0, 4), expand=False)
+        yield Padding(_text(row["texts"] or "") if own is None else _colour_tokens(own), (0, 0, 0, 4), expand=False)
         previous = row["message"]
 
 

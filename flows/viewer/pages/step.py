@@ -1,4 +1,4 @@
-"""A step or an evaluation: figures, groups side by side, and traces as a list to filter and sort."""
+"""A step or an evaluation: figures, what was said, groups, and traces as a list to filter and sort."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,73 +7,70 @@ import polars as pl
 
 from flows.queries.reader import read_rollouts
 from flows.queries.request import BadQuestion, PageRequest
-from flows.queries.rollout_list import choice_of, choose, list_page
+from flows.queries.rollout_list import DERIVED, choice_of, choose
 from flows.queries.rollouts import (
     evaluation_lineages,
     evaluation_traces,
     lineages_of,
     steps_of,
     traces_of,
-    with_mismatch,
 )
+from flows.queries.row_lineage import policy_version
 from flows.queries.run_state import any_going
 from flows.queries.scores import scored_evaluations
-from flows.queries.step import figures, group_page, histogram, policies, updates, written_of
+from flows.queries.step import figures, groups, updates
 from flows.queries.step_history import StepLineage
 from flows.queries.store_reader import StoreReader, expired_rows
 from flows.viewer import addresses
 from flows.viewer.addresses import Page
-from tasks.metrics.figures import Values
 
-CARRIED = ("sort", "order", "size", "k", "group_sort", "group_order")
+CARRIED = ("sort", "order", "size", "k")
 """What stays in the address on the way to the step before or after."""
+MAX_GROUPS = 200
+"""Groups that are listed; view `groups` has all."""
 
 
 def step_page(reader: StoreReader, request: PageRequest) -> Page:
     """Return a step. Raises NotThere, and BadQuestion where the request names what is not known."""
     run, step = request.path["run"], request.required_number("step")
     lineages = lineages_of(reader, run, step)
-    frame = traces_of(reader, run, lineages)
-    frame = with_mismatch(reader, run, lineages, frame, [request.text("sort")])
+    frame = traces_of(reader, run, lineages, DERIVED.intersection([request.text("sort")]))
     values = {
         "run": run,
         "step": step,
         "evaluation": None,
         "retired": expired_rows(reader, [work for lineage in lineages for work in lineage.works]),
-        **_step_values(reader, run, lineages, frame),
-        **list_values(reader, run, frame, request, written_of(reader, run, lineages)),
+        **_step_values(reader, run, lineages),
+        **list_values(reader, run, frame, request),
         **neighbours(steps_of(reader, run), step),
         "carried": {name: request.query[name] for name in CARRIED if request.query.get(name)},
     }
     return Page("step.html", f"Step {step}", values, ((run, addresses.run(run)),), any_going(reader, run))
 
 
-def list_values(
-    reader: StoreReader, run: str, frame: pl.DataFrame, request: PageRequest, written: Values | None = None
-) -> dict[str, Any]:
-    """Return what the traces of a step, or of an evaluation, come to: figures, rewards, groups and the list."""
-    choice = choice_of(request)
-    chosen = choose(frame, choice)
+def list_values(reader: StoreReader, run: str, frame: pl.DataFrame, request: PageRequest) -> dict[str, Any]:
+    """Return what the traces of a step, or of an evaluation, come to: figures, groups, the list, and what was said."""
+    rows, listed = choose(frame, choice_of(request))
     return {
-        "figures": figures(frame, written),
-        "histogram": histogram(frame),
-        "groups": group_page(frame, request),
-        "traces": list_page(frame, chosen, choice),
-        "read": read_rollouts(reader, run, chosen.rows, request),
+        "figures": figures(frame),
+        "groups": groups(frame).head(MAX_GROUPS).to_dicts(),
+        "traces": listed,
+        "read": read_rollouts(reader, run, rows, request),
+        "policies": sorted(frame["policy_version"].unique()),
     }
 
 
-def _step_values(reader: StoreReader, run: str, lineages: Sequence[StepLineage], frame: pl.DataFrame) -> dict[str, Any]:
+def _step_values(reader: StoreReader, run: str, lineages: Sequence[StepLineage]) -> dict[str, Any]:
     judged = {lineage.verdicts.key for lineage in lineages if lineage.verdicts}
+    trained = [lineage.updates for lineage in lineages if lineage.updates]
     return {
-        "stages": sorted({lineage.traces.stage for lineage in lineages}),
         "computed_by": sorted({lineage.traces.computed_by for lineage in lineages} - {run}),
         "finished": all(lineage.traces.finished for lineage in lineages),
         "num_batches": len(lineages),
         "num_judged_apart": len(judged),
         "packed": any(lineage.batches for lineage in lineages),
-        "updates": updates(reader, run, lineages),
-        "policies": policies(reader, run, frame, lineages),
+        "updates": updates(reader, run, trained),
+        "new_policy": policy_version(trained[0]) if trained else None,
     }
 
 
@@ -106,14 +103,7 @@ def evaluation_page(reader: StoreReader, request: PageRequest) -> Page:
             "scores": _scores(reader, run, version, chosen),
             "num_replaced": frame["replaced"].sum(),
         },
-        "stages": ["rollout"],
-        "computed_by": [],
-        "finished": all(lineage.traces.finished for lineage in lineages),
-        "num_batches": 1,
-        "num_judged_apart": 0,
-        "packed": False,
-        "updates": [],
-        "policies": policies(reader, run, frame, ()),
+        **_step_values(reader, run, lineages),
         **list_values(reader, run, frame, request),
         **neighbours(steps_of(reader, run, for_training=False), version),
         "carried": {name: request.query[name] for name in (*CARRIED, "set") if request.query.get(name)},

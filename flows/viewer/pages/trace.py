@@ -8,18 +8,17 @@ import polars as pl
 from flows.queries import batch
 from flows.queries.messages import (
     WINDOW,
-    Line,
+    branches,
     images,
     long_text,
     message_works,
     messages,
     read_message,
-    reading,
     rejected_messages,
 )
 from flows.queries.reader import read_json, reward_parts
 from flows.queries.request import BadQuestion, PageRequest
-from flows.queries.rollouts import episode, mates, neighbours_of_trace
+from flows.queries.rollouts import neighbours_of_trace
 from flows.queries.row_lineage import policy_version
 from flows.queries.run_state import any_going
 from flows.queries.store_reader import StoreReader, expired_rows, flat, has_lost_rows
@@ -46,6 +45,7 @@ from flows.queries.views import EXPIRED
 from flows.viewer import addresses
 from flows.viewer.addresses import Page
 from tasks.arrays.finding import QUARANTINED
+from tasks.arrays.message_graph import BrokenGraph
 from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STALE, STOPPED, TRAINED
 
 VIEWS = ("both", "text", "tokens")
@@ -83,8 +83,6 @@ def trace_page(reader: StoreReader, request: PageRequest) -> Page:
         "samples": trained_in(reader, trace),
         "policies": _policies(reader, trace),
         "other_runs": other_runs(trace),
-        "mates": _with_links(trace, mates(reader, trace)),
-        "episode": _with_links(trace, episode(reader, trace)),
         **neighbours_of_trace(reader, trace),
         **_Conversation(reader, trace, request).values(),
     }
@@ -165,48 +163,42 @@ def _sampler(reader: StoreReader, trace: FoundTrace, version: int, key: str, num
     return {"key": key, "version": version, "num_tokens": num_tokens, "address": address}
 
 
-def _with_links(trace: FoundTrace, rows: pl.DataFrame) -> list[Values]:
-    return [
-        {
-            **row,
-            "here": row["trace_id"] == trace.trace_id,
-            "address": addresses.trace(trace.run, row["trace_id"], row["key"]),
-        }
-        for row in rows.to_dicts()
-    ]
-
-
 class _Conversation:
     """The messages of a trace in the window and the branch that an address asks for."""
 
     def __init__(self, reader: StoreReader, trace: FoundTrace, request: PageRequest) -> None:
         self.reader, self.trace, self.request = reader, trace, request
         self.rows = messages(reader, trace)
-        self.all = reading(self.rows)
+        self.paths, self.broken = self._paths()
         has_branch = bool(request.text("branch"))
-        self.branch = request.number("branch", 0, most=max(len(self.all.paths) - 1, 0)) if has_branch else None
-        self.lines = (self.all if self.branch is None else reading(self.rows, self.branch)).lines
-        self.places = {line.message: place for place, line in enumerate(self.lines)}
+        self.branch = request.number("branch", 0, most=max(len(self.paths) - 1, 0)) if has_branch else None
+        self.numbers = self.rows["message"].to_list() if self.branch is None else self.paths[self.branch]
         self.alone = bool(request.text("message"))
         self.start, self.window = self._window()
+
+    def _paths(self) -> tuple[Sequence[Sequence[int]], str]:
+        """Return the branches, and what is wrong with a graph that has none."""
+        try:
+            return branches(self.rows), ""
+        except BrokenGraph as error:
+            return [], str(error)
 
     def values(self) -> Values:
         """Return the messages, their tokens, and how they can be read and coloured."""
         reader, trace, request = self.reader, self.trace, self.request
-        numbers = [line.message for line in self.window]
-        drawn, measured = shown_tokens(reader, trace, numbers, request.number("at", 0) if self.alone else 0)
+        drawn, measured = shown_tokens(reader, trace, self.window, request.number("at", 0) if self.alone else 0)
         return {
             "branches": [
                 {"branch": branch, "num_messages": len(path), "leaf": path[-1]}
-                for branch, path in enumerate(self.all.paths)
+                for branch, path in enumerate(self.paths)
             ],
-            "broken": self.all.broken,
+            "broken": self.broken,
             "branch": self.branch,
-            "num_messages": len(self.lines),
+            "num_messages": len(self.numbers),
             "from": self.start,
             "window": WINDOW,
             "alone": self.alone,
-            "messages": self._messages(numbers, drawn),
+            "messages": self._messages(drawn),
             "tokens": describe(drawn),
             "scaled": scaled_weights(measured),
             "tokenizer": tokenizer(reader, trace)[1],
@@ -215,37 +207,36 @@ class _Conversation:
             "colourings": colourings(measured),
         }
 
-    def _window(self) -> tuple[int, Sequence[Line]]:
-        """Return where the window begins in the order of reading, and its lines."""
-        request, lines = self.request, self.lines
+    def _window(self) -> tuple[int, Sequence[int]]:
+        """Return where the window begins among the messages, and the messages in it."""
+        request, numbers = self.request, self.numbers
         if self.alone:
             number = request.number("message", 0)
-            if number not in self.places:
-                raise BadQuestion(f"message={number}: there is no such message among the {len(lines)} of the trace")
-            return self.places[number], [lines[self.places[number]]]
+            if number not in numbers:
+                raise BadQuestion(f"message={number}: there is no such message among the {len(numbers)} of the trace")
+            return numbers.index(number), [number]
         jump = request.one_of("to", JUMPS, "")
         start = self._jump(jump) if jump else request.number("from", 0)
         # An address may be older than the branch that is shown now: it opens the end, not an error.
-        start = min(start, max(len(lines) - 1, 0))
-        return start, lines[start : start + WINDOW]
+        start = min(start, max(len(numbers) - 1, 0))
+        return start, numbers[start : start + WINDOW]
 
     def _jump(self, to: str) -> int:
         if to == "trained":
             trained = {*tokens(self.reader, self.trace, texts=False).filter("trained")["message"].unique()}
-            return next((place for message, place in self.places.items() if message in trained), 0)
-        return max(len(self.lines) - WINDOW, 0) if to == "last" else 0
+            return next((place for place, message in enumerate(self.numbers) if message in trained), 0)
+        return max(len(self.numbers) - WINDOW, 0) if to == "last" else 0
 
-    def _messages(self, numbers: Sequence[int], drawn: Mapping[int, Values]) -> list[Values]:
-        shown = self.rows.filter(pl.col("message").is_in(numbers))
-        rows = {row["message"]: row for row in shown.iter_rows(named=True)}
-        pictures = images(self.reader, self.trace, [row["body"] for row in rows.values()])
+    def _messages(self, drawn: Mapping[int, Values]) -> list[Values]:
+        shown = self.rows.filter(pl.col("message").is_in(self.window)).to_dicts()
+        pictures = images(self.reader, self.trace, [row["body"] for row in shown])
         rejected = set(rejected_messages(self.trace, self.rows))
-        read = [read_message(rows[number], pictures) for number in numbers]
-        for line, message in zip(self.window, read, strict=True):
-            message |= {
-                "branch": line.branch,
-                "goes_on_from": line.goes_on_from,
-                "rejected": line.message in rejected,
-                "tokens": drawn.get(line.message),
-            }
+        previous = None
+        read = []
+        for row in shown:
+            number, parent = row["message"], row["parent"]
+            follows = None if previous is None or parent == previous else -1 if parent is None else parent
+            told = {"follows": follows, "rejected": number in rejected, "tokens": drawn.get(number)}
+            read.append(read_message(row, pictures) | told)
+            previous = number
         return read

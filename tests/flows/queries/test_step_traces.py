@@ -7,9 +7,9 @@ import polars as pl
 import pytest
 
 from flows.queries.metrics import numbers
-from flows.queries.request import NotThere, PageRequest
-from flows.queries.rollouts import evaluation_traces, lineages_of, rollout_columns, steps_of, traces_of
-from flows.queries.step import figures, group_page, histogram, of_traces, policies, updates
+from flows.queries.request import NotThere
+from flows.queries.rollouts import evaluation_traces, lineages_of, rollout_columns, steps_of
+from flows.queries.step import figures, groups, updates
 from flows.queries.store_reader import StoreReader
 from flows.queries.trace import find_trace, trace_use
 from flows.queries.views import select_from
@@ -81,8 +81,7 @@ def test_an_evaluation_by_version(library):
     assert rows.height == 8 and set(rows["outcome"]) == {"evaluated"}
     assert rows.select("set", "round", "replaced").unique().rows() == [("", 0, False)]
     assert rows["keep"].null_count() == rows["advantage"].null_count() == 8
-    (score,) = of_traces(rows).select(pl.col("num_traces").sum()).to_series().to_list()
-    assert score == 8
+    assert groups(rows)["num_traces"].sum() == 8
 
 
 def test_what_is_not_there(library):
@@ -98,10 +97,16 @@ def test_the_figures_of_a_step(library):
     frame = traces(library, "base", 0)
     found = figures(frame)
     scored = frame.drop_nulls("reward")["reward"].to_list()
-    assert (found["num_traces"], found["num_groups"], found["num_judged"]) == (18, 3, 18)
-    assert found["reward"]["num_scored"] == len(scored) == 14
-    assert found["reward"]["mean"] == pytest.approx(sum(scored) / 14)
-    assert (found["num_kept"], found["num_trained"]) == (frame["keep"].sum(), frame["trained"].sum())
+    assert (
+        found["rollouts"].items()
+        >= {
+            **{"num_traces": 18, "num_groups": 3, "num_judged": 18},
+            **{"num_kept": frame["keep"].sum(), "num_trained": frame["trained"].sum()},
+        }.items()
+    )
+    reward, *_ = found["rewards"]
+    assert (reward["environment"], reward["num_scored"]) == (None, len(scored)) and len(scored) == 14
+    assert reward["mean"] == pytest.approx(sum(scored) / 14)
     assert sum(each["num_traces"] for each in found["outcomes"]) == 18
     by_filter = {each["filter"]: (each["num_found"], each["num_decided"]) for each in found["filters"]}
     assert by_filter["truncated"] == (3, 3) and by_filter["errored"] == (3, 3)
@@ -113,8 +118,8 @@ def test_stopped_rollouts_are_in_no_mean(library):
     given_up = pl.col("outcome").is_in(["stopped", "stale"])
     assert frame.filter(given_up).height == 5 and not frame.filter(outcome="stale").is_empty()
     loud = frame.with_columns(reward=pl.when(given_up).then(100.0).otherwise("reward"))
-    assert figures(loud)["reward"] == figures(frame)["reward"]
-    group = of_traces(loud).filter(pl.col("num_stopped") > 0).to_dicts()[0]
+    assert figures(loud)["rewards"] == figures(frame)["rewards"]
+    group = groups(loud).filter(pl.col("num_stopped") > 0).to_dicts()[0]
     assert group["num_stopped"] == 5 and group["reward_max"] < 100
 
 
@@ -132,47 +137,20 @@ def test_a_reward_that_is_no_number_is_not_the_greatest(library, view, name):
 def test_figures_of_a_finished_step_are_those_that_it_has_written(library, run):
     written, counted = numbers(library, run)[0], figures(traces(library, run, 0))
     for name, measure in {"mean": "reward/mean", "spread": "reward/std", "min": "reward/min"}.items():
-        assert counted["reward"][name] == pytest.approx(written.value(measure, "all"))
+        assert counted["rewards"][0][name] == pytest.approx(written.value(measure, "all"))
     for name, measure in {"num_turns": "num_turns", "truncated": "is_truncated", "staleness_mean": "staleness"}.items():
-        assert counted["means"][name] == pytest.approx(written.value(measure, "all"))
+        assert counted["rollouts"][name] == pytest.approx(written.value(measure, "all"))
 
 
-def test_the_updates_and_policies_of_a_step(library):
-    lineages = lineages_of(library, "base", 1)
-    measured = updates(library, "base", lineages)
+def test_the_updates_of_a_step(library):
+    measured = updates(library, "base", [lineage.updates for lineage in lineages_of(library, "base", 1)])
     assert [each["update"] for each in measured] == [0, 1] and measured[0]["loss"] == 0.1
-    found = policies(library, "base", traces(library, "base", 1), lineages)
-    assert [each["name"] for each in found["before"]] == ["base:1"] and found["after"]["name"] == "base:2"
-    begun = lineages_of(library, "begun", 0)
-    assert updates(library, "begun", begun) == []
-    assert policies(library, "begun", traces_of(library, "begun", begun), begun)["after"] is None
-
-
-def test_rewards_in_bins(library):
-    rewards = pl.Series([None, 0.0, 0.09, 0.1, 0.55, 1.0, float("nan"), *[None] * 11], dtype=pl.Float64)
-    (found,) = histogram(traces(library, "base", 0).with_columns(reward=rewards))
-    counts = {place: count for place, count in enumerate(found["counts"]) if count}
-    assert (found["low"], found["high"], counts) == (0.0, 1.0, {0: 1, 1: 1, 2: 1, 11: 1, 19: 1})
-
-
-@pytest.mark.parametrize(
-    ("rewards", "scale"), [((-0.5, 0.5), (-1.0, 1.0)), ((2.0, 6.0), (2.0, 6.0)), ((3.0, 3.0), (2.5, 3.5))]
-)
-def test_the_scale_of_rewards(library, rewards, scale):
-    frame = traces(library, "base", 0).head(2).with_columns(reward=pl.Series(rewards))
-    assert [(each["low"], each["high"]) for each in histogram(frame)] == [scale]
-
-
-@pytest.mark.parametrize(("outcome", "level"), [("trained", 5), ("stale", None)])
-def test_rewards_of_stale_rollouts_alone_have_no_level_of_colour(library, outcome, level):
-    frame = traces(library, "base", 0).with_columns(reward=0.5, outcome=pl.lit(outcome))
-    cells = [cell for row in group_page(frame, PageRequest("/"))["rows"] for cell in row["cells"]]
-    assert {cell["level"] for cell in cells} == {level} and len(cells) == 18
+    assert updates(library, "begun", [None]) == []
 
 
 def test_groups_by_hand(library):
     frame = traces(library, "base", 0)
-    found = {row["group_id"]: row for row in of_traces(traces(library, "base", 0)).to_dicts()}
+    found = {row["group_id"]: row for row in groups(traces(library, "base", 0)).to_dicts()}
     assert list(found) == ["0-0", "0-1", "0-2"]
     for name, row in found.items():
         own = frame.filter(group_id=name)
@@ -181,15 +159,15 @@ def test_groups_by_hand(library):
         assert (row["reward_mean"], row["reward_spread"]) == pytest.approx((scored.mean(), scored.std(ddof=0)))
         assert (row["num_kept"], row["num_trained"]) == (own["keep"].sum(), own["trained"].sum())
     assert found["0-1"]["baseline"] is None and found["0-0"]["baseline"] is not None
-    loo = of_traces(traces(library, "branch", 0))  # each has the mean of the others
+    loo = groups(traces(library, "branch", 0))  # each has the mean of the others
     assert loo["baseline"].null_count() == loo.height
-    assert of_traces(traces(library, "begun", 0))["num_kept"].null_count() == 3
+    assert groups(traces(library, "begun", 0))["num_kept"].null_count() == 3
 
 
 def test_groups_are_in_the_order_that_people_count_in(library):
     ids = ["3-10", "3-2", "3.1-0", "3-0"]
     frame = traces(library, "base", 0).head(4).with_columns(group_id=pl.Series(ids))
-    assert of_traces(frame)["group_id"].to_list() == ["3-0", "3-2", "3-10", "3.1-0"]
+    assert groups(frame)["group_id"].to_list() == ["3-0", "3-2", "3-10", "3.1-0"]
 
 
 def test_a_trace_is_shown_as_the_first_run_has_it(root):

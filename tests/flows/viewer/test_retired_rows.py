@@ -17,7 +17,7 @@ from tests.fixtures import builders
 from tests.fixtures.rehearsal import rehearse
 from tests.fixtures.step_traces import traces
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, batch, credit, forked, update
-from tests.flows.viewer.looking import answer, everything, pluck, values
+from tests.flows.viewer.looking import answer, everything
 
 TABLES = ("assignments", "traces", "messages", "verdicts", "samples", "batches", "updates")
 
@@ -76,14 +76,6 @@ def test_tokens_of_runs_outlive_the_rows_that_they_were_counted_in(without):
     assert counted("")[0] > 0 and counted("")[1] is not None
     assert counted("traces") == counted("updates") == counted("")
     assert counted("metrics")[:2] == (None, None), "unknown is not zero"
-
-
-def test_figures_of_a_step_are_those_that_it_has_written(without):
-    whole, kept = (values(without(table), "/runs/run/steps/0")["figures"] for table in ("", "traces"))
-    assert kept["num_traces"] == 0
-    for part, names in (("reward", ("mean", "spread", "min", "max")), ("means", ("num_output_tokens", "truncated"))):
-        assert pluck([kept[part]], *names) == pluck([whole[part]], *names)
-        assert kept[part][names[0]] is not None
 
 
 def test_a_trace_whose_row_went_is_said_to_be_gone(without):

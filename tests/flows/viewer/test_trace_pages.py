@@ -100,9 +100,7 @@ def test_the_top_says_what_became_of_it_and_leads_there(library):
 
 def test_mates_and_episode_lead_to_their_traces(library):
     found = values(library)
-    assert pluck(found["mates"], "trace_id", "here") == [(FORKED, True), ("mate", False)]
-    assert pluck(found["episode"], "trace_id") == ["judge"]
-    assert found["mates"][1]["address"] == f"{TRACES}mate?key={found['key']}"
+    assert pluck(found["mates"], "trace_id") == [FORKED, "mate", "judge"]
     assert (found["previous"], found["next"], found["place"]) == (None, "mate", 0)
     judge = values(library, "judge")
     assert judge["trace"]["reward"] is None and judge["next"] is None
@@ -110,7 +108,7 @@ def test_mates_and_episode_lead_to_their_traces(library):
 
 def test_branches_are_read_one_after_the_other_or_alone(library):
     whole = values(library)
-    assert pluck(whole["messages"], "message", "goes_on_from") == [(0, None), (1, None), (2, None), (3, None), (4, 0)]
+    assert pluck(whole["messages"], "message", "follows") == [(0, None), (1, None), (2, None), (3, None), (4, 0)]
     assert pluck(whole["branches"], "branch") == [0, 1]
     assert shown(library, branch="1") == [0, 4] and values(library, branch="1")["branch"] == 1
     assert "branch=&#39;7&#39;" in refused(library, branch="7")

@@ -124,10 +124,8 @@ MISTAKEN = """
 400 /runs/base?x=moon
 404 /runs/base/changes?b=99
 404 /runs/base/evaluations/0
-400 /runs/base/steps/0?outcome=lost
-400 /runs/base/steps/0?group_sort=beauty
-400 /runs/base/steps/0?group_order=up
-400 /runs/base/steps/0?group_page=2
+400 /runs/base/steps/0?sort=beauty
+400 /runs/base/steps/0?order=up
 400 /runs/base/steps/0?k=51
 404 /runs/base/steps/9/batch
 400 /runs/base/steps/0/batch?colour=taste
