@@ -10,12 +10,11 @@ from polars.testing import assert_frame_equal
 
 from flows.queries.messages import branches, messages, rejected_messages
 from flows.queries.request import PageRequest
-from flows.queries.rollouts import MISMATCH, lineages_of, with_mismatch
+from flows.queries.rollouts import lineages_of, traces_of
 from flows.queries.tokens import COLOURINGS, NONE, default_colouring, drawn_text, tokens
 from flows.queries.trace import find_trace, samples
 from flows.viewer.pages.trace import trace_page
 from tests.fixtures import builders
-from tests.fixtures.step_traces import traces
 from tests.fixtures.view_schemas import schema
 from tests.flows.viewer.hand_made import FORKED, PATHS, RUN, HandMade, batch, credit, forked, update
 from tests.flows.viewer.looking import pluck
@@ -187,8 +186,7 @@ def test_log_probs_of_a_text_that_was_only_rendered_are_unknown(hand):
 
 def mismatch_of(reader):
     """The mismatch of the only rollout, as lists of a step have it."""
-    found = with_mismatch(reader, RUN, lineages_of(reader, RUN, 0), traces(reader, RUN, 0), [MISMATCH])
-    return found[MISMATCH].item()
+    return traces_of(reader, RUN, lineages_of(reader, RUN, 0), ["mismatch_kl"])["mismatch_kl"].item()
 
 
 def test_the_mismatch_of_a_rollout_is_the_mean_of_its_tokens_with_rl_weight(library, found):

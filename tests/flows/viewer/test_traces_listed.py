@@ -6,7 +6,6 @@ import re
 import pytest
 
 from flows.cli.trace import COLOURS
-from flows.cli.trace_list import _ending
 from flows.queries.store_reader import StoreReader
 from flows.viewer.terminal import MEASURES
 from tests.flows.viewer.hand_made import RUN
@@ -39,7 +38,7 @@ def test_the_last_step_of_the_newest_run_unless_told(lines):
     assert ids(printed) == list(SAID)
     assert printed[0].startswith("hand, step 0: reward 0.25 ± 0.171; ")
     assert printed[1].split()[:3] == ["trace", "reward", "group"]
-    assert printed[-1] == "7 of 7 traces. One of them: stagecoach trace plain"
+    assert printed[-1] == "7 of 7 traces"
 
 
 def test_json_is_that_of_the_page(lines, root):
@@ -89,11 +88,6 @@ def test_a_run_that_has_just_begun(lines, tmp_path):
     assert lines(store=tmp_path / "store", status=2) == ["stagecoach: run 'hand' has no rollouts yet"]
     begun(tmp_path / "store", 1)
     assert ids(lines(store=tmp_path / "store")) == ["p0-0", "p0-1"]
-
-
-def test_a_command_that_is_offered_runs_nothing_of_a_rollout():
-    found = {"num_chosen": 1, "num_all": 1, "num_pages": 1, "id_length": 12}
-    assert _ending({**found, "rows": [{"trace_id": "$(reboot);x y z"}]}).endswith("stagecoach trace '$(reboot);x '")
 
 
 def test_a_step_is_named_with_its_run(lines):
