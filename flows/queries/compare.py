@@ -95,7 +95,7 @@ from (
 def compare(reader: StoreReader, a: str, b: str) -> Mapping[str, Any]:
     """Return how run `b` differs from run `a`: the values of `stagecoach diff --json`. Raises NotThere."""
     state = _state(reader, a), _state(reader, b)
-    return reader.cache.while_same(("compared", a, b), state, lambda: _compare(reader, a, b))
+    return reader.cache.once(("compared", a, b, state), lambda: _compare(reader, a, b))
 
 
 def _state(reader: StoreReader, run: str) -> tuple[Any, ...]:
@@ -108,7 +108,7 @@ def _compare(reader: StoreReader, a: str, b: str) -> Mapping[str, Any]:
     configs, works = [reader.config(run) for run in (a, b)], [work_of(reader, run) for run in (a, b)]
     pieces = compared_keys(*works)
     frames = {"pieces": pl.DataFrame(pieces, PIECES), "figures": compared_figures(reader, *works)}
-    frames["weights"] = _of_both(*(_weights(reader, of_run) for of_run in works), by=["step"])
+    frames["weights"] = _of_both(*(_weights(reader, of_run) for of_run in works))
 
     def rows(query: str) -> pl.DataFrame:
         return select_from_frames({name: frame.clone for name, frame in frames.items()}, query)
@@ -186,7 +186,7 @@ def compared_keys(a: Works, b: Works) -> list[dict[str, Any]]:
 
 def compared_figures(reader: StoreReader, a: Works, b: Works) -> pl.DataFrame:
     """Return by finished step the FIGURES that a run has: step, figure, a, b and difference (b - a)."""
-    rows = _of_both(*(_figures(reader, works) for works in (a, b)), by=["step", "figure"])
+    rows = _of_both(_figures(reader, a), _figures(reader, b))
     rows = rows.sort("step", "figure").with_columns(difference=pl.col("b") - pl.col("a"))
     return rows.cast({"figure": pl.String})
 
@@ -208,7 +208,8 @@ def _weights(reader: StoreReader, works: Works) -> pl.DataFrame:
     return last.collect()
 
 
-def _of_both(a: pl.DataFrame, b: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+def _of_both(a: pl.DataFrame, b: pl.DataFrame) -> pl.DataFrame:
+    by = [name for name in a.columns if name != "value"]
     return a.rename({"value": "a"}).join(b.rename({"value": "b"}), on=by, how="full", coalesce=True)
 
 

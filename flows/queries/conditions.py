@@ -7,6 +7,7 @@ A condition is an expression in DuckDB's SQL over the columns of view `rollouts`
 
 import re
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from threading import Event
 from typing import NamedTuple
@@ -16,7 +17,6 @@ import pyarrow as pa
 
 from flows.queries.condition_process import INDEX, LIMITS, TABLE, ConditionFailed, true_rows
 from flows.queries.request import BadQuestion
-from flows.queries.row_lineage import nearest
 from flows.queries.views import ROLLOUT_COLUMNS
 from storage.read.frames import Frames
 from storage.read.query_limits import Bounds
@@ -156,6 +156,6 @@ def matching_rows(
         return rows[true_rows(table, condition.text, reader_gone, limits)]
     except ConditionFailed as error:
         unknown = re.search('column "(.+)" not found', str(error))
-        near = nearest(unknown[1].lower(), ROLLOUT_COLUMNS) if unknown else ()
+        near = get_close_matches(unknown[1].lower(), ROLLOUT_COLUMNS) if unknown else ()
         hint = f"\nThe nearest columns are {', '.join(near)}." if near else ""
         raise BadCondition(f"the condition {condition.text[:200]!r} {error}.{hint}\n{HELP}") from error

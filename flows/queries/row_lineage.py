@@ -13,12 +13,10 @@ An id that somebody typed may name several things, for ids need not be unique ov
 Keys and traces may be cut to their first eight characters or more.
 """
 
-import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product, takewhile
-from operator import eq
+from itertools import product
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -200,7 +198,7 @@ class UnknownId(NotThere):
 def identify(frames: Frames, text: str, kind: str = "") -> RowTree:
     """Return the rows that an id names: of one kind and one id, once for each work that made it.
 
-    `kind` chooses where an id can be read in several ways. Raises UnknownId, with the nearest ids.
+    `kind` chooses where an id can be read in several ways. Raises UnknownId.
     """
     if kind and kind not in NAMED:
         raise UnknownId(f"{kind!r} is no kind of thing that an id can name; there are {', '.join(NAMED)}")
@@ -208,10 +206,9 @@ def identify(frames: Frames, text: str, kind: str = "") -> RowTree:
     trees = {name: tree for name in ([kind] if kind else NAMED) if (tree := _find(frames, name, text)).roots}
     if not trees:
         where = f"run {frames.only!r} of store" if frames.only else "store"
-        near = ", ".join(nearest(text, _ids(frames)))
         raise UnknownId(
-            f"{where} {frames.store.root.address}: {text!r} names {f'no {kind}' if kind else 'nothing'}"
-            f"{f'; the nearest ids are {near}' if near else ''}. The store was only read"
+            f"{where} {frames.store.root.address}: {text!r} names {f'no {kind}' if kind else 'nothing'}. "
+            "The store was only read"
         )
     if len(trees) > 1:
         raise UnknownId(f"{text!r} names {' and '.join(f'a {name}' for name in trees)}: say which one with --kind")
@@ -220,16 +217,6 @@ def identify(frames: Frames, text: str, kind: str = "") -> RowTree:
     if len(ids) > 1:
         raise UnknownId(f"{text!r} is the beginning of several ids, {', '.join(ids[:NEAREST])}: give more of it")
     return tree
-
-
-def nearest(text: str, pool: Iterable[str]) -> list[str]:
-    """Return the ids that are most like `text`: those that begin like it, and names that differ by a letter or two."""
-    names = list(dict.fromkeys(pool))
-    begins = [(sum(1 for _ in takewhile(bool, map(eq, text, name))), name) for name in names]
-    alike = [name for length, name in sorted(begins, key=lambda pair: (-pair[0], pair[1])) if length >= 3]
-    # difflib goes letter by letter and is slow: only those that begin alike, else the first ones, are compared.
-    close = difflib.get_close_matches(text, alike[:200] or names[:2000], NEAREST, 0.6)
-    return list(dict.fromkeys((*close, *alike)))[:NEAREST]
 
 
 def _find(frames: Frames, kind: str, text: str) -> RowTree:
@@ -286,13 +273,3 @@ def _by_id(frames: Frames, kind: str, text: str) -> RowTree:
     if not tree.roots and kind == "trace" and len(text) >= SHORTEST_PREFIX:
         return find_rows(frames, kind, works, name.str.starts_with(text))
     return tree
-
-
-def _ids(frames: Frames) -> Iterable[str]:
-    """Yield the ids of a store that a person may have meant."""
-    yield from frames.run_names
-    for work in frames.graph.makers("policies"):
-        yield from (*policy_names(work), work.key)
-    for kind in ("trace", "assignment", "example"):
-        table, row_id, _ = KINDS[kind]
-        yield from frames[table].select(pl.concat_str(row_id, separator="/")).unique().collect().to_series()

@@ -1,6 +1,5 @@
 """All runs of a store, or one: its state, its config, its origin, its figures, its ledger and its events."""
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
 from typing import Any
@@ -18,9 +17,7 @@ from flows.queries.run_state import count_lost_services, deciding_event, is_goin
 from flows.queries.scores import held_out
 from flows.queries.step_history import RecordedStep
 from flows.queries.store_reader import StoreReader, flat
-from storage.read.lineage import Work
 from tasks.metrics.figures import ALL, Values, mean
-from tasks.stages import EVALUATION, STEP_STAGES, shown_stage
 
 RUNS: dict[str, Any] = {
     **dict.fromkeys(("run", "parent", "kind", "state", "look", "message", "model", "policy"), pl.String),
@@ -151,39 +148,6 @@ def overview(reader: StoreReader, run: str, steps: Sequence[RecordedStep]) -> di
         "changed_settings": dict(flat(config.model_dump(mode="json", exclude_defaults=True))),
         "notes": notes_of(reader.store, run, ""),
     }
-
-
-def ledger(reader: StoreReader, run: str, num_steps: int = 0) -> dict[str, Any]:
-    """Return the ledger of a run as a grid of plain values. Raises NotThere.
-
-    `stages` are the rows from top to bottom, `columns` one for each step with its `cells`, one for each stage; a cell
-    is None where nothing is there, and one of `num_steps` that is not begun has no cells at all. `runs` are the runs
-    that computed something of it, the run itself first; a cell's `by` is a number in it.
-    """
-    placed = [((step.step, work.stage), work) for step in reader.history(run).sampled_steps for work in step.works]
-    works = reader.frames(run).graph.works.values()
-    placed += [((w.step, EVALUATION), w) for w in works if shown_stage(w.stage, w.inputs) == EVALUATION]
-    by_place: dict[tuple[int, str], list[Work]] = {}
-    for place, work in placed:
-        by_place.setdefault(place, []).append(work)
-    begun = {step for step, _ in by_place}
-    stages = [stage for stage in (*STEP_STAGES, EVALUATION) if any(stage == name for _, name in by_place)]
-    computed = Counter(work.computed_by for _, work in placed)
-    runs = [run, *(other for other, _ in computed.most_common() if other != run)]
-    # Steps that are planned are columns too, so that the grid shows how far the run is.
-    columns = [
-        {"step": step, "cells": [_cell(by_place.get((step, stage)), runs) for stage in stages if step in begun]}
-        for step in range(min(begun, default=0), max([0, num_steps - 1, *begun]) + 1)
-    ]
-    return {"stages": stages, "columns": columns, "runs": runs, "num_pieces": [computed[name] for name in runs]}
-
-
-def _cell(works: list[Work] | None, runs: list[str]) -> dict[str, Any] | None:
-    """Return one stage of a step; of several pieces of work, the first one's key stands for all."""
-    if not works:
-        return None
-    finished = all(work.finished for work in works)
-    return {"key": works[0].key, "by": runs.index(works[-1].computed_by), "finished": finished}
 
 
 def events(reader: StoreReader, run: str) -> list[dict[str, Any]]:

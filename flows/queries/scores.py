@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import accumulate, pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -105,10 +104,7 @@ class RecordedEvaluation:
 
     def scores_in(self, store: Store, config: RunConfig) -> EvaluationScores:
         """Return what its rollouts say."""
-        return self.scores_of([store.read(entry.slices("traces"), list(READ)) for entry in self.rounds], config)
-
-    def scores_of(self, rounds: Sequence[pa.Table], config: RunConfig) -> EvaluationScores:
-        """Return what the rollouts of its rounds say."""
+        rounds = [store.read(entry.slices("traces"), list(READ)) for entry in self.rounds]
         return score_rollouts(self.set_name, self.version, rounds, config.environments, self.pass_at, self.pass_reward)
 
 
@@ -156,33 +152,23 @@ def scored_evaluations(
 ) -> list[tuple[RecordedEvaluation, EvaluationScores]]:
     """Return the evaluations of a run, or of its policy of a version, with what they say. Raises NotThere.
 
-    What is not held is read in one look: only the columns that scores need.
+    What was read once is held: only the columns that scores need are read.
     """
     config, works = reader.config(run), reader.graph.works
-    recorded = [entry for entry in recorded_evaluations(reader.store, run, config) if version in (None, entry.version)]
     # Scores come of the rollouts, and of what the config, another one after a resume, says of seats and passes.
     seats = tuple(environment.model_dump_json() for environment in config.environments)
 
-    # The ledger may have more than the moment that is looked at: the store moves on.
-    recorded = [entry for entry in recorded if all(one.key in works for one in entry.rounds)]
-    names = [
-        (entry.set_name, entry.version, row_identities(entry.rounds), entry.pass_at, entry.pass_reward, seats)
-        for entry in recorded
+    def scores(entry: RecordedEvaluation) -> EvaluationScores:
+        passing = entry.pass_at, entry.pass_reward
+        name = "evaluation", entry.set_name, entry.version, row_identities(entry.rounds), passing, seats
+        return reader.cache.once(name, lambda: entry.scores_in(reader.store, config))
+
+    return [
+        (entry, scores(entry))
+        for entry in recorded_evaluations(reader.store, run, config)
+        # The ledger may have more than the moment that is looked at: the store moves on.
+        if version in (None, entry.version) and all(one.key in works for one in entry.rounds)
     ]
-    by_name = dict(zip(names, recorded, strict=True))
-
-    def read(missing: list[Any]) -> dict[Any, EvaluationScores]:
-        # All rounds in one look at the table, cut where the rows of each end.
-        slices = [(name, one.slices("traces")) for name in missing for one in by_name[name].rounds]
-        rows = reader.store.read([piece for _, of_round in slices for piece in of_round], list(READ))
-        ends = [*accumulate((sum(piece.rows for piece in of_round) for _, of_round in slices), initial=0)]
-        rounds: dict[Any, list[pa.Table]] = {name: [] for name in missing}
-        for (name, _), (start, end) in zip(slices, pairwise(ends), strict=True):
-            rounds[name].append(rows.slice(start, end - start))
-        return {name: by_name[name].scores_of(own, config) for name, own in rounds.items()}
-
-    scores = reader.cache.each_once("evaluation", names, read)
-    return [(entry, scores[name]) for name, entry in by_name.items()]
 
 
 def held_out(reader: StoreReader, run: str) -> list[dict[str, Any]]:

@@ -103,16 +103,6 @@ class Cache:
         held: Value | None = self.peek(name)
         return self.put(name, make()) if held is None else held
 
-    def while_same(self, name: Hashable, state: Hashable, make: Callable[[], Value]) -> Value:
-        """Return what `make` returns, made again when `state` is another; what was made before is let go.
-
-        A run that goes on has another state after each piece of work: all of them would fill the memory.
-        """
-        held: tuple[Hashable, Value] | None = self.peek(name)
-        if held is None or held[0] != state:
-            held = self.put(name, (state, make()))
-        return held[1]
-
     def each_once(
         self, purpose: Hashable, names: Sequence[Name], read: Callable[[list[Name]], Mapping[Name, Value]]
     ) -> dict[Name, Value]:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -191,12 +191,10 @@ def shown_tokens(
     """Return the tokens of messages as values, by message, and the rows of those that are drawn.
 
     Of each message `num_tokens`, how many were `left_out`, `columns` (a list for each column of `tokens`), `drawn`
-    (how each looks) and `shades` (a letter for each token, by colouring). `start` is the first token of the first
-    message that is drawn.
+    (how each looks) and `shades` (a letter for each token, by colouring). `messages` are in order; `start` is the
+    first token of the first one that is drawn.
     """
-    order = pl.DataFrame({"message": list(messages)}, schema={"message": pl.Int32}).with_row_index("order")
-    rows = tokens(reader, trace, within=messages, texts=False).join(order, on="message")
-    rows = rows.sort("order", "place", maintain_order=True).drop("order")
+    rows = tokens(reader, trace, within=messages, texts=False).sort("message", "place")
     if start and messages:
         rows = rows.filter((pl.col("message") != messages[0]) | (pl.col("place") >= start))
     # Texts of those tokens alone that are drawn: a tokenizer is slower than all else here.
@@ -239,8 +237,3 @@ def drawn_text(text: str | None, number: int) -> str:
         return f"⟨{number}⟩"
     text = text.replace("\t", "⇥").replace("\n", "⏎\n")
     return _BLANKS.sub(lambda blanks: "·" * len(blanks[0]), text) or "∅"
-
-
-def describe(counts: Mapping[int, Values]) -> Values:
-    """Return how many tokens there are in some messages, and how many of them are not drawn."""
-    return {name: sum(of_message[name] for of_message in counts.values()) for name in ("num_tokens", "left_out")}

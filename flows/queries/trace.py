@@ -53,7 +53,7 @@ def find_trace(reader: StoreReader, run: str, trace_id: str, key: str = "") -> F
     """Return a trace of a run, by its id or the first eight characters of it or more.
 
     `key` is the work that made it, which saves a search through the run; where it is not there, the run is searched.
-    Raises NotThere, with the nearest ids, and where the beginning is that of several.
+    Raises NotThere, also where the beginning is that of several.
     """
     history, frames = reader.history(run), reader.frames(run)
     works = {work.key: work for work in history.rollouts}
@@ -77,7 +77,7 @@ def find_trace(reader: StoreReader, run: str, trace_id: str, key: str = "") -> F
 def trace_use(reader: StoreReader, trace_id: str, run: str = "") -> FoundTrace:
     """Return a trace by its id, or the first eight characters of it or more, as a run uses it.
 
-    Without a run it is as the run has it that computed it first. Raises NotThere, with the nearest ids.
+    Without a run it is as the run has it that computed it first. Raises NotThere.
     """
     if run:
         return find_trace(reader, run, trace_id)

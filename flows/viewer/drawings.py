@@ -5,15 +5,13 @@ Templates lay the pictures out as SVG. Colours are names of the style sheet, whi
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from markupsafe import Markup
 
 from flows.reporting.formats import number, one_line, visible
 from flows.reporting.svg import NUM_COLOURS, Scale, diverging, is_drawn, sequential, short, thin
-from tasks.stages import EVALUATION
 
 Chart = Mapping[str, Any]
 Steps = Sequence[Mapping[str, Any]]
@@ -112,48 +110,9 @@ def sparkline(values: Sequence[float | None], title: str) -> Markup:
     return Markup(svg).format(short(SPARK_WIDTH), short(SPARK_HEIGHT), title, path, last)
 
 
-MAX_CELLS = 200
-"""Columns of a ledger from which on neighbours in a row that look alike are one cell."""
-
-
 def cell_class(by: int) -> str:
     """Return the class of what a run computed, by its number in the ledger's runs: own work is the first."""
     return "s0" if by == 0 else f"s{1 + (by - 1) % (NUM_COLOURS - 1)}"
-
-
-def ledger_cells(table: Mapping[str, Any], addresses: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the cells of a ledger: row, column, `span` in columns, class, title, address; see `flows.queries.runs`.
-
-    `addresses` are those of steps, by their numbers as texts.
-    """
-    columns, stages = table["columns"], table["stages"]
-    for row, stage in enumerate(stages):
-        looks = [_look(column, row, stages) for column in columns]
-        keys = [(look, len(looks) <= MAX_CELLS and place) for place, look in enumerate(looks)]
-        for (look, _), alike in groupby(range(len(keys)), keys.__getitem__):
-            places = [*alike]
-            first, last = columns[places[0]], columns[places[-1]]
-            cell = first["cells"][row] if first["cells"] else None
-            if look:
-                named = f"step {first['step']}" + (f" to {last['step']}" if last is not first else "")
-                by = cell and f"computed by {table['runs'][cell['by']]}, key {cell['key'][:8]}"
-                yield {
-                    **{"row": row, "column": places[0], "span": len(places), "class": look},
-                    "title": f"{named}, {stage.replace('_', ' ')}: {by}" if by else "",
-                    "address": addresses.get(str(first["step"])),
-                }
-
-
-def _look(column: Mapping[str, Any], row: int, stages: Sequence[str]) -> str:
-    """Return the classes of a cell; an evaluation is of the policy before the step, and does not begin the step."""
-    cells = column["cells"] or [None] * len(stages)
-    if cell := cells[row]:
-        return f"{cell_class(cell['by'])}{' shared' if cell['by'] else ''}{'' if cell['finished'] else ' unfinished'}"
-    begun = any(cell for stage, cell in zip(stages, cells, strict=True) if stage != EVALUATION)
-    # The last policy may have been evaluated: there is no such step.
-    if stages[row] == EVALUATION or (column["cells"] and not begun):
-        return ""
-    return "missing" if begun else "planned"
 
 
 def segment(sample: Mapping[str, Any], longest: int, largest: float | None, rewards: Sequence[Any]) -> dict[str, Any]:

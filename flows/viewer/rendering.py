@@ -19,7 +19,7 @@ from flows.reporting import formats
 from flows.reporting.formats import visible
 from flows.viewer import addresses
 from flows.viewer.addresses import Page
-from flows.viewer.drawings import chart, ledger_cells, segment, sparkline
+from flows.viewer.drawings import chart, segment, sparkline
 from flows.viewer.pages.trace import TONES
 
 HERE = Path(__file__).parent
@@ -55,7 +55,7 @@ def templates() -> Environment:
     )
     found.filters |= formats.FILTERS
     found.globals |= {"at": addresses, "asset": asset, "TONES": TONES | {"evaluated": "good"}}
-    found.globals |= {drawing.__name__: drawing for drawing in (chart, ledger_cells, segment, sparkline)}
+    found.globals |= {drawing.__name__: drawing for drawing in (chart, segment, sparkline)}
     return found
 
 

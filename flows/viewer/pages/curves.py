@@ -79,7 +79,7 @@ def _sections(reader: StoreReader, run: str, of_run: Measured, request: PageRequ
     steps = [{**step_place(run, each), "x": end} for each, end in zip(measured, ends, strict=True)]
     # A policy stands where the steps end that it was trained in.
     at = {0: 0.0} | {each.step + 1: end for each, end in zip(measured, ends, strict=True)} if axis != "step" else {}
-    known = reader.cache.while_same(("charts", run), reader.mark, lambda: charts(measured, evaluations))
+    known = reader.cache.once(("charts", run, reader.mark), lambda: charts(measured, evaluations))
     sections = [{**section, "charts": [{**chart} for chart in section["charts"]]} for section in known]
     if request.flag("spread"):
         sections[:0] = [{"title": "Replies", "charts": spread_charts(reader, run, [each.step for each in measured])}]

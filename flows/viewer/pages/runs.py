@@ -1,6 +1,7 @@
 """All runs of a store; one run: its curves, its metrics, its ledger, live while it goes on."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import polars as pl
@@ -9,15 +10,19 @@ from flows.queries.charts import last_value
 from flows.queries.metrics import StepNumbers, matching, metrics, numbers
 from flows.queries.request import PageRequest
 from flows.queries.run_state import look_of
-from flows.queries.runs import events, ledger, overview, runs, tokens_of
+from flows.queries.runs import events, overview, runs, tokens_of
 from flows.queries.scores import held_out
 from flows.queries.store_reader import StoreReader, expired_rows_of_runs
 from flows.viewer import addresses
 from flows.viewer.addresses import Page
 from flows.viewer.drawings import cell_class
 from flows.viewer.pages.curves import curves, step_place
+from storage.read.views import select
+from tasks.stages import EVALUATION, STEP_STAGES
 
 Row = dict[str, Any]
+MAX_CELLS = 200
+"""Steps of a ledger from which on neighbours in a row that look alike are one cell."""
 SORTS = {name: name for name in ("run", "state", "held_out", "seconds")}
 SORTS |= {"steps": "steps_done", "reward": "last_reward", "tokens": "tokens_sampled", "changed": "changed_at"}
 """By what the list can be sorted; without, the newest change comes first."""
@@ -71,8 +76,7 @@ def run_page(reader: StoreReader, request: PageRequest) -> Page:
         "metrics": _metrics(run, measured, request.text("metric")),
         "evaluations": [{**each, "address": addresses.evaluation(run, each["version"])} for each in evaluations],
         "events": [{**event, "look": look_of(event["event"])} for event in events(reader, run)],
-        "ledger": _ledger(reader, run, summary),
-        "addresses": _addresses(run, measured, evaluations),
+        "ledger": _ledger(reader, run),
         "totals": _totals(measured),
         "numbers_from": 0 if request.one_of("numbers", ("all",)) else max(0, len(measured) - MOST_NUMBERS),
     }
@@ -95,21 +99,52 @@ def _metrics(run: str, measured: Sequence[StepNumbers], words: str) -> Row:
     }
 
 
-def _ledger(reader: StoreReader, run: str, summary: Mapping[str, Any]) -> dict[str, Any]:
-    planned = summary["steps_planned"] if summary["kind"] in ("train", "sft") else 0
-    found = reader.cache.while_same(("ledger", run), (reader.mark, planned), lambda: ledger(reader, run, planned))
+_LEDGER = """
+select stage, computed_by, finished, min(step) as step, count(*) as span, arg_min(key, step) as key
+from (
+    select *, step - row_number() over (partition by stage, computed_by, finished order by step) as neighbours,
+        max(step) over () - min(step) over () > $most as is_long
+    from (
+        select stage, step, any_value(key order by started_at) as key, bool_and(finished) as finished,
+            last(computed_by order by started_at) as computed_by
+        from stage_times where list_contains($stages, stage) group by stage, step
+    )
+)
+group by stage, computed_by, finished, if(is_long, neighbours, step)
+order by list_position($stages, stage), step
+"""
+
+
+def _ledger(reader: StoreReader, run: str) -> Row:
+    """Return the work that a run uses as a picture: a cell for each stage of a step."""
+    order = (*STEP_STAGES, EVALUATION)
+    relations = reader.frames(run).relations
+    rows = select(relations, _LEDGER, stages=list(order), most=MAX_CELLS).to_dicts()
+    stages = list(dict.fromkeys(row["stage"] for row in rows))
+    first = min((row["step"] for row in rows), default=0)
+    counts = Counter({run: 0})
+    for row in rows:
+        counts[row["computed_by"]] += row["span"]
+    names = sorted(counts, key=lambda name: (name != run, -counts[name]))
+    cells = []
+    for row in rows:
+        step, by, end = row["step"], names.index(row["computed_by"]), row["step"] + row["span"] - 1
+        look = f"{cell_class(by)}{' shared' if by else ''}{'' if row['finished'] else ' unfinished'}"
+        where = addresses.evaluation if row["stage"] == EVALUATION else addresses.step
+        steps = f"step {step}" + (f" to {end}" if end > step else "")
+        cells.append(
+            {
+                **{"row": stages.index(row["stage"]), "column": step - first, "span": row["span"], "class": look},
+                "title": f"{steps}, {row['stage']}: computed by {row['computed_by']}, key {row['key'][:8]}",
+                "address": where(run, step),
+            }
+        )
     legend = [
-        {"run": name, "class": cell_class(number), "num_pieces": count, "address": addresses.run(name)}
-        for number, (name, count) in enumerate(zip(found["runs"], found["num_pieces"], strict=True))
+        {"run": name, "class": cell_class(by), "num_pieces": counts[name], "address": addresses.run(name)}
+        for by, name in enumerate(names)
     ]
-    return {**found, "legend": legend}
-
-
-def _addresses(run: str, measured: Sequence[StepNumbers], evaluations: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the addresses of steps by number, and of evaluations by the version after a `v`."""
-    steps = {str(each.step): addresses.step(run, each.step) for each in measured}
-    versions = {each["version"] for each in evaluations}
-    return steps | {f"v{version}": addresses.evaluation(run, version) for version in sorted(versions)}
+    last = max((row["step"] + row["span"] for row in rows), default=0)
+    return {"stages": stages, "steps": [*range(first, last)], "cells": cells, "legend": legend}
 
 
 def _totals(measured: Sequence[StepNumbers]) -> dict[str, float | None]:

@@ -26,7 +26,6 @@ from flows.queries.tokens import (
     NAMES,
     colourings,
     default_colouring,
-    describe,
     scaled_weights,
     shown_tokens,
     token_policies,
@@ -96,7 +95,7 @@ def trace_page(reader: StoreReader, request: PageRequest) -> Page:
 def any_trace_page(reader: StoreReader, request: PageRequest) -> Page:
     """Return a trace as the first run has it that uses it; further ones are named on it.
 
-    Raises NotThere, with the nearest ids, where no run uses it.
+    Raises NotThere where no run uses it.
     """
     trace = trace_use(reader, request.path["trace"])
     address = addresses.trace(trace.run, trace.trace_id)
@@ -199,7 +198,6 @@ class _Conversation:
             "window": WINDOW,
             "alone": self.alone,
             "messages": self._messages(drawn),
-            "tokens": describe(drawn),
             "scaled": scaled_weights(measured),
             "tokenizer": tokenizer(reader, trace)[1],
             "view": request.one_of("view", VIEWS, "both"),
@@ -231,12 +229,10 @@ class _Conversation:
         shown = self.rows.filter(pl.col("message").is_in(self.window)).to_dicts()
         pictures = images(self.reader, self.trace, [row["body"] for row in shown])
         rejected = set(rejected_messages(self.trace, self.rows))
-        previous = None
-        read = []
+        read: list[Values] = []
         for row in shown:
             number, parent = row["message"], row["parent"]
-            follows = None if previous is None or parent == previous else -1 if parent is None else parent
-            told = {"follows": follows, "rejected": number in rejected, "tokens": drawn.get(number)}
-            read.append(read_message(row, pictures) | told)
-            previous = number
+            is_next = not read or parent == read[-1]["message"]
+            told = {"follows": None if is_next else -1 if parent is None else parent, "rejected": number in rejected}
+            read.append(read_message(row, pictures) | told | {"tokens": drawn.get(number)})
         return read

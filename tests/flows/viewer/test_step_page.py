@@ -4,9 +4,8 @@ import polars as pl
 import pytest
 
 from flows.queries.rollouts import evaluation_traces
-from flows.queries.scores import scored_evaluations
 from flows.queries.store_reader import StoreReader
-from storage.store import Store, open_store
+from storage.store import open_store
 from tests.fixtures import evaluations
 from tests.fixtures.step_traces import traces
 from tests.flows.viewer.hand_made import PARTLY, RUN
@@ -89,16 +88,3 @@ def test_an_evaluation_and_its_sets(scored):
         assert again.rows() == [(0, True), (1, False)] and rows["replaced"].to_list().count(False) == 4
         assert score["average"] == pytest.approx(average) and score["errors"] == {"infrastructure": 1}
     assert pluck(every["evaluation"]["scores"], "set") == ["easy", "hard"]
-
-
-def test_all_evaluations_are_read_in_one_look(scored, monkeypatch):
-    before, looks, read = scored_evaluations(scored, "base"), [], scored.store.read
-
-    def look(_, *question):
-        looks.append(question)
-        return read(*question)
-
-    monkeypatch.setattr(Store, "read", look)
-    again = scored_evaluations(StoreReader(scored.store), "base")
-    assert [scores.described for _, scores in again] == [scores.described for _, scores in before]
-    assert len(looks) == 1 and len(again) > 2
