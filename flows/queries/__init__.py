@@ -2,9 +2,9 @@
 
 - store_reader, request: one store opened to be read, what was derived of it, and what a page asks
 - step_history: which stage results belong to which step
-- row_lineage, sentences: what a typed id names, which row came from which, and rows in words
+- row_lineage: what a typed id names, and which row came from which
 - views: what the SQL views of `storage/read/views` read beside stored tables, and their rows as frames
-- runs, run_state, watched, scores: all runs and the ledger of one, its state, what of it is new, what its policies
+- runs, run_state, watched, scores: all runs, the state of one, what of it is new, what its policies
   scored
 - metrics, charts: the numbers of steps out of table `metrics`, as series and as the charts of
   `flows/reporting/figures.toml`, and what all replies say of steps
@@ -16,5 +16,5 @@
 - trace, messages: one rollout with its outcome, and its conversation
 - reader: what rollouts said, under each other
 - tokens, batch: tokens with all that was measured of them, in colours, and the packed batch
-- compare, compare_summary: two runs side by side
+- compare: two runs side by side
 """

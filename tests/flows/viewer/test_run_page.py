@@ -6,7 +6,6 @@ import pytest
 from flows.cli.run_report import describe
 from flows.queries.metrics import matching, metrics, numbers
 from flows.queries.request import PageRequest
-from flows.queries.runs import ledger
 from flows.queries.store_reader import StoreReader
 from flows.reporting.formats import DASH
 from flows.viewer.pages.runs import run_page
@@ -63,16 +62,16 @@ def test_the_charts_hold_what_was_measured(forked):
     assert len(named) > 20 and named <= listed(page), "each line leads to a metric that is there"
 
 
-def test_a_fork_shows_what_it_shares_and_planned_steps_have_empty_columns(forked):
-    table = ledger(forked, "fork")
+def test_a_fork_shows_what_it_shares(forked):
+    table = told(forked, "fork").values["ledger"]
     assert table["stages"] == ["assignment", "rollout", "filtering", "advantage", "packing", "metrics"]
-    assert table["runs"] == ["fork", "base"] and table["num_pieces"] == [6, 6]
-    assert {tuple(cell["by"] for cell in column["cells"]) for column in table["columns"]} == {(1, 1, 1, 0, 0, 0)}
+    assert pluck(table["legend"], "run", "num_pieces") == [("fork", 6), ("base", 6)] and table["steps"] == [0, 1]
+    looks = {(cell["row"], cell["class"]) for cell in table["cells"]}
+    assert looks == {*((row, "s1 shared") for row in range(3)), *((row, "s0") for row in range(3, 6))}
     frame = forked.frames("fork")["slices"].collect()
     assert set(frame.filter("own")["stage"]) == {"advantage", "metrics", "packing"}
     shared = frame.filter(own=False, stage="rollout")
     assert set(shared["computed_by"]) == {"base"} and shared["used_by"].to_list()[0] == ["base", "fork"]
-    assert [len(column["cells"]) for column in ledger(forked, "base", 4)["columns"]] == [7, 7, 0, 0]
     values = told(forked, "fork").values
     assert values["parent"] == "base" and told(forked, "base").values["forks"] == ["fork"]
     assert {"key": "algorithm.type", "a": "grpo", "b": "rloo", "in_keys": True} in values["differences"]
@@ -91,7 +90,7 @@ def test_a_run_without_work_and_an_unfinished_step_say_so(tmp_path):
     assert charts(page) == {} and page.live, "its numbers are shown when it is finished"
     text = " ".join(Elements(answer(reader, f"/runs/{RUN}")[1]).texts)
     assert "not finished, so the numbers below leave it out" in text
-    assert pluck(page.values["ledger"]["columns"][0]["cells"], "finished") == [False]
+    assert pluck(page.values["ledger"]["cells"], "class") == ["s0 unfinished"]
 
 
 def test_environments_and_agents_have_lines_and_colours_of_their_own(two):
