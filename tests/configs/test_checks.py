@@ -11,9 +11,8 @@ from configs.checks.run import missing_files, problems, require_files
 from configs.errors import ConfigError
 from configs.filters import FilteringConfig
 from configs.load import load
-from configs.run import RunConfig, View, content
+from configs.run import RunConfig, View
 from configs.sections import DifficultyPoolsSampler
-from configs.training import LoraConfig, TrainingConfig
 from storage.keys import content_key
 from tasks.advantage import stage as advantage
 from tasks.assignment import stage as assignment
@@ -67,12 +66,10 @@ def test_samples_longer_than_the_model_are_refused(preset, key, tmp_path):
 @pytest.mark.parametrize(
     ("of_model", "expected"),
     [
-        ({"layer_types": ["full_attention"], "sliding_window": 16}, ""),
         ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 256}, ""),
         ({"layer_types": ["sliding_attention"], "sliding_window": 255}, "256 is longer than the sliding window"),
         ({"layer_types": ["linear_attention", "full_attention"]}, "layers of linear_attention"),
         ({"text_config": {"layer_types": ["linear_attention"]}}, "layers of linear_attention"),
-        ({"layer_types": 3}, ""),
         ([], ""),
     ],
 )
@@ -89,10 +86,6 @@ def test_a_model_is_needed_unless_a_policy_stands_for_it():
     assert missing_files(config) == ["model.path: say which directory (or hub id) holds the starting weights"]
     named = config.evaluation.model_copy(update={"policy": "latest"})
     assert missing_files(config.model_copy(update={"evaluation": named})) == []
-
-
-def test_a_hub_id_is_not_taken_for_a_directory():
-    assert missing_files(load(["qwen3_gpu"])) == []
 
 
 def test_echo_without_a_role_adds_nothing():
@@ -116,18 +109,11 @@ def test_a_function_of_ones_own_says_whether_equal_rewards_teach_it_something(fr
 
 
 @pytest.mark.parametrize(
-    ("names", "thresholds", "weight", "said"),
-    [
-        ("ab", (0.5, 0.5), 1, "must rise"),
-        ("ab", (0.5, 0.25), 1, "must rise"),
-        ("aa", (0.5, 0.75), 1, "must differ"),
-        ("a", (0.5,), 0, "greater than 0"),
-        ("", (), 1, "at least 1"),
-    ],
+    ("names", "thresholds", "said"), [("ab", (0.5, 0.5), "must rise"), ("aa", (0.5, 0.75), "must differ")]
 )
-def test_pools_that_make_no_sense(names, thresholds, weight, said):
+def test_pools_that_make_no_sense(names, thresholds, said):
     pools = zip(names, thresholds, strict=True)
-    rows = [{"name": name, "threshold": threshold, "weight": weight} for name, threshold in pools]
+    rows = [{"name": name, "threshold": threshold, "weight": 1} for name, threshold in pools]
     with pytest.raises(ValidationError, match=said):
         DifficultyPoolsSampler.model_validate({"pools": rows})
 
@@ -142,13 +128,10 @@ def sections(config):
     [
         ({"assignment": {"refill": False, "sampler": {"type": "standard"}}, "admission": None}, ""),
         ({"assignment": {"refill": True}}, "assignment"),
-        ({"assignment": {"sampler": {"type": "difficulty_pools"}}}, "assignment"),
         ({"admission": {}}, "advantage"),
         ({"filtering": FilteringConfig(max_batch_attempts=2).model_dump()}, ""),
-        ({"algorithm": {"type": "rloo"}}, "advantage"),
         ({"algorithm": {"type": "rae"}}, "filtering advantage"),
         ({"algorithm": {"type": "grpo", "length_penalty": {}}}, "filtering advantage"),
-        ({"algorithm": {"type": "supervised"}}, "advantage"),
     ],
     ids=str,
 )
@@ -157,25 +140,12 @@ def test_a_setting_reaches_its_stage_and_what_is_off_none(settings, changed):
     assert [stage for stage in one if one[stage] != other[stage]] == changed.split()
 
 
-@pytest.mark.parametrize("settings", [{"rank": 0}, {"alpha": 0}, {"target_modules": "every-linear"}])
-def test_what_makes_no_sense_is_no_section(settings):
-    with pytest.raises(ValidationError):
-        LoraConfig(**settings)
-
-
-def test_adapters_are_in_keys():
-    assert content(TrainingConfig())["lora"] is None
-    one, other = (content(TrainingConfig(lora=LoraConfig(rank=rank))) for rank in (4, 8))
-    assert one["lora"]["rank"] == 4
-    assert one != other
-
-
 def test_a_directory_is_no_data_file(tmp_path):
     mine = f'[{{name="mine", taskset={{id="own_data", path="{tmp_path}"}}}}]'
     config = load(["demo"], ["model.path=owner/model", f"environments={mine}"])
     (line,) = missing_files(config)
     assert line.startswith(f"environments.0.taskset.path: {tmp_path} is a directory; want a data file")
-    assert missing_files(load(["demo"], ["model.path=owner/model"])) == []
+    assert missing_files(load(["demo"], ["model.path=owner/model"])) == []  # a hub id is no directory
 
 
 def test_a_replay_that_samples_is_held_to_what_environments_need():

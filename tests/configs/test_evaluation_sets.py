@@ -20,23 +20,12 @@ def test_a_set_takes_from_the_evaluation_what_it_leaves_open():
     assert (everyone.num_examples, everyone.every, everyone.sets) == (32, 2, ())
 
 
-def test_without_sets_the_evaluation_is_the_one_set():
-    alone = evaluation(sets=())
-    assert alone.of_sets() == {"": alone}
-
-
 def test_each_set_is_due_by_its_own_interval():
     hard, everyone = evaluation().of_sets().values()
     assert [version for version in range(21) if hard.due(version)] == [0, 10, 20]
     assert [version for version in range(5) if everyone.due(version)] == [2, 4]
     assert not any(evaluation(every=0, sets=()).due(version) for version in range(5))
     assert evaluation().evaluates_training and not evaluation(every=0, sets=()).evaluates_training
-
-
-def test_the_name_and_the_interval_of_a_set_are_in_no_key():
-    other = [SETS[0] | {"name": "renamed", "every": 3, "pass_at": [2]}, SETS[1]]
-    one, two = (each.of_sets() for each in (evaluation(), evaluation(sets=other)))
-    assert content(one["hard"]) == content(two["renamed"]) != content(one["all"])
 
 
 OF_OTHERS = {"url": "https://api.example.com/v1", "model": "m"}

@@ -19,13 +19,6 @@ def test_a_loss_takes_nothing_over_from_the_one_before():
         loss("training.loss.type=ppo", "training.loss.mask_high=0.5")
 
 
-def test_clip_higher_and_options_are_settings():
-    found = loss("training.loss.type=ppo", "training.loss.clip_high=0.28", 'training.loss.tis={level="sequence"}')
-    assert (found.clip_low, found.clip_high, found.tis.level, found.tis.cap) == (0.2, 0.28, "sequence", 2.0)
-    masked = loss("training.loss.sequence_mask.low=0.5")
-    assert (masked.type, masked.sequence_mask.low, masked.sequence_mask.high) == ("dppo", 0.5, 10.0)
-
-
 def test_an_unknown_loss_names_the_known_ones():
     with pytest.raises(ConfigError, match="'dppo', 'ipo', 'ppo', 'cispo', 'gspo', 'custom'"):
         loss("training.loss.type=grpo")

@@ -49,16 +49,6 @@ def test_a_seed_is_drawn_anew_for_each_run():
     assert len(seeds) > 1
 
 
-def test_introspection_about_fields_that_are_not_open_are_our_mistake():
-    with pytest.raises(AssertionError, match="max_model_len"):
-        resolve(load(["demo"]), {"engine": {"max_model_len": 8}})
-
-
-def test_introspection_of_a_wrong_type_are_refused():
-    with pytest.raises(ValueError, match="device"):
-        resolve(load(["demo"], ["training.device=auto"]), {"training": {"device": "abacus"}})
-
-
 def test_recorded_versions_must_be_those_of_this_machine():
     config = resolve(load(["demo"]), FACTS)
     require_agreement(config, FACTS)
@@ -118,9 +108,3 @@ def test_what_is_recorded_stays_and_another_version_is_refused():
         require_agreement(config, other)
     (line,) = caught.value.problems
     assert line.startswith("environments.0.algorithm.keep_mask_version: recorded as 'pkg 1.2', here it is 'pkg 1.3'")
-
-
-def test_versions_are_opened_only_for_the_stages_done_again():
-    config = resolve(BOTH, CODE)
-    assert reopen_versions(config, ("packing",)) == config
-    assert versions(reopen_versions(config, ("advantage",))) == ["", ""]
