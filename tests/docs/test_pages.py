@@ -19,9 +19,6 @@ from configs.run import RunConfig
 from flows import cli
 from flows.cli.arguments import split_items
 from flows.queries.row_lineage import __doc__ as ids_of_the_program
-from flows.runtime.loop import plan_work
-from flows.runtime.resolve_run import resolve_run
-from flows.runtime.session import open_session
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -76,11 +73,6 @@ def test_commands_are_understood(arguments):
     load(files or ["demo"], [*overrides, *command.keywords.get("overrides", ())])
 
 
-def test_there_is_something_to_look_at():
-    assert {"demo", "test"} <= set(TARGETS)
-    assert {"run", "show", "check", "doctor"} <= {arguments[0] for arguments in COMMANDS}
-
-
 def test_every_command_of_the_page_on_questions_is_one():
     commands = re.findall(r"^(?:\$ )?stagecoach (.*)$", QUESTIONS.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(commands) == 6 and all(cli.parse(shlex.split(command)) for command in commands)
@@ -98,15 +90,6 @@ def test_every_setting_of_the_page_on_evaluation_is_one():
     sets, external = (RunConfig.model_validate({"kind": "evaluate"} | block).evaluation for block in blocks)
     assert list(sets.of_sets()) == ["hard", "all"] and sets.of_sets()["all"].every == 50
     assert external.external is not None and external.external.model == "NAME"
-
-
-def test_a_model_of_others_needs_neither_weights_nor_an_engine(tmp_path):
-    settings = ["evaluation.external.url=http://127.0.0.1:1/v1", "evaluation.external.model=m"]
-    config = resolve_run("evaluate", [], settings, name="of-others", store=str(tmp_path / "store"), seed=1)
-    assert config.model.path == "" and config.external is not None and config.external.model == "m"
-    with open_session(config) as session:
-        stages = [piece.stage for piece in plan_work(session.context, session.source)]
-    assert stages == ["examples", "evaluation_assignment", "rollout"], "no weights are brought in"
 
 
 def pages():

@@ -1,8 +1,8 @@
-"""The structure of the product: sizes, names used once, words that went, and no files that import in a circle."""
+"""The structure of the product: sizes, names used once, and no files that import in a circle."""
 
 import ast
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -16,25 +16,6 @@ MOST_LINES, MOST_LINES_OF_A_FUNCTION = 500, 60
 HEAPS = {"utils", "common", "helpers", "misc", "types"}
 """Names of modules that say nothing of what is in them."""
 
-# What things were called before they had the field's names: see docs/decisions. In the first list as any identifier, in
-# the second as the name of a module, a class or a function alone, for the word has other uses.
-FORMER_WORDS = re.findall(
-    r"\w+",
-    """
-    Retrace EngineRoom LearnerRoom EnvironmentRoom TeacherRoom GraderRoom Lease lease leases mind minds
-    WALKS walks Foreteller foretell foretold Drawn evictions Evicted fates fate Fate WAY hops hop Hop
-    KeptBook book books retirements retired gathering openly housekeeping sweeping suspects condemned OURS
-    asking looking marking doing telling
-""",
-)
-FORMER_NAMES = re.findall(
-    r"\w+",
-    """
-    room rooms gathered Place place Walk walk Do drawing draw tell again Chain kept keeping facts
-    Attempts Sampling Terms Enough Stopped Steering Kept Material Asked Reading Looks Apart seating aside holding
-    told found chosen made named
-""",
-)
 
 IRREGULAR = re.findall(
     r"\w+",
@@ -90,23 +71,6 @@ def test_functions_are_called_after_what_they_do_or_return():
         if not any("property" in ast.unparse(each) for each in node.decorator_list):
             found.add(f"{file}: {node.name}")
     assert found == set()
-
-
-def test_former_words_are_gone():
-    defined, others = defaultdict[str, set[str]](set), defaultdict[str, set[str]](set)
-    for file, node in definitions():
-        defined[node.name].add(str(file))
-    for file, tree in trees().items():
-        for part in (*file.parts[:-1], file.stem):
-            defined[part].add(str(file))
-        for node in ast.walk(tree):
-            name = getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "arg", None)
-            if isinstance(name, str):
-                others[name].add(str(file))
-    assert len(others) > 3000 and len(defined) > 2000
-    found = {word: defined[word] | others[word] for word in FORMER_WORDS if word in defined or word in others}
-    found |= {word: defined[word] for word in FORMER_NAMES if word in defined}
-    assert {word: sorted(files) for word, files in found.items()} == {}
 
 
 def test_no_files_import_in_a_circle():
