@@ -1,12 +1,9 @@
 """A person at Prefect's pages, in a headless browser: fills in the form, reads a mistake, cancels a run, retries it.
 
-Runs that a command and a schedule started are looked at, too.
-
 Needs Chromium and the package `playwright`: `make test-browser`. Pictures are left in STAGECOACH_PICTURES, if set.
 """
 
 import re
-from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -123,34 +120,6 @@ def test_rare_fields_are_shown_to_who_asks_for_them(page, served):
     page.get_by_text("root of the store").wait_for()
     assert page.get_by_text("TOML files on").count() == 1
     picture(page, "form-advanced")
-
-
-def test_runs_of_a_command_and_of_a_schedule_show_what_was_cached(page, served):
-    """The run of the form above, called again by a command, then by a schedule: nothing of it is computed again."""
-    given = served.of_the_tiny_model(name="typed", steps=2)
-    commanded = served.start_run("sft/sft", **given)
-    deployment = served.ask("/deployments/name/sft/sft")
-    soon = (datetime.now(UTC) + timedelta(seconds=5)).isoformat()
-    clock = {"active": True, "slug": "soon", "schedule": {"interval": 36000, "anchor_date": soon}, "parameters": given}
-    served.ask(f"/deployments/{deployment['id']}/schedules", clock)
-    fired = []
-
-    def has_fired():
-        runs = served.ask("/flow_runs/filter", deployments={"id": {"any_": [deployment["id"]]}}, limit=50)
-        fired[:] = [run["id"] for run in runs if run["auto_scheduled"] and run["state_type"] != "SCHEDULED"]
-        return bool(fired)
-
-    until(has_fired, served.log)
-    for name, flow_run in (("commanded", commanded), ("scheduled", fired[0])):
-        state, message = served.ended(flow_run)
-        assert state == "COMPLETED" and "0 computed" in message
-        tasks = served.ask("/task_runs/filter", flow_runs={"id": {"any_": [flow_run]}})
-        assert "Cached" in {task["state_name"] for task in tasks}
-        show_run(page, served, flow_run, "step 1: cached")
-        picture(page, name)
-        open_tab(page, "Task Runs")
-        page.get_by_text("training-1").last.wait_for()
-        picture(page, f"{name}-tasks")
 
 
 def test_a_mistake_is_explained_on_the_runs_page(page, served):

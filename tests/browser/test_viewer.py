@@ -49,21 +49,6 @@ def test_a_stretch_that_is_drawn_is_zoomed_into_and_a_double_click_leads_back(de
     assert page.url.endswith("/runs/demo"), "no click of it opened a step"
 
 
-def test_a_metric_is_searched_for_and_has_a_chart_of_its_own(demo, opened):
-    page = opened(demo).open("/runs/demo")
-    assert page.locator("#metric-list [data-row]:visible").count() == 0, "folded"
-    page.locator("[data-search]").fill("entropy nats")
-    page.locator("[data-search]").press("Enter")
-    page.wait_for_url("**metric=entropy*")
-    names = page.locator("#metric-list figure h3").all_inner_texts()
-    assert names and all("entropy" in name for name in names)
-    page.locator("#metric-list .chart.is-drawn").first.wait_for()
-    picture(page, "metric")
-    page.get_by_role("link", name=re.compile("^All [0-9]+$")).click()
-    page.wait_for_url("**#metric-list")
-    assert page.locator("#metric-list figure").count() == 0, "of many there are small lines"
-
-
 def test_traces_are_filtered_sorted_and_paged(demo, opened):
     window = opened(demo)
     page = window.open("/runs/demo/steps/0")

@@ -91,37 +91,6 @@ def test_the_focus_is_seen_wherever_it_goes(demo, kinds, opened):
             assert outlined and inside, (kind, what)
 
 
-OVER_THE_TEXT = """() => [...document.querySelectorAll("body *")]
-  .filter((each) => ["sticky", "fixed"].includes(getComputedStyle(each).position) && each.checkVisibility())
-  .filter((each) => !each.closest("table"))
-  .map((each) => each.className)"""
-
-
-@pytest.mark.parametrize("size", [(420, 900), (680, 450)], ids=["a phone", "enlarged twice"])
-def test_nothing_stays_over_what_is_read_where_room_is_short(demo, kinds, opened, size):
-    page = opened(demo).open(kinds["trace"])
-    assert page.evaluate(OVER_THE_TEXT) != []  # where there is room, colours stay at hand
-    page.set_viewport_size({"width": size[0], "height": size[1]})
-    assert page.evaluate(OVER_THE_TEXT) == []
-
-
-def test_a_dark_page_is_printed_on_white_with_its_shades(demo, kinds, opened):
-    page = opened(demo, color_scheme="dark").open(kinds["trace"])
-    style = "(name) => getComputedStyle(document.querySelector('.card'))[name]"
-    assert page.evaluate(style, "backgroundColor") != "rgb(255, 255, 255)"
-    page.emulate_media(media="print")
-    assert page.evaluate(style, "backgroundColor") == "rgb(255, 255, 255)"
-    assert page.evaluate(style, "printColorAdjust") == "exact"
-    assert page.evaluate(OVER_THE_TEXT) == []
-
-
-def test_the_first_stop_leads_past_the_header(demo, opened):
-    page = opened(demo).open("/")
-    page.keyboard.press("Tab")
-    page.keyboard.press("Enter")
-    page.wait_for_function("document.activeElement.id === 'main'")
-
-
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory):
     """A viewer of a store of hostile rollouts, and addresses of all kinds in it."""

@@ -1,4 +1,4 @@
-"""A person reads what was said: by keys, side by side, pointing at rollouts, and on the screen of a phone."""
+"""A person reads what was said: by keys, side by side, and pointing at rollouts."""
 
 import shlex
 from pathlib import Path
@@ -6,17 +6,12 @@ from pathlib import Path
 import pytest
 
 from flows import cli
-from flows.viewer import addresses
 from tests.browser.viewing import picture, question, said, viewer
 from tests.fixtures.cheating import HACK, LEARNT, STEPS, cheated_store
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 STEP = "/runs/demo/steps/0"
 FOCUSED = "document.activeElement.closest('.reply')?.querySelector('.big')?.getAttribute('href')"
-INSIDE = """(part) => {
-  const box = part.getBoundingClientRect();
-  return box.width > 0 && box.left >= 0 && box.right <= document.documentElement.clientWidth;
-}"""
 
 
 def test_replies_are_read_by_keys(demo, opened):
@@ -67,23 +62,3 @@ def test_a_reward_hack_is_hunted_by_keys_in_five_steps(opened, tmp_path, capsys)
     assert cli.main(command[1:]) == 0
     printed = capsys.readouterr().out
     assert f"num rollouts: {(STEPS - LEARNT) * 9}\nnum looked at: {STEPS * 12}\n" in printed
-
-
-def test_the_reward_of_every_list_is_on_the_screen_of_a_phone(demo, opened):
-    window = opened(demo)
-    trace = said(window, STEP)["traces"]["rows"][0]
-    example = addresses.example("demo", trace["environment"], trace["example_id"])
-    rewards = {
-        "/": ("table.runs .spark-cell b",),
-        STEP: (".reply .big", "table.traces tbody td:nth-child(2)"),
-        example: ("#hits td:nth-child(3)", "#hits .text"),
-    }
-    for address, parts in rewards.items():
-        page = window.open(address)
-        page.set_viewport_size({"width": 420, "height": 900})
-        for part in parts:
-            found = page.locator(part)
-            assert found.count() and all(each.evaluate(INSIDE) for each in found.all()), (address, part)
-        picture(page, f"phone-{parts[0]}")
-    heads = window.open(STEP).locator("table.traces thead th").all_inner_texts()
-    assert heads[1].strip().rstrip(" ↑↓").lower() == "reward"

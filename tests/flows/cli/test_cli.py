@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -17,12 +16,10 @@ import pytest
 
 from configs.errors import ConfigError
 from flows import cli
-from flows.cli import interrupts
 from flows.cli import run as commands
 from flows.cli.commands import COMMANDS
 from flows.services.process import ServiceFailed
 from storage.store import open_store
-from tasks.runtime.imports import DISTRIBUTION
 from tests.fixtures.commands import cases
 from tests.fixtures.faults import happened
 from tests.fixtures.programs import environment
@@ -66,10 +63,6 @@ def test_an_option_is_suggested_only_where_it_is_near(argv, suggestion, call):
 
 def test_ls_lists_the_runs():
     assert cli.parse(["ls", "--store", "s"]).func is cli.parse(["runs", "--store", "s"]).func
-
-
-def test_the_version_is_printed(call):
-    assert call("--version") == (0, f"stagecoach {version(DISTRIBUTION)}\n")
 
 
 def fail(monkeypatch, error, **arguments):
@@ -225,16 +218,6 @@ def test_ctrl_c_while_the_program_starts_and_pressed_three_times_leaves_no_trace
     assert errors.endswith("\nInterrupted.\n") and ("Already ending" in errors) == (moment == "later")
 
 
-def test_a_second_ctrl_c_after_a_while_ends_the_process(monkeypatch):
-    handled, statuses = interrupts.Interrupts(), list[int]()
-    monkeypatch.setattr(interrupts.os, "_exit", statuses.append)
-    monkeypatch.setattr(interrupts, "PATIENCE_SECONDS", -1.0)
-    with pytest.raises(KeyboardInterrupt):
-        handled._handle(signal.SIGINT, None)
-    handled._handle(signal.SIGINT, None)
-    assert statuses == [130]
-
-
 def test_the_handler_of_an_embedding_program_stays(monkeypatch):
     handler = Mock()
     monkeypatch.setattr(sys, "argv", ["stagecoach", "--help"])
@@ -263,16 +246,3 @@ def test_help_of_every_command_has_examples_that_are_read(command, call):
     for example in examples:
         assert f"stagecoach {example}" in " ".join(page.split())
         cli.parse(shlex.split(example))
-
-
-def test_help_of_sql_has_the_name_of_a_run_in_one_piece(call):
-    assert '"my-replay".traces' in call("sql", "-h")[1]
-
-
-def test_a_command_that_is_started_without_an_output_runs(monkeypatch):
-    monkeypatch.setattr(sys, "stdout", None)
-    monkeypatch.setattr(cli, "parse", lambda _: lambda: print("said to", sys.stdout.isatty()))
-    assert cli.main([]) == 0
-    sys.stdout.close()
-    with pytest.raises(BrokenPipeError):
-        fail(monkeypatch, BrokenPipeError("of a service"))

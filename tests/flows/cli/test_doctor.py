@@ -105,12 +105,6 @@ def test_a_probe_that_fails_says_the_cause_and_leaves_nothing(program, seconds, 
     assert not [*tmp_path.iterdir()]
 
 
-@pytest.mark.parametrize(("free", "problem"), [(4 * GIB, ""), (2 * GIB, "2.0 GiB free; 3 are needed")])
-def test_memory(free, problem, monkeypatch):
-    monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
-    assert problem_of(doctor.memory) == problem
-
-
 def test_disk_of_a_store_that_does_not_exist_yet(monkeypatch):
     place = Path(__file__).parent
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(free=GIB * (path == place)))

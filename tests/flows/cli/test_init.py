@@ -66,14 +66,6 @@ def test_a_project_of_own_data(tmp_path, capsys):
     ]
 
 
-def test_the_reward_of_the_sample_goes_by_its_answers(tmp_path):
-    project = made(tmp_path)
-    reward, row = reward_of(project[REWARD]), json.loads(project[EXAMPLES].splitlines()[0])
-    assert reward(f"so: <rev>{row['answer']}</rev>", row["answer"], row) == 1.0
-    assert reward(row["answer"], row["answer"], row) == 0.0
-    assert 0 < reward(f"<rev>{row['answer'][0]}</rev>", row["answer"], row) < 1
-
-
 def test_prompts_and_chat_format_are_those_of_the_warm_up_of_the_demo_s_model(tmp_path):
     # In another form the small model has never been asked, and answers at random.
     recipe = demo_recipe()
@@ -130,13 +122,6 @@ def test_arguments_of_trl_get_a_reward_function_beside_them(tmp_path, capsys):
     assert (reward("it is 4", "4", {}), reward("it is 5", "4", {})) == (1.0, 0.0)
 
 
-def test_what_a_config_says_cannot_leave_its_comment(tmp_path):
-    text = '[orchestrator]\nbatch_size = 8\n[orchestrator.renderer]\nname = "qwen3"\n"a\\nsteps = 9\\n#" = true\n'
-    (tmp_path / "rl.toml").write_text(text)
-    made(tmp_path / "new", "--from", str(tmp_path / "rl.toml"))
-    assert "steps" not in tomllib.loads((tmp_path / "new" / CONFIG).read_text())
-
-
 def test_a_project_for_an_installed_environment(tmp_path):
     package = demo_recipe("kuhn_poker").demonstrations[0].split()[0]
     text = made(tmp_path, "--environment", package)[CONFIG]
@@ -179,3 +164,10 @@ def test_an_environment_that_is_not_there_is_refused_before_the_warm_up(monkeypa
     monkeypatch.setattr(demo_sources, "warmed_weights", pytest.fail)
     with pytest.raises(ValueError, match="no_such_taskset"):
         demo_weights(demo_config("environments.0.taskset.id=no_such_taskset"), print)
+
+
+def test_what_a_config_says_cannot_leave_its_comment(tmp_path):
+    text = '[orchestrator]\nbatch_size = 8\n[orchestrator.renderer]\nname = "qwen3"\n"a\\nsteps = 9\\n#" = true\n'
+    (tmp_path / "rl.toml").write_text(text)
+    made(tmp_path / "new", "--from", str(tmp_path / "rl.toml"))
+    assert "steps" not in tomllib.loads((tmp_path / "new" / CONFIG).read_text())

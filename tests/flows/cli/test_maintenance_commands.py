@@ -1,15 +1,12 @@
 """The commands that keep a store in order: what they say, ask and refuse, and what they leave alone."""
 
-import inspect
 import json
 from datetime import UTC, datetime
 
 import pytest
 
-from flows.cli.maintenance import maintain
 from flows.runtime.maintenance import MEASUREMENTS
 from storage.errors import SliceExpired
-from storage.maintenance.compact import RETENTION_HOURS
 from storage.schemas.stage_tables import STAGE_TABLES
 from storage.store import open_store
 from tasks.stage_tasks import TASKS
@@ -46,10 +43,6 @@ def test_what_changes_nothing(root, command, call):
     assert file_bytes(root) == before
 
 
-def test_maintain_keeps_files_as_long_as_the_store_does():
-    assert inspect.signature(maintain).parameters["retention_hours"].default == RETENTION_HOURS
-
-
 def test_gc_says_what_goes_and_removes_it(root, call):
     kept = contents(open_store(root), ["new"])
     status, said = call("gc", "--keep", "new", "--policies", "last", "--yes")
@@ -61,14 +54,6 @@ def test_gc_says_what_goes_and_removes_it(root, call):
     assert [path.name for path in (root / "logs").iterdir()] == ["new"]
     plan = json.loads(call("gc", "--keep", "new", "--yes", "--json")[1])
     assert (plan["removed"], plan["done"]["rows"]) == ([], 0)
-
-
-def test_gc_removes_nothing_without_yes(root, call):
-    before = file_bytes(root)
-    status, said = call("gc", "--remove", "old")
-    assert status == 0 and "removed: old\n" in said
-    assert said.endswith("\nnothing was removed; --yes removes it for good\n")
-    assert file_bytes(root) == before
 
 
 def test_gc_finishes_an_interrupted_removal_only_with_yes(root, call):

@@ -10,13 +10,11 @@ from flows import cli
 from flows.cli import plan
 from flows.cli.check import check
 from flows.runtime import machine_facts
-from flows.runtime.loop import plan_work
 from flows.services.memory import parse_gpu
 from tasks.inference.environments.introspection import EnvironmentFacts
 from tasks.inference.environments.servers import LoadedEnvironment
 from tests.fixtures import builders
 from tests.fixtures.commands import cases
-from tests.fixtures.rehearsal import SOURCE, session_for
 
 
 @pytest.fixture
@@ -74,12 +72,6 @@ def test_missing_files_are_refused_and_nothing_is_created(tmp_path, monkeypatch)
         check("demo", "model.path=./none")
     assert cli.main(["check", "demo"]) == 0
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_plan_of_an_evaluation_has_the_keys_that_it_will_have(tmp_path):
-    session = session_for(tmp_path / "store", "a", kind="evaluate", evaluation={"temperature": 0.25})
-    planned = [ref.key for _, ref in plan.planned_stages(session.config, SOURCE)]
-    assert planned == [piece.key for piece in plan_work(session.context, SOURCE)] and len(planned) == 4
 
 
 def test_a_setting_is_explained(call):

@@ -99,12 +99,6 @@ def test_only_the_rollouts_that_a_run_uses(store, run):
         search(store, "reward = 1", "nobody")
 
 
-def test_a_rollout_counts_by_any_of_its_gradings(store, run):
-    run.sample(0)
-    run.planted(0, "regrade", [rollout("0b", 0, reward=0.75)])
-    assert search(store, "reward = 0")[0] == search(store, "reward = 0.75")[0] == ["0b"]
-
-
 @pytest.mark.parametrize(
     ("where", "said"),
     [
@@ -137,11 +131,6 @@ def test_every_batch_step_and_policy_that_used_them(store, run):
         ("other", 1, keys[1], 1, 2, 10, None, None, 0),
     ]
     assert uses(store, ["1x"]) == [], "a failed rollout was never packed"
-
-
-def test_a_batch_made_without_them_is_no_use(store, run):
-    run.pack(0, run.sample(0), quarantined={"0a": "why"})
-    assert uses(store, ["0a"]) == [] and len(uses(store, ["0b"])) == 1
 
 
 def test_a_batch_whose_rows_are_kept_no_longer_may_have_held_them(store, run, call):

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from datetime import UTC, datetime
-from unittest.mock import Mock
 
 import pytest
 
@@ -95,12 +94,6 @@ def test_rollouts_of_every_origin_have_their_reward_shown(store, name):
     assert [step["reward"] for step in describe(store, "a", CONFIG)["steps"]] == [0.5, 0.25]
 
 
-def test_a_step_that_is_not_finished_has_no_numbers(store):
-    perform(sampling(trace(), name="import"), RunContext(store, "a", CONFIG, {}), 1)
-    step = describe(store, "a", CONFIG)["steps"][1]
-    assert (step["finished"], step["reward"]) == (False, None)
-
-
 def test_scores_of_policies_are_shown(store, call):
     stage = sampling(trace("e0", reward=1.0), trace("e1", reward=0.5), failed("e2"), name="import")
     evaluated = Ref("evaluation_assignment", 0, "k", (), 0, 0.0, True)
@@ -150,11 +143,6 @@ def test_runs_are_listed(store, call):
     assert (found["run"], found["rewards"], found["bytes"] > 0) == ("a", [0.5], True)
 
 
-def test_a_change_ahead_of_the_clock_here_is_of_now(store, monkeypatch, call):
-    monkeypatch.setattr("flows.cli.runs.datetime", Mock(now=lambda zone: datetime(2001, 1, 1, tzinfo=zone)))
-    assert call("runs")[1].splitlines()[1].split()[6:8] == ["0", "ms"]
-
-
 @pytest.mark.engine
 def test_status_names_what_is_at_work_its_services_and_a_gate_that_waits(store, tmp_path, call):
     program = ["-c", "import time; print(flush=True); time.sleep(600)"]
@@ -174,12 +162,6 @@ def test_status_names_what_is_at_work_its_services_and_a_gate_that_waits(store, 
         run.kill()
     status, said = call("status")
     assert status == 1 and said == f"no live runs in {tmp_path}/store\n"
-
-
-def test_a_store_is_named_as_it_was_given(store, tmp_path, monkeypatch, call):
-    monkeypatch.chdir(tmp_path)
-    record(store, event="finished")
-    assert call("status", "--store", "./store") == (1, "no live runs in ./store\n")
 
 
 def test_the_store_is_that_of_the_variable_where_none_is_named(tmp_path, monkeypatch):

@@ -62,18 +62,6 @@ def test_the_panel_of_a_run_that_goes_on_grows_with_the_store(tmp_path):
     assert "3/4 steps" in _drawn(panel)
 
 
-def test_the_step_that_is_under_way_is_named(tmp_path):
-    root = tmp_path / "store"
-    # Examples, weights and assignments are work, too: this is in the middle of the second step.
-    rehearsal.die(root, "a", 12, steps=2)
-    panel, watched = following(root)
-    watched.show(panel)
-    assert "step 2/2  " in _drawn(panel)
-    rehearsal.rehearse(root, "a", steps=2)
-    watched.show(panel)
-    assert "2/2 steps" in _drawn(panel), "it is no longer under way"
-
-
 def test_a_live_run_says_how_many_rollouts_of_a_step_are_there(tmp_path):
     session = rehearsal.session_for(tmp_path / "store", "a", steps=5)
     panel = panel_for(session.config, plain=True)

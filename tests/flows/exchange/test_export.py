@@ -12,7 +12,6 @@ from flows.exchange.export import ExportRefused, ExportResult, RolloutChoice, co
 from flows.exchange.imports import ImportRequest, import_files
 from flows.queries.step_history import step_history
 from flows.reporting.output_files import OutputRefused, write_whole
-from storage.slices import Slices
 from storage.store import open_store
 from tasks.assignment.examples import read_demonstrations
 from tasks.filtering import stage as filtering
@@ -208,24 +207,6 @@ def test_batches_that_were_scored_together_are_exported_once(store, tmp_path):
     assert len({line["trace_id"] for line in lines(tmp_path / "a.jsonl")}) == 12
 
 
-def test_steps_of_which_no_rollout_is_chosen_are_not_read(store, tmp_path, monkeypatch):
-    options = {"name": "dealt", "groups_per_step": 1, "store": store.root.address}
-    import_files(ImportRequest([TOKENS], **options))
-    whole = []
-
-    def read(self, slices, columns=None):
-        whole.extend(piece.table for piece in slices if columns is None)
-        return original(self, slices, columns)
-
-    original = Slices.read
-    monkeypatch.setattr(Slices, "read", read)
-    assert out(store, tmp_path / "a.jsonl", "dealt", where="step = 1").number == 5
-    assert sorted(whole) == ["assignments", "examples", "messages", "traces"]
-    whole.clear()
-    assert out(store, tmp_path / "b.jsonl", "dealt").number == 10
-    assert (whole.count("examples"), whole.count("traces")) == (1, 2)
-
-
 def test_rewards_and_verdicts_are_those_of_the_run(store, tmp_path):
     shared(store, "again", reward=0.125, quarantined=dict.fromkeys(traces_of(store)[:3], "why"))
     assert out(store, tmp_path / "a.jsonl", "base", where="keep").number == 10
@@ -247,10 +228,3 @@ def test_datasets_leave_rollouts_in_quarantine_out_and_say_so(store, tmp_path, c
     ]
     assert cli.main([*argv, "--force", "--quarantined"]) == 0
     assert capsys.readouterr().out == f"{tmp_path}/b.jsonl: 10 samples\n"
-
-
-def test_a_run_all_in_quarantine_is_refused_with_the_reason(store, tmp_path):
-    store.quarantines.record(traces_of(store), where="true", reason="fooled", run="base")
-    with pytest.raises(ExportRefused, match="10 rollouts were left out because they are in quarantine"):
-        out(store, tmp_path / "a.jsonl", "base")
-    assert not (tmp_path / "a.jsonl").exists()

@@ -175,10 +175,7 @@ def test_text_is_rendered_refused_for_rl_and_trained_on_as_demonstrations(root, 
 def test_the_groups_are_told(root, tmp_path, capsys):
     assert cli.main(["import", str(TOKENS), "--name", "theirs", "--store", str(root)]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[:2] == [
-        "run theirs: 1 step; 10 traces, 10 with sampled tokens",
-        "2 groups: 2 of more than one rollout, 2 with differing rewards",
-    ]
+    assert said[1] == "2 groups: 2 of more than one rollout, 2 with differing rewards"
     rows = [sampled_trace(str(number), str(number), number) for number in range(3)]
     alone = write_lines(tmp_path / "alone.jsonl", rows)
     assert cli.main(["import", str(alone), "--store", str(root)]) == 0

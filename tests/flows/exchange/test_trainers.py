@@ -90,8 +90,6 @@ def test_what_cannot_be_read_is_refused(tmp_path, case):
 
 
 def test_files_that_are_no_configs_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="not read"):
-        translate([str(tmp_path / "none.toml")])
     with pytest.raises(ConfigError, match=r"not read|no config"):
         translate(["/dev/zero"])
     (tmp_path / "long.yaml").write_text(f"seed: 1\n# {'x' * MAX_CHARS}")
