@@ -6,15 +6,12 @@ import polars as pl
 import pytest
 
 from flows.orchestration.states import GateRefused
-from flows.queries.batch import decisions, packed_step, row_samples, rows, samples, updates
+from flows.queries.batch import decisions, packed_step, row_samples, samples, updates
 from flows.queries.store_reader import StoreReader
 from flows.queries.views import select
 from flows.viewer.pages.batch import rows_per_page
 from storage.read.frames import Frames
-from tests.fixtures.builders import trace
 from tests.fixtures.rehearsal import rehearse
-from tests.flows.viewer.hand_made import RUN, credit, update
-from tests.flows.viewer.hand_made import batch as row_of
 from tests.flows.viewer.looking import pluck, values
 
 REFUSED = {"type": "rule", "rule": "reward_mean > 0.45"}  # of the first step it is 0.51, of the second 0.44
@@ -79,19 +76,6 @@ def test_a_batch_that_was_not_trained_has_nothing_measured_and_says_who_held_it_
     assert updates(library, trained)["update"].to_list() == [0], "the learner that is played makes one row"
     assert held.updates is None and updates(library, held).is_empty()
     assert [pluck(decisions(library, of), "approved") for of in (trained, held)] == [[True], [False]]
-
-
-def test_of_several_packings_the_one_trained_last_counts(hand):
-    sample = credit("t0", 0, (0,), {"rl_weights": [0.0, 1.0], "advantages": [0.0, 0.5]})
-    keys = hand.step([trace("t0")], [], [sample])
-    del keys["filtering"]
-    packings = {name: hand.work(f"packing {name}", {"batches": [row_of([sample])]}, **keys) for name in "abc"}
-    assert packed_step(hand.reader, RUN, 0).batches.key == packings["c"], "none is trained: the last"
-    for name in "ab":
-        hand.work(f"training {name}", {"updates": [update()]}, packing=packings[name])
-    found = packed_step(hand.reader, RUN, 0)
-    assert found.batches.key == packings["b"] and found.updates is not None
-    assert found.capacity is None and rows(hand.reader, found)["fill"].to_list() == [None]
 
 
 BATCH = "/runs/paged/steps/0/batch"

@@ -33,8 +33,7 @@ def test_the_value_that_was_not_requested_for_longest_goes_first():
     assert cache.num_bytes == 3 * (SMALL + 800)
     cache.once("large", lambda: frame(1000))
     assert cache.peek("a") is None and cache.num_bytes == SMALL + 8000, "what is larger than the room is held alone"
-    for rows in (1000, 100):
-        assert cache.put("large", frame(rows)).height == rows
+    cache.put("large", frame(100))
     assert cache.peek("large").height == 100 and cache.num_bytes == SMALL + 800
 
 
@@ -54,16 +53,9 @@ def test_many_threads_leave_the_weight_right():
     assert cache.num_bytes == sum(map(size_in_bytes, held)) == 20 * (SMALL + 800)
 
 
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: {(f"scope {n}", f"measure {n}"): n / 7 for n in range(5000)},
-        lambda: {stage: {f"step {n}": {"seconds": n / 7, "key": f"key {n}"} for n in range(300)} for stage in "abc"},
-        lambda: [{"step": n + 1000, "name": f"{n}" * 9, "value": n / 3} for n in range(1500)],
-    ],
-)
-def test_the_weight_is_about_what_python_takes(make):
+def test_the_weight_is_about_what_python_takes():
     tracemalloc.start()
-    value, took = make(), tracemalloc.get_traced_memory()[0]
+    value = {("scope", f"step {n}"): [{"step": n, "name": f"{n}" * 9, "value": n / 3}] for n in range(1500)}
+    took = tracemalloc.get_traced_memory()[0]
     tracemalloc.stop()
     assert took / 2 < size_in_bytes(value) < 2 * took

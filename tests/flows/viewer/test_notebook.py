@@ -1,13 +1,11 @@
 """The door for notebooks: the frames of the pages, as docs/viewing.md has them, from a store that stays as it was."""
 
 import re
-import shlex
 from pathlib import Path
 
 import polars as pl
 import pytest
 
-from flows.cli import parse
 from flows.queries.request import NotThere
 from flows.viewer.notebook import Viewer
 from storage.errors import LayoutError
@@ -34,25 +32,16 @@ def test_what_the_page_on_viewing_writes_works(root, monkeypatch):
     exec(compile(example.replace("stagecoach-store", "store").replace("demo", "base"), "viewing.md", "exec"), {})
 
 
-def test_every_command_of_the_page_is_one():
-    commands = [shlex.split(line) for line in re.findall(r"^\$ (?:ssh .* )?stagecoach (.*)$", PAGE, re.MULTILINE)]
-    assert len(commands) >= 9, "or the page writes its commands in another form"
-    for command in commands:
-        assert parse(command)
-
-
-def test_frames_are_those_of_the_tables(root, viewer):
-    stored = Frames(viewer.reader.store).run("base")
-    traces = stored["traces"].filter(step=1).collect()
+def test_frames_are_those_of_the_tables(viewer):
     assert viewer.runs()["run"].to_list() == ["base", "fork"] and len(viewer.steps("base")) == 2
-    rollouts = viewer.rollouts("base")
-    assert sorted(rollouts["trace_id"]) == sorted(traces["trace_id"]) and len(traces) == 12
-    assert set(rollouts["outcome"]) == {"trained"} and rollouts["reply"].null_count() == 0
+    assert viewer.rollouts("base")["step"].unique().to_list() == [1], "the last step"
     assert viewer.rollouts("base", 0)["step"].unique().to_list() == [0]
-    samples = viewer.batch("base", 1).samples
-    credits = stored["samples"].filter(step=1).select("sample_id", "advantage").collect()
-    assert {*samples.select("sample_id", "advantage").rows()} == {*credits.rows()} != set()
-    assert set(viewer.frame("slices", "base")["table"]) >= {"traces", "samples", "batches"}
+    stored = Frames(viewer.reader.store).run("base")["samples"].filter(step=1).collect()
+    assert (
+        {*viewer.batch("base", 1).samples.select("sample_id", "advantage").rows()}
+        == {*stored.select("sample_id", "advantage").rows()}
+        != set()
+    )
     assert len(viewer.frame("traces", "base")) == 24 == len(viewer.frame("rollouts", "base"))
     assert viewer.steps()["run"].to_list() == ["fork", "fork"], "the newest run"
     with pytest.raises(NotThere, match="no run 'nobody'"):

@@ -94,13 +94,3 @@ def test_every_printed_command_selects_the_hits(library, capsys, tmp_path, monke
     assert cli.main(commands["export"]) == 0
     lines = Path("hits.jsonl").read_text().splitlines()
     assert len(lines) == 27 and all(HACK in line for line in lines)
-
-
-def test_what_changed_between_two_policies(library):
-    told = values(library, f"/runs/base/changes?a=0&b={LEARNT}")
-    assert told["counts"] == [12, 12]
-    assert (told["gained"][0]["a"], told["gained"][0]["b"]) == (0, 9) and HACK in told["gained"][0]["phrase"]
-    same = values(library, "/runs/base/changes?a=3&b=3")
-    assert same["gained"] == same["lost"] == []
-    status, text = answer(library, "/runs/base/changes?a=0&b=99")
-    assert status == 404 and "policy 99 sampled no rollout" in text

@@ -292,9 +292,6 @@ def test_tokens_of_a_trace_of_several_policies_know_theirs(hand):
     own = tokens_of(hand, builders.trace(FORKED, policy_key="policy 3", policy_version=3), token_policies=spans)
     assert own["policy_version"].to_list() == [*[None] * 4, 3, 4, None, 5, 5, 3, 3]
     assert own["policy_age"].to_list() == [*[None] * 4, 2, 1, None, 0, 0, 2, 2]
-    # Also where one message alone is looked at, whose tokens are all of one policy.
-    alone = tokens(hand.reader, find_trace(hand.reader, RUN, FORKED), [4])
-    assert alone["policy_age"].to_list() == [2, 2]
     assert BY_NAME["policy"].shades(own) == "----CB-AACC"
     page = trace_page(hand.reader, PageRequest("/", {"run": RUN, "trace": FORKED}, {})).values
     assert pluck(page["policies"]["sampled"], "version", "num_tokens") == [(3, 3), (4, 1), (5, 2)]

@@ -1,10 +1,8 @@
-"""The weights that a trace's tokens were trained with: on the page of the trace what its batch row has, bit for bit."""
+"""The weights that a trace's tokens were trained with are those of its batch row, bit for bit."""
 
 import numpy as np
 import pytest
 
-from flows.queries import batch
-from flows.queries.batch import row_samples
 from flows.queries.store_reader import StoreReader
 from flows.queries.tokens import TRAINED_WEIGHTS, WEIGHTS, tokens
 from flows.queries.trace import find_trace, samples
@@ -31,11 +29,6 @@ def reader(tmp_path_factory):
     return StoreReader.at(root)
 
 
-def traces(reader, run):
-    """All traces of the run's only step."""
-    return [find_trace(reader, run, name) for name in looking.traces(reader, run)]
-
-
 def packed_samples(reader, run):
     """The weights by token of every packed sample, straight from the table."""
     (lineage,) = reader.history(run).lineages
@@ -50,7 +43,8 @@ def packed_samples(reader, run):
 @pytest.mark.parametrize("run", list(ALGORITHMS))
 def test_every_token_was_trained_with_what_its_batch_row_has(reader, run):
     packed, compared, updates = packed_samples(reader, run), 0, set()
-    for trace in traces(reader, run):
+    for name in looking.traces(reader, run):
+        trace = find_trace(reader, run, name)
         branches = {row["branch"]: row for row in samples(reader, trace).iter_rows(named=True)}
         updates |= {row["update"] for row in branches.values()}
         for token in tokens(reader, trace, texts=False).iter_rows(named=True):
@@ -62,20 +56,3 @@ def test_every_token_was_trained_with_what_its_batch_row_has(reader, run):
             assert token["trained"] == any(token[name] is not None for name in TRAINED_WEIGHTS.values())
     weighted = sum(np.count_nonzero(row[column]) for row in packed.values() for column in WEIGHTS)
     assert compared == weighted > 50 and {0, 1} <= updates, "of both updates"
-
-
-def test_the_sums_on_the_page_are_those_of_the_batch_row(reader):
-    step = batch.packed_step(reader, "dr_grpo", 0)
-    for trace in traces(reader, "dr_grpo"):
-        page = looking.values(reader, f"/runs/dr_grpo/traces/{trace.trace_id}")
-        columns = [message["tokens"]["columns"] for message in page["messages"]]
-        total = sum(value for each in columns for value in each["trained_rl_weight"] if value is not None)
-        (sample,) = page["samples"]
-        if sample["row"] is None:
-            assert total == 0 and sample["address"] is sample["weights"] is None
-            continue
-        assert page["scaled"] == ["rl_weight"]
-        in_row = row_samples(reader, step, sample["row"]).filter(trace_id=trace.trace_id)
-        assert total == in_row["rl_weights"][0] == sample["weights"]["rl_weights"] > 0
-    other = next(trace for trace in traces(reader, "grpo") if tokens(reader, trace)["trained"].any())
-    assert looking.values(reader, f"/runs/grpo/traces/{other.trace_id}")["scaled"] == [], "both are the same"
