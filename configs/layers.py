@@ -26,6 +26,7 @@ REMOVED_KEYS = {
     "environments.*.id": "the package is named by `taskset.id`",
     "training.loss_type": "it is `training.loss.type`",
     "assignment.batch_size": "it is `assignment.groups_per_step` times `assignment.group_size`",
+    "prefect.service_logs": "what services write is in the files of logs/RUN in the store",
     "engine.port": "the operating system chooses; `engine.url` names an engine that someone else runs",
 }
 """What replaces each, or why it is gone, by dotted key; `*` stands for the place in a list."""
@@ -202,6 +203,10 @@ def translate_recorded(tree: dict[str, Any]) -> None:
     wandb = tree.pop("wandb", None)  # the former name of the section `tracking`
     if isinstance(wandb, dict) and wandb.get("mode") != "disabled":
         tree["tracking"] = {"type": "wandb"} | wandb
+    prefect = tree.get("prefect", {})
+    prefect.pop("service_logs", None)
+    if prefect.get("tasks") == "steps":  # for which a run has lines in its log now
+        prefect["tasks"] = "none"
 
 
 def _translate_advantage(tree: dict[str, Any]) -> None:

@@ -157,9 +157,9 @@ class PlacementConfig(Section):
 
 
 class PrefectConfig(Section):
-    tasks: Literal["auto", "stages", "steps", "none"] = operational("auto")
-    """What is a task run in Prefect: each stage, each step with its evaluations, or nothing. auto is stages, and steps
-    for a run of more than 2,000 pieces of work, of which Prefect's pages draw no graph."""
+    tasks: Literal["auto", "stages", "none"] = operational("auto")
+    """What is a task run in Prefect: each stage, or nothing. auto is stages, and nothing for a run of more than 2,000
+    pieces of work, of which Prefect's pages draw no graph."""
     task_runner: Literal["none", "dask", "ray"] = operational("none")
     """Where the stages that only read and write tables (filtering, advantage, packing and the like) are computed: in
     the flow's process, or by worker processes of Dask or Ray. These need the package prefect-dask or prefect-ray, and

@@ -4,6 +4,7 @@ The file has the keys of Prefect's own. A key that this program does not take is
 without it would not be the one described. Imports Prefect, which reads its settings then: for `deploy` alone.
 """
 
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -11,8 +12,6 @@ from typing import Annotated, Any
 
 import yaml
 from prefect.client.schemas.actions import WorkPoolCreate
-from prefect.client.schemas.objects import ConcurrencyLimitConfig
-from prefect.events import DeploymentTriggerTypes
 from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectAlreadyExists
 from prefect.schedules import Schedule
@@ -54,27 +53,17 @@ class WorkPoolEntry(BaseModel):
 
 
 class DeploymentEntry(BaseModel):
-    """One deployment."""
+    """One deployment; `prefect deploy` takes more keys."""
 
     model_config = ConfigDict(extra="forbid")
     name: str
     entrypoint: Annotated[str, Field(pattern=r"^[\w.]+:\w+$")]
     description: str | None = None
-    version: str | None = None
     tags: list[str] = []
     parameters: dict[str, Any] = {}
-    schedule: ScheduleEntry | None = None
     schedules: list[ScheduleEntry] = []
-    paused: bool | None = None
-    concurrency_limit: int | ConcurrencyLimitConfig | None = None
-    enforce_parameter_schema: bool = True
-    triggers: list[DeploymentTriggerTypes] = []
+    concurrency_limit: int | None = None
     work_pool: WorkPoolEntry = WorkPoolEntry()
-
-    @property
-    def all_schedules(self) -> list[Schedule]:
-        """The schedules of both keys."""
-        return [*([self.schedule] if self.schedule else []), *self.schedules]
 
     def pool(self, of_runs: str) -> str:
         """Return the work pool: `of_runs` for runs, the file's for services of runs."""
@@ -91,19 +80,11 @@ def read(file: Path) -> list[DeploymentEntry]:
     """Return the deployments that a file describes. Raises DeployRefused where it cannot be read or deployed."""
     try:
         return DeploymentFile.model_validate(yaml.safe_load(file.read_text(encoding="utf-8"))).deployments
-    except ValidationError as error:
-        unknown = "`stagecoach deploy` does not take this key; `prefect deploy` may"
-        of_a_key = "extra_forbidden", "unexpected_keyword_argument"  # of a model, of a dataclass
-        problem = "\n".join(
-            f"  {'.'.join(map(str, item['loc']))}: {unknown if item['type'] in of_a_key else item['msg']}"
-            for item in error.errors()
-        )
-    except (OSError, yaml.YAMLError) as error:
-        problem = f"  {type(error).__name__}: {error}"
-    raise DeployRefused(
-        f"{file} cannot be deployed:\n{problem}\nNothing was deployed. Correct the file, or leave --file out for the "
-        "one that comes with the program"
-    )
+    except (OSError, yaml.YAMLError, ValidationError) as error:
+        raise DeployRefused(
+            f"{file} cannot be deployed: {type(error).__name__}: {error}\nNothing was deployed. Correct the file, or "
+            "leave --file out for the one that comes with the program; `prefect deploy` takes more keys"
+        ) from error
 
 
 def main(pool: str = POOL, store: str = "", slots: int = 1, file: str = "") -> int:
@@ -123,7 +104,8 @@ def main(pool: str = POOL, store: str = "", slots: int = 1, file: str = "") -> i
         print(f"  flow run {name}: its process is gone, its state says how it ended")
     # Pool and limit before the deployments that name them: a schedule may fire immediately.
     for name in sorted({pool, *(entry.pool(pool) for entry in entries)}):
-        print(f"  work pool {name}: {'made' if ensure_pool(name) else 'was there'}")
+        ensure_pool(name)
+        print(f"  work pool {name}")
     Variable.set(variable_name(limit), {"slots": slots}, overwrite=True)
     print(f"  GPU slots {variable_name(limit)}: {slots}")
     print(f"  automation {ensure_automation(LOST_RUNS)!r}")
@@ -150,11 +132,8 @@ def register(entry: DeploymentEntry, pool: str, store: str, limit: str, slots: i
         at_a_time = f", {slots} at a time"
         ensure_queue(entry.pool(pool), queue, slots)
     flow.to_deployment(
-        **entry.model_dump(include={"name", "description", "version", "tags", "parameters", "paused"}),
-        enforce_parameter_schema=entry.enforce_parameter_schema,
-        schedules=entry.all_schedules,
-        concurrency_limit=entry.concurrency_limit,
-        triggers=entry.triggers,
+        **entry.model_dump(include={"name", "description", "tags", "parameters", "concurrency_limit"}),
+        schedules=[*entry.schedules],
         work_pool_name=entry.pool(pool),
         work_queue_name=queue,
         job_variables=variables,
@@ -164,14 +143,10 @@ def register(entry: DeploymentEntry, pool: str, store: str, limit: str, slots: i
     return f"{flow.name}/{entry.name}{at_a_time}"
 
 
-def ensure_pool(name: str) -> bool:
-    """Make a work pool of processes unless one of that name, of any type, exists; return whether it was made."""
-    with prefect_api.api_client() as client:
-        try:
-            client.create_work_pool(WorkPoolCreate(name=name, type="process", description="Runs of Stagecoach"))
-        except ObjectAlreadyExists:
-            return False
-    return True
+def ensure_pool(name: str) -> None:
+    """Make a work pool of processes unless one of that name, of any type, exists."""
+    with prefect_api.api_client() as client, suppress(ObjectAlreadyExists):
+        client.create_work_pool(WorkPoolCreate(name=name, type="process", description="Runs of Stagecoach"))
 
 
 def ensure_queue(pool: str, name: str, limit: int) -> None:

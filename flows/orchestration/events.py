@@ -16,8 +16,7 @@ POLICY = "stagecoach.policy.published"
 EVALUATION = "stagecoach.evaluation.finished"
 GATE = "stagecoach.gate.waiting"
 FINISHED = "stagecoach.run.finished"
-CACHED = "stagecoach.run.cached"
-"""Of a run that has finished and computed nothing. Each event has a `message` in its payload, and run and store."""
+"""Each event has a `message` in its payload, and run and store."""
 MAKERS = ("policy_import", "training")
 """The stages whose work is a policy."""
 Facts = Mapping[str, Any]
@@ -42,7 +41,7 @@ class EventWatcher:
             case "gate":
                 self._send(GATE, facts["text"], {"step": facts["step"]})
             case "end":
-                self._send_end(facts)
+                self._send(FINISHED, facts["text"], {"ending": facts["ending"]})
 
     def _send_policy(self, facts: Facts) -> None:
         ref = facts["ref"]
@@ -57,11 +56,6 @@ class EventWatcher:
             scores = "; ".join(f"{each['environment']}: {describe_scores(each)}" for each in facts["scores"])
             about = {name: facts[name] for name in ("version", "set", "scores")}
             self._send(EVALUATION, f"policy {self._run}:{facts['version']} on held-out examples: {scores}", about)
-
-    def _send_end(self, facts: Facts) -> None:
-        self._send(FINISHED, facts["text"], {"ending": facts["ending"]})
-        if facts.get("num_computed") == 0:
-            self._send(CACHED, f"Cached: nothing was computed; {facts['text']}", {})
 
     def _send(self, event: str, message: str, about: Facts, what: str = "") -> None:
         from prefect.events import emit_event

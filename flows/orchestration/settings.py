@@ -74,11 +74,9 @@ def _setting(path: Path, *keys: str) -> Any:
     try:
         value: Any = tomllib.loads(path.read_text())
         for key in keys:
-            value = value.get(key, {})
+            value = value.get(key, {}) if isinstance(value, dict) else {}
         return value or ""
     except FileNotFoundError:
         return ""
     except tomllib.TOMLDecodeError as problem:
         raise SettingsUnreadable(f"{path.absolute()} is not valid TOML: {problem}. Correct or remove it") from problem
-    except (AttributeError, TypeError) as problem:  # of a value in place of a table, or the reverse
-        raise SettingsUnreadable(f"{path.absolute()}: {'.'.join(keys)} must be in tables. Correct it") from problem

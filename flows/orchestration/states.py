@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from flows.orchestration.server import api_client, current_flow_run, flow_run_record, is_cancelled, tag_value
+from flows.orchestration.server import api_client, current_flow_run, is_cancelled, tag_value
 from flows.orchestration.signals import ending_signal, is_end, is_termination
 from flows.reporting.bookkeeping import Bookkeeper
 from flows.services.ownership import live_processes, writer_alive
@@ -81,9 +81,7 @@ def resume_command(run: str, store: str) -> str:
 
 def cancelled_text(when: str, run: str, store: str) -> str:
     """Return the message of a run that was cancelled: what is safe, and how it goes on."""
-    record = flow_run_record()  # Prefect's pages can retry a run of a deployment alone
-    again = "Retry in Prefect goes on there, or" if record and record.deployment_id else "go on with"
-    return f"cancelled {when}. Everything done so far is safe in {store}; {again}: {resume_command(run, store)}"
+    return f"cancelled {when}. Everything done so far is safe in {store}; go on with: {resume_command(run, store)}"
 
 
 def event_of(error: BaseException, run: str, store: str, where: str = "") -> tuple[str, str]:

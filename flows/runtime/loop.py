@@ -160,7 +160,6 @@ def evaluate_sets(
         passing = evaluation.pass_at, evaluation.pass_reward
         scores = score_rollouts(name, policy.version if policy else 0, tables, context.config.environments, *passing)
         computed = any(ref.computed for ref in rounds)
-        session.task_runs.finish_evaluation(scores.described, computed)
         session.notify("evaluation", computed=computed, **scores.described)
         every.append(scores)
     return every

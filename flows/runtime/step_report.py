@@ -66,7 +66,6 @@ def notify_step(session: Session, described: Mapping[str, Any], refs: Sequence[R
 
     Beside it they get `values` by scope and measure, and what makes its `samples`.
     """
-    session.task_runs.finish_step(described)
     samples = partial(step_samples, session.context, refs)
     session.notify("step", **described, values=step_values(session.context, refs), samples=samples)
 

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
 from functools import cached_property
 from typing import Any, cast
 
@@ -67,25 +66,18 @@ def call_with_retries(work: Callable[[], Ref]) -> Ref:
     return work()
 
 
-def report_task_run(
-    name: str, message: str, cached: bool, begun: datetime | None = None, tags: Sequence[str] = ()
-) -> None:
-    """Make a task run that says what was done without one, `begun` some time ago; it never fails the flow around."""
+def report_cached(message: str, tags: Sequence[str]) -> None:
+    """Make a task run that says what the ledger had; it never fails the flow around."""
     from prefect import task
     from prefect.cache_policies import NO_CACHE
-    from prefect.context import TagsContext, TaskRunContext
+    from prefect.context import TagsContext
     from prefect.states import Completed
 
     def report() -> Any:
         tag_current(tags)
-        context = TaskRunContext.get()
-        if begun is not None and context is not None and context.task_run.state is not None:
-            # Its bar in the page begins there, and its time is counted from there.
-            context.task_run.start_time = cast(Any, begun)
-            context.task_run.state.timestamp = begun
-        return Completed(name=CACHED if cached else None, message=message)
+        return Completed(name=CACHED, message=message)
 
-    made: Any = task(name="report", task_run_name=name, cache_policy=NO_CACHE, persist_result=False)(report)
+    made: Any = task(name="report", task_run_name="cached", cache_policy=NO_CACHE, persist_result=False)(report)
     with TagsContext(current_tags=set()):
         made()
 

@@ -35,9 +35,3 @@ def test_an_event_that_cannot_be_sent_is_a_line_in_the_log(sent, monkeypatch, ca
     monkeypatch.setattr("prefect.events.emit_event", broken)
     EventWatcher("a", "store")("end", {"ending": "finished", "text": "run a finished"})
     assert "stagecoach.run.finished was not sent to Prefect: RuntimeError: no thread" in caplog.text
-
-
-@pytest.mark.parametrize(("num_computed", "names"), [(0, ["finished", "cached"]), (3, ["finished"])])
-def test_a_run_that_computed_nothing_is_an_event(sent, num_computed, names):
-    EventWatcher("a", "store")("end", {"ending": "finished", "text": "run a", "num_computed": num_computed})
-    assert sent == names

@@ -1,4 +1,4 @@
-"""What Prefect shows of a run's work: by stage, by step or not at all, and what the ledger had."""
+"""What Prefect shows of a run's work: by stage or not at all, and what the ledger had."""
 
 from collections import Counter
 from unittest.mock import Mock
@@ -52,10 +52,7 @@ def reports(monkeypatch):
     made = []
     monkeypatch.setattr(task_runs, "current_flow_run", lambda: "a flow run")
 
-    def report(name, message, cached, *_, **__):
-        made.append((name, message, cached))
-
-    monkeypatch.setattr(task_runs, "report_task_run", report)
+    monkeypatch.setattr(task_runs, "report_cached", lambda message, tags: made.append(message))
     return made
 
 
@@ -82,24 +79,17 @@ def test_each_stage_and_what_was_found_is_a_task_run(reports):
 def test_what_was_found_is_one_task_run_where_it_is_much(reports):
     _, task = shows("auto", 1, MOST_FOUND + 1, reports)
     assert [call[0] for call in task.calls] == [MOST_FOUND + 1]
-    assert [name for name, _, _ in reports] == ["cached"]
-    assert reports[0][1].startswith(f"{MOST_FOUND + 1} pieces of work: rollout {MOST_FOUND + 1}; computed by: first")
+    (message,) = reports
+    assert message.startswith(f"{MOST_FOUND + 1} pieces of work: rollout {MOST_FOUND + 1}; computed by: first")
 
 
-def test_a_long_run_shows_its_steps_in_place_of_its_stages(reports):
-    step = {"reward": 0.5, "update": None, "tokens": 12, "seconds": {"rollout": 1.0}, "runs": ["first"]}
+def test_a_long_run_shows_no_stages(reports):
     shown, task = shows("auto", MOST_STAGES + 1, 0, reports)
-    assert shown.shown == "steps" and task.calls == []
-    shown.finish_step(step | {"step": 3, "computed": True})
-    assert reports == [("step-3", "reward 0.500, 12 tokens, 1.0 s", False)]
-    shown, task = shows("steps", 1, 1, reports)
-    shown.finish_step(step | {"step": 4, "computed": False})
-    assert reports[-1] == ("step-4", "cached (first), reward 0.500", True)
+    assert not shown.shows_stages and task.calls == reports == []
 
 
 def test_nothing_is_a_task_run_where_none_is_asked_for(reports):
-    shown, task = shows("none", 2, MOST_FOUND + 1, reports)
-    shown.finish_step({"step": 1, "computed": True})
+    _, task = shows("none", 2, MOST_FOUND + 1, reports)
     assert task.calls == [] and reports == []
 
 
