@@ -175,7 +175,7 @@ class PrefectConfig(Section):
     """Whether the run leaves markdown, table and progress artifacts in Prefect."""
 
     @property
-    def task_runs(self) -> Literal["auto", "stages", "steps", "none"]:
+    def task_runs(self) -> Literal["auto", "stages", "none"]:
         """What is a task run: each stage where workers compute some, for what is none stays in the flow's process."""
         return self.tasks if self.task_runner == "none" else "stages"
 
