@@ -188,6 +188,8 @@ def test_the_section_of_earlier_layouts_is_understood(toml):
     recorded["advantage"] = recorded.pop("algorithm")
     assert load((), base=recorded).algorithm == GrpoConfig(normalise_std=True)
     assert from_json(json.dumps(recorded)).algorithm == GrpoConfig(normalise_std=True)
+    recorded["prefect"] |= {"service_logs": True, "tasks": "steps"}  # a key that is gone, and a value
+    assert load((), base=recorded).prefect.tasks == "none"
 
 
 def test_settings_have_value_default_origin_and_meaning(tmp_path):
