@@ -44,10 +44,5 @@ def maintain(
     root = open_store(rare.store or default_store())
     going = maintenance.choose_removal(root, keep or [], keep_last, (), (), rare.policies, rare.trust_ledger)
     removed = RemovalReport() if dry_run else maintenance.remove_planned(root, going)
-    expired, done = maintenance.maintain_tables(
-        root, rare.retention_hours, rare.retain, False, dry_run, rare.trust_ledger
-    )
-    return {
-        "gc": maintenance.describe_removal(going, removed),
-        **maintenance.describe_maintenance(expired, done, dry_run),
-    }
+    done = maintenance.maintain_tables(root, rare.retention_hours, rare.retain, False, dry_run, rare.trust_ledger)
+    return {"gc": maintenance.describe_removal(going, removed), **done}

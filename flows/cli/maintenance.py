@@ -37,13 +37,13 @@ def maintain(
     as_json: Json = False,
 ) -> int:
     """Compact tables, delete unused files, and print both."""
-    from flows.runtime.maintenance import describe_maintenance, maintain_tables
+    from flows.runtime.maintenance import maintain_tables
     from storage.read.frames import existing_store
 
     root = existing_store(store or default_store())
-    expired, report = maintain_tables(root, retention_hours, retain, force, dry_run, trust_ledger)
-    print_report(describe_maintenance(expired, report, dry_run), as_json)
-    if report.merged and retention_hours and not as_json:
+    report = maintain_tables(root, retention_hours, retain, force, dry_run, trust_ledger)
+    print_report(report, as_json)
+    if report["merged"] and retention_hours and not as_json:
         say(f"merged files stay beside the new ones for {retention_hours:g} h; later calls delete them")
     return 0
 

@@ -9,9 +9,9 @@ from flows.queries.step_history import StepHistory, step_history
 from flows.queries.store_reader import flat
 from storage.errors import StoreError
 from storage.maintenance.brake import require_consistency
-from storage.maintenance.compact import MaintenanceReport, check_hours, maintain
+from storage.maintenance.compact import check_hours, maintain
 from storage.maintenance.plan import Needs, Plan, PolicyRetention, at_work, plan_removal, present_runs
-from storage.maintenance.sweep import ExpiryReport, RemovalReport, Retention, carry_out, expire
+from storage.maintenance.sweep import RemovalReport, Retention, carry_out, expire
 from storage.read.lineage import Graph
 from storage.refs import check_run_name
 from storage.store import Store
@@ -27,8 +27,8 @@ def maintain_tables(
     force: bool,
     dry_run: bool,
     trust_ledger: bool = False,
-) -> tuple[list[ExpiryReport], MaintenanceReport]:
-    """Drop what is past its retention, then do the housekeeping; return what was done.
+) -> dict[str, Any]:
+    """Drop what is past its retention, then do the housekeeping; return what was done as plain values.
 
     Raises StoreError where a table that later stages read is to lose rows without `force`, or while a run may be at
     work, and, unless `trust_ledger`, where runs or files contradict the ledger.
@@ -39,14 +39,10 @@ def maintain_tables(
     retentions = [Retention.parse(text) for text in retain]
     for each in retentions:
         _check(store, each, force)
-    expired = [expire(store, each, dry_run) for each in retentions]
-    return expired, maintain(store, retention_hours, dry_run)
-
-
-def describe_maintenance(expired: Sequence[ExpiryReport], done: MaintenanceReport, dry_run: bool) -> dict[str, Any]:
-    """Return what was done as plain values."""
+    expired = [asdict(expire(store, each, dry_run)) for each in retentions]
+    done = maintain(store, retention_hours, dry_run)
     totals = {"merged": done.merged, "only_copies": done.only_copies}
-    return {**asdict(done), **totals, "expired": [asdict(each) for each in expired], "dry_run": dry_run}
+    return {**asdict(done), **totals, "expired": expired, "dry_run": dry_run}
 
 
 def _check(store: Store, retention: Retention, force: bool) -> None:

@@ -7,32 +7,41 @@ replays, `stagecoach check`.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import Any
 
 from configs.run import policy_scores
 from flows.orchestration.states import EmptyBatch, GateRefused
-from flows.runtime.empty_batch import explain_empty_batches, missing_groups
+from flows.reporting.formats import error_words, one_line
 from flows.runtime.executor import Executor, FinishedStep, Refs, StepBatch
 from flows.runtime.resolve_run import Source
 from flows.runtime.rollouts import RolloutSource
 from tasks.advantage import reference
 from tasks.advantage import stage as advantage
+from tasks.arrays.group_counts import admitted_groups, groups_to_refill, num_wanted
 from tasks.assignment import examples as example_list
 from tasks.assignment import stage as assignment
 from tasks.assignment.stage import errored_assignments
 from tasks.filtering import stage as filtering
 from tasks.gate import stage as gate
 from tasks.metrics import stage as metrics
+from tasks.metrics.accounting import ERRORED, NO_WEIGHT, outcome_of
 from tasks.metrics.figures import in_words
 from tasks.packing import stage as packing
 from tasks.rollout import stage as rollout
+from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref
 from tasks.training import policy as policy_import
 from tasks.training import stage as training
 
 ERROR_COLUMNS = ("assignment_id", "error_class")
+GROUPS = ["group_id", "environment"]
+TRACES = ["trace_id", "error_class", "error_type", "error_message"]
+VERDICTS = ["trace_id", "reason"]
+MAX_NAME_CHARS, MAX_MESSAGE_CHARS = 60, 320
+"""Of the words of an environment that are shown."""
 
 
 def import_sources(execute: Executor, source: Source) -> tuple[Ref, Policy]:
@@ -247,3 +256,45 @@ def evaluate(execute: Executor, policy: Policy | None, retries: int = 0) -> Refs
 def _any_errored(execute: Executor, ref: Ref) -> bool:
     context = execute.context_of(ref)
     return context is not None and bool(errored_assignments(context.table("traces", (ref,), ERROR_COLUMNS)))
+
+
+def missing_groups(
+    context: RunContext, assigned: Sequence[Ref], sampled: Sequence[Ref], credits: Ref
+) -> Mapping[str, int]:
+    """Return how many groups of the first of some finished assignments have no replacement yet, by environment.
+
+    In a stream those of one environment may take the place of another's: as many lack as the step lacks in all.
+    """
+    first, every = (context.table("assignments", refs, GROUPS) for refs in (assigned[:1], assigned))
+    samples, oversampling = context.rows("samples", (credits,)), context.config.assignment.oversampling
+    if not context.config.streams:
+        return groups_to_refill(first, every, samples, oversampling)
+    wanted = num_wanted(first, oversampling) - len(admitted_groups(samples))
+    lacking = groups_to_refill(first, context.table("traces", sampled, GROUPS), samples, oversampling)
+    return Counter(list(Counter(lacking).elements())[: max(0, wanted)])
+
+
+def explain_empty_batches(context: RunContext, step: int, sampled: Sequence[Ref], filtered: Sequence[Ref]) -> str:
+    """Return the outcomes of all rollouts of a step's batches that hold nothing, counted, and what to do, in lines."""
+    verdicts = {row["trace_id"]: row["reason"] for row in context.table("verdicts", filtered, VERDICTS).to_pylist()}
+    rows = context.table("traces", sampled, TRACES).to_pylist()
+    outcomes, errors = Counter[tuple[str, str]](), Counter[tuple[str | None, str | None]]()
+    for row in rows:
+        outcomes[outcome := outcome_of(row["error_class"], verdicts[row["trace_id"]], NO_WEIGHT)] += 1
+        errors[row["error_type"], row["error_message"]] += outcome[0] == ERRORED
+    lines = [f"Of {len(rows)} rollouts:" if rows else "No rollout was made"]
+    for (kind, detail), number in sorted(outcomes.items()):
+        lines.append(f"{number} {kind}{f' ({one_line(detail, MAX_NAME_CHARS)})' if detail else ''}")
+    for (error, message), number in (+errors).most_common(1):
+        # Names and messages come from environments: one line each, and cut, or they could act on a terminal.
+        words = error_words(message or "(no text)", MAX_MESSAGE_CHARS)
+        lines.append(f"The most frequent error ({number}): {one_line(error or 'an error', MAX_NAME_CHARS)}: {words}")
+    at, attempts = f"{context.run} --store {context.config.store}", context.config.filtering.max_batch_attempts
+    lines += (
+        "Safe: everything sampled is in the store, and so are the policies made before",
+        f"To do: see them with stagecoach traces {at} --step {step}, and mend what fails; then sample again: "
+        f"stagecoach resume {at} filtering.max_batch_attempts={2 * attempts}",
+        "To do where rewards do not differ within a group: take easier or harder examples, larger groups "
+        "(assignment.group_size) or a higher rollout.temperature, under a new name",
+    )
+    return "\n  ".join(lines)

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,8 +13,8 @@ from configs.checks.environments import seat_problems
 from configs.environments import EnvironmentConfig
 from configs.errors import ConfigError
 from configs.run import RunConfig, View
-from flows.orchestration.server import api_client, probe
-from flows.orchestration.settings import DeployRefused, required_url
+from flows.orchestration.server import probe
+from flows.orchestration.settings import required_url
 from flows.orchestration.table_workers import require_package
 from flows.runtime.loop import evaluation_configs
 from flows.runtime.policy_retention import require_space
@@ -46,7 +46,8 @@ Finding = tuple[bool, str]
 def preflight(session: Session, missing: Sequence[Ref]) -> None:
     """Make sure that the missing work can begin: a gate's rule, room on the disk, services, environments that fit.
 
-    Raises ConfigError, NoSpace, ServiceFailed or EnvironmentUnavailable; nothing was started then.
+    Raises ConfigError, NoSpace, ServiceFailed or EnvironmentUnavailable, and where services are on pools, DeployRefused
+    without a Prefect server and PrefectUnreachable where it does not answer; nothing was started then.
     """
     config, stages = session.config, {ref.stage for ref in missing}
     with nothing_started():
@@ -59,8 +60,8 @@ def preflight(session: Session, missing: Sequence[Ref]) -> None:
         # Tables are small beside weights; without these, only a little room is asked for.
         makes_weights = bool(stages & {"training", "policy_import"})
         require_space(session.context.store, config, Path(session.source.weights) if makes_weights else None)
-        if not is_local and (deployments := [service.deployment for service in needed if service.deployment]):
-            require_deployments(deployments)
+        if not is_local and any(service.deployment for service in needed):
+            probe(required_url("and placement.services is pools"))
         for service in needed:
             service.check_available()
         # Loaded in processes of their own, and kept for the stage; a recorded run was checked when it began.
@@ -69,25 +70,6 @@ def preflight(session: Session, missing: Sequence[Ref]) -> None:
         if config.kind != "sft" and ("examples" in stages or ("rollout" in stages and not is_checked)):
             for line in require_fit(config, session.environments.load()):
                 session.notify("note", text=line)
-
-
-def require_deployments(names: Iterable[str]) -> None:
-    """Raise DeployRefused where no Prefect server is configured, or it lacks a deployment that gives services.
-
-    Raises PrefectUnreachable where the server does not answer.
-    """
-    probe(url := required_url("and placement.services is pools. Nothing was started"))
-    from prefect.exceptions import ObjectNotFound
-
-    with api_client() as client:
-        for name in names:
-            try:
-                client.read_deployment_by_name(name)
-            except ObjectNotFound as error:
-                raise DeployRefused(
-                    f"the Prefect server at {url} has no deployment {name}. Nothing was started: run `stagecoach "
-                    "deploy`, and workers for the pools of services: prefect worker start --pool engines"
-                ) from error
 
 
 def require_fit(config: RunConfig, loaded: Mapping[str, LoadedEnvironment]) -> list[str]:

@@ -182,24 +182,20 @@ def _identity(config: RunConfig) -> dict[str, Any]:
 
 def _require_same_sources(store: Store, config: RunConfig) -> None:
     """Refuse other weights, or another file of demonstrations, than the run began with: paths are not in keys."""
-    begun = {
-        name: key
-        for stage in ("policy_import", "examples")
-        for entry in store.ledger.entries(run=config.name, stage=stage)
-        for name, key in entry.inputs.items()
-    }
-    paths = {"weights": ("model.path", config.model.path), "file": ("data.path", config.data.path)}
-    lines = []
-    for name, (key, path) in paths.items():
-        if name not in begun:
-            continue
-        digest = directory_digest(model_directory(path)) if name == "weights" else file_digest(Path(path).expanduser())
-        if begun[name] != digest:
-            lines.append(
-                f"{key}: run {config.name!r} began with other content than {path} has; nothing changed. Give back what "
-                "it began with, or give a run on this content a name of its own (--name)"
-            )
-    if lines:
+    source = source_of(config)
+    digests = {"weights": source.weights_digest, "file": source.data_digest}
+    keys = {"weights": "model.path", "file": "data.path"}
+    entries = [
+        *store.ledger.entries(run=config.name, stage="policy_import"),
+        *store.ledger.entries(run=config.name, stage="examples"),
+    ]
+    begun = {name: digest for entry in entries for name, digest in entry.inputs.items() if name in keys}
+    if lines := [
+        f"{keys[name]}: run {config.name!r} began with other content; nothing changed. Give that back, or "
+        "give a run on this content a name of its own (--name)"
+        for name, digest in begun.items()
+        if digest != digests[name]
+    ]:
         raise ConfigError(lines)
 
 

@@ -1,18 +1,15 @@
 """What is looked for before a run starts: environments of new runs are asked, those of recorded runs are not."""
 
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
-from prefect.exceptions import ObjectNotFound
 
 from configs.errors import ConfigError
-from flows.orchestration.settings import DeployRefused
 from flows.runtime.loop import plan_work
-from flows.runtime.preflight import preflight, require_deployments
+from flows.runtime.preflight import preflight
 from flows.services import engine as engine_service
 from flows.services.pools import TOKEN
 from flows.services.process import ServiceFailed
@@ -57,20 +54,12 @@ def test_a_recorded_run_is_not_checked_again_and_a_new_one_is(root):
     assert checked(session_for(root, "before", steps=2))[0] == 1
 
 
-def test_a_deployment_that_services_need_is_looked_up_before_anything_starts(root, monkeypatch):
-    def read_deployment_by_name(name):
-        if name != "serve/learner":
-            raise ObjectNotFound(Exception())
-
-    client = nullcontext(SimpleNamespace(read_deployment_by_name=read_deployment_by_name))
-    monkeypatch.setattr("prefect.client.orchestration.get_client", lambda sync_client: client)
-    monkeypatch.setattr("flows.runtime.preflight.probe", lambda url: None)
-    monkeypatch.setenv("PREFECT_API_URL", "http://server/api")
+def test_services_on_pools_need_a_server_of_prefect(root, monkeypatch):
+    monkeypatch.setattr("flows.runtime.preflight.required_url", lambda why: pytest.fail(why))
     monkeypatch.setenv(TOKEN, "of these machines")
-    require_deployments(["serve/learner"])
     session = session_for(root, "run", placement={"services": "pools"})
     session.needed_services = lambda missing: [SimpleNamespace(deployment="serve/engine", check_available=pytest.fail)]
-    with pytest.raises(DeployRefused, match=r"//server/api has no deployment serve/engine\. Nothing was started"):
+    with pytest.raises(pytest.fail.Exception, match=r"placement\.services is pools"):
         checked(session, needs_nothing=False)
 
 
