@@ -90,9 +90,8 @@ def _log_directory(run: RunConfig, service: str, source: str) -> Path:
     if service == "environment":  # which needs neither
         return log_directory(run.model_copy(update={"store": ".stagecoach"}))
     raise ServiceFailed(
-        f"this machine has no {missing[0]}, and the {service} takes and leaves weights there. Nothing was started, and "
-        "what is in the store is safe: mount the file systems of store and model at the same paths on all machines of "
-        "the pool"
+        f"this machine has no {missing[0]}, and the {service} has its weights there. Nothing was started: mount "
+        "the file systems of store and model at the same paths on all machines of the pool"
     )
 
 

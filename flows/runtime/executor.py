@@ -144,11 +144,6 @@ class Executor:
         if self._session:
             self._session.close()
 
-    @property
-    def computes(self) -> bool:
-        """Whether missing results are computed: not in a dry run."""
-        return self._session is not None
-
     def context_of(self, ref: Ref) -> RunContext | None:
         """Return where the rows of a result can be read; None in a dry run where it is still to come."""
         return None if self._session is None and ref.computed else self._context

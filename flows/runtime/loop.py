@@ -98,7 +98,7 @@ def loop_train(session: Session) -> JsonObject:
                 policy = finished.policy
                 evaluations.begin(policy)
                 retention.note(policy, evaluations.waiting_keys)
-            evaluations.finish()
+            evaluations.collect()
         except BaseException:  # Ctrl-C too: an evaluation under way ends with its services
             threads.shutdown(wait=False, cancel_futures=True)
             session.close()
@@ -193,7 +193,7 @@ class Evaluations:
     def begin(self, policy: Policy) -> None:
         """Evaluate a policy on the sets that are due; raises what an earlier evaluation raised."""
         # Without waiting, but an evaluation that failed must not go unnoticed for the rest of the run.
-        self._collect(wait=False)
+        self.collect(wait=False)
         due = {name: each for name, each in self._sets.items() if each.config.evaluation.due(policy.version)}
         if not due:
             return
@@ -202,18 +202,15 @@ class Evaluations:
         scores = self._threads.submit(copy_context().run, evaluate_sets, self._session, due, policy)
         self._waiting.append((policy.key, scores))
         if not self._session.config.evaluation.overlap:
-            self.finish()
-
-    def finish(self) -> None:
-        """Wait for all evaluations; raises what one of them raised."""
-        self._collect(wait=True)
+            self.collect()
 
     @property
     def waiting_keys(self) -> set[str]:
         """Keys of the policies whose evaluations are running."""
         return {key for key, _ in self._waiting}
 
-    def _collect(self, wait: bool) -> None:
+    def collect(self, wait: bool = True) -> None:
+        """Take the scores of the evaluations that have ended, with `wait` of all; raises what one of them raised."""
         while self._waiting and (wait or self._waiting[0][1].done()):
             self.scores += self._waiting.pop(0)[1].result()
 

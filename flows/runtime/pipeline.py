@@ -106,7 +106,7 @@ def build_batch(
     count = sum(len(batch.assignments) for batch in empty)
     traces = [ref for batch in empty for ref in batch.traces]
     context, filtered = execute.context_of(empty[-1].packing), [batch.filtering for batch in empty]
-    why = explain_empty_batches(context, step, traces, filtered) if context and execute.computes else ""
+    why = explain_empty_batches(context, step, traces, filtered) if context else ""
     raise EmptyBatch(f"step {step}: {count} batches in a row hold nothing to train on. {why}")
 
 

@@ -88,7 +88,6 @@ def resolve_run(kind: str, files: Sequence[str], overrides: Sequence[str], **set
     # Presets of today may differ from those it began with: without files the record is the base.
     if recorded is not None and not files:
         requested = load((), later, base=recorded.model_dump(mode="json"))
-        _require_same_maker(recorded, requested)
     requested = _with_stored_weights(store, requested)
     require_files(requested)
     if requested.seed is None and recorded is not None:
@@ -123,18 +122,6 @@ def _maker(store: Store, policy: str) -> RunConfig | None:
         return None
     places = ["engine", "training", *(f"environments.{number}" for number in range(len(config.environments)))]
     return with_versions(reopen_versions(config, REPLAYABLE), {f"{place}.version": "" for place in places})
-
-
-def _require_same_maker(recorded: RunConfig, requested: RunConfig) -> None:
-    """Refuse policies of another run in an evaluation: they would be scored under the config of the first one's run."""
-    before, now = (config.evaluation.policy.partition(":")[0] for config in (recorded, requested))
-    if before != now:
-        raise ConfigError(
-            [
-                f"evaluation.policy: run {recorded.name!r} scores policies of {before or 'no run'!r} under that run's "
-                f"config, {now or 'no run'!r} is requested. Nothing was changed: give this evaluation another name"
-            ]
-        )
 
 
 def _with_stored_weights(store: Store, requested: RunConfig) -> RunConfig:
@@ -177,6 +164,8 @@ def _identity(config: RunConfig) -> dict[str, Any]:
     # By content, not field by field: operational settings may change from one call to the next.
     kept = {**content(config, in_place=True), "kind": config.kind, "lag": config.rollout.max_off_policy_steps}
     del kept["gate"]
+    if config.kind == "evaluate":  # policies of another run would be scored under the config of this one's
+        kept["run of evaluation.policy"] = config.evaluation.policy.partition(":")[0]
     return kept | ({"replay": config.replay.model_dump(mode="json")} if config.kind == "replay" else {})
 
 

@@ -127,7 +127,7 @@ def test_an_evaluation_takes_policies_of_one_run_alone(prepared, model, monkeypa
     scores = partial(prepared, kind="evaluate", files=(), name="scores")
     begun(scores(f"model.path={model}", **{"evaluation.policy": "one:3"}))
     assert scores(**{"evaluation.policy": "one:4"}).rollout.max_tokens == 21
-    with pytest.raises(ConfigError, match="scores policies of 'one' under that run's config, 'other' is requested"):
+    with pytest.raises(ConfigError, match=r'run of evaluation\.policy: "one" is recorded, "other" is asked for'):
         scores(**{"evaluation.policy": "other:3"})
 
 
