@@ -11,12 +11,14 @@ from functools import wraps
 from typing import Any
 
 from prefect import Flow
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.sorting import FlowRunSort
 from prefect.logging import get_run_logger
 from prefect.runtime import deployment, flow_run
 from prefect.states import Cancelled, Completed, Failed
 
 from flows import PACKAGES
-from flows.orchestration.server import current_flow_run, flow_run_record
+from flows.orchestration.server import api_client, bookkeeping_only, current_flow_run, flow_run_record
 from flows.orchestration.states import RunCancelled, note_end
 from flows.reporting.messages import outcome_message
 from storage.keys import content_key
@@ -25,6 +27,10 @@ from tasks.runtime.prefect_task import error_text
 DIGEST_CHARACTERS = 8
 CACHED = "Cached"
 """Name of the state of a run that completed and computed nothing."""
+REPEATED = (
+    ". The run of this deployment before it computed nothing either: leave name and seed out to compute again, or set "
+    "continue_run to train a run further"
+)
 
 
 def reports_its_end(flow_function: Callable[..., Any]) -> Callable[..., Any]:
@@ -53,7 +59,29 @@ def _completion_state(outcome: Any) -> Any:
     message = outcome_message(outcome)
     if outcome.get("num_computed") != 0:
         return Completed(message=message, data=outcome)
-    return Completed(name=CACHED, message=f"Cached: nothing was computed; {message}", data=outcome)
+    message = f"Cached: nothing was computed; {message}"
+    if _last_of_schedule_was_cached():
+        message += REPEATED
+        _run_log().warning("%s", message)
+    return Completed(name=CACHED, message=message, data=outcome)
+
+
+def _last_of_schedule_was_cached() -> bool:
+    """Return whether the flow run is of a schedule, and the run of its deployment before it computed nothing."""
+    record = flow_run_record()
+    if record is None or not record.auto_scheduled:
+        return False
+    earlier = {
+        "deployment_id": {"any_": [str(record.deployment_id)]},
+        "state": {"type": {"any_": ["COMPLETED"]}},
+        "id": {"not_any_": [str(record.id)]},
+    }
+    with bookkeeping_only("whether its schedule trains"), api_client() as client:
+        runs = client.read_flow_runs(
+            flow_run_filter=FlowRunFilter.model_validate(earlier), sort=FlowRunSort.END_TIME_DESC, limit=1
+        )
+        return any(run.state_name == CACHED for run in runs)
+    return False
 
 
 def _run_log() -> Any:

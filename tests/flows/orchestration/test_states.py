@@ -347,13 +347,22 @@ def test_whoever_opens_a_run_that_is_at_work_sees_so(store):
     assert len(notes) == 1 and f": {os.getppid()} on " in notes[0]
 
 
-def test_a_run_that_computed_nothing_says_so(monkeypatch):
-    monkeypatch.setattr(run_flow, "current_flow_run", lambda: "its id")
+@pytest.mark.parametrize(("before", "warns"), [(None, False), ("Completed", False), ("Cached", True)])
+def test_a_run_that_computed_nothing_says_so_and_a_schedule_that_repeats_it_warns(
+    monkeypatch, client, caplog, before, warns
+):
+    earlier = [SimpleNamespace(state_name=before)] if before else []
+    client(read_flow_runs=lambda flow_run_filter, sort, limit: earlier)
+    mine = SimpleNamespace(id=uuid4(), deployment_id=uuid4(), auto_scheduled=True)
+    monkeypatch.setattr("prefect.context.FlowRunContext.get", lambda: SimpleNamespace(flow_run=mine))
+    monkeypatch.setattr(run_flow, "current_flow_run", lambda: str(mine.id))
+    monkeypatch.setattr(run_flow, "_run_log", lambda: logging.getLogger("stagecoach"))
     outcome = {"run": "a", "steps": [], "num_computed": 0, "num_found": 7}
     flow = reports_its_end(lambda: outcome)
     state = flow()
     assert (state.type.value, state.name) == ("COMPLETED", "Cached")
     assert state.message.startswith("Cached: nothing was computed; 0 computed, 7 cached")
+    assert ("set continue_run" in state.message) is warns is ("set continue_run" in caplog.text)
     outcome["num_computed"] = 1
     assert flow().name == "Completed"
 
