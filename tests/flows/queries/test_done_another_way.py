@@ -22,7 +22,7 @@ from flows.viewer.pages.trace import trained_in
 from storage.read.frames import Frames
 from storage.store import open_store
 from tasks.filtering import stage as filtering
-from tasks.metrics.accounting import PENDING, REFUSED, TRAINED
+from tasks.metrics.accounting import REFUSED, TRAINED
 from tasks.packing import stage as packing
 from tasks.runtime.stage import Stage
 from tests.fixtures import rehearsal
@@ -102,19 +102,6 @@ def test_what_was_trained_stays_trained_where_the_batch_is_packed_again_and_held
     agreed(tmp_path, last)
 
 
-def test_of_several_trainings_the_last_one_counts(tmp_path, raised):
-    rehearse(tmp_path, "run", steps=1)
-    first = only(look(tmp_path))
-    raised(packing.STAGE, 2)
-    rehearse(tmp_path, "run", steps=1)
-    raised(packing.STAGE, 3)
-    refused(tmp_path)
-    frames = look(tmp_path)
-    lineage = only(frames)
-    assert lineage.updates.key != first.updates.key
-    agreed(tmp_path, lineage)
-
-
 def test_a_batch_that_an_old_packing_was_trained_of_last_is_the_one_that_counts(tmp_path, raised):
     rehearse(tmp_path, "run", steps=1)
     first = only(look(tmp_path))
@@ -142,15 +129,3 @@ def test_a_rollout_of_a_batch_that_was_done_again_leads_to_no_row_of_the_other(t
     asked = PageRequest("/", {"run": "run", "trace": trace_id}, {"key": first.traces.key})
     text = bytes(respond("trace", library, asked).body).decode()
     assert "of a batch before the step was done again" in text and "in no batch" not in text
-
-
-def test_without_a_training_the_last_work_of_each_stage_counts(tmp_path, raised):
-    refused(tmp_path)
-    first = only(look(tmp_path))
-    raised(packing.STAGE, 2)
-    refused(tmp_path)
-    frames = look(tmp_path)
-    lineage = only(frames)
-    assert lineage.batches.key != first.batches.key and lineage.updates is None
-    assert lineage.decision.inputs["packing"] == lineage.batches.key
-    assert set(outcomes_of(frames).values()) >= {REFUSED} and PENDING not in outcomes_of(frames).values()

@@ -56,17 +56,3 @@ def test_two_runs_are_compared_set_by_set(tmp_path):
     assert hard[1]["a"] - hard[0]["a"] == pytest.approx(0.2), "each later policy earns a tenth more"
     assert [row["difference"] for row in hard] == pytest.approx([0.0, 0.0])
     assert {row["set"] for row in rows} == {"hard", "all"}
-
-
-def test_figures_and_differences_say_over_how_many_examples_they_are(tmp_path, capsys):
-    lost = frozenset({"eval-reverse_text-0/0", "eval-reverse_text-0/1", "eval-reverse_text-1/0"})
-    settings = TRIED | {"pass_at": (1, 2)}
-    evaluate(tmp_path / "store", "one", Sampler(lost), evaluation=settings)
-    evaluate(tmp_path / "store", "two", Sampler(), seed=8, evaluation=settings)
-    evals("one", "two", as_json=True, store=str(tmp_path / "store"))
-    rows = json.loads(capsys.readouterr().out)
-    assert [row["num_examples"] for row in rows] == [3, 3, 2, 4, 4, 4], "those that the figure is of"
-    assert [row["num_paired"] for row in rows] == [None] * 3 + [3, 3, 2]
-    evals("one", "two", store=str(tmp_path / "store"))
-    *_, last = capsys.readouterr().out.splitlines()
-    assert "of 2" in last, "not over the four beside it"

@@ -89,35 +89,6 @@ def test_every_descendant_of_random_rollouts_in_all_runs(frames, rows):
         assert found(frames, row["trace_id"], "down") == names
 
 
-def test_a_policy_leads_to_what_it_sampled_and_to_the_next_one(frames, rows):
-    policy = next(row["key"] for row in rows("base", "policies") if row["version"] == 1)
-    down = found(frames, "base:1", "down")
-    sampled = {(row["trace_id"], row["key"]) for row in rows("base", "traces") if row["policy_key"] == policy}
-    assert {(name, key) for kind, name, key in down if kind == "trace"} == sampled
-    assert {key for kind, _, key in down if kind == "policy"} == {policy, *find_policies(frames, "base:2")}
-    up = {key for kind, _, key in found(frames, "base:1", "up") if kind == "policy"}
-    assert up == {policy, *find_policies(frames, "base:0")}
-
-
-def find_policies(frames: Frames, text: str) -> set[str]:
-    """The keys of the policies of a name."""
-    return {root.key for root in identify(frames, text, "policy").roots}
-
-
-def test_a_rollout_that_runs_share_goes_different_ways(frames, rows):
-    trained = [row for row in rows("base", "samples") if row["step"] == 0]
-    in_both = {row["trace_id"] for row in trained} & {row["trace_id"] for row in rows("branch", "samples")}
-    trace = sorted(in_both)[0]
-    tree = trace_lineage(frames, trace, ["down"]).trees["down"]
-    runs = {frames.graph.works[node.key].runs for node in tree.facts if node.kind == "sample"}
-    assert {run for group in runs for run in group} == {"base", "branch", "gated", "regraded", "hurried"}
-    (shared,) = [key for kind, _, key in found(frames.run("branch"), trace, "down") if kind == "trace"]
-    assert frames.graph.works[shared].runs == ("base", "begun", "branch", "gated", "regraded")
-    assert frames.graph.works[shared].computed_by == "base"
-    samples = {name for name in found(frames.run("branch"), trace, "down") if name[0] == "sample"}
-    assert {frames.graph.works[key].runs for _, _, key in samples} == {("branch",)}
-
-
 def test_a_rollout_that_was_scored_again_came_from_the_one_that_was_sampled(frames):
     edges = [
         (near, far)

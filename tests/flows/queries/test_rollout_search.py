@@ -95,9 +95,7 @@ def test_a_hit_is_told_with_its_sentence(library):
     ("text", "regex", "around"),
     [
         ("a. B cold x. D", "(?i)COLD", ("a. B ", "cold", " x. D")),
-        ("ÄÖ ü colds", "co(l)d", ("ÄÖ ü ", "cold", "s")),
         ("x" * 500 + "cold" + "y" * 500, "cold", ("x" * AROUND, "cold", "y" * AROUND)),
-        ("none", "cold", ("none", "", "")),
         ("none", r"\C", ("none", "", "")),
     ],
 )

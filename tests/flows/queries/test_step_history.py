@@ -129,10 +129,3 @@ def test_what_is_left_of_a_removed_run_is_found_in_the_rows_of_those_that_share_
     left = StepHistory(Graph([*kept, *shared]), "run")
     assert list(left.steps[0].work) == ["assignment", "rollout", "filtering", "advantage", "packing"]
     assert left.sampled_steps == [] and [work.stage for work in left.steps[0].works] == ["packing"]
-
-
-def test_rollouts_that_score_a_policy_are_of_no_step():
-    rows = Rows()
-    tried = rows.work("tried", "evaluation_assignment")
-    rows.work("scored", "rollout", 3, evaluation_assignment=tried)
-    assert rows.history().steps == {} and [work.key for work in rows.history().evaluations] == ["scored"]

@@ -8,7 +8,7 @@ import pytest
 
 from flows.queries.metrics import numbers
 from flows.queries.request import NotThere
-from flows.queries.rollouts import evaluation_traces, lineages_of, rollout_columns, steps_of
+from flows.queries.rollouts import lineages_of, rollout_columns
 from flows.queries.step import figures, groups, updates
 from flows.queries.store_reader import StoreReader
 from flows.queries.trace import find_trace, trace_use
@@ -17,8 +17,6 @@ from storage.read.frames import Frames
 from storage.refs import Entry
 from tests.fixtures.builders import message, table, trace
 from tests.fixtures.step_traces import traces
-from tests.flows.queries import every_outcome
-from tests.flows.queries.every_outcome import RUNS
 from tests.flows.viewer.hand_made import NOW, PARTLY, RUN, HandMade
 from tests.flows.viewer.looking import what_is_read
 
@@ -27,37 +25,6 @@ from tests.flows.viewer.looking import what_is_read
 def library(root):
     """The store with every outcome that a rollout can have, to look at."""
     return StoreReader.at(root)
-
-
-@pytest.mark.parametrize("run", RUNS)
-def test_columns_that_are_read_one_by_one_have_one_order(library, run):
-    assert steps_of(library, run)
-    for step in steps_of(library, run):
-        lineages, names = lineages_of(library, run, step), ["trace_id", "num_output_tokens", "outcome"]
-        reader = StoreReader(library.store)
-        one_by_one = [rollout_columns(reader, run, lineages, [name])[name] for name in names]
-        whole = rollout_columns(StoreReader(library.store), run, lineages, names)
-        assert pl.DataFrame(one_by_one).equals(whole.select(names))
-        pieces = [piece for lineage in lineages for piece in lineage.traces.slices_of("traces")]
-        assert whole["trace_id"].to_list() == library.store.read(pieces, ["trace_id"])["trace_id"].to_pylist()
-
-
-def test_rows_by_hand(library):
-    rows = {row["trace_id"]: row for row in traces(library, "base", 0).to_dicts()}
-    kept, cut, two = (rows[f"trace-0-0-{member}"] for member in range(3))
-    assert len(rows) == 18 and (kept["num_samples"], two["num_samples"], two["num_branches"]) == (1, 2, 2)
-    for row in (kept, two):
-        assert row["advantage"] == pytest.approx(row["reward"] - row["baseline"])
-    assert (cut["detected"], cut["advantage"]) == (["truncated"], None)
-
-
-def test_what_is_regraded_has_the_reward_of_today(library):
-    before = traces(library, "base", 0).select("trace_id", old="reward")
-    now = traces(library, "regraded", 0)
-    both = now.join(before, on="trace_id").drop_nulls(["reward", "old"])
-    assert both.height > 10 and (both["reward"] - both["old"]).to_list() == pytest.approx([0.5] * both.height)
-    (unfit,) = now.filter(trace_id=every_outcome.UNFIT).to_dicts()
-    assert (unfit["outcome"], unfit["reason"]) == ("quarantined", "quarantined")
 
 
 def test_only_the_step_is_read_and_only_once(library, monkeypatch):
@@ -73,24 +40,6 @@ def test_only_the_step_is_read_and_only_once(library, monkeypatch):
     read.clear()
     assert traces(fresh, "base", 1).equals(one) and read == []
     assert not [name for name in one.columns if one.schema[name] == pl.List(pl.Float32)]
-
-
-def test_an_evaluation_by_version(library):
-    assert steps_of(library, "base", for_training=False) == [1, 2]
-    rows = evaluation_traces(library, "base", 1)
-    assert rows.height == 8 and set(rows["outcome"]) == {"evaluated"}
-    assert rows.select("set", "round", "replaced").unique().rows() == [("", 0, False)]
-    assert rows["keep"].null_count() == rows["advantage"].null_count() == 8
-    assert groups(rows)["num_traces"].sum() == 8
-
-
-def test_what_is_not_there(library):
-    with pytest.raises(NotThere, match=r"run 'base' has no rollouts at step 7; the nearest are at 1, 0"):
-        traces(library, "base", 7)
-    with pytest.raises(NotThere, match="has no evaluation of policy 0; it has none at all"):
-        evaluation_traces(library, "branch", 0)
-    with pytest.raises(NotThere, match="there is no run 'nobody'"):
-        traces(library, "nobody", 0)
 
 
 def test_the_figures_of_a_step(library):
