@@ -190,10 +190,6 @@ class Runner:
             if not lost.is_isolated:
                 raise
 
-    def _serve(self) -> ServedModel:
-        assert self.policy is not None, "only a policy has replicas"
-        return self.inputs.engine.serve(self.policy)
-
     def _sample(self, assignments: pa.Table, put: Put, plan: SamplingPlan) -> None:
         inputs = self.inputs
         addresses = inputs.environments.addresses()  # first: it imports for seconds, and an engine may be starting
@@ -216,7 +212,6 @@ class Runner:
                 plan=plan,
                 isolation=self.isolation,
                 turns=inputs.turns,
-                serve_policy=self._serve if self.policy else None,
                 find=inputs.environments.addresses_now,
             )
             with self._counting(counted):

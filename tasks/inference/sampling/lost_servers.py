@@ -72,15 +72,10 @@ class ServiceWatch:
         self._silent_seconds = silent_seconds
         self._ask_now, self._asked = asyncio.Event(), asyncio.Event()
         """`_asked` is set when all engines were asked once more, and replaced by another then."""
-        self.engines = dict[str, str]()
-        """The API key of each engine, by URL."""
+        self.engines = {url.rstrip("/"): engine.api_key for engine in engines for url in engine.urls}
+        """The API key of each engine, all replicas among them, by URL."""
         self._addresses, self._reassign = addresses, reassign
         self._lost: ServiceLost | None = None
-        self.add(engines)
-
-    def add(self, engines: Iterable[ServedModel]) -> None:
-        """Watch further engines: all replicas of each."""
-        self.engines |= {url.rstrip("/"): engine.api_key for engine in engines for url in engine.urls}
 
     async def run(self) -> None:
         """Connect to all environment servers every second until cancelled; raises ServiceLost."""
@@ -100,12 +95,11 @@ class ServiceWatch:
 
         async with AsyncExitStack() as stack:
             clients: dict[str, httpx.AsyncClient] = {}
+            for url, api_key in self.engines.items():
+                client = httpx.AsyncClient(**client_options(url, api_key, SILENT_SECONDS))
+                clients[url] = await stack.enter_async_context(client)
             while True:
                 self._ask_now.clear()
-                for url, api_key in self.engines.items():
-                    if url not in clients:
-                        client = httpx.AsyncClient(**client_options(url, api_key, SILENT_SECONDS))
-                        clients[url] = await stack.enter_async_context(client)
                 asked = [self._ask_engine(url, clients[url]) for url in self.engines]
                 for error in filter(None, await asyncio.gather(*asked, return_exceptions=True)):
                     raise error

@@ -27,7 +27,7 @@ from tasks.inference.sampling.episode_rows import Rows
 from tasks.inference.sampling.limits import GroupQuota, SamplingPlan, StoppedEarly, WeightUpdate, straggler_failure
 from tasks.inference.sampling.lost_servers import ServiceLost, ServiceWatch
 from tasks.inference.sampling.rollout_runner import RolloutRunner
-from tasks.inference.sampling.server_pool import CrashesServers, FindServers, ServePolicy, ServerPool
+from tasks.inference.sampling.server_pool import CrashesServers, FindServers, ServerPool
 from tasks.inference.trace_rows.image_tensors import tensors_of
 from tasks.inference.trace_rows.rows import Row, trace_tables
 from tasks.runtime.refs import Policy
@@ -56,8 +56,7 @@ class BatchSampler:
     that is not named, and frozen seats under `seat_model_name`. `config` has the sections rollout, environments, engine
     and model. Every assignment ends as at least one traces row: a failed rollout is a row with its error. Groups are
     handed over one at a time, from a separate thread. `addresses` are those of each environment's servers;
-    `serve_policy` and `find` give replicas and servers that are started again. `turns` takes and has the turns that are
-    not sampled again.
+    `find` gives servers that are started again. `turns` takes and has the turns that are not sampled again.
     """
 
     def __init__(
@@ -72,7 +71,6 @@ class BatchSampler:
         plan: SamplingPlan | None = None,
         isolation: CrashIsolation | None = None,
         turns: TurnCache | None = None,
-        serve_policy: ServePolicy | None = None,
         find: FindServers | None = None,
     ) -> None:
         self.on_group, self.find, self.config = on_group, find, config
@@ -80,11 +78,9 @@ class BatchSampler:
         engines = {name: model for name, model in served.items() if not model.chat}
         of_policy = engines.get(OF_POLICY)
         urls = of_policy.urls if of_policy else ()
-        # Weights that are exchanged under rollouts are so at all replicas that began them: none joins meanwhile.
-        num_replicas = max(config.engine.num_replicas, len(urls))
-        can_rejoin = num_replicas > 1 and plan.weight_update != "keep"
-        pool = addresses, isolation or CrashIsolation(), urls, num_replicas, serve_policy if can_rejoin else None
-        self.servers = ServerPool(*pool)
+        # Weights that are exchanged under rollouts are so at all replicas that began them.
+        spares_replicas = plan.weight_update != "keep"
+        self.servers = ServerPool(addresses, isolation or CrashIsolation(), urls, spares_replicas)
         silent_seconds = max(config.engine.hang_seconds, SERVE_SECONDS)
         self.watch = ServiceWatch(engines.values(), self.servers.addresses, self.servers.reassign, silent_seconds)
         # An adapter has its own name at the engine, so no rollout continues with another policy.
@@ -111,7 +107,6 @@ class BatchSampler:
     async def _run(self, assignments: pa.Table, examples: pa.Table) -> None:
         watching = asyncio.create_task(self._watch_services())
         sampling = asyncio.create_task(self._sample_groups(assignments, examples))
-        joining = asyncio.create_task(self.servers.follow_replicas(self.watch.add))
         try:
             await asyncio.wait({watching, sampling}, return_when=asyncio.FIRST_COMPLETED)
             if watching.done():
@@ -120,12 +115,9 @@ class BatchSampler:
         except ExceptionGroup as several:
             raise _root_cause(several) from several
         finally:
-            tasks = watching, sampling, joining
-            for task in tasks:
+            for task in (watching, sampling):
                 task.cancel()
-            *_, end = await asyncio.gather(*tasks, return_exceptions=True)
-            if isinstance(end, Exception):  # it stops no rollout
-                _log.error("the search for replicas that are started again has failed: %r", end)
+            await asyncio.gather(watching, sampling, return_exceptions=True)
             await self.servers.close()
             lag = self.watch.clock.worst_lag
             _log.info("sampled %d groups; the event loop was %.3f s late at worst", len(self.begun), lag)

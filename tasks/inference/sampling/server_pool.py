@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tasks.inference.engine.client import OF_POLICY, ServedModel
+from tasks.inference.engine.client import OF_POLICY
 from tasks.inference.sampling.crash_isolation import CrashIsolation, InFlightRollout
 from tasks.inference.sampling.lost_servers import ServiceLost, server_name
 from tasks.inference.trace_rows.failures import Failure
@@ -26,11 +26,9 @@ if TYPE_CHECKING:
     from tasks.inference.environments.connections import RolloutConnection
 
 FOLLOW_SECONDS = 1.0
-"""Between two looks for servers and replicas that were started again."""
+"""Between two looks for servers that were started again."""
 FindServers = Callable[[Collection[str]], Mapping[str, Sequence[str]]]
 """Returns the addresses of running servers by environment; servers at the addresses of the argument are not probed."""
-ServePolicy = Callable[[], ServedModel]
-"""Returns the replicas that serve the policy now; it may wait for one that is being started."""
 Result = TypeVar("Result")
 
 _log = logging.getLogger("stagecoach")
@@ -51,7 +49,7 @@ class CrashesServers(Exception):
 class ServerPool:
     """Servers by environment and replicas of the policy's engine, with the rollouts in flight at each.
 
-    Without `serve_policy` the loss of a replica is the loss of the engine; `num_replicas` is how many there can be.
+    Without `spares_replicas` the loss of a replica is the loss of the engine.
     """
 
     def __init__(
@@ -59,8 +57,7 @@ class ServerPool:
         addresses: Mapping[str, Sequence[str]],
         isolation: CrashIsolation,
         replicas: Sequence[str] = (),
-        num_replicas: int = 1,
-        serve_policy: ServePolicy | None = None,
+        spares_replicas: bool = True,
     ) -> None:
         self.addresses = {name: list(of_name) for name, of_name in {**addresses, OF_POLICY: replicas}.items()}
         """Servers that rollouts may go to, by environment; replicas of the policy's engine under OF_POLICY."""
@@ -69,7 +66,7 @@ class ServerPool:
         self.num_placed = Counter[tuple[str, str]]()
         """Rollouts that each server has got so far, by environment and address."""
         self.isolation = isolation
-        self._num_replicas, self._serve_policy = num_replicas, serve_policy
+        self._spares_replicas = spares_replicas
         self._replica_of: dict[str, str] = {}
         """By group in flight."""
         self._loads = Counter[tuple[str, str]]()
@@ -209,7 +206,7 @@ class ServerPool:
         if lost.environment:
             lost.is_isolated = self.isolation.record(lost.in_flight)
         peers, place = self.addresses[lost.environment], (lost.environment, lost.address)
-        if lost.address not in peers or len(peers) == 1 or not (lost.environment or self._serve_policy):
+        if lost.address not in peers or len(peers) == 1 or not (lost.environment or self._spares_replicas):
             return False
         peers.remove(lost.address)
         for request in self._requests.pop(place, ()):
@@ -238,24 +235,12 @@ class ServerPool:
                 for address in addresses.difference(present[environment]).intersection(self.addresses[environment]):
                     lose(ServiceLost(server_name(environment), address, "its process has ended", environment))
 
-    async def follow_replicas(self, watch: Callable[[Sequence[ServedModel]], None]) -> None:
-        """Add replicas that are started again, until cancelled; `watch` gets the model at each of them."""
-        while self._serve_policy:
-            await asyncio.sleep(FOLLOW_SECONDS)
-            before = {*self.addresses[OF_POLICY]}
-            if len(before) < self._num_replicas:
-                served = await asyncio.to_thread(self._serve_policy)
-                if new := self._add(OF_POLICY, served.urls, before):
-                    watch([replica for replica in served.replicas if replica.url in new])
-
-    def _add(self, name: str, present: Iterable[str], before: Collection[str]) -> list[str]:
+    def _add(self, environment: str, present: Iterable[str], before: Collection[str]) -> None:
         # One that was lost while it was looked for is in `before`, and is added after a later look.
         new = [address for address in present if address not in before]
         if new:
-            service = f"servers of environment {name!r}" if name else "replicas of the engine"
-            _log.info("%s at %s take rollouts from now on", service, ", ".join(new))
-            self.addresses[name] += new
-        return new
+            _log.info("servers of environment %r at %s take rollouts from now on", environment, ", ".join(new))
+            self.addresses[environment] += new
 
     async def close(self) -> None:
         """Close all connections."""

@@ -5,7 +5,6 @@ import signal
 from collections import Counter
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 
 import pytest
 
@@ -82,7 +81,6 @@ def test_a_killed_replica_costs_no_row(engine, tmp_path):
             step=0,
             config=view_of(engine._source, REVERSE, max_in_flight=16),
             on_group=take,
-            serve_policy=partial(engine.serve, POLICY),
         )
         deal = sampler.servers._replica
 

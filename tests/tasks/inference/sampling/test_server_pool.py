@@ -51,7 +51,7 @@ class Table:
     """A pool of servers, and the rollouts that each got, in order."""
 
     def __init__(self, addresses, replicas=(), isolates=False, **options):
-        self.pool = ServerPool({"e": addresses}, CrashIsolation(), replicas, 3, **options)
+        self.pool = ServerPool({"e": addresses}, CrashIsolation(), replicas, **options)
         if not isolates:
             self.pool.isolation.isolates = lambda name: False
         self.connections = {}
@@ -204,7 +204,7 @@ async def test_isolated_rollouts_hold_no_place_of_the_limit_and_wait_for_all_env
 
 @in_loop
 async def test_groups_share_a_replica_and_rollouts_of_a_lost_one_are_played_at_the_others():
-    table = Table([A], [ONE, TWO, THREE], serve_policy=lambda: ServedModel(ONE, "key"))  # none was started again
+    table = Table([A], [ONE, TWO, THREE])
     await table.begin(*(name for group in "abcdef" for name in members(group, 2)))
     places = [{url for name, url in table.dealt if name[0] == group} for group in "abcdef"]
     assert Counter(url for (url,) in places) == {ONE: 2, TWO: 2, THREE: 2}
@@ -222,11 +222,9 @@ async def test_groups_share_a_replica_and_rollouts_of_a_lost_one_are_played_at_t
     assert not table.pool._replica_of
 
 
-def test_without_a_way_back_a_lost_replica_is_the_loss_of_the_engine():
-    assert not Table([A], [ONE, TWO]).pool.reassign(loss(TWO, OF_POLICY))
-    assert not Table([A], [ONE, TWO], serve_policy=lambda: ServedModel(ONE, "key")).pool.reassign(
-        loss(THREE, OF_POLICY)
-    ), "a teacher's"
+def test_where_all_exchange_weights_a_lost_replica_is_the_loss_of_the_engine():
+    assert not Table([A], [ONE, TWO], spares_replicas=False).pool.reassign(loss(TWO, OF_POLICY))
+    assert not Table([A], [ONE, TWO]).pool.reassign(loss(THREE, OF_POLICY)), "a teacher's"
 
 
 @in_loop
@@ -245,7 +243,7 @@ async def test_errors_and_cancellations_leave_nothing_in_flight():
 
 
 def test_the_clock_does_not_wait_for_a_lost_replica():
-    pool = ServerPool({}, CrashIsolation(), [ONE, TWO], 2, lambda: ServedModel(ONE, "key"))
+    pool = ServerPool({}, CrashIsolation(), [ONE, TWO])
     watch = ServiceWatch([ServedModel(ONE, "", other_urls=(TWO,))], pool.addresses, pool.reassign)
     watch.lose(loss(TWO, OF_POLICY))
     watch._note_silence(TWO, 0.0)  # a request to it ends after a connection was refused
@@ -273,29 +271,6 @@ async def run_until(coroutine, is_enough):
     while not is_enough():
         await asyncio.sleep(0.01)
     running.cancel()
-
-
-@in_loop
-async def test_a_replica_joins_when_it_serves_the_policy(follows_often):
-    again = ServedModel(ONE, "key", other_urls=(THREE,))
-    answers, joined = [ServedModel(ONE, "key"), again], []
-    pool = ServerPool({}, CrashIsolation(), [ONE, TWO], 2, lambda: answers.pop(0))
-    following = asyncio.create_task(pool.follow_replicas(joined.append))
-    await asyncio.sleep(0.05)
-    assert len(answers) == 2, "nothing is missing"
-    assert pool.reassign(loss(TWO, OF_POLICY))
-    while not joined:
-        await asyncio.sleep(0.01)
-    assert pool.addresses[OF_POLICY] == [ONE, THREE] and joined[0] == [ServedModel(THREE, "key")], (
-        "no other one is watched again"
-    )
-    # An external one comes back under its own address, and may be lost again.
-    answers.append(again)
-    assert pool.reassign(loss(THREE, OF_POLICY))
-    while len(joined) < 2:
-        await asyncio.sleep(0.01)
-    following.cancel()
-    assert pool.addresses[OF_POLICY] == [ONE, THREE] and pool.reassign(loss(THREE, OF_POLICY))
 
 
 @in_loop
