@@ -7,7 +7,6 @@ import httpx
 import pytest
 
 from tasks.inference.engine.checks import EngineMismatch, check_serving
-from tasks.inference.engine.client import Engine, EngineLost
 from tasks.inference.engine.weights_view import WeightsUnusable
 from tests.fixtures.hosts import ENGINE, KEY, engine_of
 from tests.tasks.inference.engine.probes import PROBE, policy_row
@@ -97,14 +96,6 @@ def test_a_damaged_directory_is_refused_before_the_engine_is_touched(small_engin
         small_engine.serve("damaged", tmp_path)
     assert small_engine.state().policy_key == "whole"
     assert small_engine.healthy()
-
-
-def test_a_wrong_key_and_an_absent_engine_are_not_healthy(small_engine):
-    assert small_engine.healthy()
-    assert not Engine(small_engine.url, KEY + "x").healthy()
-    assert not Engine("http://127.0.0.1:9", KEY).healthy()
-    with pytest.raises(EngineLost, match="no answer"):
-        Engine("http://127.0.0.1:9", KEY).state()
 
 
 def test_an_external_engine_gets_the_weights_as_a_directory(small_engine, models, monkeypatch):

@@ -11,7 +11,6 @@ from tasks.inference.engine.client import MODEL, EngineError
 from tasks.inference.engine.command import adapter_arguments, linear_maps
 from tasks.learner.tiny import tiny_qwen3
 from tests.fixtures.adapter_probes import check_mixed_batch, check_swaps, of_model
-from tests.fixtures.engine_calls import answers_to, body
 from tests.fixtures.hosts import ENGINE, engine_of
 from tests.tasks.inference.engine.probes import PROBE, policy_row
 
@@ -152,16 +151,3 @@ def test_the_arguments_name_the_linear_maps_of_the_layers(policies):
     assert adapter_arguments(LORA, base) == [*sizes, "8", "--lora-target-modules", *maps]
     named = LoraConfig(rank=9, target_modules=("q_proj",))
     assert adapter_arguments(named, base) == [*sizes, "16", "--lora-target-modules", "q_proj"]
-
-
-def test_requests_at_the_same_time_mix_base_and_adapters(engine, policies):
-    serve(engine, policies, "a")
-    bodies = [body(number, model=model) for number in range(6) for model in (MODEL, "a")]
-    alone = [answer for request in bodies for answer in answers_to(engine, [request])]
-    together = answers_to(engine, bodies)
-    assert [answer.tokens for answer in together] == [answer.tokens for answer in alone]
-    for answer, expected in zip(together, alone, strict=True):
-        assert answer.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
-    of_base, of_adapter = together[0::2], together[1::2]
-    assert [answer.logprobs for answer in of_base] != [answer.logprobs for answer in of_adapter]
-    assert [answer.tokens for answer in of_base] != [answer.tokens for answer in of_adapter]

@@ -91,19 +91,6 @@ def test_a_request_goes_on_with_its_own_random_numbers(small_engine, models, rec
     assert all(len(answer.policies or ()) == 3 for answer in answers)
 
 
-def test_kept_states_of_older_weights_change_what_follows(small_engine, models):
-    policies = {"old": models["a"], "new": models["b"]}
-    bodies = bodies_of(4)
-    answers = answers_with_exchanges(small_engine, bodies, list(policies.items()), recompute=False)
-    far = distances(small_engine, bodies, answers, policies)
-    for number, answer in enumerate(answers):
-        (old, before), (new, after) = answer.policies or ()
-        assert (old, new, before + after) == ("old", "new", LENGTH)
-        assert max(far["old"][number][:before]) < BOUND
-        # The new weights computed these, over states of the old ones: neither policy by itself gives the log-probs.
-        assert min(max(far[key][number][before:]) for key in policies) > BOUND
-
-
 def test_tokens_are_counted_while_the_engine_is_paused(small_engine, models):
     small_engine.serve("counted", models["a"])
     with pytest.raises(EngineError, match="while the engine is paused"):

@@ -4,14 +4,12 @@ import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from configs.environments import EnvironmentConfig
 from configs.run import RunConfig
 from tasks.assignment.examples import STAGE
-from tasks.inference.environments import packages
 from tasks.inference.environments.packages import EnvironmentUnavailable, package_version, require_same_code
 from tasks.inference.environments.servers import command
 from tasks.runtime.run_context import StageKeys
@@ -188,20 +186,6 @@ def test_judges_and_harnesses_are_code_of_the_environment(write):
     judge, harness = write("own_judge.py", ""), write("own_harness.py", "")
     environment = own(task={"judges": [{"id": "own-judge"}]}, harness={"id": "own_harness"})
     versions_after_edits(environment, judge, harness)
-
-
-def test_only_code_of_verifiers_stands_before_a_module_of_that_name(write, tmp_path, monkeypatch):
-    write("own_game.py", "")
-    assert package_version(own(task={"judges": [{"id": "reference"}]}))  # a file of verifiers, as others are packages
-    judges = tmp_path / "stock" / "v1" / "judges"
-    judges.mkdir(parents=True)
-    (judges / "strict.txt").write_text("a prompt")
-    stock = SimpleNamespace(submodule_search_locations=[judges.parents[1]])
-    monkeypatch.setattr(packages, "find_spec", lambda _: stock)
-    monkeypatch.setattr(packages, "_stock", packages._stock.__wrapped__)
-    write("own_harness.py", "")
-    strict = write("strict.py", "")
-    versions_after_edits(own(task={"judges": [{"id": "strict"}]}, harness={"id": "own_harness"}), strict)
 
 
 def test_a_module_in_the_current_directory_goes_last_as_in_the_server(write, tmp_path, monkeypatch):

@@ -6,7 +6,6 @@ import socket
 from pathlib import Path
 
 import pytest
-from aiohttp import web
 from verifiers.v1 import env as rollouts
 from verifiers.v1.clients import ModelContext
 from verifiers.v1.configs.client import EvalClientConfig
@@ -23,7 +22,6 @@ from tasks.inference.environments import servers as environments
 from tasks.inference.environments.examples import verifiers_config
 from tasks.inference.environments.host import refuses, set_up_runtimes
 from tasks.inference.environments.servers import answers
-from tests.fixtures.endpoints import endpoint
 from tests.fixtures.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
@@ -86,42 +84,6 @@ def test_a_server_hangs_if_it_answers_neither_of_two_questions(said, hangs, monk
     monkeypatch.setattr(environments, "answers", answers)
     assert environments.hangs("tcp://127.0.0.1:9", 20.0) == hangs
     assert asked == [20.0, 5.0][: len(said)]
-
-
-def test_a_server_is_started_and_watched_as_its_section_says(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(environments, "hangs", lambda *question: bool(asked.append(question)))
-    own = REVERSE.model_copy(update={"startup_seconds": 10.0, "hang_seconds": 5.0, "max_restarts": 7})
-    spec = EnvironmentServers(Supervisor("run", tmp_path), RunConfig(environments=(own,)), "key")._spec(own)
-    assert (spec.startup_seconds, spec.max_restarts, spec.external) == (15.0, 7, "")
-    assert spec.hangs is not None and not spec.hangs({"address": "tcp://127.0.0.1:9"})
-    assert asked == [("tcp://127.0.0.1:9", 5.0)]
-
-
-def test_the_model_is_told_when_a_rollout_is_stopped():
-    asyncio.run(asyncio.wait_for(_stopped(), 120))
-
-
-async def _stopped():
-    asked, hung_up = asyncio.Event(), asyncio.Event()
-
-    async def answer(request):
-        asked.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            hung_up.set()
-        return web.Response()
-
-    loaded = load_environment(verifiers_config(REVERSE.model_dump(mode="json")))
-    async with endpoint(answer, ends_handlers=True) as url, loaded.serving():
-        client = EvalClientConfig(base_url=f"{url}/v1", api_key_var="NO_SUCH_KEY")
-        (slot,) = loaded.slots(next(iter(loaded.taskset)))
-        running = asyncio.create_task(loaded.run_slot(slot, ModelContext(client=client, model="m")))
-        await asked.wait()
-        running.cancel()
-        await hung_up.wait()
-        await asyncio.gather(running, return_exceptions=True)
 
 
 def commands(pid):

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections import Counter
-from itertools import pairwise, product
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -237,22 +237,6 @@ def sampled_turns(trace, messages):
     """The tokens that the model sampled in each turn of a trace."""
     turns = sorted((row for row in own(trace, messages) if row["sampled"]), key=lambda row: row["message"])
     return [flagged(row["token_ids"], row["mask"]) for row in turns]
-
-
-def test_neighbouring_turns_of_an_untrained_model_are_no_more_alike_than_turns_of_different_rollouts(
-    small_engine, play_two_turns
-):
-    rollouts = [*play_two_turns(small_engine.url, ["t0", "t1", "t2", "t3"], 12).values()]
-    neighbours = [pair for turns in rollouts for pair in pairwise(turns)]
-    strangers = [(one[0], other[-1]) for one, other in zip(rollouts, rollouts[5:] + rollouts[:5], strict=True)]
-
-    def alike(pairs):
-        places = [place for pair in pairs for place in zip(*pair, strict=False)]
-        return sum(one == other for one, other in places), len(places)
-
-    (same, number), (by_chance, _) = alike(neighbours), alike(strangers)
-    assert number > 300, "there is something to compare"
-    assert same <= by_chance + 5 * (by_chance + 1) ** 0.5, (same, by_chance, number)
 
 
 def test_a_rollout_that_is_resumed_in_its_middle_is_the_same_rollout(small_engine, play_two_turns, tmp_path):

@@ -5,8 +5,6 @@ from hypothesis import strategies as st
 
 from tasks.inference.sampling.crash_isolation import (
     MAX_CRASHERS,
-    MAX_LONE_LOSSES,
-    MIN_LOSSES,
     CrashIsolation,
     InFlightRollout,
 )
@@ -24,36 +22,12 @@ def failed(isolation, *groups, size=2):
     return {name: failure.message for name, failure in failures.items() if failure}
 
 
-def test_two_losses_isolate_a_rollout_and_two_more_alone_fail_it():
-    isolation = CrashIsolation()
-    isolation.record(in_flight("a/0", "a/1", "b/0"))
-    assert not isolation.isolates("a/1")
-    assert not isolation.record(in_flight("a/1", "c/0"))
-    assert [isolation.isolates(name) for name in ("a/0", "a/1", "b/0", "c/0")] == [False, True, False, False]
-    assert isolation.record(in_flight("a/1", isolated=True))
-    assert failed(isolation, "a", "b") == {}, "another step may have crashed it"
-    assert isolation.record(in_flight("a/1", isolated=True))
-    assert failed(isolation, "a", "b").keys() == {"a/1"}
-    assert "'e' died 2 times while this rollout alone was in flight" in failed(isolation, "a")["a/1"]
-
-
 def test_a_loss_with_nothing_in_flight_or_no_isolation_accuses_nobody():
     isolation = CrashIsolation()
     assert not isolation.record([])
     for _ in range(9):
         assert not isolation.record(in_flight("a/0")), "others may sample there"
     assert isolation.isolates("a/0") and failed(isolation, "a") == {}
-
-
-def test_a_group_of_which_every_member_kills_costs_a_few_restarts():
-    isolation = CrashIsolation()
-    for member in range(MAX_CRASHERS):
-        assert not any("not tried:" in text for text in failed(isolation, "a", size=8).values())
-        for number in range(MIN_LOSSES + MAX_LONE_LOSSES):
-            isolation.record(in_flight(f"a/{member}", isolated=number >= MIN_LOSSES))
-    untried = failed(isolation, "a", "b", size=8)
-    assert untried.keys() == {f"a/{member}" for member in range(8)}
-    assert "not tried: 2 other rollouts" in untried["a/7"]
 
 
 @settings(deadline=None)

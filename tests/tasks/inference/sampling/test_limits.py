@@ -51,15 +51,6 @@ async def test_what_comes_later_is_not_begun():
 
 
 @in_loop
-async def test_what_ended_by_itself_stays_ended():
-    quota = GroupQuota({"a": 1})
-    async with quota.stop_when_reached("a"):
-        pass
-    quota.count_group("a")
-    await asyncio.sleep(0)  # where a cancellation would come
-
-
-@in_loop
 async def test_another_time_limit_and_a_cancellation_are_not_taken_for_it():
     quota = GroupQuota({"a": 1})
     with pytest.raises(TimeoutError):

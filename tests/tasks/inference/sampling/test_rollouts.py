@@ -106,19 +106,6 @@ def check_logprobs(messages, directory):
 
 
 @pytest.mark.essential
-def test_the_same_seeds_sample_the_same_tokens(small_engine, reverse_server, reverse_examples, view):
-    ids = reverse_examples["example_id"].to_pylist()[:1]
-    sampled = []
-    for _ in range(2):
-        groups = run(small_engine, reverse_server, view(REVERSE), assigned("reverse", ids, 3), reverse_examples)
-        by_trace = {row["trace_id"]: row["assignment_id"] for row in rows_of(groups, "traces")}
-        answers = [row for row in rows_of(groups, "messages") if row["role"] == "assistant"]
-        sampled.append({by_trace[row["trace_id"]]: row["token_ids"] for row in answers})
-    assert sampled[0] == sampled[1]
-    assert len({tuple(tokens) for tokens in sampled[0].values()}) == 3, "and other seeds sample other ones"
-
-
-@pytest.mark.essential
 @pytest.mark.usefixtures("plugins")
 def test_every_fault_of_an_environment_is_a_row(small_engine, view, tmp_path):
     examples = examples_of(FAULTY)

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 import pytest
-from verifiers.v1.types import AssistantMessage, UserMessage
 
 from configs.environments import EnvironmentConfig
 from configs.evaluation import ExternalModelConfig
@@ -11,7 +10,7 @@ from configs.run import RunConfig
 from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from tasks.inference.engine.client import OF_POLICY, ServedModel
-from tasks.inference.environments.agent_runs import SEED_STRIDE, CallSeeds, call_seed, prompt_digest
+from tasks.inference.environments.agent_runs import SEED_STRIDE
 from tasks.inference.sampling.model_requests import sampling_config
 from tasks.inference.sampling.sampler import BatchSampler
 from tasks.runtime.stage import Policy
@@ -46,11 +45,10 @@ def test_an_environment_s_own_temperature_goes_before_the_run_s(own, expected):
     assert made._sampling(origin, 41).temperature == expected
 
 
-def test_length_is_that_of_the_config_and_calls_get_seeds_of_their_own_from_that_of_the_assignment():
+def test_length_is_that_of_the_config_and_the_seed_that_of_the_attempt():
     made = sampling()
-    request = made._sampling(made._origin(ASSIGNMENT), 41)
-    assert (request.model_dump()["max_tokens"], request.model_dump()["top_p"]) == (9, 1.0)
-    assert seeds_of_two_turns(request) == (41, call_seed(41, prompt_digest(SECOND_TURN), 0))
+    request = made._sampling(made._origin(ASSIGNMENT), 41).model_dump()
+    assert (request["max_tokens"], request["top_p"], request["seed"]) == (9, 1.0, 41)
 
 
 @pytest.mark.parametrize("chat", [None, ExternalModelConfig(url="https://somewhere/v1", model="m")])
@@ -58,16 +56,6 @@ def test_a_server_of_another_program_which_gives_all_turns_one_seed_gets_none(ch
     made = sampling(address="tcp://127.0.0.1:9")
     made.served[OF_POLICY] = replace(made.served[OF_POLICY], chat=chat)
     assert made._sampling(made._origin(ASSIGNMENT), 41).model_dump()["seed"] is None
-
-
-def seeds_of_two_turns(sampling):
-    """The seeds of the calls of two turns in an environment's process."""
-    seeds = CallSeeds(sampling.seed)
-    with seeds.call(SECOND_TURN[:1]) as one, seeds.call(SECOND_TURN) as other:
-        return one, other
-
-
-SECOND_TURN = [UserMessage(content="a"), AssistantMessage(content="b"), UserMessage(content="c")]
 
 
 @pytest.mark.parametrize("seed", [0, 41, 2**31 - 1, 2**62 + 2**30 - 1])

@@ -14,13 +14,11 @@ import pytest
 
 from configs.environments import EnvironmentConfig
 from tasks.inference.engine.client import MODEL, ServedModel
-from tasks.inference.environments import servers as environments
 from tasks.inference.environments.agent_runs import ROLLOUT_HEADER, SEED_STRIDE
 from tasks.inference.sampling.seats import seat_model_name
-from tasks.inference.trace_rows.rows import rebuild
 from tasks.runtime.stage import Policy
 from tests.fixtures.hosts import KEY, assigned, examples_of, served, view_of
-from tests.fixtures.sampled import own, rows_of, sample
+from tests.fixtures.sampled import rows_of, sample
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
@@ -184,21 +182,3 @@ def test_an_agent_s_own_error_leaves_the_others_what_they_earned(played):
     assert {(row["reward"], row["error_class"]) for row in played.of("member", "first")} == {(1.25, None)}
     assert {(row["reward"], row["error_class"]) for row in played.of("member", "second")} == {(None, "environment")}
     assert {row["error_class"] for row in played.of("none", "second")} == {None}
-
-
-@pytest.mark.essential
-@pytest.mark.parametrize(("fault", "said"), [("run", "the judge is ill"), ("finalize", "nobody wins")])
-def test_an_episode_that_was_never_scored_has_no_rewards(played, fault, said):
-    """What its own task gave each agent stays in `rewards` and in the record, and is no reward."""
-    rows = played.rows[fault]
-    assert {(row["reward"], row["error_class"]) for row in rows} == {(None, "environment")}
-    assert all(said in row["error_message"] for row in rows)
-    first = played.of(fault, "first")[0]
-    assert json.loads(first["rewards"])["answered"]["score"] == 0.25
-    assert rebuild(first, own(first, played.messages))["rewards"]["answered"]["score"] == 0.25
-
-
-def test_a_seat_that_the_environment_does_not_have_is_refused_before_anything_starts(plugins):
-    wrong = RIVALS.model_copy(update={"seats": {"third": RIVALS.seats["judge"]}})
-    with pytest.raises(environments.EnvironmentUnavailable, match=r"seats\.third: .* its seats are first, s"):
-        examples_of(wrong)

@@ -142,7 +142,3 @@ def test_text_or_a_call_is_a_response_of_a_chat_api_alone(kind, changes, is_chat
 def test_an_error_is_followed_by_what_the_user_can_do(said, advice):
     assert add_advice(said).startswith(f"{said}; ") and advice in add_advice(said)
     assert add_advice(said).count("; ") == 1 + ("the policy has" in advice), "one advice"
-
-
-def test_other_messages_stay_as_they_are():
-    assert add_advice("KeyError: 'answer'") == "KeyError: 'answer'"

@@ -94,11 +94,6 @@ def test_what_is_rendered_anew_is_counted_where_its_text_has_other_tokens(model,
     assert sum(counted(rows).values()) == num_branches - 1
 
 
-def test_a_whole_reply_is_as_little_safe(model):
-    rows = two_turns(model, {}, f"{CUT['in blanks']}{STOP}", NEXT["user"])
-    assert branches(rows) == 2 and sum(counted(rows).values()) == 1
-
-
 def counted(rows):
     """What the counter of the metrics makes of these rows."""
     return retokenised_turns(pa.Table.from_pylist(rows, schema=MESSAGES.arrow))

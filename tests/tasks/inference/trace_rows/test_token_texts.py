@@ -50,28 +50,7 @@ def byte_fallback():
     return made
 
 
-def metaspace():
-    """A tokenizer over words that begin with ▁."""
-    made = Tokenizer(models.BPE(unk_token="<unk>"))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    made.train_from_iterator(
-        SENTENCES, trainers.BpeTrainer(vocab_size=80, special_tokens=["<unk>"], show_progress=False)
-    )
-    return made
-
-
-def word_piece():
-    """A tokenizer in the way of BERT: ## continues a word, and punctuation is drawn to the word before."""
-    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    made.pre_tokenizer, made.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
-    special = ["[UNK]", "[SEP]"]
-    made.train_from_iterator(
-        SENTENCES, trainers.WordPieceTrainer(vocab_size=70, special_tokens=special, show_progress=False)
-    )
-    return made
-
-
-MADE = {make.__name__: make() for make in (byte_level, byte_fallback, metaspace, word_piece)}
+MADE = {make.__name__: make() for make in (byte_level, byte_fallback)}
 TEXTS = {name: TokenTexts(made) for name, made in MADE.items()}
 
 

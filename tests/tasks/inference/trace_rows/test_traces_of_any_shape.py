@@ -146,19 +146,6 @@ def test_attempts_that_verifiers_does_not_train_are_not_trained():
     assert same(rebuilt(stored(made))[0], wire_record(trace)), "the record has the attempt and its links"
 
 
-def test_every_way_to_branch_makes_one():
-    traces, _ = play([FORKED], [{}])
-    tokens = sum(len(node.token_ids) for node in traces[0].nodes)
-    assert [len(branch.nodes) for branch in traces[0].branches] == [3, 5, 4, 3, 3]
-    assert sum(len(branch.token_ids) for branch in traces[0].branches) > tokens, "some of them share messages"
-
-
-def test_notes_that_json_has_no_form_for_are_written_all_the_same():
-    _, episode = play([FORKED[:1]], [{"info": {"text": b"ok", "bytes": b"\xff\x00", "keys": {1: [None, (2.5,)]}}}])
-    (row,) = rows_of(episode)["traces"].to_pylist()
-    assert json.loads(row["info"]) == {"text": "ok", "bytes": "/wA=", "keys": {"1": [None, [2.5]]}}
-
-
 def sizes(num_turns):
     """Nodes, tokens and characters of the rows of a trace of `num_turns`, and tokens of all its whole prompts."""
     trace = blank()
