@@ -158,7 +158,7 @@ class Scorers:
         if environment not in self._known:
             settings = for_environment(self.config.scorers, environment)
             at, most = _scorer(settings, self._policy, self._engine, self._teachers)
-            shown = DemonstrationPrompt(settings, self.config.model, at) if isinstance(settings, OpsdConfig) else None
+            shown = DemonstrationPrompt(settings, self.config.model) if isinstance(settings, OpsdConfig) else None
             self._known[environment] = Scorer(at, most, shown)
         return self._known[environment]
 

@@ -7,7 +7,7 @@ import asyncio
 import inspect
 import re
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from types import SimpleNamespace
@@ -42,7 +42,7 @@ class EnvironmentFacts:
     """Every agent by name, and whether the environment lets it be trained."""
     scores: bool
     """Whether anything may give a reward: a reward function, a judge, or code of its own."""
-    settings: tuple[str, ...] = ()
+    settings: Sequence[str] = ()
     """The settings that its taskset takes."""
     keys: Mapping[str, str] = field(default_factory=dict)
     """The variables that models of its own, such as judges, read their keys from, and where each is asked."""

@@ -180,8 +180,7 @@ def _load(
     rows = read_rows(target)
     if not rows.num_rows:
         raise EnvironmentUnavailable(f"environment {environment.name!r}: its taskset yields no examples")
-    facts = EnvironmentFacts(**reported["facts"] | {"settings": tuple(reported["facts"]["settings"])})
-    return LoadedEnvironment(rows.cast(EXAMPLES.arrow), facts)
+    return LoadedEnvironment(rows.cast(EXAMPLES.arrow), EnvironmentFacts(**reported["facts"]))
 
 
 def _kill_session(process: "subprocess.Popen[bytes]") -> None:

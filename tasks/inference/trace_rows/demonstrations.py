@@ -1,13 +1,13 @@
 """Renders demonstrations: as message rows to train on (SFT), or as a prompt before a trace's tokens (OPSD)."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.inference.engine import model_info
-from tasks.inference.engine.client import Engine, NotScorable, ServedModel
+from tasks.inference.engine.client import NotScorable
 from tasks.inference.trace_rows.rows import Row, compact_json
 from tasks.runtime.torchvision_operators import declare_torchvision_operators
 
@@ -155,10 +155,9 @@ class DemonstrationPrompt:
     Used by on-policy self-distillation, in which the reference is the policy itself with a demonstration in its prompt.
     """
 
-    def __init__(self, settings: "OpsdConfig", model: "ModelConfig", serve: Callable[[], ServedModel]) -> None:
+    def __init__(self, settings: "OpsdConfig", model: "ModelConfig") -> None:
         self._settings = settings
         self._model = model
-        self._serve = serve
         self._tokens_of: dict[str, list[int]] = {}
 
     def prepend(self, trace: Row, tokens: Sequence[int]) -> list[int]:
@@ -193,11 +192,8 @@ class DemonstrationPrompt:
 
     @cached_property
     def _renderer(self) -> Any:
-        tokenizer = self._model.tokenizer or self._model.path
-        if not tokenizer:
-            served = self._serve()
-            tokenizer = Engine(served.url, served.api_key).model_directory()
-        return load_renderer(tokenizer, self._model.renderer, self._model.renderer_settings)
+        model = self._model
+        return load_renderer(model.tokenizer or model.path, model.renderer, model.renderer_settings)
 
 
 def demonstration_text(trace: Row, field: str) -> str:

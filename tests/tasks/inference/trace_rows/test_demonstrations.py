@@ -7,7 +7,6 @@ import pytest
 
 from configs.algorithms import OpsdConfig
 from configs.sections import ModelConfig
-from tasks.inference.engine.client import ServedModel
 from tasks.inference.engine.model_info import ModelUnusable
 from tasks.inference.trace_rows.demonstrations import (
     DemonstrationPrompt,
@@ -184,7 +183,7 @@ def llama(tmp_path_factory):
 
 def prompt_of(llama, renderer, **settings):
     model = ModelConfig(path=str(llama), renderer=renderer, renderer_settings=settings)
-    return DemonstrationPrompt(OpsdConfig(), model, lambda: ServedModel("http://nowhere", ""))
+    return DemonstrationPrompt(OpsdConfig(), model)
 
 
 def test_what_is_shown_is_a_system_message_before_the_conversation(llama):
