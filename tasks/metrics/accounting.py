@@ -1,8 +1,7 @@
 """Accounting: the outcome of every rollout that a step assigned and of its tokens, and the metrics of that."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -28,7 +27,7 @@ PENDING, REFUSED = "pending", "refused"
 EVALUATED = "evaluated"
 """Sampled to score a policy, never to train on."""
 
-COLUMNS = ["trace_id", "episode_id", "assignment_id", "error_class", "num_input_tokens", "num_output_tokens"]
+COLUMNS = ["trace_id", "episode_id", "assignment_id", "error_class"]
 """What accounting reads of a trace."""
 CHECKED = ("assignments", "traces", "verdicts", "samples", "batches")
 """The tables that account for every rollout of a step together."""
@@ -38,24 +37,13 @@ class AccountBreach(ValueError):
     """A rollout is unaccounted for, or accounted for twice."""
 
 
-@dataclass(frozen=True)
-class Share:
-    """The traces that had one outcome."""
-
-    outcome: str
-    """trained, filtered, quarantined, errored, stopped, stale, or no weight: kept, but without a token that any
-    component weighs."""
-    detail: str
-    """The filter or the error class; empty otherwise."""
-    num_traces: int
-    input_tokens: int
-    output_tokens: int
-
-
 def account(
     assignments: pa.Table, traces: pa.Table, verdicts: pa.Table, credits: pa.Table, batches: pa.Table
-) -> list[Share]:
-    """Return how many traces and tokens had which outcome, by outcome and detail; every trace is in exactly one share.
+) -> Counter[tuple[str, str]]:
+    """Return how many traces had which outcome and detail; every trace is in exactly one of these.
+
+    Outcomes are trained, filtered, quarantined, errored, stopped, stale, or no weight: kept, but without a token that
+    any component weighs. The detail is the filter or the error class; empty otherwise.
 
     Raises AccountBreach if an assignment has no trace, a trace no assignment, an assignment two episodes; if a trace is
     there twice, or verdicts are not one per trace; if a trace is trained without being kept, or a sample twice. One
@@ -65,22 +53,11 @@ def account(
     _check_assignments(texts(assignments["assignment_id"]), rows)
     reasons = _reasons(verdicts, rows)
     trained = packed_traces(credits, batches)
-    shares: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for row in rows:
-        shares[_outcome(row, reasons[row["trace_id"]], trained)].append(row)
+    found = Counter(_outcome(row, reasons[row["trace_id"]], trained) for row in rows)
     unknown = trained - reasons.keys()
     if unknown:
         raise _breach("batches", "sample_ids", f"trace {min(unknown)} is trained but is not in table traces")
-    return [
-        Share(
-            outcome,
-            detail,
-            len(members),
-            sum(row["num_input_tokens"] for row in members),
-            sum(row["num_output_tokens"] for row in members),
-        )
-        for (outcome, detail), members in sorted(shares.items())
-    ]
+    return found
 
 
 def taken_assignments(*groups: pa.Table) -> pa.Table:
@@ -177,12 +154,10 @@ def account_metrics(tables: Tables) -> dict[str, float]:
     if all(name in tables for name in CHECKED):
         groups = [tables[name] for name in ("intakes", "stale_groups") if name in tables]
         taken = {"assignments": taken_assignments(*groups)} if groups else {}
-        shares = account(*({**tables, **taken}[name] for name in CHECKED))
-        counts = {
-            (of_packed if each.outcome == TRAINED else each.outcome, each.detail): each.num_traces for each in shares
-        }
+        found = account(*({**tables, **taken}[name] for name in CHECKED))
+        counts = {(of_packed if outcome == TRAINED else outcome, detail): n for (outcome, detail), n in found.items()}
     else:
-        counts = Counter(_outcomes(tables, of_packed))
+        counts = dict(Counter(_outcomes(tables, of_packed)))
     return {"/".join(filter(None, ("accounting", *outcome))): float(count) for outcome, count in sorted(counts.items())}
 
 

@@ -77,5 +77,5 @@ def test_every_trace_has_one_verdict_and_every_kept_one_is_in_one_row_of_the_bat
 
     assigned = table("assignments", [assignment(each) for each in {row["assignment_id"]: row for row in rows}.values()])
     shares = account(assigned, tables["traces"], tables["verdicts"], tables["samples"], table("batches", batches))
-    assert sum(each.num_traces for each in shares) == len(rows)
-    assert sum(each.num_traces for each in shares if each.outcome == "trained") == len(weighted)
+    assert shares.total() == len(rows)
+    assert shares["trained", ""] == len(weighted)

@@ -18,11 +18,9 @@ from tests.fixtures.rehearsal import play_stages, rehearse, sampled_with
 from tests.fixtures.view_schemas import schema
 from tests.flows.queries.every_outcome import REASON, RUNS, UNFIT
 
-Figures = dict[tuple[str, str], tuple[int, int, int]]
 
-
-def of_account(frames: Frames, run: str, step: int) -> Figures:
-    """What the account of one step says, from verified rows: traces, tokens, sampled tokens by outcome and detail."""
+def of_account(frames, run, step):
+    """What the account of one step says, from verified rows: traces by outcome and detail."""
     lineage = next(c for c in StepHistory(frames.graph, run).lineages if c.traces.step == step and c.for_training)
     assigned = frames.graph.of_run(run).sources(lineage.traces, "assignments")
     works = (lineage.traces, lineage.verdicts, lineage.samples, lineage.batches)
@@ -31,20 +29,13 @@ def of_account(frames: Frames, run: str, step: int) -> Figures:
     ]
     tables = ("traces", "verdicts", "samples", "batches")
     read = [frames.store.read(work.slices_of(name)) for work, name in zip(works, tables, strict=True) if work]
-    shares = account(frames.store.read(assigned[0].slices_of("assignments")), *read)
-    return {
-        (share.outcome, share.detail): (share.num_traces, share.input_tokens + share.output_tokens, share.output_tokens)
-        for share in shares
-    }
+    return account(frames.store.read(assigned[0].slices_of("assignments")), *read)
 
 
-def of_table(frames: Frames, run: str, step: int) -> Figures:
+def of_table(frames, run, step):
     """The same out of the derived table, without what scored a policy."""
     own = frames["accounting"].filter(pl.col("outcome") != EVALUATED, run=run, step=step)
-    return {
-        (row["outcome"], row["detail"]): (row["num_traces"], row["num_tokens"], row["num_sampled_tokens"])
-        for row in own.collect().to_dicts()
-    }
+    return {(row["outcome"], row["detail"]): row["num_traces"] for row in own.collect().to_dicts()}
 
 
 @pytest.mark.parametrize(
