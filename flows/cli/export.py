@@ -3,16 +3,13 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from flows.cli.arguments import Count, Name, StoreOption, UsageError, option, split_items
+from flows.cli.arguments import Name, StoreOption, UsageError, option, split_items
 
 
 def import_rollouts(
     *items: Annotated[str, option("FILES of rollouts, and OVERRIDES; see below", "FILE... [OVERRIDES]")],
     model: Annotated[str, option("model whose tokenizer is used for texts", "DIR")] = "",
     environment: Annotated[str, option("the environment of all rollouts", "NAME")] = "",
-    groups_per_step: Annotated[
-        Count, option("put N groups into each step; by default the steps are those of the files", "N")
-    ] = 0,
     skip_bad: Annotated[bool, option("leave out lines that cannot be imported")] = False,
     held_out: Annotated[bool, option("import attempts at held-out examples too, to train on them")] = False,
     name: Name = "",
@@ -25,9 +22,7 @@ def import_rollouts(
     if not files:
         raise UsageError("import needs a file: stagecoach import traces.jsonl --name RUN")
     paths = [Path(file) for file in files]
-    request = ImportRequest(
-        paths, overrides, name, store, model, environment, groups_per_step, skip_bad=skip_bad, held_out=held_out
-    )
+    request = ImportRequest(paths, overrides, name, store, model, environment, skip_bad=skip_bad, held_out=held_out)
     print("\n".join(outcome_lines(import_files(request))))
     return 0
 

@@ -54,7 +54,6 @@ class ImportRequest:
     model: str = ""
     """Directory or hub id of the model whose tokenizer makes tokens of text; of its weights nothing is read."""
     environment: str = ""
-    groups_per_step: int = 0
     skip_bad: bool = False
     held_out: bool = False
     """Whether attempts at held-out examples come in as well, to be trained on."""
@@ -138,7 +137,7 @@ def _read(request: ImportRequest, config: RunConfig) -> tuple[ImportedRollouts, 
     if not episodes:
         reasons = "".join(f"; {number} x {reason}" for reason, number in left_out.items())
         raise ImportRefused(f"the files hold no rollouts{reasons}. Nothing was written.")
-    found = arrange(with_unique_ids(episodes), request.groups_per_step)
+    found = arrange(with_unique_ids(episodes))
     return replace(found, model=config.model), _figures(episodes), left_out
 
 
@@ -209,7 +208,7 @@ def inputs_of_import(request: ImportRequest, config: RunConfig) -> dict[str, str
     reading: dict[str, Any] = {
         "form": "auto",  # in the keys of imports from when lines had several forms
         "environment": request.environment,
-        "groups_per_step": request.groups_per_step,
+        "groups_per_step": 0,  # in the keys of imports from when groups could be dealt to steps
         "skip_bad": request.skip_bad,
         "steps": [found and found[1] for found in (STEP.search(str(file)) for file in request.files)],
         "model": config.model.model_dump(mode="json", include={"renderer", "tokenizer_digest", "vocab_size"}),

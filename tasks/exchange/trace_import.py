@@ -159,24 +159,18 @@ def split_repeated(episodes: Sequence[Episode]) -> tuple[list[Episode], list[Lin
     return kept, problems
 
 
-def arrange(episodes: Sequence[Episode], groups_per_step: int = 0) -> ImportedRollouts:
+def arrange(episodes: Sequence[Episode]) -> ImportedRollouts:
     """Return the episodes by step and group, in the order of the files.
 
     They go to the step that the file names, 0 where it names none; within a step, episodes of one group of the file,
-    or else of one example, are a group. With `groups_per_step` all are dealt anew to steps of that many groups. Lines
-    that are traces of one episode are one.
+    or else of one example, are a group. Lines that are traces of one episode are one.
     """
-    joined = _join_episodes(episodes)
-    if groups_per_step:
-        keys = [(each.step, each.group, each.environment, each.example_id) for each in joined]
-        places = {key: place for place, key in enumerate(dict.fromkeys(keys))}
-        joined = [replace(each, step=places[key] // groups_per_step) for each, key in zip(joined, keys, strict=True)]
     members: Counter[str] = Counter()
     num_groups: Counter[int] = Counter()
     slots: dict[tuple[object, ...], str] = {}
     steps: dict[int, list[Episode]] = {}
     examples: dict[tuple[str, str], Row] = {}
-    for episode in joined:
+    for episode in _join_episodes(episodes):
         known = _with_example(episode, examples)
         step = known.step or 0
         # The file's group is split by example: a baseline compares attempts at one example.

@@ -97,7 +97,7 @@ def test_the_same_files_again_compute_nothing(root, tmp_path):
     frames = Frames(store)
     other, first = (frames.run(run)["metrics"].drop("run").collect() for run in ("other", "theirs"))
     assert other.height > 0 and other.equals(first)
-    assert bring(root, TOKENS, name="anew", groups_per_step=1).num_computed > 0, "another reading is other work"
+    assert bring(root, TOKENS, name="anew", environment="other").num_computed > 0, "another reading is other work"
 
 
 def test_two_files_that_number_their_traces_share_none(root, tmp_path):
