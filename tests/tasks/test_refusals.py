@@ -246,6 +246,14 @@ def test_packing_says_which_column_does_not_fit(messages, what):
         packed(tables | {"messages": table("messages", messages)})
 
 
+def test_a_sample_of_no_trace_and_a_batch_that_lost_its_only_sample_are_named():
+    tables = inputs([trace("a")], algorithm="supervised") | {"traces": table("traces", [trace("b")])}
+    with pytest.raises(BrokenGraph, match="table samples, column trace_id: a"):
+        packed(tables)
+    with pytest.raises(PackingBreach, match="sample a is in 0 rows"):
+        check_once([[]], np.array([0]), ["a"])
+
+
 def test_what_must_hold_of_our_own_code_says_where_it_does_not():
     with pytest.raises(AssertionError, match=exactly("sample 1 of 9 tokens does not fit 8")):
         best_fit([8, 9], 8)

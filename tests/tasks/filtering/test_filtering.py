@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.filters import FilterConfig
+from tasks.arrays.message_graph import BrokenGraph
 from tasks.filtering.filters import FILTERS
 from tests.fixtures.builders import exchange, failed, message, trace
 from tests.fixtures.stages import VOCABULARY, judged, tables_of, through_advantage
@@ -265,3 +266,8 @@ def test_credits_are_those_of_a_store_in_which_the_quarantined_traces_never_were
 def credited(rows, quarantined):
     """The credits of these traces, by the group's mean as the baseline."""
     return through_advantage(tables_of(rows), quarantined)["samples"]
+
+
+def test_a_message_without_its_trace_stops_the_stage():
+    with pytest.raises(BrokenGraph, match="table messages, column trace_id: stray"):
+        judged([trace("a")], exchange("stray"))

@@ -34,6 +34,11 @@ def test_a_group_has_lost_a_trained_member_without_a_reward(other, found_later, 
     assert judged([trace("a"), other], **({"filters": ALONE} | found_later))["a"]["reason"] == reason
 
 
+def test_a_group_of_frozen_seats_alone_loses_nobody():
+    rows = [trace("a"), trace("b", reward=0.0), trace("judge", group_id="g1", trainable=False, reward=None)]
+    assert [verdict["detected"] for verdict in judged(rows, filters=ALONE).values()] == [[], [], []]
+
+
 @given(st.lists(st.tuples(st.sampled_from("gh"), st.sampled_from(["fine", "failed", "unscored"])), max_size=8))
 def test_a_group_is_kept_as_a_whole_or_not_at_all(made):
     kinds = {"fine": trace, "failed": failed, "unscored": lambda name, **others: trace(name, reward=None, **others)}

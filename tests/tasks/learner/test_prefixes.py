@@ -51,6 +51,12 @@ def test_what_stands_for_a_token_has_the_same_tokens_before_it(segments):
         assert stop > first and found.computed[first:stop].tolist() == list(range(end - (stop - first), end))
 
 
+def test_little_is_not_shared():
+    alike = np.array([*range(10), *range(100, 130), *range(10), *range(200, 230)])
+    assert shared_prefixes(alike, (0, 40, 80)).borders == (0, 40, 70)
+    assert shared_prefixes(np.append(alike, 0), (0, 40, 81)) is None
+
+
 def measured(policy, row, shares):
     policy.shares_prefixes = shares
     policy.zero_grad()

@@ -1,5 +1,7 @@
 """Bins: no row over budget, no sample lost, rows full, ranks even."""
 
+import random
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -102,6 +104,13 @@ def test_one_rank_and_many_samples_have_full_rows_and_others_even_ones(monkeypat
 def test_rows_of_equal_cost_stay_in_order():
     order = [*range(0, 80, 2), *range(1, 80, 2)]
     assert longest_first([10, 9] * 40) == order and pack([10, 9] * 40, 10, 1) == [[sample] for sample in order]
+
+
+def test_rows_of_equal_cost_that_lie_apart_stay_in_order():
+    chance = random.Random(0)
+    lengths = [chance.choice([3, 4, 5]) for _ in range(60)]
+    rows = best_fit(lengths, 9)
+    assert pack(lengths, 9, 1) == sorted(rows, key=lambda row: -estimated_costs(lengths)[row].sum())
 
 
 def test_fewer_samples_than_ranks_leave_empty_rows_at_the_end():

@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from configs.run import RunConfig
 from flows.runtime.pipeline import pack
 from tasks.advantage.stage import STAGE as ADVANTAGE
-from tasks.packing.stage import STAGE, UNCOUNTED
+from tasks.arrays.ragged import Ragged
+from tasks.arrays.samples import Samples
+from tasks.packing.stage import STAGE, UNCOUNTED, constant_length_factors
 from tasks.runtime.stage import Ref
 from tests.fixtures import stages
-from tests.fixtures.builders import exchange, trace, verdict, view
+from tests.fixtures.builders import exchange, table, trace, verdict, view
 from tests.fixtures.stages import advantage, credited_by, forked, tables_of
 
 DR_GRPO = {"type": "dr_grpo", "length_normaliser": 10}
@@ -44,6 +46,15 @@ def test_every_rollout_counts_for_the_constant_however_long_it_is():
     assert row["rl_weights"] == pytest.approx([0, 0.3, 0.3, 0.3, 0.3, 0, 0.3, 0.3])
     assert row["rl_tokens"] == 6 and row["advantages"] == [0, -0.5, -0.5, -0.5, -0.5, 0, 0.5, 0.5]
     assert not any(row["ce_weights"]) and not any(row["ref_kl_weights"])
+
+
+def test_a_sample_that_another_component_alone_weighs_does_not_count():
+    counts = {"rl": np.array([2, 0]), "ce": np.array([0, 1]), "ref_kl": np.array([0, 0])}
+    path, lengths = Ragged.from_lengths(np.arange(2), [1, 1]), np.array([3, 2])
+    samples = Samples(["a/0", "b/0"], ["g", "g"], np.array([0, 1]), path, np.zeros(2, int), lengths, counts, True)
+    traces = table("traces", [trace("a"), trace("b")])
+    found = constant_length_factors(samples, [np.array([0, 1])], traces, {"": 4}, np.zeros(2, bool))
+    assert found.tolist() == [2 / 4, 2 / 4]
 
 
 def test_other_components_are_left_alone():

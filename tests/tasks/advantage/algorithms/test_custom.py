@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from tasks.advantage.algorithms import ALGORITHMS
-from tasks.advantage.algorithms.credit import AdvantageBreach
+from tasks.advantage.algorithms.credit import AdvantageBreach, GroupedTraces
 from tasks.advantage.algorithms.custom import require_credit
 from tasks.advantage.stage import STAGE, StateMissing
+from tasks.arrays.ragged import Ragged
 from tasks.runtime.imports import NotImportable, code_version
 from tests.fixtures.builders import table, trace, view
 from tests.fixtures.stages import advantage, advantages, credited, group, tables_of
@@ -33,6 +34,13 @@ def test_what_it_does_to_its_arguments_is_its_own_affair():
     first, again = (advantage(tables, config, step=1)["samples"].to_pylist() for _ in range(2))
     assert first == again, "what one step does to the arguments is not known to the next"
     assert advantages(first) == [1.5, -1.5] and [row["rl_weights"] for row in first] == [[0, 0, 0, 1, 1]] * 2
+
+
+def test_it_is_given_references_of_its_own():
+    rows, tables = Ragged(np.array([-0.5, -1.0]), np.array([0, 2])), tables_of([trace("t0")])
+    kept = GroupedTraces(tables["traces"], tables["messages"], np.zeros(1, np.int64), rows, rows)
+    own = kept.copy().references
+    assert own.values.tolist() == [-0.5, -1.0] and not np.shares_memory(own.values, rows.values)
 
 
 def test_it_is_judged_by_what_was_sampled_and_not_by_what_it_made_of_that():

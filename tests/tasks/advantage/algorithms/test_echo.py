@@ -124,6 +124,11 @@ def test_a_message_without_attribution_has_no_token_of_it():
     assert taught(changed(2, is_content=[])) == {7: 0.1}
 
 
+def test_no_token_of_a_sampled_message_is_predicted():
+    late = {"role": "tool", "is_content": [True, True], "mask": [False, True]}
+    assert taught([*TALK[:5], message("g0-0", 5, parent=4, tokens=[11, 12], sampled=True, **late)]) == BODIES
+
+
 def test_a_rollout_without_a_reward_still_shows_what_its_tools_answered():
     traces = group(None, 0.0)
     assert taught(traces=traces) == BODIES and not any(echoed(traces=traces)[0]["rl_weights"])

@@ -158,6 +158,14 @@ def test_hierarchical_grpo_compares_all_of_an_agent_that_is_not_named():
     assert [row["advantage"] for row in rows if row["trace_id"].startswith("p")] == [0, 0]
 
 
+@pytest.mark.filterwarnings("error")  # nothing divided by zero on the way
+@pytest.mark.parametrize("kind", SINGLE)
+def test_a_group_of_one(kind):
+    (row,) = credited(group(0.25), type=kind)
+    alone = kind == "rloo"
+    assert row["advantage"] == (None if alone else 0) and sum(row["rl_weights"]) == (0 if alone else 2)
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("kind", [*SINGLE, "hierarchical_grpo"])
 @pytest.mark.parametrize("shaping", [{}, {"length_penalty": {}, "overlong": {"max_tokens": 2, "buffer_tokens": 1}}])
