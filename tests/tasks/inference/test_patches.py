@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -17,7 +16,7 @@ import pytest
 from configs.environments import EnvironmentConfig
 from tasks.inference.environments.examples import verifiers_config
 from tasks.inference.environments.host import MAX_REFUSALS, local_servers, refuses
-from tasks.inference.patches import load_tokenizers_from_cache, skip_absent_adapters
+from tasks.inference.patches import skip_absent_adapters
 from tasks.runtime.torchvision_operators import declare_torchvision_operators
 
 pytestmark = pytest.mark.engine
@@ -79,28 +78,6 @@ def test_a_cached_tokenizer_is_loaded_without_a_request_and_renderers_still_make
 
     assert requests("patched") == []
     assert requests("as it is"), "renderers ask the hub no more: remove the patch"
-
-
-def test_only_tokenizers_of_the_cache_are_loaded_from_it(tmp_path, monkeypatch):
-    from renderers import base
-
-    names = []
-
-    def load(name):
-        names.append(name)
-        return SimpleNamespace(name_or_path=name)
-
-    (tmp_path / "empty").mkdir()
-    snapshot = keep_in_cache(tmp_path / "empty", tmp_path)
-    monkeypatch.setattr(base, "load_tokenizer", load)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    load_tokenizers_from_cache()
-    # A renderer is chosen by the name that was asked for.
-    assert base.load_tokenizer("some/model").name_or_path == "some/model"
-    kimi = next(iter(base.TRUSTED_REVISIONS))
-    for name in (str(tmp_path), "another/model", kimi):
-        assert base.load_tokenizer(name).name_or_path == name
-    assert names == [str(snapshot), str(tmp_path), "another/model", kimi]
 
 
 def test_the_cpu_build_gives_rows_without_an_adapter_the_last_one(monkeypatch):

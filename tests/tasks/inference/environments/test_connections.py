@@ -1,4 +1,4 @@
-"""Connections to an environment server: episodes, refusals, cancellation, and the key of a run."""
+"""Connections to an environment server: episodes, refusals, and the key of a run."""
 
 import asyncio
 
@@ -14,7 +14,6 @@ from tests.fixtures.waiting import PATIENCE
 
 pytestmark = pytest.mark.engine
 
-HOLDS = EnvironmentConfig(name="holding", taskset={"id": "misbehaving_taskset", "faults": ["holds"]})
 REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "sample_reverse_text", "num_examples": 2})
 
 
@@ -52,23 +51,6 @@ def test_an_error_of_the_server_is_the_rollout_s_own(address):
     assert isinstance(refused, RuntimeError) and str(refused).startswith("ValidationError: ")
     (trace,) = episode.traces
     assert [error.type for error in trace.errors] == ["ProviderError"]
-
-
-@pytest.mark.usefixtures("plugins")
-def test_a_rollout_that_its_caller_leaves_is_stopped(tmp_path):
-    log = tmp_path / "holding.log"
-
-    async def leave(connection):
-        rollout = asyncio.create_task(play(connection, fault="holds", prompt="x"))
-        while "misbehaving: holding" not in log.read_text():
-            await asyncio.sleep(0.05)
-        rollout.cancel()
-        await asyncio.wait([rollout])
-        while "cancelled run" not in log.read_text():
-            await asyncio.sleep(0.05)
-
-    with served(HOLDS, tmp_path) as told:
-        connected(told["address"], leave)
 
 
 def test_a_sealed_server_answers_holders_of_the_key(tmp_path, monkeypatch):

@@ -24,12 +24,6 @@ def test_a_plain_taskset_has_one_seat_with_our_harness_and_runtime():
     assert found.agent.sampling is None, "the request says how to sample"
 
 
-def test_best_of_n_goes_around_any_taskset():
-    found = of(env={"id": "best-of-n", "n": 3})
-    assert (type(found).__name__, found.n, found.taskset.id) == ("BestOfNEnvConfig", 3, "sample_reverse_text")
-    assert found.agent.harness.id == "chat_loop"
-
-
 def test_a_seat_s_own_settings_go_before_those_of_all_and_both_before_the_environment_s():
     seats = {"user": {"max_turns": 5, "temperature": 0.25, "harness": {"id": "null"}}}
     found = of(env={"id": "user-sim"}, max_turns=2, seats=seats)

@@ -222,26 +222,6 @@ def test_a_worker_that_hangs_is_killed_and_named_and_the_server_ends_for_another
         pools.servers.addresses()
 
 
-def test_a_worker_whose_first_request_fails_is_asked_again(monkeypatch, caplog):
-    """Else nobody would watch it, and a server whose workers all met that would never be up."""
-    reported, outcomes = [], iter([OSError(24, "Too many open files"), False, True])
-
-    def answer(*_):
-        if isinstance(found := next(outcomes), Exception):
-            raise found
-        return bool(found)
-
-    monkeypatch.setattr(environments, "answers", answer)
-    monkeypatch.setattr(environment_pool, "HEALTH_SECONDS", 0.0)
-    pool = environment_pool.WatchedPool.__new__(environment_pool.WatchedPool)
-    pool.hang_seconds, pool.report, pool.address, pool._ipc_dir = 1.0, reported.append, "tcp://broker", "pool"
-    pool.report_claim, pool.ending = threading.Lock(), threading.Event()
-    monkeypatch.setattr(environment_pool, "hangs", lambda *_: pool.ending.set())
-    pool._check_health(0, SimpleNamespace(is_alive=lambda: True))
-    assert reported == ["tcp://broker"] and next(outcomes, None) is None
-    assert "cannot tell whether the server at ipc://pool/0 answers" in caplog.text
-
-
 @pytest.mark.essential
 def test_servers_that_are_told_to_end_leave_nothing_behind(pools):
     directory = re.findall(r"address=ipc://(\S+)/\d", pools.log("growing"))[0]

@@ -139,14 +139,6 @@ def test_a_trace_that_loses_every_reward_is_errored():
     assert (right["error_class"], right["reward"], right["rewards"]) == (None, None, "{}"), "it never had one"
 
 
-def test_a_row_without_a_record_is_errored():
-    rows = reversals()
-    place = rows["traces"].schema.get_field_index("record")
-    bare = rows["traces"].set_column(place, rows["traces"].schema.field(place), [["{}"] * len(REPLIES)])
-    found = regraded(reverse(), rows | {"traces": bare}, example_of("reverse", "{}"))
-    assert {row["error_class"] for row in found} == {"environment"} and "no record" in found[0]["error_message"]
-
-
 @pytest.mark.parametrize(("fault", "why"), [("state", "state .'artifacts'"), ("judge", "judge 'judge' asks a model")])
 def test_what_was_not_recorded_is_refused(fault, why):
     with pytest.raises(NotRegradable, match=f"environment 'duel' cannot be regraded: .*{why}"):

@@ -16,7 +16,7 @@ from tasks.inference.sampling.limits import GroupQuota, SamplingPlan, WeightUpda
 from tasks.inference.sampling.lost_servers import ServiceLost
 from tasks.inference.sampling.rollout_runner import RolloutRunner
 from tasks.inference.sampling.sampler import BatchSampler
-from tasks.inference.sampling.server_pool import ServerGone, ServerPool
+from tasks.inference.sampling.server_pool import ServerPool
 from tasks.runtime.stage import Policy
 from tests.fixtures.hosts import assigned
 
@@ -147,23 +147,3 @@ def test_what_is_begun_is_dropped():
     runner = Instant("B/3")
     assert sample(runner, Plan(runner, "abort"), "aABc") == ["a"]
     assert not any(name[0].isupper() for name, _ in runner.ended)
-
-
-def test_a_deadly_rollout_costs_no_group():
-    """It takes servers down beside others, and then alone; each time another server is started."""
-    pool, failing, alone = ServerPool({"e": ["tcp://127.0.0.1:9"]}, CrashIsolation()), [], []
-
-    class Runner(Instant):
-        async def run(self, assignment, task, placed):
-            if assignment["assignment_id"] == "d/0":
-                alone.append(len(pool.in_flight) if placed.is_isolated else 0)
-                pool.isolation.record([*pool.in_flight.values()])
-                raise ServerGone
-            return await super().run(assignment, task, placed)
-
-        def rows_without_trace(self, assignment, *_):
-            failing.append(assignment["assignment_id"])
-            return [], []
-
-    assert sample(Runner(), SamplingPlan(), "abcd", size=2, servers=pool) == ["a", "b", "c", "d"]
-    assert failing == ["d/0"] and alone == [0, 0, 1, 1], "one rollout at a time"

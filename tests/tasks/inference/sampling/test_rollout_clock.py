@@ -58,12 +58,6 @@ async def test_the_worst_lag_of_the_event_loop_is_measured(monkeypatch):
     assert 0.04 < clock.worst_lag < 30
 
 
-def test_a_busy_loop_is_counted(time):
-    clock = RolloutClock(time)
-    time.seconds += LONGEST_TICK_SECONDS / 2
-    assert clock.now() == LONGEST_TICK_SECONDS / 2
-
-
 def test_it_stands_still_while_any_engine_is_silent_from_the_first_unanswered_question_on(time):
     clock = RolloutClock(time)
     passed(clock, time, 30)

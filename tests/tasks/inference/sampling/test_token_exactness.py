@@ -95,14 +95,6 @@ def test_no_turn_is_tokenised_again(sampled):
     assert retokenised_turns(sampled.tables["messages"]) == {}
 
 
-def test_a_changed_token_would_be_noticed(sampled):
-    messages = sampled.messages
-    answer = next(row for row in messages if row["sampled"])
-    answer["token_ids"] = [answer["token_ids"][0] + 1, *answer["token_ids"][1:]]
-    with pytest.raises(AssertionError):
-        check_wire(sampled.proxy.calls, sampled.traces, messages)
-
-
 def test_the_engine_counted_what_was_sampled(sampled):
     found = engine_metrics(sampled.counted)
     assert found["engine/generation_tokens"] == sum(row["num_output_tokens"] for row in sampled.traces)
