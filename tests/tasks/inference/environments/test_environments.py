@@ -137,11 +137,6 @@ def test_an_environment_that_is_not_installed(ask):
         ask(absent.model_copy(update={"taskset": {}}))
 
 
-def test_a_setting_that_the_taskset_does_not_know():
-    with pytest.raises(EnvironmentUnavailable, match=r"(?s)cannot be loaded: ValidationError: .*num_exmples"):
-        examples_of(EnvironmentConfig(name="mine", taskset={"id": "sample_reverse_text", "num_exmples": 3}))
-
-
 @pytest.mark.usefixtures("plugins")
 @pytest.mark.parametrize(
     "package",

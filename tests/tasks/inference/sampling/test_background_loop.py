@@ -42,14 +42,6 @@ def test_it_gives_what_the_coroutine_gives_and_knows_the_caller_s_context():
     assert name == "Ada" and thread.startswith("event loop")
 
 
-def test_what_it_raises_is_raised():
-    async def work():
-        raise KeyError("planted")
-
-    with pytest.raises(KeyError, match="planted"):
-        run_in_background_loop(work())
-
-
 @pytest.mark.usefixtures("raising")
 @pytest.mark.parametrize("where", ["callback", "task"])
 def test_a_signal_in_the_middle_of_a_loop_cancels_the_work_and_is_passed_on(where):

@@ -61,11 +61,6 @@ def test_what_is_transparent_is_white():
     assert np.asarray(open_picture(file.getvalue())).tolist() == [[[255, 255, 255], [9, 9, 9]]]
 
 
-def test_a_model_that_is_unknown_or_blind_has_no_tensors(tmp_path):
-    rows = image_rows(picture_url())
-    assert tensors_of(rows, ModelConfig()) == {} and tensors_of(rows, ModelConfig(path=str(tmp_path))) == {}
-
-
 @pytest.mark.engine
 def test_tensors_are_those_of_the_models_processor(seeing_model):
     from transformers import AutoProcessor
