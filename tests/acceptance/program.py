@@ -12,14 +12,13 @@ import signal
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from flows.cli import launch
 from flows.runtime.resolve_run import resolve_run
 from flows.services.base import Supervisor
 from flows.services.guardian import descendants, send
 from flows.services.ownership import identity
-from flows.services.process import Handle, ServiceSpec
+from flows.services.process import Handle
 from tests.fixtures.dying_run import Moments, durable_line, kill_self
 
 NAME = "run"
@@ -28,7 +27,7 @@ SMALL = Path(__file__).with_name("small.toml")
 handles: dict[str, Handle] = {}
 
 
-def main(directory: Path, request: dict[str, Any]) -> None:
+def main(directory, request):
     """Run, or go on with, the run in `directory`; write what it made, and about its services."""
     remember_handles()
     durable_line(directory / "owners.jsonl", identity())
@@ -42,7 +41,7 @@ def main(directory: Path, request: dict[str, Any]) -> None:
     (directory / "outcome.json").write_text(json.dumps({**outcome, "generations": generations, "reports": reports}))
 
 
-def kill(what: str) -> None:
+def kill(what):
     """Kill or stop a service and whatever it started."""
     service = what.removeprefix(STOP).removeprefix(BEHIND)
     number = signal.SIGSTOP if what.startswith(STOP) else signal.SIGKILL
@@ -56,11 +55,11 @@ def kill(what: str) -> None:
     send(number, tree)
 
 
-def remember_handles() -> None:
+def remember_handles():
     """Keep the handle of every service that is started."""
     start = Supervisor.start
 
-    def remembering(supervisor: Supervisor, spec: ServiceSpec) -> Handle:
+    def remembering(supervisor, spec):
         handles[spec.name.split()[0]] = handle = start(supervisor, spec)
         return handle
 

@@ -3,7 +3,6 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,7 +31,7 @@ def first(store):
     return stagecoach("demo", "--store", store)
 
 
-def shown(store: str, run: str = "latest") -> dict[str, Any]:
+def shown(store, run="latest"):
     """Return the run as programs see it."""
     return dict(json.loads(stagecoach("show", "--json", run, "--store", store)))
 

@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from tests.fixtures.documents import PAGES, Step, steps
+from tests.fixtures.documents import PAGES, steps
 from tests.fixtures.installed import Installed, build_wheel, install_wheel, variables
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly]
@@ -65,7 +65,7 @@ def test_the_commands_of_a_page_work(page, installed, tmp_path):
             assert done.returncode == 0, f"{step.text}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 
-def look_at(installed: Installed, step: Step) -> None:
+def look_at(installed, step):
     """Serve the viewer, read the page that it names, and end it as Ctrl-C does."""
     environment = variables() | installed.environment | {"PYTHONUNBUFFERED": "1"}
     process = subprocess.Popen(

@@ -5,10 +5,9 @@ happen to agree: the text is the same for all, so each answer comes from the pic
 """
 
 import base64
-from pathlib import Path
 
 import pytest
-from sample_looking.pictures import REQUEST, Picture, data_url, pictures, shuffled
+from sample_looking.pictures import REQUEST, data_url, pictures, shuffled
 
 from storage.store import open_store
 from tasks.arrays.images import digests_of
@@ -29,7 +28,7 @@ SMALL = [f"evaluation.num_examples={TRIED}", "evaluation.temperature=0"]
 SMALL += [f"{name}.startup_seconds=600" for name in ("engine", "prefect")] + ["engine.memory_gib=0.25"]
 
 
-def model_that_knows(directory: Path, shown: list[Picture], updates: int = 120) -> Path:
+def model_that_knows(directory, shown, updates=120):
     """Write a small model that knows the numbers of some pictures by heart."""
     import torch
     from transformers import AutoModelForImageTextToText, AutoProcessor
@@ -85,7 +84,7 @@ def test_held_out_pictures_are_scored_by_what_is_on_them(tmp_path):
     urls = {row["digest"]: data_url(row["data"]) for row in rows["images"]}
     agree = {one.url: one.count == other.count for one, other in zip(shown, shuffled(shown, 0), strict=True)}
     of = {row["trace_id"]: urls[digests_of(row["body"])[0]] for row in rows["messages"] if row["role"] == "user"}
-    scores: dict[str, dict[str, float]] = {name: {} for name in settings}
+    scores = {name: {} for name in settings}
     for row in rows["traces"]:
         scores[row["environment"]][of[row["trace_id"]]] = row["reward"]
     assert scores["look"] == dict.fromkeys(scores["look"], 1.0) and len(scores["look"]) == TRIED

@@ -7,7 +7,7 @@ second loses its engine before a reload, and before it goes on.
 import pytest
 
 from tests.acceptance.lives import LivedRun
-from tests.fixtures.driving import Driven, Rows, check_once, check_replayed, committed_rows, rows
+from tests.fixtures.driving import Driven, check_once, check_replayed, committed_rows, rows
 from tests.fixtures.faults import happened
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(1800)]
@@ -56,10 +56,10 @@ def test_every_rollout_is_there_once_and_its_tokens_know_their_policies(survived
     check_runs(found)
 
 
-def check_runs(found: Rows) -> None:
+def check_runs(found):
     """Each sampled token of a rollout of several policies has one, within the bound and not younger than its step."""
     versions = {row["policy_key"]: row["version"] for row in found["policies"]}
-    runs: Rows = {}
+    runs = {}
     for run in found["token_policies"]:
         runs.setdefault(run["trace_id"], []).append(run)
         assert run["policy_version"] == versions[run["policy_key"]]

@@ -1,19 +1,15 @@
-"""The first hour of a new user: own data, a run, what is shown of it, mistakes, configs of other trainers.
+"""The first hour of a new user: own data, a run, what is shown of it, mistakes.
 
 tests/acceptance/test_documents.py types what the pages say, with the installed wheel.
 """
 
-from pathlib import Path
-
 import pytest
 
 from tests.acceptance.lives import stagecoach
-from tests.fixtures.driving import ROOT
 from tests.fixtures.warming import warmed
 
 pytestmark = pytest.mark.engine
 
-PUBLISHED = ROOT / "tests/fixtures/published"
 RUN = ("run", "config.toml", "--name", "first", "--plain", "model.path=../model", "seed=1", "evaluation.every=0")
 
 
@@ -52,39 +48,3 @@ def test_an_edited_reward_function_is_noticed(project):
     reward.write_text(reward.read_text().replace("else 0.0", "else -0.1"))
     said = stagecoach(*RUN, "steps=3", cwd=project, status=2)
     assert "my_reward" in said and "first" in said
-
-
-def translated(directory: Path, name: str, *files: str, status: int = 0) -> str:
-    """Make a project of published configs; return what was printed."""
-    return stagecoach("init", name, "--from", *(str(PUBLISHED / file) for file in files), cwd=directory, status=status)
-
-
-def test_published_configs_of_other_trainers_become_projects(tmp_path):
-    said = translated(tmp_path, "moved", "alphabet_sort_lora.toml")
-    assert "trainer.optim.lr = 1e-05 -> training.learning_rate" in said and "deployment.num_infer_gpus = 1" in said
-    said = stagecoach("check", "config.toml", cwd=tmp_path / "moved", status=2)
-    assert "'alphabet-sort' is not installed" in said
-    origin = "orchestrator.batch_size = 128, orchestrator.group_size = 16"
-    assert f"{origin} -> assignment.groups_per_step = 8\n" in translated(tmp_path, "parts", "orch.toml", "train.toml")
-    assert "sft_demo" in translated(tmp_path, "supervised", "refused_sft.toml", status=2)
-    assert not (tmp_path / "supervised").exists()
-    assert 'importance_sampling_level = "sequence"' in translated(tmp_path, "from-trl", "gspo.yaml")
-    assert "key of step 0" in stagecoach("check", "config.toml", cwd=tmp_path / "from-trl")
-    assert (tmp_path / "from-trl/my_reward.py").is_file()
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("config", "status"),
-    [
-        ("two_seats_rae", 0),
-        ("mixed_grpo_opd", 0),
-        ("intellect_3", 0),
-        ("search_judges", 0),
-        ("color_codeword", 0),
-        ("refused_evals", 2),
-        ("refused_inference", 2),
-    ],
-)
-def test_further_published_configs_become_projects_or_are_refused(tmp_path, config, status):
-    translated(tmp_path, "project", f"{config}.toml", status=status)

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from storage.turns import CachedTurn, TurnCache
+from storage.turns import TurnCache
 from tests.acceptance.lives import LivedRun
 from tests.fixtures.driving import NAME, Driven, check_once, check_replayed, committed_groups, rows
 from tests.fixtures.faults import happened
@@ -30,17 +30,17 @@ SETTINGS = (
 )
 
 
-def kept(run: LivedRun) -> list[CachedTurn]:
+def kept(run):
     """The turns that the next process of the run would find, of groups that are not committed."""
     found, committed = TurnCache(run.store, NAME), committed_groups(run.store)
     return [turn for group in found._turns if group not in committed for turn in found.of(group)]
 
 
-def killed_between_turns(run: LivedRun) -> list[CachedTurn]:
+def killed_between_turns(run):
     """Kill the run when only the two that wait keep a step from its groups; return their turns."""
     process = run.begin({})
 
-    def waits() -> bool:
+    def waits():
         assert process.poll() is None, run.log
         if not (run.root / "format.json").exists():
             return False

@@ -109,7 +109,7 @@ def test_no_process_port_or_temporary_file_is_left(survived):
     assert list((survived.run.root / "policies" / ".scratch").iterdir()) == []
 
 
-def answers(address: str) -> bool:
+def answers(address):
     """Tell whether somebody accepts connections at an address."""
     parts = urlsplit(address if "://" in address else f"tcp://{address}")
     with socket.socket() as probe:

@@ -3,13 +3,9 @@
 The engine is killed in the middle of the second step's rollouts, while it serves the first adapter.
 """
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from storage.policies.manifest import adapter_base
-from storage.store import Store
 from tasks.learner.digest import weights_sha256
 from tests.acceptance.lives import LivedRun, stagecoach
 from tests.fixtures.driving import finished, rows
@@ -35,12 +31,12 @@ def run(tmp_path_factory):
         yield run
 
 
-def recorded_policies(store: Store) -> list[dict[str, Any]]:
+def recorded_policies(store):
     """Return the rows of the policies, by version."""
     return sorted(rows(store)["policies"], key=lambda row: row["version"])
 
 
-def size(directory: Path) -> int:
+def size(directory):
     """Return the bytes of the weights in a directory."""
     return sum(file.stat().st_size for file in directory.glob("*model*.safetensors"))
 

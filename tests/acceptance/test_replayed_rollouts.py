@@ -2,7 +2,7 @@
 
 import pytest
 
-from storage.store import Store, open_store
+from storage.store import open_store
 from tasks.learner.tiny import tiny_qwen3
 from tests.acceptance.lives import SMALL, stagecoach
 from tests.fixtures.driving import finished
@@ -11,7 +11,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(1200)
 TEMPERATURE = 0.5
 
 
-def stored(store: Store, run: str, stage: str, table: str) -> list[dict[str, object]]:
+def stored(store, run, stage, table):
     """Return the rows of a table that a stage of a run made, step by step."""
     entries = sorted(store.ledger.entries(run=run, stage=stage), key=lambda entry: entry.step)
     return store.read([piece for each in entries if not each.part for piece in each.slices(table)]).to_pylist()

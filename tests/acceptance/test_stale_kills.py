@@ -8,7 +8,7 @@ is, the third before what replaces it is committed. The fourth loses all its ser
 import pytest
 
 from tests.acceptance.lives import LivedRun
-from tests.fixtures.driving import Driven, Rows, check_once, check_replayed, committed_rows, rows
+from tests.fixtures.driving import Driven, check_once, check_replayed, committed_rows, rows
 from tests.fixtures.faults import happened
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(1800)]
@@ -65,7 +65,7 @@ def test_whatever_is_killed_a_stale_group_is_recorded_once_and_replaced(stale, t
     check_replayed(Driven(tmp_path, ()), STEPS)
 
 
-def check_accounted(found: Rows) -> None:
+def check_accounted(found):
     """Each group that was assigned is in one step or stale, with each of its members; nothing else went wrong."""
     taken, stale = ({row["group_id"]: row for row in found[name]} for name in ("intakes", "stale_groups"))
     assigned = {row["group_id"] for row in found["assignments"]}
@@ -80,7 +80,7 @@ def check_accounted(found: Rows) -> None:
         assert (row["error_class"], row["reward"] is None) == (("stale", True) if is_stale else (None, False))
 
 
-def check_replaced(found: Rows, *, keeps_examples: bool) -> None:
+def check_replaced(found, *, keeps_examples):
     """As many groups are assigned as were stale, by the same step, with seeds of their own."""
     assigned = {row["group_id"]: row for row in found["assignments"]}
     for step in range(STEPS - 1):

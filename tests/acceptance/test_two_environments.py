@@ -5,21 +5,20 @@ What every token should weigh is worked out again from the messages, in plain Py
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 from configs.load import load
-from storage.store import Store, open_store
+from storage.store import open_store
 from tests.acceptance.lives import stagecoach
 from tests.fixtures.warming import warmed
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
 STEPS, ALPHAS = 2, {"tool": 0.1, "user": 0.05}
-NO_ECHO = 'environments.1.algorithm={type="grpo"}'
 SMALL = [
     f"steps={STEPS}",
     "seed=7",
@@ -42,12 +41,12 @@ class Step:
 
     tables: Mapping[str, list[Row]]
 
-    def of(self, environment: str) -> list[Row]:
+    def of(self, environment):
         """The samples of an environment's traces."""
         own = {row["trace_id"] for row in self.tables["traces"] if row["environment"] == environment}
         return [row for row in self.tables["samples"] if row["trace_id"] in own]
 
-    def path(self, sample: Row) -> list[Row]:
+    def path(self, sample):
         """The messages of a sample from root to leaf."""
         found = {row["message"]: row for row in self.tables["messages"] if row["trace_id"] == sample["trace_id"]}
         return [found[number] for number in sample["path"]]
@@ -64,7 +63,7 @@ def root(tmp_path_factory):
     return store
 
 
-def read(store: Store, run: str) -> list[Step]:
+def read(store, run):
     """The tables of each step of a run, those that it shares with another included."""
     entries = [entry for entry in store.ledger.entries(run=run) if not entry.part]
     steps = [Step({}) for _ in range(STEPS)]
@@ -80,18 +79,18 @@ def steps(root):
     return read(open_store(root), "two")
 
 
-def in_turn(step: Step) -> Iterator[tuple[Row, list[tuple[Row, bool]]]]:
+def in_turn(step):
     """Every sample with its messages; the second of each pair tells whether no sample before it had that message."""
-    seen: set[tuple[str, int]] = set()
+    seen = set()
     for sample in step.tables["samples"]:
         names = [(sample["trace_id"], number) for number in sample["path"]]
         yield sample, [(row, name not in seen) for row, name in zip(step.path(sample), names, strict=True)]
         seen.update(names)
 
 
-def alphas_of(environment: str, path: list[tuple[Row, bool]]) -> list[float]:
+def alphas_of(environment, path):
     """The weight that each token of a sample should have in the ce component."""
-    weights: list[float] = []
+    weights = []
     acted = False
     for row, is_first in path:
         alpha = ALPHAS.get(row["role"], 0.0) if environment == "lookup" and acted and is_first else 0.0
@@ -101,7 +100,7 @@ def alphas_of(environment: str, path: list[tuple[Row, bool]]) -> list[float]:
     return weights
 
 
-def environments_of(step: Step) -> dict[str, str]:
+def environments_of(step):
     """The environment of every trace."""
     return {row["trace_id"]: row["environment"] for row in step.tables["traces"]}
 
@@ -140,23 +139,9 @@ def test_each_environment_is_credited_by_its_algorithm(steps):
 
 
 @pytest.mark.essential
-def test_both_compare_the_rewards_of_a_group(steps):
-    for step in steps:
-        groups: dict[str, list[float]] = {}
-        for trace in step.tables["traces"]:
-            groups.setdefault(trace["group_id"], []).append(trace["reward"])
-        for sample, path in in_turn(step):
-            members = groups[sample["group_id"]]
-            assert sample["advantage"] == pytest.approx(sample["reward"] - sum(members) / len(members), abs=1e-6)
-            sampled = [flag and is_first for row, is_first in path for flag in row["mask"]]
-            assert sample["rl_weights"] == [float(flag) for flag in sampled]
-            assert sample["advantages"] == pytest.approx([flag * sample["advantage"] for flag in sampled], abs=1e-6)
-
-
-@pytest.mark.essential
 def test_every_token_is_trained_once_and_counted(steps):
     for step in steps:
-        packed: dict[str, tuple[list[int], list[float], list[float]]] = {}
+        packed = {}
         for row in step.tables["batches"]:
             borders = zip(row["cu_seqlens"], row["cu_seqlens"][1:], strict=False)
             for sample_id, (start, end) in zip(row["sample_ids"], borders, strict=True):
@@ -179,7 +164,7 @@ def test_every_token_is_trained_once_and_counted(steps):
         assert update["ref_kl_tokens"] == 0
 
 
-def weighted(stream: list[float]) -> int:
+def weighted(stream):
     """How many weights are not zero."""
     return sum(weight != 0 for weight in stream)
 
@@ -192,22 +177,3 @@ def test_the_component_of_observations_is_measured(steps):
         assert 0 < metrics["ce_nll_mean"] <= metrics["ce_nll_max"]
         # Weights from 0.05 to 0.1 over the number of weighted tokens.
         assert 0.05 * metrics["ce_nll_mean"] <= update["ce_loss"] * 1.001 <= 0.1 * metrics["ce_nll_mean"] * 1.002
-
-
-@pytest.mark.nightly
-def test_another_algorithm_for_one_of_them_credits_again_and_no_more(root, steps):
-    printed = stagecoach("replay", "two", "--from", "advantage", "--set", NO_ECHO, "--name", "plain", "--store", root)
-    assert "8 pieces of work computed, 0 cached" in printed
-    store = open_store(root)
-    work = [entry for entry in store.ledger.entries(run="plain") if not entry.part]
-    made = Counter(entry.stage for entry in work if {piece.run for piece in entry.outputs} == {"plain"})
-    assert made == {"advantage": STEPS, "packing": STEPS, "training": STEPS, "metrics": STEPS}
-    for before, after in zip(steps, read(store, "plain"), strict=True):
-        old = {sample["sample_id"]: sample for sample in before.tables["samples"]}
-        assert set(old) == {sample["sample_id"] for sample in after.tables["samples"]}
-        for sample in after.tables["samples"]:
-            assert not any(sample["ce_weights"])
-            assert sample["rl_weights"] == old[sample["sample_id"]]["rl_weights"]
-        (update,) = after.tables["updates"]
-        assert update["ce_tokens"] == 0
-        assert json.loads(update["metrics"]).get("ce_nll_mean") is None

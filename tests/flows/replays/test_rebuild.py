@@ -4,13 +4,11 @@ import shutil
 from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
-from pathlib import Path
-from typing import Any
 
 import pyarrow.compute as pc
 import pytest
 
-from configs.run import RunConfig, View
+from configs.run import RunConfig
 from flows.runtime import loop
 from flows.runtime.resolve_run import source_of
 from flows.runtime.session import Session, record_run
@@ -18,10 +16,8 @@ from flows.services.base import Supervisor
 from storage.maintenance.brake import MIN_FILES
 from storage.maintenance.plan import plan_removal
 from storage.maintenance.sweep import carry_out
-from storage.refs import Entry
 from storage.store import open_store
 from tasks.runtime.run_context import RunContext
-from tasks.runtime.stage import Policy, Tables
 from tasks.training import policy as policy_import
 from tasks.training import stage as training
 from tests.fixtures import builders, rehearsal, replays
@@ -31,12 +27,12 @@ from tests.fixtures.histories import age, policy_row
 from tests.fixtures.rows import messages
 
 
-def imported(tables: Tables, config: View, *, key: str, source: str, directory: Path) -> Tables:
+def imported(tables, config, *, key, source, directory):
     shutil.copytree(source, directory, dirs_exist_ok=True)
     return {"policies": policy_row(key, 0, None, False)}
 
 
-def trained(tables: Any, config: View, *, step: int, key: str, policy: Policy, directory: Path) -> Tables:
+def trained(tables, config, *, step, key, policy, directory):
     builders.model(directory, key.encode())
     made = rehearsal.trained(tables, config, step=step, key=key, policy=policy)
     statistics = [
@@ -86,13 +82,13 @@ def call(root, capsys):
     return lambda *argv: run_command(capsys, *argv, "--store", str(root))
 
 
-def lose(root: Path, table: str, with_head: bool) -> None:
+def lose(root, table, with_head):
     shutil.rmtree(root / "tables" / table)
     if with_head:
         (root / "heads" / f"{table}.json").unlink()
 
 
-def facts(entry: Entry) -> Any:
+def facts(entry):
     """All that a row says but for its times, versions and attempts of slices without rows."""
     outputs = [(piece.table, piece.run, piece.rows, piece.digest, piece.files) for piece in entry.outputs]
     return replace(entry, started_at=None, finished_at=None, versions={}, outputs=(), attempt=""), sorted(outputs)

@@ -3,9 +3,6 @@
 The removals are real; weights are played.
 """
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from configs.errors import ConfigError
@@ -18,9 +15,7 @@ from flows.runtime import maintenance as gc
 from flows.runtime.session import record_run
 from storage.errors import StoreError
 from storage.policies.store import Policies
-from storage.store import Store, open_store
-from tasks.runtime.prefect_task import StageTask
-from tasks.runtime.stage import Ref
+from storage.store import open_store
 from tests.fixtures.rehearsal import SOURCE, Rehearsal, rehearse, session_for
 from tests.fixtures.replays import RLOO, ask, walk
 
@@ -37,7 +32,7 @@ def root(tmp_path, monkeypatch):
     return tmp_path / "store"
 
 
-def remove(root: Path, force: bool = False) -> Store:
+def remove(root, force=False):
     """Remove the recorded run."""
     store = open_store(root)
     named, forced = ([], ["base"]) if force else (["base"], [])
@@ -77,7 +72,7 @@ def test_what_an_unfinished_replay_goes_through_is_not_removed_unless_it_is_forc
 @pytest.mark.parametrize("last", ["advantage", "packing"])
 def test_a_replay_that_loses_its_source_says_what_can_still_be_done(root, monkeypatch, last):
     class Removing(Rehearsal):
-        def __call__(self, task: StageTask, step: int, *arguments: Any, **named: Any) -> Ref:
+        def __call__(self, task, step, *arguments, **named):
             if (task.stage.name, step) == (last, 1):
                 remove(root, force=True)
             return super().__call__(task, step, *arguments, **named)

@@ -7,7 +7,6 @@ from configs.errors import ConfigError
 from configs.replay import replayed_stages
 from flows import cli
 from flows.queries.step_history import step_history
-from flows.runtime.resolve_run import require_same
 from storage.store import open_store
 from tasks.stages import LINEAGE
 from tests.fixtures import fixed
@@ -56,15 +55,6 @@ def test_a_replay_without_a_name_has_one_that_it_has_again(origin):
     assert names[0].startswith("base-advantage-")
 
 
-def test_an_environments_own_algorithm_is_part_of_what_is_asked_for(origin):
-    configs = [ask(origin, overrides=[f'environments.0.algorithm={{type="{kind}"}}']) for kind in ("rloo", "max_rl")]
-    assert [config.replay.from_stage for config in configs] == ["advantage", "advantage"]
-    assert len({config.name for config in configs} | {ask(origin, overrides=[RLOO]).name}) == 3
-    assert {piece.stage for piece in pieces(configs[0])} == {"advantage", "packing", "metrics"}
-    with pytest.raises(ConfigError, match=r"environments\.0\.algorithm\.type"):
-        require_same(*(config.model_copy(update={"name": "mine"}) for config in configs))
-
-
 def test_a_name_keeps_what_it_was_asked_for(tmp_path):
     rehearse(tmp_path / "store", "base", steps=2)
     begun = ask(tmp_path / "store", overrides=[RLOO], name="mine", steps="1:")
@@ -93,7 +83,7 @@ def test_the_source_is_not_changed_and_its_rows_are_shared(tmp_path):
 
 
 def test_a_step_drawn_twice_is_replayed_from_the_batch_that_was_trained(tmp_path, monkeypatch):
-    calls: list[int] = []
+    calls = []
 
     def narrow_at_first(assignments, policy, step):
         made = group(assignments, policy, step)

@@ -10,7 +10,6 @@ from configs.fields import imported_functions
 from flows.runtime.machine_facts import function_facts
 from flows.runtime.resolve_run import resolve_run
 from flows.runtime.session import record_run
-from tasks.runtime.imports import code_version
 from tests.fixtures.histories import results
 from tests.fixtures.rehearsal import rehearse, session_for
 
@@ -83,21 +82,6 @@ def test_a_run_records_the_version_and_goes_on_with_that_one_only(here, edit, mo
 def test_an_evaluation_loads_no_algorithm(here, model):
     config = resolve_run("evaluate", ["demo"], [model, 'algorithm={type="custom", function="no:no"}'])
     assert function_facts(config) == {}
-
-
-def test_a_whole_run_credits_by_it_as_its_source_does(here, edit):
-    def run(name):
-        own = {"type": "custom", "function": "own_credit:credit", "version": code_version("own_credit:credit")}
-        return rehearse(here / "store", name, algorithm=own, steps=1)
-
-    store = run("own")
-    rehearse(here / "store", "grpo", steps=1)
-    edit()
-    run("again")
-    work = {name: results(store, "advantage", name)[0] for name in ("own", "grpo", "again")}
-    assert len({entry.key for entry in work.values()}) == 3
-    rows = [store.read(entry.slices("samples"), ["sample_id", "advantage"]) for entry in work.values()]
-    assert rows[0].equals(rows[1]) and rows[0].equals(rows[2]) and rows[0].num_rows == 12
 
 
 LENGTH = 50

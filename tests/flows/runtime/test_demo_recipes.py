@@ -19,9 +19,6 @@ from flows.runtime.demo_sources import (
     demo_presets,
     demo_recipe,
 )
-from storage.policies.store import Policies
-from storage.store import open_store
-from tests.fixtures.histories import work
 
 ROOT = Path(__file__).parents[3]
 # Stands in for an environment's package: rows say how it was asked, so that files tell what was run.
@@ -117,17 +114,6 @@ def test_presets_without_a_demo_and_several_are_refused(capsys):
         assert "demo takes one of demo, alphabet_sort, " in capsys.readouterr().err
 
 
-def test_the_summary_says_what_the_recipe_says():
-    config = load(["kuhn_poker"], ["name=poker", "store=/s"])
-    steps = [{"step": 0, "reward": 0.25}, {"step": 1, "reward": 0.5}]
-    outcome = {"steps": steps, "evaluations": [], "num_computed": 7, "num_found": 3}
-    recipe = demo_recipe("kuhn_poker")
-    lines = demo.demo_summary(outcome, config, recipe, 12.0)
-    assert lines[1] == f"{recipe.about}: 2 steps, reward 0.25 to 0.50; 7 computed, 3 cached; 12 s."
-    assert f"  stagecoach replay poker --store /s --set {recipe.try_next}" in lines
-    assert "  stagecoach view --run poker --store /s" in lines
-
-
 @pytest.mark.parametrize(
     ("override", "says"),
     [("algorithm.type=raee", "did you mean rae"), ("environments.0.taskset.id=no_such_taskset", "no_such_taskset")],
@@ -137,16 +123,6 @@ def test_what_cannot_train_is_refused_before_the_warm_up(monkeypatch, root, over
     with pytest.raises(ValueError, match=says) as refused:
         demo.train_demo(["demo"], [override], "", str(root), True)
     assert "nothing was started" in "".join([str(refused.value), *getattr(refused.value, "__notes__", ())]).lower()
-
-
-def test_of_several_last_policies_of_a_warm_up_the_newest_counts(monkeypatch, root):
-    store, last = open_store(root), load(["sft_demo"], demo_recipe().warm_up).steps - 1
-    for key in ("z", "y", "a"):
-        work(store, demo_sources.WARM_UP, key, last, "training")
-    monkeypatch.setattr(Policies, "directory", lambda policies, key: key)
-    monkeypatch.setattr(demo_sources, "config_versions", lambda config: {})
-    config = load(["demo"], ["model.path=demo", f"store={root}"])
-    assert demo_sources.demo_weights(config, pytest.fail) == "a"
 
 
 @pytest.mark.parametrize(("overrides", "seed"), [([], demo_sources.SEED), (["seed=5"], 5)])

@@ -1,28 +1,21 @@
 """What flow runs are called: as somebody has typed, or so that they can be told apart."""
 
 import re
-from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
-from importlib import import_module
-from inspect import Parameter, signature
 from types import SimpleNamespace
 
 import pytest
 from prefect._internal.uuid7 import uuid7
-from prefect.exceptions import ParameterTypeError
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from flows.maintain import maintain
 from flows.orchestration import run_flow
-from flows.orchestration.deployments import FILE, read
 from flows.orchestration.run_flow import flow_run_name, run_name
 from flows.orchestration.states import RunCancelled
 from flows.runtime import demo_sources, entry, run
 from flows.runtime.session import Session
 from flows.train import train
 from storage.store import open_store
-from tasks.runtime.stage import Ref
 from tests.fixtures.histories import begun
 
 
@@ -94,24 +87,6 @@ def test_replays_and_maintenance_are_not_named_after_a_run_that_does_not_exist(w
     assert flow_run_name(kind)() == name
 
 
-def test_parameters_of_maintenance_are_checked_by_prefect():
-    assert maintain.should_validate_parameters
-    assert maintain.validate_parameters({"dry_run": "false"})["dry_run"] is False
-    with pytest.raises(ParameterTypeError):
-        maintain.validate_parameters({"keep": "demo"})
-
-
-@pytest.mark.parametrize("described", read(FILE), ids=lambda entry: entry.name)
-def test_every_deployment_has_a_name_for_its_required_parameters_alone(within, described):
-    """As Prefect calls it: what is left out is there, with its default."""
-    module, _, name = described.entrypoint.partition(":")
-    flow = getattr(import_module(module), name)
-    parameters = {each.name: each.default for each in signature(flow.fn).parameters.values()}
-    given = {each: "one" for each in parameters if parameters[each] is Parameter.empty}
-    within("id", parameters={**parameters, **described.parameters, **given}, auto_scheduled=True)
-    assert flow.flow_run_name is None or flow.flow_run_name().startswith(f"{flow.name}-")
-
-
 def test_records_of_logs_name_the_flow_and_its_run(monkeypatch):
     record = SimpleNamespace(id="its id", name="cunning-falcon", deployment_id=None)
     monkeypatch.setattr("prefect.context.FlowRunContext.get", lambda: SimpleNamespace(flow_run=record, flow=train))
@@ -133,26 +108,6 @@ def test_a_run_that_is_cancelled_while_it_waits_for_the_gpu_writes_no_event(monk
     with pytest.raises(RunCancelled), entry.session_of(config, lambda *_: []):
         pass
     assert [event.event for event in store.runs.events("a")] == ["started"]
-
-
-def test_workers_for_tables_are_there_before_the_services_of_a_deployed_flow(monkeypatch, root):
-    order = []
-
-    @contextmanager
-    def workers(config):
-        order.append("workers")
-        yield
-        order.append("workers end")
-
-    monkeypatch.setattr(Session, "begin", lambda *_: order.append("services"))
-    monkeypatch.setattr(run, "table_workers", workers)
-    monkeypatch.setattr(run, "preflight", lambda *_: None)
-    monkeypatch.setattr(run, "current_flow_run", lambda: "flow run")
-    config = RunConfig(name="a", store=str(root))
-    missing = Ref("examples", 0, "key", (), 0, 0.0, computed=True)
-    with entry.session_of(config, lambda *_: [missing]):
-        order.append("flow")
-    assert order == ["workers", "services", "flow", "workers end"]
 
 
 @pytest.mark.parametrize(

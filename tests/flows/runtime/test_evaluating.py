@@ -1,14 +1,11 @@
 """Evaluations of whole runs: which policies on which examples, beside the next step, made again, compared, found."""
 
-import io
 import signal
 import threading
 
 import pytest
 
 from flows.cli.run_report import describe
-from flows.queries.scores import recorded_evaluations
-from flows.reporting.panel import Panel
 from flows.runtime.loop import evaluation_configs, loop_train, plan_work
 from flows.runtime.session import record_run
 from flows.services.process import ServiceFailed
@@ -162,16 +159,6 @@ def test_errors_are_made_again_once_and_the_replacement_counts(root):
     assert shown["scores"] == again["scores"]
 
 
-def test_errors_that_stay_are_made_again_as_often_as_asked_and_no_more(root):
-    failing = frozenset({"eval-reverse_text-0/0", "eval-reverse_text-2/0"})
-    settings = {"num_examples": 3, "retry_errors": 2}
-    sampler = Sampler(failing)
-    session, outcome = evaluate(root, "run", sampler, evaluation=settings)
-    assert len(sampler.evaluated) == 3 and outcome["scores"][0]["errors"] == {"infrastructure": 2}
-    (found,) = recorded_evaluations(session.context.store, "run", session.config)
-    assert [each.outputs[0].rows for each in found.rounds] == [3, 2, 2]
-
-
 def test_a_set_that_cannot_be_made_stops_a_run_before_its_first_step(root):
     late = TRIED | {"every": 2, "at_start": False, "where": {"level": (1,)}}
     with pytest.raises(FieldMissing, match=r"no field 'level'"):
@@ -181,27 +168,6 @@ def test_a_set_that_cannot_be_made_stops_a_run_before_its_first_step(root):
     session, _ = train(root, "other", Sampler(), evaluation=late | {"every": 3})
     assert is_recorded(session), "one that is never due is not made"
     assert not results(session.context.store, "evaluation_assignment", "other")
-
-
-def test_a_run_that_is_resumed_shows_no_evaluation_as_a_step_and_logs_none_again(root):
-    class Shown(Panel):
-        def stage(self, step, stage):
-            stages.append((step, stage))
-
-    stages, computed = [], []
-
-    def note(event, facts):
-        if event == "evaluation":
-            computed.append(facts["computed"])
-
-    for _ in range(2):
-        session = session_for(root, "run", evaluation=TRIED | {"overlap": False})
-        with Shown("run", 2, plain=True, stream=io.StringIO()) as panel, played(Sampler()), record_run(session):
-            session.watchers = panel, note
-            loop_train(session)
-    assert computed == [True] * 3 + [False] * 3
-    assert {step for step, stage in stages if stage == "rollout"} == {0, 1}
-    assert stages.count((None, "evaluation: rollout")) == 3
 
 
 @pytest.mark.parametrize(("lag", "overlap"), [(0, True), (1, True), (0, False)])

@@ -85,15 +85,6 @@ def test_samples_are_of_the_rollouts_that_they_were_made_of_alone(origin):
         assert made.sort(pl.all()).equals(rollouts.sort(pl.all())), view
 
 
-def test_no_example_is_tried_twice_in_a_step_and_all_by_one_policy(origin):
-    store = open_store(origin)
-    for step in range(2):
-        traces = [row for each in rows(store, "rollout", "traces", step) for row in each]
-        groups = {row["group_id"]: row["example_id"] for row in traces}
-        assert len(set(groups.values())) == len(groups)
-        assert len({row["policy_key"] for row in traces}) == 1
-
-
 def test_the_walk_of_later_steps_does_not_move(origin, root):
     stores = rehearse(root, "base", steps=2), open_store(origin)
     tried = [{row["example_id"] for row in rows(store, "assignment", "assignments", 1)[0]} for store in stores]
@@ -144,29 +135,7 @@ def test_a_replay_with_another_algorithm_credits_all_rollouts_of_a_step(origin):
     assert len(branch) == 1 and branch[0].slices("samples")[0].rows == GROUPS * SIZE
 
 
-@pytest.mark.engine
-def test_a_replay_that_assigns_anew_replaces_what_is_missing_now(origin, weights, monkeypatch):
-    """Other rollouts leave other groups to be replaced; one that ends before the advantages knows of none."""
-    play_equal(monkeypatch, {"0-1", "1-0", "1-1"})
-    again = {"overrides": ["assignment.group_size=2"], "from_stage": "assignment"}
-    for name, until, drawn in (("anew", "advantage", [(0, 2), (0, 6), (1, 4), (1, 6)]), ("cut", "rollout", PLAIN)):
-        session, _ = replay(origin, name=name, until=until, **again)
-        assigned = results(session.context.store, "assignment", name)
-        assert sorted((entry.step, entry.slices("assignments")[0].rows) for entry in assigned) == drawn
-
-
-PLAIN = [(0, 2), (0, 4), (0, 6), (1, 2), (1, 6)]
 """Rollouts of the recorded assignments with groups of two, by step."""
-
-
-def test_refills_that_were_not_judged_yet_are_of_one_batch_nevertheless(origin, weights):
-    """A replay that ends before filtering can itself be gone through: with all that it sampled."""
-    hotter = {"overrides": ["rollout.temperature=0.5"], "from_stage": "rollout"}
-    replay(origin, name="half", until="rollout", **hotter)
-    past = step_history(open_store(origin), "half").steps[0]
-    assert list(past.work) == ["examples", *(f"{s}{n}" for s in ("assignment", "rollout") for n in ("", ".1", ".2"))]
-    _, steps = replay(origin, run="half", name="whole", from_stage="filtering")
-    assert [step["num_traces"] for step in steps] == [6 * SIZE, 4 * SIZE]
 
 
 def test_a_refused_group_is_replaced_too_and_has_no_weight(root):

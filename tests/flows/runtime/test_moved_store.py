@@ -8,7 +8,6 @@ import pytest
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from configs.store_paths import STORE, absolute_paths, relative_paths
-from flows.queries.store_reader import StoreReader
 from flows.runtime import loop
 from flows.runtime.resolve_run import resolve_run, source_of
 from flows.runtime.session import Session, record_run
@@ -16,10 +15,9 @@ from flows.services.base import Supervisor
 from storage.store import open_store
 from tasks.runtime.run_context import RunContext
 from tasks.training import policy as policy_import
-from tests.fixtures import builders, rehearsal, replays
+from tests.fixtures import builders, rehearsal
 from tests.fixtures.commands import run_command
 from tests.fixtures.histories import finish, policy_row, record_policy
-from tests.flows.viewer.looking import answer, one_of_each
 
 KEY = "training-warm"
 SMALL = ("assignment.groups_per_step=2", "assignment.group_size=2")
@@ -80,17 +78,6 @@ def test_a_run_of_a_moved_store_goes_on(moved):
     config = resumed(moved)
     assert config.model.path == str(moved / "policies" / KEY)
     assert {step for _, step in go_on(config)} == {1}, "what was recorded is found"
-
-
-def test_a_run_of_a_moved_store_is_replayed_and_its_store_maintained(moved, capsys):
-    config = replays.ask(moved, run="first", until="training", overrides=[replays.RLOO], name="again")
-    assert Path(config.model.path).parent == moved / "policies" and config.store == str(moved)
-    assert len(replays.walk(config)[1]) == 1
-    for command in (("runs",), ("show", "first"), ("maintain",), ("repair", "--deep"), ("gc", "--dry-run")):
-        status, said = run_command(capsys, *command, "--store", str(moved))
-        assert status == 0, said
-    for address in one_of_each(StoreReader.at(moved), "first", "again").values():
-        assert answer(StoreReader.at(moved), address)[0] == 200
 
 
 def test_weights_that_the_config_of_a_kept_run_names_stay(moved, capsys):

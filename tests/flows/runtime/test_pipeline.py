@@ -218,14 +218,6 @@ def test_a_change_reaches_its_descendants_and_nothing_else(tmp_path, change, fir
     assert differ == (AFTER_ROLLOUTS[AFTER_ROLLOUTS.index(first) :] if first else [])
 
 
-def test_evaluations_during_training_are_foretold_too(tmp_path):
-    with_evaluation = foretold(tmp_path, steps=4, evaluation={"every": 2})
-    assert [piece.step for piece in with_evaluation if piece.stage == "evaluation_assignment"] == [0]
-    assert len({piece.key for piece in with_evaluation}) == len(with_evaluation)
-    versions = [piece.step for piece in with_evaluation if piece.stage == "rollout"]
-    assert sorted(versions) == sorted([0, 1, 2, 3, 0, 2, 4])
-
-
 STREAM = {"steps": 5, "rollout": {"max_off_policy_steps": 2}}
 
 

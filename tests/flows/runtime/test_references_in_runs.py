@@ -82,14 +82,6 @@ def test_a_run_scores_before_it_credits_and_finds_both_again(tmp_path, root, ask
     assert all("timing/stage/reference" in step["metrics"] for step in describe(store, "base", config)["steps"])
 
 
-def test_another_teacher_scores_anew_and_the_same_under_another_name_is_found(tmp_path, root, asked):
-    rehearse(root, "base", steps=1, **opd(tmp_path))
-    rehearse(root, "same", steps=1, **opd(tmp_path))
-    assert len(asked) == 1
-    rehearse(root, "other", steps=1, **opd(tmp_path, "another"))
-    assert len(asked) == 2
-
-
 def test_a_recorded_run_is_credited_by_a_teacher_and_asks_for_nobody_else(tmp_path, root, asked):
     settings = opd(tmp_path)
     store = rehearse(root, "base", model=settings["model"])
@@ -103,15 +95,6 @@ def test_a_recorded_run_is_credited_by_a_teacher_and_asks_for_nobody_else(tmp_pa
     assert len(asked) == 2 and scored
     assert {value for row in scored for value in row["logprobs"]} == {np.float32(SCORE)}
     assert len(rows(store, config.name, "advantage", "samples")) == len(rows(store, "base", "advantage", "samples"))
-
-
-def test_a_replay_of_what_comes_after_takes_the_references_over(taught, asked):
-    config = ask(taught / "store", overrides=["packing.tokens_per_row=96"])
-    assert needs(missing(config), config) == []
-    store = walk(config)[0].context.store
-    assert asked == [] and len(step_history(store, config.name).steps[1].work) > 6
-    ours, theirs = (step_history(store, run).steps[1].work["reference"] for run in (config.name, "base"))
-    assert ours.key == theirs.key and config.name in ours.runs
 
 
 def test_settings_of_the_engine_mean_something_to_a_reference(taught):

@@ -1,15 +1,13 @@
 """What a session writes into a run's events, whichever way the run ends."""
 
 import signal
-import sys
 import weakref
 from contextlib import contextmanager
 
 import pytest
 
 from configs.run import RunConfig
-from flows.orchestration import signals
-from flows.orchestration.signals import lost_terminations_repeated, termination_reported
+from flows.orchestration.signals import termination_reported
 from flows.runtime.resolve_run import Source
 from flows.runtime.session import Session, record_run
 from flows.services.base import Supervisor
@@ -132,31 +130,6 @@ def test_a_signal_that_was_printed_and_lost_ends_a_run_all_the_same(session, han
 def test_one_outside_a_flow_of_prefect_is_not_lost_either(session):
     with pytest.raises(SystemExit, match="143"), termination_reported(), record_run(session):
         told_in_a_callback()
-
-
-def test_runs_that_end_in_another_order_than_they_began_leave_no_hook_that_sends_signals(monkeypatch):
-    sent = []
-    monkeypatch.setattr(sys, "unraisablehook", sent.append)
-    monkeypatch.setattr(signals, "start_new_thread", lambda *_: sent.append("again"))
-    first, second = lost_terminations_repeated(), lost_terminations_repeated()
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    lose_a_signal()
-    assert sent.count("again") == 1, "the second looks after itself"
-    second.__exit__(None, None, None)
-    lose_a_signal()
-    assert sent.count("again") == 1 and len(sent) == 3, "both were printed, and no more was done"
-
-
-def lose_a_signal():
-    """Raise what Prefect does where it is printed and lost."""
-
-    class Thing:
-        def __del__(self):
-            raise TerminationSignal
-
-    Thing()
 
 
 LOSS = "engine: was killed by signal 9; restart 1 of 3; log: engine.log"

@@ -5,16 +5,14 @@ import shutil
 import pytest
 
 from configs.errors import ConfigError
-from flows.queries.step_history import step_history
 from flows.runtime import loop
-from flows.runtime import maintenance as gc
 from flows.runtime.session import record_run
 from storage.store import open_store
 from tasks.advantage.stage import StateMissing
 from tests.fixtures import rehearsal
 from tests.fixtures.histories import results
 from tests.fixtures.rehearsal import RAE, SOURCE, Rehearsal, made, rehearse, session_for
-from tests.fixtures.replays import ask, missing, quarantine, replay
+from tests.fixtures.replays import ask, quarantine, replay
 
 STEPS = RAE["steps"]
 DECAY = RAE["algorithm"]["decay"]
@@ -92,13 +90,6 @@ def test_a_replay_that_credits_the_second_step_anew_credits_the_same(origin):
     assert states(store, "anew") == states(store)[1:]
 
 
-def test_the_step_whose_state_a_replay_goes_on_from_is_none_of_its_own(origin):
-    session, _ = replay(origin, steps="1:", overrides=filters("truncated"), name="late")
-    assert list(step_history(session.context.store, "late").steps) == [1, 2]
-    again = ask(origin, run="late", from_stage="packing", overrides=["packing.tokens_per_row=128"])
-    assert (again.replay.first_step, again.replay.last_step) == (1, 3)
-
-
 @pytest.mark.engine
 def test_state_with_rollouts_in_quarantine_in_it_is_refused(copied):
     name = quarantine(open_store(copied), step=0, count=1)[0]
@@ -109,18 +100,6 @@ def test_state_with_rollouts_in_quarantine_in_it_is_refused(copied):
     assert ask(copied, steps="2:", overrides=["algorithm.type=supervised"]).steps == 1
     replay(copied, from_stage="filtering", name="without")
     assert ask(copied, run="without", from_stage="advantage", steps="1:").steps == 2
-
-
-@pytest.mark.engine
-def test_a_replay_of_a_replay_goes_on_from_the_state_that_it_did(origin, copied):
-    replay(copied, steps="1:", overrides=filters("repetition"), name="kept")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("storage.maintenance.plan.RECENT_HOURS", 0.0)
-        gc.remove_planned(open_store(copied), gc.choose_removal(open_store(copied), (), 0, ["base"], (), "all"))
-    assert not missing(ask(copied, run="kept", from_stage="advantage"))
-    session, _ = replay(copied, run="kept", overrides=filters(), name="later")
-    assert credits(session.context.store, "later") == credits(open_store(origin))[1:]
-    assert states(session.context.store, "later") == states(open_store(origin))[1:]
 
 
 @pytest.mark.parametrize("changed", ["algorithm.decay=0.9", "algorithm.order=pre"])

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from uuid import uuid4
 
@@ -12,17 +12,15 @@ import pytest
 
 from flows.exchange.export import RolloutChoice, chosen_rollouts
 from flows.orchestration.states import GateRefused, RunCancelled
-from flows.runtime import loop
-from flows.runtime.session import record_run
 from storage.schemas.stage_tables import ASSIGNMENTS
 from storage.store import open_store
 from tasks.rollout import stage as rollout
 from tasks.rollout.queue import RolloutQueue
 from tasks.runtime.stage import Policy
-from tests.fixtures import evaluations, fixed
+from tests.fixtures import fixed
 from tests.fixtures.builders import table
 from tests.fixtures.histories import results
-from tests.fixtures.rehearsal import SMALL, Streaming, made, play, session_for
+from tests.fixtures.rehearsal import SMALL, made
 from tests.fixtures.replays import RLOO, replay
 from tests.fixtures.streams import Interrupted, PlayedEngine, of_steps, recorded_groups, stream
 
@@ -193,25 +191,6 @@ def test_a_step_of_which_nothing_is_left_takes_another_batch(run):
     assert [len(groups) for groups in taken_groups(store)] == [2 * GROUPS, *[GROUPS] * (STEPS - 1)]
 
 
-def test_a_step_says_how_full_the_engine_was_who_waited_and_how_old_its_tokens_are(run):
-    store = run(backwards())
-    loads, measured = of_steps(store, "intake_loads"), of_steps(store, "metrics", stage="metrics")
-    traces = of_steps(store, "traces")
-    for step in range(STEPS):
-        found = {row["name"]: row["value"] for row in measured[step] if row["name"].startswith("stream/")}
-        seconds = sum(row["seconds"] for row in loads[step])
-        assert found["stream/seconds"] == pytest.approx(seconds)
-        waited = sum(row["learner_waited_seconds"] for row in loads[step])
-        assert found["stream/learner_waited"] == pytest.approx(waited / seconds)
-        assert found["stream/engine_idle"] == pytest.approx(1), "no rollout was counted: sampling is played"
-        ages = Counter()
-        for trace in traces[step]:
-            ages[trace["staleness"]] += trace["num_output_tokens"]
-        assert found["stream/token_age/max"] == max(ages)
-        shares = {int(name.rpartition("/")[2]): value for name, value in found.items() if "tokens_of_age" in name}
-        assert shares == {age: pytest.approx(count / ages.total()) for age, count in ages.items()}
-
-
 def test_a_newer_policy_is_known_before_it_is_served():
     queue, known = RolloutQueue(lambda table, ref: ASSIGNMENTS.arrow.empty_table(), BOUND), []
     queue.add([], Policy("old", 0))
@@ -230,25 +209,6 @@ def test_a_cancelled_run_keeps_its_groups_and_goes_on(run, root):
     again = Sampling(batch=2)
     assert sorted(all_groups(run(again))) == EVERY
     assert len(before) >= 2 * GROUPS and not before & {group for group, _ in again.sampled}
-
-
-def test_every_policy_is_evaluated_beside_a_stream_as_without_one(tmp_path, monkeypatch):
-    sampling = Sampling(batch=2)
-    monkeypatch.setattr(rollout, "BatchSampler", sampling.sampler)
-    monkeypatch.setattr(loop, "Executor", Streaming)
-    play(monkeypatch, examples=evaluations.examples)
-    outcomes, tried = [], []
-    for bound in (0, BOUND):
-        changes = {"rollout": {"max_off_policy_steps": bound}, "evaluation": {"num_examples": 2, "every": 1}}
-        session = session_for(tmp_path / f"store-{bound}", "base", steps=STEPS, **changes)
-        session.services = replace(session.services, engine=sampling, environments=sampling)
-        with record_run(session):
-            outcomes.append(loop.loop_train(session))
-        store = session.context.store
-        tried.append({entry.key for entry in results(store, "evaluation_assignment")})
-    assert [[each["version"] for each in outcome["evaluations"]] for outcome in outcomes] == [[*range(STEPS + 1)]] * 2
-    assert tried[0] == tried[1], "the same examples with the same seeds"
-    assert sorted(all_groups(store)) == EVERY, "no rollout of an evaluation is in a step"
 
 
 def test_a_recorded_step_is_replayed_and_exported_whole(run, root):
