@@ -97,7 +97,7 @@ def loop_train(session: Session) -> JsonObject:
                 described.append(finish_step(session, finished))
                 policy = finished.policy
                 evaluations.begin(policy)
-                retention.note(policy, evaluations.waiting_keys)
+                retention.note(policy, {key for key, _ in evaluations.waiting})
             evaluations.collect()
         except BaseException:  # Ctrl-C too: an evaluation under way ends with its services
             threads.shutdown(wait=False, cancel_futures=True)
@@ -115,9 +115,9 @@ def loop_evaluate(session: Session) -> JsonObject:
     external = session.config.external
     policy = None if external else session.policy or pipeline.first_policy(Executor(session), session.source)
     sets = [scores.described for scores in evaluate_sets(session, evaluation_contexts(session.context), policy)]
-    counts = {"num_computed": session.num_computed, "num_found": session.num_found}
     # The first set is also given by itself, as most evaluations have no other.
-    return {"policy_key": policy.key if policy else "", **sets[0], "sets": sets, **counts}
+    outcome = {"policy_key": policy.key if policy else "", **sets[0], "sets": sets}
+    return outcome | {"num_computed": session.num_computed, "num_found": session.num_found}
 
 
 def _threads(name: str, count: int) -> ThreadPoolExecutor:
@@ -179,7 +179,7 @@ class Evaluations:
         self._sets = {name: context for name, context in contexts.items() if context.config.evaluation.every}
         self.scores: list[EvaluationScores] = []
         """In the order in which policies were made, and of each policy in the order of the sets."""
-        self._waiting: list[tuple[str, Future[list[EvaluationScores]]]] = []
+        self.waiting: list[tuple[str, Future[list[EvaluationScores]]]] = []
         """Running evaluations, with the keys of their policies."""
 
     def choose(self, execute: Executor) -> None:
@@ -200,19 +200,14 @@ class Evaluations:
         # Rollouts of an evaluation are committed by themselves, and not before the policy that they are of.
         self._session.context.flush()
         scores = self._threads.submit(copy_context().run, evaluate_sets, self._session, due, policy)
-        self._waiting.append((policy.key, scores))
+        self.waiting.append((policy.key, scores))
         if not self._session.config.evaluation.overlap:
             self.collect()
 
-    @property
-    def waiting_keys(self) -> set[str]:
-        """Keys of the policies whose evaluations are running."""
-        return {key for key, _ in self._waiting}
-
     def collect(self, wait: bool = True) -> None:
         """Take the scores of the evaluations that have ended, with `wait` of all; raises what one of them raised."""
-        while self._waiting and (wait or self._waiting[0][1].done()):
-            self.scores += self._waiting.pop(0)[1].result()
+        while self.waiting and (wait or self.waiting[0][1].done()):
+            self.scores += self.waiting.pop(0)[1].result()
 
 
 def plan_work(

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 
@@ -80,9 +80,9 @@ def require_fit(config: RunConfig, loaded: Mapping[str, LoadedEnvironment]) -> l
         return count_tokens(model_directory(place), texts) if place and not config.external else None
 
     findings = environment_findings(config, loaded, count)
-    if findings.problems:
-        raise ConfigError(findings.problems)
-    return findings.notes
+    if problems := [text for stops, text in findings if stops]:
+        raise ConfigError(problems)
+    return [text for _, text in findings]
 
 
 def require_gate(config: RunConfig) -> None:
@@ -91,14 +91,7 @@ def require_gate(config: RunConfig) -> None:
         require_rule(config.gate.rule)
 
 
-class Findings(NamedTuple):
-    """Problems stop a run; notes are shown and the run continues."""
-
-    problems: list[str]
-    notes: list[str]
-
-
-def environment_findings(config: RunConfig, loaded: Mapping[str, LoadedEnvironment], count: Count) -> Findings:
+def environment_findings(config: RunConfig, loaded: Mapping[str, LoadedEnvironment], count: Count) -> list[Finding]:
     """Return what speaks against a run of `config` in its loaded environments, by name; `count` counts tokens."""
     findings = [(True, problem) for problem in _of_run(config, loaded)]
     for index, environment in enumerate(config.environments):
@@ -107,7 +100,7 @@ def environment_findings(config: RunConfig, loaded: Mapping[str, LoadedEnvironme
         findings += _rewards(config, where, environment, entry.facts)
         findings += _keys(where, environment, entry.facts)
         findings += _long_first_prompts(config.engine.max_model_len, where, entry.examples, count)
-    return Findings([text for stops, text in findings if stops], [text for stops, text in findings if not stops])
+    return findings
 
 
 def _of_run(config: RunConfig, loaded: Mapping[str, LoadedEnvironment]) -> Iterator[str]:

@@ -81,13 +81,12 @@ class Session:
         """The work that was begun last, in words."""
         self._supervisor = supervisor
         self._cancellation = Cancellation(tell=self._note)
-        self._lock = threading.Lock()
         self._step = 0
         """The step that a stage was last begun for."""
         self._recorded = False
         """Whether the run has its first event; a run without one is not known."""
         # Re-entrant: a watcher that is notified may notify in turn.
-        self._telling = threading.RLock()
+        self._lock = threading.RLock()
 
     @cached_property
     def services(self) -> Services:
@@ -133,10 +132,7 @@ class Session:
 
     def needed_services(self, missing: Sequence[Ref]) -> list[RunService]:
         """Return the services that the missing work needs, in the order of the work."""
-        services: tuple[RunService, ...]
-        services = self.engine, self.teachers, self.environments, self.learner, self.graders
-        by_keyword = {service.keyword: service for service in services}
-        return [by_keyword[name] for name in needs(missing, self.config)]
+        return [getattr(self, keyword) for keyword in needs(missing, self.config)]
 
     def stop_if_cancelled(self, step: int, stage: str) -> None:
         """Raise RunCancelled where someone has asked Prefect to cancel the run; meant to be called between stages."""
@@ -146,7 +142,7 @@ class Session:
 
     def notify(self, event: str, **facts: Any) -> None:
         """Let the watchers (panel, artifacts, monitor) see an event."""
-        with self._telling:  # threads of the run have things to tell at the same time
+        with self._lock:  # threads of the run have things to tell at the same time
             if event == "stage":
                 self.position = f"{facts['stage']} of step {facts['step']}"
                 if not facts["evaluating"]:

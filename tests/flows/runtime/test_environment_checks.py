@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from configs.run import RunConfig
-from flows.runtime.preflight import FIRST, Findings, environment_findings
+from flows.runtime.preflight import FIRST, environment_findings
 from tasks.inference.environments.introspection import EnvironmentFacts
 from tasks.inference.environments.servers import LoadedEnvironment
 from tests.fixtures.builders import example, table
@@ -32,11 +32,16 @@ def lengths(texts):
     return [len(text) for text in texts]
 
 
+def split(findings):
+    """Return the texts of problems and of notes."""
+    return [text for stops, text in findings if stops], [text for stops, text in findings if not stops]
+
+
 def found(environment=None, kind="train", count=lengths, **sections):
     """Return what speaks against a run in one environment; a text has as many tokens as `count` says."""
     section = GAME | sections.pop("own", {})
     config = RunConfig.model_validate({"seed": 1, "kind": kind, "environments": [section]} | sections)
-    return environment_findings(config, {"game": environment or loaded()}, count)
+    return split(environment_findings(config, {"game": environment or loaded()}, count))
 
 
 def with_rows(rows):
@@ -50,7 +55,7 @@ def with_prompts(prompts):
 
 
 def problems(environment=None, **sections):
-    return found(environment, **sections).problems
+    return found(environment, **sections)[0]
 
 
 RAE = {"type": "rae"}
@@ -70,15 +75,15 @@ def test_what_fits_the_seats(case):
 
 
 def test_nothing_speaks_against_what_fits():
-    assert found(loaded(prompt="short")) == Findings([], [])
+    assert found(loaded(prompt="short")) == ([], [])
 
 
 def test_environments_of_one_and_of_several_seats_are_not_trained_in_one_run():
     environments = [GAME | {"algorithm": RAE}, GAME | {"name": "sums"}]
     config = RunConfig.model_validate({"seed": 1, "kind": "train", "environments": environments})
     games = {"game": loaded(TWO), "sums": loaded(name="sums")}
-    (line,) = environment_findings(config, games, lambda texts: None).problems
-    assert line.startswith("environments: 'game' trains several seats and 'sums' one")
+    ((stops, line),) = environment_findings(config, games, lambda texts: None)
+    assert stops and line.startswith("environments: 'game' trains several seats and 'sums' one")
 
 
 def test_rewards_that_nothing_gives_stop_what_learns_from_them():
@@ -86,7 +91,7 @@ def test_rewards_that_nothing_gives_stop_what_learns_from_them():
     assert line.startswith("environments.0: ") and "no reward function" in line and "@vf.reward" in line
     for sections in (EVALUATE, {"algorithm": {"type": "opd"}}):
         findings = found(loaded(scores=False), **sections)
-        assert findings.problems == [] and "every reward is 0" in findings.notes[0]
+        assert findings[0] == [] and "every reward is 0" in findings[1][0]
 
 
 @pytest.mark.parametrize("every", [0, 1])
@@ -117,29 +122,29 @@ def test_prompts_that_are_all_longer_than_the_context_name_both_lengths(task):
 
 def test_a_prompt_of_many_that_is_longer_is_said_and_the_run_goes_on():
     findings = found(with_prompts("x" * (511 + number % 2) for number in range(99)))
-    assert findings.problems == []
-    assert f"{FIRST // 2} of the first {FIRST} prompts" in findings.notes[0] and "512 tokens" in findings.notes[0]
+    assert findings[0] == []
+    assert f"{FIRST // 2} of the first {FIRST} prompts" in findings[1][0] and "512 tokens" in findings[1][0]
 
 
 def test_without_a_tokenizer_nothing_is_said_of_lengths():
-    assert found(loaded(prompt="x" * 9999), count=lambda texts: None) == Findings([], [])
+    assert found(loaded(prompt="x" * 9999), count=lambda texts: None) == ([], [])
 
 
 def test_the_key_of_a_judge_reaches_the_environment_or_is_said_to_be_missing(monkeypatch):
     asks = replace(loaded(), facts=EnvironmentFacts(ONE, True, keys={"PRIME_API_KEY": "https://judge/v1"}))
     monkeypatch.delenv("PRIME_API_KEY", raising=False)
-    (note,) = found(asks).notes
+    (note,) = found(asks)[1]
     assert note.startswith("environments.0: 'game' asks a model at https://judge/v1") and "not set" in note
     monkeypatch.setenv("PRIME_API_KEY", "sesame")
     (line,) = problems(asks)
     assert line.startswith("environments.0.variables: ") and line.endswith('variables = ["PRIME_API_KEY"]')
     assert "sesame" not in line
-    assert found(asks, own={"variables": ["PRIME_API_KEY"]}) == Findings([], [])
+    assert found(asks, own={"variables": ["PRIME_API_KEY"]}) == ([], [])
 
 
 def test_examples_that_are_left_out_are_counted_in_a_note():
     facts = EnvironmentFacts(ONE, True, num_beyond="100,000", num_repeated=2)
-    assert found(replace(loaded(), facts=facts), own={"max_examples": 14}).notes == [
+    assert found(replace(loaded(), facts=facts), own={"max_examples": 14})[1] == [
         "environments.0.max_examples: the first 14 examples are read, 100,000 more are left out; raise max_examples to "
         "read them",
         "environments.0: 2 examples repeat earlier ones and are left out",
@@ -154,6 +159,6 @@ def test_a_long_prompt_is_counted_as_far_as_its_beginning():
         counted.extend(map(len, texts))
         return counted
 
-    (note,) = found(with_prompts(["a" * 1_000_000, "a" * 30]), count=count, engine={"max_model_len": 100}).notes
+    (note,) = found(with_prompts(["a" * 1_000_000, "a" * 30]), count=count, engine={"max_model_len": 100})[1]
     assert "1 of the first 2 prompts do not fit the context: the longest has at least 1600 tokens" in note
     assert counted == [1600, 30]

@@ -70,7 +70,7 @@ def test_the_plan_says_how_many_are_left_out(directory):
     config = RunConfig.model_validate(
         {"seed": 1, "environments": [section], "model": {"path": str(directory)}, "evaluation": {"num_examples": 1}}
     )
-    notes = environment_findings(config, {"game": limited(directory, 60)}, lambda texts: None).notes
+    notes = [text for _, text in environment_findings(config, {"game": limited(directory, 60)}, lambda texts: None)]
     said = "environments.0.max_prompt_tokens: 3 of 6 examples are left out"
     assert [note.startswith(said) for note in notes].count(True) == 1
 
