@@ -40,8 +40,9 @@ def train_steps(execute: Executor, source: Source, prefetch: bool = False) -> Ge
     while it trains. With more, steps share a queue: each takes the groups that end first, all of them sampled at most
     lag policies before, and `rollout.stale` says whether a step waits for groups that are due.
 
-    With `prefetch` threads build the batches ahead; plans and dry runs build each when its step needs it. A gate stops
-    the training, while sampling continues to the lag. Raises EmptyBatch where a step has nothing to train on.
+    With `prefetch` a thread builds the batches ahead, one after the other; plans and dry runs build each when its step
+    needs it. A gate stops the training, while sampling continues to the lag. Raises EmptyBatch where a step has nothing
+    to train on.
     """
     config, lag = execute.config, execute.config.rollout.max_off_policy_steps
     examples, policy = pipeline.import_sources(execute, source)
@@ -55,8 +56,7 @@ def train_steps(execute: Executor, source: Source, prefetch: bool = False) -> Ge
             # A thread starts with an empty context, and the current flow run is a context variable.
             pending.append(pool.submit(copy_context().run, build).result if pool else cache(build))
 
-    # Two threads: a batch is built while the examples of the next one are chosen.
-    with _threads("ahead", 2) as threads, closing(RolloutSource(execute, examples)) as rollouts:
+    with _threads("ahead") as threads, closing(RolloutSource(execute, examples)) as rollouts:
         pool = threads if prefetch and lag else None
         try:
             look_ahead(0)
@@ -87,7 +87,7 @@ def loop_train(session: Session) -> JsonObject:
     execute, retention = Executor(session), WeightRetention(session.context)
     with (
         session.context.queue_commits(),
-        _threads("evaluation", 1) as threads,
+        _threads("evaluation") as threads,
         closing(train_steps(execute, session.source, prefetch=config.kind == "train")) as steps,
     ):
         try:
@@ -120,8 +120,8 @@ def loop_evaluate(session: Session) -> JsonObject:
     return outcome | {"num_computed": session.num_computed, "num_found": session.num_found}
 
 
-def _threads(name: str, count: int) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=count, thread_name_prefix=name)
+def _threads(name: str) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
 
 def evaluation_contexts(context: RunContext) -> dict[str, RunContext]:

@@ -9,6 +9,7 @@ replays, `stagecoach check`.
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -76,21 +77,14 @@ def build_batch(
     """
     execute = rollouts.execute
     config = execute.config
-    # What a sampler with state learns from; others do not have it in their keys (see `assign`). Steps take their groups
-    # from a queue sequentially.
-    waits = rollouts.queue is not None or config.assignment.sampler.stateful
-    state = previous() if previous and waits else None
-    earlier = (*state.assignments, *state.traces) if state and config.assignment.sampler.stateful else ()
+    before = previous() if previous else None
+    # What a sampler with state learns from; others do not have it in their keys (see `assign`).
+    earlier = (*before.assignments, *before.traces) if before and config.assignment.sampler.stateful else ()
+    sample = partial(rollouts.sample, step, policy=policy)
 
     def credit_traces(traces: Refs) -> tuple[Ref, Ref]:
-        credits = previous().advantage if previous and config.stateful else None
         verdicts = execute(filtering.task, step, traces)
-        return verdicts, credit(execute, step, traces, verdicts, credits, policy)
-
-    def sample(assigned: Ref) -> Ref:
-        if previous:
-            previous()  # examples are chosen meanwhile
-        return rollouts.sample(step, assigned, policy)
+        return verdicts, credit(execute, step, traces, verdicts, before.advantage if before else None, policy)
 
     empty: list[StepBatch] = []
     # Where groups are replaced, `sample_groups` has used up all attempts already.

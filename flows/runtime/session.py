@@ -170,17 +170,13 @@ class Session:
                 self._note(f"the loss of {facts['service']} is not among the run's events: {problem}")
         self.notify(event, **facts)
 
-    def recorded_config(self) -> dict[str, Any]:
-        """Return the run's config as it is recorded."""
-        return relative_paths(self.config, self.context.store.root.directory).model_dump(mode="json")
-
     def record(self, event: str, step: int = 0, message: str = "") -> None:
         """Write an event in the life of the run; a start or resumption says which process it is."""
         self.context.store.runs.record(
             run=self.context.run,
             event=event,
             kind=self.config.kind,
-            config=self.recorded_config(),
+            config=relative_paths(self.config, self.context.store.root.directory).model_dump(mode="json"),
             step=step,
             message=message,
             parent_run=self.config.replay.run or None,

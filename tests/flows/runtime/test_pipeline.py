@@ -114,18 +114,10 @@ def test_one_step_off_policy_draws_the_next_step_while_this_one_trains():
     assert sorted(map(str, do.asked)) == sorted(map(str, inline.asked))
 
 
-def test_the_next_examples_are_chosen_meanwhile_and_the_next_rollouts_wait_for_the_batch_before():
-    do, assigned = Recorder(**LAG_1), threading.Event()
-
-    def after(name, step):
-        if (name, step) == ("assignment", 2):
-            assigned.set()
-        if (name, step) == ("rollout", 1):
-            assert assigned.wait(PATIENCE), "the examples of the next step are not chosen meanwhile"
-
-    do.after = after
+def test_the_next_batch_is_built_when_the_one_before_is_packed():
+    do = Recorder(**LAG_1)
     assert len(go(do, prefetch=True)) == 3
-    assert do.stages.index(("packing", 1)) < do.stages.index(("rollout", 2))
+    assert do.stages.index(("packing", 1)) < do.stages.index(("assignment", 2))
 
 
 def test_an_error_of_a_batch_that_is_built_ahead_ends_the_run():
