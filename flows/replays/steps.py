@@ -10,9 +10,8 @@ from configs.replay import ORDER, ReplayConfig, StageName, needs_weights, replay
 from configs.run import RunConfig, View
 from flows.queries.step_history import RecordedStep, StepHistory, policy_of, step_history, trace_ids
 from flows.runtime import pipeline
-from flows.runtime.executor import Executor, StepBatch
+from flows.runtime.executor import Executor, RolloutSource, StepBatch, assign, sampling_policy
 from flows.runtime.resolve_run import Source
-from flows.runtime.rollouts import RolloutSource, assign, sampling_policy
 from storage.keys import content_key
 from storage.store import Store
 from tasks.assignment import examples

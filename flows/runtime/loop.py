@@ -19,10 +19,9 @@ from configs.services import EngineConfig
 from flows.orchestration.states import EmptyBatch, GateRefused
 from flows.queries.scores import EvaluationScores, comparisons, score_rollouts
 from flows.runtime import pipeline
-from flows.runtime.executor import Executor, FinishedStep, StepBatch
+from flows.runtime.executor import Executor, FinishedStep, RolloutSource, StepBatch
 from flows.runtime.policy_retention import WeightRetention
 from flows.runtime.resolve_run import Source
-from flows.runtime.rollouts import RolloutSource
 from flows.runtime.session import Session
 from flows.runtime.step_report import JsonObject, finish_step, run_outcome
 from tasks.runtime.run_context import RunContext

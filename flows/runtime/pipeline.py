@@ -16,9 +16,8 @@ from typing import Any
 from configs.run import policy_scores
 from flows.orchestration.states import EmptyBatch, GateRefused
 from flows.reporting.formats import error_words, one_line
-from flows.runtime.executor import Executor, FinishedStep, Refs, StepBatch
+from flows.runtime.executor import Executor, FinishedStep, Refs, RolloutSource, StepBatch
 from flows.runtime.resolve_run import Source
-from flows.runtime.rollouts import RolloutSource
 from tasks.advantage import reference
 from tasks.advantage import stage as advantage
 from tasks.arrays.group_counts import admitted_groups, groups_to_refill, num_wanted

@@ -12,7 +12,7 @@ import pytest
 from tests.fixtures.programs import ROOT, said_by
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
-MOST = 15
+MOST = 14
 BLOCK = re.compile(r"to the first request of a rollout:\n\n```\n(.*?)```", re.DOTALL)
 
 

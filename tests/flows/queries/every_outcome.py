@@ -14,8 +14,8 @@ from typing import Any
 from configs.run import View
 from flows.orchestration.states import GateRefused
 from flows.runtime import loop, pipeline
+from flows.runtime.executor import RolloutSource
 from flows.runtime.loop import evaluation_contexts
-from flows.runtime.rollouts import RolloutSource
 from flows.runtime.session import Session, record_run
 from tasks.assignment import examples as listing
 from tasks.assignment import stage as assignment

@@ -9,9 +9,9 @@ from configs.environments import EnvironmentConfig
 from configs.run import RunConfig
 from flows.orchestration.states import EmptyBatch, RunCancelled
 from flows.runtime import loop
+from flows.runtime.executor import RolloutSource
 from flows.runtime.loop import plan_work
 from flows.runtime.resolve_run import Source
-from flows.runtime.rollouts import RolloutSource
 from storage.store import open_store
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref
