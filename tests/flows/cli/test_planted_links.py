@@ -115,21 +115,17 @@ def test_a_store_that_is_itself_behind_a_link_is_one(root, tmp_path):
 
 @pytest.mark.fault("paths", "the place of a policy is a link out of the store", "refused")
 def test_a_policy_is_not_published_through_a_link(root, tmp_path):
-    """Neither as a whole nor where files are added to it; and no scratch directories are looked for behind one."""
+    """And no scratch directories are looked for behind one."""
     policies = Policies(open_root(str(root)))
     (outside := tmp_path / "outside").mkdir()
     (outside / "left").mkdir()
     scratch = policies.scratch("training-xy")
     shutil.copytree(root / "policies/training-xy", scratch, dirs_exist_ok=True)
     (scratch / "manifest.json").unlink()
-    (scratch / "below").mkdir()
-    (scratch / "below/optimizer.safetensors").write_text("state")
-    (root / "policies/training-xy/below").symlink_to(outside)
     (root / "policies/new").symlink_to(outside)
     happened("policies/new is a link")
-    for key in ("training-xy", "new"):
-        with pytest.raises(StoreError, match="symbolic link leads out of the store"):
-            policies.publish(scratch, key)
+    with pytest.raises(StoreError, match="symbolic link leads out of the store"):
+        policies.publish(scratch, "new")
     shutil.rmtree(root / SCRATCH_DIRECTORY)
     (root / SCRATCH_DIRECTORY).symlink_to(outside)
     with pytest.raises(StoreError, match="symbolic link"):
