@@ -203,6 +203,7 @@ def translate_recorded(tree: dict[str, Any]) -> None:
     wandb = tree.pop("wandb", None)  # the former name of the section `tracking`
     if isinstance(wandb, dict) and wandb.get("mode") != "disabled":
         tree["tracking"] = {"type": "wandb"} | wandb
+    tree.get("tracking", {}).pop("branches", None)
     prefect = tree.get("prefect", {})
     prefect.pop("service_logs", None)
     if prefect.get("tasks") == "steps":  # for which a run has lines in its log now

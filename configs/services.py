@@ -172,7 +172,7 @@ class PrefectConfig(Section):
     startup_seconds: float = operational(180.0, gt=0)
     """Longest wait until the embedded Prefect server answers."""
     artifacts: bool = operational(True)
-    """Whether the run leaves markdown, table and progress artifacts in Prefect."""
+    """Whether the run leaves markdown and progress artifacts in Prefect."""
 
     @property
     def task_runs(self) -> Literal["auto", "stages", "none"]:
@@ -213,9 +213,6 @@ class WandbTracking(TrackingSection):
     """Tags of the W&B run."""
     notes: str = operational("")
     """Notes on the W&B run."""
-    branches: Literal["new", "fork"] = operational("new")
-    """What a replay is in W&B: a new run, or a fork of the recorded run at the replay's first step (online only). A run
-    that is resumed always goes on in its own W&B run."""
 
 
 class TensorboardTracking(TrackingSection):

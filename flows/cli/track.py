@@ -26,7 +26,7 @@ def track(
     # The store is where it is now: it may have been moved since.
     address = {"store": reader.store.root.address}
     config = override(recorded, [f"tracking.type={to}", *overrides]).model_copy(update=address)
-    with tracking.open_sink(config, log_directory(config), known=True) as sink:
+    with tracking.open_sink(config, log_directory(config)) as sink:
         assert sink is not None, "a sink of one of the two kinds"
         count = tracking.track(recorded_rows(reader, run, config), sink)
     print(f"{count} rows of {run}. {sink.where}")

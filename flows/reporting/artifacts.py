@@ -6,21 +6,16 @@ Made from plain data, one mapping for a step: `step`, `reward`, `reward_std`, `t
 
 import logging
 import math
-import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
-from urllib.parse import quote
 
 from flows.reporting.bookkeeping import Bookkeeper
 from flows.reporting.figures import describe_exits
 from flows.reporting.formats import (
-    EVALUATION_HEADINGS,
     block_rows,
     compact_number,
-    evaluation_cells,
     markdown_table,
     over_width,
     visible,
@@ -32,9 +27,6 @@ Rows = Sequence[Mapping[str, Any]]
 SHOWN_STEPS = 10
 CURVE_WIDTH, CURVE_ROWS = 72, 8
 """Columns and lines of the curve."""
-RETRY_SECONDS = 60.0
-VIEW_VARIABLE = "STAGECOACH_VIEW_URL"
-"""Environment variable with the address of a viewer that stays up: pages in Prefect link to it."""
 _COLUMNS = ("reward", "reward_std", "entropy", "mismatch_kl", "grad_norm", "seconds", "tokens")
 _MARKS = re.compile(r"[\\`*_{}\[\]()#!|~@]|^[-+](?=[- ]|$)|(?<=/)/|(?<=www)\.", re.IGNORECASE)
 """What markdown reads: its marks, those of lists where a text begins, and what makes a link of an address."""
@@ -65,16 +57,14 @@ def report(run_name: str, store: str, steps: Steps) -> str:
     measured = [{**(step.get("update") or {}), **step, "seconds": sum(step["seconds"].values())} for step in last]
     rows = [[step["step"], *(compact_number(step.get(name)) for name in _COLUMNS)] for step in measured]
     lost = [f"step {step['step']}: {losses}" for step in last if (losses := losses_message([step]))]
-    viewer = os.environ.get(VIEW_VARIABLE, "").rstrip("/")
-    shown = link(f"{viewer}/runs/{quote(run_name)}") if viewer else f"stagecoach view --run {escape(run_name)}"
     parts = [
         f"# {escape(run_name)}",
         f"```\n{reward_curve(steps)}\n```",
         "\n".join(markdown_table(["step", *(name.replace("_", " ") for name in _COLUMNS)], rows)),
         *(escape(line) for line in (describe_exits(steps), *lost) if line),
-        f"Tables: {link(store)}",
+        f"Tables: {escape(store)}",
         f"At a glance: stagecoach show {escape(run_name)}",
-        f"In a browser: {shown}",
+        f"In a browser: stagecoach view --run {escape(run_name)}",
     ]
     return "\n\n".join(parts)
 
@@ -93,13 +83,6 @@ def escape(text: str) -> str:
     return _NUMBERED.sub(r"\g<0>\\", _MARKS.sub(r"\\\g<0>", " ".join(plain.split())))
 
 
-def link(place: str) -> str:
-    """Return a link to a place that a browser can open, its name otherwise."""
-    if re.fullmatch(r"https?://[^\s()<>\"\\]+", place):
-        return f"[{escape(place)}]({place})"
-    return escape(place)
-
-
 PUBLISHED_TIMES = 20
 """Artifacts are renewed about this often in a run."""
 PUBLISHED_SECONDS = 5.0
@@ -116,68 +99,43 @@ class RunArtifacts:
         self._ids: dict[str, Any] = {}
         """Prefect's ids of the artifacts that were made, by key."""
         self._steps: list[Mapping[str, Any]] = []
-        self._comparison: Rows = ()
         self._has_api = False
-        self._behind = False
-        """Whether a renewal that was due could not be made."""
         self._published_at = -math.inf
-        self._quiet_until = -math.inf
         self._has_warned = False
 
     def __call__(self, event: str, facts: Mapping[str, Any]) -> None:
         """Collect finished steps; publish them once in a while and at the end, while there is a Prefect API."""
         # Events before this one come from a session that has no API to publish to.
         self._has_api |= event == "prefect"
-        if event == "comparison":
-            self._comparison = facts["rows"]
         if event == "step":
             self._steps.append(facts)
-        if self._has_api and event != "rollouts" and (self._behind or self._is_due(event, facts)):
-            # A run that was ended from outside still has to end its services, and soon.
-            last = event == "end" and facts["ending"] == "finished"
-            self._behind = not self.publish(self._steps, self._comparison, last)
+        # A run that was ended from outside still has to end its services, and soon.
+        last = event == "end" and facts["ending"] == "finished"
+        if self._has_api and (last or (event == "step" and facts["computed"] and self._is_due())):
+            self._keeper.call(self._publish, last)
             self._published_at = self._clock()
 
-    def _is_due(self, event: str, facts: Mapping[str, Any]) -> bool:
-        if event == "comparison":
-            return bool(facts["rows"])
-        if event != "step" or not facts["computed"]:
-            return False
-        num_done, quiet = len(self._steps), self._clock() - self._published_at
+    def _is_due(self) -> bool:
         every = max(1, self.num_steps // PUBLISHED_TIMES)
-        return num_done == self.num_steps or (num_done % every == 0 and quiet >= PUBLISHED_SECONDS)
+        return len(self._steps) % every == 0 and self._clock() - self._published_at >= PUBLISHED_SECONDS
 
-    def publish(self, steps: Steps, comparison: Rows = (), last: bool = False) -> bool:
-        """Update all artifacts; return whether that worked, in time. The last call waits longer, and always asks."""
-        if not last and self._clock() < self._quiet_until:
-            return False
-        return self._keeper.call(partial(self._attempt, partial(self._publish, steps, comparison)), last)
-
-    def _attempt(self, publish: Callable[[], None]) -> bool:
-        """Return whether something could be published.
+    def _publish(self) -> bool:
+        """Update all artifacts; return whether that worked.
 
         The border at which a dead API is only logged, once: a run's data do not depend on it, so the run must not.
         """
+        name, percent = self.run_name, min(100.0, 100.0 * len(self._steps) / max(1, self.num_steps))
         try:
-            publish()
+            page = report(name, self.store, self._steps)
+            self._show("markdown", artifact_key("run", name), page, f"Run {escape(name)}")
+            self._show("progress", artifact_key("progress", name), percent)
         except Exception as problem:
-            self._quiet_until = self._clock() + RETRY_SECONDS  # each attempt may wait for the API
             if not self._has_warned:
                 first_line = str(problem).partition("\n")[0]
                 _log.warning("artifacts are not shown in Prefect for now, the run goes on: %s", first_line)
             self._has_warned = True
             return False
         return True
-
-    def _publish(self, steps: Steps, comparison: Rows) -> None:
-        name = self.run_name
-        self._show("markdown", artifact_key("run", name), report(name, self.store, steps), f"Run {escape(name)}")
-        percent = min(100.0, 100.0 * len(steps) / max(1, self.num_steps))
-        self._show("progress", artifact_key("progress", name), percent)
-        if comparison:
-            cells = [map(visible, evaluation_cells(row)) for row in comparison]
-            shown = [dict(zip(EVALUATION_HEADINGS, each, strict=True)) for each in cells]
-            self._show("table", artifact_key("evaluations", name), shown, "Held-out examples before and after training")
 
     def _show(self, kind: str, key: str, content: Any, description: str | None = None) -> None:
         """Make an artifact of the flow run, or renew it: made anew, Prefect would keep each as a version of its own."""
@@ -188,6 +146,5 @@ class RunArtifacts:
         if key not in self._ids:
             self._ids[key] = getattr(artifacts, f"create_{kind}_artifact")(content, key=key, description=description)
             return
-        data = artifacts.TableArtifact(table=content).format() if kind == "table" else content  # as Prefect keeps it
         with get_client(sync_client=True) as client:
-            client.update_artifact(self._ids[key], ArtifactUpdate(data=data))
+            client.update_artifact(self._ids[key], ArtifactUpdate(data=content))

@@ -307,17 +307,22 @@ def with_interval(value: float | None, of: Mapping[str, Any]) -> str:
     return " ".join([fixed_point(value), *([interval_text(of["interval"])] if of.get("interval") else [])])
 
 
-def evaluation_cells(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return how a figure of two policies differs as the cells of a table with EVALUATION_HEADINGS."""
-    policies, where = "{} to {}".format(*row["versions"]), environment_title(row["set"], row["environment"])
-    change, interval = fixed_point(row["difference"], "+"), interval_text(row["interval"], "+")
-    before, after = fixed_point(row["before"]), fixed_point(row["after"])
-    return (where, policies, row["figure"], before, after, change, interval, str(row["num_examples"]))
-
-
 def before_after(rows: Sequence[Mapping[str, Any]]) -> Grid:
     """Return how the figures of first and last policies differ as a table."""
-    return grid(EVALUATION_HEADINGS, map(evaluation_cells, rows), left=(0, 2))
+    cells = (
+        (
+            environment_title(row["set"], row["environment"]),
+            "{} to {}".format(*row["versions"]),
+            row["figure"],
+            fixed_point(row["before"]),
+            fixed_point(row["after"]),
+            fixed_point(row["difference"], "+"),
+            interval_text(row["interval"], "+"),
+            str(row["num_examples"]),
+        )
+        for row in rows
+    )
+    return grid(EVALUATION_HEADINGS, cells, left=(0, 2))
 
 
 ELLIPSIS = "…"

@@ -96,7 +96,10 @@ def step_message(step: Mapping[str, Any]) -> str:
 def outcome_message(outcome: Mapping[str, Any]) -> str:
     """Return the result of a flow in a line: steps, first and last figure, held-out scores, work done."""
     if "tables" in outcome:
-        return _maintenance_message(outcome)
+        numbers = {"table": len(outcome["tables"]), "merged file": outcome["merged"]}
+        numbers |= {"deleted file": outcome["deleted"], "removed run": len(outcome.get("gc", {}).get("removed", ()))}
+        message = ", ".join(plural(count, noun) for noun, count in numbers.items())
+        return f"planned, as nothing is changed: {message}" if outcome.get("dry_run") else message
     steps = outcome.get("steps", ())
     parts = [plural(len(steps), "step") if steps else "", _course(steps), losses_message(steps), describe_exits(steps)]
     rows = [row for row in outcome.get("comparisons", ()) if row["figure"] == "avg" and row["difference"] is not None]
@@ -116,11 +119,3 @@ def _course(steps: Sequence[Mapping[str, Any]]) -> str:
     losses = [step["update"]["loss"] for step in steps if step.get("update")]
     name, values = ("reward", rewards) if rewards else ("loss", losses)
     return f"{name} {values[0]:.2f} to {values[-1]:.2f}" if values else ""
-
-
-def _maintenance_message(done: Mapping[str, Any]) -> str:
-    verb = "would be " if done.get("dry_run") else ""
-    counts = {"merged": done["merged"], "deleted": done["deleted"]}
-    files = ", ".join(f"{plural(count, 'file')} {verb}{action}" for action, count in counts.items())
-    removed = plural(len(done.get("gc", {}).get("removed", ())), "run")
-    return f"{plural(len(done['tables']), 'table')}: {files}; {removed} {verb}removed"

@@ -33,11 +33,6 @@ class Scale(NamedTuple):
         return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
 
 
-def is_drawn(value: float | None) -> bool:
-    """Return whether a value has a place on a scale."""
-    return value is not None and math.isfinite(value)
-
-
 def thin(series: Sequence[Sequence[float | None]], most: int = MOST_POINTS) -> list[int]:
     """Return which places of series of equal length are drawn: all, or the first, the last and what stands out.
 
@@ -52,7 +47,8 @@ def thin(series: Sequence[Sequence[float | None]], most: int = MOST_POINTS) -> l
     for values in series:
         kept |= {place for place, value in enumerate(values) if value is not None and not math.isfinite(value)}
         for start in range(0, length, width):
-            known = [(values[at], at) for at in range(start, min(start + width, length)) if is_drawn(values[at])]
+            places = range(start, min(start + width, length))
+            known = [(value, at) for at in places if (value := values[at]) is not None and math.isfinite(value)]
             kept |= {min(known)[1], max(known)[1]} if known else set()
     return sorted(kept)
 

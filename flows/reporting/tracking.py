@@ -7,25 +7,21 @@ named by `flows.reporting.figures`. A sink is the way to one place. W&B is offli
 import json
 import logging
 import math
-import netrc
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
-from urllib.parse import urlparse
 
 from configs.run import RunConfig
-from configs.services import TensorboardTracking, TrackingConfig, TrackingSection, WandbTracking
+from configs.services import TensorboardTracking, TrackingSection, WandbTracking
 from flows.reporting.figures import evaluation_figures, step_figures
 from flows.reporting.formats import markdown_table, visible
 from flows.services.ownership import OWNER, identity
 
-KEY = "WANDB_API_KEY"
 SAMPLES = "samples"
 """The name of the table of sample rollouts."""
-_HOST = "https://api.wandb.ai"
 _log = logging.getLogger("stagecoach")
 
 
@@ -80,33 +76,15 @@ def finite(figures: Mapping[str, float]) -> tuple[dict[str, float], list[str]]:
     return kept, [name for name in figures if name not in kept]
 
 
-def check_tracking(config: TrackingConfig) -> None:
-    """Raise TrackingError, before anything expensive, when what is asked for cannot work on this machine."""
-    if not isinstance(config, WandbTracking):
-        return
-    problem = ""
-    if config.branches == "fork" and config.mode == "offline":
-        problem = "tracking.branches: W&B forks a run on its server alone: take tracking.mode=online, or branches=new"
-    elif config.mode == "online" and not _has_key():
-        problem = (
-            f"tracking.mode is online and there is no key for it: set {KEY}, or run `wandb login`, "
-            "or take tracking.mode=offline and `wandb sync` later"
-        )
-    if problem:
-        raise TrackingError(f"{problem}. Nothing was started and nothing is lost")
-
-
 @contextmanager
-def open_sink(config: RunConfig, directory: Path, known: bool = False) -> Iterator[Sink | None]:
+def open_sink(config: RunConfig, directory: Path) -> Iterator[Sink | None]:
     """Yield the sink that the config of a run asks for, None for none; it is closed when the block ends.
 
-    `directory` takes the files of W&B and TensorBoard; `known` says that the run was begun before. Raises
-    TrackingError.
+    `directory` takes the files of W&B and TensorBoard. Raises TrackingError.
     """
-    check_tracking(config.tracking)
     sink: Sink | None = None
     if isinstance(config.tracking, WandbTracking):
-        sink = WandbSink(config, config.tracking, directory, known)
+        sink = WandbSink(config, config.tracking, directory)
     elif isinstance(config.tracking, TensorboardTracking):
         sink = TensorboardSink(config, directory / "tensorboard")
     status = 1
@@ -123,8 +101,8 @@ class WandbSink:
 
     name = "W&B"
 
-    def __init__(self, config: RunConfig, asked: WandbTracking, directory: Path, known: bool = False) -> None:
-        self._run: Any = _begin_wandb(config, asked, directory, known)
+    def __init__(self, config: RunConfig, asked: WandbTracking, directory: Path) -> None:
+        self._run: Any = _begin_wandb(config, asked, directory)
         self._run.define_metric("eval/*", step_metric="eval/version")
         self._last = 0
         """The last step that was sent."""
@@ -201,7 +179,7 @@ def _cell(value: Any) -> str:
     return " ".join(visible(text).replace("|", "\\|").split())
 
 
-def _begin_wandb(config: RunConfig, asked: WandbTracking, directory: Path, known: bool) -> Any:
+def _begin_wandb(config: RunConfig, asked: WandbTracking, directory: Path) -> Any:
     """Start the W&B run; the same name goes on with the same one. Converts wandb's errors to TrackingError."""
     import wandb
 
@@ -224,23 +202,14 @@ def _begin_wandb(config: RunConfig, asked: WandbTracking, directory: Path, known
                 config=config.model_dump(mode="json"),
                 # Statistics of the machine are sent; its code, the state of git and what the terminal shows are not.
                 settings=wandb.Settings(console="off", silent=True, disable_git=True, disable_code=True),
-                **beginning(config, asked, known),
+                # Files of an offline run are joined by their id when they are synced; resuming would ask the network.
+                resume="allow" if asked.mode == "online" else None,
             )
     except wandb.Error as problem:
         raise TrackingError(
             f"W&B did not start in mode {asked.mode}: {problem}. Nothing is lost: "
             "correct that, or take tracking.mode=offline or tracking.type=none"
         ) from problem
-
-
-def beginning(config: RunConfig, asked: WandbTracking, known: bool) -> dict[str, Any]:
-    """Return how the W&B run begins: anew, as a fork of the recorded run of a replay, or where it stopped."""
-    replay = config.replay
-    # The history before the replay's first step is that of the recorded run.
-    if asked.branches == "fork" and config.kind == "replay" and replay.first_step and not known:
-        return {"fork_from": f"{replay.run}?_step={replay.first_step - 1}"}
-    # Files of an offline run are joined by their id when they are synced; resuming would ask the network.
-    return {"resume": "allow"} if asked.mode == "online" else {}
 
 
 @contextmanager
@@ -254,17 +223,6 @@ def _mark_processes() -> Iterator[None]:
     finally:
         os.environ.pop(OWNER)
         os.environ |= {OWNER: before} if before is not None else {}
-
-
-def _has_key() -> bool:
-    """Tell whether wandb would find a key: in the environment, or in the file that `wandb login` writes."""
-    if os.environ.get(KEY):
-        return True
-    host = urlparse(os.environ.get("WANDB_BASE_URL") or _HOST).hostname or ""
-    try:
-        return netrc.netrc(os.environ.get("NETRC") or None).authenticators(host) is not None
-    except (FileNotFoundError, netrc.NetrcParseError):
-        return False
 
 
 def is_sampled(step: int, config: TrackingSection) -> bool:

@@ -104,8 +104,6 @@ def loop_train(session: Session) -> JsonObject:
             raise
     scores = evaluations.scores
     rows = comparisons(scores)
-    if config.kind == "train":  # last, as it compares the first policy with the last one
-        session.notify("comparison", rows=rows)
     return run_outcome(session, described, policy, [score.described for score in scores], rows)
 
 

@@ -23,7 +23,6 @@ from flows.reporting.tracking import TrackingWatcher, open_sink
 from flows.runtime.loop import Planner
 from flows.runtime.preflight import preflight
 from flows.runtime.session import Session, Watcher, log_directory, open_session
-from storage.store import open_store
 
 
 @contextmanager
@@ -84,8 +83,7 @@ def watching(config: RunConfig) -> Iterator[tuple[tuple[Watcher, ...], tuple[str
     if config.prefect.artifacts:
         watchers = RunArtifacts(config.name, config.store, config.steps), *watchers
     tracking = config.tracking
-    known = config.name in open_store(config.store).runs.names()
-    with open_sink(config, log_directory(config), known) as sink:
+    with open_sink(config, log_directory(config)) as sink:
         if sink is not None and isinstance(tracking, TrackingSection):
             yield (*watchers, TrackingWatcher(sink, tracking)), (sink.where,)
         else:

@@ -10,8 +10,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from flows.reporting.formats import number, one_line, visible
-from flows.reporting.svg import NUM_COLOURS, Scale, diverging, is_drawn, sequential, short, thin
+from flows.reporting.formats import means, number, one_line, visible
+from flows.reporting.svg import NUM_COLOURS, Scale, diverging, sequential, short, thin
 
 Chart = Mapping[str, Any]
 Steps = Sequence[Mapping[str, Any]]
@@ -95,17 +95,16 @@ MAX_SPARK_POINTS = 50
 
 def sparkline(values: Sequence[float | None], title: str) -> Markup:
     """Return a small line of values, with gaps where there are none and a dot at the last; nothing without values."""
-    places = [place for place in thin([list(values)], MAX_SPARK_POINTS) if is_drawn(values[place])]
-    if not places:
+    values = means(values, MAX_SPARK_POINTS)
+    known = [value for value in values if value is not None]
+    if not known:
         return Markup("")
-    known = [values[place] or 0.0 for place in places]
     x = Scale(0, max(1, len(values) - 1), SPARK_MARGIN, SPARK_WIDTH - SPARK_MARGIN)
     low, high = min(known), max(known)
     y = Scale(low, high if high > low else low + 1, SPARK_HEIGHT - SPARK_MARGIN, SPARK_MARGIN)
-    points = [f"{short(x.at(place))} {short(y.at(value))}" for place, value in zip(places, known, strict=True)]
-    gaps = [at == 0 or None in values[places[at - 1] : place] for at, place in enumerate(places)]
-    path = "".join(f"{'M' if gap else 'L'}{point}" for gap, point in zip(gaps, points, strict=True))
-    last = Markup('<path class="dot" d="M{}h0"/>').format(points[-1])
+    points = {at: f"{short(x.at(at))} {short(y.at(value))}" for at, value in enumerate(values) if value is not None}
+    path = "".join(f"{'L' if at - 1 in points else 'M'}{point}" for at, point in points.items())
+    last = Markup('<path class="dot" d="M{}h0"/>').format(points[max(points)])
     svg = '<svg class="spark s0" viewBox="0 0 {} {}" role="img" aria-label="{}"><path class="line" d="{}"/>{}</svg>'
     return Markup(svg).format(short(SPARK_WIDTH), short(SPARK_HEIGHT), title, path, last)
 

@@ -2,8 +2,8 @@
 
 from flows.reporting.formats import (
     EVALUATION_HEADINGS,
+    before_after,
     describe_scores,
-    evaluation_cells,
     with_interval,
 )
 
@@ -15,12 +15,12 @@ NONE = {"before": None, "after": None, "difference": None, "interval": None, "nu
 
 
 def test_a_difference_in_cells():
-    told = dict(zip(EVALUATION_HEADINGS, evaluation_cells(ROW), strict=True))
+    told = dict(zip(EVALUATION_HEADINGS, before_after([ROW]).rows[0], strict=True))
     assert told == {
         **{"held-out": "hard/sums", "policies": "0 to 4", "figure": "avg", "before": "0.250", "after": "0.500"},
         **{"change": "+0.250", "95% interval": "[-0.125, +0.625]", "n": "6"},
     }
-    assert evaluation_cells(ROW | NONE)[3:7] == ("-", "-", "-", "-")
+    assert before_after([ROW | NONE]).rows[0][3:7] == ["-"] * 4
 
 
 def test_scores_with_their_intervals():
