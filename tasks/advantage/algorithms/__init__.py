@@ -1,4 +1,4 @@
-"""The algorithms by the `type` of their config section: one small file each, one line here."""
+"""The algorithms by the `type` of their config section: a small file, one line here."""
 
 from tasks.advantage.algorithms.credit import Algorithm
 from tasks.advantage.algorithms.custom import custom
@@ -8,11 +8,9 @@ from tasks.advantage.algorithms.grpo import grpo
 from tasks.advantage.algorithms.hierarchical_grpo import hierarchical_grpo
 from tasks.advantage.algorithms.max_rl import max_rl
 from tasks.advantage.algorithms.opd import opd
-from tasks.advantage.algorithms.opsd import opsd
 from tasks.advantage.algorithms.rae import rae
 from tasks.advantage.algorithms.reinforce_pp import reinforce_pp
 from tasks.advantage.algorithms.rloo import rloo
-from tasks.advantage.algorithms.sft import sft
 from tasks.advantage.algorithms.supervised import supervised
 
 ALGORITHMS = {
@@ -26,7 +24,7 @@ ALGORITHMS = {
     "echo": Algorithm(echo, zero_sum=True, sees="groups"),
     "custom": Algorithm(custom, zero_sum=False),
     "opd": Algorithm(opd, zero_sum=False, sees="groups"),
-    "opsd": Algorithm(opsd, zero_sum=False, sees="groups"),
-    "sft": Algorithm(sft, zero_sum=False, sees="groups"),
+    "opsd": Algorithm(opd, zero_sum=False, sees="groups"),
+    "sft": Algorithm(supervised, zero_sum=False, sees="groups"),
     "supervised": Algorithm(supervised, zero_sum=False, sees="groups"),
 }

@@ -1,26 +1,21 @@
-"""On-policy distillation: draw the policy to a frozen teacher, on the tokens that the policy sampled itself.
+"""On-policy distillation: draw the policy to a reference, on the tokens that the policy sampled itself.
 
-Source: R. Agarwal et al., On-Policy Distillation of Language Models, arXiv 2306.13649, with the reverse KL.
+With `opd` that is a frozen teacher: R. Agarwal et al., On-Policy Distillation of Language Models, arXiv 2306.13649,
+with the reverse KL. With `opsd` it is the policy itself, shown a demonstration that it did not see when it sampled:
+self-distillation from demonstrations (SDFT), arXiv 2601.19897. What is shown is a system message before the
+conversation; the policy's own tokens follow verbatim, and are scored by the policy that sampled them.
 """
 
 from dataclasses import replace
 
 import numpy as np
 
-from configs.algorithms import OpdConfig
+from configs.algorithms import OpdConfig, OpsdConfig
 from tasks.advantage.algorithms.credit import AdvantageBreach, Credit, GroupedTraces, Weights
 from tasks.arrays.ragged import Ragged
 
 
-def opd(kept: GroupedTraces, settings: OpdConfig) -> Credit:
-    """Return log pi_teacher - log pi_engine on sampled tokens, as the reference-KL signal with weight 1.
-
-    Rewards are not looked at. Raises AdvantageBreach if a sampled token was not scored by the teacher.
-    """
-    return drawn_to_reference(kept, settings.type)
-
-
-def drawn_to_reference(kept: GroupedTraces, algorithm: str) -> Credit:
+def opd(kept: GroupedTraces, settings: OpdConfig | OpsdConfig) -> Credit:
     """Return reference-KL weight 1 on sampled tokens, with the signal log pi_ref - log pi_engine of each, in nats.
 
     There is no advantage and no baseline: rewards are not looked at. The mean of the signal over what the policy
@@ -28,7 +23,7 @@ def drawn_to_reference(kept: GroupedTraces, algorithm: str) -> Credit:
     scored.
     """
     weights = kept.mask.values.astype(np.float32)
-    return replace(Credit.none(kept), ref_kl=weights, signal=_signal(kept, algorithm))
+    return replace(Credit.none(kept), ref_kl=weights, signal=_signal(kept, settings.type))
 
 
 def _signal(kept: GroupedTraces, algorithm: str) -> Weights:
