@@ -214,11 +214,10 @@ def model_directory(path: str, key: str = "model.path") -> Path:
         return directory.resolve()
     # Imported here: most runs name a directory, and the hub's client takes a while to import.
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
         return Path(snapshot_download(path, allow_patterns=list(WEIGHT_FILES)))
-    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+    except (OSError, ValueError) as error:  # what the hub's client raises is one of both
         raise ConfigError(
             [f"{key}: {path} is no directory, and no model of that name could be had from the hub: {error}"]
         ) from error

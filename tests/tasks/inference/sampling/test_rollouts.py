@@ -176,8 +176,3 @@ def test_an_absent_engine_is_named(reverse_server, reverse_examples, view):
         sample("http://127.0.0.1:9", reverse_server, view(REVERSE), rows, reverse_examples, on_group=take)
     assert groups == {}
     happened("nobody listens at port 9")
-
-
-def test_an_example_that_is_not_there(small_engine, reverse_server, reverse_examples, view):
-    with pytest.raises(ValueError, match="1 assigned examples are not in the examples table"):
-        run(small_engine, reverse_server, view(REVERSE), assigned("reverse", ["no"], 1), reverse_examples)
