@@ -52,11 +52,10 @@ def why(
     from flows.queries.store_reader import flat
     from flows.queries.trace import explain
     from storage.read.damage import reading
-    from storage.read.frames import Frames
 
-    frames = Frames(open_reader(store).store)
-    with reading(frames.store):
-        found = explain(frames.run(run) if run else frames, trace)
+    reader = open_reader(store)
+    with reading(reader.store):
+        found = explain(reader, trace, run)
     if as_json:
         print(json.dumps(found, default=str))
         return 0

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 
 from flows.queries.request import parse_object
 from flows.queries.store_reader import StoreReader
@@ -22,9 +21,8 @@ from flows.queries.views import select
 from flows.reporting.formats import cut
 from storage.read.lineage import Work
 from tasks.arrays.images import REFERENCE
-from tasks.arrays.message_graph import drop_rejected, find_branches
+from tasks.arrays.message_graph import find_branches
 
-GRAPH = ("trace_id", "message", "parent", "sampled")
 Path = list[int]
 
 
@@ -62,17 +60,6 @@ def branches(rows: pl.DataFrame) -> list[Path]:
     found = find_branches(graph, np.zeros(len(rows), np.int64)).path
     numbers = rows["message"].to_numpy()
     return [numbers[way].tolist() for way in np.split(found.values, found.offsets[1:-1])] if len(rows) else []
-
-
-def rejected_messages(found: FoundTrace, rows: pl.DataFrame) -> list[int]:
-    """Return the messages that came to nothing: attempts at shortening the conversation that were thrown away.
-
-    No sample goes through them (tasks.arrays.message_graph). `rows` as `messages` gives them.
-    """
-    trace = pa.table({"trace_id": [found.trace_id], "record": [found.row["record"]]})
-    graph = rows.select(pl.lit(found.trace_id).alias("trace_id"), *GRAPH[1:])
-    kept = drop_rejected(trace, graph.to_arrow(compat_level=pl.CompatLevel.oldest()))
-    return sorted(set(rows["message"]) - set(kept["message"].to_pylist()))
 
 
 WINDOW = 100

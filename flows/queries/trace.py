@@ -14,7 +14,7 @@ import polars as pl
 from flows.queries.notes import notes_of
 from flows.queries.request import NotThere
 from flows.queries.row_lineage import UnknownId, find_rows, identify, policy_version
-from flows.queries.step_history import StepHistory, StepLineage, present
+from flows.queries.step_history import StepLineage, present
 from flows.queries.store_reader import StoreReader, has_lost_rows
 from flows.queries.views import select, select_of_trace
 from storage.read.frames import Frames
@@ -149,22 +149,19 @@ order by branch
 """
 
 
-def explain(frames: Frames, text: str) -> dict[str, Any]:
-    """Return the outcome of a rollout as plain values: its own, by run, and the quarantines that it is in."""
-    roots = identify(frames, text, "trace").roots
-    keys = {root.key for root in roots}
-    trace_id = roots[0].id
-    rows = frames.rows([frames.graph.works[key] for key in sorted(keys)], "traces").filter(
-        pl.col("trace_id") == trace_id
-    )
-    traces = {row["key"]: row for row in rows.select("key", "step", *TRACE).collect().to_dicts()}
-    uses = [
-        use_of(frames, lineage, traces[lineage.traces.key])
-        for run in frames.run_names
-        for lineage in StepHistory(frames.graph, run).lineages
-        if lineage.traces.key in traces
-    ]
-    return {"trace": traces[roots[-1].key], "runs": uses, "quarantines": quarantines_of(frames, trace_id)}
+def explain(reader: StoreReader, text: str, run: str = "") -> dict[str, Any]:
+    """Return a rollout, its outcome in a run or in every run that uses it, and the quarantines that it is in.
+
+    Raises UnknownId.
+    """
+    roots = identify(reader.frames(run), text, "trace").roots
+    keys = {name: root.key for root in roots for name in reader.graph.works[root.key].runs if run in ("", name)}
+    traces = [find_trace(reader, name, roots[0].id, key) for name, key in sorted(keys.items())]
+    return {
+        "trace": {name: traces[0].row[name] for name in ("step", *TRACE)},
+        "runs": [use_of(reader.frames(), trace.lineage, trace.row) for trace in traces],
+        "quarantines": quarantines_of(reader.frames(), roots[0].id),
+    }
 
 
 def quarantines_of(frames: Frames, trace_id: str) -> list[dict[str, Any]]:

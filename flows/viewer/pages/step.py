@@ -28,6 +28,8 @@ CARRIED = ("sort", "order", "size", "k")
 """What stays in the address on the way to the step before or after."""
 MAX_GROUPS = 200
 """Groups that are listed; view `groups` has all."""
+MAX_MEMBERS = 64
+"""Rollouts of a group whose rewards stand in its row; the list has all."""
 
 
 def step_page(reader: StoreReader, request: PageRequest) -> Page:
@@ -51,9 +53,11 @@ def step_page(reader: StoreReader, request: PageRequest) -> Page:
 def list_values(reader: StoreReader, run: str, frame: pl.DataFrame, request: PageRequest) -> dict[str, Any]:
     """Return what the traces of a step, or of an evaluation, come to: figures, groups, the list, and what was said."""
     rows, listed = choose(frame, choice_of(request))
+    by, told = ["group_id", "agent"], pl.struct("trace_id", "key", "reward", "outcome")
+    members = frame.group_by(by).agg(rollouts=told.head(MAX_MEMBERS))
     return {
         "figures": figures(frame),
-        "groups": groups(frame).head(MAX_GROUPS).to_dicts(),
+        "groups": groups(frame).head(MAX_GROUPS).join(members, on=by, how="left", maintain_order="left").to_dicts(),
         "traces": listed,
         "read": read_rollouts(reader, run, rows, request),
         "policies": sorted(frame["policy_version"].unique()),

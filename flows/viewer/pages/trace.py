@@ -14,7 +14,6 @@ from flows.queries.messages import (
     message_works,
     messages,
     read_message,
-    rejected_messages,
 )
 from flows.queries.reader import read_json, reward_parts
 from flows.queries.request import BadQuestion, PageRequest
@@ -228,11 +227,10 @@ class _Conversation:
     def _messages(self, drawn: Mapping[int, Values]) -> list[Values]:
         shown = self.rows.filter(pl.col("message").is_in(self.window)).to_dicts()
         pictures = images(self.reader, self.trace, [row["body"] for row in shown])
-        rejected = set(rejected_messages(self.trace, self.rows))
         read: list[Values] = []
         for row in shown:
             number, parent = row["message"], row["parent"]
             is_next = not read or parent == read[-1]["message"]
-            told = {"follows": None if is_next else -1 if parent is None else parent, "rejected": number in rejected}
+            told = {"follows": None if is_next else -1 if parent is None else parent}
             read.append(read_message(row, pictures) | told | {"tokens": drawn.get(number)})
         return read

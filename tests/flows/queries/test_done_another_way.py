@@ -97,7 +97,7 @@ def test_what_was_trained_stays_trained_where_the_batch_is_packed_again_and_held
     (last,) = StepHistory(frames.graph, "run").lineages
     assert (last.batches, last.updates, last.decision) == (first.batches, first.updates, None)
     trace_id = next(name for name, outcome in before.items() if outcome == TRAINED)
-    (use,) = explain(frames, trace_id)["runs"]
+    (use,) = explain(StoreReader.at(tmp_path), trace_id)["runs"]
     assert use["outcome"] == TRAINED and use["keys"]["packing"] == first.batches.key
     agreed(tmp_path, last)
 

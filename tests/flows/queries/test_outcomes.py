@@ -8,7 +8,7 @@ import pytest
 
 from flows import cli
 from flows.queries.step_history import StepHistory
-from flows.queries.store_reader import flat
+from flows.queries.store_reader import StoreReader, flat
 from flows.queries.trace import explain
 from flows.queries.views import relations
 from storage.read.frames import Frames
@@ -92,9 +92,9 @@ def test_of_one_run_and_of_an_empty_store(frames, tmp_path):
     assert empty["outcomes"].collect_schema() == schema("outcomes")
 
 
-def use_in(frames, trace, run, step=0):
+def use_in(frames, trace, run):
     """What one run made of a rollout, by dotted name."""
-    (use,) = [use for use in explain(frames, trace)["runs"] if (use["run"], use["step"]) == (run, step)]
+    (use,) = explain(StoreReader(frames.store), trace, run)["runs"]
     return dict(flat(use))
 
 
@@ -142,7 +142,7 @@ def test_a_seat_that_never_moved_is_left_out_as_untrainable_with_its_reward(tmp_
         store = rehearse(tmp_path / "store", "base", steps=1)
     frames = Frames(store, relations)
     (row,) = frames["outcomes"].filter(outcome="filtered", detail="untrainable").collect().to_dicts()
-    assert explain(frames, row["trace_id"])["trace"]["reward"] == 1
+    assert explain(StoreReader(frames.store), row["trace_id"])["trace"]["reward"] == 1
     assert of_table(frames, "base", 0) == of_account(frames, "base", 0)
 
 

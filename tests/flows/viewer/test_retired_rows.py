@@ -65,7 +65,7 @@ def test_nobody_says_that_a_rollout_had_no_weight_whose_batch_cannot_be_read(wit
     assert {*found.select("outcome", "trained").rows()} == {("trained", True) if known else (EXPIRED, None)}
     assert len(found) == len(before)
     assert set(library.frames("run")["outcomes"].collect()["outcome"]) == set(found["outcome"])
-    (use,) = (use for use in explain(library.frames(), "trace-0-0-0")["runs"] if use["run"] == "run")
+    (use,) = (use for use in explain(library, "trace-0-0-0")["runs"] if use["run"] == "run")
     assert use["outcome"] == found["outcome"][0]
 
 

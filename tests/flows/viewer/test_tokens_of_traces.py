@@ -1,6 +1,5 @@
 """Tokens of a trace: what each table says of a token; what was not measured is not zero; and their shades."""
 
-import json
 import math
 from io import StringIO
 
@@ -8,7 +7,7 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
-from flows.queries.messages import branches, messages, rejected_messages
+from flows.queries.messages import branches, messages
 from flows.queries.request import PageRequest
 from flows.queries.rollouts import lineages_of, traces_of
 from flows.queries.tokens import COLOURINGS, NONE, default_colouring, drawn_text, tokens
@@ -211,18 +210,10 @@ def test_messages_have_texts_and_counts_and_a_window_the_same_tokens(library, fo
     rows = messages(library, trace)
     assert rows["num_tokens"].to_list() == [3, 3, 1, 2, 2] and rows["num_sampled"].to_list() == [0, 2, 0, 2, 2]
     assert branches(rows) == [list(way) for way in PATHS]
-    assert rejected_messages(trace, rows) == []
     packed = samples(library, trace).select("branch", "row", "update").rows()
     assert packed == [(0, 0, 0), (1, 1, 0)]
     some = tokens(library, trace, within=[1, 4])
     assert some.equals(found.filter(pl.col("message").is_in([1, 4])))
-
-
-def test_a_rejected_attempt_is_named(hand):
-    links = [{}, {}, {}, {}, {"semantic_parents": [{"type": "compaction_attempt", "node": 0}]}]
-    hand.step([builders.trace(FORKED, record=json.dumps({"nodes": links}))], forked())
-    found = find_trace(hand.reader, RUN, FORKED)
-    assert rejected_messages(found, messages(hand.reader, found)) == [4]
 
 
 BY_NAME = {each.name: each for each in COLOURINGS}
