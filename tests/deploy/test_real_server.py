@@ -75,17 +75,6 @@ def test_deploying_again_changes_nothing(served):
     assert sum("mark lost runs" in name for name in names) == 1
 
 
-@pytest.mark.nightly
-def test_a_wrong_type_is_refused_before_there_is_a_run(served):
-    of_sft = {"flows": {"name": {"any_": ["sft"]}}}
-    before = len(served.ask("/flow_runs/filter", **of_sft))
-    for wrong, told in (("steps=many", "steps"), ("stepz=2", "stepz")):
-        done = served.prefect("deployment", "run", "sft/sft", "-p", wrong)
-        assert done.returncode == 1
-        assert told in done.stdout + done.stderr
-    assert len(served.ask("/flow_runs/filter", **of_sft)) == before
-
-
 def test_a_wrong_setting_fails_the_run_with_the_configs_own_message(served):
     flow_run = sft(served, name="wrong", overrides=["training.lerning_rate=1"])
     state, message = served.ended(flow_run)

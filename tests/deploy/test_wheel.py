@@ -119,11 +119,6 @@ def file_of(installed):
     return found
 
 
-def test_deploy_finds_its_file_and_says_that_a_server_is_missing(installed):
-    done = installed.run("stagecoach", "deploy", PREFECT_PROFILE="ephemeral")
-    assert done.returncode == 2 and "no Prefect server is configured" in done.stderr
-
-
 @pytest.mark.timeout(300)
 def test_the_doctor_loads_what_the_demo_loads(installed):
     assert "engine and learner load" in installed.run("stagecoach", "doctor", timeout=280.0).stdout

@@ -223,12 +223,3 @@ def test_a_disk_that_is_full_under_store_and_prefect_is_one_message_and_the_run_
     again = hanging(small_disk, "none")
     assert again["num_steps"] == 6
     assert kept < keys()
-
-
-@pytest.mark.nightly
-def test_two_processes_share_a_state_directory(home):
-    first, second = Process(home, "none"), Process(home, "none")
-    assert (first.end(), second.end()) == (0, 0)
-    assert first.said["url"] != second.said["url"]
-    first.gone()
-    second.gone()

@@ -1,22 +1,18 @@
 """Which API is used and what it is told: pure parts."""
 
-import http.server
-import logging
 import os
-import signal
 import socket
 import sqlite3
 import subprocess
 import sys
-import threading
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from flows.orchestration import server as prefect_api
-from flows.orchestration import server_process, signals
-from flows.orchestration.settings import SettingsUnreadable, configured_url, embedded_settings
+from flows.orchestration import server_process
+from flows.orchestration.settings import SettingsUnreadable, configured_url
 from flows.services.ownership import identity
 from tests.fixtures.waiting import PATIENCE
 
@@ -78,15 +74,6 @@ def test_a_broken_settings_file_is_named(write):
         configured_url()
 
 
-def test_embedded_state_is_all_in_one_place(tmp_path):
-    settings = embedded_settings(tmp_path, URL)
-    assert settings["PREFECT_API_URL"] == URL
-    for name in ("HOME", "PROFILES_PATH", "LOCAL_STORAGE_PATH", "MEMO_STORE_PATH"):
-        assert settings[f"PREFECT_{name}"].startswith(str(tmp_path))
-    assert settings["PREFECT_RESULTS_PERSIST_BY_DEFAULT"] == "false"
-    assert "PREFECT_API_URL" not in embedded_settings(tmp_path, "")
-
-
 def test_a_configured_api_that_does_not_answer_is_one_clear_error(place, monkeypatch):
     monkeypatch.setenv("PREFECT_API_URL", URL)
     before = dict(os.environ)
@@ -96,32 +83,6 @@ def test_a_configured_api_that_does_not_answer_is_one_clear_error(place, monkeyp
         api.wait()
     assert dict(os.environ) == before
     assert not (place / "state").exists()
-
-
-class _Elsewhere(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200 if self.path == "/api/health" else 404)
-        self.end_headers()
-
-    def log_message(self, *_):
-        """Say nothing."""
-
-
-@pytest.fixture
-def server():
-    answering = http.server.HTTPServer(("127.0.0.1", 0), _Elsewhere)
-    thread = threading.Thread(target=answering.serve_forever, args=(0.02,))
-    thread.start()
-    yield f"http://127.0.0.1:{answering.server_port}"
-    answering.shutdown()
-    thread.join()
-    answering.server_close()
-
-
-def test_probe_tells_an_api_from_something_else(server):
-    prefect_api.probe(f"{server}/api")
-    with pytest.raises(prefect_api.PrefectUnreachable, match="404"):
-        prefect_api.probe(server)
 
 
 def test_a_run_is_gone_only_when_its_process_certainly_is():
@@ -166,20 +127,6 @@ def test_sigterm_ends_the_process_in_order(where):
     assert answer.stderr == ""
 
 
-def test_the_handler_before_is_put_back():
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyError), signals.termination_reported():
-        assert signal.getsignal(signal.SIGTERM) is signals._terminate
-        raise KeyError
-    assert signal.getsignal(signal.SIGTERM) is before
-
-
-@pytest.mark.parametrize("state", ["Completed", "Cached", "Failed", "Crashed"])
-def test_the_log_leaves_out_stages_that_ended_well_alone(state):
-    line = logging.makeLogRecord({"msg": "Finished in state %s", "args": (f"{state}('128 rollouts')",)})
-    assert prefect_api.is_news(line) is (state in ("Failed", "Crashed"))
-
-
 @pytest.mark.engine
 def test_the_first_server_prepares_its_installation_with_prefects_tables_and_no_rows(tmp_path, monkeypatch):
     template, database = tmp_path / "kept/template.db", tmp_path / "new.db"
@@ -203,10 +150,3 @@ def test_a_new_database_is_a_copy_of_the_template_and_neither_is_overwritten(tmp
         server_process.begin_database(database, template)
         assert (template.read_bytes(), database.read_bytes()) == (content, b"kept")
     assert {path.name for path in tmp_path.iterdir()} == {"template.db", "new.db"}
-
-
-def test_files_of_living_servers_stay(tmp_path):
-    for name in ("server-1.log", "server-1.log.1", "server-4194305.log.1"):  # beyond the largest number of a process
-        (tmp_path / name).touch()
-    prefect_api._server(tmp_path, 1.0)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["server-1.log", "server-1.log.1"]

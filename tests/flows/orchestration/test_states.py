@@ -1,17 +1,14 @@
 """States of a run: cancelled, crashed or ended in another way, in the store's events and in Prefect's words."""
 
-import errno
 import logging
 import os
 import socket
 import subprocess
 import sys
-import threading
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, call
 from uuid import uuid4
@@ -35,16 +32,13 @@ from flows.orchestration.states import (
     mark_crashed,
     other_writers,
 )
-from flows.reporting import bookkeeping
 from flows.runtime import entry
-from flows.runtime.session import open_session
 from flows.services.ownership import recorded_identity, writer_alive
 from storage.errors import StoreUnavailable
 from storage.store import open_store
 from tasks.runtime.prefect_task import error_text, is_transient
 from tests.fixtures.faults import happened
 from tests.fixtures.rehearsal import session_for
-from tests.fixtures.waiting import PATIENCE, until
 
 
 @pytest.fixture
@@ -87,11 +81,6 @@ def test_a_failed_flow_says_its_notes_and_whoever_calls_it_gets_the_error(error)
     assert (state.type.value, state.message) == ("FAILED", told)
     with pytest.raises(type(error)):
         state.result()
-
-
-def test_what_a_flow_returns_is_its_own():
-    flow = reports_its_end(lambda: 7)
-    assert flow() == 7
 
 
 @pytest.mark.parametrize(
@@ -158,25 +147,6 @@ def test_it_asks_at_once_and_then_not_for_a_while_and_once_cancelled_it_stays_so
     assert cancellation.asked_for("run") and ask.call_count == 2
 
 
-def test_a_silent_api_is_waited_for_once_and_its_late_answer_counts(monkeypatch):
-    monkeypatch.setattr(bookkeeping, "PATIENCE_SECONDS", 0.05)
-    monkeypatch.setattr(states, "ASK_SECONDS", 0.0)
-    silence, asked, told = threading.Event(), [], []
-
-    def ask(flow_run):
-        asked.append(flow_run)
-        return silence.wait(PATIENCE)
-
-    cancellation = Cancellation(ask, tell=told.append)
-    assert [cancellation.asked_for("run") for _ in range(3)] == [False] * 3
-    assert asked == ["run"], "whoever asks while an answer is outstanding goes on at once"
-    assert told == ["Prefect does not answer: the run goes on, and its pages there are late"]
-    silence.set()
-    until(lambda: cancellation.asked_for("run"), lambda: "the late answer was not taken")
-    until(lambda: len(told) == 2, lambda: f"{told}")
-    assert told[1].startswith("Prefect answers again, after ")
-
-
 def test_a_cancelled_run_says_how_it_goes_on(monkeypatch, root):
     context = SimpleNamespace(flow_run=SimpleNamespace(id="flow run"))
     monkeypatch.setattr("prefect.context.FlowRunContext.get", lambda: context)
@@ -233,17 +203,6 @@ def test_what_prefect_is_only_told_of_costs_a_line_where_it_answers_with_an_erro
     beginnings = ["Prefect did not get its run and store", "Prefect did not get the end of dead processes"]
     assert [line.partition(":")[0] for line in told] == beginnings
     assert all("500" in line and "\n" not in line for line in told)
-
-
-def test_a_full_disk_is_named_as_the_reason_for_an_error_of_the_server(monkeypatch, tmp_path):
-    monkeypatch.setattr(server, "_embedded", server.PrefectApi("http://x/api"))
-    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
-    problem = httpx.HTTPError("Server error '500 Internal Server Error'")
-    assert "written" not in str(server.failure(problem)) and not list(tmp_path.iterdir())
-
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    monkeypatch.setattr(os, "fsync", Mock(side_effect=full))
-    assert f"{tmp_path} cannot be written: No space left on device" in str(server.failure(problem))
 
 
 @pytest.mark.parametrize(
@@ -337,14 +296,6 @@ def test_each_writer_is_told_of_the_others(store):
     assert other_writers(store, "a") == []
     begin(store, "dead", dead_process())
     assert other_writers(store, "dead") == []
-
-
-def test_whoever_opens_a_run_that_is_at_work_sees_so(store):
-    begin(store, "a", os.getppid())
-    notes = []
-    with open_session(config_of(Path(store.root.address)), (lambda event, facts: notes.append(facts["text"]),)):
-        pass
-    assert len(notes) == 1 and f": {os.getppid()} on " in notes[0]
 
 
 @pytest.mark.parametrize(("before", "warns"), [(None, False), ("Completed", False), ("Cached", True)])

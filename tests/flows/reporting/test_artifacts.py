@@ -31,19 +31,6 @@ def test_a_curve_of_nothing_and_of_what_is_not_finite_says_so():
         assert artifacts.reward_curve(steps) == "no scored step yet"
 
 
-def test_what_is_not_finite_is_in_no_mean_of_a_long_run():
-    rewards = [math.nan, 1.0] * 36 + [math.inf, None] * 18 + [0.0, 1.0] * 18
-    heading, *lines = artifacts.reward_curve([step(n, reward=reward) for n, reward in enumerate(rewards)]).splitlines()
-    assert heading == "reward 1.000, from 0 to 1"
-    halves = [" "] * 3 + ["▁"] + ["█"] * 4
-    assert lines == ["█" * 36 + " " * 18 + half * 18 for half in halves]
-
-
-def test_the_curve_of_a_long_run_stays_small():
-    curve = artifacts.reward_curve([step(number, reward=math.sin(number) ** 2) for number in range(20_000)])
-    assert max(map(len, curve.splitlines())) <= artifacts.CURVE_WIDTH
-
-
 def test_a_run_without_rewards_shows_its_losses():
     steps = [step(number, reward=None, update={"loss": 2.0 - number}) for number in range(3)]
     assert artifacts.reward_curve(steps).startswith("loss 0.000, from 0 to 2\n█")

@@ -169,9 +169,3 @@ def test_of_an_error_what_was_raised_and_the_advice_at_its_end_stay():
         f"  + Exception Group Traceback (most recent call last):\n  | File\n  | ExceptionGroup: two\n{trace}KeyError: 1"
     )
     assert "ExceptionGroup: two" in error_words(group, 500)
-
-
-def test_ten_megabytes_of_one_line_go_through():
-    text = "\x1b]0;title\x07" * 1_000_000
-    assert visible(text) == "␛]0;title␇" * 1_000_000
-    assert one_line(text, 12) == "␛]0;title␇␛…"

@@ -4,8 +4,6 @@ import io
 import os
 import pty
 import select
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given
@@ -14,7 +12,6 @@ from rich.console import Console
 
 from flows.reporting.formats import block_rows, over_width, sparkline
 from flows.reporting.panel import Panel, duration, is_terminal, printable
-from tests.fixtures.waiting import PATIENCE
 
 
 @pytest.fixture(autouse=True)
@@ -126,10 +123,6 @@ def test_a_reader_that_went_away_does_not_stop_the_run():
         stream.close()
 
 
-def test_control_sequences_do_not_reach_the_terminal():
-    assert printable("\x1b[31mred\x1b[0m a\nb\x9bc\x00") == "␛[31mred␛[0m a b⟨U+009B⟩c␀"
-
-
 @given(st.text(max_size=80))
 def test_printable_text_is_one_line_without_escapes(text):
     result = printable(text)
@@ -154,12 +147,6 @@ def test_plots_are_as_wide_and_high_as_asked(values, rows):
 
 def test_durations():
     assert [duration(value) for value in (None, 0, 7.4, 750, 3723)] == ["-", "0:00", "0:07", "12:30", "1:02:03"]
-
-
-def test_importing_the_panel_does_not_import_prefect():
-    modules = "flows.reporting.panel, flows.services.base, flows.orchestration.server"
-    program = f"import sys, {modules}; print('prefect' in sys.modules)"
-    assert subprocess.check_output([sys.executable, "-c", program], timeout=PATIENCE) == b"False\n"
 
 
 @pytest.mark.parametrize(("width", "rows_of_charts"), [(80, 2), (200, 1), (40, 4)])

@@ -11,7 +11,6 @@ from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.services.base import Supervisor
 from flows.services.environments import GraderProcesses, grader_digest
-from flows.services.process import ServiceFailed
 from storage.store import open_store
 from tasks.inference.grading.client import GraderLost, NotRegradable, answers
 from tasks.rollout.regrade import STAGE
@@ -155,13 +154,3 @@ def test_what_needs_a_rollout_is_refused_and_the_grader_lives(supervisor, grader
         scores("state")
     assert scores("none") == [9.0]
     assert supervisor._handles[0].generation == 1
-
-
-@pytest.mark.nightly
-def test_an_environment_that_does_not_load(graders, tmp_path, monkeypatch):
-    (tmp_path / "broken_taskset.py").write_text("raise RuntimeError('the planted error')")
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    rows = reversals()
-    with pytest.raises(ServiceFailed, match=r"before it was ready[\s\S]*the planted error"):
-        graders({"name": "reverse", "taskset": {"id": "broken_taskset"}}).scores(**rows)

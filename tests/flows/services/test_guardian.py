@@ -18,7 +18,6 @@ from flows.services.ownership import (
 )
 from tests.fixtures.faults import happened
 from tests.fixtures.programs import PROGRAMS, ROOT
-from tests.fixtures.programs import SERVICE as PROGRAM
 from tests.fixtures.waiting import PATIENCE, until
 
 pytestmark = pytest.mark.engine
@@ -132,15 +131,6 @@ def guarded(seconds, *program):
 def test_guardian_exits_with_the_status_of_its_service(program, status):
     with guarded(0.5, *program) as process:
         assert process.wait(PATIENCE) == status
-
-
-def test_guardian_forwards_sigterm(tmp_path):
-    report = tmp_path / "report"
-    with guarded(PATIENCE, sys.executable, PROGRAM, "polite", str(report)) as process:
-        until(report.exists, lambda: "the service did not report")
-        process.terminate()
-        assert process.wait(PATIENCE) == 0
-        assert (tmp_path / "report.ended").exists()
 
 
 def test_an_identity_is_of_one_process_only():

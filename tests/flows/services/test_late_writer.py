@@ -7,12 +7,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
-import pyarrow as pa
 import pytest
 
 from configs.run import RunConfig
 from storage.policies.manifest import digest_files
-from storage.schemas.stage_tables import TOKEN_MASKS, TOKEN_STATISTICS
 from storage.store import open_store
 from tasks.learner.client import Learner
 from tasks.learner.protocol import STATISTICS_FILE, LearnerLost
@@ -30,7 +28,6 @@ from tests.tasks.learner.processes import process
 
 ROWS = batches([[sample(f"{number}", 250, number)] for number in range(40)])
 """Some seconds of training: long enough to be stopped in it."""
-STATISTICS = TOKEN_STATISTICS.arrow.append(TOKEN_MASKS.arrow.field("masked"))
 
 
 @pytest.fixture
@@ -48,40 +45,6 @@ def trained(context, learners):
     policy = context.store.policies.find(done.key)
     context.store.policies.directory(done.key, verify=True)
     return done.key, policy.files
-
-
-def test_files_that_are_open_and_files_that_are_made_anew_stay_apart(context):
-    """A file that was begun is written to its end, others are made in a directory that is made again."""
-    open_files, given = [], []
-    state = {"weights_sha256": "w", "probe_token_ids": [1, 2], "files": []}
-
-    def write(directory, content):
-        directory.mkdir(parents=True, exist_ok=True)
-        open_files.append((directory / "model.safetensors").open("wb"))
-        open_files[-1].write(content)
-        (directory / "config.json").write_bytes(content)
-        with pa.ipc.new_stream(str(directory / STATISTICS_FILE), STATISTICS) as statistics:
-            statistics.write_batch(pa.RecordBatch.from_pylist([], STATISTICS))
-
-    def lose(batch, *, directory_out, **_):
-        given.append(Path(directory_out))
-        write(given[0], b"lost")
-        raise LearnerLost("cut off")
-
-    def train(batch, *, directory_out, **_):
-        write(Path(directory_out), b"replacement")
-        open_files[0].write(b" and late")
-        open_files[0].flush()
-        write(given[0], b"late")
-        for each in open_files:
-            each.close()
-        return []
-
-    replacement = SimpleNamespace(train=train, state=lambda: state, probe=lambda tokens: [0.0] * len(tokens))
-    key, files = trained(context, (SimpleNamespace(train=lose), replacement))
-    assert {each.path for each in files} == {"config.json", "model.safetensors"}
-    made = context.store.policies.directory(key)
-    assert {(made / each.path).read_bytes() for each in files} == {b"replacement"}
 
 
 @pytest.mark.fault("services", "a learner that was given up writes later", "the policy of the one after it, to the bit")

@@ -18,21 +18,6 @@ def plan_of(*overrides, gpu="H200", preset="qwen3_gpu"):
     return memory_plan(load([preset], list(overrides)), parse_gpu(gpu))
 
 
-def test_a_small_model_stays_beside_its_engine():
-    plan = plan_of()
-    assert plan.fits and plan.shared and not plan.sleeps and not plan.recompute
-    assert plan.learner.total < 40 * GIB
-    # All that may be in flight has room at its full length.
-    assert 200 * 4096 < plan.kv_tokens <= 256 * 4096
-
-
-def test_a_middle_one_s_engine_sleeps_while_it_trains():
-    plan = plan_of(MIDDLE, SHORT_ROWS)
-    assert plan.fits and plan.sleeps and not plan.recompute
-    assert plan.phases["training"] > 0.6 * plan.gpu.total
-    assert plan.learner.total + plan.engine.total > plan.gpu.total
-
-
 def test_activations_are_computed_again_where_they_do_not_fit():
     long_rows = MIDDLE, "packing.tokens_per_row=32768"
     plan = plan_of(*long_rows)
@@ -142,9 +127,3 @@ def test_the_widths_of_a_model_are_read_from_its_config(tmp_path, config, expect
     (tmp_path / "config.json").write_text(json.dumps(config))
     shape = model_shape(str(tmp_path))
     assert (shape and json.loads(shape.model_dump_json(include=set(expected)))) == expected
-
-
-def test_every_part_is_told():
-    text = "\n".join(plan_of().lines())
-    parts = ("weights", "gradients", "optimizer", "activations", "logits", "kv cache", "graphs", "context", "sampling")
-    assert all(part in text for part in parts)

@@ -3,12 +3,8 @@
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 from flows.services.base import PolicyLock
-from tasks.inference.engine.client import ServedModel
-from tasks.runtime.stage import Policy
-from tests.fixtures.rehearsal import session_for
 from tests.fixtures.waiting import PATIENCE, until
 
 SECONDS = PATIENCE
@@ -104,25 +100,3 @@ def test_draws_ahead_and_evaluations_never_see_two_policies_and_all_end():
         for each in begun:
             each.result(SECONDS)
     assert not mixed and not +held
-
-
-def test_the_engine_exchanges_a_policy_only_under_its_one_holder(root, monkeypatch):
-    engine = session_for(root, "run").engine
-    brought = []
-
-    def bring(policy, url, recompute=True):
-        assert engine._loading.locked(), "who waits for the policy waits until it is served"
-        brought.append((policy.key, recompute))
-        return ServedModel(url, "key", salt=policy.key)
-
-    monkeypatch.setattr(engine, "_load", bring)
-    monkeypatch.setattr(engine, "serve", lambda policy: ServedModel("http://engine", "key", salt=policy.key))
-    engine._handles["engine"] = SimpleNamespace(wait=lambda: {"url": "http://engine"})
-    with engine.pinned(Policy("a", 0)):
-        with engine.pinned(Policy("a", 0)):
-            assert engine.exchange(Policy("b", 1), recompute=True) is None
-        for key, recompute in (("b", True), ("c", False)):
-            assert engine.exchange(Policy(key, 1), recompute=recompute).salt == key
-    assert brought == [("b", True), ("c", False)]
-    with engine.pinned(Policy("a", 0)):
-        pass  # the holder let go, whatever it held in the end

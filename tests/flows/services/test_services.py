@@ -9,18 +9,14 @@ import threading
 from itertools import chain, repeat
 from pathlib import Path
 from unittest.mock import Mock, call
-from uuid import uuid4
 
 import pytest
 
 from flows.services import process
 from flows.services.base import (
-    ROOM,
-    SOCKET_CHARACTERS,
     RunService,
     Supervisor,
     ready_reports,
-    temporary_directory,
 )
 from flows.services.ownership import identity, owned_processes, start_time
 from flows.services.process import ServiceFailed, ServiceSpec
@@ -313,16 +309,6 @@ def test_an_engine_finds_room_for_its_socket_though_tmpdir_is_long(tmp_path, mon
         there = Path(supervisor.start(spec(tmp_path, argv=argv, max_restarts=0)).wait()["there"])
         assert there.is_dir() and long not in there.parents
     assert not there.exists()
-
-
-def test_every_tmpdir_that_is_short_enough_is_taken_and_none_is_one_message(monkeypatch):
-    most = SOCKET_CHARACTERS - ROOM - len(f"/stagecoach-{os.getuid()}")
-    monkeypatch.setattr(os, "access", lambda place, mode: place.startswith("/x"))
-    monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * (most - 1))
-    assert len(f"{temporary_directory()}/services-{'a' * 12}/{uuid4()}") == 107
-    monkeypatch.setattr(tempfile, "tempdir", "/" + "x" * most)
-    with pytest.raises(ServiceFailed, match=f"set TMPDIR to a path of at most {most}"):
-        temporary_directory()
 
 
 @pytest.mark.parametrize("problem", [RuntimeError, KeyboardInterrupt])

@@ -13,8 +13,7 @@ from configs.environments import EnvironmentConfig
 from configs.load import load
 from flows.orchestration import server as prefect_server
 from flows.services import process
-from flows.services.base import RunService, Supervisor
-from flows.services.engine import NEEDS, InferenceService
+from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers, GraderProcesses
 from flows.services.learner import LearnerProcess
 from flows.services.process import ServiceSpec
@@ -89,11 +88,6 @@ def test_each_service_gets_what_it_needs(tmp_path, service):
     assert not spec.env.keys() & SECRETS.keys()
 
 
-def test_an_engine_gets_what_loads_a_tokenizer():
-    assert given(NEEDS) == {"HF_TOKEN"}
-    assert issubclass(InferenceService, RunService)
-
-
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -143,16 +137,6 @@ def test_a_process_that_is_started_has_no_others(tmp_path):
     assert {each.split(b"=")[0].decode() for each in guardian.split(b"\0")} & SECRETS.keys() == expected
     heading = spec.log.read_text().splitlines()[0]
     assert "without DATABASE_URL, GITHUB_TOKEN, HF_TOKEN" in heading and "word" not in heading
-
-
-@pytest.mark.parametrize("value", ["0", "1", None])
-def test_environments_ask_the_hub_as_the_shell_says(value, tmp_path, monkeypatch):
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-    if value:
-        monkeypatch.setenv("HF_HUB_OFFLINE", value)
-    environment = EnvironmentConfig.model_validate(ENVIRONMENT)
-    variables = inherited_variables() | servers.command(environment, tmp_path / "report")[1]
-    assert variables.get("HF_HUB_OFFLINE") == value
 
 
 def test_a_section_reaches_its_process_by_a_file_for_one_pair_of_eyes(tmp_path):
