@@ -13,17 +13,8 @@ from tempfile import TemporaryFile
 # A limit on file sizes is met like a full disk: nothing more can be written until somebody makes room.
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # Delta and Arrow pass on the words of the system and lose its number.
-FULL_WORDS = (
-    "No space left",
-    "disk is full",
-    "os error 28",
-    "Disk quota exceeded",
-    "os error 122",
-    "File too large",
-    "os error 27",
-)
-
-READ_ONLY_WORDS = ("Read-only file system", "os error 30", "readonly database")
+FULL_WORDS = ("No space left", "disk is full", "Disk quota exceeded", "File too large")
+READ_ONLY_WORDS = ("Read-only file system", "readonly database")
 
 
 class StoreError(ValueError):
@@ -51,10 +42,6 @@ class InvariantBreach(StoreError):
     """Rows contradict each other or the contract's meaning, though their columns have the right types."""
 
 
-class KeyContentError(StoreError):
-    """A value that has no single canonical spelling was to become part of a key."""
-
-
 class DamagedSlice(StoreError):
     """Bytes on disk are not those that the ledger names."""
 
@@ -69,14 +56,6 @@ class PolicyAbsent(StoreError):
 
 class RunUnknown(StoreError):
     """No run of that name is in the store."""
-
-
-class QuarantineUnknown(StoreError):
-    """No quarantine of that id is in the store."""
-
-
-class NoteUnknown(StoreError):
-    """No note of that id is in the store."""
 
 
 class WorkRemoved(StoreError):
@@ -95,10 +74,6 @@ class NoSpace(StoreError):
     """The disk, the quota or the file-size limit is used up."""
 
 
-class ReadOnlyDisk(StoreError):
-    """The disk is mounted read-only, by somebody or by the system after a fault."""
-
-
 SAFE = "everything that the ledger names"
 
 
@@ -114,7 +89,7 @@ def disk_refusal(what: str, error: BaseException, where: str = "", safe: str = S
         return NoSpace(f"{what}: no space left", where, safe, "free some space, then run the same again")
     if getattr(error, "errno", None) == errno.EROFS or any(word in str(error) for word in READ_ONLY_WORDS):
         do = "make it writable (the system's log says why it is not), then run the same again"
-        return ReadOnlyDisk(f"{what}: the disk is read-only", where, safe, do)
+        return StoreError(f"{what}: the disk is read-only", where, safe, do)
     return None
 
 
@@ -150,8 +125,8 @@ def is_foreign(error: BaseException) -> bool:
 def border(what: str, where: str, safe: str = SAFE) -> Iterator[None]:
     """Convert what the operating system, Arrow or Delta raise inside the block into a StoreError, once.
 
-    Raises NoSpace where space ran out, ReadOnlyDisk where nothing may be written, StoreUnavailable for every other
-    error of those libraries; errors of our own and of the language pass untouched.
+    Raises NoSpace where space ran out, StoreUnavailable for every other error of those libraries, unless it says that
+    nothing may be written; errors of our own and of the language pass untouched.
     """
     try:
         yield

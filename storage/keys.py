@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from storage.errors import KeyContentError
+from storage.errors import StoreError
 
 # 128 bits: no two pieces of work of any store get one key by chance.
 KEY_LENGTH = 32
@@ -15,7 +15,7 @@ KEY_LENGTH = 32
 def canonical_json(value: Any) -> str:
     """Spell a JSON value in its one canonical way: sorted keys, no spaces, ASCII only, floats by `repr`.
 
-    1 and 1.0 are different values, and so are None and a missing key. Raises KeyContentError for anything that JSON
+    1 and 1.0 are different values, and so are None and a missing key. Raises StoreError for anything that JSON
     does not hold exactly: NaN, infinities, sets, bytes, keys that are not strings.
     """
     _check(value, "$")
@@ -55,5 +55,5 @@ def _check(value: Any, path: str) -> None:
         raise _refusal(f"a {type(value).__name__} has no canonical spelling", path)
 
 
-def _refusal(what: str, path: str) -> KeyContentError:
-    return KeyContentError(what, path, "nothing was written", "use null, booleans, numbers, strings, lists and objects")
+def _refusal(what: str, path: str) -> StoreError:
+    return StoreError(what, path, "nothing was written", "use null, booleans, numbers, strings, lists and objects")

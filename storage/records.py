@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from storage.delta.table import StoredTable
-from storage.errors import NoteUnknown, QuarantineUnknown, RunUnknown, SliceExpired
+from storage.errors import RunUnknown, SliceExpired, StoreError
 from storage.keys import canonical_json, content_key
 from storage.refs import Slice
 from storage.roots import Root
@@ -315,11 +315,11 @@ class Quarantines(NamedRecords):
     def reasons(self, quarantines: Sequence[str]) -> dict[str, str]:
         """The reason for each rollout of the findings named; of a rollout in several, the earliest finding's.
 
-        Raises QuarantineUnknown for an id that the store does not have.
+        Raises StoreError for an id that the store does not have.
         """
         known = self.all()
         if missing := sorted(set(quarantines) - {each.quarantine for each in known}):
-            raise QuarantineUnknown(
+            raise StoreError(
                 f"there is no quarantine {missing[0]!r}",
                 f"the store has: {', '.join(each.quarantine for each in known) or 'none'}",
                 do="list them with `stagecoach quarantine --list` and give one of these ids",
@@ -364,11 +364,11 @@ class Notes(NamedRecords):
         return note
 
     def delete(self, name: str) -> Note:
-        """Take a note back by its id, and return it. Raises NoteUnknown where the store has no such note."""
+        """Take a note back by its id, and return it. Raises StoreError where the store has no such note."""
         known = {note.note: note for note in self.all()}
         if name not in known:
             shown = f"the store has: {', '.join(known) or 'none'}"
-            raise NoteUnknown(f"there is no note {name!r}", shown, do="list them with `stagecoach note RUN`")
+            raise StoreError(f"there is no note {name!r}", shown, do="list them with `stagecoach note RUN`")
         self.add_records([replace(known[name], deleted=True, at=datetime.now(UTC))])
         return known[name]
 

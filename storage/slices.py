@@ -149,11 +149,7 @@ class Slices:
         compaction has moved a slice, its rows are found by attempt and checked by the content digest. Raises
         DamagedSlice, SliceExpired, InvariantBreach, StoreUnavailable.
         """
-        names = sorted({piece.table for piece in slices})
-        if len(names) != 1:
-            what = f"slices of one table are needed, not of {names or 'none'}"
-            raise SchemaError(what, "", SAFE, "read each by itself")
-        (name,) = names
+        (name,) = {piece.table for piece in slices}
         arrow = TABLES[name].arrow
         schema = arrow if columns is None else pa.schema([arrow.field(column) for column in columns])
         # The files that the ledger lists come first: to read them the table's log is not needed.

@@ -23,7 +23,7 @@ def note(
 ) -> int:
     """Record, take back or list notes.
 
-    Raises RunUnknown, NotThere for an unknown rollout, NoteUnknown, UsageError for options that do not fit together.
+    Raises RunUnknown, NotThere for an unknown rollout, StoreError, UsageError for options that do not fit together.
     """
     from flows.queries.notes import notes_of
     from flows.queries.trace import find_trace

@@ -10,7 +10,7 @@ checked. Work that cannot be read can be forgotten, and is then computed again.
 import json
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -62,25 +62,18 @@ class Damage:
 
 
 def inspect_logs(root: Root) -> list[LogDamage]:
-    """Look at the logs of all tables of a store, and at what an earlier repair had begun to mend."""
-    begun = {damage.table: damage for damage in _unfinished_repair(root)[1]}
+    """Look at the logs of all tables of a store; return what an earlier repair had found where it has not ended."""
+    if begun := _unfinished_repair(root)[1]:
+        return begun
     # Of a table whose directory is gone, its head is left.
-    there = {*root.names("tables"), *(name.removesuffix(".json") for name in root.names(HEADS)), *begun}
+    there = {*root.names("tables"), *(name.removesuffix(".json") for name in root.names(HEADS))}
     found = []
     for name in sorted(there & {*TABLES}):
         with border(f"looking at the log of table {name!r}", root.child(f"tables/{name}/_delta_log")):
             damage = Log(root, f"tables/{name}", has_head=TABLES[name] in SYSTEM_TABLES).inspect()
-        if damage or name in begun:
-            found.append(_together(begun.get(name), damage))
+        if damage:
+            found.append(damage)
     return found
-
-
-def _together(begun: LogDamage | None, found: LogDamage | None) -> LogDamage:
-    """The damage that a repair had begun to mend, with what is found now: half of it may have been moved."""
-    both = [damage for damage in (begun, found) if damage]
-    lost = sorted({version for each in both for version in each.lost_versions})
-    files = dict.fromkeys(name for each in both for name in each.files)
-    return replace(both[0], files=tuple(files), lost_versions=tuple(lost))
 
 
 def _unfinished_repair(root: Root) -> tuple[str, list[LogDamage]]:

@@ -160,18 +160,14 @@ def columns_of(frames: Frames, name: str, tokens: bool = False) -> list[str]:
 
 
 def _require_read_only(statements: Sequence[Any], sql: str) -> None:
-    kinds = [_kind_of(statement) for statement in statements]
+    try:
+        kinds = [str(statement.type.name) for statement in statements]
+    except ValueError:  # a kind that the library itself has no name for, such as that of `update extensions`
+        kinds = ["This"]
     if len(kinds) != 1:
         raise QuestionError(f"one SELECT at a time, not {len(kinds) or 'none'}", sql, _SAFE, "ask one question")
     if kinds[0] not in READ_STATEMENTS:
         raise QuestionError(f"{kinds[0]} is not a question: the store is only read", sql, _SAFE, "begin with SELECT")
-
-
-def _kind_of(statement: Any) -> str:
-    try:
-        return str(statement.type.name)
-    except ValueError:  # kinds that the library itself has no name for, such as that of `update extensions`
-        return "This"
 
 
 def _schemas(frames: Frames, sql: str) -> list[tuple[str, Frames]]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.errors import KeyContentError
+from storage.errors import StoreError
 from storage.keys import canonical_json, content_key, work_key
 
 VALUES = st.recursive(
@@ -52,5 +52,5 @@ def test_spelling_is_json_and_does_not_depend_on_order(value):
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, {1: 2}, {"a": {2}}, [b"x"], object()])
 def test_what_has_no_single_spelling_has_no_key(value):
-    with pytest.raises(KeyContentError):
+    with pytest.raises(StoreError):
         canonical_json(value)

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from storage.errors import QuarantineUnknown, RunUnknown
+from storage.errors import RunUnknown, StoreError
 from storage.maintenance.compact import maintain
 from storage.records import ALL_RUNS, Quarantines
 from storage.store import open_store
@@ -100,7 +100,7 @@ def test_reasons_of_chosen_findings(store):
     assert store.quarantines.reasons([]) == {}
     assert store.quarantines.reasons([two.quarantine]) == {"b": "two", "c": "two"}
     assert store.quarantines.reasons([two.quarantine, one.quarantine]) == {"a": "one", "b": "one", "c": "two"}
-    with pytest.raises(QuarantineUnknown, match="'nothing'") as caught:
+    with pytest.raises(StoreError, match="'nothing'") as caught:
         store.quarantines.reasons([one.quarantine, "nothing"])
     assert one.quarantine in caught.value.where
 

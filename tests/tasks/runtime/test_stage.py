@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from configs.run import RunConfig
-from storage.errors import NoSpace, ReadOnlyDisk, StoreError
+from storage.errors import NoSpace, StoreError
 from storage.schemas.stage_tables import EXAMPLES
 from storage.store import open_store
 from storage.turns import CachedTurn, TurnCache
@@ -202,7 +202,7 @@ def test_turns_go_when_their_groups_are_committed_also_those_of_a_process_that_d
         (OSError(errno.ENOSPC, "No space left on device", "/weights/x"), NoSpace, "/weights/x"),
         (ValueError("the learner failed (OSError: No space left on device)"), NoSpace, ""),
         (OSError(errno.EDQUOT, "Disk quota exceeded"), NoSpace, ""),
-        (OSError(errno.EROFS, "Read-only file system", "/weights/x"), ReadOnlyDisk, "/weights/x"),
+        (OSError(errno.EROFS, "Read-only file system", "/weights/x"), StoreError, "/weights/x"),
         (OSError(errno.EIO, "Input/output error"), OSError, None),
     ],
 )
