@@ -297,12 +297,10 @@ class Quarantines(NamedRecords):
         traces = tuple(sorted(set(trace_ids)))
         assert traces, "a quarantine of nothing"
         name = content_key({"trace_ids": list(traces), "reason": reason})[:ID_LENGTH]
-        existing = {finding.quarantine: finding for finding in self.all()}.get(name)
-        if existing is not None:
-            return existing
-        finding = Quarantine(name, run, where, reason, traces, datetime.now(UTC), socket.gethostname())
-        self.add_records([finding])
-        return finding
+        if name not in self.ids():
+            finding = Quarantine(name, run, where, reason, traces, datetime.now(UTC), socket.gethostname())
+            self.add_records([finding])
+        return next(finding for finding in self.all() if finding.quarantine == name)
 
     def all(self) -> list[Quarantine]:
         """The findings, in order of time; of one that two writers recorded at once, the earlier row."""
@@ -317,14 +315,14 @@ class Quarantines(NamedRecords):
 
         Raises StoreError for an id that the store does not have.
         """
-        known = self.all()
-        if missing := sorted(set(quarantines) - {each.quarantine for each in known}):
+        ids = self.ids()
+        if missing := sorted({*quarantines} - {*ids}):
             raise StoreError(
                 f"there is no quarantine {missing[0]!r}",
-                f"the store has: {', '.join(each.quarantine for each in known) or 'none'}",
+                f"the store has: {', '.join(ids) or 'none'}",
                 do="list them with `stagecoach quarantine --list` and give one of these ids",
             )
-        chosen = [each for each in known if each.quarantine in set(quarantines)]
+        chosen = [each for each in self.all() if each.quarantine in quarantines]
         return {trace: each.reason for each in reversed(chosen) for trace in each.trace_ids}
 
     def _select(self, earlier: Quarantine, later: Quarantine) -> Quarantine:

@@ -119,13 +119,10 @@ class Root:
         else:
             self.bucket.delete(path)
 
-    def remove_unneeded(self, path: str) -> int:
-        """Delete a file that is no longer needed, if it is still there; return its size in bytes."""
+    def remove_unneeded(self, path: str) -> None:
+        """Delete a file that is no longer needed, if it is still there."""
         with border("deleting a file that is no longer needed", self.child(path)), suppress(FileNotFoundError):
-            size = self.files.get_file_info(path).size or 0
             self.delete(path)
-            return size
-        return 0
 
     def remove_directory(self, path: str) -> None:
         """Delete a directory of a local root with all in it, if it is still there; of a link the link alone."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 import pyarrow.fs as pafs
@@ -232,8 +232,7 @@ def locate(url: str, found: Mapping[str, str]) -> Bucket:
 def file_system(bucket: Bucket) -> pafs.S3FileSystem:
     """Arrow's file system for a bucket; small files are put with one request."""
     split = urlsplit(bucket.endpoint)
-    small_at_once: dict[str, Any] = {"allow_delayed_open": True}  # unknown to Arrow's type hints
-    return pafs.S3FileSystem(
+    return pafs.S3FileSystem(  # type: ignore[call-arg]
         access_key=bucket.access_key,
         secret_key=bucket.secret_key,
         session_token=bucket.session_token or None,
@@ -243,7 +242,7 @@ def file_system(bucket: Bucket) -> pafs.S3FileSystem:
         connect_timeout=SECONDS_TO_CONNECT,
         request_timeout=SECONDS_TO_ANSWER,
         retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
-        **small_at_once,
+        allow_delayed_open=True,  # unknown to Arrow's type hints
     )
 
 

@@ -221,15 +221,12 @@ class StoredTable:
         """The address of a file that the table holds."""
         return self._root.child(f"{self.place}/{path}")
 
-    def load(self, path: str) -> bytes:
-        """The bytes of a file that the table holds."""
-        with border("reading a file", self.file_address(path)):
-            return self._root.read(f"{self.place}/{path}")
-
     def read(self, path: str, attempts: Collection[str] | None = None) -> pa.Table:
         """Rows of a file that the table holds, by page checksums but without digest; without the run column."""
         if attempts is None:
-            return decode(buffer_reader(self.load(path)), self.data_schema, where=self.file_address(path))
+            with border("reading a file", self.file_address(path)):
+                data = self._root.read(f"{self.place}/{path}")
+            return decode(buffer_reader(data), self.data_schema, where=self.file_address(path))
         with self._open_file(path) as source:
             return decode(source, self.data_schema, attempts, self.file_address(path))
 

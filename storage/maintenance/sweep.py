@@ -35,14 +35,11 @@ HOURS = {"h": 1, "d": 24}
 
 @dataclass
 class RemovalReport:
-    """What was removed: ledger rows, slices, files and their bytes, policies and their bytes."""
+    """How many ledger rows, slices and policies were removed."""
 
     rows: int = 0
     slices: int = 0
-    files: int = 0
-    bytes: int = 0
     policies: int = 0
-    policy_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,12 +62,11 @@ class Retention:
 
 @dataclass(frozen=True)
 class ExpiryReport:
-    """What was dropped of a table; for a dry run, what would be, with the files and bytes first written."""
+    """What was dropped of a table, with its bytes as first written; for a dry run, what would be."""
 
     table: str
     hours: int
     slices: int
-    files: int
     bytes: int
 
 
@@ -97,7 +93,7 @@ def carry_out(store: Store, plan: Plan) -> RemovalReport:
         text = f"removed by gc: {len(rows)} rows of the ledger; {staying} stay, because kept runs name them"
         _record_removal(store, run, text)
     for key in plan.pruned:
-        report.policy_bytes += store.policies.remove(key, "`stagecoach gc --policies`")
+        store.policies.remove(key, "`stagecoach gc --policies`")
         report.policies += 1
     return finish_removals(store, report)
 
@@ -109,11 +105,11 @@ def finish_removals(store: Store, report: RemovalReport | None = None) -> Remova
         # Read again: a run may have come to name some of it since the record was written.
         live = References(store)
         dead = [piece for row in record["slices"] if (piece := Slice.from_row(row)) not in live.slices]
-        files, size = drop_slices(store, dead)
-        report.slices, report.files, report.bytes = report.slices + len(dead), report.files + files, report.bytes + size
+        drop_slices(store, dead)
+        report.slices += len(dead)
         for key in sorted(set(record["policies"]) - live.keys):
             if not _is_republished(store, key, path):
-                report.policy_bytes += store.policies.remove(key)
+                store.policies.remove(key)
                 report.policies += 1
         for run in sorted({*record.get("runs", ())} - {entry.run for entry in live.entries}):
             # The process died before it recorded the event.
@@ -149,12 +145,10 @@ def expire(store: Store, retention: Retention, dry_run: bool = False) -> ExpiryR
     entries = [entry for entry in store.ledger.entries() if entry.finished_at <= newest]
     pieces = [piece for piece in References(store, entries, retention.table).slices if piece.rows]
     new = store.slices.expired_slices.exclude(pieces)
-    if dry_run:
-        files, size = sum(len(piece.files) for piece in new), sum(piece.bytes for piece in new)
-    else:
+    if not dry_run:
         store.slices.expired_slices.record(new, retention.hours)
-        files, size = drop_slices(store, pieces)
-    return ExpiryReport(retention.table, retention.hours, len(new), files, size)
+        drop_slices(store, pieces)
+    return ExpiryReport(retention.table, retention.hours, len(new), sum(piece.bytes for piece in new))
 
 
 def orphaned_files(store: Store, table: StoredTable, hours: float) -> list[ActiveFile]:
@@ -184,12 +178,11 @@ def orphaned_policies(store: Store, hours: float) -> list[str]:
     return [key for key in store.policies.names() if key not in named and f"policies/{key}/{MANIFEST}" in old]
 
 
-def drop_slices(store: Store, pieces: Sequence[Slice]) -> tuple[int, int]:
-    """Remove slices that no reader may read any more from their tables and from the disk; return files and bytes.
+def drop_slices(store: Store, pieces: Sequence[Slice]) -> None:
+    """Remove slices that no reader may read any more from their tables and from the disk.
 
     Other rows of the files that compaction put them in are written anew, and the old files are left to `vacuum`.
     """
-    files = size = 0
     for name in dict.fromkeys(piece.table for piece in pieces):
         table = store.slices.table(name)
         of_table = [piece for piece in pieces if piece.table == name]
@@ -198,9 +191,7 @@ def drop_slices(store: Store, pieces: Sequence[Slice]) -> tuple[int, int]:
         active = {file.path for file in table.active_files()}
         for path in dict.fromkeys([*emptied, *(file.path for piece in of_table for file in piece.files)]):
             if path not in active:
-                freed = store.root.remove_unneeded(f"{table.place}/{path}")
-                files, size = files + (freed > 0), size + freed
-    return files, size
+                store.root.remove_unneeded(f"{table.place}/{path}")
 
 
 def _take_out(table: StoredTable, run: str, pieces: Collection[Slice]) -> list[str]:

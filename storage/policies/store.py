@@ -35,8 +35,6 @@ from storage.roots import Root, make_directory, make_private_directory, synchron
 
 # 4 MiB at a time: weights never are in memory as a whole.
 CHUNK = 1 << 22
-MIN_COPIES = 4
-"""Local copies of policies that stay whatever their age."""
 COPY_SECONDS = 3600
 """How long a local copy stays after it was last asked for: whoever asked may be about to read it."""
 
@@ -57,7 +55,8 @@ class RemotePolicies:
             return
         # Where only the answer was lost, the manifest that stands is ours, and so are its files.
         if parse_manifest(self._root.read(name), policy_key).place != f"policies/{policy_key}{below}":
-            self._remove([f"policies/{policy_key}{below}/{file.path}" for file in files])
+            for file in files:
+                self._root.delete(f"policies/{policy_key}{below}/{file.path}")
 
     def copy(self, policy: PolicyManifest) -> Path:
         """A local directory with the policy's files, verified: an earlier copy, else a download."""
@@ -89,7 +88,8 @@ class RemotePolicies:
                 if not key.startswith("."):  # markers about policies, such as those of removed weights
                     by_key.setdefault(key, []).append(path)
             orphans = [path for key, paths in by_key.items() for path in sorted(set(paths) - self._named_files(key))]
-            self._remove(orphans)
+            for path in orphans:
+                self._root.delete(path)
             assert self._root.bucket is not None
             return len(orphans) + self._root.bucket.abort_uploads(oldest)
 
@@ -124,11 +124,9 @@ class RemotePolicies:
                 raise
 
     def _drop_old_copies(self) -> None:
-        copies = [path for path in self._copies.iterdir() if path.is_dir() and not path.name.startswith(".")]
-        used = {path: path.stat().st_mtime for path in copies}
-        newest_first = sorted(copies, key=lambda path: -used[path])
-        for path in newest_first[MIN_COPIES:]:
-            if used[path] < time.time() - COPY_SECONDS:
+        for path in self._copies.iterdir():
+            is_copy = path.is_dir() and not path.name.startswith(".")
+            if is_copy and path.stat().st_mtime < time.time() - COPY_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
 
     def _copy_directory(self, policy: PolicyManifest) -> Path:
@@ -144,10 +142,6 @@ class RemotePolicies:
         except FileNotFoundError:
             return set()
         return {name, *(policy.place_of(file) for file in policy.files)}
-
-    def _remove(self, paths: Sequence[str]) -> None:
-        for path in paths:
-            self._root.delete(path)
 
 
 MOST_HELD = 2
@@ -228,10 +222,17 @@ class Policies:
             if not files:
                 raise StoreError(f"{source} holds no files", "", "nothing was written", "write the weights first")
             weights = weights_digest(files)
-            self._check_made_again(policy_key, weights)
-            standing = self._find_published(policy_key) or self._place(source, policy_key, weights, files)
+            removed = self.removal_note(policy_key)
+            if removed and removed["weights_sha256"] != weights:
+                raise _conflict(policy_key, removed["weights_sha256"], weights)
+            standing = self._find_published(policy_key)
+            if standing is None:
+                place = self._remote.put if self._root.directory is None else self._move
+                place(source, policy_key, weights, files)
+                standing = self._find_published(policy_key)
+                assert standing is not None, "a policy just published is there"
             if standing.weights_sha256 != weights:
-                raise _conflict(standing, weights)
+                raise _conflict(policy_key, standing.weights_sha256, weights)
             if missing := sorted({file.path for file in files} - {file.path for file in standing.files}):
                 what = f"policy {policy_key!r} is there without {', '.join(missing)}"
                 advice = "go on with the setting of training.save_optimizer_every with which it was published"
@@ -303,24 +304,17 @@ class Policies:
             return None
         return note
 
-    def note_removal(self, policy_key: str, weights_sha256: str, why: str) -> None:
-        """Write the marker that the weights of a key are removed now, and why; see `removal_note`."""
-        note = {"weights_sha256": weights_sha256, "at": datetime.now(UTC).isoformat(), "why": why}
-        # The first note stands: what is removed twice was removed then.
-        self._root.create(f"policies/{REMOVED}/{policy_key}.json", json.dumps(note).encode())
-
-    def remove(self, policy_key: str, why: str = "") -> int:
-        """Remove a policy, complete or not there at all; return its bytes.
+    def remove(self, policy_key: str, why: str = "") -> None:
+        """Remove a policy, complete or not there at all.
 
         With `why`, a note stays: errors about missing weights quote it, and weights made again under the same key are
         checked against it.
         """
-        try:
-            policy = self.find(policy_key)
-        except DamagedSlice:  # of whose weights nothing is known that could be noted
-            policy = None
-        if policy is not None and why:
-            self.note_removal(policy_key, policy.weights_sha256, why)
+        with suppress(DamagedSlice):  # of whose weights nothing is known that could be noted
+            if why and (policy := self.find(policy_key)):
+                note = {"weights_sha256": policy.weights_sha256, "at": datetime.now(UTC).isoformat(), "why": why}
+                # The first note stands: what is removed twice was removed then.
+                self._root.create(f"policies/{REMOVED}/{policy_key}.json", json.dumps(note).encode())
         place = f"policies/{policy_key}"
         with border(f"removing policy {policy_key!r}", self._root.child(place), "every other policy"):
             if self._root.directory is None:
@@ -334,7 +328,6 @@ class Policies:
                 os.rename(self._root.child(place), self._root.child(gone))
                 synchronise(self._root.directory / "policies")
                 self._root.remove_directory(gone)
-        return policy.bytes if policy else 0
 
     def adapter_bases(self, policy_keys: Iterable[str]) -> set[str]:
         """Return the keys of the policies below those that are adapters; removed weights are left out."""
@@ -347,13 +340,6 @@ class Policies:
         with border("listing policies", self._root.address):
             return [name for name in self._root.names("policies") if not name.startswith(".") and self.find(name)]
 
-    def _check_made_again(self, policy_key: str, weights_sha256: str) -> None:
-        """Raise PolicyConflict where weights were removed under this key and these are others."""
-        removed = self.removal_note(policy_key)
-        if removed and removed["weights_sha256"] != weights_sha256:
-            before = PolicyManifest(policy_key, removed["weights_sha256"], (), f"policies/{REMOVED}/{policy_key}.json")
-            raise _conflict(before, weights_sha256)
-
     def _absence(self, policy_key: str) -> PolicyAbsent:
         marker = self.removal_note(policy_key)
         if marker is None:
@@ -364,13 +350,6 @@ class Policies:
         return PolicyAbsent(
             what, self._root.address, "the rows of that step in all tables, and every other policy", advice
         )
-
-    def _place(self, source: Path, policy_key: str, weights_sha256: str, files: Sequence[File]) -> PolicyManifest:
-        place = self._remote.put if self._root.directory is None else self._move
-        place(source, policy_key, weights_sha256, files)
-        standing = self._find_published(policy_key)
-        assert standing is not None, "a policy just published is there"
-        return standing
 
     def _move(self, source: Path, policy_key: str, weights_sha256: str, files: Sequence[File]) -> None:
         assert self._root.directory is not None
@@ -402,7 +381,7 @@ def _check_key(policy_key: str) -> None:
         raise StoreError(f"{policy_key!r} is no policy key", "", "nothing was touched", "use the key of finished work")
 
 
-def _conflict(standing: PolicyManifest, weights_sha256: str) -> PolicyConflict:
-    what = f"policy {standing.policy_key!r} is there with weights {standing.weights_sha256}, not {weights_sha256}"
+def _conflict(policy_key: str, recorded: str, weights_sha256: str) -> PolicyConflict:
+    what = f"policy {policy_key!r} is there, or was, with weights {recorded}, not {weights_sha256}"
     advice = "the same key must give the same weights: look for what the key leaves out (device, library, thread count)"
-    return PolicyConflict(what, standing.place, "the policy that is there was not touched", advice)
+    return PolicyConflict(what, f"policies/{policy_key}", "the policy that is there was not touched", advice)

@@ -78,8 +78,8 @@ def test_a_look_reads_only_what_is_new(store, root, monkeypatch):
         store.ledger.commit(entry(f"key-{number}"))
     assert elsewhere.ledger.find("key-14") is not None
     read = []
-    original = StoredTable.load
-    monkeypatch.setattr(StoredTable, "load", lambda self, path: (read.append(path), original(self, path))[1])
+    original = StoredTable.read
+    monkeypatch.setattr(StoredTable, "read", lambda self, path: (read.append(path), original(self, path))[1])
     store.ledger.commit(entry("new"))
     for _ in range(2):
         assert elsewhere.ledger.find("new") is not None

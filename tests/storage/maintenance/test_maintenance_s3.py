@@ -23,7 +23,7 @@ def test_a_run_goes_weights_are_thinned_and_what_is_kept_reads(s3_root):
     before = contents(elsewhere, ["b"])
     going = plan_removal(store, ["b"], retention=PolicyRetention())
     swept = carry_out(store, going)
-    assert (swept.rows, swept.slices, swept.files, swept.policies) == (4, 3, 3, 2)
+    assert (swept.rows, swept.slices, swept.policies) == (4, 3, 2)
     assert not [path for path in store.root.file_sizes("") if path.startswith(("removals", "policies/training-xy"))]
     for reader in (elsewhere, open_store(s3_root)):
         assert contents(reader, ["b"]) == before
