@@ -295,7 +295,6 @@ class Quarantines(NamedRecords):
         Returns the finding that stands: the one written, or the earlier one of the same rollouts and reason.
         """
         traces = tuple(sorted(set(trace_ids)))
-        assert traces, "a quarantine of nothing"
         name = content_key({"trace_ids": list(traces), "reason": reason})[:ID_LENGTH]
         if name not in self.ids():
             finding = Quarantine(name, run, where, reason, traces, datetime.now(UTC), socket.gethostname())

@@ -94,13 +94,11 @@ def is_whole_commit(data: bytes) -> bool:
         return False
 
 
-def head_text(head: Head) -> bytes:
-    """The text of a file that says which commit is the newest."""
-    return seal(json.dumps({"digest": "", **head._asdict()}, separators=(",", ":")))
-
-
 def parse_head(data: bytes) -> Head | None:
-    """Read such a file; None where it is empty, as a loss of power leaves it. Raises ValueError for any other text."""
+    """Read the file that names the newest commit; None where it is empty, as a loss of power leaves it.
+
+    Raises ValueError for any other text.
+    """
     if not data:
         return None
     content = json.loads(data)
@@ -334,8 +332,8 @@ class Log:
         if self._head:
             # The commit is done: a head that is left behind, by a crash or a full disk, tells of one before.
             with suppress(StoreError):
-                newest = Head(version, sha256(text))
-                self._root.replace(self._head, head_text(newest), durable=False)
+                newest = {"digest": "", "version": version, "sha256": sha256(text)}
+                self._root.replace(self._head, seal(json.dumps(newest, separators=(",", ":"))), durable=False)
 
     def holds(self, version: int) -> bool:
         """Say whether a version is still there: then every later one is, for the oldest are pruned first."""
