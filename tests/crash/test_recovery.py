@@ -8,10 +8,9 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from storage.policies.manifest import adapter_base
 from storage.refs import Entry
 from storage.schemas.stage_tables import TABLES
-from storage.store import Store, open_store
+from storage.store import open_store
 from tests.crash.checks import RARELY, check_clean, check_same, go_on, killed, requests
 from tests.fixtures.driving import NAME, Driven, Life, check_once, finished, rows, side_by_side, weights, work
 from tests.fixtures.faults import happened
@@ -143,60 +142,6 @@ def test_the_same_config_and_seed_again_computes_nothing_and_starts_nothing(name
     assert {path.name: path.stat().st_size for path in (logs / NAME).iterdir()} == before, "a service was started"
     assert [path.name for path in logs.iterdir() if path.name != NAME and list(path.iterdir())] == []
     check_once(uninterrupted.store)
-
-
-@pytest.mark.nightly
-def test_another_advantage_computes_advantage_packing_and_training_alone(uninterrupted):
-    life = uninterrupted.live(name="branch", overrides=["algorithm.normalise_std=true", "steps=1"])
-    assert life.status == 0, life.output
-    store = open_store(uninterrupted.store)
-    branch = [entry for entry in store.ledger.entries(run="branch") if not entry.part]
-    own = {entry.stage for entry in branch if {piece.run for piece in entry.outputs} == {"branch"}}
-    shared = {entry.stage for entry in branch if {piece.run for piece in entry.outputs} == {NAME}}
-    assert own == {"advantage", "packing", "training", "metrics"}
-    assert shared == {"policy_import", "examples", "assignment", "rollout", "filtering"}
-    assert (uninterrupted.outcome["num_computed"], uninterrupted.outcome["num_found"]) == (4, 5)
-    assert life.sampled == ()
-    made = {entry.key for entry in store.ledger.entries(stage="training") if entry.step == 0}
-    assert len(made) == 2, "the branch has a policy of its own"
-
-
-LORA = "training.lora={rank=4, alpha=8}"
-
-
-def digests(store: Store) -> list[str]:
-    """Return the digests of the run's policies, in order of versions."""
-    return [row["weights_sha256"] for row in sorted(rows(store)["policies"], key=lambda row: row["version"])]
-
-
-@pytest.mark.nightly
-def test_batches_are_trained_again_up_to_an_adapter_without_optimizer_state(drive):
-    run, reference, first = killed_rarely_saved(drive, LORA)
-    go_on_from_step_2(run, first, reference)
-    assert digests(open_store(run.store)) == digests(open_store(reference.store))
-    assert len(set(digests(open_store(run.store)))) == 5
-    check_clean(run)
-
-
-@pytest.mark.nightly
-def test_a_replay_lays_adapters_over_a_recorded_policy(drive):
-    run = drive("steps=3")
-    assert run.live().status == 0
-    asked = {
-        "run": NAME,
-        "from_stage": "training",
-        "steps": "1:",
-        "policies": "own",
-        "overrides": [LORA],
-        "name": "over",
-    }
-    life = run.live(replays=[asked])
-    assert life.status == 0, life.output
-    store = open_store(run.store)
-    recorded = {entry.step: entry.key for entry in store.ledger.entries(run=NAME, stage="training")}
-    adapted = [entry.key for entry in store.ledger.entries(run="over", stage="training")]
-    assert len(adapted) == 2
-    assert {adapter_base(Path(store.policies.directory(key))) for key in adapted} == {recorded[0]}
 
 
 TRAINING = "after request train #2"

@@ -1,6 +1,5 @@
 """The ledger: one row for each piece of work, whoever commits it, however often and whatever is lost on the way."""
 
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import timedelta
@@ -115,23 +114,6 @@ def test_the_ledger_folds_itself_and_nobody_notices(store, root, monkeypatch):
     assert len(store.ledger.table.active_files()) == 3  # the first eight in one, in two goes, and the last two
     for ledger in (store.ledger, elsewhere.ledger, open_store(root).ledger):
         assert sorted(e.key for e in ledger.entries()) == [f"key-{number}" for number in range(10)]
-
-
-def test_the_ledger_s_files_stay_few_and_rows_are_copied_seldom(store, root, monkeypatch):
-    monkeypatch.setattr("storage.ledger.MERGE_FILES", 4)
-    copied = []
-    original = StoredTable.replace
-
-    def replace(self, old, groups, *others):
-        copied.append(sum(group.num_rows for group in groups))
-        original(self, old, groups, *others)
-
-    monkeypatch.setattr(StoredTable, "replace", replace)
-    for number in range(160):
-        store.ledger.commit(entry(f"key-{number}", versions={"incompressible": os.urandom(1000).hex()}))
-    assert sum(copied) < 160 * 8, "merging all each time would copy a row twenty times on average"
-    assert len(store.ledger.table.active_files()) < 12
-    assert len(open_store(root).ledger.entries()) == 160
 
 
 def test_a_fold_that_fails_takes_no_commit_with_it(store, root, monkeypatch):

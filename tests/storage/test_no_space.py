@@ -8,9 +8,7 @@ import textwrap
 from uuid import uuid4
 
 import pytest
-from deltalake.exceptions import DeltaError
 
-from storage.delta.table import StoredTable
 from storage.errors import NoSpace
 from storage.store import open_store
 from tests.fixtures.faults import happened
@@ -47,15 +45,6 @@ def test_wherever_space_runs_out(store, root, monkeypatch, call):
     again = append(store, 6, run="other", step=1, key="l", attempt="c")
     assert store.ledger.commit(entry("l", run="other", outputs=(again,))).outputs == (again,)
     assert store.scan("messages").collect().height == 11
-
-
-def test_what_delta_says_of_a_full_disk_is_understood(store, monkeypatch):
-    def push(*_):
-        raise DeltaError("Generic LocalFileSystem error: Unable to copy data: No space left on device (os error 28)")
-
-    monkeypatch.setattr(StoredTable, "_write_commit", push)
-    with pytest.raises(NoSpace):
-        append(store)
 
 
 @pytest.mark.engine

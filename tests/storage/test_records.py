@@ -5,7 +5,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from storage.errors import RunUnknown, StoreError
-from storage.maintenance.compact import maintain
 from storage.records import ALL_RUNS, Quarantines
 from storage.store import open_store
 from tests.fixtures.faults import happened
@@ -102,10 +101,3 @@ def test_reasons_of_chosen_findings(store):
     with pytest.raises(StoreError, match="'nothing'") as caught:
         store.quarantines.reasons([one.quarantine, "nothing"])
     assert one.quarantine in caught.value.where
-
-
-def test_maintenance_merges_findings_and_loses_none(store, root):
-    noted = [store.quarantines.record([f"t{i}"], where="w", reason="r") for i in range(9)]
-    assert maintain(store, retention_hours=0).merged == 9
-    assert len(open_store(root).quarantines.table.active_files()) == 1
-    assert open_store(root).quarantines.all() == noted

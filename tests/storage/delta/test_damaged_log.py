@@ -1,6 +1,5 @@
 """Damage in a table's log is damaged or missing, and never taken for a log without that commit."""
 
-import json
 from itertools import product
 
 import polars as pl
@@ -10,7 +9,7 @@ import pytest
 from deltalake import DeltaTable, Field, write_deltalake
 from deltalake.schema import PrimitiveType
 
-from storage.delta.log import CHECKPOINT, POINTER, head_path
+from storage.delta.log import CHECKPOINT, head_path
 from storage.errors import SchemaError, StoreError, StoreUnavailable
 from storage.maintenance.repair import inspect_logs
 from storage.roots import Root
@@ -154,32 +153,6 @@ def test_a_head_that_is_behind_is_no_damage(root, filled, monkeypatch):
     for text in (behind, b"", None):
         head.unlink() if text is None else head.write_bytes(text)
         assert len(open_store(root).ledger.entries()) == 13
-
-
-def test_logs_without_digests_are_read(root, filled):
-    """As this program wrote them before it took digests, and wherever another one writes."""
-    before = contents(root)
-    for path in root.glob("heads/*"):
-        path.unlink()
-    for path in root.glob("tables/*/_delta_log/*.json"):
-        path.write_bytes(b"".join(map(without_digest, path.read_bytes().splitlines(keepends=True))))
-    for path in root.glob(f"tables/*/_delta_log/{POINTER}"):
-        path.write_text(json.dumps({"version": 9, "size": 1}))
-    assert contents(root) == before
-    store = open_store(root)
-    work(store, "a", "new", 12)
-    assert contents(root) == (before[0] + 1, before[1], before[2] + 1)
-    path = newest(root, "ledger")
-    path.write_bytes(path.read_bytes().replace(b'"size":', b'"size":1', 1))
-    with pytest.raises(StoreUnavailable, match="is damaged"):
-        open_store(root)
-
-
-def without_digest(line):
-    action = json.loads(line)
-    if "commitInfo" in action:
-        del action["commitInfo"]["digest"]
-    return json.dumps(action).encode() + b"\n"
 
 
 def test_the_library_may_append_and_reads_what_we_append(tmp_path):

@@ -1,6 +1,5 @@
 """The log that we write: the table library reads from it what we do, whoever else commits, prunes or dies."""
 
-import json
 import os
 from pathlib import Path
 
@@ -10,15 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 
-from storage.delta import log as logs
 from storage.delta import snapshot
 from storage.delta.log import Log
-from storage.delta.parquet import encode
 from storage.delta.snapshot import prune_log
 from storage.delta.table import PRUNE_INTERVAL, CommitConflict, StoredTable
 from storage.maintenance.compact import compact, remove_temporary
 from storage.roots import Root
-from storage.schemas.stage_tables import BATCHES, MESSAGES, TRACES
 from storage.store import open_store
 from tests.fixtures.rows import append, entry, messages
 
@@ -83,26 +79,6 @@ def test_checkpoints_are_whole_and_small(store, root):
             path.unlink()
     check_same(store.ledger.table, root)
     assert len(open_store(root).ledger.entries()) == 45
-
-
-@pytest.mark.parametrize("pointer", [None, b"", b"{}", b'{"version": 3, "size": 1}'])
-def test_without_a_pointer_the_next_checkpoint_is_written_all_the_same(store, root, pointer):
-    fill(store, range(15))
-    path = root / "tables/ledger/_delta_log/_last_checkpoint"
-    assert json.loads(path.read_bytes())["version"] == 9
-    path.unlink() if pointer is None else path.write_bytes(pointer)
-    fill(store, range(15, 20))
-    assert json.loads(path.read_bytes())["version"] == 19
-    check_same(store.ledger.table, root)
-
-
-def test_more_files_make_checkpoints_seldom(store, root, monkeypatch):
-    monkeypatch.setattr(logs, "CHECKPOINT_SHARE", 1)
-    monkeypatch.setattr(logs, "CHECKPOINT_INTERVAL", 2)
-    monkeypatch.setattr(logs, "CACHED_VERSIONS", 4)
-    fill(store, range(15))
-    names = sorted((root / "tables/messages/_delta_log").glob("*.checkpoint.parquet"))
-    assert [int(path.name[:20]) for path in names] == [1, 5, 13], "3 actions in the first, 7 in the second"
 
 
 def test_a_handle_left_behind_loses_no_commit(store, root, monkeypatch):
@@ -184,24 +160,3 @@ def test_pruning_leaves_no_gap(store, root, monkeypatch):
     assert prune_log(store.root, "tables/messages") == 5
     assert [int(Path(path).name[:20]) for path in deleted] == [0, 1, 2, 3, 4]
     assert store.slices.table("messages").refresh() == 35
-
-
-@pytest.mark.parametrize("table", [MESSAGES, TRACES, BATCHES], ids=lambda table: table.name)
-def test_floats_are_split_byte_streams_and_nothing_has_a_dictionary(table):
-    schema = table.stored.remove(0)
-    values = {pa.int32(): 1, pa.int64(): 1, pa.float32(): -0.5, pa.float64(): 0.5, pa.bool_(): True, pa.string(): "x"}
-
-    def value(kind):
-        if pa.types.is_timestamp(kind):
-            return 1
-        return [values[kind.value_type]] * 3 if pa.types.is_list(kind) else values[kind]
-
-    rows = pa.Table.from_pylist([{field.name: value(field.type) for field in schema}] * 3, schema)
-    metadata = pq.ParquetFile(pa.BufferReader(encode([rows]))).metadata.row_group(0)
-    for number in range(metadata.num_columns):
-        column = metadata.column(number)
-        assert column.compression == "ZSTD"
-        assert not column.has_dictionary_page
-        is_float = column.physical_type in ("FLOAT", "DOUBLE")
-        assert ("BYTE_STREAM_SPLIT" in column.encodings) == is_float, column.path_in_schema
-        assert column.is_stats_set == (column.path_in_schema in ("step", "attempt", "seq"))

@@ -7,7 +7,7 @@ import pytest
 from storage.delta.parquet import encode
 from storage.delta.snapshot import prune_log
 from storage.errors import DamagedSlice, StoreError
-from storage.maintenance.compact import compact, maintain, remove_temporary, vacuum
+from storage.maintenance.compact import compact, maintain, vacuum
 from storage.store import open_store
 from tests.fixtures.faults import happened
 from tests.fixtures.histories import age, contents, fill, finish, publish, train
@@ -33,13 +33,6 @@ def test_compaction_then_deletion_leaves_every_slice_readable(root, store):
         assert reader.read([pieces[3]], ["message"])["message"].to_pylist() == [0, 1, 2]
         assert reader.scan("messages").sort("run", "step", "attempt", "seq").collect().equals(scanned)
         assert reader.ledger.entries() == ledger
-
-
-def test_rows_of_one_key_share_a_row_group(root, table):
-    (active,) = table.active_files()
-    with pa.OSFile(str(root / table.place / active.path)) as file:
-        groups = pq.ParquetFile(file).metadata
-    assert [groups.row_group(n).num_rows for n in range(groups.num_row_groups)] == [5] * 6
 
 
 def test_rows_that_the_ledger_does_not_name_are_left_where_they_are(root, store):
@@ -142,7 +135,7 @@ def test_a_second_compactor_that_looked_too_early_changes_nothing(root, store):
 
 
 @pytest.mark.engine
-def test_old_checkpoints_and_half_made_things_are_swept(root, store):
+def test_old_checkpoints_are_swept(root, store):
     fill(store, 18)
     table = store.slices.table("messages")
     log = root / table.place / "_delta_log"
@@ -152,25 +145,7 @@ def test_old_checkpoints_and_half_made_things_are_swept(root, store):
     assert prune_log(store.root, table.place) == 20
     assert sorted(path.name[:20] for path in log.glob("*.checkpoint.parquet")) == [f"{19:020d}", f"{29:020d}"]
     assert min(path.name for path in log.glob("*.json")) == f"{19:020d}.json"
-
-    draft = log / ".00000000000000000099.json.1"
-    draft.write_text("{")
-    assert remove_temporary(store.root) == 0
-    age(root, 25)
-    assert remove_temporary(store.root) == 1
-    assert not draft.exists()
     assert len(open_store(root).ledger.entries()) == 18
-
-
-@pytest.mark.engine
-def test_a_commit_prunes_the_log_by_itself(root, store):
-    for number in range(48):
-        store.runs.record(run="run", event=f"event-{number}", kind="train", config={})
-    age(root, 1)
-    for number in range(48, 52):
-        store.runs.record(run="run", event=f"event-{number}")
-    assert len(list((root / "tables/runs/_delta_log").glob("*.json"))) < 20
-    assert len(open_store(root).runs.events("run")) == 52
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from storage.errors import SliceExpired, StoreError
 from storage.maintenance.compact import compact, maintain
 from storage.maintenance.repair import inspect_slices
-from storage.maintenance.sweep import Retention, drop_slices, expire
+from storage.maintenance.sweep import Retention, expire
 from storage.store import open_store
 from tests.fixtures.histories import age
 from tests.fixtures.rows import append, entry, messages
@@ -51,16 +51,6 @@ def test_a_second_call_finds_nothing_and_a_dry_run_changes_nothing(root, store):
     assert sum(table.read(each.path).num_rows for each in table.active_files()) == 1
 
 
-def test_work_that_another_run_took_over_counts_by_when_it_was_made(store):
-    old = made(store, "old", 2)
-    adopted = store.ledger.find("old")
-    assert adopted is not None
-    store.ledger.commit(replace(adopted, run="branch"))
-    assert expire(store, DAY).slices == 1
-    with pytest.raises(SliceExpired):
-        store.read([old])
-
-
 def test_rows_among_those_of_others_in_a_merged_file_go_too(root, store):
     pieces = [made(store, f"key {number}", number) for number in range(10)]
     compact(store, store.slices.table("messages"))
@@ -85,14 +75,6 @@ def test_a_call_that_died_between_saying_and_doing_is_finished_by_the_next(root,
     expire(open_store(root), DAY)
     with pytest.raises(SliceExpired):
         open_store(root).read([old])
-
-
-def test_rows_that_nobody_retired_are_missed_as_damage(store):
-    gone = made(store, "gone", 2)
-    drop_slices(store, [gone])
-    with pytest.raises(StoreError) as caught:
-        store.read([gone])
-    assert not isinstance(caught.value, SliceExpired)
 
 
 @pytest.mark.parametrize(("text", "hours"), [("messages=30d", 720), ("token_statistics=12h", 12), ("traces=0h", 0)])

@@ -9,11 +9,10 @@ import pytest
 
 from storage.delta.table import StoredTable
 from storage.errors import PolicyAbsent, PolicyConflict, RunUnknown, StoreError, WorkRemoved
-from storage.maintenance.compact import maintain
 from storage.maintenance.plan import PolicyRetention, plan_removal
 from storage.maintenance.sweep import carry_out
 from storage.store import open_store
-from tests.fixtures.histories import age, collect, contents, evaluate, finish, lasting, publish, thinned, train, work
+from tests.fixtures.histories import collect, contents, evaluate, finish, lasting, publish, thinned, train, work
 from tests.fixtures.rows import append, messages
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("long_ago")]
@@ -58,39 +57,6 @@ def test_a_copy_of_the_directory_is_cut_down_to_one_run(root, store, tmp_path):
         lasting(there, ["b"])
         assert there.policies.directory("training-xxx").is_relative_to(tmp_path / "copy")
     assert contents(store, ["a"]) and store.policies.directory("training-xxxx").is_dir(), "the original has all of it"
-
-
-def test_the_row_that_made_a_policy_stays_while_a_kept_run_tried_it(store):
-    train(store, "a", "xxx")
-    evaluate(store, "tried", "training-xx")
-    going = plan_removal(store, ["tried"])
-    assert [entry.key for entry in going.staying] == ["training-xx"]
-    carry_out(store, going)
-    assert [entry.key for entry in store.ledger.entries(run="a")] == ["training-xx"]
-    assert store.policies.names() == ["training-xx"]
-    assert store.runs.events("a")[-1].message.endswith("1 stay, because kept runs name them")
-    again = plan_removal(store, ["tried"])
-    assert again.rows == () and again.slices == () and again.policies == ()
-    carry_out(store, again)
-    assert store.policies.names() == ["training-xx"]
-
-
-def test_compacted_files_lose_only_the_rows_of_the_removed_run(root, store):
-    train(store, "a", "xxxxxx")
-    train(store, "b", "xxxyyy")
-    maintain(store)
-    age(root, 200)
-    maintain(store)
-    before = contents(store, ["b"])
-    swept = collect(store, "b")
-    assert swept.slices > 0
-    assert contents(open_store(root), ["b"]) == before
-    (rewritten,) = [each for each in store.slices.table("messages").active_files() if each.run == "a"]
-    kept = {piece.attempt for entry in store.ledger.entries() for piece in entry.outputs if piece.run == "a"}
-    assert set(store.slices.table("messages").read(rewritten.path)["attempt"].to_pylist()) == kept
-    age(root, 200)
-    maintain(store)
-    assert contents(open_store(root), ["b"]) == before
 
 
 def test_runs_that_may_go_on_are_spared_unless_they_are_named(store):

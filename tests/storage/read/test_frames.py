@@ -9,7 +9,6 @@ from storage.read.sql import ask
 from storage.schemas.stage_tables import TABLES
 from storage.store import open_store
 from tests.fixtures.histories import add, counts, share
-from tests.fixtures.rows import entry
 
 
 def looked_at(root):
@@ -33,15 +32,6 @@ def test_a_run_has_the_rows_that_it_shares(store, root):
     assert listed(tables["uses"], "run", "key", "computed_by") == ["a 1 a", "b 1 a", "b 2 b"]
     assert set(listed(tables.run("b")["ledger"], "run")) == {"b"}
     assert tables.run("b")["runs"].collect()["run"].to_list() == ["b"]
-
-
-def test_parts_are_seen_until_the_whole_names_what_counts(store, root):
-    add(store, "1", part=".one", count=2)
-    add(store, "1", part=".two", count=3)
-    assert counts(looked_at(root)["messages"]) == {"1": 5}
-    kept = store.ledger.parts("1")[0]
-    store.ledger.commit(entry("1", "a", outputs=kept.outputs, attempt="whole", step=1))
-    assert counts(looked_at(root)["messages"]) == {"1": 2}
 
 
 def test_compaction_changes_nothing_and_attempts_without_a_row_stay_hidden(store, root):

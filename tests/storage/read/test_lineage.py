@@ -65,13 +65,3 @@ def test_parts_count_until_the_whole_is_there():
     whole = replace(entry("k", outputs=(piece("traces", attempt="a"),)), attempt="whole")
     finished = Graph([*parts, whole]).works["k"]
     assert finished.finished and [each.attempt for each in finished.slices] == ["a"]
-
-
-def test_rows_are_taken_from_the_input_that_made_them_last():
-    sampled, judged = work("r", tables=("traces",)), work("v", "r", "again", tables=("verdicts",))
-    again = work("again", "r", tables=("traces",))
-    graph = Graph([sampled, again, judged])
-    assert [each.key for each in graph.sources(graph.works["v"], "traces")] == ["again"]
-    assert graph.users(graph.works["r"], "traces", made="verdicts") == []
-    assert [each.key for each in graph.users(graph.works["again"], "traces", made="verdicts")] == ["v"]
-    assert [each.key for each in graph.users(graph.works["r"], "traces", made="traces")] == ["again"]

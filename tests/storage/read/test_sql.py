@@ -61,13 +61,6 @@ def test_the_rows_of_a_run_are_those_that_it_uses(frames):
     assert rows(frames, both) == [{"run": "a", "num": 7}, {"run": "my-replay", "num": 8}]
 
 
-def test_books_are_there_too(frames):
-    assert rows(frames, "select count(*) as num from ledger where stage = 'rollout'") == [{"num": 4}]
-    assert rows(frames, "select run from runs order by pid, run") == [{"run": "a"}, {"run": "my-replay"}]
-    assert rows(frames, "select * from quarantines") == []
-    assert rows(frames, "select inputs[1].key as key from ledger limit 1") == [{"key": "upstream"}]
-
-
 @pytest.mark.parametrize("name", sorted(PER_TOKEN))
 def test_columns_per_token_are_left_out_unless_asked_for(frames, name):
     stored = TABLES[name].stored.names
@@ -107,17 +100,6 @@ def test_one_column_of_twenty_steps_does_not_read_tokens(store, root):
     assert rows(frames, "select max(length(content)) as longest from messages") == [{"longest": 7}]
     with pytest.raises(StoreError):
         ask(frames, "select sum(len(token_ids)) from messages", tokens=True)
-
-
-def test_one_step_does_not_read_the_others(store, root):
-    for step in range(5):
-        add(store, str(step), count=4)
-    kept = {file.path for found in store.ledger.entries() if found.step == 3 for file in found.outputs[0].files}
-    for path in (root / "tables/messages").glob("run=*/*.parquet"):
-        if f"{path.parent.name}/{path.name}" not in kept:
-            spoil(path)
-    frames = Frames(open_store(root))
-    assert rows(frames, "select count(content) as num from messages where step = 3") == [{"num": 4}]
 
 
 @cases(__file__, "forbidden")

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from flows.cli import show
 from storage.store import Store, open_store
 from tasks.learner.tiny_vision import tiny_qwen3_vl
 from tests.fixtures import fixed
@@ -115,9 +114,3 @@ def test_a_run_survives_a_kill_and_another_run_beside_it(s3_root, tmp_path, mode
     assert again["num_computed"] == 0
     assert again["num_found"] > 10
     assert open_store(s3_root).ledger.entries() == entries
-
-
-def test_a_run_in_s3_is_shown(s3_root, capsys):
-    open_store(s3_root).runs.record(run="one", event="started", kind="train", config={"seed": 7, "steps": 2})
-    assert show.show("one", store=s3_root) == 0
-    assert "train one: going, 0/2 steps" in capsys.readouterr().out

@@ -11,7 +11,6 @@ import pytest
 from flows.cli import doctor
 from storage.errors import LayoutError, StoreError, StoreUnavailable
 from storage.ledger import Ledger
-from storage.maintenance.compact import maintain
 from storage.read.groups import open_groups
 from storage.store import LAYOUT, Store, open_store
 from tests.fixtures.packed import batches, sample
@@ -46,19 +45,6 @@ def test_packed_rows_are_read_row_by_row_with_the_credentials_of_the_environment
     reader = open_groups(root)
     found = [group for piece in pieces for group, _ in reader.verify(piece)]
     assert pa.concat_tables([reader.read(group) for group in found]).equals(rows)
-
-
-def test_maintenance_merges_and_deletes_and_every_slice_is_still_read(root, store):
-    fill(store, range(12))
-    slices = [piece for found in store.ledger.entries() for piece in found.outputs]
-    before = store.read(slices)
-    done = maintain(store, retention_hours=0)
-    assert done.merged >= 24, "twelve files of messages and twelve of the ledger"
-    assert done.only_copies == ()
-    for each in (store, open_store(root)):
-        assert len(each.slices.table("messages").active_files()) == 1
-        assert each.read(slices).equals(before)
-        assert [found.step for found in each.ledger.entries()] == list(range(12))
 
 
 def test_the_first_to_make_a_store_decides(s3, root, store):

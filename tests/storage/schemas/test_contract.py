@@ -4,7 +4,6 @@ import pyarrow as pa
 import pytest
 
 from storage.errors import InvariantBreach, SchemaError, StoreError
-from storage.schemas import stage_tables
 from storage.schemas.contract import read_tables
 from storage.schemas.stage_tables import STAGE_TABLES, TABLES
 from tests.fixtures.commands import cases
@@ -58,11 +57,6 @@ def test_a_table_is_read_from_its_statement(tmp_path):
         ("name", "its name"),
         ("nodes", "its nodes, in order"),
     ]
-
-
-@pytest.mark.parametrize("table", STAGE_TABLES, ids=lambda table: table.name)
-def test_the_constant_of_a_table_is_called_after_it(table):
-    assert getattr(stage_tables, table.name.upper()) is table
 
 
 @cases(__file__, "lines")
