@@ -184,7 +184,7 @@ class RecordedRows:
         # Of a file that compaction made the one before it is not known: its rows are found by attempt.
         file = File(f"run={place.run}/{place.attempt}.parquet", 0, "")
         if place.file.first_attempt == place.file.last_attempt:
-            data = table.load(place.file.path)
+            data = self._store.root.read(f"{table.place}/{place.file.path}")
             file = File(place.file.path, len(data), sha256(data).hexdigest())
         digest = content_digest(rows)
         return Slice(place.table, place.run, place.attempt, rows.num_rows, digest, (file,)), rows
