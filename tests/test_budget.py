@@ -46,7 +46,7 @@ FOLDERS = {
 """The beginnings of the paths that a folder counts; a file belongs to the longest that fits."""
 MOST: dict[str, tuple[int, int]] = {
     "configs": (18_600, 19_000),
-    "storage": (48_900, 44_000),
+    "storage": (48_300, 44_000),
     "tasks/runtime": (8_000, 7_500),
     "stages": (61_400, 56_500),
     "tasks/inference": (43_100, 38_000),
@@ -59,7 +59,7 @@ MOST: dict[str, tuple[int, int]] = {
     "flows/viewer": (17_300, 22_000),
     "flows/cli": (24_100, 22_000),
     "flows/replays, flows/exchange": (15_400, 15_000),  # other trainers came from configs: docs/decisions/configs.md
-    "tests": (511_500, 480_000),
+    "tests": (506_500, 480_000),
     "benchmarks": (19_900, 20_000),
     "examples": (28_600, 32_000),
     "stagecoach.py, requirements, deploy, tasks/*.py": (5_100, 5_500),
