@@ -36,8 +36,8 @@ def sft(
     """
     rare = FileParameters.of(advanced)
     layers = [*presets, *rare.files]
-    given: dict[str, Any] = {"name": name, "store": rare.store, "seed": seed, "steps": steps}
-    given |= {"model.path": model, "data.path": data}
+    named = {"name": name, "store": rare.store, "model.path": model, "data.path": data}
+    given: dict[str, Any] = {**named, "seed": seed, "steps": steps}
     if continue_run:
         given = continued_settings("sft", continue_run, layers, given)
     with session_for("sft", layers, overrides, **given) as session:

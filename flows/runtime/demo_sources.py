@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from configs.layers import PRESETS, presets
@@ -115,18 +116,16 @@ def _demonstrate(sources: Sources, recipe: Recipe) -> None:
     """Write the demonstrations of all environments into one file, and their words into another."""
     rows, words = _draft(sources.demonstrations), []
     for module, *arguments in map(str.split, recipe.demonstrations):
-        part, word_file = _draft(rows.with_name(f"{module}.jsonl")), _draft(rows.with_name(f"{module}.json"))
-        # In a process of its own: the flow's process loads no environment.
-        argv = module_command(f"{module}.demonstrations", str(part), "--words", str(word_file), *arguments)
-        done = subprocess.run(argv, env=inherited_variables(), capture_output=True, text=True, check=False)
-        if done.returncode:
-            *traceback, cause = done.stderr.strip()[-2000:].splitlines() or [f"exit status {done.returncode}"]
-            raise SourceFailed(f"{module}.demonstrations", "\n".join([cause, *traceback]))
-        with rows.open("ab") as file:
+        with TemporaryDirectory() as place, rows.open("ab") as file:
+            part, word_file = Path(place, "rows.jsonl"), Path(place, "words.json")
+            # In a process of its own: the flow's process loads no environment.
+            argv = module_command(f"{module}.demonstrations", str(part), "--words", str(word_file), *arguments)
+            done = subprocess.run(argv, env=inherited_variables(), capture_output=True, text=True, check=False)
+            if done.returncode:
+                *traceback, cause = done.stderr.strip()[-2000:].splitlines() or [f"exit status {done.returncode}"]
+                raise SourceFailed(f"{module}.demonstrations", "\n".join([cause, *traceback]))
             file.write(part.read_bytes())
-        words += json.loads(word_file.read_text(encoding="utf-8"))
-        part.unlink()
-        word_file.unlink()
+            words += json.loads(word_file.read_text(encoding="utf-8"))
     sources.words.write_text(json.dumps(words), encoding="utf-8")
     rows.rename(sources.demonstrations)  # last: where it exists, the words do
 
@@ -141,14 +140,14 @@ def _draft(path: Path) -> Path:
 
 def warmed_weights(root: str, sft: WarmUp, preset: str = FIRST, run: str = WARM_UP) -> str:
     """Return the directory of a preset's model, warmed up by the run `run` of `sft`; what exists is not made again."""
-    open_store(root)  # before anything else lies there: a store is made in an empty directory
+    store = open_store(root)  # before anything else lies there: a store is made in an empty directory
     recipe, sources = demo_recipe(preset), Sources(sources_directory(root, preset))
     build(sources, recipe)
     paths = {"model": str(sources.model), "data": str(sources.demonstrations)}
     outcome = sft(
         name=run, presets=["sft_demo"], **paths, seed=SEED, overrides=recipe.warm_up, advanced={"store": root}
     )
-    return str(open_store(root).policies.directory(outcome["policy"]["key"]))
+    return str(store.policies.directory(outcome["policy"]["key"]))
 
 
 def demo_weights(config: RunConfig, sft: WarmUp) -> str:

@@ -10,7 +10,6 @@ chooses the same examples. Owned by the training loop; called by the thread that
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -227,7 +226,10 @@ class RolloutSource:
         waits, has_surplus = config.rollout.stale == "wait", config.oversampling is not None
         self.queue = RolloutQueue(execute.rows, lag, waits, has_surplus) if config.streams else None
         """Shared by all steps; None where each step samples its own assignments."""
-        self._digest = queue_digest(config) if config.streams else ""
+        # How policies are made from rollouts, and how far these are ahead: with the oldest policy that may sample for a
+        # step it identifies the younger ones, which are not known beforehand.
+        stages = [(each.stage, View(config, each.stage.sections, each.stage.name)) for each in MAKE_POLICIES]
+        self._digest = content_key([lag, [[stage.name, stage.version, view.content()] for stage, view in stages]])
         self._assigned: dict[int, Ref] = {}
         """The first assignment of each step of the queue."""
         self._taken: dict[int, list[Ref]] = {}
@@ -248,10 +250,6 @@ class RolloutSource:
                 state = self._assigned[step - 1], *self._taken.get(last_trained, ())
             self._assigned[step] = assign(self.execute, step, self._examples, 0, state)
         self.queue.add([self._assigned[step] for step in steps], policy)
-
-    def learner_waits(self) -> AbstractContextManager[None]:
-        """Within the block, count the time for the load of the queue's sampler."""
-        return self.queue.meter.learner_waits() if self.queue else nullcontext()
 
     def close(self) -> None:
         """Stop what the queue samples: no step takes it."""
@@ -328,13 +326,3 @@ def assign(
 def sampling_policy(policy: Policy | None, config: RunConfig) -> Policy | None:
     """Return the policy that rollouts depend on: none where teachers sample all of them."""
     return None if only_teachers_sample(config) else policy
-
-
-def queue_digest(config: RunConfig) -> str:
-    """Return the digest of how policies are made from rollouts, and of how far these are ahead.
-
-    With the oldest policy that may sample for a step it identifies the younger ones, which are not known beforehand.
-    """
-    stages = (task.stage for task in MAKE_POLICIES)
-    content = [[stage.name, stage.version, View(config, stage.sections, stage.name).content()] for stage in stages]
-    return content_key([config.rollout.max_off_policy_steps, content])

@@ -7,7 +7,7 @@ every result is cached.
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from contextvars import copy_context
 from functools import cache, partial
 from typing import Any
@@ -55,12 +55,13 @@ def train_steps(execute: Executor, source: Source, prefetch: bool = False) -> Ge
             # A thread starts with an empty context, and the current flow run is a context variable.
             pending.append(pool.submit(copy_context().run, build).result if pool else cache(build))
 
-    with _threads("ahead") as threads, closing(RolloutSource(execute, examples)) as rollouts:
+    with ThreadPoolExecutor(1, "ahead") as threads, closing(RolloutSource(execute, examples)) as rollouts:
         pool = threads if prefetch and lag else None
         try:
             look_ahead(0)
             for step in range(config.steps):
-                with rollouts.learner_waits():
+                # The time for the load of the queue's sampler.
+                with rollouts.queue.meter.learner_waits() if rollouts.queue else nullcontext():
                     batch = pending[step]()
                 finished = pipeline.train_step(execute, step, batch, policy)
                 policy = finished.policy
@@ -86,7 +87,7 @@ def loop_train(session: Session) -> JsonObject:
     execute, retention = Executor(session), WeightRetention(session.context)
     with (
         session.context.queue_commits(),
-        _threads("evaluation") as threads,
+        ThreadPoolExecutor(1, "evaluation") as threads,
         closing(train_steps(execute, session.source, prefetch=config.kind == "train")) as steps,
     ):
         try:
@@ -115,10 +116,6 @@ def loop_evaluate(session: Session) -> JsonObject:
     # The first set is also given by itself, as most evaluations have no other.
     outcome = {"policy_key": policy.key if policy else "", **sets[0], "sets": sets}
     return outcome | {"num_computed": session.num_computed, "num_found": session.num_found}
-
-
-def _threads(name: str) -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix=name)
 
 
 def evaluation_contexts(context: RunContext) -> dict[str, RunContext]:

@@ -86,9 +86,6 @@ def _container_problems(config: RunConfig, needs_environments: bool) -> Iterator
     for index, environment in enumerate(config.environments if needs_environments else ()):
         runtimes = {"runtime": environment.runtime}
         runtimes |= {f"seats.{name}.runtime": seat.runtime for name, seat in environment.seats.items()}
-        for name, seat in environment.env.items():
-            if isinstance(seat, dict) and isinstance(seat.get("runtime"), dict):
-                runtimes[f"env.{name}.runtime"] = seat["runtime"]
         for where, runtime in runtimes.items() if not environment.address else ():
             program = str(runtime.get("type"))
             if program in CONTAINERS and shutil.which(program) is None:

@@ -134,7 +134,16 @@ def _with_stored_weights(store: Store, requested: RunConfig) -> RunConfig:
     if policy is None and path and not Path(path).expanduser().is_dir():
         imported = bool(store.ledger.entries(run=requested.name, stage="policy_import"))
         policy = find_policy(store, f"{requested.name}:0") if imported else None
-    return with_weights(store, requested, policy.key) if policy else requested
+    if policy is None:
+        return requested
+    model = requested.model.model_copy(update={"path": str(whole_weights(store, policy.key))})
+    made = store.ledger.find(policy.key)
+    # From the ledger row: the run that trained the adapter may be gone, its section is not.
+    adapter = made.section.get("training", {}).get("lora") if made else None
+    lora = LoraConfig(**adapter) if adapter else requested.training.lora
+    return requested.model_copy(
+        update={"model": model, "training": requested.training.model_copy(update={"lora": lora})}
+    )
 
 
 def require_same(recorded: RunConfig, config: RunConfig) -> None:
@@ -236,16 +245,6 @@ def find_policy(store: Store, name: str) -> Policy | None:
 def whole_weights(store: Store, policy_key: str) -> Path:
     """Return the directory of a policy's weights; of an adapter, those of the policy that it is laid over."""
     return store.policies.directory(next(iter(store.policies.adapter_bases([policy_key])), policy_key))
-
-
-def with_weights(store: Store, config: RunConfig, policy_key: str) -> RunConfig:
-    """Let `model.path` name the weights of a policy in the store, and `training.lora` what adapter it is, if any."""
-    model = config.model.model_copy(update={"path": str(whole_weights(store, policy_key))})
-    made = store.ledger.find(policy_key)
-    # From the ledger row: the run that trained the adapter may be gone, its section is not.
-    adapter = made.section.get("training", {}).get("lora") if made else None
-    lora = LoraConfig(**adapter) if adapter else config.training.lora
-    return config.model_copy(update={"model": model, "training": config.training.model_copy(update={"lora": lora})})
 
 
 LATEST = "latest"

@@ -32,18 +32,23 @@ def open_run(config: RunConfig, plan: Planner, watchers: tuple[Watcher, ...] = (
     A run whose results are all cached needs neither services nor Prefect. Raises what `preflight` raises, RunCancelled
     while it waits for a GPU, PrefectUnreachable and ServiceFailed.
     """
+    recorders: list[Watcher] = (
+        [RunArtifacts(config.name, config.store, config.steps)] if config.prefect.artifacts else []
+    )
+    recorders += LogWatcher(), EventWatcher(config.name, config.store)
+    known, tracking = config.name in open_store(config.store).runs.names(), config.tracking
     # Watchers outlive the session: the end of a run is an event, too.
-    with (
-        watching(config) as (recorders, notes),
-        open_session(config, (*watchers, *recorders)) as session,
-        ExitStack() as started,
-    ):
+    with ExitStack() as started:
+        sink = started.enter_context(open_sink(config, log_directory(config), known))
+        if sink is not None and isinstance(tracking, TrackingSection):
+            recorders.append(TrackingWatcher(sink, tracking))
+        session = started.enter_context(open_session(config, (*watchers, *recorders)))
         planned = plan(session.context, session.source, session.policy)
         session.task_runs.plan(planned)
         session.missing = [ref for ref in planned if ref.computed]
         session.notify("plan", missing=session.missing, num_pieces=len(planned))
-        for text in notes:
-            session.notify("note", text=text)
+        if sink is not None:
+            session.notify("note", text=sink.where)
         if session.missing:
             preflight(session, session.missing)
         if current_flow_run():
@@ -76,6 +81,7 @@ def begin_prefect(config: RunConfig) -> prefect_api.PrefectApi:
     return api if api.embedded else api.wait()
 
 
+<<<<<<< HEAD
 @contextmanager
 def watching(config: RunConfig) -> Iterator[tuple[tuple[Watcher, ...], tuple[str, ...]]]:
     """Give the watchers that keep artifacts, events, tracking and the flow run's logs, and notes for its begin."""
@@ -90,6 +96,8 @@ def watching(config: RunConfig) -> Iterator[tuple[tuple[Watcher, ...], tuple[str
             yield watchers, ()
 
 
+=======
+>>>>>>> 6258cf1c (A run is opened in one block, the digest of a queue is worked out where it is kept, parts of a demo's sources are temporary files)
 class LogWatcher:
     """Writes a line about each finished step, and notes, into the logs of the flow run."""
 
