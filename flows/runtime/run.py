@@ -36,10 +36,10 @@ def open_run(config: RunConfig, plan: Planner, watchers: tuple[Watcher, ...] = (
         [RunArtifacts(config.name, config.store, config.steps)] if config.prefect.artifacts else []
     )
     recorders += LogWatcher(), EventWatcher(config.name, config.store)
-    known, tracking = config.name in open_store(config.store).runs.names(), config.tracking
+    tracking = config.tracking
     # Watchers outlive the session: the end of a run is an event, too.
     with ExitStack() as started:
-        sink = started.enter_context(open_sink(config, log_directory(config), known))
+        sink = started.enter_context(open_sink(config, log_directory(config)))
         if sink is not None and isinstance(tracking, TrackingSection):
             recorders.append(TrackingWatcher(sink, tracking))
         session = started.enter_context(open_session(config, (*watchers, *recorders)))
@@ -81,23 +81,6 @@ def begin_prefect(config: RunConfig) -> prefect_api.PrefectApi:
     return api if api.embedded else api.wait()
 
 
-<<<<<<< HEAD
-@contextmanager
-def watching(config: RunConfig) -> Iterator[tuple[tuple[Watcher, ...], tuple[str, ...]]]:
-    """Give the watchers that keep artifacts, events, tracking and the flow run's logs, and notes for its begin."""
-    watchers: tuple[Watcher, ...] = LogWatcher(), EventWatcher(config.name, config.store)
-    if config.prefect.artifacts:
-        watchers = RunArtifacts(config.name, config.store, config.steps), *watchers
-    tracking = config.tracking
-    with open_sink(config, log_directory(config)) as sink:
-        if sink is not None and isinstance(tracking, TrackingSection):
-            yield (*watchers, TrackingWatcher(sink, tracking)), (sink.where,)
-        else:
-            yield watchers, ()
-
-
-=======
->>>>>>> 6258cf1c (A run is opened in one block, the digest of a queue is worked out where it is kept, parts of a demo's sources are temporary files)
 class LogWatcher:
     """Writes a line about each finished step, and notes, into the logs of the flow run."""
 
