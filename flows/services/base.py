@@ -151,18 +151,9 @@ ROOM = len("/services-0123456789ab/") + len(str(UUID(int=0)))
 
 
 def temporary_directory() -> Path:
-    """Return where services of this user have their temporary files: in TMPDIR, or where that is too long beside it.
-
-    Raises ServiceFailed where no place is short enough.
-    """
-    most = SOCKET_CHARACTERS - ROOM - len("/" + user_directory("").name)
-    for place in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"):
-        if len(os.fsencode(place)) <= most and os.access(place, os.W_OK | os.X_OK):
-            return user_directory(place)
-    raise ServiceFailed(
-        f"TMPDIR is {tempfile.gettempdir()!r}: sockets below it would have names of more than {SOCKET_CHARACTERS} "
-        f"characters, and nothing can be written in /tmp. Nothing was started: set TMPDIR to a path of at most {most}"
-    )
+    """Return where services of this user have their temporary files: in TMPDIR, or where that is too long in /tmp."""
+    place = user_directory(tempfile.gettempdir())
+    return place if len(os.fsencode(place)) + ROOM <= SOCKET_CHARACTERS else user_directory("/tmp")
 
 
 class RunService(ABC):

@@ -112,23 +112,20 @@ def owned_processes(owner: str, service: str | None = None) -> list[int]:
     ]
 
 
-def kill_owned(owner: str, service: str | None = None) -> list[int]:
-    """Kill an owner's processes, or those of one service, until none is left; return their ids."""
-    killed: dict[int, None] = {}
+def kill_owned(owner: str, service: str | None = None) -> None:
+    """Kill an owner's processes, or those of one service, until none is left."""
     deadline = time.monotonic() + SWEEP_SECONDS
     # Again and again: one that forks just now is not in the list.
     while (left := owned_processes(owner, service)) and time.monotonic() < deadline:
         send(signal.SIGKILL, left)
-        killed.update(dict.fromkeys(left))
         time.sleep(0.02)
-    return list(killed)
 
 
-def sweep() -> list[int]:
-    """Kill every process whose flow is gone, and wait until it is; return the ids.
+def sweep() -> None:
+    """Kill every process whose flow is gone, and wait until it is.
 
     There is nothing to lose in them: what a flow wants to keep is in its store. Run before services are started, it
     also frees the memory of an engine whose guardian was killed.
     """
-    gone = {owner for _, owner, _ in marked_processes() if not is_alive(owner)}
-    return [process for owner in sorted(gone) for process in kill_owned(owner)]
+    for owner in sorted({owner for _, owner, _ in marked_processes() if not is_alive(owner)}):
+        kill_owned(owner)
