@@ -82,9 +82,8 @@ class LearnerProcess(RunService):
         """
         learner = self._connect()
         # The learner of a run that continues mostly holds it already, and loading is the slow part.
-        held = learner.state()["policy_key"]
-        if held != policy.key:
-            LearnerRecovery(learner, self._context, self._sections, self.state_directory).recover(policy, held)
+        if learner.state()["policy_key"] != policy.key:
+            LearnerRecovery(learner, self._context, self._sections, self.state_directory).recover(policy)
         return learner
 
     def load_fresh(self, policy: Policy, directory: Path) -> Learner:

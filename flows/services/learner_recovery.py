@@ -4,7 +4,7 @@ Called by LearnerProcess in the thread of the step that needs the learner.
 """
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -69,8 +69,8 @@ class LearnerRecovery:
         self._configured = self._training
         self._state_directory = state_directory
 
-    def recover(self, policy: Policy, held: str | None) -> None:
-        """Load `policy` from the nearest one that can be loaded, or from the one of key `held` that the learner holds.
+    def recover(self, policy: Policy) -> None:
+        """Load `policy` from the nearest one whose state was kept on this machine or that can be loaded whole.
 
         Batches are trained with the settings that they were recorded with: a replay may start from policies that its
         source run trained with others. Raises WeightsDiffer when training again does not give the recorded weights.
@@ -78,9 +78,9 @@ class LearnerRecovery:
         rows = self._ancestry(policy)
         settings = [*(self._training | self._settings(row) for row in rows[1:]), self._training]
         unchanged = all(training == self._training for training in settings)
-        start = self._nearest(rows, held) if unchanged else None
-        if start is None:
-            start = 0
+        later = range(len(rows) - 1, 0, -1) if unchanged else ()
+        start = next((index for index in later if self._load_kept(rows[index])), 0)
+        if not start:
             self._load_for(rows[0], self._policies.directory(rows[0]["policy_key"]), settings[0])
         for index, row in enumerate(rows[start + 1 :], start + 1):
             # A learner that is configured anew forgets: its state goes through the disk.
@@ -104,12 +104,6 @@ class LearnerRecovery:
                 break
             rows.insert(0, recorded_policy(self._context, parent))
         return rows
-
-    def _nearest(self, rows: Sequence[PolicyRow], held: str | None) -> int | None:
-        """Return the index of the last policy that the learner holds or whose kept state it loads; None without one."""
-        held_at = next((index for index, row in enumerate(rows) if row["policy_key"] == held), None)
-        later = range(len(rows) - 1, held_at or 0, -1)
-        return next((index for index in later if self._load_kept(rows[index])), held_at)
 
     def _settings(self, row: PolicyRow) -> Settings:
         """Return the settings of training that a policy was made with, those included that keys do not name."""

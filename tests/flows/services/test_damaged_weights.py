@@ -61,7 +61,7 @@ def context(root):
 
 def recover(context, policy):
     learner = Untouched()
-    LearnerRecovery(learner, context, ({}, {})).recover(Policy(policy, 0), None)
+    LearnerRecovery(learner, context, ({}, {})).recover(Policy(policy, 0))
     return learner.loaded
 
 

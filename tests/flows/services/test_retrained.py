@@ -67,7 +67,7 @@ def context(root, monkeypatch):
 
 def recover(context, learner, device="cpu", own=(), *kept):
     """Bring a learner to the second policy; return what it holds then."""
-    LearnerRecovery(learner, context, ({"device": device}, dict(own)), *kept).recover(Policy("second", 1), None)
+    LearnerRecovery(learner, context, ({"device": device}, dict(own)), *kept).recover(Policy("second", 1))
     return learner.held
 
 
