@@ -16,7 +16,7 @@ from configs.run import RunConfig
 from flows.services.base import Command, RunService, Supervisor
 from flows.services.learner_recovery import LearnerRecovery
 from flows.services.pools import STAND_IN_NEEDS, address_of, shared_key, stand_in
-from flows.services.process import ServiceFailed, ServiceSpec
+from flows.services.process import Report, ServiceFailed, ServiceSpec
 from tasks.learner import client as learner_service
 from tasks.learner import pulse
 from tasks.learner.client import Learner
@@ -43,6 +43,8 @@ class LearnerProcess(RunService):
         self._context, self._config = context, context.config
         self._engine_asleep = engine_asleep
         self._learner: tuple[int, Learner] | None = None
+        self._answered: Report = {}
+        """Report of the generation that was last seen to answer."""
         training, learner = self._config.training, self._config.learner
         self._sections = training.model_dump(mode="json"), learner.model_dump(mode="json")
 
@@ -105,7 +107,7 @@ class LearnerProcess(RunService):
                 self._learner[1].state()
                 return self._learner[1]
             except LearnerLost:
-                self._learner = None  # asked again first: its guardian may be slow to see it gone
+                self._learner, self._answered = None, {}  # asked again first: its guardian may be slow to see it gone
 
     @property
     def _key(self) -> str:
@@ -117,12 +119,23 @@ class LearnerProcess(RunService):
         return self._describe(
             "learner",
             lambda report: learner_service.command(section, str(report)),
-            lambda report: bool(pulse.ask(report["pulse"], READY_SECONDS, self._key)),
+            self._ready,
             section,
             (self._config, "learner", "1", ""),
             needs=NEEDS,
             hangs=lambda report: pulse.hangs(report["pulse"], section.hang_seconds, self._key),
+            startup_seconds=section.startup_seconds,
         )
+
+    def _ready(self, report: Report) -> bool:
+        """Return whether a generation answers; one that did is not asked again, as it may hang by now.
+
+        The request that follows ends when the process is ended; not being ready would end the run.
+        """
+        if report != self._answered:
+            pulse.ask(report["pulse"], READY_SECONDS, self._key)
+            self._answered = report
+        return True
 
 
 class LearnerNode(RunService):
