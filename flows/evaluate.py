@@ -10,7 +10,7 @@ from flows.orchestration.run_flow import run_flow, run_name
 from flows.queries.store_reader import recorded_config
 from flows.runtime.entry import FileParameters, session_for
 from flows.runtime.loop import loop_evaluate
-from flows.runtime.resolve_run import LATEST, newest_policy
+from flows.runtime.resolve_run import newest_policy
 from storage.store import open_store
 
 
@@ -36,7 +36,7 @@ def evaluate(
         advanced: what is rarely set: files of settings, and another store.
     """
     rare = FileParameters.of(advanced)
-    if policy == LATEST:
+    if policy == "latest":
         store = open_store(rare.store or default_store())
         # A retry scores the policy that its first attempt began with, not one that was made since.
         recorded = None if name else recorded_config(store, run_name("evaluate"))

@@ -70,10 +70,8 @@ def _table(preset: str) -> dict[str, Any]:
 class SourceFailed(ValueError):
     """The model or the demonstrations of a demo could not be made."""
 
-    def __init__(self, maker: str, reason: str) -> None:
-        super().__init__(
-            f"{maker} failed: {reason}\nNothing was stored. `stagecoach doctor` says what this machine lacks"
-        )
+
+ADVICE = "Nothing was stored. `stagecoach doctor` says what this machine lacks"
 
 
 class Sources:
@@ -108,7 +106,7 @@ def build(sources: Sources, recipe: Recipe) -> None:
         try:
             load_function(recipe.maker)(draft, **recipe.model, words=list(dict.fromkeys(words)))
         except Exception as error:
-            raise SourceFailed(recipe.maker, f"{type(error).__name__}: {error}") from error
+            raise SourceFailed(f"{recipe.maker} failed: {type(error).__name__}: {error}\n{ADVICE}") from error
         draft.rename(sources.model)  # atomic: a model that exists is complete
 
 
@@ -123,7 +121,8 @@ def _demonstrate(sources: Sources, recipe: Recipe) -> None:
             done = subprocess.run(argv, env=inherited_variables(), capture_output=True, text=True, check=False)
             if done.returncode:
                 *traceback, cause = done.stderr.strip()[-2000:].splitlines() or [f"exit status {done.returncode}"]
-                raise SourceFailed(f"{module}.demonstrations", "\n".join([cause, *traceback]))
+                text = "\n".join([cause, *traceback, ADVICE])
+                raise SourceFailed(f"{module}.demonstrations failed: {text}")
             file.write(part.read_bytes())
             words += json.loads(word_file.read_text(encoding="utf-8"))
     sources.words.write_text(json.dumps(words), encoding="utf-8")

@@ -39,8 +39,6 @@ from tasks.training import stage as training
 if TYPE_CHECKING:
     from flows.runtime.session import Session
 
-MAKE_POLICIES = (filtering.task, reference.task, advantage.task, packing.task, training.task)
-"""The stages between rollouts and the policy that is trained on them."""
 FIRST_REPLACEMENT = 1000
 """Number, among the batches of a step, of the first one that replaces stale groups; `filtering.max_batch_attempts`
 bounds the numbers of the others below it."""
@@ -228,7 +226,8 @@ class RolloutSource:
         """Shared by all steps; None where each step samples its own assignments."""
         # How policies are made from rollouts, and how far these are ahead: with the oldest policy that may sample for a
         # step it identifies the younger ones, which are not known beforehand.
-        stages = [(each.stage, View(config, each.stage.sections, each.stage.name)) for each in MAKE_POLICIES]
+        tasks = filtering.task, reference.task, advantage.task, packing.task, training.task
+        stages = [(each.stage, View(config, each.stage.sections, each.stage.name)) for each in tasks]
         self._digest = content_key([lag, [[stage.name, stage.version, view.content()] for stage, view in stages]])
         self._assigned: dict[int, Ref] = {}
         """The first assignment of each step of the queue."""

@@ -20,8 +20,6 @@ from tasks.inference.engine.weights_view import require_weights
 from tasks.inference.environments.packages import package_version
 from tasks.runtime.imports import DISTRIBUTION, NotImportable, code_version
 
-CONTAINERS = ("docker", "podman", "apptainer")
-"""Programs of container runtimes."""
 MachineFacts = dict[str, Any]
 """Values by section and field of the config."""
 PACKAGES = ("torch", "transformers", "verifiers", "renderers", "prefect", "deltalake", "pyarrow")
@@ -88,7 +86,7 @@ def _container_problems(config: RunConfig, needs_environments: bool) -> Iterator
         runtimes |= {f"seats.{name}.runtime": seat.runtime for name, seat in environment.seats.items()}
         for where, runtime in runtimes.items() if not environment.address else ():
             program = str(runtime.get("type"))
-            if program in CONTAINERS and shutil.which(program) is None:
+            if program in ("docker", "podman", "apptainer") and shutil.which(program) is None:
                 yield (
                     f"environments.{index}.{where}: {program!r} is no program of this machine. Install it, or take the "
                     "runtime 'subprocess'"

@@ -38,8 +38,6 @@ from tasks.training import stage as training
 
 ERROR_COLUMNS = ("assignment_id", "error_class")
 GROUPS = ["group_id", "environment"]
-TRACES = ["trace_id", "error_class", "error_type", "error_message"]
-VERDICTS = ["trace_id", "reason"]
 MAX_NAME_CHARS, MAX_MESSAGE_CHARS = 60, 320
 """Of the words of an environment that are shown."""
 
@@ -269,8 +267,9 @@ def missing_groups(
 
 def explain_empty_batches(context: RunContext, step: int, sampled: Sequence[Ref], filtered: Sequence[Ref]) -> str:
     """Return the outcomes of all rollouts of a step's batches that hold nothing, counted, and what to do, in lines."""
-    verdicts = {row["trace_id"]: row["reason"] for row in context.table("verdicts", filtered, VERDICTS).to_pylist()}
-    rows = context.table("traces", sampled, TRACES).to_pylist()
+    kept = context.table("verdicts", filtered, ["trace_id", "reason"])
+    verdicts = {row["trace_id"]: row["reason"] for row in kept.to_pylist()}
+    rows = context.table("traces", sampled, ["trace_id", "error_class", "error_type", "error_message"]).to_pylist()
     outcomes, errors = Counter[tuple[str, str]](), Counter[tuple[str | None, str | None]]()
     for row in rows:
         outcomes[outcome := outcome_of(row["error_class"], verdicts[row["trace_id"]], NO_WEIGHT)] += 1

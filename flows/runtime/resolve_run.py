@@ -247,10 +247,6 @@ def whole_weights(store: Store, policy_key: str) -> Path:
     return store.policies.directory(next(iter(store.policies.adapter_bases([policy_key])), policy_key))
 
 
-LATEST = "latest"
-"""The name of the newest policy, or the newest run of a kind."""
-
-
 def continued_run(store: Store, kind: str, name: str, more_steps: int | None, flow_run: str | None) -> tuple[str, int]:
     """Return the name of a recorded run and the steps that it shall have: `more_steps` beyond those planned so far.
 
@@ -259,7 +255,7 @@ def continued_run(store: Store, kind: str, name: str, more_steps: int | None, fl
     """
     runs = store.runs
     of_kind = [run for run in runs.names() if runs.events(run)[-1].kind == kind and runs.last_event(run) != REMOVED]
-    run = of_kind[-1] if name == LATEST and of_kind else name
+    run = of_kind[-1] if name == "latest" and of_kind else name
     if run not in of_kind:
         known = f"the last runs of this kind are: {', '.join(of_kind[-5:]) or 'none'}"
         raise ConfigError([f"continue_run: {store.root.address} has no run {name!r} of kind {kind}; {known}"])

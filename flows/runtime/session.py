@@ -153,11 +153,10 @@ class Session:
     def _note(self, text: str) -> None:
         self.notify("note", text=text)
 
-    def _note_groups(self, stage: str, step: int, num_groups: int) -> None:
+    def _note_groups(self, step: int, num_groups: int) -> None:
         """Let the watchers see how many rollouts of a step are there, while others are still sampled."""
-        if stage == "rollout":
-            size, groups = self.config.assignment.group_size, self.config.assignment.groups_per_step
-            self.notify("rollouts", step=step, done=num_groups * size, wanted=groups * size)
+        size, groups = self.config.assignment.group_size, self.config.assignment.groups_per_step
+        self.notify("rollouts", step=step, done=num_groups * size, wanted=groups * size)
 
     def note_service(self, event: str, **facts: Any) -> None:
         """Let the watchers see an event of a service; a loss is a note, and an event of a run that has begun."""

@@ -67,8 +67,8 @@ class RunContext:
         self._queue: CommitQueue | None = None
         self.turns: TurnCache | None = None
         """Turns of rollouts under way, within `queue_commits` and where the config asks for it."""
-        self.note_units: Callable[[str, int, int], None] = lambda stage, step, num_units: None
-        """Hears, while a stage commits in parts, its name, its step and how many units (groups) are there."""
+        self.note_units: Callable[[int, int], None] = lambda step, num_units: None
+        """Hears, while a stage commits in parts, its step and how many units (groups) are there."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Travel to a task runner's workers as what it is opened from; they must find what was queued here."""

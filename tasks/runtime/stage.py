@@ -152,7 +152,7 @@ class Attempt:
     def _note_units(self, units: Collection[str], num_units: int) -> None:
         if self.turns:
             self.turns.forget(units)
-        self.context.note_units(self.stage.name, self.step, num_units)
+        self.context.note_units(self.step, num_units)
 
     @property
     def turns(self) -> TurnCache | None:
