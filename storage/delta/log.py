@@ -408,8 +408,9 @@ class Log:
         """The newest commit by the file that names it, and whether that file is damaged."""
         if self._head:
             with suppress(FileNotFoundError):
+                data = self._root.read(self._head)  # raises for a link out of the store, which is no damage
                 try:
-                    return parse_head(self._root.read(self._head)), False
+                    return parse_head(data), False
                 except (ValueError, TypeError):
                     return None, True
         return None, False

@@ -310,6 +310,7 @@ class Policies:
         With `why`, a note stays: errors about missing weights quote it, and weights made again under the same key are
         checked against it.
         """
+        _check_key(policy_key)
         with suppress(DamagedSlice):  # of whose weights nothing is known that could be noted
             if why and (policy := self.find(policy_key)):
                 note = {"weights_sha256": policy.weights_sha256, "at": datetime.now(UTC).isoformat(), "why": why}
