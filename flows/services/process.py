@@ -316,15 +316,25 @@ class Handle:
         return ""
 
     def _watch_answers(self) -> None:
-        """Ask again and again whether the service hangs, and restart one that does; until stopped."""
+        """Ask again and again whether the service hangs, and restart one that does; until stopped.
+
+        A question may take as long as it takes; listeners hear of one that takes long.
+        """
         spec = self.spec
         assert spec.hangs is not None
+        again = f"the run waits for it, and starts it again after {spec.hang_seconds:g} s without one"
+        note = f"{spec.name}: no answer for {SLOW_SECONDS:.0f} s; {again}; log: {spec.log}"
         while not self._stopped.wait(ASK_SECONDS):
             generation = self.generation  # read first: one that follows in between is not restarted
             # A service that still loads weights answers nothing, and does not hang.
             if not (report := self.ready_report()):
                 continue
-            if spec.hangs(report) and not self._stopped.is_set():
+            slow = threading.Timer(SLOW_SECONDS, self.tell, ["note"], {"text": note})
+            slow.daemon = True
+            slow.start()
+            hangs = spec.hangs(report)
+            slow.cancel()
+            if hangs and not self._stopped.is_set():
                 logging.getLogger(__name__).warning("service %r does not answer: it is started again", spec.name)
                 self.restart("did not answer any more and was ended", generation)
 

@@ -352,6 +352,20 @@ def test_a_service_that_does_not_answer_is_started_again_and_its_log_says_why(wa
     assert head in (tmp_path / "server.log").read_text()
 
 
+def test_who_waits_for_a_service_without_an_answer_is_told(watchful, tmp_path, monkeypatch):
+    monkeypatch.setattr(process, "SLOW_SECONDS", 0.1)
+    heard, may_answer = [], threading.Event()
+    with watchful.subscribe(lambda event, text="", **_: heard.append(text) if event == "note" else None):
+        hang = spec(tmp_path, "server", hangs=lambda _: not may_answer.wait(PATIENCE), hang_seconds=120.0)
+        watchful.start(hang).wait()
+        # On a busy machine its start takes longer than that too, which is said before.
+        until(lambda: any("no answer" in note for note in heard), lambda: f"{heard}")
+        may_answer.set()
+    (note,) = {note for note in heard if "no answer" in note}
+    again = "the run waits for it, and starts it again after 120 s without one"
+    assert note == f"server: no answer for 0 s; {again}; log: {tmp_path / 'server.log'}"
+
+
 @pytest.mark.fault("services", "a service hangs and has no restart left", "its failure with that reason")
 def test_one_that_hangs_again_fails_with_that_reason(watchful, start):
     handle = start("server", hangs=lambda _: True, max_restarts=0)
