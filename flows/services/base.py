@@ -24,7 +24,7 @@ from configs.algorithms import TeacherConfig
 from configs.environments import EnvironmentConfig
 from configs.run import RunConfig
 from configs.services import EngineConfig, LearnerConfig
-from flows.services.logs import LOOK_SECONDS, Variables, keep_newest
+from flows.services.logs import LOG_BYTES, LOOK_SECONDS, Variables, keep_newest
 from flows.services.ownership import sweep
 from flows.services.pools import STAND_IN_NEEDS, stand_in
 from flows.services.process import Handle, Report, ServiceFailed, ServiceSpec
@@ -50,14 +50,11 @@ class Supervisor:
         """Whether this is the machine of a pool from which a run requested its services."""
         self.directory = Path(directory)
         self._handles: list[Handle] = []
-        # Not in `directory`, which may have a long name.
-        self._user_directory = temporary_directory()
         self._temporary: Path | None = None
         self._open = ExitStack()
         """Ends the thread that keeps logs and removes the scratch directories."""
         self._closed = threading.Event()
         self._listeners: list[Callable[..., None]] = []
-        self._listening = threading.Lock()
 
     def __enter__(self) -> "Supervisor":
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -66,11 +63,12 @@ class Supervisor:
                 raise ServiceFailed(f"{path} is a symbolic link where a log is to be. Nothing was started: remove it")
         # Before anything starts: an engine of a killed flow may still hold the memory.
         sweep()
-        self._temporary = self._scratch("services", self._user_directory, self._user_directory)
+        private = temporary_directory()  # not in `directory`, which may have a long name
+        self._temporary = self._scratch("services", private, private)
         keeper = threading.Thread(target=self._keep_logs, name="logs of services", daemon=True)
         keeper.start()
-        for end in (self._bound_logs, keeper.join, self._closed.set):  # the last one first
-            self._open.callback(end)
+        self._open.callback(keeper.join)
+        self._open.callback(self._closed.set)  # the last one first
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -107,28 +105,24 @@ class Supervisor:
         `starting`: the run begins to wait for `service`. `lost`: `service` ended without being asked to, which `text`
         describes. `note`: a service keeps the run waiting, in `text`. Threads that watch services are the callers.
         """
-        with self._listening:
-            self._listeners.append(listener)
+        self._listeners.append(listener)
         try:
             yield
         finally:
             self._listeners.remove(listener)
 
     def _keep_logs(self) -> None:
-        while not self._closed.wait(LOOK_SECONDS):
-            self._bound_logs()
-
-    def _bound_logs(self) -> None:
-        for spec in [handle.spec for handle in self._handles]:  # a list: services are started meanwhile
-            try:
-                keep_newest(spec.log, spec.log_bytes)
-            except OSError:
-                _log.warning("cannot bound the log %s", spec.log, exc_info=True)
+        ended = False
+        while not ended:
+            ended = self._closed.wait(LOOK_SECONDS)  # then they are looked at once more
+            for log in [handle.spec.log for handle in self._handles]:  # a list: services are started meanwhile
+                try:
+                    keep_newest(log, LOG_BYTES)
+                except OSError:
+                    _log.warning("cannot bound the log %s", log, exc_info=True)
 
     def _tell(self, event: str, **facts: Any) -> None:
-        with self._listening:
-            listeners = list(self._listeners)
-        for listener in listeners:  # without the lock: a listener may take its time
+        for listener in list(self._listeners):
             listener(event, **facts)
 
     def close(self) -> None:

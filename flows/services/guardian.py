@@ -1,8 +1,8 @@
 """A small process that stands between a flow and one of its services, and leaves nothing of the service behind.
 
-It is started as `python -I -S guardian.py LIFELINE GRACE PROGRAM [ARGUMENT ...]` and uses the standard library only, so
-that it is up in some 20 ms. LIFELINE is the read end of a pipe whose write end only the flow holds: its end of file
-means "stop", whether the flow asked or died by any signal. A parent-death signal on the guardian would not do: it fires
+It is started as `python -I -S guardian.py GRACE PROGRAM [ARGUMENT ...]` and uses the standard library only, so
+that it is up in some 20 ms. Its input is a pipe whose write end only the flow holds: its end of file means
+"stop", whether the flow asked or died by any signal. A parent-death signal on the guardian would not do: it fires
 when the flow's spawning thread ends, not the flow.
 
 The guardian is a child subreaper, so that orphans of the service come to it however often they fork; it is done when
@@ -18,6 +18,11 @@ import sys
 import time
 from collections.abc import Sequence
 
+LIFELINE = 0
+"""The descriptor of its input."""
+SIGNALS = (signal.SIGTERM, signal.SIGCHLD)
+LOOK_SECONDS = 0.05
+"""Between two looks at the lifeline."""
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 # Orphans have lost whom they worked for: there is little they could still bring to an end.
@@ -77,11 +82,13 @@ def spawn(arguments: Sequence[str]) -> int:
         return process
     try:
         os.setsid()
+        os.dup2(os.open(os.devnull, os.O_RDONLY), LIFELINE)  # the service must not hold what its guardian waits for
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != guardian:
             os._exit(128 + signal.SIGKILL)  # the guardian died before the line above
         for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         os.execvp(arguments[0], list(arguments))
     except OSError as problem:
         os.write(2, f"cannot start {arguments[0]!r}: {problem}\n".encode())
@@ -91,34 +98,12 @@ def spawn(arguments: Sequence[str]) -> int:
 class Guardian:
     """Runs one service to its end, and then until none of its processes is left."""
 
-    def __init__(self, lifeline: int, grace: float, arguments: Sequence[str]) -> None:
+    def __init__(self, grace: float, arguments: Sequence[str]) -> None:
         self.grace = grace
         self.status: int | None = None  # of the service itself, once it has ended
         self.asked = False  # whether the service was asked to end
-        self.terminated = False  # whether this process was asked to end
         self.deadline: float | None = None  # when patience ends
-        wake_read, wake_write = os.pipe()
-        # A signal handler must never wait on a full pipe.
-        os.set_blocking(wake_write, False)
-        os.set_blocking(wake_read, False)
-        self.wake = wake_read
-        self.lifeline = lifeline
-        self.poll = select.poll()
-        self.poll.register(lifeline, select.POLLIN | select.POLLHUP)
-        self.poll.register(wake_read, select.POLLIN)
-        self._listen(wake_write)
         self.service = spawn(arguments)
-
-    def _listen(self, wake_write: int) -> None:
-        """Turn signals into bytes on a pipe, so that one poll waits for everything."""
-        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        signal.signal(signal.SIGTERM, self._terminate)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's; the flow decides what it means
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-    def _terminate(self, *_: object) -> None:
-        self.terminated = True  # acted on in `wait`: the signal may come before the service is there
 
     def ask(self) -> None:
         """Ask the service's process group to end, once."""
@@ -153,15 +138,11 @@ class Guardian:
 
     def wait(self) -> None:
         """Sleep until a child ends, a signal or the end of the lifeline comes, or patience ends."""
-        timeout = None if self.deadline is None else max(0.0, self.deadline - time.monotonic()) * 1000
-        for descriptor, _ in self.poll.poll(timeout):
-            if descriptor == self.wake:
-                os.read(self.wake, 4096)
-                if self.terminated:
-                    self.ask()
-            elif not os.read(self.lifeline, 4096):
-                self.poll.unregister(self.lifeline)
-                self.ask()
+        patience = LOOK_SECONDS if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+        came = signal.sigtimedwait(SIGNALS, min(LOOK_SECONDS, patience))
+        # Nothing is ever written to the lifeline: what can be read is its end.
+        if (came and came.si_signo == signal.SIGTERM) or select.select([LIFELINE], [], [], 0)[0]:
+            self.ask()
 
     def run(self) -> int:
         """Guard until no process of the service is left; return the status to exit with."""
@@ -176,12 +157,13 @@ class Guardian:
 
 def main(arguments: Sequence[str]) -> int:
     """Read the command line, guard the service, return the status to exit with."""
-    lifeline, grace = int(arguments[0]), float(arguments[1])
-    # The service must not hold what tells its guardian that the flow is gone.
-    os.set_inheritable(lifeline, False)
-    # Before the service is there: it may fork at once, and its orphans must come here.
+    # Before the service is there, whose end must not be missed; waited for in `wait` alone.
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's; the flow decides what it means
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    # It may fork at once, and its orphans must come here.
     prctl(PR_SET_CHILD_SUBREAPER, 1)
-    return Guardian(lifeline, grace, arguments[2:]).run()
+    return Guardian(float(arguments[0]), arguments[1:]).run()
 
 
 if __name__ == "__main__":

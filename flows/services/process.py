@@ -11,14 +11,14 @@ import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from flows.services import guardian
-from flows.services.logs import HEADING, LOG_BYTES, Variables, first_error, last_lines, secrets
+from flows.services.logs import HEADING, Variables, first_error, last_lines, secrets
 from flows.services.ownership import OWNER, SERVICE, identity, kill_owned
 from tasks.runtime.process_variables import inherited_variables, withheld
 
@@ -33,7 +33,8 @@ SLOW_SECONDS = 30.0
 Report = dict[str, Any]
 """What a service writes of itself: its address, and more."""
 _numbers = itertools.count(1)
-_open_lifelines: weakref.WeakSet["Lifeline"] = weakref.WeakSet()
+_guardians: weakref.WeakSet["subprocess.Popen[bytes]"] = weakref.WeakSet()
+"""Each has a pipe as its input: when the write end is gone, by will or by death, so is the service."""
 
 
 class ServiceFailed(ValueError):
@@ -53,7 +54,7 @@ class ServiceSpec:
     report: Path | None
     """JSON file that the service writes once it knows its address; None where there is nothing to report."""
     log: Path
-    """File that standard output and error are appended to; past `log_bytes` its content moves to NAME.1."""
+    """File that standard output and error are appended to; a large one moves to NAME.1."""
     ready: Callable[[Report], bool]
     """Asks the service, by its report, whether it is ready; what it raises counts as "not yet"."""
     startup_seconds: float = 180.0
@@ -62,16 +63,14 @@ class ServiceSpec:
     """Restarts before the service counts as failed."""
     external: str = ""
     """URL of a service that someone else runs; the report is then {"url": URL, "address": URL}."""
-    grace_seconds: float = field(default=GRACE_SECONDS, kw_only=True)
+    grace_seconds: float = GRACE_SECONDS
     """Time between the polite signal and the other one."""
-    hangs: Callable[[Report], bool] | None = field(default=None, kw_only=True)
+    hangs: Callable[[Report], bool] | None = None
     """Asks a service that was ready, by its report, and says whether it is hanging; it is then started again."""
-    hang_seconds: float = field(default=0.0, kw_only=True)
+    hang_seconds: float = 0.0
     """How long `hangs` waits for an answer."""
-    needs: Collection[str] = field(default=(), kw_only=True)
+    needs: Collection[str] = ()
     """Secrets among this process's variables that the service gets, by name or as `PREFIX_*`; it gets no others."""
-    log_bytes: int = field(default=LOG_BYTES, kw_only=True)
-    """Size from which on the log is moved aside."""
 
 
 class Handle:
@@ -89,7 +88,6 @@ class Handle:
         self._ready_generation = 0
         self._launched_at = self._warned_at = 0.0
         self._process: subprocess.Popen[bytes] | None = None
-        self._lifeline: Lifeline | None = None
         self._watcher: threading.Thread | None = None
         self._stopped = threading.Event()
         self._failure = ""
@@ -163,11 +161,10 @@ class Handle:
 
         Does nothing where another generation than `generation` runs by now. `why` says what the generation did.
         """
-        assert self._lifeline is not None, "an external service cannot be restarted"
         with self._changed:
             if generation in (None, self.generation):
                 self._ended = why
-                self._lifeline.close()
+                self._let_end()
 
     @contextmanager
     def not_restarted(self) -> Iterator[None]:
@@ -182,8 +179,7 @@ class Handle:
         """Begin to end the service for good; returns at once."""
         with self._changed:
             self._stopped.set()
-            if self._lifeline is not None:
-                self._lifeline.close()
+            self._let_end()
             self._changed.notify_all()
 
     def join(self) -> None:
@@ -262,12 +258,16 @@ class Handle:
         without = f"; without {', '.join(hidden)}" if (hidden := withheld(spec.needs)) else ""
         heading = f"{HEADING}{spec.name}, generation {self.generation + 1}{since}{without}"
         variables = {**inherited_variables(spec.needs), **spec.env, **marks}
-        started = start_guarded(spec.argv, variables, spec.log, heading, spec.grace_seconds)
         # Only after a start that succeeded: a failed one leaves the old generation to be described.
-        self._process, self._lifeline = started
+        self._process = start_guarded(spec.argv, variables, spec.log, heading, spec.grace_seconds)
         self._ended = ""
         self._launched_at = time.monotonic()
         self.generation += 1
+
+    def _let_end(self) -> None:
+        """Let the present generation end, where there is one."""
+        if self._process is not None:
+            let_end(self._process)
 
     def _watch(self) -> None:
         """Sleep until the guardian ends; then start again, or give up; until stopped."""
@@ -277,8 +277,7 @@ class Handle:
             while not self._may_start.wait(LOOK_SECONDS) and not self._stopped.is_set():
                 pass
             with self._changed:
-                if self._lifeline is not None:
-                    self._lifeline.close()
+                self._let_end()
                 if self._stopped.is_set():
                     return
                 kill_owned(identity(), self.mark)  # when it was the guardian that was killed
@@ -367,57 +366,41 @@ def _how(status: int) -> str:
 
 def start_guarded(
     argv: Sequence[str], variables: Variables, log: Path, heading: str, grace_seconds: float
-) -> tuple["subprocess.Popen[bytes]", "Lifeline"]:
-    """Start a program; return its guardian, and the lifeline whose end is its own. Output is appended to `log`.
+) -> "subprocess.Popen[bytes]":
+    """Start a program; return its guardian, see `let_end`. Output is appended to `log`.
 
     `heading` is written to the log first, `variables` are its environment, and `grace_seconds` pass between the polite
     signal and the other one. Raises OSError where the system refuses: a full disk, no process left.
     """
-    lifeline = Lifeline()
     # Without site packages and the user's settings it is up in 20 ms.
-    command = [sys.executable, "-I", "-S", guardian.__file__, str(lifeline.read), str(grace_seconds)]
-    try:
-        with log.open("ab") as output:
-            output.write(f"{heading}\n".encode())
-            output.flush()
-            process = subprocess.Popen(
-                [*command, *argv],
-                env=dict(variables),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                pass_fds=[lifeline.read],
-                # Ctrl-C at a terminal goes to the flow alone, which decides what it means.
-                start_new_session=True,
-            )
-    except OSError:
-        lifeline.close()
-        raise
-    finally:
-        os.close(lifeline.read)
-    return process, lifeline
+    command = [sys.executable, "-I", "-S", guardian.__file__, str(grace_seconds)]
+    with log.open("ab") as output:
+        output.write(f"{heading}\n".encode())
+        output.flush()
+        process = subprocess.Popen(
+            [*command, *argv],
+            bufsize=0,
+            env=dict(variables),
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=output,
+            # Ctrl-C at a terminal goes to the flow alone, which decides what it means.
+            start_new_session=True,
+        )
+    _guardians.add(process)
+    return process
 
 
-class Lifeline:
-    """Both ends of the pipe that ties a service to its flow: when the write end is gone, by will or by death, so is
-    the service. Neither end survives an exec unless it is passed on by name."""
-
-    def __init__(self) -> None:
-        self.read, self._write = os.pipe()
-        self._closed = False
-        _open_lifelines.add(self)
-
-    def close(self) -> None:
-        """Let the service end; calling it again does nothing."""
-        if not self._closed:
-            self._closed = True
-            os.close(self._write)
+def let_end(process: "subprocess.Popen[bytes]") -> None:
+    """Let the service of a guardian end; calling it again does nothing."""
+    assert process.stdin is not None
+    process.stdin.close()
 
 
 def _close_lifelines() -> None:
     """In a forked child: close the pipes, or the services would live as long as the child."""
-    for lifeline in list(_open_lifelines):
-        lifeline.close()
+    for process in list(_guardians):
+        let_end(process)
 
 
 os.register_at_fork(after_in_child=_close_lifelines)

@@ -113,15 +113,11 @@ def test_sweep_spares_what_has_a_living_owner(start):
 @contextmanager
 def guarded(seconds, *program):
     """Give the process of a guardian, whose lifeline is held within the block."""
-    read, write = os.pipe()
-    command = [sys.executable, "-I", "-S", guardian.__file__, str(read), str(seconds), *program]
-    process = subprocess.Popen(command, pass_fds=[read], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
+    command = [sys.executable, "-I", "-S", guardian.__file__, str(seconds), *program]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, **pipes) as process:
         yield process
-    finally:
         process.kill()
-        os.close(read)
-        os.close(write)
 
 
 @pytest.mark.parametrize(

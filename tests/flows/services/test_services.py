@@ -12,7 +12,7 @@ from unittest.mock import Mock, call
 
 import pytest
 
-from flows.services import process
+from flows.services import base, process
 from flows.services.base import (
     RunService,
     Supervisor,
@@ -403,10 +403,11 @@ def test_one_that_cannot_be_started_again_fails_at_once_and_says_what_the_system
 
 
 @pytest.mark.fault("services", "a service floods its log", "the log stays within its share, whole lines")
-def test_a_flood_fills_no_more_than_its_share_of_the_disk(watchful, start, tmp_path):
+def test_a_flood_fills_no_more_than_its_share_of_the_disk(watchful, start, tmp_path, monkeypatch):
+    monkeypatch.setattr(base, "LOG_BYTES", 140_000)
     flood = "import sys\nfor number in range(10**9): sys.stdout.write(f'line {number:09}\\n'), sys.stdout.flush()"
     argv = [sys.executable, "-c", flood]
-    handle = start("server", argv=argv, report=None, log_bytes=140_000)
+    handle = start("server", argv=argv, report=None)
     log, aside = tmp_path / "server.log", tmp_path / "server.log.1"
     until(aside.exists, lambda: f"the log grew to {log.stat().st_size} bytes and was not moved aside")
     happened("the log was moved aside")
