@@ -33,7 +33,6 @@ from flows.services.pools import (
     SEEN,
     RenewalWatch,
     address_of,
-    labels,
     require_proof,
     shared_key,
 )
@@ -138,7 +137,7 @@ def _serve_leased(handles: Sequence[Handle], flow_run: UUID, lease_seconds: floa
                 cancelled += found.state is not None and found.state.is_cancelling()
                 if cancelled == CANCELLED_LOOKS:
                     return Cancelled(message="its run needs it no more, and its worker has not ended it")
-                if not renewals.look(labels(found).get(RENEWED)):
+                if not renewals.look((found.labels or {}).get(RENEWED)):
                     return f"its run has not renewed the lease for {lease_seconds:.0f} s"
             except httpx.HTTPError:  # Prefect may be away for a while; the run and its services go on
                 if time.monotonic() - answered_at > AWAY_SECONDS:

@@ -14,7 +14,6 @@ import os
 import socket
 import sys
 import time
-import urllib.request
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -24,7 +23,7 @@ from typing import Any
 from flows.orchestration import server_process as prefect_server
 from flows.orchestration.settings import configured_url, embedded_settings, server_settings
 from flows.services.base import Supervisor
-from flows.services.ownership import boot_id, identity, is_alive
+from flows.services.ownership import boot_id, is_alive, recorded_identity
 from flows.services.process import Handle, Report, ServiceSpec
 from storage.errors import StoreError, write_problem
 from storage.read.frames import existing_store
@@ -193,8 +192,7 @@ def flow_run_record() -> Any:
 
 def run_tags(run_name: str, store: str = "") -> list[str]:
     """Return the tags of a flow run of this process: its run, its store, and what `crash_stale_runs` reads back."""
-    # With the boot: after it, process ids begin anew and the same one may be alive again.
-    process = f"process:{socket.gethostname()}/{_boot()}/{identity().replace(':', '/')}"
+    process = f"process:{socket.gethostname()}/{recorded_identity()}"
     return ["stagecoach", f"run:{run_name}", *([f"store:{store}"] if store else []), process]
 
 
@@ -203,10 +201,11 @@ def tag_value(tags: Iterable[str], name: str) -> str:
     return next((tag.partition(":")[2] for tag in tags if tag.startswith(f"{name}:")), "")
 
 
-def process_of(tags: Iterable[str]) -> tuple[str, str, str] | None:
-    """Return host, boot and identity (`<pid>:<start time>`) of a tagged run's process; None where no tag says."""
-    parts = tag_value(tags, "process").split("/")
-    return (parts[0], parts[1], ":".join(parts[2:])) if len(parts) == 4 else None
+def process_of(tags: Iterable[str]) -> tuple[str, str, str]:
+    """Return host, boot and identity (`<pid>:<start time>`) of a tagged run's process; empty where no tag says."""
+    host, _, process = tag_value(tags, "process").partition("/")
+    boot, _, process = process.partition(":")
+    return host, boot, process
 
 
 def is_gone(tags: Iterable[str], embedded: bool) -> bool:
@@ -215,14 +214,10 @@ def is_gone(tags: Iterable[str], embedded: bool) -> bool:
     After a reboot of this host it is. But a shared API may know two machines of one name, so that only an embedded
     server's runs are judged by the boot.
     """
-    host, boot, process = process_of(tags) or ("", "", "")
+    host, boot, process = process_of(tags)
     if host != socket.gethostname():
         return False
-    return embedded if boot != _boot() else not is_alive(process)
-
-
-def _boot() -> str:
-    return boot_id()[:13]
+    return embedded if boot != boot_id() else not is_alive(process)
 
 
 def is_cancelled(flow_run_id: Any, attempts: int = 1) -> bool | None:
@@ -367,18 +362,21 @@ def _remove(*paths: Path) -> None:
 
 def _answers(report: Report) -> bool:
     """Ask the embedded server for its health; a refused connection raises and means not yet."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # loopback goes through no proxy
-    with opener.open(f"{report['url']}/api/health", timeout=PROBE_SECONDS) as answer:
-        return bool(answer.status == 200)
+    import httpx
+
+    url = f"{report['url']}/api/health"
+    return httpx.get(url, timeout=PROBE_SECONDS, trust_env=False).raise_for_status().is_success  # through no proxy
 
 
 def _hangs(report: Report) -> bool:
     """Return whether the embedded server answers nothing for HANG_SECONDS."""
+    import httpx
+
     deadline = time.monotonic() + HANG_SECONDS
     while time.monotonic() < deadline:
         try:
             return not _answers(report)
-        except OSError:  # refused, reset or timed out
+        except httpx.HTTPError:  # refused, reset or timed out
             time.sleep(RETRY_SECONDS)
     return True
 

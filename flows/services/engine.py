@@ -8,6 +8,7 @@ returns after the weight checksum (if the engine reports one) and the log-probs 
 
 import logging
 import os
+import secrets
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +20,8 @@ from pathlib import Path
 
 from flows.services.base import Command, PolicyLock, RunService, Supervisor, ready_reports
 from flows.services.learner_recovery import recorded_policy
-from flows.services.memory import MemoryPlan, engine_sleeps, plan_here
-from flows.services.pools import service_key
+from flows.services.memory import MemoryPlan, plan_here, shares_gpu
+from flows.services.pools import shared_key
 from flows.services.process import Handle, ServiceFailed, ServiceSpec
 from tasks.inference.engine.checks import check_serving, check_weights
 from tasks.inference.engine.client import MODEL, Engine, EngineLost, ServedModel
@@ -57,7 +58,12 @@ class InferenceService(RunService):
         """By URL, key of the policy that a replica was last seen to hold; a restarted one says that it holds none."""
         engine = self._config.engine
         # In the environment, never in the command line, which every user of the machine can read.
-        self.key = os.environ.get(engine.api_key_variable, "") if engine.url else service_key(self._config, "engine")
+        if engine.url:
+            self.key = os.environ.get(engine.api_key_variable, "")
+        elif self._config.placement.services == "pools":
+            self.key = shared_key(self._config, "engine")
+        else:
+            self.key = secrets.token_hex(16)
         """What the engine, and its callers, must know; a new one for an engine that the run starts."""
 
     def begin(self) -> None:
@@ -104,7 +110,9 @@ class InferenceService(RunService):
 
     @property
     def _sleeps(self) -> bool:
-        return engine_sleeps(self._config, self._plan)
+        config = self._config
+        # On the CPU only if the config says so.
+        return self._plan.sleeps if self._plan else config.engine.sleep is True and shares_gpu(config)
 
     @contextmanager
     def pinned(self, policy: Policy) -> Iterator[ServedModel]:

@@ -358,11 +358,6 @@ def plan_here(config: RunConfig) -> MemoryPlan | None:
     return memory_plan(config, gpu) if gpu else None
 
 
-def engine_sleeps(config: RunConfig, plan: MemoryPlan | None) -> bool:
-    """Return whether the engine stops while the learner trains; on the CPU only if the config says so."""
-    return plan.sleeps if plan else config.engine.sleep is True and shares_gpu(config)
-
-
 def shares_gpu(config: RunConfig) -> bool:
     """Return whether engine and learner of a run have a GPU in common."""
     if config.kind != "train" or config.engine.url or config.placement.services == "pools":

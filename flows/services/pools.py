@@ -8,8 +8,6 @@ service elsewhere is started, waited for, restarted, counted and ended like one 
 import hmac
 import json
 import os
-import secrets
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,11 +71,6 @@ def _store(config: "RunConfig") -> str:
     return config.store if "://" in config.store else str(Path(config.store).expanduser().absolute())
 
 
-def service_key(config: "RunConfig", purpose: str) -> str:
-    """Return the key that a service asks for: one that the machines of a run share, or a new one of this machine's."""
-    return shared_key(config, purpose) if config.placement.services == "pools" else secrets.token_hex(16)
-
-
 def proof_of(config: "RunConfig", service: str, member: str, source: str) -> str:
     """Return what shows that a request was made with the token of these machines; it fits no other request."""
     return shared_key(config, "\n".join(("request", service, member, source, config.model_dump_json())))
@@ -123,8 +116,3 @@ def address_of(interface: str) -> str:
         f"placement.interface is {interface!r}, and this machine has no address there. Nothing was started: name one "
         f"that all machines of the pools have. Here there are: {', '.join(sorted(found))}"
     )
-
-
-def labels(flow_run: Any) -> Mapping[str, Any]:
-    """Return the labels of a flow run."""
-    return flow_run.labels or {}

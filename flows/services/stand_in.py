@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from flows.services.pools import ADDRESS, BEAT_SECONDS, BEATS_OF_A_LEASE, PULSE, RENEWED, SEEN, RenewalWatch, labels
+from flows.services.pools import ADDRESS, BEAT_SECONDS, BEATS_OF_A_LEASE, PULSE, RENEWED, SEEN, RenewalWatch
 from tasks.inference.engine.host import write_report
 
 
@@ -56,7 +56,7 @@ def _stand_in(client: Any, flow_run_id: Any, lease_seconds: float, report: Path,
         except httpx.HTTPError as problem:  # the service works without Prefect, and so may the run
             print(f"Prefect does not answer: {type(problem).__name__}: {problem}", flush=True)
             continue
-        state, said = found.state, labels(found)
+        state, said = found.state, found.labels or {}
         if state is None or state.is_final():
             print(f"flow run {flow_run_id} ended: {state and state.name}: {state and state.message}", flush=True)
             return 1

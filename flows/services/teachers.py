@@ -71,7 +71,7 @@ class TeacherEngines(RunService):
 
     def _ask_external(self, teacher: TeacherConfig) -> ServedModel:
         try:
-            name, version = retry_lost(lambda: served_version(_external(teacher)), EngineLost)  # it may only be busy
+            name, version = retry_lost(lambda: served_version(teacher), EngineLost)  # it may only be busy
         except EngineLost as error:
             raise ServiceFailed(
                 f"the teacher at {teacher.url} does not answer: {error}. What is in the store is safe: start "
@@ -156,12 +156,12 @@ def require_teachers(config: RunConfig) -> None:
     _versions(config, list(asked_teachers(config)))
 
 
-def served_version(engine: Engine) -> tuple[str, str]:
-    """Return the name of the model that an engine of someone else serves, and what it says of it.
+def served_version(teacher: TeacherConfig) -> tuple[str, str]:
+    """Return the name of the model that a teacher of someone else serves, and what it says of it.
 
     Raises EngineLost where nobody answers, EngineError where it is no engine of our kind.
     """
-    with closing(engine):
+    with closing(_external(teacher)) as engine:
         return engine.describe_model()
 
 
@@ -212,7 +212,7 @@ def _by_path(config: RunConfig, where: str, teacher: TeacherConfig) -> tuple[str
 
 def _by_url(config: RunConfig, teacher: TeacherConfig) -> tuple[str, str]:
     """Return the version of a teacher that someone else serves, and what speaks against it, if anything."""
-    name, version = served_version(_external(teacher))
+    name, version = served_version(teacher)
     tokenizer = config.model.tokenizer or config.model.path
     with closing(_external(teacher, name)) as engine:
         other = tokenizer_difference(engine, model_directory(tokenizer)) if tokenizer else ""

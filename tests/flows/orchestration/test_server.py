@@ -93,7 +93,7 @@ def test_a_run_is_gone_only_when_its_process_certainly_is():
     number, _, started = process.partition(":")
 
     def gone(host, boot, number, started, embedded):
-        return prefect_api.is_gone(["stagecoach", f"process:{host}/{boot}/{number}/{started}"], embedded)
+        return prefect_api.is_gone(["stagecoach", f"process:{host}/{boot}:{number}:{started}"], embedded)
 
     assert not prefect_api.is_gone(mine, embedded=True)
     assert not prefect_api.is_gone([], embedded=True)
