@@ -153,12 +153,13 @@ def environment_lines(config: RunConfig) -> Iterator[str]:
     config = _with_local_model(config)
     environments = config.environments if config.kind != "sft" else ()
     try:
-        loaded = load_all(environments)
-        if config.model.path:  # else its tokenizer is missing
-            loaded = limit_prompts(environments, loaded, config.model)
+        by_name = {
+            # Without a path its tokenizer is missing.
+            environment.name: limit_prompts(environment, facts, config.model) if config.model.path else facts
+            for environment, facts in zip(environments, load_all(environments), strict=True)
+        }
     except EnvironmentUnavailable as error:
         raise ConfigError([str(error)]) from error
-    by_name = {environment.name: facts for environment, facts in zip(environments, loaded, strict=True)}
     notes, num_examples = require_fit(config, by_name), 0
     for name, environment in by_name.items():
         splits = texts(environment.examples["split"])

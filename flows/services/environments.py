@@ -92,10 +92,11 @@ class EnvironmentServers(RunService):
         with self._loading:
             # Under a lock: the first step and the first evaluation ask at the same time, and loading takes long.
             if self._loaded is None:
-                names = [each.name for each in self._environments]
-                found = environment_service.load_all(self._environments)
-                limited = limit_prompts(self._environments, found, self._config.model)
-                self._loaded = dict(zip(names, limited, strict=True))
+                loaded = environment_service.load_all(self._environments)
+                self._loaded = {
+                    environment.name: limit_prompts(environment, facts, self._config.model)
+                    for environment, facts in zip(self._environments, loaded, strict=True)
+                }
             return self._loaded
 
     def _servers(self, environment: EnvironmentConfig) -> list[Handle]:
@@ -117,7 +118,7 @@ class EnvironmentServers(RunService):
                 from tasks.inference.environments.connections import remember_key  # it imports verifiers
 
                 remember_key(report["address"], key)
-            return environment_service.answers(report["address"])
+            return bool(environment_service.answers(report["address"]))
 
         return self._describe(
             f"environment {name}",

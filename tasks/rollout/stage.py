@@ -227,7 +227,7 @@ class Runner:
             with counted.measure():
                 yield
         finally:
-            if (rows := counted.table()).num_rows:
+            if (rows := counted.take()).num_rows:
                 self.count({"engine_metrics": rows})
 
 

@@ -380,7 +380,7 @@ def test_the_engine_finds_a_members_last_turn_in_its_cache_and_nobody_elses(mode
         for member in MEMBERS
     }
     assert min(found["affirmative"], found["negative"]) >= 3 * CPU_BLOCK_TOKENS and found["judge"] == 0
-    hits = {row["name"]: row["value"] for row in counted.table().to_pylist()}["prefix_cache_hits"]
+    hits = {row["name"]: row["value"] for row in counted.take().to_pylist()}["prefix_cache_hits"]
     assert hits == sum(found.values())
 
 

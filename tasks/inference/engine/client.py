@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -143,10 +143,9 @@ class Engine:
         # Without a version while adapters change: an engine that fails on the way names no policy.
         self._set_weight_version("")
         for name in state.adapters:
-            self._request("POST", "/v1/unload_lora_adapter", json={"lora_name": name}, timeout=SERVE_SECONDS)
+            self._post("/v1/unload_lora_adapter", json={"lora_name": name})
         if base:
-            adapter = {"lora_name": policy_key, "lora_path": str(directory)}
-            self._request("POST", "/v1/load_lora_adapter", json=adapter, timeout=SERVE_SECONDS)
+            self._post("/v1/load_lora_adapter", json={"lora_name": policy_key, "lora_path": str(directory)})
         self._set_weight_version(f"{whole[0]}{KEY_SEPARATOR}{policy_key}" if base else policy_key)
 
     def state(self) -> EngineState:
@@ -170,7 +169,7 @@ class Engine:
         The weights are discarded, as others follow: the engine serves no policy until the next `serve`, which wakes it.
         """
         self._set_weight_version("")
-        self._request("POST", "/sleep", params={"level": "2", "mode": "abort"}, timeout=SERVE_SECONDS)
+        self._post("/sleep", params={"level": "2", "mode": "abort"})
         if not self.is_sleeping():
             raise EngineError(f"the engine at {self.url} was put to sleep and is awake")
 
@@ -181,7 +180,7 @@ class Engine:
             if asleep:
                 self._wake("weights")
             else:
-                self._pause(recompute)
+                self._post("/pause", params={"mode": "keep", "clear_cache": str(recompute).lower()})
             is_external = self.count_tokens() is None
             self._set_weight_version("")
             if is_external:
@@ -194,47 +193,38 @@ class Engine:
             if asleep:
                 self._wake("kv_cache")
             else:
-                self._request("POST", "/resume", timeout=SERVE_SECONDS)
+                self._post("/resume")
         except BaseException:  # an interrupt too: requests would wait permanently
             if not asleep:  # which must not continue before it has its KV cache
-                self._resume()
+                with suppress(EngineError, EngineLost):  # a dead one cannot resume: the error before is to be reported
+                    self._request("POST", "/resume")
             raise
         if self.is_paused():
             raise EngineError(f"the engine at {self.url} stayed paused after loading policy {policy_key}")
 
-    def _pause(self, clear_cache: bool) -> None:
-        params = {"mode": "keep", "clear_cache": str(clear_cache).lower()}
-        self._request("POST", "/pause", params=params, timeout=SERVE_SECONDS)
-
     def _wake(self, part: str) -> None:
         """Take the memory of `weights`, undefined by then, or of the `kv_cache`; with both, requests continue."""
-        self._request("POST", "/wake_up", params={"tags": part}, timeout=SERVE_SECONDS)
+        self._post("/wake_up", params={"tags": part})
 
     def _call_workers(self, method: str, **arguments: Any) -> None:
-        self._request("POST", "/collective_rpc", json={"method": method, **arguments}, timeout=SERVE_SECONDS)
-
-    def _resume(self) -> None:
-        # A dead engine cannot resume: an error before it is the one to report.
-        with suppress(EngineError, EngineLost):
-            self._request("POST", "/resume")
+        self._post("/collective_rpc", json={"method": method, **arguments})
 
     def _set_weight_version(self, version: str) -> None:
-        self._request("POST", "/update_weight_version", json={"new_version": version})
+        self._post("/update_weight_version", json={"new_version": version})
 
     def count_tokens(self) -> dict[str, int] | None:
         """Count the tokens of requests in flight, by request, as the served policy's; None for an external engine.
 
         Raises EngineError where the engine is not paused.
         """
-        return self._request("POST", "/inference/v1/count_tokens", optional=True, timeout=SERVE_SECONDS).get("requests")
+        return self._post("/inference/v1/count_tokens", optional=True).get("requests")
 
     def weights_sum(self, directory: str | Path) -> tuple[WeightsSum, WeightsSum | None] | None:
         """Return the checksums of the weights that the engine holds and of the files in `directory`.
 
         The second is None for files that cannot be compared, all for an external engine that was started without it.
         """
-        options = {"json": {"directory": str(directory)}, "timeout": SERVE_SECONDS}
-        answer = self._request("POST", "/inference/v1/weights_sum", optional=True, **options)
+        answer = self._post("/inference/v1/weights_sum", optional=True, json={"directory": str(directory)})
         if not answer:
             return None
         held, (files, *_) = zip(*answer["workers"], strict=True)
@@ -296,6 +286,9 @@ class Engine:
         body = {"model": self.model, "token_ids": token_ids, "sampling_params": sampling, **salt}
         return self._request("POST", "/inference/v1/generate", json=body)
 
+    def _post(self, path: str, **options: Any) -> dict[str, Any]:
+        return self._request("POST", path, timeout=SERVE_SECONDS, **options)
+
     def _request(self, method: str, path: str, optional: bool = False, **options: Any) -> dict[str, Any]:
         """Return the answer; an empty one where an external engine lacks an `optional` route."""
         import httpx
@@ -312,8 +305,7 @@ class Engine:
             return {}
         if status != 200:
             raise EngineError(f"the engine at {self.url}{path} answered {status}: {text[-1000:]}")
-        content: dict[str, Any] = json.loads(text) if text.startswith("{") else {}
-        return content
+        return dict(json.loads(text)) if text.startswith("{") else {}
 
 
 class NotScorable(ValueError):
@@ -339,11 +331,6 @@ class ServedModel:
     def urls(self) -> tuple[str, ...]:
         """The URLs of all replicas that are there."""
         return (self.url, *self.other_urls)
-
-    @property
-    def replicas(self) -> tuple["ServedModel", ...]:
-        """Each replica as a model of its own."""
-        return tuple(replace(self, url=url, other_urls=()) for url in self.urls)
 
 
 def score(

@@ -31,8 +31,7 @@ def hangs(report: Mapping[str, Any], key: str, seconds: float) -> bool:
         before = _processor_seconds(report)
         if not _leaves_unanswered(f"{url}/is_sleeping", key, seconds):
             return False
-        now = _processor_seconds(report)
-        used = now - before if before is not None and now is not None else seconds
+        used = _processor_seconds(report) - before
         if used < COMPUTING_SHARE * seconds or time.monotonic() > patient_until:
             return _leaves_unanswered(f"{url}/is_sleeping", key, min(seconds, RETRY_SECONDS))
         logging.getLogger(__name__).info("the engine at %s computes, and has not answered for %g s", url, seconds)
@@ -51,10 +50,10 @@ def _leaves_unanswered(address: str, key: str, seconds: float) -> bool:
     return False
 
 
-def _processor_seconds(report: Mapping[str, Any]) -> float | None:
-    """Return the processor seconds that the processes behind an API server have used; None on another machine."""
+def _processor_seconds(report: Mapping[str, Any]) -> float:
+    """Return the processor seconds that the processes behind an API server have used; on another machine, the time."""
     if "pid" not in report:
-        return None
+        return time.monotonic()
     used = 0.0
     with suppress(psutil.Error):
         for process in psutil.Process(report["pid"]).children(recursive=True):

@@ -133,7 +133,7 @@ class EngineMetrics:
     """Reads the pages of some engines, at the beginning and the end of a block and every few seconds between."""
 
     def __init__(self, engines: Iterable[ServedModel]) -> None:
-        self._engines = {each.url: each for engine in engines if not engine.chat for each in engine.replicas}
+        self._engines = {url: engine.api_key for engine in engines if not engine.chat for url in engine.urls}
         self.meters = {url: EngineMeter() for url in self._engines}
         self._began = self._read_at = time.monotonic()
         self._lock = threading.Lock()
@@ -155,7 +155,7 @@ class EngineMetrics:
 
     def read(self) -> None:
         """Read each page once; an engine that does not answer is noted, and one without counters is left out."""
-        pages = {url: read_page(engine) for url, engine in self._engines.items()}
+        pages = {url: read_page(url, api_key) for url, api_key in self._engines.items()}
         with self._lock:
             self._read_at = time.monotonic()
             for url, page in pages.items():
@@ -166,23 +166,19 @@ class EngineMetrics:
                     _log.warning("the engine at %s counts nothing under /metrics: steps have no metrics of it", url)
 
     def take(self) -> pa.Table:
-        """Return what was measured up to the last reading, and measure on from there; no rows where it is the same."""
-        with self._lock:
-            rows = self.table() if self._read_at > self._began else ENGINE_METRICS.arrow.empty_table()
-            self._began = self._read_at
-            for meter in self.meters.values() if rows.num_rows else ():
-                meter.reset()
-        return rows
+        """Return what was measured up to the last reading, and measure on from there; no rows where it is the same.
 
-    def table(self) -> pa.Table:
-        """Return what was measured in the ENGINE_METRICS schema: rows for each engine, by number, not by address."""
-        interval, seconds = uuid.uuid4().hex, self._read_at - self._began
-        rows: list[dict[str, Any]] = []
-        for number, meter in enumerate(self.meters.values()):
-            if values := meter.values():
-                values |= {"seconds": seconds}
-                place = {"interval": interval, "engine": number}
-                rows += [{**place, "name": name, "value": value} for name, value in sorted(values.items())]
+        They are in the ENGINE_METRICS schema: rows for each engine, by number, not by address.
+        """
+        interval, rows = uuid.uuid4().hex, list[dict[str, Any]]()
+        with self._lock:
+            seconds, self._began = self._read_at - self._began, self._read_at
+            for number, meter in enumerate(self.meters.values() if seconds else ()):
+                if values := meter.values():
+                    values |= {"seconds": seconds}
+                    place = {"interval": interval, "engine": number}
+                    rows += [{**place, "name": name, "value": value} for name, value in sorted(values.items())]
+                    meter.reset()
         return pa.Table.from_pylist(rows, schema=ENGINE_METRICS.arrow)
 
     def _read_until(self, ended: threading.Event) -> None:
@@ -190,12 +186,12 @@ class EngineMetrics:
             self.read()
 
 
-def read_page(engine: ServedModel) -> str | None:
+def read_page(url: str, api_key: str) -> str | None:
     """Return an engine's page, empty where it has none; None where it does not answer."""
     import httpx
 
     try:
-        with httpx.Client(**client_options(engine.url, engine.api_key, TIMEOUT_SECONDS)) as client:
+        with httpx.Client(**client_options(url, api_key, TIMEOUT_SECONDS)) as client:
             answer = client.get("/metrics")
     except httpx.HTTPError:
         return None

@@ -188,8 +188,7 @@ def renderer_config(renderer: str, tokenizer: str, settings: Mapping[str, Any]) 
     try:
         return type(plain).model_validate({**settings, "name": name})
     except ValidationError as error:
-        wrong = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        raise ModelUnusable(f"model.renderer_settings: renderer {name} refuses them: {wrong}") from error
+        raise ModelUnusable(f"model.renderer_settings: renderer {name} refuses them: {error}") from error
 
 
 @cache

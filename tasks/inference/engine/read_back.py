@@ -10,7 +10,6 @@ several workers hold are counted by the first of them alone.
 """
 
 from collections.abc import Callable, Iterable
-from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,15 +32,10 @@ class WeightsSum(NamedTuple):
     squares: int = 0
     """The sum of the squares of their bit patterns, modulo 2 to the 64."""
 
-    def plus(self, other: "WeightsSum") -> "WeightsSum":
-        """Return the checksum of both."""
-        total, squares = self.total + other.total, self.squares + other.squares
-        return WeightsSum(self.num_values + other.num_values, total % MODULUS, squares % MODULUS)
-
 
 def add_sums(sums: Iterable[WeightsSum]) -> WeightsSum:
     """Return the checksum of all."""
-    return reduce(WeightsSum.plus, sums, WeightsSum())
+    return WeightsSum(*(sum(numbers) % MODULUS for numbers in zip(*sums, strict=True)))
 
 
 def sum_files(directory: str | Path, dtype: str, *, own_head: bool, device: Any = "cpu") -> WeightsSum | None:
@@ -50,12 +44,12 @@ def sum_files(directory: str | Path, dtype: str, *, own_head: bool, device: Any 
     With `own_head` the engine has an output head of its own, also where the files tie it to the embedding. Returns None
     where the files have a precision that is none of PRECISIONS. Raises WeightsUnusable for damaged files.
     """
-    result = WeightsSum()
+    sums = []
     for _, tensor in read_weights(Path(directory), untie=own_head):
         if precision_of(tensor) not in PRECISIONS:
             return None
-        result = result.plus(sum_tensor(tensor.to(device), dtype))
-    return result
+        sums.append(sum_tensor(tensor.to(device), dtype))
+    return add_sums(sums)
 
 
 def precision_of(tensor: Any) -> str:
@@ -67,13 +61,13 @@ def sum_tensor(weight: Any, dtype: str) -> WeightsSum:
     """Return the checksum of a tensor in the precision `dtype`."""
     import torch
 
-    result, flat = WeightsSum(), weight.detach().reshape(-1)
-    for part in flat.split(CHUNK):
+    sums = []
+    for part in weight.detach().reshape(-1).split(CHUNK):
         bits = part.to(getattr(torch, dtype)).view(torch.int32 if dtype == "float32" else torch.int16)
         wide = bits.to(torch.int64) & (0xFFFFFFFF if dtype == "float32" else 0xFFFF)  # sums and products wrap around
         total, squares = torch.stack([wide.sum(), (wide * wide).sum()]).tolist()
-        result = result.plus(WeightsSum(part.numel(), total % MODULUS, squares % MODULUS))
-    return result
+        sums.append(WeightsSum(part.numel(), total, squares))
+    return add_sums(sums)
 
 
 class ReadBack:
@@ -135,6 +129,7 @@ def _own_parts(module: Any, name: str, weight: Any) -> list[Any]:
 
     These are its own rows of a vocabulary, without padding; its own heads; and on the first worker what all hold.
     """
+    from vllm.distributed import get_tensor_model_parallel_rank
     from vllm.model_executor.layers import linear, vocab_parallel_embedding
 
     if isinstance(module, vocab_parallel_embedding.VocabParallelEmbedding):
@@ -147,14 +142,7 @@ def _own_parts(module: Any, name: str, weight: Any) -> list[Any]:
     split_by_input = isinstance(module, linear.RowParallelLinear) and name == "weight"
     if split_by_input or (isinstance(module, linear.ColumnParallelLinear) and module.tp_size > 1):
         return [weight]
-    return [weight] if _rank(module) == 0 else []
-
-
-def _rank(module: Any) -> int:
-    """Return the worker's number within its tensor-parallel group."""
-    from vllm.distributed import get_tensor_model_parallel_rank
-
-    return int(getattr(module, "tp_rank", 0) or get_tensor_model_parallel_rank())
+    return [] if get_tensor_model_parallel_rank() else [weight]
 
 
 def _has_own_head(model: Any) -> bool:

@@ -51,14 +51,6 @@ def add_header(
     return client.model_copy(update={"headers": {**client.headers, ROLLOUT_HEADER: content}})
 
 
-def split_header(context: "ModelContext") -> "tuple[dict[str, Any], dict[str, str] | None, ModelContext]":
-    """Return players and kept answers of a request, and its context without their header."""
-    headers = dict(context.client.headers)
-    content = json.loads(headers.pop(ROLLOUT_HEADER, "{}"))
-    client = context.client.model_copy(update={"headers": headers})
-    return content.get("players", {}), content.get("kept_answers"), replace(context, client=client)
-
-
 async def play_episode(
     run_episode: Callable[..., Awaitable[Any]],
     env: "Env[Any]",
@@ -69,13 +61,15 @@ async def play_episode(
     **options: Any,
 ) -> Any:
     """Run an episode by verifiers' `run_episode` with the players of its request, each agent run with its own seed."""
-    players, kept_answers, context = split_header(context)
-    traces = list[Any]()
+    headers = dict(context.client.headers)
+    content = json.loads(headers.pop(ROLLOUT_HEADER, "{}"))
+    context = replace(context, client=context.client.model_copy(update={"headers": headers}))
+    players, traces = content.get("players", {}), list[Any]()
 
     def claim(trace: Any) -> None:
         if trace.agent.name in players:
             trace.agent.trainable = False
-        _runs[trace.id] = AgentRun(trace, len(traces), kept_answers)
+        _runs[trace.id] = AgentRun(trace, len(traces), content.get("kept_answers"))
         traces.append(trace)
         if on_trace:
             on_trace(trace)
@@ -104,8 +98,6 @@ def env_with_players(env: "Env[Any]", players: Mapping[str, Any]) -> "Env[Any]":
     from verifiers.v1.configs.agent import AgentConfig, agent_config_fields
 
     agents = agent_config_fields(env.config)
-    if unknown := sorted(players.keys() - agents.keys()):
-        raise ValueError(f"models are to play the seats {unknown}; this environment has the seats {sorted(agents)}")
     bound = {}
     for name, player in players.items():
         requested = AgentConfig.model_validate(player)

@@ -103,11 +103,13 @@ def serve(environment: Mapping[str, Any], report: Path) -> int:
     # Taken out: the environment's code, and what that starts, need it not.
     key = os.environ.pop(KEY_VARIABLE, "")
     try:
-        if max_workers(environment["pool"]) != 1:  # one worker needs no broker and is the server itself
+        pool = environment["pool"]
+        max_workers = pool["max_workers"] if pool["type"] == "elastic" else pool["num_workers"]
+        if max_workers != 1:  # one worker needs no broker and is the server itself
             from tasks.inference.environments.pool import serve_pool
 
             set_up = functools.partial(set_up_worker, environment, work)
-            return serve_pool(environment, env_config_data(config), put, set_up, key)
+            return serve_pool(environment, max_workers, env_config_data(config), put, set_up, key)
         _set_up_serving(environment, work)
         server = EnvServer(config, "tcp://127.0.0.1:0" if key else f"tcp://{bind_address()}:0")
         if key:
@@ -118,12 +120,6 @@ def serve(environment: Mapping[str, Any], report: Path) -> int:
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return 0
-
-
-def max_workers(pool: Mapping[str, Any]) -> int | None:
-    """Return the largest number of worker processes of a pool; None where it has no bound."""
-    number: int | None = pool["max_workers"] if pool["type"] == "elastic" else pool["num_workers"]
-    return number
 
 
 def set_up_process() -> None:

@@ -39,6 +39,8 @@ _BINDS_UNSEEN = re.compile(
 _NEEDS_VERIFIERS = re.compile(r"verifiers\b(?!.*\bextra\b)")
 _NOT_OWN = sys.stdlib_module_names | {"verifiers"}
 _COMPILED = (".pyc", ".pyo")
+_distributions = lru_cache(packages_distributions)
+"""Returns the distributions of all modules, as they were when the last version was asked for."""
 
 
 class EnvironmentUnavailable(ValueError):
@@ -57,6 +59,7 @@ def package_version(environment: "EnvironmentConfig | Section") -> str:
     """
     # A module may have been written a moment ago, as in a notebook.
     importlib.invalidate_caches()
+    _distributions.cache_clear()
     section = environment if isinstance(environment, Mapping) else environment.model_dump()
     try:
         parts = [*_code(section), *_data(section), f"verifiers {version('verifiers')}"]
@@ -86,19 +89,14 @@ class Plugin(NamedTuple):
 
     kind: str
     """The key of its section."""
-    id: str
+    section: Section
     group: str
     """The folder of verifiers with plug-ins of this kind."""
-
-    @classmethod
-    def of(cls, kind: str, section: Section, group: str) -> "Plugin":
-        """Return the plug-in that a section names."""
-        return cls(kind, str(section.get("id", "")), group)
 
     @property
     def distribution(self) -> str:
         """The name of the package."""
-        return self.id.rsplit("/", 1)[-1].partition("@")[0]
+        return str(self.section.get("id", "")).rsplit("/", 1)[-1].partition("@")[0]
 
     @property
     def module(self) -> str:
@@ -107,7 +105,7 @@ class Plugin(NamedTuple):
 
     def part(self, environment: str) -> str:
         """Return its part of the environment's version. Raises EnvironmentUnavailable where it is not installed."""
-        if not self.id:
+        if not self.section.get("id"):
             text = f"environment {environment!r}: {self.kind}.id is missing; it names a package"
             raise EnvironmentUnavailable(text)
         if self.module in _stock(self.group):  # verifiers looks there first
@@ -163,18 +161,18 @@ def _code(environment: Section) -> Iterator[str]:
 def _plugins(environment: Section) -> Iterator[Plugin]:
     """Yield the plug-ins that an environment consists of."""
     taskset, env, seats = environment["taskset"], environment["env"], environment["seats"]
-    yield Plugin.of("taskset", taskset, "tasksets")
-    yield Plugin.of("harness", environment["harness"], "harnesses")
+    yield Plugin("taskset", taskset, "tasksets")
+    yield Plugin("harness", environment["harness"], "harnesses")
     if env.get("id"):
-        yield Plugin.of("env", env, "envs")
+        yield Plugin("env", env, "envs")
     harnesses = {f"seats.{name}": seat["harness"] for name, seat in seats.items() if seat["harness"]}
     # An environment's own settings may name the harness of a seat, too.
     own = {f"env.{name}": seat.get("harness") for name, seat in env.items() if isinstance(seat, dict)}
     harnesses |= {name: harness for name, harness in own.items() if isinstance(harness, dict) and "id" in harness}
-    yield from (Plugin.of(f"{name}.harness", harness, "harnesses") for name, harness in harnesses.items())
+    yield from (Plugin(f"{name}.harness", harness, "harnesses") for name, harness in harnesses.items())
     task = taskset.get("task")
     judges = task.get("judges") if isinstance(task, Mapping) else None
-    yield from (Plugin.of("judge", judge, "judges") for judge in judges or () if isinstance(judge, Mapping))
+    yield from (Plugin("judge", judge, "judges") for judge in judges or () if isinstance(judge, Mapping))
 
 
 def _label(module: str) -> str:
@@ -188,17 +186,10 @@ def _label(module: str) -> str:
 
 def _distribution_of(module: str) -> str:
     try:
-        # The usual case, in no time: to go through everything that is installed takes a fifth of a second.
+        # The usual case, in no time: to go through everything that is installed takes a fifth of a second, once a call.
         return distribution(module.replace("_", "-")).metadata["Name"].replace("_", "-")
     except PackageNotFoundError:
-        dates = tuple(os.stat(place).st_mtime_ns for place in sys.path if os.path.isdir(place))
-        return next(iter(_distributions(dates).get(module, ())), "")
-
-
-@lru_cache(maxsize=1)
-def _distributions(dates: tuple[int, ...]) -> Mapping[str, list[str]]:
-    """Return the distributions of all modules; `dates`, of the directories looked in, change with what is installed."""
-    return packages_distributions()
+        return next(iter(_distributions().get(module, ())), "")
 
 
 def _functions(environment: Section) -> tuple[list[str], list[Path]]:

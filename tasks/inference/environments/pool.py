@@ -17,7 +17,7 @@ from typing import Any
 import zmq
 from verifiers.v1.serve.pool import EnvServerPool
 
-from tasks.inference.environments.servers import hangs, probe_health
+from tasks.inference.environments.servers import answers, hangs
 from tasks.runtime.process_variables import bind_address
 
 HEALTH_SECONDS = 5.0
@@ -44,8 +44,6 @@ class WatchedPool(EnvServerPool):  # type: ignore[misc]
 
         self.hang_seconds = hang_seconds
         self.report = report
-        self.report_claim = threading.Lock()
-        """Acquired by the thread that reports the address, and never released: it is reported once."""
         self.ending = threading.Event()
         self.lost = ""
         """The worker that was lost and how; empty while none was."""
@@ -92,15 +90,15 @@ class WatchedPool(EnvServerPool):  # type: ignore[misc]
         os.kill(os.getpid(), signal.SIGTERM)
 
     def _check_health(self, index: int, process: Any) -> None:
-        """Report the server's address once a worker answers; kill a worker that answered once and no longer does."""
+        """Report the server's address once the first worker answers; kill one that answered and no longer does."""
         address = f"ipc://{self._worker_path(index)}"
         # It may take as long as it likes to load the environment: only one that answered before can hang.
-        while process.is_alive() and not (known := probe_health(address, self.hang_seconds)):
+        while process.is_alive() and not (known := answers(address, self.hang_seconds)):
             if known is None:  # at once: it did not wait for an answer
                 self.ending.wait(HEALTH_SECONDS)
         if process.is_alive():
             logger.info("worker %d is watched", index)
-            if self.report_claim.acquire(blocking=False):
+            if not index:
                 self.report(self.address)
         while not self.ending.wait(HEALTH_SECONDS) and process.is_alive():
             if hangs(address, self.hang_seconds) and process.is_alive() and not self.ending.is_set():
@@ -124,6 +122,7 @@ def _pass_over_late_polls(loop: asyncio.AbstractEventLoop, context: dict[str, An
 
 def serve_pool(
     environment: Mapping[str, Any],
+    max_workers: int | None,
     config_data: Mapping[str, Any],
     report: Callable[[str], None],
     set_up_worker: Callable[[], None],
@@ -131,21 +130,21 @@ def serve_pool(
 ) -> int:
     """Serve with a broker and its workers until SIGTERM or the loss of a worker; return the exit status.
 
-    `environment` is the section of the run's config and `config_data` verifiers' config of it; `report` is called with
-    the address once a worker answers, `set_up_worker` in every worker. A `key` seals the server's connections.
+    `environment` is the section of the run's config and `config_data` verifiers' config of it; `max_workers` is None
+    for a pool without a bound; `report` is called with
+    the address once the first worker answers, `set_up_worker` in every worker. A `key` seals the server's connections.
     """
     settings = environment["pool"]
-    elastic = settings["type"] == "elastic"
     pool = WatchedPool(
         environment["hang_seconds"],
         report,
         key,
         {"config_data": config_data},
-        settings["max_workers"] if elastic else settings["num_workers"],
+        max_workers,
         "tcp://127.0.0.1:0" if key else f"tcp://{bind_address()}:0",
         set_up_worker,
         settings.get("multiplex", 128),
-        elastic,
+        settings["type"] == "elastic",
     )
     asyncio.run(pool.run())
     return WORKER_LOST if pool.lost else 0

@@ -1,7 +1,6 @@
 """Leaves out examples whose first prompt has more tokens than its environment allows, before anything is sampled."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,17 +18,13 @@ if TYPE_CHECKING:
 
 
 def limit_prompts(
-    environments: "Sequence[EnvironmentConfig]", loaded: Sequence[LoadedEnvironment], model: "ModelConfig"
-) -> list[LoadedEnvironment]:
-    """Return loaded environments without the examples whose first prompt is longer than `max_prompt_tokens`.
+    environment: "EnvironmentConfig", loaded: LoadedEnvironment, model: "ModelConfig"
+) -> LoadedEnvironment:
+    """Return a loaded environment without the examples whose first prompt is longer than `max_prompt_tokens`.
 
     Raises EnvironmentUnavailable where `long_prompts` is "error" and there are any, where none is left, and where no
     model is named whose tokenizer could count.
     """
-    return [_limit(*pair, model) for pair in zip(environments, loaded, strict=True)]
-
-
-def _limit(environment: "EnvironmentConfig", loaded: LoadedEnvironment, model: "ModelConfig") -> LoadedEnvironment:
     limit = environment.max_prompt_tokens
     if limit is None:
         return loaded

@@ -9,11 +9,9 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -31,6 +29,8 @@ if TYPE_CHECKING:
     from configs.environments import EnvironmentConfig
 
 EXAMPLES_SECONDS = 600.0
+ROWS, REPORT, LOG = "examples.arrow", "report.json", "log"
+"""Files of a process that loads an environment."""
 RETRY_SECONDS = 5.0
 """Longest wait for an answer to the second health request."""
 KEY_VARIABLE = "STAGECOACH_ENVIRONMENT_KEY"
@@ -68,8 +68,13 @@ def command(environment: "EnvironmentConfig", report: str | Path, *options: str)
     return argv, variables | {"PYTHONUNBUFFERED": "1"}
 
 
-def answers(address: str, seconds: float = 2.0) -> bool:
-    """Whether an environment server at `address` answers a health request."""
+def answers(address: str, seconds: float = 2.0) -> bool | None:
+    """Whether an environment server answers a health request in time; None where nothing is known of it.
+
+    That is where the request fails otherwise: no file descriptor is left here, or the answer is an error.
+    """
+    import zmq
+
     from tasks.inference.environments.connections import RolloutConnection
 
     async def ask() -> bool:
@@ -79,18 +84,8 @@ def answers(address: str, seconds: float = 2.0) -> bool:
         finally:
             await connection.close()
 
-    return asyncio.run(ask())
-
-
-def probe_health(address: str, seconds: float) -> bool | None:
-    """Whether an environment server answers a health request in time; None where nothing is known of it.
-
-    That is where the request fails otherwise: no file descriptor is left here, or the answer is an error.
-    """
-    import zmq
-
     try:
-        return answers(address, seconds)
+        return asyncio.run(ask())
     except (OSError, RuntimeError, zmq.ZMQError):
         logging.getLogger(__name__).warning("cannot tell whether the server at %s answers", address, exc_info=True)
         return None
@@ -102,7 +97,7 @@ def hangs(address: str, seconds: float) -> bool:
     The second request is for a caller that was itself suspended meanwhile. A server answers between two steps of its
     event loop, so this checks that the loop goes on, however slowly. One of which nothing is known does not hang.
     """
-    return probe_health(address, seconds) is False and probe_health(address, min(seconds, RETRY_SECONDS)) is False
+    return answers(address, seconds) is False and answers(address, min(seconds, RETRY_SECONDS)) is False
 
 
 @dataclass(frozen=True)
@@ -119,65 +114,60 @@ class LoadedEnvironment:
 def load_all(environments: "Sequence[EnvironmentConfig]") -> list[LoadedEnvironment]:
     """Return the examples and facts of environments, in their order.
 
-    Each is loaded in a process of its own, as many at a time as there are cores. All are loaded even where one fails,
-    so that one message names all that is to be mended.
+    Each is loaded in a process of its own, all at the same time. All are loaded even where one fails, so that one
+    message names all that is to be mended.
 
     Raises EnvironmentUnavailable where one cannot be loaded, holds nothing, or was edited since the run began.
     """
     # Scratch directories are removed later, too, where this process is killed before it comes to that.
     temporary = user_directory(tempfile.gettempdir())
     scratches = ScratchDirectories(temporary, private=temporary)
-    directories = [scratches.make("examples") for _ in environments]
-    processes: list[subprocess.Popen[bytes]] = []
-    stopped = Event()
-    threads = ThreadPoolExecutor(len(os.sched_getaffinity(0)), thread_name_prefix="load")
-
-    def load(environment: "EnvironmentConfig", directory: Path) -> LoadedEnvironment | EnvironmentUnavailable:
-        try:
-            return _load(environment, directory, processes, stopped)
-        except EnvironmentUnavailable as problem:
-            return problem
-
-    try:
-        outcomes = list(threads.map(load, environments, directories))
-    finally:
-        stopped.set()
-        for process in processes:
-            if process.poll() is None:  # after Ctrl-C no caller waits for it
-                _kill_session(process)
-        threads.shutdown(cancel_futures=True)
-        for directory in directories:
-            scratches.discard(directory)
-    if problems := [outcome for outcome in outcomes if isinstance(outcome, EnvironmentUnavailable)]:
+    started, loaded, problems = [], list[LoadedEnvironment](), list[EnvironmentUnavailable]()
+    with ExitStack() as ended:
+        for environment in environments:
+            directory = scratches.make("examples")
+            ended.callback(scratches.discard, directory)
+            try:
+                process = _start(environment, directory)
+            except EnvironmentUnavailable as problem:
+                problems.append(problem)
+            else:
+                ended.callback(_kill_session, process)
+                started.append((environment, directory, process))
+        for each in started:
+            try:
+                loaded.append(_loaded(*each))
+            except EnvironmentUnavailable as problem:
+                problems.append(problem)
+    if problems:
         raise problems[0] if len(problems) == 1 else EnvironmentUnavailable("\n".join(map(str, problems)))
-    return [outcome for outcome in outcomes if isinstance(outcome, LoadedEnvironment)]
+    return loaded
 
 
-def _load(
-    environment: "EnvironmentConfig", directory: Path, processes: "list[subprocess.Popen[bytes]]", stopped: Event
-) -> LoadedEnvironment:
-    """Return what a process loads and writes to `directory`; `processes` gets the process, `stopped` ends the wait."""
-    target, report, log = (directory / name for name in ("examples.arrow", "report.json", "log"))
-    argv, variables = command(environment, report, "--examples", str(target))
+def _start(environment: "EnvironmentConfig", directory: Path) -> "subprocess.Popen[bytes]":
+    """Start a process that loads an environment and writes what it loads to `directory`."""
+    argv, variables = command(environment, directory / REPORT, "--examples", str(directory / ROWS))
     variables = inherited_variables(needed_by(environment)) | variables
     # Output goes to a file and not to a pipe, which stays open as long as any child that inherited it lives.
-    with log.open("wb") as output:
-        process = subprocess.Popen(argv, env=variables, stdout=output, stderr=output, start_new_session=True)
-    processes.append(process)
+    with (directory / LOG).open("wb") as output:
+        return subprocess.Popen(argv, env=variables, stdout=output, stderr=output, start_new_session=True)
+
+
+def _loaded(environment: "EnvironmentConfig", directory: Path, process: "subprocess.Popen[bytes]") -> LoadedEnvironment:
+    """Return what a process has loaded; waits for it."""
+    report = directory / REPORT
     try:
-        process.wait(0 if stopped.is_set() else EXAMPLES_SECONDS)
+        process.wait(EXAMPLES_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise EnvironmentUnavailable(
             f"environment {environment.name!r}: its taskset did not yield {environment.max_examples} "
             f"examples in {EXAMPLES_SECONDS:.0f} s; lower max_examples"
         ) from error
-    finally:
-        _kill_session(process)
     # What is reported is whole, however the process ended after it; and none that ended well may have no report.
     reported = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
     if "facts" not in reported:
-        raise EnvironmentUnavailable(_reason(environment, reported, log.read_text(encoding="utf-8", errors="replace")))
-    rows = read_rows(target)
+        raise EnvironmentUnavailable(_reason(environment, reported, (directory / LOG).read_text("utf-8", "replace")))
+    rows = read_rows(directory / ROWS)
     if not rows.num_rows:
         raise EnvironmentUnavailable(f"environment {environment.name!r}: its taskset yields no examples")
     return LoadedEnvironment(rows.cast(EXAMPLES.arrow), EnvironmentFacts(**reported["facts"]))

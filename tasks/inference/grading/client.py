@@ -10,20 +10,16 @@ from typing import Any
 
 import pyarrow as pa
 
+from storage.schemas.stage_tables import TRACES
 from tasks.inference.environments.servers import read_rows, write_rows
+from tasks.inference.trace_rows.rows import error_columns
 
 KEY_VARIABLE = "STAGECOACH_GRADER_KEY"
 STALL_SECONDS = 900.0
 """Longest wait for the next scored episode: no time limit can stop a reward function that never awaits."""
 
-_FIELDS: "list[pa.Field[Any]]" = [
-    pa.field("trace_id", pa.string(), nullable=False),
-    pa.field("reward", pa.float64()),
-    *(pa.field(name, pa.string(), nullable=False) for name in ("rewards", "metrics", "info")),
-    *(pa.field(f"error_{name}", pa.string()) for name in ("class", "type", "message", "traceback")),
-    pa.field("seconds", pa.float64(), nullable=False),
-]
-SCORES = pa.schema(_FIELDS)
+COLUMNS = ("trace_id", "reward", "rewards", "metrics", "info", *error_columns(None))
+SCORES = pa.schema([*map(TRACES.arrow.field, COLUMNS), pa.field("seconds", pa.float64(), nullable=False)])
 """A grader's answer: a row for each trace without an error; columns as in traces, and seconds of scoring."""
 
 

@@ -267,26 +267,20 @@ def serve(listener: Listener, grader: Grader) -> None:
     while True:
         try:
             with listener.accept() as connection:
-                _answer_requests(connection, grader)
+                _answer_request(connection, grader)
         except (AuthenticationError, EOFError, OSError) as error:  # of this connection alone
             logging.info("a connection ended: %s: %s", type(error).__name__, error)
 
 
-def _answer_requests(connection: Connection, grader: Grader) -> None:
-    while True:
-        request = json.loads(connection.recv_bytes())
-        try:
-            num_traces = _score_directory(Path(request["directory"]), connection, grader)
-            _send(connection, scored=num_traces)
-        except NotRegradable as refusal:
-            _send(connection, refused=str(refusal))
-
-
-def _score_directory(directory: Path, connection: Connection, grader: Grader) -> int:
+def _answer_request(connection: Connection, grader: Grader) -> None:
+    directory = Path(json.loads(connection.recv_bytes())["directory"])
     examples, traces, messages = (read_rows(directory / f"{name}.arrow").to_pylist() for name in ROWS)
-    rows = asyncio.run(grader.score(examples, traces, messages, lambda: _send(connection, working=True)))
+    try:
+        rows = asyncio.run(grader.score(examples, traces, messages, lambda: _send(connection, working=True)))
+    except NotRegradable as refusal:
+        return _send(connection, refused=str(refusal))
     write_rows(directory / "scores.arrow", pa.Table.from_pylist(rows, schema=SCORES))
-    return len(rows)
+    _send(connection, scored=len(rows))
 
 
 def _send(connection: Connection, **answer: object) -> None:

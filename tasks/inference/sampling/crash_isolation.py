@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tasks.inference.engine.client import OF_POLICY
 from tasks.inference.trace_rows.failures import Failure
 
 MIN_LOSSES = 2
@@ -32,11 +33,10 @@ class InFlightRollout:
     replica: str = ""
     is_isolated: bool = False
 
-    def is_at(self, environment: str, address: str) -> bool:
-        """Return whether a server of an environment has it, or a replica if `environment` is empty."""
-        if not environment:
-            return self.replica == address
-        return (self.environment, self.server) == (environment, address)
+    @property
+    def places(self) -> tuple[tuple[str, str], tuple[str, str]]:
+        """Its environment and server, and OF_POLICY and its replica."""
+        return (self.environment, self.server), (OF_POLICY, self.replica)
 
 
 class CrashIsolation:

@@ -29,24 +29,20 @@ CONNECT_SECONDS = 5.0
 
 
 class ServiceLost(ConnectionError):
-    """The engine or an environment server is gone; `service` names it, and `environment` whose server it was."""
+    """The engine, or a server of `environment`, is gone; `service` names it in words."""
 
     in_flight: Sequence[InFlightRollout] = ()
     """The rollouts that it had when it was lost; set by the ServerPool."""
     is_isolated = False
     """Whether a single isolated rollout may have caused it; set by the ServerPool."""
 
-    def __init__(self, service: str, address: str, cause: str, environment: str = OF_POLICY) -> None:
+    def __init__(self, address: str, cause: str, environment: str = OF_POLICY) -> None:
+        self.service = f"environment server {environment!r}" if environment else "the engine"
         super().__init__(
-            f"{service} at {address} is gone ({cause}). Groups handed over before are complete; "
+            f"{self.service} at {address} is gone ({cause}). Groups handed over before are complete; "
             "start it again and sample the missing groups"
         )
-        self.service, self.address, self.cause, self.environment = service, address, cause, environment
-
-
-def server_name(environment: str) -> str:
-    """Return the name of an environment's server in errors and logs, whichever of several."""
-    return f"environment server {environment!r}"
+        self.address, self.cause, self.environment = address, cause, environment
 
 
 _log = logging.getLogger("stagecoach")
@@ -84,9 +80,7 @@ class ServiceWatch:
                 (name, address) for name, of_name in self._addresses.items() if name != OF_POLICY for address in of_name
             ]
             # In parallel: one of dozens may be slow.
-            ends = await asyncio.gather(*starmap(self._connect, servers), return_exceptions=True)
-            for error in filter(None, ends):
-                raise error
+            await asyncio.gather(*starmap(self._connect, servers))
             await asyncio.sleep(INTERVAL_SECONDS)
 
     async def follow_engines(self) -> None:
@@ -100,9 +94,7 @@ class ServiceWatch:
                 clients[url] = await stack.enter_async_context(client)
             while True:
                 self._ask_now.clear()
-                asked = [self._ask_engine(url, clients[url]) for url in self.engines]
-                for error in filter(None, await asyncio.gather(*asked, return_exceptions=True)):
-                    raise error
+                await asyncio.gather(*(self._ask_engine(url, clients[url]) for url in self.engines))
                 self._asked.set()
                 self._asked = asyncio.Event()
                 with suppress(TimeoutError):
@@ -141,13 +133,13 @@ class ServiceWatch:
             # The API server outlives an engine that died; its port alone would say that all is well.
             if (health := await client.get("/health")).status_code >= 500:
                 if self.clock.is_silent(url):
-                    return self.lose(ServiceLost("the engine", url, f"its server answers {health.status_code}"))
+                    return self.lose(ServiceLost(url, f"its server answers {health.status_code}"))
                 return self._note_silence(url, 0.0)  # a proxy before an external engine may say so once
             await client.get("/is_sleeping")  # an external engine has no such route, and that is an answer, too
         except httpx.TimeoutException:
             self._note_silence(url, SILENT_SECONDS)
         except httpx.ConnectError as error:
-            self.lose(ServiceLost("the engine", url, str(error) or type(error).__name__))
+            self.lose(ServiceLost(url, str(error) or type(error).__name__))
         except httpx.TransportError:
             self._note_silence(url, 0.0)  # it may be about to go, which the next connection says
         else:
@@ -163,7 +155,7 @@ class ServiceWatch:
         if question_seconds and not was_silent:
             _log.warning("the engine at %s has not answered for %.0f s: rollouts wait for it, untimed", url, seconds)
         if seconds > self._silent_seconds:
-            self.lose(ServiceLost("the engine", url, f"it has not answered for {seconds:.0f} s"))
+            self.lose(ServiceLost(url, f"it has not answered for {seconds:.0f} s"))
 
     async def _connect(self, environment: str, address: str) -> None:
         parts = urlsplit(address)
@@ -173,6 +165,6 @@ class ServiceWatch:
         except TimeoutError:
             return  # a full backlog or a slow network is no loss
         except OSError as error:
-            self.lose(ServiceLost(server_name(environment), address, error.strerror or str(error), environment))
+            self.lose(ServiceLost(address, error.strerror or str(error), environment))
             return
         writer.close()

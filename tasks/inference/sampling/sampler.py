@@ -170,7 +170,7 @@ class BatchSampler:
         try:
             return self.plan.update_weights()
         except EngineLost as error:
-            raise ServiceLost("the engine", self.runner.served[OF_POLICY].url, str(error)) from error
+            raise ServiceLost(self.runner.served[OF_POLICY].url, str(error)) from error
 
     async def _sample_or_leave(self, group_id: str, members: list[Row], tasks: Mapping[tuple[str, str], str]) -> None:
         try:
@@ -238,8 +238,10 @@ class BatchSampler:
 
 def _root_cause(several: ExceptionGroup) -> Exception:
     """Return the error that stopped everything: many rollouts may notice the same loss of a service together."""
-    errors = [_root_cause(error) if isinstance(error, ExceptionGroup) else error for error in several.exceptions]
-    return next((error for error in errors if isinstance(error, ServiceLost)), errors[0])
+    cause: Exception = several.subgroup(ServiceLost) or several
+    while isinstance(cause, ExceptionGroup):
+        cause = cause.exceptions[0]
+    return cause
 
 
 def _tasks_by_example(examples: pa.Table, assignments: Iterable[Row]) -> dict[tuple[str, str], str]:

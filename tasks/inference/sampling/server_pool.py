@@ -10,13 +10,13 @@ A rollout that may have crashed its servers (CrashIsolation) is played alone, af
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tasks.inference.engine.client import OF_POLICY
 from tasks.inference.sampling.crash_isolation import CrashIsolation, InFlightRollout
-from tasks.inference.sampling.lost_servers import ServiceLost, server_name
+from tasks.inference.sampling.lost_servers import ServiceLost
 from tasks.inference.trace_rows.failures import Failure
 from tasks.inference.trace_rows.rows import Row
 
@@ -69,14 +69,10 @@ class ServerPool:
         self._spares_replicas = spares_replicas
         self._replica_of: dict[str, str] = {}
         """By group in flight."""
-        self._loads = Counter[tuple[str, str]]()
-        """Rollouts in flight, by environment and address of the server."""
         self._others = set[str]()
         """Rollouts that are not isolated, in flight or waiting, by assignment id."""
         self._alone = asyncio.Lock()
         """Held by the isolated rollout that is next or in flight."""
-        self._is_lone = False
-        """Whether the rollout in flight is an isolated one."""
         self._woken = asyncio.Event()
         """Set when an isolated rollout ends or no other one is left, and replaced by another then."""
         self._connections: dict[tuple[str, str], RolloutConnection] = {}
@@ -118,13 +114,13 @@ class ServerPool:
         """Play an assignment as `run` does; raises ServerGone for one that is isolated after the loss."""
         name, group_id, environment = (assignment[key] for key in ("assignment_id", "group_id", "environment"))
         while True:
-            while self._is_lone:
+            while any(each.is_isolated for each in self.in_flight.values()):
                 await self._woken.wait()
             if failure := self.isolation.failure(assignment):
                 raise CrashesServers(failure)
             rollout = InFlightRollout(name, group_id, environment, is_isolated=name not in self._others)
             rollout.replica = self._replica(group_id)
-            self.in_flight[name], self._is_lone = rollout, rollout.is_isolated
+            self.in_flight[name] = rollout
             self.move(rollout)
             try:
                 return await play(rollout)
@@ -133,9 +129,7 @@ class ServerPool:
                     raise
             finally:
                 del self.in_flight[name]
-                self._loads[environment, rollout.server] -= 1
-                if self._is_lone:
-                    self._is_lone = False
+                if rollout.is_isolated:
                     self._wake()
 
     def _wake(self) -> None:
@@ -148,15 +142,13 @@ class ServerPool:
         A server that it had before, which may be at fault for a failure, is taken only if there is no other.
         """
         environment, before = rollout.environment, rollout.server
+        loads = Counter((each.environment, each.server) for each in self.in_flight.values())
 
         def load(address: str) -> tuple[bool, int, int]:
-            return address == before, self._loads[environment, address], self.num_placed[environment, address]
+            return address == before, loads[environment, address], self.num_placed[environment, address]
 
         rollout.server = min(self.addresses[environment], key=load)
         self.num_placed[environment, rollout.server] += 1
-        self._loads[environment, rollout.server] += 1
-        if before:
-            self._loads[environment, before] -= 1
 
     def _replica(self, group_id: str) -> str:
         replicas = self.addresses[OF_POLICY]
@@ -171,7 +163,7 @@ class ServerPool:
 
     async def play(self, rollout: InFlightRollout, *request: Any) -> "WireEpisode":
         """Return the episode of a rollout: see `RolloutConnection.play`. Raises ServerGone if its server is lost."""
-        places = [(rollout.environment, rollout.server), (OF_POLICY, rollout.replica)]
+        places = rollout.places
         if any(address not in self.addresses[name] for name, address in places if address):
             raise ServerGone
         playing = asyncio.create_task(self._connection(places[0]).play(*request))
@@ -201,7 +193,7 @@ class ServerPool:
         Counts the loss of a server for its rollouts in flight.
         """
         lost.in_flight = [
-            rollout for rollout in self.in_flight.values() if rollout.is_at(lost.environment, lost.address)
+            rollout for rollout in self.in_flight.values() if (lost.environment, lost.address) in rollout.places
         ]
         if lost.environment:
             lost.is_isolated = self.isolation.record(lost.in_flight)
@@ -230,17 +222,13 @@ class ServerPool:
             before = {name: {*of_name} for name, of_name in self.addresses.items() if name != OF_POLICY}
             present = await asyncio.to_thread(find, {address for of_name in before.values() for address in of_name})
             for environment, addresses in before.items():
-                self._add(environment, present[environment], addresses)
+                # One that was lost while it was looked for is in `addresses`, and is added after a later look.
+                if new := [address for address in present[environment] if address not in addresses]:
+                    _log.info("servers of environment %r at %s take rollouts from now on", environment, ", ".join(new))
+                    self.addresses[environment] += new
                 # A machine that is gone refuses no connection.
                 for address in addresses.difference(present[environment]).intersection(self.addresses[environment]):
-                    lose(ServiceLost(server_name(environment), address, "its process has ended", environment))
-
-    def _add(self, environment: str, present: Iterable[str], before: Collection[str]) -> None:
-        # One that was lost while it was looked for is in `before`, and is added after a later look.
-        new = [address for address in present if address not in before]
-        if new:
-            _log.info("servers of environment %r at %s take rollouts from now on", environment, ", ".join(new))
-            self.addresses[environment] += new
+                    lose(ServiceLost(address, "its process has ended", environment))
 
     async def close(self) -> None:
         """Close all connections."""

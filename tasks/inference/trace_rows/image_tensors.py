@@ -58,20 +58,16 @@ def processor_directory(model: "ModelConfig") -> Path | None:
     return directory if directory and any((directory / each).is_file() for each in names) else None
 
 
+@lru_cache(2)
 def load_processor(directory: str) -> Any:
     """Return the image processor of a model directory: the class that the engine takes, too."""
     # Groups end in several threads. transformers replaces its own module while it is imported, so that a second thread
     # which waits for that import goes on with a module that has no processors.
     with _LOADING:
-        return _load(directory)
+        declare_torchvision_operators()
+        from transformers import AutoProcessor
 
-
-@lru_cache(2)
-def _load(directory: str) -> Any:
-    declare_torchvision_operators()
-    from transformers import AutoProcessor
-
-    processor = AutoProcessor.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+        processor = AutoProcessor.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     return getattr(processor, "image_processor", None)
 
 

@@ -265,7 +265,7 @@ def test_a_resumed_run_draws_the_same_examples(run, tmp_path, root, last):
 class Counted:
     """Stands in for what reads the pages of engines: 1 for each group, and 100 after the last one of a sampler."""
 
-    ended = 0
+    ended, value = 0, 1.0
 
     def __init__(self, models):
         pass
@@ -274,12 +274,12 @@ class Counted:
     def measure(self):
         yield
         Counted.ended += 1
+        self.value = 100.0
 
-    def take(self, value=1.0):
-        return table("engine_metrics", [{"interval": uuid4().hex, "engine": 0, "name": "requests", "value": value}])
-
-    def table(self):
-        return self.take(100.0)
+    def take(self):
+        return table(
+            "engine_metrics", [{"interval": uuid4().hex, "engine": 0, "name": "requests", "value": self.value}]
+        )
 
 
 def test_what_engines_count_goes_with_the_groups(run, monkeypatch):

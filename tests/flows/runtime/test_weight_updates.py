@@ -62,7 +62,7 @@ class Exchanging(PlayedEngine):
         self.losses -= 1
         if self.losses >= 0:
             # As the sampler makes it of what its client raises.
-            raise ServiceLost("the engine", self.served.url, "killed")
+            raise ServiceLost(self.served.url, "killed")
         self.refusals -= 1
         if self.refusals >= 0:
             return None

@@ -31,7 +31,7 @@ class Counted:
     def measure(self):
         yield
 
-    def table(self):
+    def take(self):
         row = {"interval": uuid4().hex, "engine": 0, "name": "requests", "value": 2.0}
         return pa.Table.from_pylist([row], schema=ENGINE_METRICS.arrow)
 
@@ -56,7 +56,7 @@ def test_each_time_of_sampling_is_counted_also_one_that_lost_its_engine(wanted, 
             name = assignments["group_id"][0].as_py()
             self.on_group(name, {"traces": table("traces", [trace(f"t{name}", group_id=name)])})
             if next(lost):
-                raise ServiceLost("engine", "here", "it died")
+                raise ServiceLost("here", "it died")
 
     monkeypatch.setattr(rollout, "BatchSampler", Sampler)
     monkeypatch.setattr(rollout, "EngineMetrics", Counted)

@@ -112,7 +112,7 @@ def test_engines_are_read_at_both_ends_and_one_that_is_gone_is_noted():
         counted = EngineMetrics([ServedModel(url, "key"), ServedModel("http://127.0.0.1:9", "")])
         with counted.measure():
             pass
-        rows = counted.table()
+        rows = counted.take()
         counted.read()
         return rows, counted.meters["http://127.0.0.1:9"], counted.meters[url]
 
@@ -131,7 +131,7 @@ def test_what_is_taken_is_counted_once_and_up_to_the_last_reading():
             counted.read()
             taken += [counted.take(), counted.take()]
             counted.read()
-        return [{row["name"]: row["value"] for row in rows.to_pylist()} for rows in (*taken, counted.table())]
+        return [{row["name"]: row["value"] for row in rows.to_pylist()} for rows in (*taken, counted.take())]
 
     pages = page(5), page(8), page(12, running=3), page(1, running=1)
     nothing, first, again, rest = read_by(measure, *pages)

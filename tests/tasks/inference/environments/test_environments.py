@@ -1,7 +1,6 @@
 """Examples and packages of environments, and what is told when they are not there."""
 
 import json
-import os
 import tempfile
 
 import pyarrow as pa
@@ -59,8 +58,7 @@ def test_a_process_that_dies_after_its_report_has_listed_and_one_that_ends_witho
 
 
 @pytest.mark.usefixtures("plugins")
-def test_environments_are_read_side_by_side_and_stand_in_their_order(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+def test_environments_are_read_side_by_side_and_stand_in_their_order(tmp_path):
     names = ["first", "second"]
     settings = {"id": "meeting", "directory": str(tmp_path), "names": names, "seconds": PATIENCE}
     both = [EnvironmentConfig(name=name, taskset=settings | {"own": name}) for name in names]

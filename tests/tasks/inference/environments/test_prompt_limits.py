@@ -40,7 +40,7 @@ def limited(directory, limit, **settings):
     environment = EnvironmentConfig(name="game", taskset={"id": "game"}, max_prompt_tokens=limit, **settings)
     own = LoadedEnvironment(table("examples", rows), EnvironmentFacts({"agent": True}, True))
     model = ModelConfig(path=str(directory), renderer="qwen3" if directory else "")
-    return limit_prompts([environment], [own], model)[0]
+    return limit_prompts(environment, own, model)
 
 
 def ids(loaded):

@@ -19,6 +19,7 @@ from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from flows.services.guardian import descendants, send
 from tasks.inference.environments import servers as environments
+from tasks.inference.environments.connections import RolloutConnection
 from tasks.inference.environments.examples import verifiers_config
 from tasks.inference.environments.host import refuses, set_up_runtimes
 from tasks.inference.environments.servers import answers
@@ -74,14 +75,14 @@ def test_every_rollout_counts_towards_giving_memory_back(monkeypatch):
 def test_a_server_hangs_if_it_answers_neither_of_two_questions(said, hangs, monkeypatch):
     asked = []
 
-    def answers(address, seconds):
+    async def health(connection, seconds):
         asked.append(seconds)
         found = said[len(asked) - 1]
         if isinstance(found, Exception):
             raise found
         return found
 
-    monkeypatch.setattr(environments, "answers", answers)
+    monkeypatch.setattr(RolloutConnection, "health", health)
     assert environments.hangs("tcp://127.0.0.1:9", 20.0) == hangs
     assert asked == [20.0, 5.0][: len(said)]
 

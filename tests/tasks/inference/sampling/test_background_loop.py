@@ -13,7 +13,7 @@ from tasks.inference.sampling.sampler import _root_cause, run_in_background_loop
 from tests.fixtures.waiting import until_told
 
 NAME = ContextVar("name", default="nobody")
-LOST = ServiceLost("the engine", "http://127.0.0.1:9", "refused")
+LOST = ServiceLost("http://127.0.0.1:9", "refused")
 
 
 class Told(BaseException):

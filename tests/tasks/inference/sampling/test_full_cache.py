@@ -42,7 +42,7 @@ def test_what_was_preempted_is_exact(tmp_path):
     with engine_of(weights, tmp_path / "engine.json", small, metrics=True) as engine:
         served = ServedModel(engine.url, KEY)
         answers = asyncio.run(ask_together(served))
-        counters, *_ = parse_page(read_page(served) or "")
+        counters, *_ = parse_page(read_page(served.url, served.api_key) or "")
         preemptions = sum(value for (name, _), value in counters.items() if name == "preemptions")
         assert preemptions > 0
         happened(f"{preemptions:.0f} preemptions")

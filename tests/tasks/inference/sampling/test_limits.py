@@ -91,7 +91,7 @@ async def lives(served):
 @pytest.mark.parametrize("key", ["", "secret"])
 def test_a_page_of_metrics_is_read_with_the_key_and_a_server_that_falters_has_none_yet(key):
     async def read(served):
-        return await asyncio.to_thread(read_page, served)
+        return await asyncio.to_thread(read_page, served.url, served.api_key)
 
     pages = [asyncio.run(asked(key, status, read)) for status in (200, 404, 503)]
     assert pages == [PAGE, "", None]

@@ -74,7 +74,7 @@ def sampled(tmp_path_factory):
         with counted.measure():
             groups = sample(proxy.url, told["address"], view, rows, examples, policy=Policy("the policy", 0))
     tables = {name: pa.concat_tables([group[name] for group in groups.values()]) for name in ("traces", "messages")}
-    return Sampled(proxy, tables, counted.table())
+    return Sampled(proxy, tables, counted.take())
 
 
 def test_every_turn_is_what_went_over_the_wire(sampled):
