@@ -60,8 +60,8 @@ def client_options(url: str, api_key: str, timeout: Any) -> dict[str, Any]:
     # Without https, as for a run's own engines, no proxy of the environment is used, and no certificates are loaded,
     # which take longer than an answer. An engine behind https is reached through the proxy and verified.
     is_secure = url.startswith("https")
-    options = {"base_url": url, "headers": authorization(api_key), "timeout": timeout}
-    return {**options, "trust_env": is_secure, "verify": is_secure}
+    headers = authorization(api_key)
+    return {"base_url": url, "headers": headers, "timeout": timeout, "trust_env": is_secure, "verify": is_secure}
 
 
 class EngineState(NamedTuple):

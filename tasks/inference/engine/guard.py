@@ -5,12 +5,9 @@ A class that vLLM's server loads by name (`--middleware`), in plain ASGI.
 
 import hmac
 import os
-from collections.abc import Awaitable, Callable, MutableMapping
-from typing import Any
 
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Scope]]
-Send = Callable[[Scope], Awaitable[None]]
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 OPEN = "/health"
 """The one route without a key: it says whether the engine lives, and nothing of what it serves."""
 REFUSED = 401
@@ -19,20 +16,17 @@ REFUSED = 401
 class KeyGuard:
     """Answers 401 to a request without `Authorization: Bearer KEY`, where KEY is what VLLM_API_KEY holds."""
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]]) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
         self._expected = f"Bearer {os.environ['VLLM_API_KEY']}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
-        if scope["type"] == "lifespan" or scope["path"] == OPEN or self._has_key(scope):
+        key = dict(scope.get("headers", ())).get(b"authorization", b"")
+        if scope["type"] == "lifespan" or scope["path"] == OPEN or hmac.compare_digest(key, self._expected):
             await self.app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
             await send({"type": "http.response.start", "status": REFUSED, "headers": [(b"content-length", b"0")]})
             await send({"type": "http.response.body", "body": b""})
-
-    def _has_key(self, scope: Scope) -> bool:
-        given = dict(scope["headers"]).get(b"authorization", b"")
-        return hmac.compare_digest(given, self._expected)

@@ -8,10 +8,12 @@ and the engine samples nothing while it is paused: no clock is involved.
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -22,7 +24,6 @@ TokenSpan = tuple[str, int]
 """The key of a policy, and the number of tokens that it sampled."""
 ID_SUFFIX = len("-01234567")
 """Characters that vLLM appends to the id of a request to make it unique."""
-Message = MutableMapping[str, Any]
 _answered: ContextVar[list[list[TokenSpan]] | None] = ContextVar("answered", default=None)
 """The spans of the requests that the current HTTP request has made; None where its client does not ask for them."""
 
@@ -81,7 +82,9 @@ class PolicyTrackingLLM(AsyncLLM):
         The engine is paused.
         """
         await self._handle_sent_outputs()
-        counts = _merge_counts(await self.collective_rpc("sampled_counts"))
+        counts = Counter[str]()
+        for worker in await self.collective_rpc("sampled_counts"):
+            counts |= Counter({internal_id[:-ID_SUFFIX]: count for internal_id, count in worker.items()})  # the larger
         self.policies.close(counts)
         return counts
 
@@ -91,15 +94,6 @@ class PolicyTrackingLLM(AsyncLLM):
         self.engine_core.outputs_queue.put_nowait(marker)
         await marker.reached.wait()
         await asyncio.sleep(0)  # a request whose output came just before is woken before this
-
-
-def _merge_counts(workers: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    merged: dict[str, int] = {}
-    for counts in workers:
-        for internal_id, count in counts.items():
-            request_id = internal_id[:-ID_SUFFIX]
-            merged[request_id] = max(count, merged.get(request_id, 0))
-    return merged
 
 
 class QueueMarker:
@@ -121,12 +115,10 @@ class QueueMarker:
 class PolicyHeader:
     """ASGI middleware: answers to requests with POLICIES_HEADER name in it the spans of policies, as JSON."""
 
-    def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
+    def __init__(self, app: ASGIApp) -> None:
         self.app = app
 
-    async def __call__(
-        self, scope: Message, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]
-    ) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, and add the header to its answer."""
         name = POLICIES_HEADER.lower().encode()
         if scope["type"] != "http" or name not in dict(scope["headers"]):

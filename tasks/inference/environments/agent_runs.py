@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tasks.inference.trace_rows.rows import POLICIES_FIELD, TURNS_FIELD
+from tasks.inference.trace_rows.rows import TURNS_FIELD
 
 if TYPE_CHECKING:
     from verifiers.v1.clients import ModelContext
@@ -134,10 +134,6 @@ class AgentRun:
             turns = self.trace.info.setdefault(TURNS_FIELD, [])
             turns.append({"request": request, "model": model, "answer": answer})
             del turns[:-MAX_UNSENT_TURNS]
-
-    def note_policies(self, seed: int, spans: Sequence[Any]) -> None:
-        """Note on the trace which policies sampled the reply to the call with this seed."""
-        self.trace.info.setdefault(POLICIES_FIELD, {})[str(seed)] = spans
 
 
 class CallSeeds:

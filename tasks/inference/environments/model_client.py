@@ -19,6 +19,7 @@ from verifiers.v1.configs.client import TrainClientConfig
 from tasks.inference.engine.client import POLICIES_HEADER, sampled_by, with_policies
 from tasks.inference.environments.agent_runs import ENGINE_SEED_BITS, agent_run
 from tasks.inference.trace_rows.image_tensors import picture_problem
+from tasks.inference.trace_rows.rows import POLICIES_FIELD
 
 CHAT_API_SEED_BITS = 31
 """Chat APIs take 32 bits with a sign."""
@@ -103,7 +104,7 @@ class EngineHttp(httpx.AsyncClient):
                 answer = with_policies(answer, header)
             run.keep(digest, body["model"], answer)
         if (spans := sampled_by(answer)) and run.seeds:
-            run.note_policies(body["sampling_params"]["seed"], spans)
+            run.trace.info.setdefault(POLICIES_FIELD, {})[str(body["sampling_params"]["seed"])] = spans
         return httpx.Response(200, text=answer, request=request)
 
 

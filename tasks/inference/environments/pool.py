@@ -83,9 +83,7 @@ class WatchedPool(EnvServerPool):  # type: ignore[misc]
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         if self.ending.wait(END_SECONDS):
             return  # the whole server is ending, and the worker was only the first
-        status = process.exitcode
-        how = f"was killed by signal {-status}" if status is not None and status < 0 else f"ended with status {status}"
-        self.lost = f"worker {index}, process {process.pid}, {how}"
+        self.lost = f"worker {index}, process {process.pid}, ended with status {process.exitcode}"
         logger.error("%s: the server ends", self.lost)
         os.kill(os.getpid(), signal.SIGTERM)
 

@@ -56,12 +56,12 @@ class Grader:
         """Load the environment of a config section (plain values); raises what its package raises."""
         self.name = environment["name"]
         self.env = load_environment(verifiers_config(environment))
-        self._declared: type[Task[Any]] = type(self.env.taskset).task_type()
+        self.declared: type[Task[Any]] = type(self.env.taskset).task_type()
         self.compares = type(self.env).finalize is not Env.finalize
         self.refusal = ""
         """Why this environment cannot be regraded; empty while no reason is known."""
         forbid_judges(self._refuse)
-        declared = self._task_without_init(None, self._declared)
+        declared = self._task_without_init(None, self.declared)
         # Raises now for a plugged-in function that cannot be loaded: that is no fault of a trace.
         for kind in ("reward", "metric"):
             declared.hooks(kind)
@@ -129,19 +129,13 @@ class Grader:
         if not record:
             raise ValueError("the row holds no record of its trace, and so no task to score it by")
         # An environment may make tasks of its own for some agents.
-        classes = {kind.__name__: kind for kind in [*_subclasses(Task), self._declared]}
-        task_class = classes.get(record["task"]["type"], self._declared)
+        classes = {kind.__name__: kind for kind in [*_subclasses(Task), self.declared]}
+        task_class = classes.get(record["task"]["type"], self.declared)
         schema = Trace[task_class.data_type(), state_cls(task_class), WireAgentConfig]
         trace = schema.model_validate(record)
         # Past pydantic, which would refuse it as the state of this class.
         trace.__dict__["state"] = StateNotRecorded(self._refuse)
         return self.task_of(trace.task.data, task_class), trace
-
-    def dispatched_task(self, data: Row | None) -> Task[Any]:
-        """Return the task that the environment was given to play."""
-        if data is None:
-            raise ValueError("the example of this rollout is not in the examples table")
-        return self.task_of(self._declared.data_type().model_validate(data), self._declared)
 
     def recorded_metrics(self, task: Task[Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
         """Return the recorded metrics that only a rollout can measure: those of the harness and the runtime."""
@@ -211,7 +205,10 @@ class EpisodeScores:
         for row in self.rows:
             if row["error_class"] is not None and row["record"] != "{}":
                 self.traces[row["trace_id"]] = self.grader.load(row, self.messages[row["trace_id"]])[1]
-        env, task = self.grader.env, self.grader.dispatched_task(self.task)
+        if self.task is None:
+            raise ValueError("the example of this rollout is not in the examples table")
+        env, declared = self.grader.env, self.grader.declared
+        task = self.grader.task_of(declared.data_type().model_validate(self.task), declared)
         stamp = TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash)
         episode = Episode(id=self.rows[0]["episode_id"], env=EnvInfo(id=env.config.env_id), task=stamp)
         episode.traces.extend(self.traces[row["trace_id"]] for row in self.rows if row["trace_id"] in self.traces)

@@ -1,6 +1,6 @@
 """episode_rows: the rows of an episode, and the failure by which RolloutRunner decides about another attempt."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -50,7 +50,10 @@ def episode_rows(
     if not traces:
         nothing = Failure("incomplete", "NoTrace", "the environment ran no agent and recorded no error")
         return None, episode_failure or nothing
-    cause = _first_cause([failure for row in traces if (failure := _row_failure(row))], episode_failure)
+    failures = [failure for row in traces if (failure := _row_failure(row))]
+    # What the others follow from: an agent's error, then the episode's, then an unscored trace.
+    errors_first = [*(each for each in failures if each.kind != "incomplete"), episode_failure, *failures]
+    cause = next(filter(None, errors_first), None)
     shared_failure = episode_failure or _untrained_agent_failure(traces)
     for row, trace in zip(traces, episode.traces, strict=True):
         keeps_reward = episode_failure is None and (not row["trainable"] or KNOWN_ERROR_FIELD in trace.info)
@@ -63,12 +66,6 @@ def _row_failure(row: Row) -> Failure | None:
     if row["error_class"] is None:
         return None
     return Failure(row["error_class"], row["error_type"], row["error_message"], row["error_traceback"])
-
-
-def _first_cause(agent_failures: Sequence[Failure], episode_failure: Failure | None) -> Failure | None:
-    """Return the failure that the others follow from: an agent's error, then the episode's, then an unscored trace."""
-    causes = [each for each in agent_failures if each.kind != "incomplete"]
-    return next(iter([*causes, *filter(None, [episode_failure]), *agent_failures]), None)
 
 
 def _untrained_agent_failure(traces: Iterable[Row]) -> Failure | None:

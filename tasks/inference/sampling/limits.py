@@ -16,8 +16,6 @@ from tasks.inference.sampling.load_meter import LoadMeter
 from tasks.inference.trace_rows.failures import STRAGGLER, Failure
 from tasks.runtime.refs import Policy
 
-NO_LIMITS: Mapping[str, int] = MappingProxyType({})
-
 
 class WeightUpdate(NamedTuple):
     """A newer policy that is served, with the assignments that may be begun with it."""
@@ -41,7 +39,7 @@ class SamplingPlan:
     meter: LoadMeter | None = None
     """Measures rollouts in flight."""
 
-    def __init__(self, num_groups: Mapping[str, int] = NO_LIMITS) -> None:
+    def __init__(self, num_groups: Mapping[str, int] = MappingProxyType({})) -> None:
         """`num_groups` says, by environment, after how many groups the others are stopped."""
         self.num_groups = num_groups
 

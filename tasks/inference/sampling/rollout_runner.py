@@ -164,7 +164,7 @@ class RolloutRunner:
             await asyncio.sleep(RETRY_SECONDS * 2 ** (attempt - 1))
         if rows is None:
             assert failure is not None, "an attempt without rows has failed"
-            return [row_without_trace(failure, origin, started, time.monotonic() - clock)], []
+            return self.rows_without_trace(origin.assignment, failure, started, time.monotonic() - clock)
         return rows
 
     async def _attempt(

@@ -120,7 +120,8 @@ def failure_of_trace(trace: Mapping[str, Any]) -> Failure | None:
 
 def is_chat_only(trace: Mapping[str, Any]) -> bool:
     """Tell whether a trace was sampled through a chat API, which shows text and no tokens; by its recorded client."""
-    return (trace["agent"]["config"].get("client") or {}).get("type") == "eval"
+    config = (trace.get("agent") or {}).get("config") or {}
+    return (config.get("client") or {}).get("type") == "eval"
 
 
 def failure_of_rewards(rewards: Mapping[str, Any]) -> Failure | None:

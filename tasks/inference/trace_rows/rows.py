@@ -84,12 +84,11 @@ _UNKNOWN = (
 )
 
 
-def trace_tables(traces: Iterable[Row], messages: Iterable[Row]) -> dict[str, pa.Table]:
+def trace_tables(traces: list[Row], messages: list[Row]) -> dict[str, pa.Table]:
     """Return rows as Arrow tables with exactly the contract's schemas.
 
     Images are by reference, in a table of their own, and so are the policies of tokens where a trace has several.
     """
-    traces, messages = list(traces), list(messages)
     tables = extract_images(
         pa.Table.from_pylist(traces, schema=TRACES.arrow), pa.Table.from_pylist(messages, schema=MESSAGES.arrow)
     )

@@ -216,7 +216,7 @@ def test_a_worker_that_hangs_is_killed_and_named_and_the_server_ends_for_another
     with handle._changed:
         assert handle._changed.wait_for(lambda: handle._failure, PATIENCE), pools.log("fixed")
     assert "worker 1 does not answer for 20 s: killed" in pools.log("fixed")
-    assert f"worker 1, process {workers[1]}, was killed by signal 9: the server ends" in pools.log("fixed")
+    assert f"worker 1, process {workers[1]}, ended with status -9: the server ends" in pools.log("fixed")
     assert [start_time(process) for process in workers] == [None, None]
     with pytest.raises(ServiceFailed, match=r"'environment fixed' .* in generation 1: no restart of 0 is left"):
         pools.servers.addresses()

@@ -119,10 +119,11 @@ def ended(kind, **message):
         ("eval", {"tool_calls": [{"name": "look"}]}, True, None),
         ("eval", {}, True, "EmptyResponse"),
         ("train", {"content": "answer"}, False, "EmptyResponse"),  # text without tokens is no response of an engine
+        ("", {"content": "answer"}, False, "EmptyResponse"),
     ],
 )
 def test_text_or_a_call_is_a_response_of_a_chat_api_alone(kind, changes, is_chat, failure):
-    trace = ended(kind, **changes)
+    trace = ended(kind, **changes) if kind else ended("train", **changes) | {"agent": {}}
     found = failure_of_trace(trace)
     assert is_chat_only(trace) == is_chat and (found.type if found else None) == failure
 
