@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
@@ -31,7 +30,7 @@ def taken_rows(group: FinishedGroup, step: int, place: int, max_in_flight: int) 
     }
     made = {**group.rows, "traces": _of_step(traces, step), "intakes": pa.Table.from_pylist([row], INTAKES.arrow)}
     if group.load:
-        load = {"group_id": group.group_id, "max_in_flight": max_in_flight, **asdict(group.load)}
+        load = {"group_id": group.group_id, "max_in_flight": max_in_flight, **group.load}
         made["intake_loads"] = pa.Table.from_pylist([load], INTAKE_LOADS.arrow)
     return made
 

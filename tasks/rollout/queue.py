@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 
 from storage.schemas.stage_tables import ASSIGNMENTS
 from tasks.arrays.columns import rows_without, texts
-from tasks.inference.sampling.load_meter import LoadMeter, MeasuredLoad
+from tasks.inference.sampling.load_meter import LoadMeter
 from tasks.inference.sampling.lost_servers import ServiceLost
 from tasks.runtime.stage import Policy, Ref, retry_lost
 from tasks.stages import STREAM_ASSIGNMENT, STREAM_POLICY
@@ -49,8 +49,8 @@ class FinishedGroup:
     policy: Policy
     """The oldest one that sampled a part of it."""
     rows: GroupTables
-    load: MeasuredLoad | None = None
-    """Load since the group before it was taken, of whichever step; None before it is taken."""
+    load: Mapping[str, float] | None = None
+    """Load, by columns of intake_loads, since the group before it was taken; None before it is taken."""
 
 
 @dataclass(frozen=True)

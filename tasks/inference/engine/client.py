@@ -23,7 +23,7 @@ KEY_SEPARATOR = "+"
 POLICIES_HEADER = "X-Token-Policies"
 """The header by which a request asks which policies sampled the tokens of its answer, and an answer says it."""
 POLICIES_FIELD = '{"policies":'
-"""How an answer begins that names the policies that sampled its tokens."""
+"""How an answer begins that names the policies that sampled its tokens: the content of POLICIES_HEADER follows."""
 SERVE_SECONDS = 600.0
 """Longest wait for weights or an adapter to be loaded: large ones come from slow disks."""
 CONNECT_SECONDS = 5.0
@@ -32,11 +32,6 @@ NOT_FOUND = 404
 """The answer of an external engine on Stagecoach's routes."""
 SCORE_SECONDS = 600.0
 """Longest wait for one sequence, including those before it in the engine's queue."""
-
-
-def with_policies(answer: str, spans: str) -> str:
-    """Return an answer of the generate route with the spans of POLICIES_HEADER as its first field."""
-    return f"{POLICIES_FIELD}{spans},{answer[1:]}"
 
 
 def sampled_by(answer: str) -> list[tuple[str, int]] | None:
@@ -96,7 +91,7 @@ class Engine:
         self.url = url.rstrip("/")
         self.model = model
         self._api_key = api_key
-        self._client: httpx.Client = httpx.Client(
+        self._client = httpx.Client(
             **client_options(self.url, api_key, httpx.Timeout(timeout, connect=CONNECT_SECONDS))
         )
 
@@ -343,7 +338,7 @@ def score(
     sequence; what was yielded before is valid.
     """
     engine = Engine(served.url, served.api_key, timeout=SCORE_SECONDS, model=served.model)
-    with closing(engine), ThreadPoolExecutor(max_in_flight, thread_name_prefix="score") as threads:
+    with closing(engine), ThreadPoolExecutor(max_in_flight) as threads:
         try:
             tasks = {threads.submit(engine.score, tokens, served.salt): index for index, tokens in enumerate(sequences)}
             for done in as_completed(tasks):

@@ -102,12 +102,11 @@ def env_with_players(env: "Env[Any]", players: Mapping[str, Any]) -> "Env[Any]":
     for name, player in players.items():
         requested = AgentConfig.model_validate(player)
         # The agent's own settings override the request's.
-        settings = {} if (sampling := agents[name].sampling) is None else sampling.model_dump(exclude_unset=True)
+        settings = agents[name].sampling.model_dump(exclude_unset=True) if agents[name].sampling else {}
         assert requested.sampling is not None, "a player has sampling parameters"
-        changes = {"client": requested.client, "model": requested.model}
-        bound[name] = agents[name].model_copy(
-            update={**changes, "sampling": requested.sampling.model_copy(update=settings)}
-        )
+        sampling = requested.sampling.model_copy(update=settings)
+        changes = {"client": requested.client, "model": requested.model, "sampling": sampling}
+        bound[name] = agents[name].model_copy(update=changes)
     # A shallow copy: tool servers and interception, which the episodes of a server share, stay the same objects.
     copied = copy.copy(env)
     copied.config = env.config.model_copy(update=bound)

@@ -17,7 +17,6 @@ from zmq.utils import z85
 from tasks.inference.trace_rows.rows import TURNS_FIELD, Row
 from tasks.runtime.process_variables import bind_address
 
-OnTurn = Callable[[Mapping[str, str]], None]
 _keys: dict[str, str] = {}
 """By address of a server, the key that it shares with this process."""
 
@@ -52,7 +51,9 @@ class RolloutConnection(EnvClient):  # type: ignore[misc]
             self.socket.curve_serverkey = zmq.curve_public(_secret(_keys[address]))
             self.socket.connect(address)
 
-    async def play(self, client: Any, model: str, sampling: Any, task: Row, on_turn: OnTurn) -> WireEpisode:
+    async def play(
+        self, client: Any, model: str, sampling: Any, task: Row, on_turn: Callable[[Mapping[str, str]], None]
+    ) -> WireEpisode:
         """Run one rollout and return its episode.
 
         `on_turn` takes each kept turn as it ends: request, model and answer. Where the caller is cancelled, the server

@@ -133,10 +133,9 @@ def _require_pairing(env: "Env[Any]", task: "Task[Any] | None") -> None:
     from verifiers.v1.utils.compile import validate_pairing
 
     # In an environment of several seats a seat may get a task of its own, of which nothing is known yet.
-    alone = isinstance(env, SingleAgentEnv) and task is not None
-    tools = [*env.taskset.toolsets(env.taskset.config), *type(task).toolsets(task.config)] if alone and task else []
+    kind = type(task) if task is not None and isinstance(env, SingleAgentEnv) else Task
     for name, seat in env._agent_specs.items():
-        validate_pairing(env._harnesses[name], type(task) if alone and task else Task, seat.runtime, tools=tools)
+        validate_pairing(env._harnesses[name], kind, seat.runtime)
 
 
 def _seats(env: "Env[Any]") -> dict[str, bool]:

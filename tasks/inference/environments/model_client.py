@@ -16,10 +16,10 @@ from verifiers.v1.clients.base import DEFAULT_LIMITS
 from verifiers.v1.clients.client import SESSION_ID_HEADER
 from verifiers.v1.configs.client import TrainClientConfig
 
-from tasks.inference.engine.client import POLICIES_HEADER, sampled_by, with_policies
+from tasks.inference.engine.client import POLICIES_FIELD, POLICIES_HEADER, sampled_by
 from tasks.inference.environments.agent_runs import ENGINE_SEED_BITS, agent_run
+from tasks.inference.trace_rows import rows
 from tasks.inference.trace_rows.image_tensors import picture_problem
-from tasks.inference.trace_rows.rows import POLICIES_FIELD
 
 CHAT_API_SEED_BITS = 31
 """Chat APIs take 32 bits with a sign."""
@@ -101,10 +101,10 @@ class EngineHttp(httpx.AsyncClient):
                 return response
             answer = response.text
             if header := response.headers.get(POLICIES_HEADER):
-                answer = with_policies(answer, header)
+                answer = f"{POLICIES_FIELD}{header},{answer[1:]}"
             run.keep(digest, body["model"], answer)
         if (spans := sampled_by(answer)) and run.seeds:
-            run.trace.info.setdefault(POLICIES_FIELD, {})[str(body["sampling_params"]["seed"])] = spans
+            run.trace.info.setdefault(rows.POLICIES_FIELD, {})[str(body["sampling_params"]["seed"])] = spans
         return httpx.Response(200, text=answer, request=request)
 
 

@@ -115,11 +115,7 @@ class Plugin(NamedTuple):
                 f"environment {environment!r}: {self.kind} {self.distribution!r} is not installed: there is no module "
                 f"{self.module!r}. {self._advice()}"
             )
-        try:
-            label = f"{self.distribution.replace('_', '-')} {version(self.distribution)}"
-        except PackageNotFoundError:
-            label = _label(self.module)
-        return f"{label} sha256:{module_digest(self.module)[:SHOWN]}"
+        return f"{_label(self.module)} sha256:{module_digest(self.module)[:SHOWN]}"
 
     def _advice(self) -> str:
         names = [*packages_distributions(), *(each.metadata["Name"].replace("-", "_") for each in distributions())]
@@ -133,12 +129,12 @@ class Plugin(NamedTuple):
 
 
 @lru_cache
-def _stock(group: str) -> dict[str, Path]:
-    """Return the modules of a group that come with verifiers, packages and files of code, with their places."""
+def _stock(group: str) -> set[str]:
+    """Return the modules of a group that come with verifiers, packages and files of code."""
     spec = find_spec("verifiers")
     roots = spec.submodule_search_locations if spec else None
     places = [path for root in roots or () for path in Path(root, "v1", group).glob("[a-z]*")]
-    return {path.stem: path for path in places if path.is_dir() or path.suffix == ".py"}
+    return {path.stem for path in places if path.is_dir() or path.suffix == ".py"}
 
 
 def _code(environment: Section) -> Iterator[str]:

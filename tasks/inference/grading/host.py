@@ -259,16 +259,6 @@ def _subclasses(kind: type[Task[Any]]) -> Iterator[type[Task[Any]]]:
         yield from _subclasses(subclass)
 
 
-def serve(listener: Listener, grader: Grader) -> None:
-    """Serve one connection after the other until SIGTERM."""
-    while True:
-        try:
-            with listener.accept() as connection:
-                _answer_request(connection, grader)
-        except (AuthenticationError, EOFError, OSError) as error:  # of this connection alone
-            logging.info("a connection ended: %s: %s", type(error).__name__, error)
-
-
 def _answer_request(connection: Connection, grader: Grader) -> None:
     directory = Path(json.loads(connection.recv_bytes())["directory"])
     examples, traces, messages = (read_rows(directory / f"{name}.arrow").to_pylist() for name in ROWS)
@@ -294,4 +284,9 @@ def grade(environment: Mapping[str, Any], report: Path) -> None:
     with Listener(("127.0.0.1", 0), authkey=os.environ.pop(KEY_VARIABLE).encode()) as listener:
         host, port = listener.address
         write_report(report, {"address": f"{host}:{port}", "pid": os.getpid()})
-        serve(listener, grader)
+        while True:
+            try:
+                with listener.accept() as connection:
+                    _answer_request(connection, grader)
+            except (AuthenticationError, EOFError, OSError) as error:  # of this connection alone
+                logging.info("a connection ended: %s: %s", type(error).__name__, error)

@@ -4,25 +4,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class MeasuredLoad:
-    """What was measured from one reading to the next."""
-
-    seconds: float
-    """Seconds between the two readings."""
-    in_flight: float
-    """Mean number of rollouts under way in these seconds; the number at their end where there are none."""
-    idle_seconds: float
-    """Seconds in which no rollout was under way."""
-    learner_waited_seconds: float
-    """Seconds in which the learner waited for rollouts."""
-    num_ended: int
-    """Rollouts that came to an end, errors included."""
-    num_cancelled: int
-    """Rollouts that were stopped before: with a group that was dropped, or a service that was lost."""
+SUMS = ("in_flight", "idle_seconds", "learner_waited_seconds", "num_ended", "num_cancelled")
+"""What is added up from one reading to the next, by the columns of table intake_loads; `in_flight` in seconds."""
 
 
 class LoadMeter:
@@ -32,20 +16,20 @@ class LoadMeter:
         """`clock` tells seconds."""
         self._clock = clock
         self._lock = threading.Lock()
-        self._in_flight = self._waiting = 0
-        self._at = clock()
-        self._reset()
+        self._rollouts = self._waiting = 0
+        self._since = self._at = clock()
+        self._sums: dict[str, float] = dict.fromkeys(SUMS, 0)
 
     @contextmanager
     def rollout(self) -> Iterator[None]:
-        """Count a rollout as under way within the block."""
+        """Count a rollout as under way within the block, and as cancelled where that raises."""
         self._add(rollouts=1)
-        ended = False
+        end = "num_cancelled"
         try:
             yield
-            ended = True
+            end = "num_ended"
         finally:
-            self._add(rollouts=-1, ended=ended, cancelled=not ended)
+            self._add(rollouts=-1, end=end)
 
     @contextmanager
     def learner_waits(self) -> Iterator[None]:
@@ -56,38 +40,29 @@ class LoadMeter:
         finally:
             self._add(waiting=-1)
 
-    def read(self) -> MeasuredLoad:
-        """Return what was measured since the last reading, and begin anew."""
+    def read(self) -> dict[str, float]:
+        """Return the columns of intake_loads that were measured since the last reading, and begin anew.
+
+        `in_flight` is the mean of `seconds`, the time between the readings; the number at the end where that is none.
+        """
         with self._lock:
             self._advance()
-            seconds = self._at - self._since
-            load = MeasuredLoad(
-                seconds,
-                self._rollout_seconds / seconds if seconds > 0 else float(self._in_flight),
-                self._idle,
-                self._waited,
-                self._ended,
-                self._cancelled,
-            )
-            self._reset()
-            return load
+            load, seconds = self._sums, self._at - self._since
+            self._since = self._at
+            self._sums = dict.fromkeys(SUMS, 0)
+            return load | {"seconds": seconds, "in_flight": load["in_flight"] / seconds if seconds else self._rollouts}
 
-    def _reset(self) -> None:
-        self._since = self._at
-        self._rollout_seconds = self._idle = self._waited = 0.0
-        self._ended = self._cancelled = 0
-
-    def _add(self, rollouts: int = 0, waiting: int = 0, ended: int = 0, cancelled: int = 0) -> None:
+    def _add(self, rollouts: int = 0, waiting: int = 0, end: str = "") -> None:
         with self._lock:
             self._advance()
-            self._in_flight += rollouts
+            self._rollouts += rollouts
             self._waiting += waiting
-            self._ended += ended
-            self._cancelled += cancelled
+            if end:
+                self._sums[end] += 1
 
     def _advance(self) -> None:
         now = self._clock()
         seconds, self._at = now - self._at, now
-        self._rollout_seconds += seconds * self._in_flight
-        self._idle += 0.0 if self._in_flight else seconds
-        self._waited += seconds if self._waiting else 0.0
+        self._sums["in_flight"] += seconds * self._rollouts
+        self._sums["idle_seconds"] += 0.0 if self._rollouts else seconds
+        self._sums["learner_waited_seconds"] += seconds if self._waiting else 0.0

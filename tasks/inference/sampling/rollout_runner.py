@@ -127,11 +127,13 @@ class RolloutRunner:
             await asyncio.sleep(max(left, 0.0))
         limit.reschedule(asyncio.get_running_loop().time())
 
-    def rows_without_trace(self, assignment: Row, failure: Failure, started: float, seconds: float) -> Rows:
+    def rows_without_trace(
+        self, assignment: Mapping[str, Any], failure: Failure, started: float, seconds: float
+    ) -> Rows:
         """Return the rows of an assignment that left nothing but a failure."""
         return [row_without_trace(failure, self._origin(assignment), started, seconds)], []
 
-    def _origin(self, assignment: Row) -> RolloutOrigin:
+    def _origin(self, assignment: Mapping[str, Any]) -> RolloutOrigin:
         own = self.environments[assignment["environment"]].temperature
         temperature = self.config.rollout.temperature if own is None else own
         if assignment["environment"] in self.served:  # a teacher is no policy of the store, and never stale
@@ -228,9 +230,12 @@ class RolloutRunner:
             # What was kept before the config was changed may not say which policy sampled which token.
             return young and (not turn.policies or bool(self.versions) == bool(sampled_by(turn.answer)))
 
-        every = turns.of(assignment["group_id"])
-        own = (turn for turn in every if turn.assignment_id == assignment["assignment_id"] and usable(turn))
-        return {turn.request: turn.answer for turn in own}
+        name = assignment["assignment_id"]
+        return {
+            turn.request: turn.answer
+            for turn in turns.of(assignment["group_id"])
+            if turn.assignment_id == name and usable(turn)
+        }
 
     def _client(self, name: str, replica: str) -> SeatClient:
         sampler = self._sampler(name)

@@ -69,15 +69,15 @@ class Seats:
         clients: "Mapping[str, TrainClientConfig]",
     ) -> "Seats":
         """Return the seats of an environment; `served` models and their clients are by `seat_model_name`."""
-        frozen = [name for name, seat in environment.seats.items() if seat.model is not None]
-        names = {seat: seat_model_name(environment.name, seat) for seat in frozen}
+        seats = environment.seats.items()
+        names = {name: seat_model_name(environment.name, name) for name, seat in seats if seat.model is not None}
         players = {
             seat: SeatClient(clients[name], served[name].model, served[name].salt)
             for seat, name in names.items()
             if name in served
         }
-        untrained = frozenset(name for name, seat in environment.seats.items() if not seat.trainable)
-        return cls(environment.name, players, untrained, frozenset(frozen) - players.keys())
+        untrained = frozenset(name for name, seat in seats if not seat.trainable)
+        return cls(environment.name, players, untrained, frozenset(names.keys() - players.keys()))
 
     @property
     def requested_players(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from tasks.inference.engine import model_info
 from tasks.inference.engine.client import NotScorable
-from tasks.inference.trace_rows.rows import Row, compact_json
+from tasks.inference.trace_rows.rows import Row, compact_json, message_text
 from tasks.runtime.torchvision_operators import declare_torchvision_operators
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def _require_inner_media(number: int, message: Message) -> None:
 def _message_columns(number: int, message: Message) -> Row:
     content = message.get("content")
     if isinstance(content, list) and any(part.get(field) for part in content for field in MEDIA):
-        content = "\n".join(part["text"] for part in content if part.get("text")) or None
+        content = message_text(content)
     return {
         "message": number,
         "parent": number - 1 if number else None,

@@ -31,7 +31,6 @@ MOST_BYTES = 16 * 2**20
 """Of an image that a model is asked about: more is a mistake, or an attack on whoever opens it."""
 GRID = "image_grid_thw"
 """The tensor that says how many patches an image has in time, height and width."""
-KNOWN_URLS = 256
 _LOADING = threading.Lock()
 _log = logging.getLogger(__name__)
 
@@ -110,7 +109,7 @@ def open_picture(data: bytes) -> "Picture":
     return picture.convert("RGB")
 
 
-@lru_cache(KNOWN_URLS)
+@lru_cache(256)
 def picture_problem(url: str) -> str:
     """Return why a model is not asked about the image at a URL; empty where it is whole, and inside the message itself.
 

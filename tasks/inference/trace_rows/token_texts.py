@@ -80,7 +80,7 @@ def tokenizer_of(store: Store, config: "RunConfig", policy_key: str, others: Ite
 def _in_directory(directory: str) -> TokenTexts | None:
     """Return the tokenizer of a local directory; None for no name, a name on a hub, or a directory without the file."""
     path = Path(directory).expanduser() / FILE
-    return _open(path.read_bytes, str(path)) if directory and path.is_file() else None
+    return _open(path.read_bytes, str(path)) if directory else None
 
 
 def _in_policy(store: Store, key: str) -> TokenTexts | None:

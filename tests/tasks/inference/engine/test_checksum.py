@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from tasks.inference.engine.checks import EngineMismatch, check_serving, check_weights
-from tasks.inference.engine.read_back import PRECISIONS, WeightsSum, sum_files, sum_tensor
+from tasks.inference.engine.read_back import PRECISIONS, WeightsSum, add_sums, sum_files, sum_tensor
 from tests.fixtures.hosts import ENGINE
 from tests.tasks.inference.engine.probes import flip, policy_row
 
@@ -49,9 +49,7 @@ def test_files_and_tensors_have_the_sum_of_the_definition(tmp_path_factory, seed
     assert sum_files(directory, dtype, own_head=False) == expected
     both = [*weights.values(), *([weights["model.embed_tokens.weight"]] if tied else [])]
     assert sum_files(directory, dtype, own_head=True) == slow(both, dtype)
-    summed = WeightsSum()
-    for weight in weights.values():
-        summed = summed.plus(sum_tensor(weight, dtype))
+    summed = add_sums(sum_tensor(weight, dtype) for weight in weights.values())
     assert summed == expected
 
 
