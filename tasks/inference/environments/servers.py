@@ -136,7 +136,7 @@ def load_all(environments: "Sequence[EnvironmentConfig]") -> list[LoadedEnvironm
                 started.append((environment, directory, process))
         for each in started:
             try:
-                loaded.append(_loaded(*each))
+                loaded.append(_read_examples(*each))
             except EnvironmentUnavailable as problem:
                 problems.append(problem)
     if problems:
@@ -153,7 +153,9 @@ def _start(environment: "EnvironmentConfig", directory: Path) -> "subprocess.Pop
         return subprocess.Popen(argv, env=variables, stdout=output, stderr=output, start_new_session=True)
 
 
-def _loaded(environment: "EnvironmentConfig", directory: Path, process: "subprocess.Popen[bytes]") -> LoadedEnvironment:
+def _read_examples(
+    environment: "EnvironmentConfig", directory: Path, process: "subprocess.Popen[bytes]"
+) -> LoadedEnvironment:
     """Return what a process has loaded; waits for it."""
     report = directory / REPORT
     try:
