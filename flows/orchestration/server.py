@@ -92,7 +92,6 @@ def begin(directory: Path, startup_seconds: float = 180.0) -> PrefectApi:
         return PrefectApi(url)
     assert "prefect" not in sys.modules, "server.begin comes before the first import of prefect"
     directory = Path(directory).absolute()
-    directory.mkdir(parents=True, exist_ok=True)
     supervisor = Supervisor("prefect", directory)
     atexit.register(_end, supervisor, directory)  # registered before Prefect's own, so called after them
     # Before the server starts: it inherits them; the URL follows when its port is known.
@@ -327,7 +326,8 @@ def probe(url: str) -> None:
 def _end(supervisor: Supervisor, directory: Path) -> None:
     """End the embedded server; of its files only the log stays, until the next start."""
     supervisor.close()
-    _remove(*directory.glob(f"server-{os.getpid()}.[jps]*"))
+    for left in directory.glob(f"server-{os.getpid()}.[jps]*"):
+        left.unlink()
 
 
 def _server(directory: Path, startup_seconds: float) -> ServiceSpec:
@@ -336,9 +336,9 @@ def _server(directory: Path, startup_seconds: float) -> ServiceSpec:
     # Of processes that were killed; the names of the files say whose they are.
     for left in directory.glob("server-*.*"):
         if not Path("/proc", left.name.removeprefix("server-").partition(".")[0]).exists():
-            _remove(left)
+            left.unlink(missing_ok=True)
     report, port = directory / f"{name}.json", directory / f"{name}.port"
-    _remove(port)
+    port.unlink(missing_ok=True)
     return ServiceSpec(
         name="prefect",
         argv=[sys.executable, "-P", prefect_server.__file__, str(report), str(port)],
@@ -353,11 +353,6 @@ def _server(directory: Path, startup_seconds: float) -> ServiceSpec:
         grace_seconds=5.0,
         needs=("PREFECT_*",),
     )
-
-
-def _remove(*paths: Path) -> None:
-    for path in paths:
-        path.unlink(missing_ok=True)
 
 
 def _answers(report: Report) -> bool:

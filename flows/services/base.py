@@ -31,6 +31,8 @@ from flows.services.process import Handle, Report, ServiceFailed, ServiceSpec
 from storage.policies.scratch import ScratchDirectories
 from storage.roots import user_directory
 
+EXTERNAL_SECONDS = 10.0
+"""Longest wait for a service that someone else runs: it is there or it is not."""
 Command = tuple[Sequence[str], Variables]
 """A command line, and its variables."""
 _log = logging.getLogger(__name__)
@@ -70,9 +72,6 @@ class Supervisor:
         self._open.callback(keeper.join)
         self._open.callback(self._closed.set)  # the last one first
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def start(self, spec: ServiceSpec) -> Handle:
         """Start a process, or adopt an external service; returns at once, see `Handle.wait`."""
@@ -125,7 +124,7 @@ class Supervisor:
         for listener in list(self._listeners):
             listener(event, **facts)
 
-    def close(self) -> None:
+    def close(self, *_: object) -> None:
         """End all services, the last started first, and wait until none of their processes is left."""
         # The last started first: it may be a client of those before. All are told before one is waited for, so that
         # their grace periods run in parallel.
@@ -136,6 +135,8 @@ class Supervisor:
             handle.join()
         self._open.close()  # which looks at their logs once more
         self._handles, self._temporary = [], None
+
+    __exit__ = close
 
 
 SOCKET_CHARACTERS = 107
@@ -217,7 +218,8 @@ class RunService(ABC):
             argv, env = command(report)
         if limits:
             # A process that hangs is first to be noticed.
-            startup = limits.startup_seconds + (0.0 if external else limits.hang_seconds)
+            startup = limits.startup_seconds
+            startup = min(EXTERNAL_SECONDS, startup) if external else startup + limits.hang_seconds
             bounds = {"hang_seconds": limits.hang_seconds, "max_restarts": limits.max_restarts}
             others = {"startup_seconds": startup, **bounds, **others}
         return ServiceSpec(name, argv, env, report, log, ready, external=external, needs=needs, **others)

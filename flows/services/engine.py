@@ -90,7 +90,9 @@ class InferenceService(RunService):
         Waits for the holders of a pinned policy. The engine wakes at the next policy that is requested. One that dies
         within the block is restarted after it: its memory is the learner's by then.
         """
-        if not self._sleeps:
+        config = self._config
+        # On the CPU only if the config says so.
+        if not (self._plan.sleeps if self._plan else config.engine.sleep is True and shares_gpu(config)):
             yield
             return
         with self._policy_lock.hold(ASLEEP), ExitStack() as not_restarted:
@@ -107,12 +109,6 @@ class InferenceService(RunService):
     @cached_property
     def _plan(self) -> MemoryPlan | None:
         return plan_here(self._config)
-
-    @property
-    def _sleeps(self) -> bool:
-        config = self._config
-        # On the CPU only if the config says so.
-        return self._plan.sleeps if self._plan else config.engine.sleep is True and shares_gpu(config)
 
     @contextmanager
     def pinned(self, policy: Policy) -> Iterator[ServedModel]:

@@ -208,8 +208,8 @@ def kv_token_bytes(shape: ModelShape, parallel: int) -> int:
     return 2 * 2 * shape.num_hidden_layers * shape.key // parallel
 
 
-def engine_memory(shape: ModelShape, *, kv_tokens: int, sequences: int, scored_tokens: int, parallel: int) -> MemoryUse:
-    """Return what an engine takes in bfloat16 with room for `kv_tokens` tokens, on each of `parallel` GPUs.
+def engine_memory(shape: ModelShape, *, sequences: int, scored_tokens: int, parallel: int) -> MemoryUse:
+    """Return what an engine takes in bfloat16 beside its KV cache, on each of `parallel` GPUs.
 
     `scored_tokens` is the longest prompt whose log-probs are requested, beside the probe's. Parts: `weights`, with the
     output head in float32 in addition; `kv cache`; `working`, of a forward pass with the logits that are sampled from,
@@ -222,7 +222,7 @@ def engine_memory(shape: ModelShape, *, kv_tokens: int, sequences: int, scored_t
     weights = 2 * shape.parameters + 4 * shape.vocab_size * shape.hidden_size
     parts = {
         "weights": weights // parallel,
-        "kv cache": kv_tokens * kv_token_bytes(shape, parallel),
+        "kv cache": 0,
         "working": (logits + BATCHED_TOKENS * token) // parallel,
         "graphs": GRAPHS_BYTES,
         "context": CONTEXT_BYTES,
@@ -384,10 +384,10 @@ def _plan(config: RunConfig, gpu: Gpu, shape: ModelShape, recompute: bool, sleep
         parallel = tensor_parallel(config.engine.extra_arguments)
         sizes = {"sequences": sequences, "scored_tokens": length if needs_reference_scores(config) else 0}
         beside = 0 if not shared or learner is None else learner.idle if sleeps else learner.total
-        left = gpu.total - beside - engine_memory(shape, kv_tokens=0, parallel=parallel, **sizes).total
-        room = int(left * (1 - SPARE)) // kv_token_bytes(shape, parallel)
+        engine, kv_token = engine_memory(shape, parallel=parallel, **sizes), kv_token_bytes(shape, parallel)
+        room = int((gpu.total - beside - engine.total) * (1 - SPARE)) // kv_token
         kv_tokens = max(min(room, sequences * length), MIN_SEQUENCES * length)
-        engine = engine_memory(shape, kv_tokens=kv_tokens, parallel=parallel, **sizes)
+        engine = MemoryUse({**engine.parts, "kv cache": kv_tokens * kv_token}, engine.idle)
     return MemoryPlan(gpu, learner, engine, recompute, shared, sleeps, sequences, kv_tokens, length)
 
 

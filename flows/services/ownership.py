@@ -35,12 +35,9 @@ def start_time(process: int) -> str | None:
     return None if fields[0] in (b"Z", b"X") else fields[19].decode()
 
 
-def identity(process: int | None = None) -> str:
-    """Return `<pid>:<start time>` of a living process, this one by default."""
-    process = os.getpid() if process is None else process
-    started = start_time(process)
-    assert started is not None, f"process {process} is not alive"
-    return f"{process}:{started}"
+def identity() -> str:
+    """Return `<pid>:<start time>` of this process."""
+    return f"{os.getpid()}:{start_time(os.getpid())}"
 
 
 def boot_id() -> str:

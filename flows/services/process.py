@@ -22,8 +22,6 @@ from flows.services.logs import HEADING, Variables, first_error, last_lines, sec
 from flows.services.ownership import OWNER, SERVICE, identity, kill_owned
 from tasks.runtime.process_variables import inherited_variables, withheld
 
-EXTERNAL_SECONDS = 10.0
-"""Longest wait for a service that someone else runs: it is there or it is not."""
 GRACE_SECONDS = 10.0
 LOOK_SECONDS = 0.05
 ASK_SECONDS = 5.0
@@ -123,8 +121,7 @@ class Handle:
 
     def wait(self) -> Report:
         """Return the report once the service is ready; raise ServiceFailed when it failed or took too long."""
-        seconds = min(EXTERNAL_SECONDS, self.spec.startup_seconds) if self.spec.external else self.spec.startup_seconds
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + self.spec.startup_seconds
         pause = LOOK_SECONDS
         waited = False
         while True:
@@ -136,7 +133,7 @@ class Handle:
             if report is not None:
                 return report
             if time.monotonic() >= deadline:
-                raise ServiceFailed(self._too_late(seconds, refusal)) from refusal
+                raise ServiceFailed(self._too_late(refusal)) from refusal
             if not waited and not self.spec.external:
                 self.tell("starting", service=self.spec.name)
             waited = True
@@ -156,13 +153,13 @@ class Handle:
             generation, gone = self.generation, self._failure or self._stopped.is_set()
         return None if gone else self._ready(generation)[0]
 
-    def restart(self, why: str = "", generation: int | None = None) -> None:
-        """End the present generation so that the watcher starts another; counts as a restart.
+    def restart(self, why: str, generation: int) -> None:
+        """End a generation so that the watcher starts another, which counts as a restart. `why` says what it did.
 
-        Does nothing where another generation than `generation` runs by now. `why` says what the generation did.
+        Does nothing where another one runs by now.
         """
         with self._changed:
-            if generation in (None, self.generation):
+            if generation == self.generation:
                 self._ended = why
                 self._let_end()
 
@@ -337,7 +334,8 @@ class Handle:
                 logging.getLogger(__name__).warning("service %r does not answer: it is started again", spec.name)
                 self.restart("did not answer any more and was ended", generation)
 
-    def _too_late(self, seconds: float, refusal: Exception | None) -> str:
+    def _too_late(self, refusal: Exception | None) -> str:
+        seconds = self.spec.startup_seconds
         said = f"; it last said: {type(refusal).__name__}: {refusal}" if refusal else ""
         if self.spec.external:
             return (

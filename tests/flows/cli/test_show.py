@@ -12,7 +12,7 @@ import pytest
 from configs.run import RunConfig
 from flows.cli.run_report import describe
 from flows.queries.run_state import process_gone
-from flows.services.ownership import OWNER, SERVICE, identity
+from flows.services.ownership import OWNER, SERVICE, start_time
 from storage.store import open_store
 from tasks.metrics import stage as metrics
 from tasks.runtime.run_context import RunContext
@@ -144,7 +144,7 @@ def test_runs_are_listed(store, call):
 def test_status_names_what_is_at_work_its_services_and_a_gate_that_waits(store, tmp_path, call):
     program = ["-c", "import time; print(flush=True); time.sleep(600)"]
     with subprocess.Popen([sys.executable, *program], stdout=subprocess.PIPE) as run:
-        marks = os.environ | {OWNER: identity(run.pid), SERVICE: "engine"}
+        marks = os.environ | {OWNER: f"{run.pid}:{start_time(run.pid)}", SERVICE: "engine"}
         with subprocess.Popen([sys.executable, *program], stdout=subprocess.PIPE, env=marks) as engine:
             assert run.stdout and run.stdout.readline() and engine.stdout and engine.stdout.readline()
             record(store, event="resumed", pid=run.pid)

@@ -84,7 +84,7 @@ def closed_port():
     ids=["engine", "environment server", "Prefect"],
 )
 def test_a_server_of_others_that_does_not_answer(refused, closed_port, monkeypatch, settings, words):
-    monkeypatch.setattr("flows.services.process.EXTERNAL_SECONDS", 0.2)
+    monkeypatch.setattr("flows.services.base.EXTERNAL_SECONDS", 0.2)
     if not settings:
         monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{closed_port}/api")
     message = refused("run", "demo", "model.path=model", *settings.replace("PORT", str(closed_port)).split())

@@ -10,7 +10,6 @@ import pytest
 
 from flows.services import guardian
 from flows.services.ownership import (
-    identity,
     is_alive,
     owned_processes,
     start_time,
@@ -38,7 +37,7 @@ class Flow:
             # Whoever runs the tests with nohup has a hangup ignored, and so would the flow.
             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
-        self.owner = identity(self.process.pid)
+        self.owner = f"{self.process.pid}:{start_time(self.process.pid)}"
         assert self.process.stdout.readline() == b"ready\n"
 
     def orphan(self):
@@ -131,7 +130,7 @@ def test_guardian_exits_with_the_status_of_its_service(program, status):
 
 def test_an_identity_is_of_one_process_only():
     process = subprocess.Popen(["sleep", "60"])
-    name = identity(process.pid)
+    name = f"{process.pid}:{start_time(process.pid)}"
     assert is_alive(name)
     assert not is_alive(f"{process.pid}:1")  # another process that had the same number
     process.kill()

@@ -392,7 +392,7 @@ def test_one_that_cannot_be_started_again_fails_at_once_and_says_what_the_system
     handle.wait()
     descriptors = len(os.listdir("/proc/self/fd"))
     monkeypatch.setenv("TOO_LONG", "x" * 200_000)  # for the system, which refuses to start anything with it
-    handle.restart("was told to end")
+    handle.restart("was told to end", 1)
     handle._await_change(1, PATIENCE)
     happened("an environment of 200,000 characters")
     message = failure(handle)

@@ -19,7 +19,7 @@ import pytest
 
 from configs.environments import ElasticPool, EnvironmentConfig, StaticPool
 from configs.run import RunConfig
-from flows.services import process
+from flows.services import base
 from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from flows.services.ownership import identity, owned_processes, start_time
@@ -195,7 +195,7 @@ def test_a_server_that_someone_else_runs_is_used_and_left_alone(pools, tmp_path,
         assert servers.addresses() == {"theirs": (address,)}
     assert environments.answers(address, PATIENCE)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()], "no log and no report"
-    monkeypatch.setattr(process, "EXTERNAL_SECONDS", 0.2)
+    monkeypatch.setattr(base, "EXTERNAL_SECONDS", 0.2)
     with Supervisor("another", tmp_path) as supervisor:
         gone = holding("theirs", address="tcp://127.0.0.1:9")
         with pytest.raises(ServiceFailed, match=r"'environment theirs' at tcp://127.0.0.1:9 is not ready after 0.2 s"):
