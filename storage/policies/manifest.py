@@ -3,9 +3,9 @@
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from storage.delta.log import is_sealed, seal
@@ -15,7 +15,7 @@ from storage.refs import File
 from storage.roots import check_inside
 
 MANIFEST = "manifest.json"
-FIELDS = {"weights_sha256", "below", "digest", "files"}
+FIELDS = {"weights_sha256", "below", "digest", "added", "files"}
 BASE_FILE = "base.json"
 """File of a policy that is an adapter: `policy_key` and `weights_sha256` of the policy it is laid over."""
 
@@ -24,13 +24,15 @@ BASE_FILE = "base.json"
 class PolicyManifest:
     """A complete policy: its files with paths relative to its directory, the manifest not among them.
 
-    `place` is its directory below the store's root.
+    `place` is its directory below the store's root; `added` are places of files that lie elsewhere, by path: an earlier
+    version of the program added an optimizer's state to a policy in an object store.
     """
 
     policy_key: str
     weights_sha256: str
     files: tuple[File, ...]
     place: str
+    added: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -39,7 +41,7 @@ class PolicyManifest:
 
     def place_of(self, file: File) -> str:
         """Where one of its files lies below the store's root."""
-        return f"{self.place}/{file.path}"
+        return f"{self.added.get(file.path, self.place)}/{file.path}"
 
 
 def manifest_text(weights_sha256: str, files: Sequence[File], below: str = "") -> str:
@@ -61,10 +63,11 @@ def parse_manifest(text: bytes, policy_key: str) -> PolicyManifest:
         if not content.keys() <= FIELDS or ("digest" in content and not is_sealed(text, content["digest"])):
             raise ValueError("its digest is another")
         files = tuple(File(**file) for file in content["files"])
-        policy = PolicyManifest(policy_key, content["weights_sha256"], files, top + content["below"])
+        added = {path: top + below for path, below in content.get("added", {}).items()}
+        policy = PolicyManifest(policy_key, content["weights_sha256"], files, top + content["below"], added)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise damaged_file(f"{where} is not the manifest that was written: {error}", where) from error
-    for path in (*(file.path for file in files), policy.place):
+    for path in (*(file.path for file in files), policy.place, *added.values()):
         check_inside(path, where)
     return policy
 
