@@ -196,15 +196,8 @@ def test_removals_that_name_a_place_outside_delete_nothing_there(root, outside, 
 
 
 @pytest.mark.fault("paths", "a manifest names a place outside the store", "refused")
-@pytest.mark.parametrize(
-    ("field", "words"),
-    [
-        ("files", "leads out of the store"),
-        ("below", "leads out of the store"),
-        ("added", "not the manifest that was written"),  # older versions had this field
-    ],
-)
-def test_a_manifest_that_names_a_place_outside_is_refused(tmp_path, field, words):
+@pytest.mark.parametrize("field", ["files", "below", "added"])
+def test_a_manifest_that_names_a_place_outside_is_refused(tmp_path, field):
     policies = Policies(open_root(str(tmp_path)), cache=tmp_path / "cache")
     scratch = policies.scratch("k")
     (scratch / "model.safetensors").write_text("weights")
@@ -217,7 +210,7 @@ def test_a_manifest_that_names_a_place_outside_is_refused(tmp_path, field, words
     else:
         content[field] = "/../../.." if field == "below" else {"model.safetensors": "/../../.."}
     spoil(path, json.dumps(content).encode())
-    with pytest.raises(StoreError, match=words):
+    with pytest.raises(StoreError, match="leads out of the store"):
         policies.directory("k")
 
 
