@@ -120,9 +120,7 @@ def _demonstrate(sources: Sources, recipe: Recipe) -> None:
             argv = module_command(f"{module}.demonstrations", str(part), "--words", str(word_file), *arguments)
             done = subprocess.run(argv, env=inherited_variables(), capture_output=True, text=True, check=False)
             if done.returncode:
-                *traceback, cause = done.stderr.strip()[-2000:].splitlines() or [f"exit status {done.returncode}"]
-                text = "\n".join([cause, *traceback, ADVICE])
-                raise SourceFailed(f"{module}.demonstrations failed: {text}")
+                raise SourceFailed(f"{module}.demonstrations failed: {done.stderr.strip()[-2000:]}\n{ADVICE}")
             file.write(part.read_bytes())
             words += json.loads(word_file.read_text(encoding="utf-8"))
     sources.words.write_text(json.dumps(words), encoding="utf-8")

@@ -62,15 +62,12 @@ def session_for(
 
 def _require_own(config: RunConfig) -> None:
     """Raise ConfigError where another flow run has made the run of this name."""
-    name = config.name
     runs = open_store(config.store).runs
-    makers = {event.flow_run for event in runs.events(name)} if name in runs.names() else set()
+    makers = {event.flow_run for event in runs.events(config.name)} if config.name in runs.names() else set()
     if makers and current_flow_run() not in makers:
         raise ConfigError(
-            [
-                f"name: run {name!r} of {config.store} was made by another flow run, {', '.join(map(str, makers))}. "
-                f"Nothing was started and nothing is lost: give this one a name, or that name to continue the run"
-            ]
+            f"name: run {config.name!r} of {config.store} was made by another flow run, {', '.join(map(str, makers))}. "
+            "Nothing was started and nothing is lost: give this one a name, or that name to continue the run"
         )
 
 

@@ -257,10 +257,9 @@ def continued_run(store: Store, kind: str, name: str, more_steps: int | None, fl
     of_kind = [run for run in runs.names() if runs.events(run)[-1].kind == kind and runs.last_event(run) != REMOVED]
     run = of_kind[-1] if name == "latest" and of_kind else name
     if run not in of_kind:
-        known = f"the last runs of this kind are: {', '.join(of_kind[-5:]) or 'none'}"
-        raise ConfigError([f"continue_run: {store.root.address} has no run {name!r} of kind {kind}; {known}"])
+        raise ConfigError(f"continue_run: {store.root.address} has no run {name!r} of kind {kind}")
     if not more_steps or more_steps < 1:
-        raise ConfigError([f"steps: {more_steps} is requested; with continue_run it is the number of further steps"])
+        raise ConfigError(f"steps: {more_steps} is requested; with continue_run it is the number of further steps")
     planned = [event.config["steps"] for event in runs.events(run) if flow_run and event.flow_run == flow_run]
     return run, planned[-1] if planned else runs.config(run)["steps"] + more_steps
 

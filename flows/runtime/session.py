@@ -81,6 +81,8 @@ class Session:
         """The work that was begun last, in words."""
         self._supervisor = supervisor
         self._cancellation = Cancellation(tell=self._note)
+        self._seen_writers = set[str]()
+        """The other processes on this run that the watchers know of, as texts."""
         self._step = 0
         """The step that a stage was last begun for."""
         self._recorded = False
@@ -145,13 +147,20 @@ class Session:
         with self._lock:  # threads of the run have things to tell at the same time
             if event == "stage":
                 self.position = f"{facts['stage']} of step {facts['step']}"
-                if not facts["evaluating"]:
+                if not facts["evaluating"] and facts["step"] != self._step:
                     self._step = facts["step"]
+                    self.note_other_writers()
             for watch in self.watchers:
                 watch(event, facts)
 
     def _note(self, text: str) -> None:
         self.notify("note", text=text)
+
+    def note_other_writers(self) -> None:
+        """Let the watchers see each other process that has gone to work on this run."""
+        for text in {*other_writers(self.context.store, self.context.run)} - self._seen_writers:
+            self._seen_writers.add(text)
+            self._note(text)
 
     def _note_groups(self, step: int, num_groups: int) -> None:
         """Let the watchers see how many rollouts of a step are there, while others are still sampled."""
@@ -202,8 +211,7 @@ def open_session(config: RunConfig, watchers: tuple[Watcher, ...] = ()) -> Itera
         session = Session(context, source_of(config), supervisor, watchers, chosen)
         session.slot = slot
         slot.enter_context(supervisor.subscribe(session.note_service))
-        for text in other_writers(store, config.name):
-            session.notify("note", text=text)
+        session.note_other_writers()
         yield session
 
 

@@ -90,6 +90,18 @@ def test_what_goes_wrong_is_in_the_events_and_passed_on(session, error, event, t
     assert events(session)[-1][0] == event and told in events(session)[-1][1]
 
 
+def test_a_process_that_goes_to_work_later_is_a_note_once_at_the_next_step(session):
+    notes = notes_of(session)
+    with record_run(session):
+        begin_stage(session, 1)
+        assert notes == []
+        session.context.store.runs.record(run="a", event="resumed", pid=7, host="elsewhere")
+        for step, stage in ((1, "packing"), (2, "rollout"), (2, "packing"), (3, "rollout")):
+            begin_stage(session, step, stage)
+    (note,) = (each for each in notes if each.startswith("run a is at work in another process"))
+    assert "7 on elsewhere" in note
+
+
 class TerminationSignal(BaseException):
     """Stands for what Prefect raises in a flow at SIGTERM; it is known by its name."""
 
