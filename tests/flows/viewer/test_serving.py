@@ -89,8 +89,9 @@ def test_what_is_no_store_is_refused_and_nothing_is_made(tmp_path, command):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("x")
     before = sorted(tmp_path.rglob("*"))
-    for name in ("folder", "file", "missing", "missing/below"):
+    for name in ("folder", "missing", "missing/below"):
         assert "there is no store" in command(tmp_path / name, "view", status=2)
+    assert "Not a directory" in command(tmp_path / "file", "view", status=2)
     assert sorted(tmp_path.rglob("*")) == before
     open_store(tmp_path / "store")
     assert "there is no run" in command(tmp_path / "store", "view", "--run", "latest", status=2)

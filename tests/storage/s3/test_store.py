@@ -189,7 +189,7 @@ def test_a_stage_s_commit_costs_few_requests(s3, store):
     s3.requests()
     store.policies.publish(scratch, "policy")
     kinds = [each.split()[0] for each in s3.requests()]
-    assert (kinds.count("PUT"), len(kinds)) == (3, 8)
+    assert (kinds.count("PUT"), len(kinds)) == (3, 6)
     store.policies.directory("policy", verify=True)
     assert len(s3.requests()) == 1, "what was just published is its own copy"
 
