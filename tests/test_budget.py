@@ -46,12 +46,12 @@ FOLDERS = {
 """The beginnings of the paths that a folder counts; a file belongs to the longest that fits."""
 MOST: dict[str, tuple[int, int]] = {
     "configs": (18_600, 19_000),
-    "storage": (48_300, 44_000),
+    "storage": (48_400, 44_000),
     "tasks/runtime": (8_000, 7_500),
     "stages": (61_400, 56_500),
     "tasks/inference": (41_800, 38_000),
     "tasks/learner": (31_800, 31_000),
-    "flows/runtime, flows/*.py": (19_800, 18_000),
+    "flows/runtime, flows/*.py": (19_900, 18_000),
     "flows/services": (16_900, 15_000),  # the memory plan of three folders: docs/decisions/services.md
     "flows/orchestration": (8_900, 8_000),
     "flows/queries": (33_800, 32_000),
@@ -59,7 +59,7 @@ MOST: dict[str, tuple[int, int]] = {
     "flows/viewer": (17_300, 22_000),
     "flows/cli": (24_100, 22_000),
     "flows/replays, flows/exchange": (15_400, 15_000),  # other trainers came from configs: docs/decisions/configs.md
-    "tests": (506_500, 480_000),
+    "tests": (506_600, 480_000),
     "benchmarks": (19_900, 20_000),
     "examples": (28_600, 32_000),
     "stagecoach.py, requirements, deploy, tasks/*.py": (5_100, 5_500),
