@@ -40,7 +40,6 @@ def gate(
 
     Raises ConfigError for an unknown run, NothingWaits if no gate waits, LayoutError without a store.
     """
-    from flows.orchestration.gate_answers import decision_lines
     from flows.runtime.session import log_directory
 
     if not (approve or refuse) and (by or reason):
@@ -54,9 +53,12 @@ def gate(
         answered = _answer(name, flow_run or "", place.parent / "prefect", answer)
         say(f"{'approved' if approve else 'refused'} by {answer['by']}; run {name} ({answered}) goes on within seconds")
         return 0
-    lines = decision_lines(decisions(reader.store, name))
-    for line in lines or [f"run {name} has no decisions: gate.type is {config.gate.type}"]:
-        say(line)
+    rows = decisions(reader.store, name)
+    for row in rows:
+        reason = f": {row['reason']}" if row["reason"] else ""
+        say(f"step {row['step']}: {'approved' if row['approved'] else 'refused'} by {row['decided_by']}{reason}")
+    if not rows:
+        say(f"run {name} has no decisions: gate.type is {config.gate.type}")
     return 0
 
 

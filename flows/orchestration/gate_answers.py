@@ -1,9 +1,8 @@
 """Gates that a person answers: what is shown of a batch, and the flow run that waits for the answer."""
 
-import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
 from typing import Any
@@ -141,18 +140,4 @@ def _rollout(shown: Shown) -> list[str]:
         begun = visible(head) + (f" ... ({more} more)" if more else "")
         # An indented block shows a model's text as it is, whatever marks it holds.
         lines += ["", f"{escape(role)}:", "", *(f"    {line}" for line in begun.split("\n"))]
-    return lines
-
-
-def decision_lines(rows: list[Mapping[str, Any]]) -> list[str]:
-    """Return decisions as lines for a terminal, the oldest first; each row carries its step."""
-    lines = []
-    for row in rows:
-        figures = json.loads(row["figures"])
-        names = ("num_traces", "trainable_ratio", "reward_mean")
-        lines.append(
-            f"step {row['step']}: {'approved' if row['approved'] else 'refused'} by {row['decided_by']}"
-            f"{': ' + row['reason'] if row['reason'] else ''} "
-            f"({', '.join(f'{name} {compact_number(figures.get(name))}' for name in names)})"
-        )
     return lines

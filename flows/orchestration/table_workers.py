@@ -17,10 +17,8 @@ def require_package(config: PrefectConfig) -> None:
     kind = config.task_runner
     if kind != "none" and find_spec(f"prefect_{kind}") is None:
         raise ConfigError(
-            [
-                f"prefect.task_runner is {kind}, but the package prefect-{kind} is not installed. Install it beside "
-                f"Stagecoach (pip install prefect-{kind}), or leave out prefect.task_runner"
-            ]
+            f"prefect.task_runner is {kind}, but the package prefect-{kind} is not installed. Install it beside "
+            f"Stagecoach (pip install prefect-{kind}), or leave out prefect.task_runner"
         )
 
 
@@ -32,8 +30,7 @@ def table_workers(config: PrefectConfig) -> Iterator[None]:
         return
     from prefect.context import FlowRunContext
 
-    context = FlowRunContext.get()
-    assert context is not None, "a run with a task runner is a flow run"
+    context: Any = FlowRunContext.get()  # of a run with a task runner, which is a flow run
     with _task_runner(config) as runner, context.model_copy(update={"task_runner": runner}):
         yield
 

@@ -58,7 +58,6 @@ class TaskRuns:
 
 
 def found_message(found: Sequence[Ref]) -> str:
-    """Return in a line what the ledger had: how much, of which stages, computed by which runs."""
+    """Return in a line what the ledger had: how much, and of which stages."""
     stages = ", ".join(f"{stage} {count:,}" for stage, count in Counter(ref.stage for ref in found).items())
-    runs = ", ".join(f"{run} {count:,}" for run, count in Counter(ref.run for ref in found).most_common())
-    return f"{plural(len(found), 'piece')} of work: {stages}; computed by: {runs}"
+    return f"{plural(len(found), 'piece')} of work: {stages}"

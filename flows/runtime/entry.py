@@ -79,8 +79,7 @@ def continued_settings(kind: str, continue_run: str, layers: Sequence[str], sett
     """
     others = {"presets": layers, **settings, "store": "", "steps": None}
     if refused := [name.partition(".")[0] for name, value in others.items() if value]:
-        lines = [f"{name}: run {continue_run!r} keeps its recorded config; leave this out" for name in refused]
-        raise ConfigError(lines)
+        raise ConfigError(f"run {continue_run!r} keeps its recorded config; leave out {', '.join(refused)}")
     store = open_store(settings["store"] or default_store())
     name, steps = continued_run(store, kind, continue_run, settings["steps"], current_flow_run())
     return settings | {"name": name, "steps": steps}

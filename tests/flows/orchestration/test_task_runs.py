@@ -31,7 +31,7 @@ def test_a_result_in_a_line():
 
 def test_much_found_work_in_a_line():
     found = [ref(0, run="a"), ref(1, run="b"), ref(0, run="b", stage="filtering")]
-    assert found_message(found) == "3 pieces of work: rollout 2, filtering 1; computed by: b 2, a 1"
+    assert found_message(found) == "3 pieces of work: rollout 2, filtering 1"
 
 
 class Recorded(StageTask):
@@ -80,7 +80,7 @@ def test_what_was_found_is_one_task_run_where_it_is_much(reports):
     _, task = shows("auto", 1, MOST_FOUND + 1, reports)
     assert [call[0] for call in task.calls] == [MOST_FOUND + 1]
     (message,) = reports
-    assert message.startswith(f"{MOST_FOUND + 1} pieces of work: rollout {MOST_FOUND + 1}; computed by: first")
+    assert message.startswith(f"{MOST_FOUND + 1} pieces of work: rollout {MOST_FOUND + 1}")
 
 
 def test_a_long_run_shows_no_stages(reports):

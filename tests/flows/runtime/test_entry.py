@@ -116,7 +116,7 @@ def test_a_run_that_is_cancelled_while_it_waits_for_the_gpu_writes_no_event(monk
         ({"steps": 0}, "steps"),
         ({"name": "a b/c"}, "a b/c"),
         ({"overrides": ["training.lerning_rate=1"]}, "lerning_rate"),
-        ({"continue_run": "a", "steps": 1}, "presets: run 'a' keeps its recorded config"),
+        ({"continue_run": "a", "steps": 1}, "run 'a' keeps its recorded config; leave out presets"),
         ({"continue_run": "a", "presets": [], "model": ""}, "has no run 'a' of kind train"),
     ],
 )
