@@ -19,7 +19,9 @@ def print_report(report: Mapping[str, Any], as_json: bool = False) -> None:
     for name, value in report.items():
         title = name.replace("_", " ")
         if isinstance(value, Mapping) and value:
-            print_report({f"{title}: {key}": entry for key, entry in value.items()})
+            for key, entry in value.items():  # keys are names, of runs for example
+                if entry:
+                    say(f"{title}: {key}: {cell('', entry)}")
         elif not isinstance(value, list | tuple):
             if value:
                 say(f"{title}: {cell(name, value)}")
