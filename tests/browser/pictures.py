@@ -78,7 +78,7 @@ def wrong_with_full_reward(store):
     query = """select t.trace_id, json_extract_string(e.task, '$.answer') as answer from first.traces t
         join first.messages m on m.trace_id = t.trace_id join first.examples e on e.example_id = t.example_id
         where t.step = 19 and t.reward = 1 and m.role = 'assistant' and m.content <> concat('<rev>', answer, '</rev>')
-        and length(m.content) = length(answer) + 11 order by reverse(answer)"""
+        and length(m.content) = length(answer) + 11 order by reverse(answer), m.content"""
     return str(ask(Frames(existing_store(store)), query)["trace_id"][0])
 
 
