@@ -188,7 +188,7 @@ def compared_figures(reader: StoreReader, a: Works, b: Works) -> pl.DataFrame:
     """Return by finished step the FIGURES that a run has: step, figure, a, b and difference (b - a)."""
     rows = _of_both(_figures(reader, a), _figures(reader, b))
     rows = rows.sort("step", "figure").with_columns(difference=pl.col("b") - pl.col("a"))
-    return rows.cast({"figure": pl.String})
+    return rows.cast({"figure": pl.String}).select("step", "figure", "a", "b", "difference")
 
 
 def _figures(reader: StoreReader, works: Works) -> pl.DataFrame:
