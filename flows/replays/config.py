@@ -160,7 +160,7 @@ def _requested_config(
     changed = load((), asked.overrides, base=(begun or source).model_dump(mode="json") | own)
     first, last = step_range(asked.steps)
     steps = {step: past for step, past in recorded.steps.items() if first <= step and (last is None or step < last)}
-    touching, standing = _quarantines(store, steps) if asked.quarantine else ((), False)
+    touching, standing = _quarantines(store, steps) if asked.quarantine and begun is None else ((), False)
     begin = first_stage(source, changed, asked, standing)
     settings: dict[str, Any] = {
         "run": asked.run,

@@ -134,6 +134,8 @@ def test_a_quarantine_of_later_does_not_change_a_replay_that_began(tmp_path):
     assert len(ask(tmp_path / "store", name="newer").replay.quarantines) == 2
     kept = ask(tmp_path / "store", name="kept", quarantine=False, from_stage="packing")
     assert kept.replay.quarantines == ()
+    walk(kept)
+    assert ask(tmp_path / "store", name="kept").replay == kept.replay, "nor one that kept them"
 
 
 def test_an_empty_batch_is_not_trained_on_and_the_policy_goes_on(tmp_path):
