@@ -207,8 +207,8 @@ def _begin_wandb(config: RunConfig, asked: WandbTracking, directory: Path) -> An
             )
     except wandb.Error as problem:
         raise TrackingError(
-            f"W&B did not start in mode {asked.mode}: {problem}. Nothing is lost: "
-            "correct that, or take tracking.mode=offline or tracking.type=none"
+            f"tracking.mode: W&B did not start in mode {asked.mode}: {problem} Nothing was started and nothing is "
+            "lost: correct that, or take tracking.mode=offline or tracking.type=none"
         ) from problem
 
 
