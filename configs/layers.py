@@ -26,6 +26,8 @@ REMOVED_KEYS = {
     "environments.*.id": "the package is named by `taskset.id`",
     "training.loss_type": "it is `training.loss.type`",
     "assignment.batch_size": "it is `assignment.groups_per_step` times `assignment.group_size`",
+    "rollout.adaptive_in_flight": "`rollout.max_in_flight` is the limit; `engine.metrics` counts preemptions",
+    "tracking.branches": "a replay is a W&B run of its own, in the group of the recorded run",
     "prefect.service_logs": "what services write is in the files of logs/RUN in the store",
     "engine.port": "the operating system chooses; `engine.url` names an engine that someone else runs",
 }

@@ -61,6 +61,7 @@ def why(
         return 0
     for part in (found["trace"], *found["runs"], *found["quarantines"]):
         for name, value in flat(part):
-            say(one_line(f"{name}: {cell(name, value)}", MAX_VALUE_CHARS))
+            if value != "":
+                say(one_line(f"{name}: {cell(name, value)}", MAX_VALUE_CHARS))
         print()
     return 0

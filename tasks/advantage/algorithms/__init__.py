@@ -1,4 +1,4 @@
-"""The algorithms by the `type` of their config section: a small file, one line here."""
+"""The algorithms by the `type` of their config section: a small file for each formula, one line here."""
 
 from tasks.advantage.algorithms.credit import Algorithm
 from tasks.advantage.algorithms.custom import custom

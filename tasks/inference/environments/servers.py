@@ -114,33 +114,32 @@ class LoadedEnvironment:
 def load_all(environments: "Sequence[EnvironmentConfig]") -> list[LoadedEnvironment]:
     """Return the examples and facts of environments, in their order.
 
-    Each is loaded in a process of its own, all at the same time. All are loaded even where one fails, so that one
-    message names all that is to be mended.
+    Each is loaded in a process of its own, as many at a time as there are cores. All are loaded even where one fails,
+    so that one message names all that is to be mended.
 
     Raises EnvironmentUnavailable where one cannot be loaded, holds nothing, or was edited since the run began.
     """
     # Scratch directories are removed later, too, where this process is killed before it comes to that.
     temporary = user_directory(tempfile.gettempdir())
     scratches = ScratchDirectories(temporary, private=temporary)
-    started, loaded, problems = [], list[LoadedEnvironment](), list[EnvironmentUnavailable]()
+    cores = len(os.sched_getaffinity(0))
+    started, loaded, problems = [], [], []
     with ExitStack() as ended:
-        for environment in environments:
-            directory = scratches.make("examples")
-            ended.callback(scratches.discard, directory)
+        # After the last has started, as many turns as may be left to be read.
+        for environment in (*environments, *[None] * cores):
             try:
-                process = _start(environment, directory)
-            except EnvironmentUnavailable as problem:
-                problems.append(problem)
-            else:
-                ended.callback(_kill_session, process)
-                started.append((environment, directory, process))
-        for each in started:
-            try:
-                loaded.append(_read_examples(*each))
+                if environment:
+                    directory = scratches.make("examples")
+                    ended.callback(scratches.discard, directory)
+                    process = _start(environment, directory)
+                    ended.callback(_kill_session, process)
+                    started.append((environment, directory, process))
+                if len(started) == cores or (started and not environment):
+                    loaded.append(_read_examples(*started.pop(0)))
             except EnvironmentUnavailable as problem:
                 problems.append(problem)
     if problems:
-        raise problems[0] if len(problems) == 1 else EnvironmentUnavailable("\n".join(map(str, problems)))
+        raise EnvironmentUnavailable("\n".join(map(str, problems)))
     return loaded
 
 
@@ -166,7 +165,7 @@ def _read_examples(
             f"examples in {EXAMPLES_SECONDS:.0f} s; lower max_examples"
         ) from error
     # What is reported is whole, however the process ended after it; and none that ended well may have no report.
-    reported = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+    reported = json.loads(report.read_text("utf-8")) if report.exists() else {}
     if "facts" not in reported:
         raise EnvironmentUnavailable(_reason(environment, reported, (directory / LOG).read_text("utf-8", "replace")))
     rows = read_rows(directory / ROWS)

@@ -69,6 +69,16 @@ def test_environments_are_read_side_by_side_and_stand_in_their_order(tmp_path):
     ]
 
 
+def test_as_many_environments_are_loaded_at_a_time_as_there_are_cores(monkeypatch):
+    done = []
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(2))
+    monkeypatch.setattr(environments, "_start", lambda *_: done.append("start"))
+    monkeypatch.setattr(environments, "_read_examples", lambda *_: done.append("read"))
+    monkeypatch.setattr(environments, "_kill_session", id)
+    environments.load_all("abc")
+    assert done == ["start", "start", "read", "start", "read", "read"]
+
+
 @pytest.mark.usefixtures("plugins")
 def test_what_is_wrong_with_each_environment_is_said_at_once():
     absent = EnvironmentConfig(name="absent", taskset={"id": "no-such-environment"})
