@@ -143,6 +143,9 @@ class LearnerConfig(Section):
 class PlacementConfig(Section):
     """On which machines the services of a run are; in no key, as it changes no result."""
 
+    gpu: str = operational("")
+    """The GPU that a config is meant for, as H200 or 80GiB. `stagecoach check` plans its memory on a machine without a
+    GPU; a run takes the GPUs that are there."""
     services: Literal["local", "pools"] = operational("local")
     """Where engines, environment servers and the learner run. local starts them on this machine. pools asks Prefect for
     a flow run of `serve/engine`, `serve/environment` or `serve/learner` for each, on the work pools `engines`,

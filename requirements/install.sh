@@ -64,12 +64,25 @@ make_environment() {
     command -v uv >/dev/null && uv venv --quiet --clear --seed --python "$1" .venv
 }
 
+# An old driver is told of before gigabytes are fetched. It stops nothing: another machine may use this environment.
+MIN_DRIVER=580
+look_at_driver() {
+    local driver needs="the gpu lock is for CUDA 13, which needs NVIDIA's driver $MIN_DRIVER or newer"
+    driver=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null || true)
+    case "${driver%%.*}" in
+        "" | *[!0-9]*) echo "install: $needs; none answers on this machine" ;;
+        *) [ "${driver%%.*}" -ge "$MIN_DRIVER" ] ||
+            echo "install: $needs; this machine has ${driver%%$'\n'*}. Update it, or take STAGECOACH_LOCK=cpu" ;;
+    esac >&2
+}
+
 case "$(uname -s) $(uname -m)" in
     "Linux x86_64" | "Linux aarch64") ;;
     *) fail "the engine, vLLM, comes for Linux on x86-64 and aarch64 alone, and this is $(uname -s) on $(uname -m)." \
         "Use the container: docker build -f deploy/Dockerfile -t stagecoach .   (see deploy/README.md)" ;;
 esac
 [ -f "requirements/$lock.txt" ] || fail "there is no lock requirements/$lock.txt: STAGECOACH_LOCK is cpu or gpu."
+[ "$lock" != gpu ] || look_at_driver
 
 # The two engines are two distributions of one package: they must never lie over each other.
 if [ -d .venv ] && { ! fits .venv/bin/python || ! .venv/bin/python -c 'import pip' 2>/dev/null ||

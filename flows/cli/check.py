@@ -21,9 +21,10 @@ def check(
     ] = "",
     as_json: Annotated[bool, option("print the resolved config as JSON instead", name="--json")] = False,
 ) -> int:
-    """Resolve and validate a config and print the plan. Raises ConfigError if it cannot run here.
+    """Resolve and validate a config and print the plan. Raises ConfigError if it cannot run here, or on the GPU.
 
-    With `load`, each environment is loaded in a separate process.
+    With `load`, each environment is loaded in a separate process. A GPU is `gpu`, else one that is here, else the one
+    that the config names.
     """
     from configs.load import dump
     from configs.load import load as load_config
@@ -34,12 +35,15 @@ def check(
     files, overrides = split_items(items)
     options = {key: value for key, value in (("name", name), ("store", store)) if value}
     config = load_config(files, [*overrides, *assignments(options)])
-    resolved, memory = plan.resolve_here(config, gpu)
+    elsewhere = "" if gpu else plan.gpu_elsewhere(config)
+    resolved, memory = plan.resolve_here(config, gpu or elsewhere)
     if as_json:
         print(dump(resolved))
         return 0
     for line in plan.lines(config, resolved, memory):
         say(line)
+    if elsewhere:
+        say(f"no NVIDIA GPU is here, where a run is refused: planned for {elsewhere} (placement.gpu)")
     if memory:
         require_memory(memory)
     for line in plan.environment_lines(resolved) if load else (NOT_LOADED,):

@@ -13,11 +13,12 @@ from flows.reporting.formats import size
 from flows.runtime import pipeline
 from flows.runtime.executor import Executor
 from flows.runtime.loop import evaluation_configs, train_steps
-from flows.runtime.machine_facts import config_versions
+from flows.runtime.machine_facts import config_versions, has_cuda
 from flows.runtime.policy_retention import file_bytes
 from flows.runtime.preflight import require_fit, require_gate
 from flows.runtime.resolve_run import Source
-from flows.services.memory import MemoryPlan, memory_plan, parse_gpu, plan_here
+from flows.services.gpus import parse_gpu
+from flows.services.memory import MemoryPlan, memory_plan, plan_here
 from flows.services.teachers import asked_teachers, is_here, teacher_facts
 from tasks.arrays.columns import texts
 from tasks.inference.engine.model_info import directory_digest
@@ -33,6 +34,11 @@ HOT = 2.0
 """Temperature above which sampling is seldom meant."""
 SHOWN = 12
 """Characters of a key that are printed."""
+
+
+def gpu_elsewhere(config: RunConfig) -> str:
+    """Return the GPU that a config is meant for, where it trains on one and none is here; else an empty string."""
+    return config.placement.gpu if config.training.device == "cuda" and not has_cuda() else ""
 
 
 def resolve_here(config: RunConfig, gpu: str = "") -> tuple[RunConfig, MemoryPlan | None]:

@@ -13,7 +13,8 @@ from configs.fields import imported_functions
 from configs.replay import replayed_stages
 from configs.run import RunConfig, needs_reference_scores
 from configs.training import TrainingConfig
-from flows.services.memory import Gpu, gpus, memory_plan, smallest_gpu
+from flows.services.gpus import Gpu, gpus
+from flows.services.memory import memory_plan, smallest_used_gpu
 from tasks.inference.engine import model_info
 from tasks.inference.engine.model_info import model_directory, tokenizer_digest
 from tasks.inference.engine.weights_view import require_weights
@@ -56,7 +57,7 @@ def _recomputes(config: RunConfig, gpu: Gpu | None) -> bool:
     """Tell whether activations are to be computed again: where they do not fit on the GPU that there is."""
     if config.training.gradient_checkpointing != "auto":
         return config.training.gradient_checkpointing
-    gpu = gpu or (smallest_gpu() if has_cuda() and config.training.device != "cpu" else None)
+    gpu = gpu or (smallest_used_gpu(config) if has_cuda() and config.training.device != "cpu" else None)
     plan = memory_plan(config, gpu) if gpu else None
     return plan is not None and plan.recompute
 
@@ -72,7 +73,8 @@ def _device_problems(config: RunConfig, trains: bool) -> Iterator[str]:
             "What it would take of a GPU: stagecoach check with the same settings and --gpu H200"
         )
     on_gpus = has_cuda() and config.placement.services == "local"
-    if on_gpus and config.learner.processes > (num_gpus := len(gpus())):
+    # nvidia-smi may be missing in a container, and does not know parts of a GPU.
+    if on_gpus and config.learner.processes > (num_gpus := len(gpus(config.learner.gpus))) > 0:
         yield (
             f"learner.processes: {config.learner.processes}, and this machine has {num_gpus} GPU(s), of which each "
             "process needs one; lower it, or train on several machines with learner.nodes"
@@ -154,7 +156,9 @@ def model_facts(config: RunConfig) -> MachineFacts:
 def has_cuda() -> bool:
     """Return whether this machine has an NVIDIA device that processes may see."""
     # Not by torch: importing it takes seconds, and it would take a CUDA context in the flow's process.
-    return Path("/dev/nvidiactl").exists() and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
+    # WSL2 has /dev/dxg for GPUs of all vendors, and nvidia-smi beside NVIDIA's driver alone.
+    has_device = Path("/dev/nvidiactl").exists() or (Path("/dev/dxg").exists() and bool(shutil.which("nvidia-smi")))
+    return has_device and os.environ.get("CUDA_VISIBLE_DEVICES") != ""
 
 
 def installed_version(package: str) -> str:

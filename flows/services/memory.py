@@ -11,20 +11,18 @@ tracker, which follows every tensor of a training step, over many shapes. The en
 import json
 import math
 import re
-import subprocess
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 
 from configs.errors import ConfigError
 from configs.losses import is_elementwise
-from configs.run import RunConfig, needs_reference_scores
+from configs.run import RunConfig
 from configs.training import AdamwOptimizer, MuonOptimizer, TrainingConfig
+from flows.services.gpus import HARDWARE, Gpu, smallest_gpu
 
 CONTEXT_BYTES = int(0.6 * 2**30)
 """What a process takes of a GPU before it has a tensor: the CUDA context and the libraries' own memory."""
@@ -34,16 +32,11 @@ SPARE = 0.08
 """Share on top of all tensors that torch's allocator may hold without using it."""
 BATCHED_TOKENS = 8192
 """Tokens of one forward pass of the engine at most, as vLLM takes it on large GPUs; on others it would be fewer."""
-PROBE_TOKENS = 160
-"""Tokens of a prompt whose log-probs are requested at least: the probe's."""
+SCORED_TOKENS = 1024
+"""Tokens of prompts whose logits exist at the same time where log-probs of one are requested: vLLM's CHUNK_SIZE."""
 GRAPHS_BYTES = 2**30
 """For CUDA graphs and what compiled kernels keep: an estimate, that was not measured."""
-HARDWARE: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_name("hardware.toml").read_text("utf-8"))
-"""GPUs by their memory, and models of the hub by their widths."""
-GPUS: dict[str, int] = HARDWARE["gpus"]
-"""Memory of GPUs in MiB."""
-GIB, MIB = 1 << 30, 1 << 20
-QUERY = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
+GIB = 1 << 30
 MAX_SEQUENCES = 1024
 """Sequences of one forward pass at most, as vLLM takes it on large GPUs."""
 MIN_SEQUENCES = 4
@@ -208,62 +201,25 @@ def kv_token_bytes(shape: ModelShape, parallel: int) -> int:
     return 2 * 2 * shape.num_hidden_layers * shape.key // parallel
 
 
-def engine_memory(shape: ModelShape, *, sequences: int, scored_tokens: int, parallel: int) -> MemoryUse:
+def engine_memory(shape: ModelShape, *, sequences: int, parallel: int) -> MemoryUse:
     """Return what an engine takes in bfloat16 beside its KV cache, on each of `parallel` GPUs.
 
-    `scored_tokens` is the longest prompt whose log-probs are requested, beside the probe's. Parts: `weights`, with the
-    output head in float32 in addition; `kv cache`; `working`, of a forward pass with the logits that are sampled from,
-    an estimate; `graphs`, which stay while it sleeps, as their addresses do; `context`.
+    Parts: `weights`, of which CUDA computes logits in float32 without a copy of the output head; `kv cache`; `working`,
+    of a forward pass that samples beside prompts whose log-probs are requested, an estimate; `graphs`, which stay while
+    it sleeps, as their addresses do; `context`.
     """
-    rows = max(sequences, PROBE_TOKENS, min(scored_tokens, BATCHED_TOKENS))
-    # Logits in float32, sorted for nucleus sampling, as probabilities and as log-probs.
-    logits = 4 * 4 * rows * shape.vocab_size
+    # Sampled from: in float32, sorted for nucleus sampling, as probabilities and as log-probs. Of prompts: of one chunk
+    # until those of the next are computed.
+    logits = 4 * shape.vocab_size * (4 * sequences + 2 * SCORED_TOKENS)
     token = 2 * (4 * shape.hidden_size + 3 * shape.intermediate_size + 2 * (shape.query + 2 * shape.key))
-    weights = 2 * shape.parameters + 4 * shape.vocab_size * shape.hidden_size
     parts = {
-        "weights": weights // parallel,
+        "weights": 2 * shape.parameters // parallel,
         "kv cache": 0,
         "working": (logits + BATCHED_TOKENS * token) // parallel,
         "graphs": GRAPHS_BYTES,
         "context": CONTEXT_BYTES,
     }
     return MemoryUse(parts, GRAPHS_BYTES + CONTEXT_BYTES)
-
-
-@dataclass(frozen=True)
-class Gpu:
-    """A GPU by what it can hold."""
-
-    name: str
-    total: int
-    """Bytes."""
-
-
-def parse_gpu(text: str) -> Gpu:
-    """Return the GPU that a text names: one of GPUS, or its memory such as `80GiB`; raises ConfigError for another."""
-    by_name = {name.lower(): name for name in GPUS}
-    if name := by_name.get(text.lower().replace(" ", "-")):
-        return Gpu(name, GPUS[name] * MIB)
-    if match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:gib|gb|g)?", text.lower()):
-        return Gpu(f"a GPU of {match[1]} GiB", int(float(match[1]) * GIB))
-    raise ConfigError(
-        f"--gpu: {text!r} is no GPU that is known here: give one of {', '.join(GPUS)}, or its memory, as 80GiB"
-    )
-
-
-def gpus() -> list[Gpu]:
-    """Return the GPUs of this machine that nvidia-smi names."""
-    try:
-        done = subprocess.run(QUERY, capture_output=True, text=True, timeout=30, check=True)
-    except (subprocess.SubprocessError, OSError):
-        return []
-    lines = (line.rpartition(",") for line in done.stdout.splitlines() if line.strip())
-    return [Gpu(name.strip(), int(total) * MIB) for name, _, total in lines if total.strip().isdigit()]
-
-
-def smallest_gpu() -> Gpu | None:
-    """Return the GPU of this machine with the least memory; None where nvidia-smi names none."""
-    return min(gpus(), key=lambda gpu: gpu.total, default=None)
 
 
 @dataclass(frozen=True)
@@ -294,7 +250,7 @@ class MemoryPlan:
     @property
     def fits(self) -> bool:
         """Whether every phase fits."""
-        return max(self.phases.values()) <= self.gpu.total
+        return max(self.phases.values()) <= self.gpu.usable
 
     @property
     def engine_arguments(self) -> list[str]:
@@ -323,8 +279,9 @@ class MemoryPlan:
                 parts = ", ".join(f"{part} {_gib(size)}" for part, size in use.parts.items())
                 yield f"  {name:<8} {_gib(use.total):>9}: {parts}"
         for phase, taken in self.phases.items():
-            left = self.gpu.total - taken
+            left = self.gpu.usable - taken
             yield f"  {phase}: {_gib(taken)}, " + (f"{_gib(left)} are left" if left >= 0 else f"{_gib(-left)} TOO MUCH")
+        yield f"  kept free for what is not planned: {_gib(self.gpu.total - self.gpu.usable)}"
         if self.engine:
             whole = self.kv_tokens // self.max_model_len
             yield f"  KV cache for {self.kv_tokens:,} tokens: {whole} sequences of {self.max_model_len:,} at a time"
@@ -349,13 +306,25 @@ def require_memory(plan: MemoryPlan) -> MemoryPlan:
     """Return a plan that fits; raises ConfigError with what could be changed for one that does not."""
     if plan.fits:
         return plan
-    raise ConfigError([f"memory of {plan.gpu.name}: the run does not fit into {_gib(plan.gpu.total)}; {_advice(plan)}"])
+    room = f"{_gib(plan.gpu.usable)} of {_gib(plan.gpu.total)}"
+    raise ConfigError([f"memory of {plan.gpu.name}: the run does not fit into {room}; {_advice(plan)}"])
 
 
 def plan_here(config: RunConfig) -> MemoryPlan | None:
     """Return the plan of a resolved run on this machine; None where it uses no GPU, or too little is known."""
-    gpu = smallest_gpu() if config.training.device == "cuda" else None
+    gpu = smallest_used_gpu(config) if config.training.device == "cuda" else None
     return memory_plan(config, gpu) if gpu else None
+
+
+def smallest_used_gpu(config: RunConfig) -> Gpu | None:
+    """Return the GPU with the least memory of those that learner and engine of a run see; None where there is none."""
+    trains, samples = _parts(config)
+    return smallest_gpu(*[config.learner.gpus] * trains, *[config.engine.gpus] * samples)
+
+
+def _parts(config: RunConfig) -> tuple[bool, bool]:
+    """Return whether a run trains, and whether it samples, on GPUs of this machine."""
+    return config.kind in ("train", "sft", "replay"), config.kind != "sft" and not config.engine.url
 
 
 def shares_gpu(config: RunConfig) -> bool:
@@ -367,7 +336,7 @@ def shares_gpu(config: RunConfig) -> bool:
 
 
 def _plan(config: RunConfig, gpu: Gpu, shape: ModelShape, recompute: bool, sleeps: bool) -> MemoryPlan:
-    trains, samples = config.kind in ("train", "sft", "replay"), config.kind != "sft" and not config.engine.url
+    trains, samples = _parts(config)
     learner = None
     if trains:
         tokens, ranks = -(-config.packing.tokens_per_row // config.learner.context_parallel), config.learner.num_ranks
@@ -382,10 +351,10 @@ def _plan(config: RunConfig, gpu: Gpu, shape: ModelShape, recompute: bool, sleep
     engine, kv_tokens = None, 0
     if samples:
         parallel = tensor_parallel(config.engine.extra_arguments)
-        sizes = {"sequences": sequences, "scored_tokens": length if needs_reference_scores(config) else 0}
         beside = 0 if not shared or learner is None else learner.idle if sleeps else learner.total
-        engine, kv_token = engine_memory(shape, parallel=parallel, **sizes), kv_token_bytes(shape, parallel)
-        room = int((gpu.total - beside - engine.total) * (1 - SPARE)) // kv_token
+        engine = engine_memory(shape, sequences=sequences, parallel=parallel)
+        kv_token = kv_token_bytes(shape, parallel)
+        room = int((gpu.usable - beside - engine.total) * (1 - SPARE)) // kv_token
         kv_tokens = max(min(room, sequences * length), MIN_SEQUENCES * length)
         engine = MemoryUse({**engine.parts, "kv cache": kv_tokens * kv_token}, engine.idle)
     return MemoryPlan(gpu, learner, engine, recompute, shared, sleeps, sequences, kv_tokens, length)
@@ -400,7 +369,7 @@ def tensor_parallel(arguments: tuple[str, ...]) -> int:
 def _advice(plan: MemoryPlan) -> str:
     phase, taken = max(plan.phases.items(), key=lambda item: item[1])
     return (
-        f"{phase} lacks {_gib(taken - plan.gpu.total)}. Lower packing.tokens_per_row or engine.max_model_len, set "
+        f"{phase} lacks {_gib(taken - plan.gpu.usable)}. Lower packing.tokens_per_row or engine.max_model_len, set "
         "training.gradient_checkpointing=true or engine.sleep=true, train adapters (training.lora.rank=16), take more "
         "GPUs (learner.processes), give engine and learner GPUs of their own (engine.gpus, learner.gpus), or take a "
         "smaller model"

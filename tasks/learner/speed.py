@@ -1,8 +1,11 @@
 """How fast an optimizer step was: seconds by part, floating-point operations, their share of the peak, memory."""
 
+import re
 import time
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +14,8 @@ import torch
 from tasks.learner.model import PolicyModel
 from tasks.learner.rows import Row, RowPlan
 
-PEAKS = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "B200": 2250e12, "A100": 312e12, "L40S": 362e12}
-"""Dense bfloat16 products a second by NVIDIA's data sheets, by what is in the device's name; the first that fits."""
+PEAKS: dict[str, float] = tomllib.loads(Path(__file__).with_name("peaks.toml").read_text("utf-8"))
+"""Dense bfloat16 operations a second in 10^12, by words of a device's name."""
 NAMES = (
     *("seconds_gradients", "seconds_optimizer", "tokens_per_second", "tflops", "tflops_per_second", "mfu"),
     *("peak_allocated_gib", "peak_reserved_gib", "seconds_writing"),
@@ -110,8 +113,13 @@ def device_peak(device: torch.device) -> float | None:
     """Return the bfloat16 operations that a device can do in a second; None where they are not known."""
     if device.type != "cuda":
         return None
-    name = torch.cuda.get_device_name(device)
-    return next((peak for part, peak in PEAKS.items() if part in name), None)
+    words = _words(torch.cuda.get_device_name(device))
+    name = max((name for name in PEAKS if _words(name) <= words), key=lambda name: len(_words(name)), default="")
+    return PEAKS[name] * 1e12 or None if name else None
+
+
+def _words(name: str) -> set[str]:
+    return set(re.findall(r"\w+", name))
 
 
 def _peak_memory(device: torch.device) -> dict[str, float | None]:

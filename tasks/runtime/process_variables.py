@@ -41,10 +41,11 @@ def bind_address() -> str:
 def inherited_variables(needed: Collection[str] = ()) -> dict[str, str]:
     """Return this process's variables for one that it starts: without secrets, but for those that are `needed`.
 
-    These go by name; `AWS_*` are all that begin so.
+    These go by name; `AWS_*` are all that begin so. Numbers of GPUs are those of nvidia-smi, if nothing else is set.
     """
     left_out = {*withheld(needed), *OF_STARTERS}
-    return {name: value for name, value in os.environ.items() if name not in left_out}
+    variables = {name: value for name, value in os.environ.items() if name not in left_out}
+    return {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} | variables
 
 
 def withheld(needed: Collection[str] = ()) -> list[str]:

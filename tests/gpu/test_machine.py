@@ -21,10 +21,10 @@ from flows.cli import doctor, launch
 from flows.runtime.resolve_run import resolve_run
 from flows.services.base import Supervisor
 from flows.services.engine import InferenceService
+from flows.services.gpus import gpus, smallest_gpu
 from flows.services.guardian import send
 from flows.services.learner import LearnerProcess
 from flows.services.learner_recovery import recorded_policy
-from flows.services.memory import gpus, smallest_gpu
 from flows.services.ownership import identity, marked_processes
 from storage.store import open_store
 from tasks.inference.engine import model_info

@@ -95,6 +95,25 @@ def test_the_python_that_was_asked_for_is_taken_or_refused(project):
     assert (project / "made").read_text().strip() == str(other)
 
 
+@pytest.mark.parametrize(
+    ("lock", "driver", "says"),
+    [
+        ("gpu", "echo 570.12; echo 570.12", "driver 580 or newer; this machine has 570.12. Update it"),
+        ("gpu", "echo 580.65.06", ""),
+        ("gpu", "echo NVIDIA-SMI has failed; exit 9", "none answers on this machine"),
+        ("gpu", None, "none answers on this machine"),
+        ("cpu", "echo 570.12", ""),
+    ],
+)
+def test_a_driver_that_is_too_old_for_the_gpu_lock_is_told_of(lock, driver, says, project):
+    add_python(project, "python3.11", "3.11")
+    if driver:
+        add(project / "bin/nvidia-smi", f"#!/usr/bin/env bash\n{driver}\n")
+    done = install(project, lock)
+    assert done.returncode == 0 and says in done.stderr
+    assert ("driver" in done.stderr) == bool(says)
+
+
 @pytest.mark.parametrize(("system", "machine"), [("Darwin", "arm64"), ("Linux", "armv7l"), ("Linux", "ppc64le")])
 def test_a_platform_without_an_engine_is_told_of_the_container(system, machine, project):
     (project / "bin/uname").unlink()

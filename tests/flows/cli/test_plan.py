@@ -1,16 +1,18 @@
 """The plan that `stagecoach check` prints: stages and keys that can be known; and nothing left behind."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from configs.errors import ConfigError
-from configs.load import from_json
+from configs.layers import presets
+from configs.load import from_json, load
 from flows import cli
 from flows.cli import plan
 from flows.cli.check import check
 from flows.runtime import machine_facts
-from flows.services.memory import parse_gpu
+from flows.services.gpus import parse_gpu
 from tasks.inference.environments.introspection import EnvironmentFacts
 from tasks.inference.environments.servers import LoadedEnvironment
 from tests.fixtures import builders
@@ -102,9 +104,45 @@ def test_settings_that_are_seldom_meant_are_warned_of(override, warning, model, 
 
 def test_more_learner_processes_than_gpus_are_refused(model, call, monkeypatch):
     monkeypatch.setattr(machine_facts, "has_cuda", lambda: True)
-    monkeypatch.setattr(machine_facts, "gpus", lambda: [parse_gpu("H200")])
+    monkeypatch.setattr(machine_facts, "gpus", lambda _: [parse_gpu("H200")])
     status, text = call("check", "demo", f"model.path={model}", "training.device=cuda", "learner.processes=2")
     assert status == 2 and "learner.processes: 2, and this machine has 1 GPU(s)" in text
+
+
+FOR_GPUS = [name for name in presets() if load([name]).training.device == "cuda"]
+
+
+@pytest.mark.parametrize("preset", FOR_GPUS)
+def test_a_preset_for_a_gpu_is_planned_where_none_is_here_and_a_run_is_refused(preset, call, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    gpu = load([preset]).placement.gpu
+    status, text = call("check", preset)
+    assert status == 0 and f"no NVIDIA GPU is here, where a run is refused: planned for {gpu}" in text
+    assert ("memory of " + gpu in text) == (preset != "qwen3_vl_gpu"), "a model that sees has no plan"
+    assert call("check", preset, "placement.gpu=T4")[0] == 2
+    status, text = call("check", preset, "placement.gpu=")
+    assert status == 2 and "no NVIDIA device" in text
+    status, text = call("run", preset)
+    assert status == 2 and "no NVIDIA device" in text
+
+
+@pytest.mark.parametrize(
+    ("devices", "smi", "visible", "has_cuda"),
+    [
+        (["/dev/nvidiactl"], False, None, True),
+        (["/dev/nvidiactl"], True, "", False),
+        (["/dev/dxg"], True, None, True),  # WSL2
+        (["/dev/dxg"], False, None, False),  # WSL2 with a GPU of another vendor
+        ([], True, None, False),
+    ],
+)
+def test_a_gpu_is_known_by_its_device(devices, smi, visible, has_cuda, monkeypatch):
+    monkeypatch.setattr(machine_facts, "Path", lambda path: SimpleNamespace(exists=lambda: path in devices))
+    monkeypatch.setattr(machine_facts.shutil, "which", lambda name: name if smi else None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert machine_facts.has_cuda() == has_cuda
 
 
 @pytest.mark.parametrize("groups", [10, 25])

@@ -7,7 +7,7 @@ import pytest
 
 from flows.cli import smoke
 from flows.cli.arguments import UsageError
-from flows.services.memory import smallest_gpu
+from flows.services.gpus import smallest_gpu
 
 CONFTEST = Path(smoke.TESTS / "conftest.py").read_text()
 CHECKS = """\

@@ -1,14 +1,14 @@
 """The plan of a GPU's memory for a whole run, without a GPU."""
 
 import json
-import subprocess
 
 import pytest
 
 from configs.errors import ConfigError
 from configs.load import load
 from flows.services import memory
-from flows.services.memory import memory_plan, model_shape, parse_gpu, require_memory, smallest_gpu
+from flows.services.gpus import parse_gpu
+from flows.services.memory import memory_plan, model_shape, plan_here, require_memory
 
 GIB = memory.GIB
 MIDDLE, SHORT_ROWS = "model.path=Qwen/Qwen3-4B", "packing.tokens_per_row=16384"
@@ -32,7 +32,7 @@ def test_what_cannot_fit_is_refused_with_what_could():
     assert any(line.startswith("  training: ") and line.endswith(" GiB TOO MUCH") for line in plan.lines())
     adapters = plan_of("model.path=Qwen/Qwen3-8B", "training.lora.rank=16")
     assert require_memory(adapters).learner.parts["optimizer"] < GIB
-    with pytest.raises(ConfigError, match=r"does not fit into 12\.0 GiB"):
+    with pytest.raises(ConfigError, match=r"does not fit into 11\.4 GiB of 12\.0 GiB"):
         require_memory(plan_of(gpu="12GiB"))
 
 
@@ -63,6 +63,17 @@ def test_each_preset_fits_on_the_gpus_that_it_is_for(preset, gpu, sleeps, recomp
     plan = require_memory(plan_of(gpu=gpu, preset=preset))
     assert (plan.sleeps, plan.recompute) == (sleeps, recompute)
     assert plan.shared == (preset != "qwen3_8b_node")
+    assert max(plan.phases.values()) <= 0.95 * plan.gpu.total
+    # The output head is not copied to float32.
+    parallel = 4 if preset == "qwen3_8b_node" else 1
+    assert plan.engine.parts["weights"] == 2 * model_shape(load([preset]).model.path).parameters // parallel
+
+
+def test_logits_of_prompts_that_are_scored_beside_rollouts_are_planned():
+    few, many = (plan_of(f"rollout.max_in_flight={number}").engine.parts["working"] for number in (1, 256))
+    vocabulary = model_shape("Qwen/Qwen3-0.6B").vocab_size
+    assert many - few == 16 * 255 * vocabulary
+    assert few > 4 * (4 + 2 * 1024) * vocabulary
 
 
 def test_several_gpus_divide_the_engine():
@@ -88,10 +99,39 @@ def test_a_gpu_by_name_or_by_memory():
         parse_gpu("H9000")
 
 
-def test_the_smallest_gpu_here_is_the_one_that_counts(monkeypatch):
-    said = "NVIDIA H200, 143771\nNVIDIA A10G, 23028\n"
-    monkeypatch.setattr(memory.subprocess, "run", lambda *_, **__: subprocess.CompletedProcess((), 0, stdout=said))
-    assert smallest_gpu() == memory.Gpu("NVIDIA A10G", 23_028 * memory.MIB)
+SMI = """#!/bin/sh
+for argument; do case $argument in --id=*) ids=${argument#--id=};; esac; done
+for id in $(echo "${ids-0,1,2}" | tr , ' '); do case $id in
+  0|GPU-a) echo "NVIDIA H200, 143771";;
+  1) echo "NVIDIA A10G, 23028";;
+  2) echo "NVIDIA T400, 4096";;
+  *) echo "No devices were found"; exit 6;;
+esac; done
+"""
+
+
+@pytest.mark.parametrize(
+    ("visible", "overrides", "name"),
+    [
+        (None, [], "NVIDIA T400"),
+        ("0,1", [], "NVIDIA A10G"),
+        ("GPU-a", [], "NVIDIA H200"),
+        (None, ["engine.gpus=0", "learner.gpus=1"], "NVIDIA A10G"),
+        ("2", ["engine.gpus=0", "learner.gpus=0"], "NVIDIA H200"),
+        ("1", ["engine.gpus=0"], "NVIDIA A10G"),
+        (None, ["engine.url=http://a", "learner.gpus=0"], "NVIDIA H200"),
+        ("MIG-b", [], None),
+    ],
+)
+def test_the_smallest_gpu_that_the_run_sees_is_the_one_that_counts(visible, overrides, name, tmp_path, monkeypatch):
+    (tmp_path / "nvidia-smi").write_text(SMI)
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    plan = plan_here(load(["qwen3_gpu"], overrides))
+    assert (plan and plan.gpu.name) == name
 
 
 def test_a_model_of_unknown_widths_has_no_plan():

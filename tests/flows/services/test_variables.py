@@ -57,7 +57,8 @@ def variables(monkeypatch):
 def given(needed):
     """The names of the secrets above that a process gets; all others it gets in any case."""
     found = inherited_variables(needed)
-    assert found.items() >= PLAIN.items() and {*found} | {*withheld(needed)} == {*os.environ}
+    assert found.items() >= PLAIN.items()
+    assert {*found} | {*withheld(needed)} == {*os.environ, "CUDA_DEVICE_ORDER"}
     return found.keys() & SECRETS.keys()
 
 
@@ -102,6 +103,13 @@ def test_each_service_gets_what_it_needs(tmp_path, service):
 def test_an_environment_gets_what_its_section_names(settings, expected):
     environment = EnvironmentConfig.model_validate(ENVIRONMENT | settings)
     assert given(needed_by(environment)) == expected | {"HF_TOKEN"}
+
+
+def test_gpus_have_the_numbers_of_nvidia_smi_if_nothing_else_is_set(monkeypatch):
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    assert inherited_variables()["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
+    assert inherited_variables()["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
 
 
 def test_a_model_of_others_is_asked_with_its_key(tmp_path):

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from configs.training import LoraConfig, TrainingConfig
 from tasks.learner import adapters
 from tasks.learner.model import load_policy, run_row
-from tasks.learner.speed import NAMES, Cost, StepTimer, training_cost
+from tasks.learner.speed import NAMES, Cost, StepTimer, device_peak, training_cost
 from tests.fixtures.packed import all_rows, batch_of, sample
 from tests.fixtures.policies import CPU, policy_of
 from tests.fixtures.varlen import varlen_on_cpu
@@ -75,3 +75,31 @@ def test_figures_of_a_step_on_the_cpu(rows):
     assert found["tflops_per_second"] == pytest.approx(found["tflops"] / seconds / 2)
     assert [found[name] for name in ("mfu", "peak_allocated_gib", "peak_reserved_gib")] == [None] * 3
     assert timer.figures(rows, None, 1)["tflops"] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 NVL", 835),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H200", 989),
+        ("NVIDIA H20", 148),
+        ("NVIDIA GB200", 2500),
+        ("NVIDIA B300 SXM6 AC", 2250),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA L4", 121),
+        ("NVIDIA A10G", 70),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
+        ("NVIDIA GeForce RTX 5090", 209.5),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 503.8),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 438.9),
+        ("NVIDIA L40", None),
+        ("NVIDIA GeForce RTX 3090", None),
+    ],
+)
+def test_the_peak_of_a_gpu_is_that_of_its_own_name(name, teraflops, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
+    assert device_peak(torch.device("cuda")) == (teraflops and pytest.approx(teraflops * 1e12))
