@@ -32,10 +32,11 @@ from tasks.exchange.traces import MARK, source_of
 from tasks.exchange.verifiers_lines import line_of
 from tasks.inference.trace_rows.images import restore_images
 from tasks.runtime.process_variables import inherited_variables, module_command
+from tasks.runtime.weights_sum import SUMS_FILE
 from tasks.stages import STREAM_ASSIGNMENT
 
 Format = Literal["verifiers", "sft", "weights"]
-LEFT_BEHIND = ("optimizer*", "manifest.json")
+LEFT_BEHIND = ("optimizer*", "manifest.json", SUMS_FILE)
 """What of a policy's directory is no part of the model."""
 ASSIGNMENTS = ("assignment", "evaluation_assignment", STREAM_ASSIGNMENT)
 """How inputs of rollouts begin that are assignments; a step of a stream has groups of several."""

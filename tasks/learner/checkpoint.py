@@ -17,11 +17,12 @@ from storage.policies.manifest import weights_digest
 from storage.refs import File
 from tasks.learner import adapters
 from tasks.learner.digest import OPTIMIZER_FILE, OPTIMIZER_PREFIX, tensors_sha256, weight_paths, weights_sha256
-from tasks.learner.distributed import World, like, whole
+from tasks.learner.distributed import World, like, local, whole
 from tasks.learner.model import PolicyModel
 from tasks.learner.optimizer import Optimizer, OptimizerPart
 from tasks.learner.protocol import LearnerError, NoOptimizerState
 from tasks.learner.shards import file_layout, write_index, write_shards
+from tasks.runtime.weights_sum import PRECISIONS, SUMS_FILE, WeightsSum, add_sums, precision_of, sum_tensor
 
 COMPANION_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".tiktoken"}
 STEP = "step"
@@ -66,8 +67,8 @@ def companions(directory: Path, dtype: str = "float32") -> dict[str, bytes]:
     files = {
         path.name: path.read_bytes()
         for path in sorted(directory.iterdir())
-        # An index names the shards of the weights that were read; those that are written get their own.
-        if path.is_file() and path.suffix in COMPANION_SUFFIXES and not path.name.endswith(".index.json")
+        # An index and checksums are of the weights that were read; those that are written get their own.
+        if path.is_file() and path.suffix in COMPANION_SUFFIXES and not path.name.endswith((".index.json", SUMS_FILE))
     }
     config = json.loads(files["config.json"])
     config.pop("torch_dtype", None)
@@ -96,6 +97,9 @@ def save_policy(
     beat()
     state = None if optimizer is None else _gather(moment_tensors(policy, optimizer), world)
     beat()
+    if not adapter:
+        files = files | weights_sums(policy, world, "float32", "bfloat16")
+        beat()
     digest = None
     if world.rank == 0:
         directory.mkdir(parents=True, exist_ok=True)
@@ -132,6 +136,8 @@ def save_rounded(
     world.broadcast(None)  # nobody writes before the directory is there
     weights = own_tensors(policy.causal)
     written = write_shards(weights, "model", directory, world, dtype=torch.bfloat16, beat=beat)
+    files = files | weights_sums(policy, world, "bfloat16")
+    beat()
     state: tuple[File, ...] = ()
     if optimizer is not None:
         named = {MASTER + name: parameter for _, name, parameter in trained_parameters(policy, optimizer)}
@@ -149,6 +155,29 @@ def own_tensors(causal: nn.Module) -> dict[str, Tensor]:
     """Return what is stored of a model, by name: a tied output head is the embedding and is left out."""
     once = {name for name, _ in (*causal.named_parameters(), *causal.named_buffers())}
     return {name: tensor for name, tensor in causal.state_dict().items() if name in once}
+
+
+def weights_sums(policy: PolicyModel, world: World, *dtypes: str) -> dict[str, bytes]:
+    """Return the file SUMS_FILE of the weights in memory in some precisions; none of integers among the weights.
+
+    All ranks call this together, and each sums its own shards, where they are.
+    """
+    weights = own_tensors(policy.causal)
+    if any(precision_of(tensor) not in PRECISIONS for tensor in weights.values()):
+        return {}
+    own: dict[str, dict[str, WeightsSum]] = {dtype: {} for dtype in dtypes}
+    for name, tensor in weights.items():
+        part = local(tensor)
+        # Of several copies of the shards the first one counts, and of what is not sharded that of the first rank.
+        if world.rank < (1 if part is tensor else world.size // world.replicas):
+            for dtype in dtypes:
+                own[dtype][name] = sum_tensor(part, dtype)
+    parts = world.gather(own)
+    sums = {
+        dtype: {name: add_sums(part[dtype][name] for part in parts if name in part[dtype]) for name in weights}
+        for dtype in dtypes
+    }
+    return {SUMS_FILE: json.dumps(sums).encode()}
 
 
 def check_stored_names(policy: PolicyModel, directory: Path) -> None:

@@ -14,6 +14,7 @@ from tasks.learner.protocol import LearnerLost
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.services import LearnerService, require
 from tasks.runtime.stage import Attempt, Policy, Stage, Tables, retry_lost
+from tasks.runtime.weights_sum import SUMS_FILE
 
 # Long enough to fill cache blocks of an engine, so that a stale prefix cache shows; engines use as much as fits.
 PROBE_LENGTH = 160
@@ -67,7 +68,7 @@ def policy_import(inputs: PolicyImportInputs, config: View) -> Tables:
     what it belongs to is another run's schedule.
     """
     key, directory, learner = inputs.key, inputs.directory, inputs.learner
-    ignored = shutil.ignore_patterns("optimizer*", "manifest.json")
+    ignored = shutil.ignore_patterns("optimizer*", "manifest.json", SUMS_FILE)
     shutil.copytree(inputs.source, directory, dirs_exist_ok=True, ignore=ignored)
 
     def measure() -> Tables:

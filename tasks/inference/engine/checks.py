@@ -43,17 +43,17 @@ def tolerance(config: "EngineConfig") -> float:
 
 
 def check_weights(engine: Engine, policy_row: Mapping[str, Any], directory: str | Path) -> bool:
-    """Compare the checksum of the weights that the engine holds with that of the files in `directory`.
+    """Compare the checksum of the weights that the engine holds with that of the policy in `directory`.
 
     Where the policy is an adapter, `directory` has its base: the adapter is known by its log-probs alone. Returns False
-    where they cannot be compared: the engine cannot say its checksum, or counts other values than the files have.
+    where they cannot be compared: the engine cannot say its checksum, or counts other values than they have.
     Raises EngineMismatch where they differ.
     """
     held, files = engine.weights_sum(directory) or (None, None)
     if not held or not files or held.num_values != files.num_values:
         return False
     if held != files:
-        text = f"the checksum of its {files.num_values} values is not that of the files; {OTHER_WEIGHTS}"
+        text = f"the checksum of its {files.num_values} values is not that of the policy; {OTHER_WEIGHTS}"
         raise _mismatch(engine, policy_row, text)
     return True
 

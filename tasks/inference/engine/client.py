@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from tasks.inference.engine.read_back import WeightsSum, add_sums
 from tasks.inference.engine.weights_view import require_readable, serving_view
+from tasks.runtime.weights_sum import WeightsSum, add_sums
 
 if TYPE_CHECKING:
     from configs.evaluation import ExternalModelConfig
@@ -215,7 +215,7 @@ class Engine:
         return self._post("/inference/v1/count_tokens", optional=True).get("requests")
 
     def weights_sum(self, directory: str | Path) -> tuple[WeightsSum, WeightsSum | None] | None:
-        """Return the checksums of the weights that the engine holds and of the files in `directory`.
+        """Return the checksums of the weights that the engine holds and of those that were published in `directory`.
 
         The second is None for files that cannot be compared, all for an external engine that was started without it.
         """

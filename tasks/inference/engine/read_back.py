@@ -1,41 +1,36 @@
-"""The weights that an engine computes with: loaded in each of its workers, and their checksum, to compare with files.
+"""The weights that an engine computes with: loaded in each of its workers, and their checksum, to compare.
 
-The checksum is the number of values, and the sums of their bit patterns and of the squares of these, modulo 2 to the
-64, each value in the engine's precision. The sums do not depend on how an engine fuses, splits or transposes matrices,
-so they equal those of the files; a flipped bit or an old matrix changes them. They do not see two matrices exchanged:
-the log-probs of a probe do.
+It is compared with what the learner had in memory while it wrote the policy, or, where it recorded nothing in the
+engine's precision, with the files.
 
 With tensor parallelism every worker has a part. The sums of the parts add up to that of the whole, where values that
 several workers hold are counted by the first of them alone.
 """
 
-from collections.abc import Callable, Iterable
+import json
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from tasks.inference.engine.weights_view import HEAD, read_weights
+from tasks.inference.engine.weights_view import EMBEDDINGS, HEAD, has_tied_head, read_weights, weight_files
+from tasks.runtime.weights_sum import PRECISIONS, SUMS_FILE, WeightsSum, add_sums, precision_of, sum_tensor
 
-MODULUS = 1 << 64
-CHUNK = 1 << 22
-"""Values that are summed at once: the patterns are widened to 8 bytes each."""
-PRECISIONS = ("bfloat16", "float16", "float32")
 PACKED = "packed_sum"
 """The attribute of a module that keeps the checksum of its packed weight."""
 
 
-class WeightsSum(NamedTuple):
-    """The checksum of some weights."""
+def recorded_sum(directory: str | Path, dtype: str, *, own_head: bool) -> WeightsSum | None:
+    """Return the checksum of the weights in `directory` that the learner recorded; None where it did not in `dtype`.
 
-    num_values: int = 0
-    total: int = 0
-    """The sum of their bit patterns, modulo 2 to the 64."""
-    squares: int = 0
-    """The sum of the squares of their bit patterns, modulo 2 to the 64."""
-
-
-def add_sums(sums: Iterable[WeightsSum]) -> WeightsSum:
-    """Return the checksum of all."""
-    return WeightsSum(*(sum(numbers) % MODULUS for numbers in zip(*sums, strict=True)))
+    `own_head` as in `sum_files`. Raises WeightsUnusable for damaged files.
+    """
+    file = Path(directory, SUMS_FILE)
+    sums = json.loads(file.read_text()).get(dtype) if file.is_file() else None
+    if not sums:
+        return None
+    heads = EMBEDDINGS if own_head and has_tied_head(Path(directory)) else ()
+    return add_sums([*sums.values(), *(sums[name] for name in heads if name in sums)])
 
 
 def sum_files(directory: str | Path, dtype: str, *, own_head: bool, device: Any = "cpu") -> WeightsSum | None:
@@ -52,24 +47,6 @@ def sum_files(directory: str | Path, dtype: str, *, own_head: bool, device: Any 
     return add_sums(sums)
 
 
-def precision_of(tensor: Any) -> str:
-    """Return the name of a tensor's precision."""
-    return str(tensor.dtype).removeprefix("torch.")
-
-
-def sum_tensor(weight: Any, dtype: str) -> WeightsSum:
-    """Return the checksum of a tensor in the precision `dtype`."""
-    import torch
-
-    sums = []
-    for part in weight.detach().reshape(-1).split(CHUNK):
-        bits = part.to(getattr(torch, dtype)).view(torch.int32 if dtype == "float32" else torch.int16)
-        wide = bits.to(torch.int64) & (0xFFFFFFFF if dtype == "float32" else 0xFFFF)  # sums and products wrap around
-        total, squares = torch.stack([wide.sum(), (wide * wide).sum()]).tolist()
-        sums.append(WeightsSum(part.numel(), total, squares))
-    return add_sums(sums)
-
-
 class ReadBack:
     """What vLLM's worker gets beside its own methods, by `--worker-extension-cls`."""
 
@@ -77,7 +54,7 @@ class ReadBack:
     reload_weights: Callable[..., None]
 
     def weights_sum(self, directory: str) -> list[list[int] | None]:
-        """Return the checksum of this worker's weights, and that of the files in `directory` by the first worker.
+        """Return the checksum of this worker's weights, and by the first worker what it is to be for `directory`.
 
         The second is None by the others, and for files in a precision that is not compared.
         """
@@ -87,7 +64,10 @@ class ReadBack:
         dtype = str(self.model_runner.model_config.dtype).removeprefix("torch.")
         files = None
         if get_tensor_model_parallel_rank() == 0:
-            files = sum_files(directory, dtype, own_head=_has_own_head(model), device=self.model_runner.device)
+            own_head = _has_own_head(model)
+            files = recorded_sum(directory, dtype, own_head=own_head)
+            if files is None:
+                files = _sum_unchanged(_states(directory), directory, dtype, own_head, self.model_runner.device)
         return [list(sum_model(model, dtype)), files and list(files)]
 
     def load_directory(self, directory: str) -> None:
@@ -100,6 +80,17 @@ class ReadBack:
     def sampled_counts(self) -> dict[str, int]:
         """Return how many tokens of each request in flight were sampled."""
         return {each: len(state.output_token_ids) for each, state in self.model_runner.requests.items()}
+
+
+def _states(directory: str) -> tuple[tuple[int, ...], ...]:
+    found = (path.stat() for path in weight_files(Path(directory)))
+    return tuple((file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns) for file in found)
+
+
+@cache
+def _sum_unchanged(states: object, directory: str, dtype: str, own_head: bool, device: Any) -> WeightsSum | None:
+    # Weights below adapters are compared at every step; files in the same state are read once.
+    return sum_files(directory, dtype, own_head=own_head, device=device)
 
 
 def sum_model(model: Any, dtype: str) -> WeightsSum:

@@ -17,6 +17,7 @@ from tasks.assignment.examples import read_demonstrations
 from tasks.filtering import stage as filtering
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import perform, ref_of
+from tasks.runtime.weights_sum import SUMS_FILE
 from tests.fixtures.builders import stage_of
 from tests.flows.exchange.files import TOKENS, lines, rows, sampled_trace, write_lines
 
@@ -181,7 +182,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path):
 def test_weights_are_a_directory_without_the_optimizer(tmp_path):
     store, key = open_store(tmp_path / "store"), "k" * 32
     made = store.policies.scratch(key)
-    for name in ("config.json", "model.safetensors", "optimizer.safetensors", "tokenizer.json"):
+    for name in ("config.json", "model.safetensors", "optimizer.safetensors", "tokenizer.json", SUMS_FILE):
         (made / name).write_text(name)
     store.policies.publish(made, key)
     copy_weights(store, key, tmp_path / "weights", force=False)

@@ -2,20 +2,28 @@
 
 import hashlib
 import json
+import shutil
+from contextlib import nullcontext
+from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from configs.run import RunConfig
 from configs.training import TrainingConfig
 from storage.policies.manifest import digest_files, weights_digest
 from storage.refs import File
+from tasks.inference.engine.read_back import recorded_sum, sum_files
 from tasks.learner import shards
 from tasks.learner.checkpoint import MASTER, load_optimizer
 from tasks.learner.digest import INDEX_FILE, OPTIMIZER_PREFIX, weight_paths, weights_sha256
 from tasks.learner.model import load_policy
 from tasks.learner.optimizer import new_optimizer
 from tasks.learner.protocol import LearnerError
+from tasks.runtime.weights_sum import SUMS_FILE
+from tasks.training.policy import PolicyImportInputs, policy_import
 from tests.fixtures.learner_steps import loaded_trainer, new_trainer, resume, step_batches, train_step
 from tests.fixtures.packed import batches, sample
 from tests.fixtures.policies import CPU
@@ -75,6 +83,28 @@ def test_the_digest_is_that_of_a_manifest_and_the_index_is_true(by_one):
         path.name: {name for name, place in index["weight_map"].items() if place == path.name}
         for path in weight_paths(made)
     }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["a", "tied", "seeing"])
+def test_the_recorded_checksum_is_that_of_the_files(name, dtype, world, models, seeing_model, tmp_path):
+    source = (models | {"seeing": seeing_model})[name]
+    (tmp_path / SUMS_FILE).write_text("of other weights")
+    shutil.copytree(source, tmp_path, dirs_exist_ok=True)
+    save_again(world, tmp_path, tmp_path / "made", dtype)
+    for engine, own_head in product({dtype, "bfloat16"}, (False, True)):
+        recorded = recorded_sum(tmp_path / "made", engine, own_head=own_head)
+        assert recorded == sum_files(tmp_path / "made", engine, own_head=own_head)
+
+
+def test_an_import_leaves_checksums_of_others_behind(model_directory, tmp_path):
+    state = {"weights_sha256": "", "probe_token_ids": [1, 2]}
+    client = SimpleNamespace(state=lambda: state, probe=lambda tokens: [0.0, -1.0])
+    learner = SimpleNamespace(turn=nullcontext, load_fresh=lambda *_: client)
+    shutil.copytree(model_directory, tmp_path / "theirs")
+    (tmp_path / "theirs" / SUMS_FILE).write_text("{}")
+    policy_import(PolicyImportInputs(str(tmp_path / "theirs"), tmp_path / "made", "k", learner), RunConfig(name="run"))
+    assert {path.name for path in (tmp_path / "made").iterdir()} == {path.name for path in model_directory.iterdir()}
 
 
 def test_what_is_told_of_files_is_true(world, model_directory, tmp_path, monkeypatch):

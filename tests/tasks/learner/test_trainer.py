@@ -9,6 +9,7 @@ from storage.schemas.stage_tables import TOKEN_STATISTICS, UPDATES
 from tasks.learner.checkpoint import PROBE_TEXT, probe_tokens
 from tasks.learner.digest import weights_sha256
 from tasks.learner.protocol import LearnerError, NoOptimizerState
+from tasks.runtime.weights_sum import SUMS_FILE
 from tests.fixtures.learner_steps import configure, load_first, new_trainer, resume, train_step
 from tests.fixtures.packed import batches, changed, sample
 
@@ -43,7 +44,7 @@ def test_each_row_each_update_and_each_part_of_saving_is_progress(world, model_d
     assert beats == []
     train(made, 0, tmp_path)
     of_checking = 1  # the rows are one group of their file
-    of_saving = 5  # weights, then the optimizer's state gathered; weights, then the rest written; synced
+    of_saving = 6  # weights, then the optimizer's state gathered; summed; weights, then the rest written; synced
     assert len(beats) == of_checking + BATCHES[0].num_rows + 1 + of_saving
 
 
@@ -77,7 +78,7 @@ def test_the_directory_is_a_model_with_its_tokenizer(loaded, model_directory, tm
     train(loaded, 0, tmp_path, save_optimizer=True)
     made = tmp_path / "p1"
     source, written = ({path.name for path in directory.iterdir()} for directory in (model_directory, made))
-    assert written == source | {"optimizer.safetensors"}
+    assert written == source | {"optimizer.safetensors", SUMS_FILE}
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
         assert (made / name).read_bytes() == (model_directory / name).read_bytes()
     assert json.loads((made / "config.json").read_text()) == json.loads((model_directory / "config.json").read_text())

@@ -6,10 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from tasks.inference.engine.checks import EngineMismatch, check_serving, check_weights
-from tasks.inference.engine.read_back import PRECISIONS, WeightsSum, add_sums, sum_files, sum_tensor
+from tasks.inference.engine.read_back import recorded_sum, sum_files
+from tasks.runtime.weights_sum import PRECISIONS, SUMS_FILE, WeightsSum, add_sums, sum_tensor
 from tests.fixtures.hosts import ENGINE
 from tests.tasks.inference.engine.probes import flip, policy_row
 
@@ -22,6 +23,12 @@ def slow(weights, dtype):
         for value in weight.to(getattr(torch, dtype)).reshape(-1)
     ]
     return WeightsSum(len(patterns), sum(patterns) % 2**64, sum(each * each for each in patterns) % 2**64)
+
+
+def record(weights, directory, dtype):
+    """Write what a learner records of weights."""
+    sums = {name: sum_tensor(weight, dtype) for name, weight in weights.items()}
+    (directory / SUMS_FILE).write_text(json.dumps({dtype: sums}))
 
 
 @settings(max_examples=25, deadline=None)
@@ -51,6 +58,11 @@ def test_files_and_tensors_have_the_sum_of_the_definition(tmp_path_factory, seed
     assert sum_files(directory, dtype, own_head=True) == slow(both, dtype)
     summed = add_sums(sum_tensor(weight, dtype) for weight in weights.values())
     assert summed == expected
+    record(weights, directory, dtype)
+    assert all(
+        recorded_sum(directory, dtype, own_head=own) == sum_files(directory, dtype, own_head=own) for own in (0, 1)
+    )
+    assert recorded_sum(directory, "another", own_head=False) is None
 
 
 def test_every_flipped_bit_changes_it():
@@ -77,8 +89,19 @@ def test_an_engine_with_flipped_bits_is_caught(small_engine, models, tmp_path, s
     assert check_weights(small_engine, row, models["b"]) is True
     small_engine.serve(row["policy_key"], flip(models["b"], tmp_path / "flipped", share))
     assert check_serving(small_engine, row, ENGINE) < 1e-3  # the probe does not see it
-    with pytest.raises(EngineMismatch, match=r"the checksum of its \d+ values is not that of the files"):
+    with pytest.raises(EngineMismatch, match=r"the checksum of its \d+ values is not that of the policy"):
         check_weights(small_engine, row, models["b"])
+
+
+@pytest.mark.engine
+def test_files_that_are_not_what_the_learner_had_are_caught(small_engine, models, tmp_path):
+    spoilt = flip(models["b"], tmp_path / "spoilt", 0.0)
+    small_engine.serve("spoilt", spoilt)
+    row = policy_row("spoilt", models["b"])
+    assert check_weights(small_engine, row, spoilt) is True, "of weights from elsewhere the files are all there is"
+    record(load_file(models["b"] / "model.safetensors"), spoilt, "float32")
+    with pytest.raises(EngineMismatch, match="it holds other weights"):
+        check_weights(small_engine, row, spoilt)
 
 
 @pytest.mark.engine

@@ -87,7 +87,7 @@ def test_two_workers_say_together_what_one_would(policies, tmp_path, monkeypatch
         for name in ("base", "a", "b", "other"):
             asked = serve(client, policies, name)
             assert check_weights(asked, policies[name], base if name in "ab" else policies[name]["directory"]) is True
-        with pytest.raises(EngineMismatch, match="is not that of the files"):
+        with pytest.raises(EngineMismatch, match="is not that of the policy"):
             check_weights(asked, policies["other"], base)
 
 
