@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -128,9 +129,11 @@ def demo(*items: Item, name: str = "", store: Item = "", plain: bool = False, **
 
     def work() -> Result:
         from flows.cli.demo import train_demo
+        from flows.cli.run import run_with_panel
 
         presets, overrides = _files_and_overrides(items, settings)
-        return _result(*train_demo(presets, overrides, name, fspath(store), plain))
+        runner = partial(run_with_panel, plain=plain)
+        return _result(*train_demo(presets, overrides, name, fspath(store), runner))
 
     return _call_beside_loop(work)
 
@@ -139,7 +142,7 @@ def resume(run: str = "latest", *items: str, store: Item = "", plain: bool = Fal
     """Go on with a run of the store. Items are overrides. Raises what `run` raises."""
 
     def work() -> Result:
-        from flows.cli.launch import run_to_resume
+        from flows.cli.run import run_to_resume
 
         return _run_flow(run_to_resume(run, _overrides(items, settings), fspath(store)), plain)
 
@@ -209,12 +212,12 @@ def _start(
 
 
 def _run_flow(asked: "RunConfig | ReplayRequest", plain: bool) -> Result:
-    from flows.cli.launch import watch
+    from flows.cli.run import run_with_panel
     from flows.replays.config import prepare_replay
     from flows.replays.request import ReplayRequest
 
     config = prepare_replay(asked) if isinstance(asked, ReplayRequest) else asked
-    return _result(config, watch(config, plain=plain))
+    return _result(config, run_with_panel(config, plain=plain))
 
 
 def _result(config: "RunConfig", outcome: dict[str, Any]) -> Result:

@@ -23,7 +23,7 @@ from typing import Any
 
 from benchmarks.fixtures.processor import processor_seconds
 from benchmarks.fixtures.warming import warmed_up
-from flows.cli import launch
+from flows.cli.run import run_config
 from flows.runtime.demo_sources import demo_recipe
 from flows.runtime.resolve_run import resolve_run
 
@@ -137,7 +137,7 @@ def run_stagecoach(settings: Mapping[str, Any]) -> None:
         "evaluation.every=0",
     ]
     chosen = {"store": f"{settings['directory']}/store", "seed": settings["seed"], "steps": settings["steps"]}
-    launch.run(resolve_run("train", ["demo"], overrides, name="beside", **chosen), (watch,))
+    run_config(resolve_run("train", ["demo"], overrides, name="beside", **chosen), (watch,))
 
 
 def measure(command: Sequence[str], settings: Mapping[str, Any]) -> dict[str, float]:

@@ -21,7 +21,7 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.fixtures.warming import warmed_up
-from flows.cli import launch
+from flows.cli.run import run_config
 from flows.orchestration.states import EmptyBatch
 from flows.runtime.resolve_run import resolve_run
 
@@ -59,7 +59,7 @@ def run_here(settings: Mapping[str, Any]) -> None:
     chosen = {"seed": settings["seed"], "steps": settings["steps"], "store": settings["store"]}
     # Raised where all rollouts earn the same: a broken policy earns nothing.
     with suppress(EmptyBatch):
-        launch.run(resolve_run("train", [settings["preset"]], overrides, name="learning", **chosen), (watch,))
+        run_config(resolve_run("train", [settings["preset"]], overrides, name="learning", **chosen), (watch,))
 
 
 def measured(settings: Mapping[str, Any]) -> list[dict[str, float]]:

@@ -21,7 +21,7 @@ from typing import Any
 
 import psutil
 
-from flows.cli import launch
+from flows.cli.run import run_config
 from flows.runtime.resolve_run import resolve_run
 from flows.services.ownership import SERVICE, identity, owned_processes
 from storage.store import open_store
@@ -112,7 +112,7 @@ def run_here(name: str, directory: str) -> None:
     say("begun")
     overrides = [f"model.path={directory}/model", *case.overrides]
     chosen = {"name": "recovery", "store": store, "seed": 7, "steps": STEPS}
-    launch.run(resolve_run("train", ["demo", str(ROOT / "tests/acceptance/small.toml")], overrides, **chosen), (watch,))
+    run_config(resolve_run("train", ["demo", str(ROOT / "tests/acceptance/small.toml")], overrides, **chosen), (watch,))
 
 
 def lines_of(name: str, directory: str) -> Iterator[dict[str, Any]]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from flows.cli.launch import run
+from flows.cli.run import run_config
 from flows.replays.config import prepare_replay
 from flows.replays.loop import loop_replay
 from flows.replays.request import ReplayRequest
@@ -75,7 +75,7 @@ def _sampling(store: str) -> tuple[float, float]:
         store=store,
         policies="recorded",
     )
-    around = _seconds(lambda: run(prepare_replay(asked)))
+    around = _seconds(lambda: run_config(prepare_replay(asked)))
     entries = open_store(store).ledger.entries(run="sampled", stage="rollout")
     spent = [(entry.finished_at - entry.started_at).total_seconds() for entry in entries if not entry.part]
     return sum(spent[-SAMPLED_STEPS:]), around

@@ -80,7 +80,7 @@ def start_up() -> tuple[float, float]:
     measured = []
     for _ in range(3):
         began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-c", "import flows.cli, flows.cli.launch"], check=True)
+        subprocess.run([sys.executable, "-c", "import flows.cli, flows.replays.loop"], check=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         busy = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
         measured.append((time.monotonic() - began, busy))
@@ -119,7 +119,7 @@ def main() -> None:
     os.environ |= {"PYTHONPATH": f"{PLUGINS}:{ROOT}", "HF_HUB_OFFLINE": "1"}
     sys.path.insert(0, str(PLUGINS))
     starting = start_up()
-    import flows.cli.launch  # noqa: F401  # before it is forked
+    import flows.replays.loop  # noqa: F401  # before it is forked
 
     answers, loads = [], []
     for wrong in wrong_configs():

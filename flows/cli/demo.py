@@ -1,6 +1,6 @@
 """The demo: a small model that is made, warmed up and trained; the weights that `model.path = "demo"` means."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,15 +10,17 @@ from configs.load import load
 from configs.run import RunConfig
 from configs.store import default_store
 from flows.cli.arguments import UsageError
-from flows.cli.launch import watch
 from flows.reporting.messages import outcome_message
 from flows.runtime.demo_sources import FIRST, SEED, Recipe, demo_presets, demo_weights, warmed_weights
 from flows.runtime.machine_facts import config_versions
 from flows.runtime.resolve_run import nothing_started, resolve_run
 
+RunFunction = Callable[[RunConfig], dict[str, Any]]
+"""Runs a resolved config and returns its outcome."""
+
 
 def warm_up(
-    plain: bool,
+    run: RunFunction,
     *,
     name: str,
     presets: Sequence[str],
@@ -28,14 +30,14 @@ def warm_up(
     overrides: Sequence[str],
     advanced: Mapping[str, str],
 ) -> Mapping[str, Any]:
-    """Run a supervised run with a panel; the other parameters are those of the flow `sft`."""
+    """Call `run` with the config of the warm-up; the other parameters are those of the flow `sft`."""
     print(f"The run {name} warms up the demo's model; later runs find it in the store.")
     settings = {"name": name, "store": advanced["store"], "seed": seed, "model.path": model, "data.path": data}
-    return watch(resolve_run("sft", presets, overrides, **settings), plain)
+    return run(resolve_run("sft", presets, overrides, **settings))
 
 
 def train_demo(
-    presets: Sequence[str], overrides: Sequence[str], name: str, store: str, plain: bool
+    presets: Sequence[str], overrides: Sequence[str], name: str, store: str, run: RunFunction
 ) -> tuple[RunConfig, dict[str, Any]]:
     """Make the demo's model, warm it up and train it; return config and outcome of the training.
 
@@ -51,19 +53,19 @@ def train_demo(
     with nothing_started():
         loaded = load([preset], [f"seed={SEED}", *overrides, "model.path=", f"name={name}", f"store={root}"])
         config_versions(loaded)
-    weights = warmed_weights(root, partial(warm_up, plain), preset, f"{name}-warm-up")
+    weights = warmed_weights(root, partial(warm_up, run), preset, f"{name}-warm-up")
     settings = [f"model.path={weights}", *overrides]
     config = resolve_run("train", [preset], settings, name=name, store=root, seed=loaded.seed)
-    return config, watch(config, plain)
+    return config, run(config)
 
 
-def demo_model(kind: str, files: Sequence[str], overrides: Sequence[str], store: str, plain: bool) -> list[str]:
+def demo_model(kind: str, files: Sequence[str], overrides: Sequence[str], store: str, run: RunFunction) -> list[str]:
     """Return the override that names the demo's weights where a config has the model `demo`; makes missing weights."""
     if kind == "sft" or not files:
         return []
     with nothing_started():
         address = [f"store={store}"] if store else []
-        weights = demo_weights(load(files, [*overrides, f"kind={kind}", *address]), partial(warm_up, plain))
+        weights = demo_weights(load(files, [*overrides, f"kind={kind}", *address]), partial(warm_up, run))
         return [f"model.path={weights}"] if weights else []
 
 

@@ -115,7 +115,7 @@ def _gate_step(gate: Any, steps: list[Any]) -> int | None:
 
 def watch(run: RunOrLatest = "latest", /, *, store: StoreOption = "", plain: Plain = False) -> int:
     """Show a run until it ends, then print its result. Raises ConfigError for an unknown run, LayoutError."""
-    from flows.cli.launch import panel_for
+    from flows.cli.run import panel_for
     from flows.queries.run_state import deciding_event, is_going, state_of
     from flows.queries.store_reader import StoreReader
     from flows.queries.watched import Watched

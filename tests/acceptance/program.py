@@ -13,7 +13,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from flows.cli import launch
+from flows.cli.run import run_config
 from flows.runtime.resolve_run import resolve_run
 from flows.services.base import Supervisor
 from flows.services.guardian import descendants, send
@@ -35,7 +35,7 @@ def main(directory, request):
     Moments(directory, plans).watch()
     store = str(directory / "store")
     config = resolve_run("train", ["demo", str(SMALL)], request["overrides"], name=NAME, store=store)
-    outcome = launch.run(config)
+    outcome = run_config(config)
     generations = {name: handle.generation for name, handle in handles.items()}
     reports = {name: handle.report for name, handle in handles.items()}
     (directory / "outcome.json").write_text(json.dumps({**outcome, "generations": generations, "reports": reports}))

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from flows.cli.launch import LOOPS
+from flows.cli.run import run_loop
 from flows.replays.config import prepare_replay
 from flows.replays.loop import plan_run
 from flows.replays.request import ReplayRequest
 from flows.runtime.preflight import preflight
 from flows.runtime.resolve_run import resolve_run
-from flows.runtime.session import open_session, record_run
+from flows.runtime.session import open_session
 from flows.services.base import Supervisor
 from storage.store import open_store
 from tasks.learner.tiny import tiny_qwen3
@@ -69,8 +69,7 @@ class Lived:
             missing = [piece for piece in plan_run(session.context, session.source) if piece.computed]
             preflight(session, missing)
             session.begin(missing)
-            with record_run(session):
-                self.outcomes[call] = LOOPS[config.kind](session)
+            self.outcomes[call] = run_loop(session)
 
     def rows(self, run, stage, table, step=0):
         """Return the rows that a stage of a run made."""

@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from configs.run import RunConfig
-from flows.cli import doctor, launch
+from flows.cli import doctor
+from flows.cli.run import run_config
 from flows.runtime.resolve_run import resolve_run
 from flows.services.base import Supervisor
 from flows.services.engine import InferenceService
@@ -216,7 +217,7 @@ def test_steps_of_a_run_whose_learner_is_killed(smoke, machine, check):
     settings["training.device"] = machine.config.training.device
     overrides = [*smoke["overrides"], *OF_STEPS, *(f"{key}={value}" for key, value in settings.items())]
     killer = LearnerKiller()
-    launch.run(resolve_run("train", smoke["files"], overrides, name="gpu-smoke-steps", steps=STEPS), (killer,))
+    run_config(resolve_run("train", smoke["files"], overrides, name="gpu-smoke-steps", steps=STEPS), (killer,))
     trained = sum(step["update"] is not None for step in killer.steps)
     check("steps, the learner killed in one", f"{trained}", f"{STEPS}", trained == STEPS)
     killed = bool(killer.recovery)

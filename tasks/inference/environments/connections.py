@@ -1,4 +1,4 @@
-"""RolloutConnection: verifiers' client of an environment server, which hands over kept turns as they end.
+"""Sealed connections to environment servers, by verifiers' own client.
 
 The sampler and the probes of health make one per server, in the event loop that uses it. Between machines a connection
 is encrypted and open to holders of the run's key alone (CurveZMQ): the server's pair of keys is made of the key that
@@ -6,15 +6,12 @@ both ends share, and a client must know the public half before its first word, s
 """
 
 import hashlib
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import zmq
-from verifiers.v1.episode import WireEpisode
 from verifiers.v1.serve.client import EnvClient
 from zmq.utils import z85
 
-from tasks.inference.trace_rows.rows import TURNS_FIELD, Row
 from tasks.runtime.process_variables import bind_address
 
 _keys: dict[str, str] = {}
@@ -40,31 +37,12 @@ def _secret(key: str) -> bytes:
     return z85.encode(hashlib.sha256(f"environment server {key}".encode()).digest())
 
 
-class RolloutConnection(EnvClient):  # type: ignore[misc]
-    """Runs rollouts on one environment server, from the running event loop."""
-
-    def __init__(self, address: str) -> None:
-        super().__init__(address)
-        if address in _keys:
-            self.socket.disconnect(address)
-            self.socket.curve_publickey, self.socket.curve_secretkey = zmq.curve_keypair()
-            self.socket.curve_serverkey = zmq.curve_public(_secret(_keys[address]))
-            self.socket.connect(address)
-
-    async def play(
-        self, client: Any, model: str, sampling: Any, task: Row, on_turn: Callable[[Mapping[str, str]], None]
-    ) -> WireEpisode:
-        """Run one rollout and return its episode.
-
-        `on_turn` takes each kept turn as it ends: request, model and answer. Where the caller is cancelled, the server
-        is asked to stop the rollout. Raises RuntimeError with the server's error, its type in front.
-        """
-        taken = set[str]()
-
-        def take_turns(delta: Mapping[str, Any]) -> None:
-            for turn in delta.get("set", {}).get("info", {}).get(TURNS_FIELD, ()):
-                if turn["request"] not in taken:
-                    taken.add(turn["request"])
-                    on_turn(turn)
-
-        return await self.run(client, model, sampling, task, take_turns)
+def connect(address: str) -> EnvClient:
+    """Return a client of an environment server for the running event loop; sealed where a key of it is known."""
+    client = EnvClient(address)
+    if address in _keys:
+        client.socket.disconnect(address)
+        client.socket.curve_publickey, client.socket.curve_secretkey = zmq.curve_keypair()
+        client.socket.curve_serverkey = zmq.curve_public(_secret(_keys[address]))
+        client.socket.connect(address)
+    return client

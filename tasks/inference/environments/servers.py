@@ -75,10 +75,10 @@ def answers(address: str, seconds: float = 2.0) -> bool | None:
     """
     import zmq
 
-    from tasks.inference.environments.connections import RolloutConnection
+    from tasks.inference.environments.connections import connect
 
     async def ask() -> bool:
-        connection = RolloutConnection(address)
+        connection = connect(address)
         try:
             return bool(await connection.health(seconds))
         finally:

@@ -23,6 +23,7 @@ from tasks.inference.sampling.seats import SeatClient, Seats
 from tasks.inference.sampling.server_pool import ServerPool
 from tasks.inference.trace_rows.failures import Failure, failure_of_error
 from tasks.inference.trace_rows.rows import (
+    TURNS_FIELD,
     RolloutOrigin,
     Row,
     UnattributedTokens,
@@ -194,12 +195,14 @@ class RolloutRunner:
         self, origin: RolloutOrigin, placed: InFlightRollout, client: SeatClient, task: Row, sampling: "SamplingConfig"
     ) -> "WireEpisode":
         """Return the episode of a rollout, whose turns are kept where the plan keeps them."""
-        turns = self._turns
+        turns, kept = self._turns, set[str]()
 
-        def keep(played: Mapping[str, str]) -> None:
-            if turns is not None:
-                turn = _kept_turn(origin, client.model, played)
-                turns.put(turn) if self.unproven is None else self.unproven.append(turn)
+        def keep(delta: Mapping[str, Any]) -> None:
+            for played in delta.get("set", {}).get("info", {}).get(TURNS_FIELD, ()):
+                if turns is not None and played["request"] not in kept:
+                    kept.add(played["request"])
+                    turn = _kept_turn(origin, client.model, played)
+                    turns.put(turn) if self.unproven is None else self.unproven.append(turn)
 
         name = origin.assignment["environment"]
         players = self.seats[name].requested_players

@@ -22,8 +22,7 @@ from tasks.inference.trace_rows.rows import Row
 
 if TYPE_CHECKING:
     from verifiers.v1.episode import WireEpisode
-
-    from tasks.inference.environments.connections import RolloutConnection
+    from verifiers.v1.serve.client import EnvClient
 
 FOLLOW_SECONDS = 1.0
 """Between two looks for servers that were started again."""
@@ -75,8 +74,8 @@ class ServerPool:
         """Held by the isolated rollout that is next or in flight."""
         self._woken = asyncio.Event()
         """Set when an isolated rollout ends or no other one is left, and replaced by another then."""
-        self._connections: dict[tuple[str, str], RolloutConnection] = {}
-        self._closing: list[RolloutConnection] = []
+        self._connections: dict[tuple[str, str], EnvClient] = {}
+        self._closing: list[EnvClient] = []
         """Connections to lost servers, whose requests are being cancelled."""
         self._requests = defaultdict[tuple[str, str], set[asyncio.Task[Any]]](set)
         """Requests in flight, by environment and server, and by OF_POLICY and replica."""
@@ -162,11 +161,15 @@ class ServerPool:
         self._replica_of.pop(group_id, None)
 
     async def play(self, rollout: InFlightRollout, *request: Any) -> "WireEpisode":
-        """Return the episode of a rollout: see `RolloutConnection.play`. Raises ServerGone if its server is lost."""
+        """Return the episode of a rollout; arguments as of verifiers' `EnvClient.run`.
+
+        Where the caller is cancelled, the server is asked to stop the rollout. Raises ServerGone if the server is lost,
+        RuntimeError with the server's error, its type in front.
+        """
         places = rollout.places
         if any(address not in self.addresses[name] for name, address in places if address):
             raise ServerGone
-        playing = asyncio.create_task(self._connection(places[0]).play(*request))
+        playing = asyncio.create_task(self._connection(places[0]).run(*request))
         for place in places:
             self._requests[place].add(playing)
         try:
@@ -180,11 +183,11 @@ class ServerPool:
             for place in places:
                 self._requests[place].discard(playing)
 
-    def _connection(self, server: tuple[str, str]) -> "RolloutConnection":
-        from tasks.inference.environments.connections import RolloutConnection  # it imports verifiers
+    def _connection(self, server: tuple[str, str]) -> "EnvClient":
+        from tasks.inference.environments.connections import connect  # it imports verifiers
 
         if server not in self._connections:
-            self._connections[server] = RolloutConnection(server[1])
+            self._connections[server] = connect(server[1])
         return self._connections[server]
 
     def reassign(self, lost: ServiceLost) -> bool:

@@ -153,8 +153,12 @@ def test_the_command_line_warms_the_model_up_as_flows_do_and_says_so(tmp_path, m
     monkeypatch.setattr(
         demo, "resolve_run", lambda *given, **named: signature(resolve_run).bind(*given, **named).arguments
     )
-    monkeypatch.setattr(demo, "watch", lambda config, plain: started.append(config) or {"policy": {"key": "key"}})
-    assert demo.demo_model("train", [CONFIG], [], "", True) == ["model.path=/weights"]
+
+    def run(config):
+        started.append(config)
+        return {"policy": {"key": "key"}}
+
+    assert demo.demo_model("train", [CONFIG], [], "", run) == ["model.path=/weights"]
     assert [(each["kind"], each["settings"]["name"]) for each in started] == [("sft", "demo-warm-up")]
     assert started[0]["overrides"] == demo_recipe().warm_up
     assert "The run demo-warm-up" in (printed := capsys.readouterr().out) and "later runs find it" in printed

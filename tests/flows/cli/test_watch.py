@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from flows import cli
-from flows.cli.launch import panel_for
+from flows.cli.run import panel_for
 from flows.queries.store_reader import StoreReader, recorded_run
 from flows.queries.watched import Watched
 from flows.runtime import loop

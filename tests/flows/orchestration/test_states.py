@@ -19,7 +19,7 @@ from prefect.states import Cancelling
 
 from configs.errors import ConfigError
 from configs.run import RunConfig
-from flows.cli import launch
+from flows.cli.run import run_in_flow
 from flows.orchestration import run_flow, server, states
 from flows.orchestration.run_flow import reports_its_end
 from flows.orchestration.states import (
@@ -163,30 +163,28 @@ def config_of(root):
 def test_a_prefect_that_cannot_write_down_an_end_does_not_change_it(monkeypatch, tmp_path, end):
     """`end` is what the run returns or raises; with None Prefect fails before the flow is called."""
 
-    def loop(session):
+    def work():
         if isinstance(end, Exception):
             raise end
         return end
 
     def flow_of(kind):
-        def call(work, *parameters):
+        def call(function, *parameters):
             if end is not None:
-                reports_its_end(work)(*parameters)
+                reports_its_end(function)(*parameters)
             raise httpx.HTTPError("Server error '500 Internal Server Error' for url 'http://x'\nmore")
 
-        return lambda work: partial(call, work)
+        return lambda function: partial(call, function)
 
     monkeypatch.setattr(run_flow, "run_flow", flow_of)
-    monkeypatch.setattr(launch, "record_run", nullcontext)
-    monkeypatch.setattr(launch, "LOOPS", {"train": loop})
     told = []
-    session = SimpleNamespace(config=config_of(tmp_path), notify=lambda event, text: told.append(text))
+    run = partial(run_in_flow, config_of(tmp_path), work, lambda event, text: told.append(text))
     if isinstance(end, dict):
-        assert launch._run_in_flow(session) == end
+        assert run() == end
         assert len(told) == 1 and told[0].startswith("Prefect did not get the end") and "\n" not in told[0]
         return
     with pytest.raises(ValueError if end else server.PrefectFailed) as raised:
-        launch._run_in_flow(session)
+        run()
     assert raised.value is end or "Nothing was started" in str(raised.value)
 
 

@@ -121,7 +121,7 @@ def test_presets_without_a_demo_and_several_are_refused(capsys):
 def test_what_cannot_train_is_refused_before_the_warm_up(monkeypatch, root, override, says):
     monkeypatch.setattr(demo, "warmed_weights", pytest.fail)
     with pytest.raises(ValueError, match=says) as refused:
-        demo.train_demo(["demo"], [override], "", str(root), True)
+        demo.train_demo(["demo"], [override], "", str(root), print)
     assert "nothing was started" in "".join([str(refused.value), *getattr(refused.value, "__notes__", ())]).lower()
 
 
@@ -129,6 +129,5 @@ def test_what_cannot_train_is_refused_before_the_warm_up(monkeypatch, root, over
 def test_a_seed_that_is_given_is_the_one_of_the_training(overrides, seed, monkeypatch, root):
     monkeypatch.setattr(demo, "warmed_weights", lambda *_: "weights")
     monkeypatch.setattr(demo, "resolve_run", lambda *_, **settings: settings)
-    monkeypatch.setattr(demo, "watch", lambda config, plain: config)
-    config, _ = demo.train_demo(["demo"], overrides, "", str(root), True)
+    config, _ = demo.train_demo(["demo"], overrides, "", str(root), lambda config: {})
     assert config["seed"] == seed

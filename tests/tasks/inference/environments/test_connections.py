@@ -8,7 +8,7 @@ from verifiers.v1.types import SamplingConfig
 
 from configs.environments import EnvironmentConfig
 from tasks.inference.environments import connections, servers
-from tasks.inference.environments.connections import RolloutConnection
+from tasks.inference.environments.connections import connect
 from tests.fixtures.hosts import served
 from tests.fixtures.waiting import PATIENCE
 
@@ -20,14 +20,14 @@ REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "sample_reverse_text"
 async def play(connection, **task):
     """A rollout with a model that nobody serves: it ends with that as its error."""
     client = EvalClientConfig(base_url="http://127.0.0.1:9/v1")
-    return await connection.play(client, "m", SamplingConfig(seed=3), {"idx": 0, **task}, lambda turn: None)
+    return await connection.run(client, "m", SamplingConfig(seed=3), {"idx": 0, **task})
 
 
 def connected(address, use):
     """What `use` returns of a connection."""
 
     async def run():
-        connection = RolloutConnection(address)
+        connection = connect(address)
         try:
             return await asyncio.wait_for(use(connection), PATIENCE)
         finally:

@@ -11,6 +11,7 @@ from verifiers.v1.clients import ModelContext
 from verifiers.v1.configs.client import EvalClientConfig
 from verifiers.v1.runtimes import prime
 from verifiers.v1.runtimes import subprocess as subprocess_runtime
+from verifiers.v1.serve.client import EnvClient
 from verifiers.v1.utils.loaders import load_environment
 
 from configs.environments import EnvironmentConfig
@@ -19,7 +20,6 @@ from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from flows.services.guardian import descendants, send
 from tasks.inference.environments import servers as environments
-from tasks.inference.environments.connections import RolloutConnection
 from tasks.inference.environments.examples import verifiers_config
 from tasks.inference.environments.host import refuses, set_up_runtimes
 from tasks.inference.environments.servers import answers
@@ -82,7 +82,7 @@ def test_a_server_hangs_if_it_answers_neither_of_two_questions(said, hangs, monk
             raise found
         return found
 
-    monkeypatch.setattr(RolloutConnection, "health", health)
+    monkeypatch.setattr(EnvClient, "health", health)
     assert environments.hangs("tcp://127.0.0.1:9", 20.0) == hangs
     assert asked == [20.0, 5.0][: len(said)]
 

@@ -12,7 +12,7 @@ from storage.turns import CachedTurn, TurnCache
 from tasks.inference.sampling.crash_isolation import InFlightRollout
 from tasks.inference.sampling.rollout_runner import RolloutRunner, _kept_turn
 from tasks.inference.sampling.seats import SeatClient, Seats
-from tasks.inference.trace_rows.rows import RolloutOrigin
+from tasks.inference.trace_rows.rows import TURNS_FIELD, RolloutOrigin
 from tasks.runtime.stage import Policy
 
 POLICIES = {"old": 0, "own": 1, "new": 2}
@@ -85,7 +85,8 @@ def test_turns_of_weights_that_are_not_proven_are_kept_when_they_are(kept):
 
     def play(by, policy):
         async def play_turn(placed, client, model, parameters, task, keep):
-            keep({"request": f"of {policy}", "model": "policy", "answer": answer(policy)})
+            turn = {"request": f"of {policy}", "model": "policy", "answer": answer(policy)}
+            keep({"set": {"info": {TURNS_FIELD: [turn]}}})
             return {}
 
         by.seats, by.environments = {"e": Seats("e", {})}, {"e": EnvironmentConfig(name="e", taskset={"id": "t"})}

@@ -38,7 +38,7 @@ class Connection:
     def __init__(self):
         self.there = {}
 
-    async def play(self, name):
+    async def run(self, name):
         """Return where the rollout was played in the end."""
         self.there[name] = asyncio.get_running_loop().create_future()
         try:
