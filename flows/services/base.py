@@ -52,7 +52,6 @@ class Supervisor:
         """Whether this is the machine of a pool from which a run requested its services."""
         self.directory = Path(directory)
         self._handles: list[Handle] = []
-        self._temporary: Path | None = None
         self._open = ExitStack()
         """Ends the thread that keeps logs and removes the scratch directories."""
         self._closed = threading.Event()
@@ -76,8 +75,7 @@ class Supervisor:
     def start(self, spec: ServiceSpec) -> Handle:
         """Start a process, or adopt an external service; returns at once, see `Handle.wait`."""
         assert all(handle.spec.name != spec.name for handle in self._handles), f"two services named {spec.name!r}"
-        if self._temporary is not None:
-            spec = replace(spec, env={"TMPDIR": str(self._temporary), **spec.env})
+        spec = replace(spec, env={"TMPDIR": str(self._temporary), **spec.env})
         self._handles.append(Handle(spec, self._tell))
         return self._handles[-1]
 
@@ -134,7 +132,7 @@ class Supervisor:
         for handle in handles:
             handle.join()
         self._open.close()  # which looks at their logs once more
-        self._handles, self._temporary = [], None
+        self._handles = []
 
     __exit__ = close
 
@@ -153,9 +151,6 @@ def temporary_directory() -> Path:
 
 class RunService(ABC):
     """One kind of service of a run: one process or several in parallel, started early and waited for late."""
-
-    keyword: ClassVar[str]
-    """The keyword by which stages ask for it, a field of `tasks.runtime.services.Services`."""
 
     deployment: ClassVar[str] = ""
     """The deployment that serves it on a pool of Prefect's; empty where it runs on the run's own machine alone."""

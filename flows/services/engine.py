@@ -45,7 +45,6 @@ class InferenceService(RunService):
     It is started with the run's first weights, or where there are none with the first policy that is requested.
     """
 
-    keyword = "engine"
     deployment = "serve/engine"
 
     def __init__(self, supervisor: Supervisor, context: RunContext, source: Path) -> None:
@@ -131,7 +130,7 @@ class InferenceService(RunService):
             if not self._policy_lock.exchange(policy.key):
                 return None
             # The replicas that hold a policy are those that sample: one that was restarted joins later.
-            ready = _ready_urls(self.handles)
+            ready = [report["url"] for report in ready_reports(self.handles)]
             urls = [url for url in ready if url in self._verified] or ready
             return self._load_all(policy, urls, recompute=recompute)
 
@@ -147,7 +146,7 @@ class InferenceService(RunService):
         handles = self._replicas(self._source if self._source.name else self._context.store.policies.directory(whole))
 
         def load() -> ServedModel:
-            urls = _ready_urls(handles)
+            urls = [report["url"] for report in ready_reports(handles)]
             # One at a time: two loads of weights at once would leave a mix.
             with self._loading:
                 return self._load_all(policy, urls, some=True)
@@ -214,11 +213,6 @@ class InferenceService(RunService):
             NEEDS,
             hangs=lambda report: hangs(report, self.key, engine.hang_seconds),
         )
-
-
-def _ready_urls(handles: Sequence[Handle]) -> list[str]:
-    """Return the URLs of the replicas that answer; waits for one where none does, and raises when none is left."""
-    return [report["url"] for report in ready_reports(handles)]
 
 
 def is_healthy(url: str, key: str) -> bool:

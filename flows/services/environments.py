@@ -32,7 +32,6 @@ GRACE_SECONDS = 30.0
 class EnvironmentServers(RunService):
     """The servers of each environment of the run, one or several, or the addresses of those that others run."""
 
-    keyword = "environments"
     deployment = "serve/environment"
 
     def __init__(self, supervisor: Supervisor, config: RunConfig, engine_key: str) -> None:
@@ -72,7 +71,7 @@ class EnvironmentServers(RunService):
         """
 
         def report_of(server: Handle) -> Report | None:
-            report = server.ready_report()
+            report = server.report
             return report if server.alive and report.get("address") in known else server.ready_now()
 
         return {
@@ -144,8 +143,6 @@ def grader_digest(environments: Sequence[EnvironmentConfig]) -> str:
 
 class GraderProcesses(RunService):
     """One grader for each environment whose traces are scored, in a process of its own until the session ends."""
-
-    keyword = "graders"
 
     def __init__(self, supervisor: Supervisor, config: RunConfig) -> None:
         super().__init__(supervisor)

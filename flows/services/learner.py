@@ -26,7 +26,6 @@ from tasks.runtime.stage import Policy
 
 NEEDS = ("AWS_*",)
 """It reads packed rows from the store, which may be in S3."""
-EngineAsleep = Callable[[], AbstractContextManager[None]]
 READY_SECONDS = 2.0
 """Longest wait for a starting learner's answer, before it is asked again."""
 
@@ -34,10 +33,14 @@ READY_SECONDS = 2.0
 class LearnerProcess(RunService):
     """The learner's process, which loads any recorded policy, its optimizer state included."""
 
-    keyword = "learner"
     deployment = "serve/learner"
 
-    def __init__(self, supervisor: Supervisor, context: RunContext, engine_asleep: EngineAsleep = nullcontext) -> None:
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        context: RunContext,
+        engine_asleep: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         """`engine_asleep` keeps the engine from the GPU that both have, where there is no room for both."""
         super().__init__(supervisor)
         self._context, self._config = context, context.config
@@ -143,8 +146,6 @@ class LearnerNode(RunService):
 
     So the run has one flow run to wait for and to watch. When a node ends, the first one does, and all with it.
     """
-
-    keyword = "learner"
 
     def __init__(self, supervisor: Supervisor, config: RunConfig, node: int, meeting: str) -> None:
         """`meeting` is where the first node waits for this one, as HOST:PORT; empty on the first one itself."""

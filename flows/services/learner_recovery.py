@@ -4,8 +4,6 @@ Called by LearnerProcess in the thread of the step that needs the learner.
 """
 
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +84,13 @@ class LearnerRecovery:
             # A learner that is configured anew forgets: its state goes through the disk.
             changes = settings[index] != settings[index - 1]
             # The learner writes what it trains; the recorded weights stay, these go.
-            with self._scratch(row) as scratch:
+            scratch = self._policies.scratch(f"again-{row['policy_key']}")
+            try:
                 self._train(row, scratch, save_optimizer=changes)
                 if changes:
                     self._load_for(row, scratch, settings[index])
+            finally:
+                self._policies.discard(scratch)
 
     def _ancestry(self, policy: Policy) -> list[PolicyRow]:
         """Return the rows of the policies from the last one that can be loaded whole to `policy`, oldest first.
@@ -123,9 +124,13 @@ class LearnerRecovery:
         """Load a policy, with fresh state where its own is of another kind than the learner's."""
         trained = row["parent_key"] is not None  # imported weights have no optimizer state, and need none
         trained = trained and _state_kind(self._settings(row)) == _state_kind(self._configured)
-        named = {"state_directory": state_directory} if state_directory else {}
-        key, base = row["policy_key"], self._base(directory)
-        self._learner.load(key, str(directory), fresh_optimizer=not trained, base=base, **named)
+        self._learner.load(
+            row["policy_key"],
+            str(directory),
+            fresh_optimizer=not trained,
+            base=self._base(directory),
+            state_directory=state_directory,
+        )
 
     def _base(self, directory: Path) -> str:
         """Return the directory of the weights below an adapter; empty for whole weights."""
@@ -199,14 +204,6 @@ class LearnerRecovery:
             (made / file.name).symlink_to(file.resolve())
         self._learner.load(key, str(made), fresh_optimizer=False, base=self._base(recorded))
         return True
-
-    @contextmanager
-    def _scratch(self, row: PolicyRow) -> Iterator[Path]:
-        scratch = self._policies.scratch(f"again-{row['policy_key']}")
-        try:
-            yield scratch
-        finally:
-            self._policies.discard(scratch)
 
 
 def _state_kind(training: Settings) -> tuple[str, bool]:

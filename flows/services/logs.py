@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 Variables = Mapping[str, str]
@@ -70,18 +70,14 @@ def _end_of(log: Path, env: Variables) -> list[str]:
             # A log may have grown to its bound.
             begin = max(0, log.stat().st_size - _READ_BYTES)
             file.seek(begin)
-            text = _hide(file.read().decode(errors="replace"), hidden)
+            text = file.read().decode(errors="replace")
     except FileNotFoundError:
         return []
+    for secret in hidden:
+        text = text.replace(secret, "***")
     if begin:
         text = text[max(map(len, hidden), default=0) :]  # a secret may have been cut there, and so was not found
     return text.splitlines()
-
-
-def _hide(text: str, hidden: Iterable[str]) -> str:
-    for secret in hidden:
-        text = text.replace(secret, "***")
-    return text
 
 
 def _shorten(line: str) -> str:

@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -14,8 +15,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from flows.services import guardian
 from flows.services.logs import HEADING, Variables, first_error, last_lines, secrets
@@ -49,8 +48,8 @@ class ServiceSpec:
     """Command line; secrets never: they go through `env`."""
     env: Variables
     """Variables added to those of this process, of which secrets are left out: see `needs`."""
-    report: Path | None
-    """JSON file that the service writes once it knows its address; None where there is nothing to report."""
+    report: Path
+    """JSON file that the service writes once it knows its address."""
     log: Path
     """File that standard output and error are appended to; a large one moves to NAME.1."""
     ready: Callable[[Report], bool]
@@ -80,11 +79,15 @@ class Handle:
         self.tell = tell
         self.generation = 0
         self.report: Report = {}
+        """Of the present generation, once it was seen to be ready; empty before."""
         self.mark = f"{spec.name}#{next(_numbers)}"
         """The mark of the service's processes, unique within this process."""
         self._changed = threading.Condition()
-        self._ready_generation = 0
-        self._launched_at = self._warned_at = 0.0
+        self._was_ready = False
+        """Whether any generation was seen to be ready."""
+        self._refusal: Exception | None = None
+        """Why it said that it is not ready, when it was last asked."""
+        self._launched_at, self._slow_at = 0.0, math.inf
         self._process: subprocess.Popen[bytes] | None = None
         self._watcher: threading.Thread | None = None
         self._stopped = threading.Event()
@@ -109,59 +112,43 @@ class Handle:
         process = self._process
         return bool(self.spec.external) or (process is not None and process.poll() is None)
 
-    @property
-    def pid(self) -> int | None:
-        """Process id of the service itself (not of its guardian); None without a living one."""
-        if self._process is None or not self.alive:
-            return None
-        try:
-            return min((child.pid for child in psutil.Process(self._process.pid).children()), default=None)
-        except psutil.NoSuchProcess:
-            return None
-
     def wait(self) -> Report:
         """Return the report once the service is ready; raise ServiceFailed when it failed or took too long."""
         deadline = time.monotonic() + self.spec.startup_seconds
         pause = LOOK_SECONDS
         waited = False
-        while True:
-            with self._changed:
-                generation, failure = self.generation, self._failure
-            if failure or self._stopped.is_set():
-                raise ServiceFailed(failure or f"service {self.spec.name!r} was stopped")
-            report, refusal = self._ready(generation)
-            if report is not None:
-                return report
+        while (report := self.ready_now()) is None:
+            if self._failure:
+                raise ServiceFailed(self._failure)
             if time.monotonic() >= deadline:
-                raise ServiceFailed(self._too_late(refusal)) from refusal
+                raise ServiceFailed(self._too_late()) from self._refusal
             if not waited and not self.spec.external:
                 self.tell("starting", service=self.spec.name)
             waited = True
             self._tell_if_slow()
-            self._await_change(generation, pause)
+            with self._changed:
+                self._changed.wait(pause)  # less where the watcher starts it again, or gives it up
             # Often at first, as most services are up in a moment; an engine of minutes is not asked all the time.
             pause = min(pause * 1.3, 0.5)
-
-    def ready_report(self) -> Report:
-        """Return the report of the present generation, once it was seen to be ready; empty before, and without one."""
-        with self._changed:
-            return self.report if self._ready_generation == self.generation else {}
+        return report
 
     def ready_now(self) -> Report | None:
-        """Return the report if the service answers at this moment; waits for nothing."""
+        """Return the report if the service answers at this moment; waits for nothing. Any refusal means "not yet"."""
+        generation = self.generation  # read first: one that follows in between has not answered
+        if self._failure or (report := self.read_report()) is None:
+            return None
+        self._refusal = None
+        try:
+            is_ready = self.spec.ready(report)
+        except Exception as refusal:
+            self._refusal = refusal
+            return None
         with self._changed:
-            generation, gone = self.generation, self._failure or self._stopped.is_set()
-        return None if gone else self._ready(generation)[0]
-
-    def restart(self, why: str, generation: int) -> None:
-        """End a generation so that the watcher starts another, which counts as a restart. `why` says what it did.
-
-        Does nothing where another one runs by now.
-        """
-        with self._changed:
-            if generation == self.generation:
-                self._ended = why
-                self._let_end()
+            # It may have died between its answer and now.
+            if not is_ready or not self.alive or generation != self.generation:
+                return None
+            self.report, self._was_ready = report, True
+        return report
 
     @contextmanager
     def not_restarted(self) -> Iterator[None]:
@@ -176,6 +163,8 @@ class Handle:
         """Begin to end the service for good; returns at once."""
         with self._changed:
             self._stopped.set()
+            self._failure = self._failure or f"service {self.spec.name!r} was stopped"
+            self._may_start.set()  # the watcher then sees that it ends for good
             self._let_end()
             self._changed.notify_all()
 
@@ -197,47 +186,21 @@ class Handle:
         """Return what the service reported, or None when it has not yet (a half-written file included)."""
         if self.spec.external:
             return {"url": self.spec.external, "address": self.spec.external}
-        if self.spec.report is None:
-            return {}
         try:
             report = json.loads(self.spec.report.read_bytes())
-        except (FileNotFoundError, json.JSONDecodeError, UnicodeDecodeError):
+        except (FileNotFoundError, ValueError):
             return None
         return report if isinstance(report, dict) else None
-
-    def _ready(self, generation: int) -> tuple[Report | None, Exception | None]:
-        """Return the report of a generation that says that it is ready, or why not: any refusal means "not yet"."""
-        if (report := self.read_report()) is None:
-            return None, None
-        try:
-            is_ready = self.spec.ready(report)
-        except Exception as refusal:
-            return None, refusal
-        with self._changed:
-            # It may have died between its answer and now.
-            if not is_ready or not self.alive or generation != self.generation:
-                return None, None
-            self.report, self._ready_generation = report, generation
-        return report, None
 
     def _tell_if_slow(self) -> None:
         """Report that the service is still starting, once for all threads that wait for it."""
         now = time.monotonic()
         with self._changed:
-            if self.spec.external or now - max(self._launched_at, self._warned_at) < SLOW_SECONDS:
+            if now < self._slow_at:
                 return
-            self._warned_at = now
-        seconds = now - self._launched_at
-        self.tell("note", text=f"{self.spec.name}: still starting, {seconds:.0f} s; log: {self.spec.log}")
-
-    def _await_change(self, generation: int, seconds: float) -> None:
-        """Sleep for a while, or until the watcher changes something about this generation."""
-
-        def has_changed() -> bool:
-            return generation != self.generation or bool(self._failure) or self._stopped.is_set()
-
-        with self._changed:
-            self._changed.wait_for(has_changed, seconds)
+            self._slow_at = now + SLOW_SECONDS
+        starting = f"still starting, {now - self._launched_at:.0f} s"
+        self.tell("note", text=f"{self.spec.name}: {starting}; log: {self.spec.log}")
 
     def _launch(self) -> None:
         """Start the next generation behind a guardian, with a fresh report; returns at once.
@@ -246,10 +209,9 @@ class Handle:
         """
         spec = self.spec
         spec.log.parent.mkdir(parents=True, exist_ok=True)
-        if spec.report:
-            spec.report.parent.mkdir(parents=True, exist_ok=True)
-            # Or the address of the generation before would be taken for this one's.
-            spec.report.unlink(missing_ok=True)
+        spec.report.parent.mkdir(parents=True, exist_ok=True)
+        # Or the address of the generation before would be taken for this one's.
+        spec.report.unlink(missing_ok=True)
         marks = {OWNER: identity(), SERVICE: self.mark, "SPT_NOENV": "1"}  # process titles must not overwrite marks
         since = f": the one before {self._ended}" if self._ended else ""
         without = f"; without {', '.join(hidden)}" if (hidden := withheld(spec.needs)) else ""
@@ -257,8 +219,9 @@ class Handle:
         variables = {**inherited_variables(spec.needs), **spec.env, **marks}
         # Only after a start that succeeded: a failed one leaves the old generation to be described.
         self._process = start_guarded(spec.argv, variables, spec.log, heading, spec.grace_seconds)
-        self._ended = ""
+        self._ended, self.report = "", {}
         self._launched_at = time.monotonic()
+        self._slow_at = self._launched_at + SLOW_SECONDS
         self.generation += 1
 
     def _let_end(self) -> None:
@@ -271,8 +234,7 @@ class Handle:
         while True:
             assert self._process is not None
             status = self._process.wait()
-            while not self._may_start.wait(LOOK_SECONDS) and not self._stopped.is_set():
-                pass
+            self._may_start.wait()
             with self._changed:
                 self._let_end()
                 if self._stopped.is_set():
@@ -280,14 +242,13 @@ class Handle:
                 kill_owned(identity(), self.mark)  # when it was the guardian that was killed
                 self._ended = how = self._ended or _how(status)
                 # Under the lock, so that waiting threads see the new generation or the failure, never neither.
-                self._failure = self._start_again(status)
+                self._failure = failure = self._start_again(status)
                 self._changed.notify_all()
-                restart = 0 if self._failure else self.generation - 1
-            again = f"restart {restart} of {self.spec.max_restarts}" if restart else "it is not started again"
+            restart = f"restart {self.generation - 1} of {self.spec.max_restarts}"
             # After the lock and the restart: a listener may take its time.
-            text = f"{self.spec.name}: {how}; {again}; log: {self.spec.log}"
+            text = f"{self.spec.name}: {how}; {'it is not started again' if failure else restart}; log: {self.spec.log}"
             self.tell("lost", service=self.spec.name, text=text)
-            if not restart:
+            if failure:
                 return
 
     def _start_again(self, status: int) -> str:
@@ -297,7 +258,7 @@ class Handle:
         signal is no such end: memory may have been short, and will not be the next time.
         """
         ended = f"service {self.spec.name!r} {self._ended}"
-        if self._ready_generation == 0 and 0 <= status < 128:
+        if not self._was_ready and 0 <= status < 128:
             return self._describe(f"{ended} before it was ready", "correct what the log says and run the same again")
         if self.generation > self.spec.max_restarts:
             return self._describe(
@@ -323,7 +284,7 @@ class Handle:
         while not self._stopped.wait(ASK_SECONDS):
             generation = self.generation  # read first: one that follows in between is not restarted
             # A service that still loads weights answers nothing, and does not hang.
-            if not (report := self.ready_report()):
+            if not (report := self.report):
                 continue
             slow = threading.Timer(SLOW_SECONDS, self.tell, ["note"], {"text": note})
             slow.daemon = True
@@ -332,10 +293,14 @@ class Handle:
             slow.cancel()
             if hangs and not self._stopped.is_set():
                 logging.getLogger(__name__).warning("service %r does not answer: it is started again", spec.name)
-                self.restart("did not answer any more and was ended", generation)
+                with self._changed:
+                    if generation == self.generation:
+                        self._ended = "did not answer any more and was ended"
+                        self._let_end()
 
-    def _too_late(self, refusal: Exception | None) -> str:
+    def _too_late(self) -> str:
         seconds = self.spec.startup_seconds
+        refusal = self._refusal
         said = f"; it last said: {type(refusal).__name__}: {refusal}" if refusal else ""
         if self.spec.external:
             return (

@@ -42,8 +42,6 @@ class TeacherChanged(ValueError):
 class TeacherEngines(RunService):
     """One engine for each distinct teacher of a run, started when it is needed and watched until the session ends."""
 
-    keyword = "teachers"
-
     def __init__(self, supervisor: Supervisor, config: RunConfig) -> None:
         super().__init__(supervisor)
         self._config = config

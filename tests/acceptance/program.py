@@ -7,7 +7,6 @@ that only what its first process has started.
 """
 
 import json
-import os
 import signal
 import sys
 from functools import partial
@@ -43,16 +42,10 @@ def main(directory, request):
 
 def kill(what):
     """Kill or stop a service and whatever it started."""
-    service = what.removeprefix(STOP).removeprefix(BEHIND)
+    handle = handles[what.removeprefix(STOP).removeprefix(BEHIND)]
     number = signal.SIGSTOP if what.startswith(STOP) else signal.SIGKILL
-    process = handles[service].pid
-    assert process is not None, f"{service} is not there to be killed"
-    tree = [process, *descendants(process)]
-    if BEHIND in what:
-        tree.remove(process)
-    else:
-        os.kill(process, number)
-    send(number, tree)
+    process, *below = descendants(handle._process.pid)
+    send(number, below if BEHIND in what else [process, *below])
 
 
 def remember_handles():

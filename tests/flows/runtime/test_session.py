@@ -54,8 +54,8 @@ def test_a_run_takes_a_gpu_slot_of_the_machine_where_a_service_is_there(
     monkeypatch.setattr("flows.runtime.session.gpu_slot", slot)
     monkeypatch.setattr("flows.runtime.session.needs", lambda missing, config: list(keywords))
     session = session_of(tmp_path, placement={"services": placement})
-    for each in session.needed_services(()):
-        monkeypatch.setattr(each, "begin", lambda keyword=each.keyword: begun.append(keyword))
+    for each in keywords:
+        monkeypatch.setattr(getattr(session, each), "begin", lambda each=each: begun.append(each))
     with session.slot:
         session.begin(())
     assert begun == list(keywords) and bool(held) == takes

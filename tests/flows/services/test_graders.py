@@ -109,8 +109,8 @@ def test_a_killed_grader_comes_back(supervisor, graders, plugins):
     grading = graders()
     first = grading.scores(**rows)
     handle = supervisor._handles[0]
-    os.kill(handle.pid, signal.SIGKILL)
-    happened(f"SIGKILL to {handle.pid}")
+    os.kill(handle.report["pid"], signal.SIGKILL)
+    happened(f"SIGKILL to {handle.report}")
     assert grading.scores(**rows).drop_columns(["seconds"]).equals(first.drop_columns(["seconds"]))
     assert handle.generation == 2
 

@@ -93,7 +93,7 @@ def test_a_killed_replica_costs_no_row(engine, tmp_path):
         return groups
 
     def kill():
-        os.kill(engine._handles["engine 2"].pid, signal.SIGKILL)
+        os.kill(engine._handles["engine 2"].report["pid"], signal.SIGKILL)
 
     with served(REVERSE, tmp_path) as told, engine.pinned(POLICY) as both:
         alone = sample(told["address"], replace(both, other_urls=()), lambda: None)

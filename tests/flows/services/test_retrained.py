@@ -30,7 +30,7 @@ class Retraining:
         self.by = by
         self.held = {}
 
-    def load(self, policy_key, directory, fresh_optimizer, base=""):
+    def load(self, policy_key, directory, fresh_optimizer, base="", state_directory=""):
         place = Path(directory)
         state = None if fresh_optimizer else load_file(place / OPTIMIZER_FILE)["state"].tolist()
         self.held = {"key": policy_key, "weights": load_file(place / "model.safetensors"), "state": state}

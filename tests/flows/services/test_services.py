@@ -60,12 +60,18 @@ def start(supervisor, tmp_path):
     return lambda *names, **changes: supervisor.start(spec(tmp_path, *names, **changes))
 
 
+def await_end(handle, generation=1):
+    """Wait until the watcher has seen the end of a generation."""
+    with handle._changed:
+        handle._changed.wait_for(lambda: handle._failure or handle.generation > generation, PATIENCE)
+
+
 def killed(handle):
     """Kill a service that is ready; return its process id once its watcher has seen the end."""
     pid = handle.wait()["pid"]
     generation = handle.generation
     os.kill(pid, signal.SIGKILL)
-    handle._await_change(generation, PATIENCE)
+    await_end(handle, generation)
     return pid
 
 
@@ -79,8 +85,8 @@ def failure(handle):
 def test_a_service_starts_reports_and_ends(tmp_path):
     with Supervisor("run", tmp_path) as supervisor:
         handle = supervisor.start(spec(tmp_path))
-        assert handle.wait() == {"pid": handle.pid}
-        assert (handle.generation, handle.alive, handle.report) == (1, True, {"pid": handle.pid})
+        assert handle.wait()["pid"] in owned_processes(identity())
+        assert (handle.generation, handle.alive) == (1, True)
         assert len(owned_processes(identity())) == 2
     assert owned_processes(identity()) == []
     assert not handle.alive
@@ -111,8 +117,6 @@ def test_a_killed_service_comes_back_with_a_fresh_report_until_no_restart_is_lef
 class OneProcess(RunService):
     """A kind of service with one process, a test program."""
 
-    keyword = "engine"
-
     def begin(self):
         self._process("engine", self._spec)
 
@@ -132,7 +136,7 @@ def test_what_services_report_is_private_to_who_started_them(tmp_path):
             handles += service.handles
         pids = [handle.wait()["pid"] for handle in handles]
         happened(f"processes {pids}")
-        assert pids == [handle.pid for handle in handles]
+        assert len({*pids}) == 2
         second.close()
         assert handles[0].read_report() == {"pid": pids[0]} and handles[0].alive
         assert handles[0].spec.log == handles[1].spec.log, "one file has both"
@@ -169,10 +173,10 @@ def test_every_loss_is_told_with_its_end_and_the_restart_that_follows(start, tmp
 def test_of_several_of_a_kind_those_that_answer_are_enough_and_the_last_that_fails_is_all(start, told):
     refused = start("first", arguments=("3",))
     other = start("second", max_restarts=0)
-    assert ready_reports([refused, other]) == [{"pid": other.pid}]
+    assert ready_reports([refused, other]) == [other.report]
     until(lambda: told, lambda: "no loss")
     assert told[0].startswith("first: ended with status 3; it is not started again")
-    os.kill(other.pid or 0, signal.SIGKILL)
+    os.kill(other.report["pid"], signal.SIGKILL)
     until(lambda: len(told) == 2, lambda: f"{told}")
     with pytest.raises(ServiceFailed, match=r"service '(first|second)' (ended with status 3|was killed by signal 9)"):
         ready_reports([refused, other])
@@ -182,10 +186,10 @@ def test_of_several_of_a_kind_the_first_that_answers_is_taken_and_the_others_are
     may_answer = threading.Event()
     slow = start("slow", ready=lambda _: may_answer.is_set())
     quick = start("quick")
-    assert ready_reports([slow, quick]) == [{"pid": quick.pid}]
+    assert ready_reports([slow, quick]) == [quick.report]
     may_answer.set()
-    until(lambda: slow.ready_report(), lambda: "nobody has seen that it is ready")
-    assert ready_reports([slow, quick]) == [{"pid": slow.pid}, {"pid": quick.pid}]
+    until(lambda: slow.report, lambda: "nobody has seen that it is ready")
+    assert ready_reports([slow, quick]) == [slow.report, quick.report]
 
 
 @pytest.mark.fault("services", "a service exits, another hangs", "each is told with how it ended")
@@ -217,7 +221,7 @@ def test_a_killed_guardian_leaves_nothing_and_counts_as_a_restart(start, tmp_pat
     orphan = int((tmp_path / "engine.json.orphan").read_text())
     os.kill(handle._process.pid, signal.SIGKILL)
     happened(f"SIGKILL to {handle._process.pid}")
-    handle._await_change(1, PATIENCE)
+    await_end(handle)
     assert handle.generation == 2
     assert start_time(orphan) is None
     handle.wait()
@@ -227,9 +231,9 @@ def test_a_killed_guardian_leaves_nothing_and_counts_as_a_restart(start, tmp_pat
 def test_a_service_that_changes_its_title_keeps_its_mark(start):
     pytest.importorskip("setproctitle")
     handle = start(program="titled")
-    handle.wait()
-    assert b"Engine::Core" in Path(f"/proc/{handle.pid}/cmdline").read_bytes()
-    assert handle.pid in owned_processes(identity())
+    pid = handle.wait()["pid"]
+    assert b"Engine::Core" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    assert pid in owned_processes(identity())
 
 
 @pytest.mark.fault(
@@ -257,7 +261,8 @@ def test_a_service_that_never_gets_ready_fails_with_its_last_answer(start):
     def refuse(_):
         raise ConnectionError("not yet listening")
 
-    handle = start(ready=refuse, report=None, startup_seconds=0.3)  # asked from the start on
+    handle = start(ready=refuse, startup_seconds=0.3)
+    until(handle.read_report, lambda: "it has not reported, and is not asked")
     with pytest.raises(ServiceFailed, match=r"after 0\.3 s; it last said: ConnectionError: not yet") as caught:
         handle.wait()
     happened(caught.value)
@@ -279,7 +284,7 @@ def test_an_external_service_is_adopted_and_left_alone(start, tmp_path):
     handle = start(external=url, ready=ready)
     assert handle.wait() == {"url": url, "address": url}
     ready.assert_called_once_with({"url": url, "address": url})
-    assert (handle.alive, handle.pid, handle.generation) == (True, None, 0)
+    assert (handle.alive, handle.generation) == (True, 0)
     assert not (tmp_path / "engine.log").exists()
 
 
@@ -343,7 +348,7 @@ def test_a_service_that_does_not_answer_is_started_again_and_its_log_says_why(wa
     hangs = Mock(side_effect=chain([False, True], repeat(False)))
     handle = start("server", hangs=hangs)
     first = handle.wait()
-    handle._await_change(1, PATIENCE)
+    await_end(handle)
     assert handle.generation == 2
     happened("its second answer never came")
     assert hangs.call_args_list[:2] == [call(first)] * 2, "it answered once"
@@ -370,33 +375,32 @@ def test_who_waits_for_a_service_without_an_answer_is_told(watchful, tmp_path, m
 def test_one_that_hangs_again_fails_with_that_reason(watchful, start):
     handle = start("server", hangs=lambda _: True, max_restarts=0)
     handle.wait()
-    handle._await_change(1, PATIENCE)
+    await_end(handle)
     happened("no answer came")
     assert "'server' did not answer any more and was ended in generation 1: no rest" in failure(handle)
 
 
-def test_a_service_is_not_asked_before_it_was_ready(watchful, start):
-    handle = start("server", hangs=lambda _: False)
-    assert handle.ready_report() == {}
-    report = handle.wait()
-    assert handle.ready_report() == report
-    handle.restart("was told to", generation=2)  # which is not the present one
-    assert handle.alive and handle.generation == 1
+def test_a_service_is_asked_once_it_was_ready_and_one_that_dies_meanwhile_is_started_again_once(watchful, start):
+    hangs = Mock(side_effect=lambda _: handle.generation == 1 and killed(handle))
+    handle = start("server", hangs=hangs)
+    assert handle.report == {}
+    first = handle.wait()
+    until(lambda: handle.ready_now() and hangs.call_count > 1, lambda: handle._failure)
+    assert handle.alive and handle.generation == 2 and hangs.call_args_list[0] == call(first)
 
 
 @pytest.mark.fault(
     "services", "the system refuses to start a service again", "its failure with the system's words, no descriptor lost"
 )
 def test_one_that_cannot_be_started_again_fails_at_once_and_says_what_the_system_said(watchful, start, monkeypatch):
-    handle = start("server")
+    handle = start("server", hangs=lambda _: "TOO_LONG" in os.environ)
     handle.wait()
     descriptors = len(os.listdir("/proc/self/fd"))
     monkeypatch.setenv("TOO_LONG", "x" * 200_000)  # for the system, which refuses to start anything with it
-    handle.restart("was told to end", 1)
-    handle._await_change(1, PATIENCE)
+    await_end(handle)
     happened("an environment of 200,000 characters")
     message = failure(handle)
-    assert "'server' was told to end and cannot be started again: " in message and " too long" in message
+    assert "did not answer any more and was ended and cannot be started again: " in message and " too long" in message
     assert (handle.alive, handle.generation) == (False, 1)
     # Other threads of this process open and close some meanwhile, as the one that reads the log.
     until(lambda: len(os.listdir("/proc/self/fd")) < descriptors, lambda: f"{descriptors} before")
@@ -407,7 +411,7 @@ def test_a_flood_fills_no_more_than_its_share_of_the_disk(watchful, start, tmp_p
     monkeypatch.setattr(base, "LOG_BYTES", 140_000)
     flood = "import sys\nfor number in range(10**9): sys.stdout.write(f'line {number:09}\\n'), sys.stdout.flush()"
     argv = [sys.executable, "-c", flood]
-    handle = start("server", argv=argv, report=None)
+    handle = start("server", argv=argv)
     log, aside = tmp_path / "server.log", tmp_path / "server.log.1"
     until(aside.exists, lambda: f"the log grew to {log.stat().st_size} bytes and was not moved aside")
     happened("the log was moved aside")

@@ -37,7 +37,7 @@ class Machine:
     directory: Path
 
     def handle(self, service):
-        return service._handles[service.keyword]
+        return service.handles[0]
 
     def generation(self, service):
         return self.handle(service).generation
@@ -45,7 +45,7 @@ class Machine:
     def kill(self, service):
         """Kill a service; return the generation that it was."""
         generation = self.generation(service)
-        os.kill(self.handle(service).pid, signal.SIGKILL)
+        os.kill(self.handle(service).report["pid"], signal.SIGKILL)
         return generation
 
     def learns(self):

@@ -80,8 +80,7 @@ def test_a_teacher_that_dies_is_started_again_with_the_same_weights(taught):
     assert served.salt == taught.teacher.version and served.api_key not in repr(served)
     before = scored(served)
     (handle,) = taught.teachers._handles.values()
-    process = handle.pid
-    send(signal.SIGKILL, [process, *descendants(process)])  # some go by themselves when the first has
+    send(signal.SIGKILL, descendants(handle._process.pid))  # some go by themselves when the first has
     while handle.generation == 1:
         handle.wait()
     again = taught.teachers.serve(taught.teacher)

@@ -107,9 +107,9 @@ def test_a_server_without_its_tools_is_started_again(tmp_path):
         servers.addresses()
         handle = servers._handles["calc"]
         before = handle.generation
-        assert handle.pid is not None
-        tools = [pid for pid, line in commands(handle.pid).items() if "sample_calc_tools.server" in line]
-        assert tools, commands(handle.pid)
+        below = commands(handle.report["pid"])
+        tools = [pid for pid, line in below.items() if "sample_calc_tools.server" in line]
+        assert tools, below
         send(signal.SIGKILL, tools)  # one may go by itself when another has
         until(lambda: handle.generation != before, lambda: (tmp_path / "environment-calc.log").read_text()[-3000:])
         assert answers(servers.addresses()["calc"][0], PATIENCE)

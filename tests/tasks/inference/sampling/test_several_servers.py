@@ -77,7 +77,7 @@ def test_a_killed_server_costs_no_row(small_engine, view, tmp_path):
         # Of the first sixteen each took eight; how many more is a matter of how fast each is on a busy machine.
         assert sorted(dealt) == sorted(("reverse", each) for each in both()) and min(dealt.values()) >= 8, dealt
 
-        killed, dealt = sample(servers, both(), lambda: os.kill(second.pid or 0, signal.SIGKILL))
+        killed, dealt = sample(servers, both(), lambda: os.kill(second.report["pid"], signal.SIGKILL))
         (lost,) = losses
         assert killed == alone and 1 <= len(lost) <= 16
         assert dealt.total() == assignments.num_rows + len(lost), "what was in flight there, and no more"
