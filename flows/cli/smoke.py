@@ -14,19 +14,26 @@ from flows.cli.arguments import Count, Json, UsageError, option, split_items
 
 ROOT = Path(__file__).parents[2]
 TESTS = ROOT / "tests/gpu"
+ON_A_GPU = ("training.device=cuda", "training.dtype=bfloat16", "training.policy_dtype=bfloat16")
+"""Of the demo, whose learner trains in float32 on the processor, what runs of a GPU have."""
 
 
 def gpu_smoke(
     *items: Annotated[str, option("model.path=DIR; see below", "[FILES] [OVERRIDES]")],
     tokens: Annotated[Count, option("tokens of the row that is trained")] = 4096,
+    quick: Annotated[bool, option("leave out the kill of an engine that sleeps, to fit in eight minutes")] = False,
     as_json: Json = False,
 ) -> int:
     """Print a line for each check of the GPU; return 1 if one is wrong, else 0. Raises UsageError without a checkout.
 
     Without files the demo's settings apply, in the precision of the device.
     """
+    from flows.services.gpus import smallest_gpu
+
     files, overrides = split_items(items)
-    return _run_tests("test_machine", files, overrides if files else ["engine.dtype=auto", *overrides], tokens, as_json)
+    if not files:
+        overrides = ["engine.dtype=auto", *(ON_A_GPU if smallest_gpu() else ()), *overrides]
+    return _run_tests("test_machine", files, overrides, tokens=tokens, quick=quick, json=as_json)
 
 
 def lora_smoke(
@@ -44,9 +51,7 @@ def lora_smoke(
     return _run_tests("test_adapters", files, overrides)
 
 
-def _run_tests(
-    name: str, files: Sequence[str], overrides: Sequence[str], tokens: int = 0, as_json: bool = False
-) -> int:
+def _run_tests(name: str, files: Sequence[str], overrides: Sequence[str], **settings: int) -> int:
     """Run a file of tests and let it print its checks; pytest's own output is standard error."""
     test = TESTS / f"{name}.py"
     if not test.is_file() or find_spec("pytest") is None:
@@ -58,7 +63,7 @@ def _run_tests(
 
     load(files or ["demo"], overrides)  # a mistake in the config is reported before anything starts
     report = os.dup(1)
-    request = {"files": files or ["demo"], "overrides": overrides, "tokens": tokens, "report": report, "json": as_json}
+    request = {"files": files or ["demo"], "overrides": overrides, "report": report, "json": False, **settings}
     # Tests are offline by default; a model of the hub may have to be downloaded here.
     variables = {"HF_HUB_OFFLINE": "0", **os.environ, "STAGECOACH_SMOKE": json.dumps(request)}
     argv = [sys.executable, "-m", "pytest", "-q", "--timeout=0", "-p", "no:cacheprovider", f"--rootdir={ROOT}"]

@@ -1,7 +1,7 @@
 """The settings of `stagecoach gpu-smoke` and `lora-smoke`, and the report of each check to the command.
 
-The command passes files, overrides, the tokens of a row, the descriptor of its output and whether to write JSON
-to it, as JSON in STAGECOACH_SMOKE.
+The command passes files, overrides, the tokens of a row, whether to be quick, the descriptor of its output and whether
+to write JSON to it, as JSON in STAGECOACH_SMOKE.
 Without it the tests use the demo's settings and report to nobody.
 """
 
@@ -14,7 +14,7 @@ import pytest
 from configs.load import load
 from tasks.runtime.process_variables import inherited_variables
 
-SETTINGS = {"files": ["demo"], "overrides": [], "tokens": 4096, "report": None, "json": True}
+SETTINGS = {"files": ["demo"], "overrides": [], "tokens": 4096, "quick": False, "report": None, "json": True}
 SETTINGS |= json.loads(os.environ.get("STAGECOACH_SMOKE", "{}"))
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +27,7 @@ def variables():
 
 @pytest.fixture(scope="session")
 def smoke():
-    """Return the settings of the command: files, overrides, tokens."""
+    """Return the settings of the command: files, overrides, tokens, quick."""
     return SETTINGS
 
 

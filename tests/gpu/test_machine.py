@@ -62,7 +62,7 @@ OF_STEPS = (
 METRICS = {
     "update/seconds_gradients": "s forward and backward",
     "update/seconds_optimizer": "s of the optimizer",
-    "update/seconds_writing": "s to write the policy",
+    "update/seconds_writing": "s to write the policy, the hand-over's first part",
     "update/tokens_per_second": "tokens a second",
     "update/tflops_per_second": "TFLOP/s",
     "update/mfu": "MFU",
@@ -132,7 +132,7 @@ def gradient_norm(machine, variables, processes, num_rows):
     return float(done.stdout)
 
 
-def test_engine_and_learner_as_services(machine, check):
+def test_engine_and_learner_as_services(machine, smoke, check):
     context = RunContext(open_store(machine.scratch / "services"), "gpu-smoke", machine.config, {})
     with Supervisor("gpu-smoke", machine.scratch / "logs") as supervisor:
         engine = InferenceService(supervisor, context, machine.model)
@@ -156,7 +156,8 @@ def test_engine_and_learner_as_services(machine, check):
         seconds, asleep = _take_time(take_turn)
         waking, _ = _take_time(lambda: engine.serve(policy))
         check("engine sleeps, wakes and is proven", f"{seconds:.1f} s + {waking:.1f} s", "asleep in the turn", asleep)
-        for name, turn in (("engine killed", nullcontext), ("engine killed asleep", learner.turn)):
+        kills = ("engine killed", nullcontext), ("engine killed asleep", learner.turn)
+        for name, turn in kills[: 1 if smoke["quick"] else 2]:
             with turn():
                 _kill(engine)
             seconds, _ = _take_time(lambda: engine.serve(policy))
@@ -168,10 +169,14 @@ def test_engine_and_learner_as_services(machine, check):
 
 
 def _check_policy(client, context, policy, check):
+    """Hand a policy over once more, part by part, and check what the engine serves then."""
     row, weights = recorded_policy(context, policy.key), context.store.policies.directory(policy.key)
-    equal = check_weights(client, row, weights)
+    loading, _ = _take_time(lambda: client.serve(policy.key, weights))
+    summing, equal = _take_time(lambda: check_weights(client, row, weights))
+    probing, nats = _take_time(lambda: check_serving(client, row, context.config.engine, same_weights=equal))
+    for part, seconds in {"weights loaded": loading, "checksum": summing, "log-probs of the probe": probing}.items():
+        check(f"hand-over: {part}", f"{seconds:.2f} s", "noted", None)
     check("checksum of the engine's weights", "equal" if equal else "unknown", "that of the files", equal)
-    nats = check_serving(client, row, context.config.engine, same_weights=equal)
     limit = "below a mean of 1" if equal else f"at most {tolerance(context.config.engine):g}"
     check("log-probs of engine and learner", f"{nats:.3g} nats at most apart", limit, True)
 
