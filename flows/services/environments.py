@@ -35,12 +35,11 @@ class EnvironmentServers(RunService):
     deployment = "serve/environment"
 
     def __init__(self, supervisor: Supervisor, config: RunConfig, engine_key: str) -> None:
-        super().__init__(supervisor)
-        self._config = config
+        super().__init__(supervisor, config)
         self._environments = config.environments
-        # Where someone else's model is evaluated no engine is asked, and that variable may hold the key of theirs.
-        self._engine_key = {} if config.external else {config.engine.api_key_variable: engine_key}
         external = config.external
+        # Where someone else's model is evaluated no engine is asked, and that variable may hold the key of theirs.
+        self._engine_key = {} if external else {config.engine.api_key_variable: engine_key}
         self._external_key = (external.api_key_variable,) if external else ()
         self._loaded: dict[str, environment_service.LoadedEnvironment] | None = None
         self._loading = threading.Lock()
@@ -124,7 +123,7 @@ class EnvironmentServers(RunService):
             command,
             answers,
             environment,
-            (self._config, "environment", name, ""),
+            ("environment", name, ""),
             address,
             (*needed_by(environment), *self._external_key),
             hangs=lambda report: environment_service.hangs(report["address"], environment.hang_seconds),
@@ -145,7 +144,7 @@ class GraderProcesses(RunService):
     """One grader for each environment whose traces are scored, in a process of its own until the session ends."""
 
     def __init__(self, supervisor: Supervisor, config: RunConfig) -> None:
-        super().__init__(supervisor)
+        super().__init__(supervisor, config)
         self._environments = {each.name: each for each in config.environments}
         self._key = secrets.token_hex(16)
 

@@ -39,25 +39,20 @@ def prctl(option: int, value: int) -> None:
         raise OSError(number, f"prctl({option}): {os.strerror(number)}")
 
 
-def parents() -> dict[int, int]:
-    """Return the parent of every process that there is, out of /proc."""
-    found = {}
+def descendants(ancestor: int) -> list[int]:
+    """Return all living processes under `ancestor`, nearest first, out of /proc."""
+    parents = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
                 with open(f"/proc/{name}/stat", "rb") as file:
                     # After the last bracket: a process may have brackets and blanks in its name.
-                    found[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
+                    parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
             except (FileNotFoundError, ProcessLookupError):
                 continue  # gone since it was listed
-    return found
-
-
-def descendants(ancestor: int) -> list[int]:
-    """Return all living processes under `ancestor`, nearest first."""
-    line, parent_of = [ancestor], parents()
+    line = [ancestor]
     for process in line:  # grows while it is walked
-        line += [child for child, parent in parent_of.items() if parent == process]
+        line += [child for child, parent in parents.items() if parent == process]
     return line[1:]
 
 

@@ -42,8 +42,8 @@ class LearnerProcess(RunService):
         engine_asleep: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """`engine_asleep` keeps the engine from the GPU that both have, where there is no room for both."""
-        super().__init__(supervisor)
-        self._context, self._config = context, context.config
+        super().__init__(supervisor, context.config)
+        self._context = context
         self._engine_asleep = engine_asleep
         self._learner: tuple[int, Learner] | None = None
         self._answered: Report = {}
@@ -115,7 +115,7 @@ class LearnerProcess(RunService):
     @property
     def _key(self) -> str:
         """The key that a learner of another machine and its callers must know; empty where it is on this one."""
-        return shared_key(self._config, "learner") if self._uses_pools(self._config) else ""
+        return shared_key(self._config, "learner") if self._on_pools else ""
 
     def _spec(self) -> ServiceSpec:
         section = self._config.learner
@@ -124,7 +124,7 @@ class LearnerProcess(RunService):
             lambda report: learner_service.command(section, str(report)),
             self._ready,
             section,
-            (self._config, "learner", "1", ""),
+            ("learner", "1", ""),
             needs=NEEDS,
             hangs=lambda report: pulse.hangs(report["pulse"], section.hang_seconds, self._key),
             startup_seconds=section.startup_seconds,
@@ -149,8 +149,8 @@ class LearnerNode(RunService):
 
     def __init__(self, supervisor: Supervisor, config: RunConfig, node: int, meeting: str) -> None:
         """`meeting` is where the first node waits for this one, as HOST:PORT; empty on the first one itself."""
-        super().__init__(supervisor)
-        self._config, self._node = config, node
+        super().__init__(supervisor, config)
+        self._node = node
         self._key = shared_key(config, "learner")
         self._meeting = meeting
         if config.learner.nodes > 1 and not meeting:
@@ -169,10 +169,14 @@ class LearnerNode(RunService):
 
     def _own(self) -> ServiceSpec:
         learner = self._config.learner.model_copy(update={"rendezvous": self._meeting})
+        interface = self._config.placement.interface
+        # By which processes of several nodes meet on the interface, unless they are set.
+        defaults = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"} if learner.nodes > 1 else {}
 
         def command(report: Path) -> Command:
             argv, variables = learner_service.command(learner, str(report), self._node)
-            return argv, {**self._interface_variables(), **variables, KEY_VARIABLE: self._key}
+            interfaces = {name: os.environ.get(name, value) for name, value in defaults.items()}
+            return argv, {**interfaces, **variables, KEY_VARIABLE: self._key}
 
         return self._describe(
             "learner",
@@ -184,18 +188,10 @@ class LearnerNode(RunService):
         )
 
     def _other(self, node: int) -> ServiceSpec:
-        request = self._config, "learner", str(node + 1), self._meeting
         return self._describe(
             f"learner {node + 1}",
-            lambda report: (stand_in(*request, report), {}),
+            lambda report: (stand_in(self._config, "learner", str(node + 1), self._meeting, report), {}),
             ready=bool,
             max_restarts=0,
             needs=STAND_IN_NEEDS,
         )
-
-    def _interface_variables(self) -> dict[str, str]:
-        """Return the variables by which processes of several nodes meet on the interface, unless they are set."""
-        interface = self._config.placement.interface
-        names = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
-        shared = self._config.learner.nodes > 1
-        return {name: os.environ.get(name, value) for name, value in names.items() if shared}

@@ -300,8 +300,7 @@ class Handle:
 
     def _too_late(self) -> str:
         seconds = self.spec.startup_seconds
-        refusal = self._refusal
-        said = f"; it last said: {type(refusal).__name__}: {refusal}" if refusal else ""
+        said = f"; it last said: {type(self._refusal).__name__}: {self._refusal}" if self._refusal else ""
         if self.spec.external:
             return (
                 f"service {self.spec.name!r} at {self.spec.external} is not ready after {seconds:g} s{said}. "

@@ -24,8 +24,7 @@ def main(argv: Sequence[str]) -> int:
     request_file, report = map(Path, argv)
     stop = threading.Event()
     # Only noted: a flow run that is being made when the signal comes must be known, or it could not be cancelled.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
     request = json.loads(request_file.read_text(encoding="utf-8"))
     from prefect.client.orchestration import get_client
 

@@ -43,8 +43,7 @@ class TeacherEngines(RunService):
     """One engine for each distinct teacher of a run, started when it is needed and watched until the session ends."""
 
     def __init__(self, supervisor: Supervisor, config: RunConfig) -> None:
-        super().__init__(supervisor)
-        self._config = config
+        super().__init__(supervisor, config)
         self._key = secrets.token_hex(16)
 
     def begin(self) -> None:
@@ -63,11 +62,8 @@ class TeacherEngines(RunService):
         another model than the one of `teacher.version`.
         """
         url = self._engine(teacher).wait()["url"]
-        if teacher.url:
-            return self._ask_external(teacher)
-        return ServedModel(url, self._key, MODEL, teacher.version)
-
-    def _ask_external(self, teacher: TeacherConfig) -> ServedModel:
+        if not teacher.url:
+            return ServedModel(url, self._key, MODEL, teacher.version)
         try:
             name, version = retry_lost(lambda: served_version(teacher), EngineLost)  # it may only be busy
         except EngineLost as error:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from contextlib import contextmanager
 
+import psutil
 import pytest
 
 from flows.services import guardian
@@ -89,7 +90,7 @@ def test_the_end_of_the_block_leaves_nothing(start, ending, status):
 def test_a_killed_guardian_takes_the_service_along_and_the_sweep_finds_the_rest(start):
     flow = start("wait")
     service = int((flow.directory / "stubborn.json").read_text().split()[-1].rstrip("}"))
-    keeper = guardian.parents()[service]
+    keeper = psutil.Process(service).ppid()
     flow.process.send_signal(signal.SIGSTOP)  # so that the flow itself cannot clean up
     os.waitid(os.P_PID, flow.process.pid, os.WSTOPPED)  # told when the last of its threads stands, not before
     os.kill(keeper, signal.SIGKILL)

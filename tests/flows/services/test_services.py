@@ -12,6 +12,7 @@ from unittest.mock import Mock, call
 
 import pytest
 
+from configs.run import RunConfig
 from flows.services import base, process
 from flows.services.base import (
     RunService,
@@ -131,7 +132,8 @@ class OneProcess(RunService):
 def test_what_services_report_is_private_to_who_started_them(tmp_path):
     with Supervisor("run", tmp_path) as first, Supervisor("run", tmp_path) as second:
         handles = []
-        for service in map(OneProcess, (first, second)):
+        for supervisor in (first, second):
+            service = OneProcess(supervisor, RunConfig())
             service.begin()
             handles += service.handles
         pids = [handle.wait()["pid"] for handle in handles]
