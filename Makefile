@@ -14,7 +14,7 @@ RUN := OMP_WAIT_POLICY=PASSIVE .venv/bin/
 # are one to tests/conftest.py, which hands them out.
 SIDE_BY_SIDE := -n 2 --dist loadfile
 
-.PHONY: help install demo test test-pure test-all test-other test-browser mutate faults sabotage soak check docs format bench lock clean
+.PHONY: help install demo test test-pure test-all test-other test-browser test-cuda-wheels mutate faults sabotage soak check docs format bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -51,6 +51,20 @@ test-browser: $(STAMP) ## the viewer and Prefect's pages in a real Chromium, whi
 	@.venv/bin/python -c 'import playwright' 2>/dev/null || \
 		.venv/bin/python -m pip install --disable-pip-version-check --retries 10 -q playwright==1.65.2
 	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m browser tests/browser $(ARGS)
+
+CUDA := .venv-cuda
+CUDA_STAMP := $(CUDA)/installed-$(shell cat requirements/gpu.txt pyproject.toml | cksum | cut -d ' ' -f 1)
+# The same tests of the learner's attention and determinism hold in both builds of torch.
+ON_BOTH := tests/tasks/learner/test_attention.py tests/tasks/learner/test_trainer.py
+test-cuda-wheels: $(CUDA_STAMP) ## the GPU lock on a machine without a GPU: 10 GB, for a nightly and before the lock changes
+	@OMP_WAIT_POLICY=PASSIVE $(CUDA)/bin/python -m pytest -q -m cuda_wheels tests/cuda_wheels $(ARGS)
+	@OMP_WAIT_POLICY=PASSIVE $(CUDA)/bin/python -m pytest -q -m engine $(ON_BOTH) $(ARGS)
+
+$(CUDA_STAMP): | $(STAMP)
+	@[ -x $(CUDA)/bin/python ] || .venv/bin/python -m venv $(CUDA)
+	@rm -f $(CUDA)/installed-*
+	@$(CUDA)/bin/python requirements/install.py gpu $@
+	@touch $@
 
 mutate: $(STAMP) ## mutants of the modules that credit, mask, pack and weigh; the report is build/mutation.md
 	@.venv/bin/python -m pip install --disable-pip-version-check -q mutmut==3.8.1
@@ -91,5 +105,5 @@ lock: $(STAMP) ## make both locks from pyproject.toml; ARGS=--upgrade takes the 
 	@wc -l requirements/*.txt
 
 clean: ## remove the environment and caches; stores of runs stay
-	rm -rf .venv build site *.egg-info examples/*/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
+	rm -rf .venv .venv-cuda build site *.egg-info examples/*/*.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache \
 		.hypothesis

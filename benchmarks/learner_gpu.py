@@ -10,6 +10,7 @@ Weights are random, so nothing is downloaded. It needs torch, transformers, nump
 import argparse
 import contextlib
 import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 
 from configs.losses import DppoLoss
 from configs.training import TrainingConfig
+from tasks.learner import client
 from tasks.learner.attention import ATTENTION, Segments, activate_attention, packed_attention, register_attention
 from tasks.learner.distributed import World, shard, start_world
 from tasks.learner.head import default_chunk
@@ -75,7 +77,7 @@ def packed_row(tokens: int, segments: int, prompt: int = 0) -> Row:
 def measured(options: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:
     """Train rows, one optimizer step each; yield the figures of every step, the first of which compiles."""
     settings = TrainingConfig()
-    torch.use_deterministic_algorithms(options.deterministic, warn_only=True)
+    torch.use_deterministic_algorithms(options.deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False
     chosen = activate_attention(options.attention, device)
     start_world()
@@ -167,6 +169,7 @@ def _name(device: torch.device) -> str:
 
 def main() -> None:
     """Command line: print one JSON object a line."""
+    os.environ |= client.ENVIRONMENT
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = "0.6B" if torch.cuda.is_available() else "tiny"
     parser.add_argument("--shape", choices=SHAPES, default=default)

@@ -160,7 +160,7 @@ class TrainingConfig(Section):
     can be. With true a layer that is not one graph is an error; auto takes it in parts."""
     deterministic: bool = later(True)
     """Whether kernels that add up in a fixed order are taken on CUDA, so that the same batches give the same weights to
-    the last bit. On the CPU they always do."""
+    the last bit; an operation without one ends the run. On the CPU they always are."""
     logprob_chunk: int | None = Field(None, ge=1)
     """Tokens whose logits exist at the same time. Null takes a power of two from 64 to 1024 for which a chunk of logits
     has 128 MiB, or 1 GiB on CUDA: 128 or 1024 with a vocabulary of 151,936."""

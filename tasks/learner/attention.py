@@ -3,8 +3,9 @@
 The kernel is FlashAttention: version 2 of torch itself, or version 3 or 4 of a package that torch calls in its place.
 """
 
+import inspect
 import logging
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from itertools import pairwise
 from typing import Any
@@ -13,7 +14,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import activate_flash_attention_impl, restore_flash_attention_impl
+from torch.nn.attention import (
+    SDPBackend,
+    activate_flash_attention_impl,
+    register_flash_attention_impl,
+    restore_flash_attention_impl,
+    sdpa_kernel,
+)
+from torch.nn.attention._fa4 import register_flash_attention_fa4
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -32,8 +40,11 @@ PACKAGES = {"fa4": "flash_attn.cute", "fa3": "flash_attn_interface"}
 HOPPER, BLACKWELL = 9, 10
 BEST_OF = {HOPPER: ("fa3", "fa4"), BLACKWELL: ("fa4",)}
 """What is taken for GPUs of a compute capability where it is installed, the first that is; others take version 2."""
+GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+"""Has `varlen_attn` take fewer heads of keys than of queries; up to torch 2.11 it does so by itself."""
 
 _log = logging.getLogger(__name__)
+register_flash_attention_impl("FA4", register_fn=partial(register_flash_attention_fa4, f"{__package__}.flash4"))
 
 
 class Segments:
@@ -175,7 +186,7 @@ def _varlen(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scali
         k, v = (each.to(wide).index_select(0, segments.places).to(each.dtype) for each in (k, v))
     borders, longest = (segments.computed, segments.cu_seqlens), segments.longest
     # The window (-1, 0) is what makes the kernel causal: the last query of a segment sees all its keys.
-    out = varlen_attn(q, k, v, *borders, longest, longest, scale=scaling, window_size=(-1, 0), enable_gqa=True)
+    out = varlen_attn(q, k, v, *borders, longest, longest, scale=scaling, window_size=(-1, 0), **GROUPED)
     assert isinstance(out, Tensor)
     return out[None]
 
@@ -224,10 +235,11 @@ def _works(name: str, device: torch.device) -> bool:
 
 
 def largest_difference(device: torch.device, dtype: torch.dtype) -> float:
-    """Return by how much the kernel and attention segment by segment differ at most, in values and gradients.
+    """Return by how much the kernel in `dtype` differs at most from attention in float32, in values and gradients.
 
-    On random states of the heads of Qwen3 and segments around the sizes of a kernel's tiles, of which two begin alike,
-    without and with sharing that; NaN counts as infinite.
+    That is computed segment by segment, by plain products: a version of FlashAttention also stands in for torch's other
+    fused kernels. On random states of the heads of Qwen3 and segments around the sizes of a kernel's tiles, of which
+    two begin alike, without and with sharing that. A share of the largest value; NaN counts as infinite.
     """
     borders = (0, 65, 66, 300, 500)
     token_ids = np.arange(500)
@@ -239,9 +251,10 @@ def largest_difference(device: torch.device, dtype: torch.dtype) -> float:
         states = [torch.randn(1, heads, *size[2:], generator=generator).to(device, dtype) for heads in (16, 8, 8)]
         weights = torch.randn(size, generator=generator).to(device, dtype).transpose(1, 2)
         found = []
-        for attention in (_varlen, _by_segment):
-            q, k, v = leaves = [each.detach().requires_grad_() for each in states]
-            out = attention(q, k, v, segments, None)
+        for attention, precision in ((_varlen, dtype), (_by_segment, torch.float32)):
+            q, k, v = leaves = [each.detach().to(precision).requires_grad_() for each in states]
+            with sdpa_kernel(SDPBackend.MATH):
+                out = attention(q, k, v, segments, None)
             found.append([out.detach(), *torch.autograd.grad((out * weights).sum(), leaves)])
         differences += [float((a - b).abs().max() / b.abs().max()) for a, b in zip(*found, strict=True)]
     return float("inf") if any(np.isnan(differences)) else max(differences)

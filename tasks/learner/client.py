@@ -20,6 +20,8 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     # Needed on CUDA for the same batches to give the same weights.
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    # Else FlashAttention 4 compiles its kernels anew at each start.
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1",
 }
 
 KEEPALIVE = {

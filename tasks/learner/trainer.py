@@ -283,8 +283,9 @@ def _device(settings: TrainingConfig, world: World) -> torch.device:
         return torch.device("cpu")
     device = torch.device("cuda", world.local_rank)
     torch.cuda.set_device(device)
-    # Kernels without a deterministic form warn in the log instead of ending the run.
-    torch.use_deterministic_algorithms(settings.deterministic, warn_only=True)
+    # Not `warn_only`, with which attention's backward pass adds up in any order. An operation without a deterministic
+    # kernel, say of a user's own loss, ends the run by an error that names it.
+    torch.use_deterministic_algorithms(settings.deterministic)
     # Else each new tensor is filled first, which only shows who reads what nobody wrote.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     return device

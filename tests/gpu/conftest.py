@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from configs.load import load
+from tasks.learner.client import ENVIRONMENT
 from tasks.runtime.process_variables import inherited_variables
 
 SETTINGS = {"files": ["demo"], "overrides": [], "tokens": 4096, "quick": False, "report": None, "json": True}
@@ -21,8 +22,8 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="session")
 def variables():
-    """Return the variables of a process that runs a module of `tests`."""
-    return inherited_variables() | {"PYTHONPATH": str(ROOT)}
+    """Return the variables of a process that runs a module of `tests` as the learner's."""
+    return inherited_variables() | ENVIRONMENT | {"PYTHONPATH": str(ROOT)}
 
 
 @pytest.fixture(scope="session")

@@ -77,10 +77,6 @@ class ReadBack:
         weights = read_weights(Path(directory), untie=bool(current_platform.is_cpu()))
         self.reload_weights(weights_iterator=weights)
 
-    def sampled_counts(self) -> dict[str, int]:
-        """Return how many tokens of each request in flight were sampled."""
-        return {each: len(state.output_token_ids) for each, state in self.model_runner.requests.items()}
-
 
 def _states(directory: str) -> tuple[tuple[int, ...], ...]:
     found = (path.stat() for path in weight_files(Path(directory)))

@@ -2,13 +2,13 @@
 
 `host.py` makes the one of the API server's process; routes and middleware run in the same event loop. Tokens are
 counted while the engine is paused, before other weights are loaded: all tokens up to there belong to the policy that is
-served, and what follows to the policy that `/update_weight_version` names next. The counts are those of the workers,
-and the engine samples nothing while it is paused: no clock is involved.
+served, and what follows to the policy that `/update_weight_version` names next. The counts are those of the output
+processor, which is the same for all devices and model runners: a paused engine has sent every token that it sampled,
+and samples no more. No clock is involved.
 """
 
 import asyncio
 import json
-from collections import Counter
 from collections.abc import AsyncGenerator, Mapping
 from contextvars import ContextVar
 from typing import Any
@@ -22,8 +22,6 @@ from tasks.inference.engine.client import POLICIES_HEADER
 
 TokenSpan = tuple[str, int]
 """The key of a policy, and the number of tokens that it sampled."""
-ID_SUFFIX = len("-01234567")
-"""Characters that vLLM appends to the id of a request to make it unique."""
 _answered: ContextVar[list[list[TokenSpan]] | None] = ContextVar("answered", default=None)
 """The spans of the requests that the current HTTP request has made; None where its client does not ask for them."""
 
@@ -82,9 +80,9 @@ class PolicyTrackingLLM(AsyncLLM):
         The engine is paused.
         """
         await self._handle_sent_outputs()
-        counts = Counter[str]()
-        for worker in await self.collective_rpc("sampled_counts"):
-            counts |= Counter({internal_id[:-ID_SUFFIX]: count for internal_id, count in worker.items()})  # the larger
+        states = self.output_processor.request_states.values()
+        # Several choices of one request share an id; no spans of theirs are asked for.
+        counts = {state.external_req_id: state.detokenizer.num_output_tokens() for state in states if state.detokenizer}
         self.policies.close(counts)
         return counts
 

@@ -72,6 +72,23 @@ def test_a_kernel_is_compared_with_segments_before_it_is_trusted(monkeypatch):
         assert largest_difference(CPU, torch.float32) > 0.05
 
 
+def test_a_kernel_that_stands_in_for_all_fused_ones_is_not_compared_with_itself(monkeypatch):
+    """As the hooks of versions 3 and 4 do: torch's attention of one segment calls them, too, in half precision."""
+    plain, product = torch.nn.attention.varlen.varlen_attn, scaled_dot_product_attention
+
+    def hooked(*args, scale, **kwargs):
+        return plain(*args, scale=0.2, **kwargs)
+
+    def fused(query, *args, scale, **kwargs):
+        replaced = torch.backends.cuda.flash_sdp_enabled() or query.dtype == torch.bfloat16
+        return product(query, *args, scale=0.2 if replaced else scale, **kwargs)
+
+    monkeypatch.setattr("tasks.learner.attention.varlen_attn", hooked)
+    monkeypatch.setattr("tasks.learner.attention.scaled_dot_product_attention", fused)
+    with varlen_on_cpu():
+        assert largest_difference(CPU, torch.bfloat16) > 0.05
+
+
 def test_on_the_cpu_there_is_one_attention():
     assert activate_attention("auto", CPU) == "segments"
     with pytest.raises(LearnerError, match="which needs CUDA"):

@@ -28,6 +28,8 @@ SAMPLES = [
     sample("e", 3, 5),
 ]
 APART = [[each] for each in SAMPLES]
+ANY_ORDER = [f"aten::{name}" for name in ("cumsum", "nll_loss_forward", "put_", "histc", "bincount", "median")]
+"""Operations without a kernel for CUDA that adds up in a fixed order, by the page of `use_deterministic_algorithms`."""
 
 
 def gradient(policy, rows, config=None):
@@ -182,6 +184,13 @@ def test_nothing_waits_for_the_device_row_by_row(exact_policy):
         accumulate_gradients(exact_policy, batch, Objective(DppoLoss()), ALONE, CPU)
         clip_gradients(exact_policy, 1e-3, ALONE)
     assert len(all_rows(batch)) > 2 and read.count == 0
+
+
+@pytest.mark.parametrize("loss", [DppoLoss(), GspoLoss(), PpoLoss(), IpoLoss(sequence_mask=SequenceMask())])
+def test_a_row_needs_no_operation_that_a_deterministic_run_refuses(exact_policy, kernel, loss):
+    with Counted(*ANY_ORDER) as refused, Counted("aten::mm") as seen:
+        accumulate_gradients(exact_policy, batch_of([SAMPLES]), Objective(loss), ALONE, CPU)
+    assert refused.count == 0 < seen.count
 
 
 @pytest.mark.parametrize("values", [[1.0, np.nan], [np.nan, 1.0], [np.nan]])

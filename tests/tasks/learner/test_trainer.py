@@ -4,11 +4,14 @@ import json
 
 import pyarrow as pa
 import pytest
+import torch
 
+from configs.training import TrainingConfig
 from storage.schemas.stage_tables import TOKEN_STATISTICS, UPDATES
 from tasks.learner.checkpoint import PROBE_TEXT, probe_tokens
 from tasks.learner.digest import weights_sha256
 from tasks.learner.protocol import LearnerError, NoOptimizerState
+from tasks.learner.trainer import _device
 from tasks.runtime.weights_sum import SUMS_FILE
 from tests.fixtures.learner_steps import configure, load_first, new_trainer, resume, train_step
 from tests.fixtures.packed import batches, changed, sample
@@ -219,3 +222,16 @@ def test_config_is_needed_checked_and_kept(world, loaded):
         configure(loaded, **TRAINING, decay_steps=2)
     configure(loaded, **TRAINING | {"learning_rate": 1.0})
     assert loaded.state()["policy_key"] is None
+
+
+@pytest.mark.parametrize(("deterministic", "mode"), [(True, "error"), (False, "default")])
+def test_on_cuda_a_deterministic_run_takes_no_kernel_that_adds_up_in_any_order(world, monkeypatch, deterministic, mode):
+    """A warning would not do: FlashAttention 2 then keeps the backward pass that does."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    try:
+        assert _device(TrainingConfig(device="cuda", deterministic=deterministic), world).type == "cuda"
+        assert torch.get_deterministic_debug_mode() == ["default", "warn", "error"].index(mode)
+    finally:
+        torch.set_deterministic_debug_mode("default")

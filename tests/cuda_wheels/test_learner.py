@@ -1,0 +1,108 @@
+"""torch's CUDA build and FlashAttention 4: kernels, keywords and results that the learner uses are there."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.attention import _fa4, activate_flash_attention_impl, restore_flash_attention_impl
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from configs.losses import DppoLoss, GspoLoss
+from tasks.learner import attention
+from tasks.learner.client import ENVIRONMENT
+from tasks.learner.distributed import ALONE
+from tasks.learner.loop import accumulate_gradients
+from tasks.learner.loss import Objective
+from tests.fixtures.packed import batch_of, sample
+from tests.fixtures.policies import CPU
+from tests.fixtures.varlen import varlen_on_cpu
+from tests.tasks.learner.ranks import plain_policy
+
+pytestmark = pytest.mark.cuda_wheels
+ARCHITECTURES = {"sm_90a": 132, "sm_100a": 148}
+"""Of Hopper and Blackwell, with the number of multiprocessors."""
+
+
+@pytest.fixture(params=ARCHITECTURES)
+def architecture(request, monkeypatch):
+    """Compile kernels of FlashAttention 4 for an architecture, without a GPU of it."""
+    from flash_attn.cute import interface
+
+    for name in ("FLASH_ATTENTION_ARCH", "CUTE_DSL_ARCH"):
+        monkeypatch.setenv(name, request.param)
+    monkeypatch.setenv("FLASH_ATTENTION_NUM_SMS", str(ARCHITECTURES[request.param]))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    interface._get_device_arch.cache_clear()
+    yield request.param
+    interface._get_device_arch.cache_clear()
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_torch_calls_flash_attention_4_and_takes_what_it_returns(architecture, deterministic):
+    """Both passes are compiled for tensors without values; torch's own functions around them unpack the results."""
+    activate_flash_attention_impl("FA4")
+    try:
+        with FakeTensorMode():
+            new = {"device": "cuda", "dtype": torch.bfloat16}
+            q, k, v = (torch.empty(500, heads, 128, **new) for heads in (16, 8, 8))
+            borders = torch.empty(5, dtype=torch.int32, device="cuda")
+            causal = (None, False, None, 0)  # scale, whether causal, and the window, of which the product gives (-1, 0)
+            out, lse = _fa4._fa4_run_forward(q, k, v, borders, borders, 235, 235, *causal, None)
+            assert (out.shape, lse.shape, lse.dtype) == (q.shape, (16, 500), torch.float32)
+            states = (torch.empty_like(out), q, k, v, out, lse, borders, borders)
+            grads = _fa4._fa4_run_backward(*states, *causal, deterministic)
+        assert [grad.shape for grad in grads] == [q.shape, k.shape, v.shape]
+    finally:
+        restore_flash_attention_impl(_raise_warn=False)
+
+
+def test_flash_attention_4_keeps_compiled_kernels_for_the_next_learner():
+    from flash_attn.cute import cache_utils
+
+    (name,) = [name for name in ENVIRONMENT if name.startswith("FLASH_ATTENTION")]
+    assert f'os.getenv("{name}", "0") == "1"' in inspect.getsource(cache_utils) and ENVIRONMENT[name] == "1"
+
+
+def test_a_warning_alone_would_leave_attention_s_backward_pass_without_an_order():
+    library = (Path(torch.__file__).parent / "lib/libtorch_cuda.so").read_bytes()
+    assert b"Flash Attention defaults to a non-deterministic algorithm. " in library
+    assert b"call torch.use_deterministic_algorithms(True, warn_only=False)" in library
+
+
+class Names(TorchDispatchMode):
+    """Records the names of all operations, with their overloads."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.found.add(func.name())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("loss", [DppoLoss(), GspoLoss()])
+def test_every_operation_of_a_row_has_a_kernel_for_cuda(tmp_path, loss):
+    from tasks.learner.tiny import tiny_qwen3
+
+    policy = plain_policy(tiny_qwen3(tmp_path / "policy", hidden=32, layers=2), torch.float32)
+    rows = batch_of([[sample("a", 9, 1), sample("b", 7, 2)]])
+    with varlen_on_cpu(), Names() as names:
+        accumulate_gradients(policy, rows, Objective(loss), ALONE, CPU)
+    kernels = ("CUDA", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+    wanted = {*names.found, "aten::mm.dtype", "aten::addmm.dtype_out", "aten::_foreach_norm.Scalar"} - {
+        "torch_attn::_varlen_attn",
+        "torch_attn::_varlen_attn_backward",
+    }
+    wanted |= {"aten::_flash_attention_forward", "aten::_flash_attention_backward"}
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    assert len(wanted) > 30
+    assert {name for name in wanted if not any(has(name, key) for key in kernels)} == set()
+
+
+def test_attention_is_called_by_keywords_that_it_has():
+    keywords = {"scale": 1.0, "window_size": (-1, 0), **attention.GROUPED}
+    inspect.signature(attention.varlen_attn).bind(*range(7), **keywords)
+    assert attention.GROUPED == {"enable_gqa": True}
