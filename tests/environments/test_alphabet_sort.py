@@ -13,7 +13,9 @@ from sample_alphabet_sort.lists import (
     similarity,
     tagged,
 )
+from sample_alphabet_sort.taskset import AlphabetSortConfig, AlphabetSortData, AlphabetSortTask
 
+from configs.load import load
 from tests.environments.scripted import played
 
 pytestmark = pytest.mark.engine
@@ -62,6 +64,19 @@ def test_the_score_is_the_mean_over_all_turns_of_powers():
     assert score(replies, TALK.answers, "sorted", 1.0) == pytest.approx((1 + 2 / 3 + 0) / 3)
     assert score(replies, TALK.answers, "sorted", 4.0) == pytest.approx((1 + (2 / 3) ** 4) / 3)
     assert score(replies, TALK.answers, "other", 1.0) == 0.0 == score([], TALK.answers, "sorted", 1.0)
+
+
+@pytest.mark.parametrize("preset", ["qwen3_gpu", "qwen3_4b_gpu", "qwen3_8b_node"])
+def test_presets_for_gpus_have_long_answers_that_fit(preset):
+    config = load([preset])
+    settings = AlphabetSortConfig.model_validate(config.environments[0].taskset)
+    talks = [*conversations(settings.num_examples, settings.limits, settings.seed)][::500]
+    for (names,), (answer,) in ((talk.turns, talk.answers) for talk in talks):
+        assert 220 <= len(answer) == len(set(names)) <= 260
+        longest = 5 * len(answer)  # tokens, if each double name has five
+        assert longest < config.rollout.max_tokens and 2 * longest < config.engine.max_model_len
+        data = AlphabetSortData(prompt=asked(names, "sorted", first=True), turns=[list(names)])
+        assert len(AlphabetSortTask(data, settings.task).key) < 80
 
 
 def sorting(body):

@@ -16,6 +16,8 @@ _NAMES = """
 """
 NAMES = tuple(_NAMES.split())
 """The first 26 begin with a letter each, and so do the next: a few of them are easy to sort, all of them are not."""
+ALL_NAMES = (*NAMES, *(f"{first}-{second}" for first in NAMES for second in NAMES))
+"""With double names, for lists of hundreds."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,10 @@ class Limits:
             if not 1 <= low <= high:
                 raise ValueError(f"min_{noun} {low} and max_{noun} {high}: want 1 <= min_{noun} <= max_{noun}")
         longest = self.max_turns * self.max_words
-        if not longest <= self.num_names <= len(NAMES):
+        if not longest <= self.num_names <= len(ALL_NAMES):
             raise ValueError(
                 f"num_names {self.num_names}: {self.max_turns} turns of {self.max_words} names take {longest} "
-                f"different ones, and there are {len(NAMES)}"
+                f"different ones, and there are {len(ALL_NAMES)}"
             )
 
     @property
@@ -80,7 +82,7 @@ def conversations(count: int, limits: Limits, seed: int) -> Iterator[Conversatio
 def _drawn(draw: random.Random, limits: Limits) -> Conversation:
     num_turns = draw.randint(limits.min_turns, limits.max_turns)
     lengths = [draw.randint(limits.min_words, limits.max_words) for _ in range(num_turns)]
-    names = iter(draw.sample(NAMES[: limits.num_names], sum(lengths)))
+    names = iter(draw.sample(ALL_NAMES[: limits.num_names], sum(lengths)))
     return Conversation(tuple(tuple(next(names) for _ in range(length)) for length in lengths))
 
 

@@ -1,11 +1,15 @@
 """The taskset that verifiers loads under the id `sample_alphabet_sort`."""
 
 from collections.abc import Iterator
+from hashlib import sha256
 
 import verifiers.v1 as vf
 from pydantic import Field, SerializeAsAny
 
 from sample_alphabet_sort.lists import NAMES, Conversation, Limits, asked, conversations, score, similarity
+
+LONGEST_KEY = 1000
+"""Characters."""
 
 
 class AlphabetSortData(vf.TaskData):
@@ -34,8 +38,12 @@ class AlphabetSortTask(vf.Task[AlphabetSortData, vf.State, AlphabetSortTaskConfi
 
     @property
     def key(self) -> str:
-        """The names in their order tell a conversation from all others, whatever its place in the list."""
-        return "; ".join(" ".join(names) for names in self.data.turns)
+        """The names in their order tell a conversation from all others, whatever its place in the list.
+
+        Of long lists a digest stands for what follows the first names.
+        """
+        names = "; ".join(" ".join(names) for names in self.data.turns)
+        return names if len(names) <= LONGEST_KEY else f"{names[:40]}... {sha256(names.encode()).hexdigest()[:16]}"
 
     @vf.reward
     async def similarity(self, task: AlphabetSortData, trace: vf.Trace) -> float:
@@ -76,7 +84,7 @@ class AlphabetSortConfig(vf.TasksetConfig):
     max_words: int = Field(4, ge=1)
     """Most names of a turn."""
     num_names: int = Field(len(NAMES), ge=1)
-    """Names that are drawn from; up to 26 no two begin with one letter."""
+    """Names that are drawn from; up to 26 no two begin with one letter, and above 104 there are double names."""
     seed: int = 0
     """Another seed, other conversations."""
 

@@ -96,7 +96,7 @@ class EngineHttp(httpx.AsyncClient):
         digest = "" if run.kept_answers is None else request_digest(body)
         answer = (run.kept_answers or {}).get(digest)
         if answer is None:
-            response = await super().send(request, **options)
+            response = await super().send(_without_top_tokens(request, body), **options)
             if response.status_code != 200:
                 return response
             answer = response.text
@@ -106,6 +106,19 @@ class EngineHttp(httpx.AsyncClient):
         if (spans := sampled_by(answer)) and run.seeds:
             run.trace.info.setdefault(rows.POLICIES_FIELD, {})[str(body["sampling_params"]["seed"])] = spans
         return httpx.Response(200, text=answer, request=request)
+
+
+def _without_top_tokens(request: httpx.Request, body: dict[str, Any]) -> httpx.Request:
+    """Return a request for the log-prob of each sampled token alone.
+
+    renderers asks for the likeliest token's as well and reads none of it: the engine sorts all logits for that.
+    """
+    sampling = body["sampling_params"]
+    if sampling.get("logprobs") != 1:
+        return request
+    content = json.dumps({**body, "sampling_params": {**sampling, "logprobs": 0}}).encode()
+    headers = {name: value for name, value in request.headers.items() if name != "content-length"}
+    return httpx.Request(request.method, request.url, headers=headers, content=content, extensions=request.extensions)
 
 
 def request_digest(body: Mapping[str, Any]) -> str:

@@ -65,8 +65,7 @@ def test_each_preset_fits_on_the_gpus_that_it_is_for(preset, gpu, sleeps, recomp
     assert plan.shared == (preset != "qwen3_8b_node")
     assert max(plan.phases.values()) <= 0.95 * plan.gpu.total
     # The output head is not copied to float32.
-    parallel = 4 if preset == "qwen3_8b_node" else 1
-    assert plan.engine.parts["weights"] == 2 * model_shape(load([preset]).model.path).parameters // parallel
+    assert plan.engine.parts["weights"] == 2 * model_shape(load([preset]).model.path).parameters
 
 
 def test_logits_of_prompts_that_are_scored_beside_rollouts_are_planned():

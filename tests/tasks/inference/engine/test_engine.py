@@ -8,6 +8,7 @@ import pytest
 
 from tasks.inference.engine.checks import EngineMismatch, check_serving
 from tasks.inference.engine.weights_view import WeightsUnusable
+from tests.fixtures.engine_calls import answers_to, body
 from tests.fixtures.hosts import ENGINE, KEY, engine_of
 from tests.tasks.inference.engine.probes import PROBE, policy_row
 
@@ -44,6 +45,14 @@ def test_every_route_but_health_asks_for_the_key(small_engine):
         assert wrong.status_code == 401
         assert stranger.get("/health").status_code == 200
     assert small_engine.healthy()
+
+
+def test_sampled_tokens_and_their_log_probs_do_not_depend_on_the_likeliest_token_being_asked_for(small_engine, models):
+    small_engine.serve("asked", models["a"])
+    for number in range(4):
+        ((with_top,), (alone,)) = (answers_to(small_engine, [body(number, logprobs=count)]) for count in (1, 0))
+        assert alone.tokens == with_top.tokens and len(alone.tokens) == 12
+        assert alone.logprobs == with_top.logprobs and all(value < 0 for value in alone.logprobs)
 
 
 def test_the_cached_probe_reads_the_cache(small_engine, models, monkeypatch):

@@ -10,7 +10,7 @@ import pytest
 from tasks.inference.engine.client import POLICIES_HEADER
 from tasks.inference.environments import agent_runs
 from tasks.inference.environments.agent_runs import AgentRun
-from tasks.inference.environments.model_client import EngineHttp
+from tasks.inference.environments.model_client import EngineHttp, request_digest
 from tasks.inference.trace_rows.rows import POLICIES_FIELD, TURNS_FIELD
 
 SPANS = [["old", 1], ["new", 2]]
@@ -20,10 +20,16 @@ class Wire(httpx.AsyncBaseTransport):
     """An engine that answers with the number of its call, and says which policies sampled that."""
 
     def __init__(self, finish_reason="stop", status=200):
-        self.finish_reason, self.status, self.num_calls = finish_reason, status, 0
+        self.finish_reason, self.status, self.bodies = finish_reason, status, []
+
+    @property
+    def num_calls(self):
+        return len(self.bodies)
 
     async def handle_async_request(self, request):
-        self.num_calls += 1
+        content = await request.aread()
+        assert int(request.headers["content-length"]) == len(content)
+        self.bodies.append(json.loads(content))
         choices = [{"token_ids": [self.num_calls], "finish_reason": self.finish_reason}]
         answer = json.dumps({"request_id": "r", "choices": choices}, separators=(",", ":"))
         return httpx.Response(self.status, text=answer, headers={POLICIES_HEADER: json.dumps(SPANS)})
@@ -80,3 +86,16 @@ def test_a_picture_that_is_elsewhere_is_refused_and_never_sent():
     wire = Wire()
     (answer,), _ = calls(wire, None, body(1, content_parts=[{"type": "image_url", "url": "http://else/where.png"}]))
     assert answer.status_code == 400 and wire.num_calls == 0
+
+
+def test_the_engine_is_asked_for_log_probs_of_sampled_tokens_alone_and_kept_answers_keep_their_key():
+    wire, asked = Wire(), [body(seed) for seed in (1, 2, 3)]
+    for request, logprobs in zip(asked, (1, 2, None), strict=True):
+        request["sampling_params"] |= {} if logprobs is None else {"logprobs": logprobs}
+    _, info = calls(wire, {}, *asked)
+    assert [sent["sampling_params"].get("logprobs") for sent in wire.bodies] == [0, 2, None]
+    assert wire.bodies[0] == {**asked[0], "sampling_params": {"seed": 1, "logprobs": 0}}
+    assert request_digest(asked[2]) in {turn["request"] for turn in info[TURNS_FIELD]}
+    kept = {request_digest(asked[0]): '{"choices":[{"token_ids":[9]}]}'}
+    (again,), _ = calls(wire, kept, asked[0])
+    assert sampled([again]) == [9] and wire.num_calls == 3
