@@ -19,7 +19,6 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import Schema
 
 from storage.delta.parquet import buffer_reader
 from storage.errors import StoreError, StoreUnavailable, border
@@ -166,6 +165,8 @@ def removal(file: ActiveFile, partition: Mapping[str, str]) -> Action:
 
 def creation_actions(schema: pa.Schema) -> list[Action]:
     """The actions of the version that makes a table, partitioned by run, for readers and writers of any Delta."""
+    from deltalake import Schema  # `snapshot` has: weights are published and read without it
+
     metadata = {
         "id": str(uuid4()),
         "name": None,

@@ -6,19 +6,21 @@ A rank holds the plan of the whole batch, which is small, and one row: those tha
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from storage.errors import StoreError
-from storage.read.groups import Group, GroupReader
 from storage.refs import Slice
 from tasks.arrays.images import TENSORS, Tensor
 from tasks.arrays.samples import COMPONENTS
 from tasks.learner.prefixes import Array, SharedPrefixes, shared_prefixes
 from tasks.learner.protocol import BatchReference, LearnerError
 from tasks.learner.vision import RowImages, row_images
+
+if TYPE_CHECKING:  # a device is checked and measured where no library of the store is installed
+    from storage.read.groups import Group, GroupReader
 
 STREAMS = ("logprobs", "temperatures", "advantages", "rl_weights", "ce_weights", "ref_kl_weights")
 
@@ -134,7 +136,7 @@ class RowPlan:
     """Tokens with weight in each component."""
     stated: dict[str, int]
     """The denominators of its update that the row states."""
-    group: Group
+    group: "Group"
     """Where it is stored."""
     place: int
     """Its place in that group."""
@@ -179,7 +181,7 @@ MOST_TENSORS = 1 << 27
 class BatchReader:
     """Reads the packed rows of a batch, each rank those that it trains."""
 
-    def __init__(self, groups: GroupReader, batch: BatchReference) -> None:
+    def __init__(self, groups: "GroupReader", batch: BatchReference) -> None:
         self._groups, self._batch = groups, batch
         self._images: dict[int, list[ImagePlan]] = {}
         """The images of each row that shows any, in the order of their tokens."""
@@ -205,7 +207,7 @@ class BatchReader:
         a denominator is not the number of weighted tokens.
         """
 
-        def all_of(pieces: Sequence[Slice], found_in: Callable[[Group, pa.Table], list[Any]]) -> list[Any]:
+        def all_of(pieces: Sequence[Slice], found_in: "Callable[[Group, pa.Table], list[Any]]") -> list[Any]:
             own = {number: self._read(pieces[number], found_in, beat) for number in range(rank, len(pieces), num_ranks)}
             found = {number: part for each in gather(own) for number, part in each.items()}
             return [each for number in sorted(found) for each in _or_raise(found[number])]
@@ -217,7 +219,7 @@ class BatchReader:
         for images in self._images.values():
             images.sort(key=lambda image: image.place)
 
-        def plan_rows(group: Group, table: pa.Table) -> list[RowPlan]:
+        def plan_rows(group: "Group", table: pa.Table) -> list[RowPlan]:
             rows = [self._row(table, place) for place in range(table.num_rows)]
             for row in rows:
                 _check_row(row)
@@ -231,7 +233,7 @@ class BatchReader:
         return self._row(self._groups.read(plan.group), plan.place)
 
     def _read(
-        self, piece: Slice, found_in: Callable[[Group, pa.Table], list[Any]], beat: Callable[[], None]
+        self, piece: Slice, found_in: "Callable[[Group, pa.Table], list[Any]]", beat: Callable[[], None]
     ) -> list[Any] | Exception:
         found: list[Any] = []
         try:
@@ -288,13 +290,13 @@ class ImagePlan:
     num_tokens: int
     digest: str
     has_tensors: bool
-    group: Group
+    group: "Group"
     """Where its row of `batch_images` is stored."""
     number: int
     """Its place in that group."""
 
 
-def _image_plans(group: Group, table: pa.Table) -> list[ImagePlan]:
+def _image_plans(group: "Group", table: pa.Table) -> list[ImagePlan]:
     rows = table.select(["row", "place", "offset", "num_tokens", "digest"]).to_pylist()
     has_tensors = [bool(names) for names in table["names"].to_pylist()]
     return [
@@ -313,7 +315,7 @@ def _size(tensors: dict[str, list[Tensor]]) -> int:
     return sum(len(each.data) for own in tensors.values() for each in own)
 
 
-def _plan_of(row: Row, table: pa.Table, group: Group, place: int) -> RowPlan:
+def _plan_of(row: Row, table: pa.Table, group: "Group", place: int) -> RowPlan:
     weighted = {name: int(np.count_nonzero(row.streams[f"{name}_weights"])) for name in COMPONENTS}
     stated = {name: table[f"{name}_tokens"][place].as_py() for name in COMPONENTS}
     of_row = row.row, table["update"][place].as_py(), row.sample_ids, row.borders, row.once

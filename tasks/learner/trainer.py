@@ -17,7 +17,6 @@ import transformers
 from configs.services import LearnerConfig
 from configs.training import TrainingConfig
 from storage.errors import StoreError
-from storage.read.groups import open_groups
 from storage.refs import File
 from storage.schemas.stage_tables import TOKEN_MASKS, TOKEN_STATISTICS
 from tasks.arrays.samples import COMPONENTS
@@ -134,6 +133,8 @@ class Trainer:
         state_directory: str = "",
     ) -> list[dict[str, Any]]:
         """Make the batch's optimizer steps and save the new policy; see `client.Learner.train`."""
+        from storage.read.groups import open_groups  # imported by `import_learner` before
+
         loaded, directory = self._require_policy(policy_key_in), Path(directory_out)
         rounded = _is_rounded(self._require_settings())
         if directory.exists() and any(directory.iterdir()):

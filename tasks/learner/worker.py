@@ -146,6 +146,7 @@ def import_learner() -> None:
     import transformers.masking_utils
     import transformers.modeling_utils  # noqa: F401  # now, while an engine starts, and not with the first policy
 
+    from storage.read import groups  # noqa: F401
     from tasks.learner import trainer  # noqa: F401
 
 

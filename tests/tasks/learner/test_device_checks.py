@@ -1,6 +1,9 @@
 """The checks of tests/gpu/learner_checks.py tell a healthy device from one that is not; on the CPU."""
 
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from tests.gpu import learner_checks
 
 pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("world")]
 
+ROOT = Path(__file__).parents[3]
 SETTINGS = TrainingConfig(dtype="float32", device="cpu")
 
 
@@ -45,3 +49,22 @@ def test_samples_that_see_each_other_are_found(leaks, model_directory, monkeypat
     beside, alone = learner_checks._apart(model_directory, SETTINGS, row, CPU)
     assert (beside["passed"], alone["passed"]) == ((False, False) if leaks else (True, True))
     assert leaks or float(beside["measured"]) < 1e-6
+
+
+def test_a_device_is_checked_and_measured_with_torch_transformers_and_a_few_small_packages():
+    missing = (
+        "deltalake",
+        "arro3",
+        "polars",
+        "duckdb",
+        "vllm",
+        "prefect",
+        "verifiers",
+        "renderers",
+        "cyclopts",
+        "peft",
+    )
+    program = f"import sys; sys.modules |= dict.fromkeys({missing}); "
+    program += "import tests.gpu.learner_checks, benchmarks.learner_gpu, tasks.learner.trainer"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
