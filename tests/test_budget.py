@@ -53,7 +53,8 @@ MOST: dict[str, tuple[int, int]] = {
     "tasks/learner": (32_300, 31_000),
     "flows/runtime, flows/*.py": (19_900, 18_000),
     # the memory plan of three folders: docs/decisions/services.md; the plan of GPUs that are used or elsewhere: room of
-    # HOUSE.md for the GPU issue, as in tasks/learner (peaks), tasks/runtime and flows/cli;
+    # HOUSE.md for the GPU issue, as in tasks/learner (peaks), tasks/inference (log-probs of sampled tokens alone),
+    # tasks/runtime and flows/cli;
     # sums of weights made where they are: the same room, in tasks/learner and tasks/runtime
     "flows/services": (16_500, 15_000),
     "flows/orchestration": (8_800, 8_000),
