@@ -124,7 +124,7 @@ class LearnerConfig(Section):
     keep_state: bool = operational(False)
     """Whether of policies without saved optimizer state the newest two keep theirs in `memory_directory`, with the
     float32 weights, so that a learner that died goes on without training steps again. It is written beside the next
-    step, and takes 24 bytes a parameter, and 12 more meanwhile."""
+    step, and takes 24 bytes a parameter there; with a GPU also 12 of the host's memory, which stay pinned."""
     startup_seconds: float = operational(180.0, gt=0)
     """Longest wait until the learner answers."""
     hang_seconds: float = operational(1800.0, gt=0)

@@ -165,19 +165,17 @@ def weights_sums(policy: PolicyModel, world: World, *dtypes: str) -> dict[str, b
     weights = own_tensors(policy.causal)
     if any(precision_of(tensor) not in PRECISIONS for tensor in weights.values()):
         return {}
-    own: dict[str, dict[str, WeightsSum]] = {dtype: {} for dtype in dtypes}
-    for name, tensor in weights.items():
-        part = local(tensor)
-        # Of several copies of the shards the first one counts, and of what is not sharded that of the first rank.
-        if world.rank < (1 if part is tensor else world.size // world.replicas):
-            for dtype in dtypes:
-                own[dtype][name] = sum_tensor(part, dtype)
-    parts = world.gather(own)
-    sums = {
-        dtype: {name: add_sums(part[dtype][name] for part in parts if name in part[dtype]) for name in weights}
-        for dtype in dtypes
-    }
-    return {SUMS_FILE: json.dumps(sums).encode()}
+
+    def is_counted(tensor: Tensor) -> bool:
+        # Of several copies of the shards those of the first, and on the first rank what is not sharded.
+        return world.rank < (1 if local(tensor) is tensor else world.size // world.replicas)
+
+    def sums(dtype: str) -> dict[str, WeightsSum]:
+        own = {name: sum_tensor(local(tensor), dtype) for name, tensor in weights.items() if is_counted(tensor)}
+        parts = world.gather(own)
+        return {name: add_sums(part[name] for part in parts if name in part) for name in weights}
+
+    return {SUMS_FILE: json.dumps({dtype: sums(dtype) for dtype in dtypes}).encode()}
 
 
 def check_stored_names(policy: PolicyModel, directory: Path) -> None:

@@ -4,8 +4,9 @@ Each rank writes its own shards and nothing is exchanged, so the same number of 
 died and is started again. Where another number is, or the machine was lost, the store's policies are gone back to.
 """
 
+import errno
 import logging
-import os
+import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -28,19 +29,32 @@ class StateKeeper:
         self._world = world
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="keep state")
         self._last: Future[None] | None = None
+        self._stream: torch.cuda.Stream | None = None
+        self._copied: torch.cuda.Event | None = None
 
     def keep(self, policy_key: str, policy: PolicyModel, optimizer: Optimizer, directory: Path) -> None:
-        """Copy the state into the host's memory, and write it there while the caller goes on.
+        """Have the state written while the caller goes on, who calls `settle` before the state changes or is dropped.
 
-        What cannot be written is logged and left out: the state can be had again by training.
+        A GPU's is copied first, on a stream of its own into pinned memory, which torch keeps for the next one. What
+        cannot be written is logged and left out: the state can be had again by training.
         """
         self.wait()  # two copies at a time would need twice the memory
-        # Copies: the next step changes the tensors. A copy from a GPU is one already.
-        content = {
-            name: local(tensor.detach()).to("cpu", copy=True) for name, tensor in _state(policy, optimizer).items()
-        }
+        content = {name: local(tensor.detach()) for name, tensor in _state(policy, optimizer).items()}
+        if any(tensor.is_cuda for tensor in content.values()):
+            self._stream = self._stream or torch.cuda.Stream()
+            self._stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(self._stream):
+                content = {name: tensor.to("cpu", non_blocking=True, copy=True) for name, tensor in content.items()}
+            self._copied = self._stream.record_event()
         target = directory / state_file(policy_key, self._world.rank, self._world.size)
-        self._last = self._threads.submit(_write, content, target)
+        self._last = self._threads.submit(_write, content, target, self._copied)
+
+    def settle(self) -> None:
+        """Let the state change: what a GPU computes next waits for the copy, a processor until it is written."""
+        if self._copied:
+            torch.cuda.current_stream().wait_event(self._copied)
+        else:
+            self.wait()
 
     def wait(self) -> None:
         """Wait until what was kept is written."""
@@ -88,17 +102,21 @@ def _fits(stored: dict[str, Tensor], policy: PolicyModel, optimizer: Optimizer) 
     )
 
 
-def _write(content: dict[str, Tensor], target: Path) -> None:
+def _write(content: dict[str, Tensor], target: Path, copied: torch.cuda.Event | None) -> None:
+    if copied:
+        copied.synchronize()
     draft = target.with_suffix(".draft")
     try:
-        save_file(content, draft)
-        draft.rename(target)
         # The last one may be gone back to: who asked for this one may not have got the answer.
         rank = target.name.partition(".")[2]
         mine = sorted(target.parent.glob(f"*.{rank}"), key=lambda path: path.stat().st_mtime_ns)
-        for old in mine[:-KEPT_STATES]:
+        for old in mine[: 1 - KEPT_STATES]:
             old.unlink()
-    except OSError as error:
+        size = sum(tensor.nbytes for tensor in content.values())
+        if size > shutil.disk_usage(target.parent).free:
+            raise OSError(errno.ENOSPC, f"no room for {size} bytes")
+        save_file(content, draft)
+        draft.rename(target)
+    except (OSError, SafetensorError) as error:  # the second where a disk is full, too
         logging.getLogger(__name__).warning("%s was not written, and is not gone back to: %s", target, error)
-        if draft.exists():
-            os.unlink(draft)
+        draft.unlink(missing_ok=True)

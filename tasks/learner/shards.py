@@ -1,7 +1,8 @@
 """Writes tensors as safetensors files, by all ranks side by side and several threads of each.
 
-Which tensors share a file follows from their names and sizes alone: any number of ranks writes the same bytes. The
-SHA-256 of a file is computed once, of what is in memory, and nobody has to read the file for it.
+Which tensors share a file follows from their names and sizes alone: any number of ranks writes the same bytes. A GPU's
+are copied into pinned memory, which torch keeps for later files, while earlier ones are written and hashed. The SHA-256
+of a file is computed once, right after it was written; the engine's checksum shows that the file is what was in memory.
 """
 
 import hashlib
@@ -12,15 +13,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from safetensors.torch import save
+from safetensors.torch import save, save_file
 from torch import Tensor
 
 from storage.refs import File
 from tasks.learner.digest import DIGEST_KIND, INDEX_FILE
-from tasks.learner.distributed import World, whole
+from tasks.learner.distributed import World, local, whole
 
 SHARD_BYTES = 1 << 28
 """A file takes tensors up to this size, or one that is larger: 0.6B parameters in bfloat16 are five files."""
+METADATA = {"format": "pt"}
 WRITERS = 4
 """Files that a rank hashes and writes at the same time. So many of them, and their bytes, are in the host's memory."""
 
@@ -41,15 +43,22 @@ def write_shards(
     called after each file.
     """
     layout = file_layout(tensors, prefix, dtype)
+    on_gpu = any(tensor.is_cuda for tensor in tensors.values())
     own: list[Future[File]] = []
     with ThreadPoolExecutor(WRITERS, thread_name_prefix="write") as threads:
         for number, (name, members) in enumerate(layout.items()):
             mine = number % world.size == world.rank
-            content = {each: full.cpu().contiguous() for each, full in _gather_whole(tensors, members, dtype) if mine}
+            # On a GPU the content is complete after `copied`: nobody computes meanwhile, so one stream is enough.
+            content = {
+                each: full.contiguous().to("cpu", non_blocking=True)
+                for each, full in _gather_whole(tensors, members, dtype, world)
+                if mine
+            }
             if mine:
                 if len(own) >= WRITERS:  # not more in memory than is being written
                     own[-WRITERS].result()
-                own.append(threads.submit(_write_file, name, content, directory))
+                copied = torch.cuda.current_stream().record_event() if on_gpu else None
+                own.append(threads.submit(_write_file, name, content, directory, copied))
             beat()
         files = [file for part in world.gather([each.result() for each in own]) for file in part]
     return tuple(sorted(files, key=lambda file: file.path))
@@ -84,19 +93,23 @@ def _stored_type(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
 
 
 def _gather_whole(
-    tensors: Mapping[str, Tensor], names: Sequence[str], dtype: torch.dtype | None
+    tensors: Mapping[str, Tensor], names: Sequence[str], dtype: torch.dtype | None, world: World
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield whole tensors, rounded before they are gathered: a collective, in which every rank takes part."""
     for name in names:
         tensor = tensors[name].detach()
-        yield name, whole(tensor.to(_stored_type(tensor, dtype)))
+        rounded = tensor.to(_stored_type(tensor, dtype))
+        yield name, local(rounded) if world.size == 1 else whole(rounded)
 
 
-def _write_file(name: str, content: Mapping[str, Tensor], directory: Path | None) -> File:
-    data = save(dict(content), {"format": "pt"})
-    if directory:
-        with open(directory / name, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-    return File(name, len(data), hashlib.sha256(data).hexdigest())
+def _write_file(name: str, content: dict[str, Tensor], directory: Path | None, copied: torch.cuda.Event | None) -> File:
+    if copied:
+        copied.synchronize()
+    if directory is None:
+        data = save(content, METADATA)
+        return File(name, len(data), hashlib.sha256(data).hexdigest())
+    save_file(content, directory / name, METADATA)
+    with open(directory / name, "rb") as stream:
+        os.fsync(stream.fileno())
+        digest = hashlib.file_digest(stream, "sha256")
+        return File(name, stream.tell(), digest.hexdigest())

@@ -104,6 +104,7 @@ class Trainer:
         the state is what `kept_state` kept there.
         """
         settings = self._require_settings()
+        self._keeper.settle()
         self._loaded = None
         path = Path(directory)
         adapter = open_adapter(policy_key, path, Path(base) if base else None, settings.lora)
@@ -202,6 +203,7 @@ class Trainer:
                 f"optimizer step {optimizer_step}: the gradient's norm is {grad_norm}; published policies are safe. "
                 "Look at the batch's log-probs and advantages, or lower training.learning_rate"
             )
+        self._keeper.settle()
         # From here until they are on disk, the weights in memory are no policy: an error must not leave them loaded.
         self._loaded = None
         rate = learning_rate(optimizer_step, settings)

@@ -67,7 +67,9 @@ class ReadBack:
             own_head = _has_own_head(model)
             files = recorded_sum(directory, dtype, own_head=own_head)
             if files is None:
-                files = _sum_unchanged(_states(directory), directory, dtype, own_head, self.model_runner.device)
+                states = (path.stat() for path in weight_files(Path(directory)))
+                times = tuple((state.st_ino, state.st_mtime_ns) for state in states)
+                files = _sum_unchanged(times, directory, dtype, own_head, self.model_runner.device)
         return [list(sum_model(model, dtype)), files and list(files)]
 
     def load_directory(self, directory: str) -> None:
@@ -78,13 +80,8 @@ class ReadBack:
         self.reload_weights(weights_iterator=weights)
 
 
-def _states(directory: str) -> tuple[tuple[int, ...], ...]:
-    found = (path.stat() for path in weight_files(Path(directory)))
-    return tuple((file.st_dev, file.st_ino, file.st_size, file.st_mtime_ns) for file in found)
-
-
 @cache
-def _sum_unchanged(states: object, directory: str, dtype: str, own_head: bool, device: Any) -> WeightsSum | None:
+def _sum_unchanged(times: object, directory: str, dtype: str, own_head: bool, device: Any) -> WeightsSum | None:
     # Weights below adapters are compared at every step; files in the same state are read once.
     return sum_files(directory, dtype, own_head=own_head, device=device)
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save
 
 from configs.run import RunConfig
 from configs.training import TrainingConfig
@@ -72,6 +72,20 @@ def test_what_is_published_is_the_rounding_of_what_is_trained(by_one):
     assert any(not torch.equal(published[name].float(), trained[name]) for name in trained), "or nothing is rounded"
     state = content(made, OPTIMIZER_PREFIX)
     assert all(torch.equal(state[MASTER + name], trained[name]) for name in trained)
+
+
+def test_files_are_those_of_safetensors(world, tmp_path):
+    tensors = {
+        "numbers": torch.arange(7),
+        "ä": torch.randn(3, 5).bfloat16(),
+        "scalar": torch.tensor(2.5),
+        "none": torch.zeros(0, 3),
+        "turned": torch.randn(4, 2).T,
+    }
+    (file,) = shards.write_shards(tensors, "model", tmp_path, world)
+    expected = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {"format": "pt"})
+    assert (tmp_path / file.path).read_bytes() == expected
+    assert (file.size, file.sha256) == (len(expected), hashlib.sha256(expected).hexdigest())
 
 
 def test_the_digest_is_that_of_a_manifest_and_the_index_is_true(by_one):
