@@ -3,6 +3,7 @@
     python -m benchmarks.learner_gpu --roofline                counts kernels and bytes; needs no GPU
     python -m benchmarks.learner_gpu --ceilings                products, copies and attention by themselves
     python -m benchmarks.learner_gpu --shape 4B --segments 1   trains rows
+    python -m benchmarks.learner_gpu --hand-over /dev/shm      what lies between a step and its policy's first rollout
 
 Weights are random, so nothing is downloaded. It needs torch, transformers, numpy, pyarrow and pydantic.
 """
@@ -11,8 +12,10 @@ import argparse
 import contextlib
 import json
 import os
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -95,8 +98,7 @@ def measured(options: argparse.Namespace, device: torch.device) -> Iterator[dict
     policy.shares_prefixes = options.shared
     optimizer, row = new_optimizer(policy, settings), packed_row(options.tokens, options.segments, options.prompt)
     cost = training_cost(policy)
-    names = ("shape", "tokens", "segments", "prompt", "shared", "compile", "recompute", "deterministic", "chunk")
-    setting = {name: getattr(options, name) for name in names} | {"attention": chosen, "device": _name(device)}
+    setting = vars(options) | {"attention": chosen, "device": _name(device)}
     for step in range(options.steps):
         yield setting | {"step": step, **one_step(policy, optimizer, row, cost, device)}
 
@@ -163,6 +165,34 @@ def timed(call: Callable[[], Any], device: torch.device, repeats: int = 10) -> f
     return float(np.median(found[2:]))
 
 
+def hand_over(options: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:
+    """Time the writing of a policy in bfloat16, its checksum, and the state that is kept, in a directory."""
+    from tasks.inference.engine.read_back import sum_files
+    from tasks.learner.checkpoint import save_rounded
+    from tasks.learner.kept_state import StateKeeper
+
+    world = start_world()
+    with device:
+        policy = PolicyModel(causal_model(options.shape, torch.float32), 0)
+    shard(policy, policy.layers(), device, half=True)
+    optimizer, keeper = new_optimizer(policy, TrainingConfig()), StateKeeper(world)
+    for parameter in policy.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    apply_gradients(optimizer, 0.0)
+    with tempfile.TemporaryDirectory(dir=options.hand_over) as directory:
+        place, policy_place = Path(directory), Path(directory, "policy")
+        parts = {
+            "publish": lambda: save_rounded(policy, None, {}, policy_place, world),
+            "sum files": lambda: sum_files(policy_place, "bfloat16", own_head=False, device=device),
+            "keep state": lambda: keeper.keep("policy", policy, optimizer, place),
+            "write state": keeper.wait,
+        }
+        for name in [*parts] * options.steps:
+            began, used = time.perf_counter(), time.process_time()
+            parts[name]()
+            yield {"part": name, "seconds": time.perf_counter() - began, "of_processors": time.process_time() - used}
+
+
 def _name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
@@ -185,6 +215,7 @@ def main() -> None:
     parser.add_argument("--deterministic", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--ceilings", action="store_true", help="time the parts by themselves")
     parser.add_argument("--roofline", action="store_true", help="count by tensors that hold nothing")
+    parser.add_argument("--hand-over", help="directory: time what follows a step")
     options = parser.parse_args()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if options.roofline:
@@ -192,7 +223,8 @@ def main() -> None:
 
         print(json.dumps(roofline(options.shape, options.tokens, options.segments, options.compile)))
         return
-    for line in (ceilings if options.ceilings else measured)(options, device):
+    program = hand_over if options.hand_over else ceilings if options.ceilings else measured
+    for line in program(options, device):
         print(json.dumps(line), flush=True)
 
 

@@ -1,17 +1,15 @@
 """Time and memory of log-probs at the output head: chunked, in one pass, with whole logits, and torch's fused loss.
 
-`python -m benchmarks.learner_head` prints one line per method; each runs in a process of its own, because the peak of
-resident memory never goes down again. `--vocabulary`, `--width`, `--tokens` and `--chunk` choose the problem.
+`python -m benchmarks.learner_head METHOD` prints one line; each method has a process of its own, because the peak of
+resident memory never goes down again. `--tokens` and `--chunk` choose the problem.
 """
 
 import argparse
 import json
-import platform
 import resource
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+
+VOCABULARY, WIDTH = 151_936, 512
 
 
 def plain(hidden, weight, targets, chunk):
@@ -48,13 +46,7 @@ def fused(hidden, weight, targets, chunk):
     return -linear_cross_entropy(hidden, weight, targets, reduction="none", options=options)
 
 
-METHODS: dict[str, Callable] = {
-    "plain": plain,
-    "plain_with_entropy": plain_with_entropy,
-    "chunked": chunked,
-    "one_pass": one_pass,
-    "fused": fused,
-}
+METHODS = {method.__name__: method for method in (plain, plain_with_entropy, chunked, one_pass, fused)}
 
 
 def measure(method: str, sizes: argparse.Namespace) -> dict:
@@ -63,9 +55,9 @@ def measure(method: str, sizes: argparse.Namespace) -> dict:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    hidden = torch.randn(sizes.tokens, sizes.width, requires_grad=True)
-    weight = (torch.randn(sizes.vocabulary, sizes.width) * 0.02).requires_grad_()
-    targets = torch.randint(0, sizes.vocabulary, (sizes.tokens,))
+    hidden = torch.randn(sizes.tokens, WIDTH, requires_grad=True)
+    weight = (torch.randn(VOCABULARY, WIDTH) * 0.02).requires_grad_()
+    targets = torch.randint(0, VOCABULARY, (sizes.tokens,))
     weight.grad = torch.zeros_like(weight)
     METHODS[method](hidden[:8], weight[:1000], targets[:8] % 1000, 4).sum().backward()
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
@@ -76,33 +68,13 @@ def measure(method: str, sizes: argparse.Namespace) -> dict:
 
 
 def main() -> None:
-    """Measure every method in a process of its own, or the one that is named in this one."""
+    """Measure the method that is named."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--vocabulary", type=int, default=151_936)
-    parser.add_argument("--width", type=int, default=512)
+    parser.add_argument("method", choices=METHODS)
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--chunk", type=int, default=64)
-    parser.add_argument("--method", choices=METHODS)
     sizes = parser.parse_args()
-    if sizes.method:
-        print(json.dumps(measure(sizes.method, sizes)))
-        return
-    seconds = {}
-    for method in METHODS:
-        command = [sys.executable, "-m", "benchmarks.learner_head", *sys.argv[1:], "--method", method]
-        line = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        print(line, end="", flush=True)
-        seconds[method] = json.loads(line)["cpu_seconds"]
-    ratio = round(seconds["chunked"] / seconds["one_pass"], 2)
-    print(
-        json.dumps(
-            {
-                "two_passes_over_one": ratio,
-                "machine": platform.processor() or platform.machine(),
-                "date": time.strftime("%Y-%m-%d"),
-            }
-        )
-    )
+    print(json.dumps(measure(sizes.method, sizes)))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The plan of a run, from its config alone: stages with their keys, memory, and what its environments say."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from flows.runtime.policy_retention import file_bytes
 from flows.runtime.preflight import require_fit, require_gate
 from flows.runtime.resolve_run import Source
 from flows.services.gpus import parse_gpu
-from flows.services.memory import MemoryPlan, memory_plan, plan_here
+from flows.services.memory import MemoryPlan, directory_bytes, memory_plan, plan_here
 from flows.services.teachers import asked_teachers, is_here, teacher_facts
 from tasks.arrays.columns import texts
 from tasks.inference.engine.model_info import directory_digest
@@ -100,7 +101,21 @@ def lines(config: RunConfig, resolved: RunConfig, memory: MemoryPlan | None) -> 
     if reason:
         yield f"keys are not known yet: {reason}"
     yield from memory.lines() if memory else ()
+    yield from memory_directory(resolved)
     yield from warnings(resolved)
+
+
+def memory_directory(config: RunConfig) -> Iterator[str]:
+    """Yield how much room `learner.memory_directory` of this machine has beside what the run takes of it."""
+    place, needed = config.learner.memory_directory, directory_bytes(config)
+    if place and needed and Path(place).is_dir():
+        free = shutil.disk_usage(place).free
+        yield f"{place}: {size(needed)} for policies on their way and kept state, {size(free)} are free"
+        if free < needed:
+            yield (
+                f"warning: learner.memory_directory: {place} lacks {size(needed - free)}: policies go to the disk "
+                "first, and state without room is not kept. A container gets more by docker run --shm-size"
+            )
 
 
 def warnings(config: RunConfig) -> list[str]:

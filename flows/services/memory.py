@@ -23,6 +23,7 @@ from configs.losses import is_elementwise
 from configs.run import RunConfig
 from configs.training import AdamwOptimizer, MuonOptimizer, TrainingConfig
 from flows.services.gpus import HARDWARE, Gpu, smallest_gpu
+from tasks.runtime.run_context import MEMORY_RATIO
 
 CONTEXT_BYTES = int(0.6 * 2**30)
 """What a process takes of a GPU before it has a tensor: the CUDA context and the libraries' own memory."""
@@ -194,6 +195,21 @@ def _optimizer_state(shape: ModelShape, training: TrainingConfig) -> tuple[int, 
         return shape.parameters, 4 * shape.num_hidden_layers * shape.layer_parameters + 8 * shape.edge_parameters
     moments = 2 if isinstance(training.optimizer, AdamwOptimizer) else bool(training.optimizer.state_kind)
     return shape.parameters, 4 * moments * shape.parameters
+
+
+def directory_bytes(config: RunConfig) -> int | None:
+    """Return the room that a run wants of `learner.memory_directory`, in bytes; None where widths are not known.
+
+    That is the kept state of two policies, weights in float32 and moments, and a policy on its way, which is written
+    there where eight times its weights are free (`RunContext.scratch`).
+    """
+    shape, training = model_shape(config.model.path), config.training
+    if shape is None:
+        return None
+    trained, moments = _optimizer_state(shape, training)
+    kept = 2 * config.learner.replicas * (4 * trained + moments) if config.learner.keep_state else 0
+    weights = (2 if training.policy_dtype == "bfloat16" else 4) * shape.parameters
+    return kept + (0 if training.lora else MEMORY_RATIO * weights)
 
 
 def kv_token_bytes(shape: ModelShape, parallel: int) -> int:

@@ -19,6 +19,7 @@ from flows.services.memory import learner_memory, model_shape
 from tasks.learner.attention import BEST_OF, has_kernel, largest_difference
 from tasks.learner.checkpoint import companions, memory_sha256, save_rounded
 from tasks.learner.distributed import end_rank, start_world
+from tasks.learner.kept_state import StateKeeper, load_kept
 from tasks.learner.loop import train_row
 from tasks.learner.loss import Objective
 from tasks.learner.model import compiles, load_policy, run_row
@@ -54,6 +55,7 @@ def checks(request):
         eager = _one_step(model, settings.model_copy(update={"compile": False}), row, device, world)
         yield _at_most("compiled beside eager, norm", abs(first[0] / eager[0] - 1), BOUNDS["compiled"])
     yield _read_back(model, Path(request["scratch"]), settings, device, world)
+    yield _kept(model, Path(request["scratch"]), settings, device, world)
 
 
 def _ready(request, world):
@@ -133,6 +135,26 @@ def _read_back(model, scratch, settings, device, world):
     digest, _ = save_rounded(policy, None, companions(model, "bfloat16"), scratch / "written", world)
     read = load_policy(scratch / "written", settings, device)
     return _same("a policy written and read", digest, memory_sha256(read, world, True))
+
+
+def _kept(model, scratch, settings, device, world):
+    """Compare weights with those of a state that is kept while they change."""
+    policy, written = load_policy(model, settings, device), scratch / "kept"
+    optimizer, keeper = new_optimizer(policy, settings), StateKeeper(world)
+    for number in range(2):
+        if number:
+            digest, _ = save_rounded(policy, None, companions(model, "bfloat16"), written, world)
+            keeper.keep("kept", policy, optimizer, scratch)
+            keeper.settle()
+        for parameter in policy.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        apply_gradients(optimizer, 1e-2)
+    keeper.wait()
+    read = load_policy(written, settings, device)
+    load_kept(
+        "kept", read, new_optimizer(read, settings), scratch, world
+    )  # refused where they are not the written ones
+    return _same("state kept while weights change", digest, memory_sha256(read, world, True))
 
 
 def _speed(model, settings, row, device, world):

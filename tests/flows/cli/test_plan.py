@@ -11,6 +11,7 @@ from configs.load import from_json, load
 from flows import cli
 from flows.cli import plan
 from flows.cli.check import check
+from flows.reporting.formats import size
 from flows.runtime import machine_facts
 from flows.services.gpus import parse_gpu
 from tasks.inference.environments.introspection import EnvironmentFacts
@@ -100,6 +101,19 @@ def test_settings_that_are_seldom_meant_are_warned_of(override, warning, model, 
     assert status == 0 and "warning" not in plain
     status, text = call("check", "demo", f"model.path={model}", override)
     assert status == 0 and f"warning: {warning}" in text
+
+
+def test_the_room_of_the_memory_directory_is_planned(call, monkeypatch):
+    usage = SimpleNamespace(free=20 * 2**30)
+    monkeypatch.setattr("flows.cli.plan.shutil.disk_usage", lambda _: usage)
+    parameters = 596_049_920  # of Qwen3-0.6B: 24 bytes each for kept state, and 8 times 2 for a policy
+    needed = size(40 * parameters)
+    _, text = call("check", "qwen3_gpu")
+    assert f"/dev/shm: {needed} for policies on their way and kept state, 20 GiB are free" in text
+    assert "warning: learner.memory_directory: /dev/shm lacks" in text and "--shm-size" in text
+    usage.free *= 2
+    assert "lacks" not in call("check", "qwen3_gpu")[1]
+    assert size(16 * parameters) in call("check", "qwen3_gpu", "learner.keep_state=false")[1]
 
 
 def test_more_learner_processes_than_gpus_are_refused(model, call, monkeypatch):
