@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 MODULUS = 1 << 64
 CHUNK = 1 << 17
 """Values that are summed at once: widened to 8 bytes each they stay in a processor's cache."""
-GPU_CHUNK = 1 << 24
-"""The same on a GPU, where each chunk takes six kernels."""
+GPU_CHUNK = 1 << 22
+"""The same on a GPU: each chunk takes six kernels, and memory that no plan has."""
 PRECISIONS = ("bfloat16", "float16", "float32")
 SUMS_FILE = "weights_sums.json"
 """A file beside a policy's weights: by precision and name, the checksum of each tensor as the learner had it."""
