@@ -17,12 +17,13 @@ from storage.policies.manifest import digest_files, weights_digest
 from storage.refs import File
 from tasks.inference.engine.read_back import recorded_sum, sum_files
 from tasks.learner import shards
-from tasks.learner.checkpoint import MASTER, load_optimizer
+from tasks.learner.checkpoint import MASTER, load_optimizer, weights_sums
 from tasks.learner.digest import INDEX_FILE, OPTIMIZER_PREFIX, weight_paths, weights_sha256
+from tasks.learner.distributed import World
 from tasks.learner.model import load_policy
 from tasks.learner.optimizer import new_optimizer
 from tasks.learner.protocol import LearnerError
-from tasks.runtime.weights_sum import SUMS_FILE
+from tasks.runtime.weights_sum import SUMS_FILE, WeightsSum
 from tasks.training.policy import PolicyImportInputs, policy_import
 from tests.fixtures.learner_steps import loaded_trainer, new_trainer, resume, step_batches, train_step
 from tests.fixtures.packed import batches, sample
@@ -109,6 +110,15 @@ def test_the_recorded_checksum_is_that_of_the_files(name, dtype, world, models, 
     for engine, own_head in product({dtype, "bfloat16"}, (False, True)):
         recorded = recorded_sum(tmp_path / "made", engine, own_head=own_head)
         assert recorded == sum_files(tmp_path / "made", engine, own_head=own_head)
+
+
+def test_copies_of_the_shards_are_summed_once(by_one, monkeypatch):
+    made, policy = by_one
+    monkeypatch.setattr(World, "gather", lambda _, part: [part])
+    files = [weights_sums(policy, World(rank, 2, rank, replicas=2), "bfloat16") for rank in range(2)]
+    first, second = (json.loads(file[SUMS_FILE])["bfloat16"] for file in files)
+    assert {"bfloat16": first} == json.loads((made / SUMS_FILE).read_text())
+    assert {tuple(each) for each in second.values()} == {WeightsSum()}
 
 
 def test_an_import_leaves_checksums_of_others_behind(model_directory, tmp_path):
