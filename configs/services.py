@@ -90,6 +90,10 @@ class EngineConfig(EngineProcess):
         return self.model_copy(update={"gpus": own, "url": self.urls[number] if self.urls else ""})
 
 
+MEMORY_RATIO = 8
+"""Free memory that a new policy is written into, in sizes of the one before."""
+
+
 class LearnerConfig(Section):
     threads: int = operational(1, ge=1)
     """Threads of torch in the learner; small models are fastest with one."""

@@ -21,9 +21,9 @@ from pydantic import BaseModel
 from configs.errors import ConfigError
 from configs.losses import is_elementwise
 from configs.run import RunConfig
+from configs.services import MEMORY_RATIO
 from configs.training import AdamwOptimizer, MuonOptimizer, TrainingConfig
 from flows.services.gpus import HARDWARE, Gpu, smallest_gpu
-from tasks.runtime.run_context import MEMORY_RATIO
 
 CONTEXT_BYTES = int(0.6 * 2**30)
 """What a process takes of a GPU before it has a tensor: the CUDA context and the libraries' own memory."""

@@ -14,6 +14,7 @@ import pyarrow as pa
 from cachetools import LRUCache
 
 from configs.run import RunConfig, View
+from configs.services import MEMORY_RATIO
 from storage.keys import work_key
 from storage.refs import Entry, Slice
 from storage.schemas.stage_tables import TABLES
@@ -27,8 +28,6 @@ from tasks.runtime.stored_rows import StoredRows
 MAX_BYTES = 256 << 20
 SMALL_BYTES = 1 << 23
 """A file of more bytes is not kept in memory by who reads it in parts."""
-MEMORY_RATIO = 8
-"""Free memory that a new policy is written into, in sizes of the one before."""
 LEDGER_SECONDS = 0.1
 """How old what is known of the ledger may be when it is decided what is still to be computed."""
 
