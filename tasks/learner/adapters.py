@@ -71,8 +71,10 @@ def open_adapter(policy_key: str, directory: Path, base: Path | None, settings: 
     return Adapter(settings, base_info["policy_key"], digest, base, directory)
 
 
-def attach(causal: Any, adapter: Adapter) -> None:
-    """Freeze a model that is not sharded yet and put the adapter into it.
+def attach(causal: Any, adapter: Adapter, stored: dict[str, Any]) -> None:
+    """Freeze a model on the meta device, that is not sharded yet, and put the adapter into it, on the CPU.
+
+    What the model is read from, by name, gets the adapter's values, and the names that weights have below it.
 
     A new one is initialised from the seed of its settings alone. Raises LearnerError when the model has no linear map
     of a name in the settings, when a name is that of its embedding or its output head, or when the stored adapter is
@@ -80,6 +82,10 @@ def attach(causal: Any, adapter: Adapter) -> None:
     """
     from peft import inject_adapter_in_model
 
+    # An adapter is put where the weight below it is. For as long, that is a number on the CPU in its place.
+    base = [(module, *named) for module in causal.modules() for named in module.named_parameters(recurse=False)]
+    for module, name, parameter in base:
+        setattr(module, name, nn.Parameter(torch.zeros(()).expand(parameter.shape)))
     # From a seed of its own: where an adapter begins must not depend on what drew random numbers before.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(adapter.settings.seed)
@@ -87,6 +93,8 @@ def attach(causal: Any, adapter: Adapter) -> None:
             inject_adapter_in_model(_peft_config(adapter.settings), causal)
         except ValueError as error:
             raise LearnerError(f"training.lora.target_modules: {error}") from error
+    for module, name, parameter in base:
+        setattr(module, name, parameter.requires_grad_(False))
     wanted = adapter.settings.target_modules
     absent = {*wanted} - {*_module_names(tensors(causal))} if isinstance(wanted, tuple) else set()
     if absent:
@@ -99,6 +107,12 @@ def attach(causal: Any, adapter: Adapter) -> None:
         )
     if adapter.stored:
         _load_values(causal, adapter.stored)
+    for name, parameter in causal.named_parameters():
+        below = name.replace(".base_layer.", ".")
+        if parameter.requires_grad:
+            stored[name] = parameter.detach()
+        elif below in stored:
+            stored[name] = stored.pop(below)
 
 
 def tensors(causal: nn.Module) -> dict[str, Tensor]:

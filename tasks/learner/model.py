@@ -1,6 +1,5 @@
 """The policy: a causal language model that returns log-probs and entropies of selected tokens of a packed row."""
 
-import json
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -8,23 +7,25 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.fx.experimental import _config as fx_config
 
 from configs.training import TrainingConfig
 from tasks.learner import adapters
 from tasks.learner.adapters import Adapter
-from tasks.learner.attention import ATTENTION, Segments, has_kernel, register_attention
+from tasks.learner.attention import Segments, has_kernel
 from tasks.learner.context_parallel import ContextGroup
 from tasks.learner.distributed import ALONE, World, shard, to_device
 from tasks.learner.head import PLAIN, compiled_kernels, default_chunk, fused_loss, token_logprobs
+from tasks.learner.loading import read_model
 from tasks.learner.protocol import LearnerError
 from tasks.learner.rows import Row, RowPart
 from tasks.learner.vision import SeenImages, decoder_inputs, grid_positions, merge_size, tower_of
 
 HEAD_TOLERANCE = 1e-3
-"""Largest difference of log-probs between the head applied here and the model's own."""
+"""Largest difference between log-probs of the head's product and the model's own."""
 LEAK_TOLERANCE = 1e-3
-"""Largest difference, in float32, between log-probs of a text behind another one in a row and of the text alone."""
+"""Largest difference between log-probs of a text behind another one in a row and of the text before it."""
 
 
 class PolicyModel(nn.Module):
@@ -92,32 +93,16 @@ def load_policy(
     Raises LearnerError when the directory is no complete model, the model's head is more than a linear map, or its
     heads cannot be dealt to the ranks that share a row.
     """
-    causal = _load_causal(adapter.base_directory if adapter else directory)
-    tower = tower_of(causal)
-    if world.context:
-        world.context.require_heads(causal.config.get_text_config())
-    if tower is not None and (adapter or world.context):
-        setting = "training.lora" if adapter else "learner.context_parallel"
-        raise LearnerError(
-            f"{setting}: models that see are trained whole and with whole rows; nothing was loaded. Leave {setting} out"
-        )
-    if adapter:
-        adapters.attach(causal, adapter)
-    chunk = settings.logprob_chunk or default_chunk(causal.config.get_text_config().vocab_size, device)
-    policy = PolicyModel(causal.to(device), chunk, adapter)
-    # Before the model is sharded: it is called from within here, past the hooks that gather sharded weights.
-    _check_family(policy, device)
-    _switch_off_dropout(policy)
-    if tower is not None and settings.vision == "frozen":
-        tower.requires_grad_(False)
-    # Recompute around compiled layers, shards around both: what gathers weights must not be part of a graph.
-    if settings.gradient_checkpointing is True:
-        _enable_checkpointing(causal, settings, device)
-    if compiles(settings, device):
-        compile_policy(policy, device, one_graph=settings.compile is True)
+    placed: list[PolicyModel] = []
+
+    def place(causal: Any, stored: dict[str, Any]) -> None:
+        placed.append(_place(causal, stored, settings, device, adapter, world))
+
+    read_model(adapter.base_directory if adapter else directory, place)
+    policy = placed[0].to(device)
     # Layers recompute their activations in training mode alone; dropout is off by now.
     policy.train()
-    shard(policy, policy.layers(), device, half=computes_in_half(settings, device), replicas=world.replicas)
+    _check_family(policy, device)
     # Last: the head is checked by every rank for itself.
     policy.context = world.context
     policy.shares_prefixes = settings.shared_prefixes and world.context is None
@@ -197,59 +182,64 @@ def _inputs(policy: PolicyModel, row: Row, device: torch.device) -> dict[str, An
     }
 
 
-def _load_causal(directory: Path) -> Any:
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-
-    register_attention()
-    if not (directory / "config.json").is_file() or not any(directory.glob("*.safetensors")):
+def _place(
+    causal: Any,
+    stored: dict[str, Any],
+    settings: TrainingConfig,
+    device: torch.device,
+    adapter: Adapter | None,
+    world: World,
+) -> PolicyModel:
+    """Return the policy of a model on the meta device, sharded and ready to be filled from what is `stored`."""
+    tower = tower_of(causal)
+    if world.context:
+        world.context.require_heads(causal.config.get_text_config())
+    if tower is not None and (adapter or world.context):
+        setting = "training.lora" if adapter else "learner.context_parallel"
         raise LearnerError(
-            f"{directory} is not a model directory: it needs config.json and *.safetensors; nothing was loaded"
+            f"{setting}: models that see are trained whole and with whole rows; nothing was loaded. Leave {setting} out"
         )
-    try:
-        sees = "vision_config" in json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        loaded: Any = (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_pretrained(
-            directory,
-            dtype=torch.float32,
-            # Patches of an image all see each other, and it is attended to image by image.
-            attn_implementation={"": ATTENTION, "text_config": ATTENTION, "vision_config": "sdpa"}
-            if sees
-            else ATTENTION,
-            local_files_only=True,
-            trust_remote_code=False,  # no code that lies beside weights is run
-            use_safetensors=True,  # and nothing is unpickled
-            output_loading_info=True,
-        )
-    # Any: transformers, safetensors and the json parser raise all kinds for a damaged or unknown model.
-    except Exception as error:
-        raise LearnerError(
-            f"{directory} cannot be loaded ({type(error).__name__}: {error}); nothing was loaded"
-        ) from error
-    causal, report = loaded
-    wrong = {name: sorted(map(str, report[name])) for name in ("missing_keys", "unexpected_keys") if report.get(name)}
-    if wrong:
-        raise LearnerError(f"{directory} does not hold the model that its config.json describes: {wrong}")
     causal.config.use_cache = False
-    return causal
+    causal.tie_weights()
+    if adapter:
+        adapters.attach(causal, adapter, stored)
+    chunk = settings.logprob_chunk or default_chunk(causal.config.get_text_config().vocab_size, device)
+    policy = PolicyModel(causal, chunk, adapter)
+    _switch_off_dropout(policy)
+    if tower is not None and settings.vision == "frozen":
+        tower.requires_grad_(False)
+    # Recompute around compiled layers, shards around both: what gathers weights must not be part of a graph.
+    if settings.gradient_checkpointing is True:
+        _enable_checkpointing(causal, settings, device)
+    if compiles(settings, device):
+        compile_policy(policy, device, one_graph=settings.compile is True)
+    shard(policy, policy.layers(), device, half=computes_in_half(settings, device), replicas=world.replicas)
+    return policy
 
 
 @torch.no_grad()
 def _check_family(policy: PolicyModel, device: torch.device) -> None:
-    """Compare with the model's own logits, for a text that is in a row twice.
+    """Compare with the model's own logits, for a text that is in a row twice; all ranks call this together.
 
     Some families scale or cap logits, or add a bias, after the head. Layers of linear attention and state-space layers
-    carry what they have seen from one segment into the next.
+    carry what they have seen from one segment into the next. What is compared was computed of rows of one length in one
+    precision: it does not differ by rounding, also in bfloat16.
     """
     # A short text is enough: what a family does to its logits, it does to all of them.
     size = min(8, policy.causal.config.get_text_config().vocab_size)
-    text = torch.arange(size, device=device)
-    alone, twice = Segments((0, size), device), Segments((0, size, 2 * size), device)
-    predictors = torch.cat([text[:-1], text[:-1] + size])
-    targets, temperatures = text[1:].repeat(2), torch.ones(2 * (size - 1), device=device)
-    ours, _ = policy(text.repeat(2), text.repeat(2), twice, predictors, targets, temperatures)
-    given = {"input_ids": text[None], "position_ids": text[None], "use_cache": False}
-    logits = policy.causal(**given, segments=alone).logits[0, :-1]
-    theirs = logits.float().log_softmax(-1).gather(1, text[1:, None]).squeeze(1)
-    first, second = (float((part - theirs).abs().max()) for part in ours.chunk(2))
+    text, segments = torch.arange(size, device=device), Segments((0, size, 2 * size), device)
+    ids, predictors = text.repeat(2), torch.cat([text[:-1], text[:-1] + size])
+    values, _ = policy(ids, ids, segments, predictors, text[1:].repeat(2), torch.ones(2 * (size - 1), device=device))
+    if isinstance(policy, FSDPModule):  # embedding and head are gathered in the policy's own forward pass alone
+        policy.unshard()
+    given = {"input_ids": ids[None], "position_ids": ids[None], "use_cache": False, "segments": segments}
+    hidden = policy.causal.get_decoder()(**given).last_hidden_state
+    ours = nn.functional.linear(hidden, policy.causal.get_output_embeddings().weight)
+    ours, theirs = (logits.float().log_softmax(-1) for logits in (ours, policy.causal(**given).logits))
+    if isinstance(policy, FSDPModule):
+        policy.reshard()
+    first = float((ours - theirs).abs().max())
+    second = float((values[: size - 1] - values[size - 1 :]).abs().max())
     family, cannot = type(policy.causal).__name__, "this family cannot be trained here"
     if not first < HEAD_TOLERANCE:
         raise LearnerError(
