@@ -116,6 +116,8 @@ class MemoryUse:
     """Bytes by part."""
     idle: int
     """Bytes that it keeps: the learner between two training steps, the engine asleep."""
+    host: int = 0
+    """Bytes of the machine's memory that the learner's process takes while it loads weights."""
 
     @property
     def total(self) -> int:
@@ -149,6 +151,8 @@ def learner_memory(
     embedding, head and the layers that are computed, as all ranks have them; `activations` of all layers and the last
     norm; `logits`, a chunk with what is computed from it, and the gradient of the output head; `working`, what a
     layer's backward pass takes beyond the output head; `spare`, what the allocator holds unused, and the CUDA context.
+    Of a GPU loading takes less: a rank reads its own shards into the machine's memory, in float32, moves them one by
+    one, and gathers embedding, head and two layers for the check of the family.
     """
     hidden, inner, vocab = shape.hidden_size, shape.intermediate_size, shape.vocab_size
     trained, moments = _optimizer_state(shape, training)
@@ -181,7 +185,8 @@ def learner_memory(
         "working": max(0, layers_peak - logits - ahead, edges_peak - edge - ahead - activations - logits),
     }
     spare = int(SPARE * sum(parts.values())) + CONTEXT_BYTES
-    return MemoryUse(parts | {"spare": spare}, parts["weights"] + parts["optimizer"] + CONTEXT_BYTES)
+    idle = parts["weights"] + parts["optimizer"] + CONTEXT_BYTES
+    return MemoryUse(parts | {"spare": spare}, idle, host=parts["weights"])
 
 
 def _optimizer_state(shape: ModelShape, training: TrainingConfig) -> tuple[int, int]:
@@ -294,6 +299,8 @@ class MemoryPlan:
             if use is not None:
                 parts = ", ".join(f"{part} {_gib(size)}" for part, size in use.parts.items())
                 yield f"  {name:<8} {_gib(use.total):>9}: {parts}"
+        if self.learner:
+            yield f"  loading: {_gib(self.learner.host)} of the machine's memory for each process of the learner"
         for phase, taken in self.phases.items():
             left = self.gpu.usable - taken
             yield f"  {phase}: {_gib(taken)}, " + (f"{_gib(left)} are left" if left >= 0 else f"{_gib(-left)} TOO MUCH")

@@ -7,9 +7,10 @@ divisor, so the loss is multiplied by the number of ranks instead.
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, cast
 
 import numpy.typing as npt
 import torch
@@ -23,7 +24,11 @@ from tasks.learner.protocol import LearnerError
 # Ranks wait for the next request in a broadcast, as long as rollouts take. A long timeout costs nothing: the death of a
 # rank closes its connections, which the others notice at once.
 PATIENCE = timedelta(days=30)
-BACKEND = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+# Kernels of NCCL notice nothing: its watchdog ends a rank that waits longer in one, as `learner.hang_seconds` would.
+WATCHDOG = timedelta(minutes=30)
+BACKEND, LONGEST = ("cpu:gloo,cuda:nccl", WATCHDOG) if torch.cuda.is_available() else ("gloo", PATIENCE)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class World:
     """Copies of the weights. The ranks of one copy, which come one after the other, have a shard of it each."""
     context: ContextGroup | None = None
     """The ranks beside this one that share its rows; None where each rank has rows of its own."""
+    control: dist.ProcessGroup | None = None
+    """All ranks, for what they say to each other on the CPU."""
 
     @property
     def ranks_per_row(self) -> int:
@@ -62,7 +69,7 @@ class World:
         if self.size == 1:
             return message
         container = [message]
-        dist.broadcast_object_list(container, src=0, device=torch.device("cpu"))
+        dist.broadcast_object_list(container, src=0, group=self.control)
         return container[0]
 
     def gather(self, part: Any) -> list[Any]:
@@ -70,7 +77,7 @@ class World:
         if self.size == 1:
             return [part]
         parts: list[Any] = [None] * self.size
-        dist.all_gather_object(parts, part)
+        dist.all_gather_object(parts, part, group=self.control)
         return parts
 
     def gather_to_first(self, part: Any) -> list[Any] | None:
@@ -78,8 +85,23 @@ class World:
         if self.size == 1:
             return [part]
         parts: list[Any] | None = [None] * self.size if self.rank == 0 else None
-        dist.gather_object(part, parts, dst=0)
+        dist.gather_object(part, parts, dst=0, group=self.control)
         return parts
+
+    def agree(self, action: Callable[[], T]) -> T:
+        """Return what `action` returns, which waits for no other rank. What it refuses on one rank, all refuse.
+
+        All ranks must call this together: those that went on alone would wait for the others for ever.
+        """
+        result: T | None = None
+        refusal: LearnerError | None = None
+        try:
+            result = action()
+        except LearnerError as error:
+            refusal = error
+        for refused in filter(None, self.gather(refusal)):
+            raise refused
+        return cast(T, result)
 
 
 ALONE = World(0, 1, 0)
@@ -88,9 +110,10 @@ ALONE = World(0, 1, 0)
 def start_world() -> World:
     """Join the ranks that torchrun started, or form a world of one rank, which needs no port. Once per process."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        dist.init_process_group(BACKEND, timeout=PATIENCE)
-        return World(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(BACKEND, store=dist.HashStore(), rank=0, world_size=1, timeout=PATIENCE)
+        dist.init_process_group(BACKEND, timeout=LONGEST)
+        control = dist.new_group(backend="gloo", timeout=PATIENCE)
+        return World(dist.get_rank(), dist.get_world_size(), int(os.environ["LOCAL_RANK"]), control=control)
+    dist.init_process_group(BACKEND, store=dist.HashStore(), rank=0, world_size=1, timeout=LONGEST)
     return ALONE
 
 

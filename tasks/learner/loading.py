@@ -32,16 +32,17 @@ def read_model(directory: Path, place: Callable[[Any, dict[str, Any]], None]) ->
         )
     try:
         family, config, attention = _family(directory)
-        stored, frozen = _stored(directory), list[str]()
+        stored, frozen = _weight_slices(directory), list[str]()
 
-        def placed(_: Any, causal: nn.Module, *__: Any) -> nn.Module:
+        def distribute(_: Any, causal: nn.Module, *__: Any) -> nn.Module:
             place(causal, stored)
             frozen.extend(name for name, parameter in causal.named_parameters() if not parameter.requires_grad)
             return causal
 
         # Where transformers shards models by settings of its own. The name and the module are the family's.
-        hook = {"maybe_distribute_model": classmethod(placed), "__module__": family.__module__}
-        causal, report = type(family.__name__, (family,), hook).from_pretrained(
+        hook = {"maybe_distribute_model": classmethod(distribute), "__module__": family.__module__}
+        sharded: Any = type(family.__name__, (family,), hook)
+        causal, report = sharded.from_pretrained(
             None,
             config=config,
             state_dict=stored,
@@ -78,7 +79,7 @@ def _family(directory: Path) -> tuple[Any, Any, Any]:
     return MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING[type(config)], config, attention
 
 
-def _stored(directory: Path) -> dict[str, Any]:
+def _weight_slices(directory: Path) -> dict[str, Any]:
     """Return what a directory's weights are read from, by name: nothing is read yet, and nothing is ever unpickled."""
     from safetensors import safe_open
 

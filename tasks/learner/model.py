@@ -98,7 +98,7 @@ def load_policy(
     def place(causal: Any, stored: dict[str, Any]) -> None:
         placed.append(_place(causal, stored, settings, device, adapter, world))
 
-    read_model(adapter.base_directory if adapter else directory, place)
+    world.agree(lambda: read_model(adapter.base_directory if adapter else directory, place))
     policy = placed[0].to(device)
     # Layers recompute their activations in training mode alone; dropout is off by now.
     policy.train()

@@ -103,24 +103,27 @@ class Trainer:
         Where `directory` holds an adapter, `base` is the directory of the weights below it. With a `state_directory`
         the state is what `kept_state` kept there.
         """
-        settings = self._require_settings()
+        settings, world, path = self._require_settings(), self._world, Path(directory)
         self._keeper.settle()
         self._loaded = None
-        path = Path(directory)
-        adapter = open_adapter(policy_key, path, Path(base) if base else None, settings.lora)
-        policy = load_policy(path, settings, self._device, adapter, self._world)
-        if rounded := _is_rounded(settings):
-            check_stored_names(policy, path)
+        adapter = world.agree(lambda: open_adapter(policy_key, path, Path(base) if base else None, settings.lora))
+        policy = load_policy(path, settings, self._device, adapter, world)
         optimizer = new_optimizer(policy, settings)
         if state_directory:
-            load_kept(policy_key, policy, optimizer, Path(state_directory), self._world)
-        elif not fresh_optimizer:
-            load_optimizer(policy, optimizer, path)
-        digest = adapter.weights_sha256 if adapter else weights_sha256(path)
-        files = {} if adapter else companions(path, "bfloat16" if rounded else "float32")
-        vocab_size = policy.causal.config.get_text_config().vocab_size
-        probe = probe_tokens(adapter.base_directory if adapter else path, vocab_size)
-        self._loaded = _LoadedPolicy(policy_key, None, digest, policy, optimizer, files, probe=probe)
+            load_kept(policy_key, policy, optimizer, Path(state_directory), world)
+
+        def complete() -> _LoadedPolicy:
+            if rounded := _is_rounded(settings):
+                check_stored_names(policy, path)
+            if not (state_directory or fresh_optimizer):
+                load_optimizer(policy, optimizer, path)
+            digest = adapter.weights_sha256 if adapter else weights_sha256(path)
+            files = {} if adapter else companions(path, "bfloat16" if rounded else "float32")
+            vocab_size = policy.causal.config.get_text_config().vocab_size
+            probe = probe_tokens(adapter.base_directory if adapter else path, vocab_size)
+            return _LoadedPolicy(policy_key, None, digest, policy, optimizer, files, probe=probe)
+
+        self._loaded = world.agree(complete)
 
     def train(
         self,

@@ -1,11 +1,10 @@
-"""How much memory a rank takes while it loads: `python -m torch.distributed.run ... -m tests.tasks.learner.loading MODEL FILE`."""
+"""The memory of ranks that load: `python -m torch.distributed.run ... -m tests.tasks.learner.loading MODEL A FILE`."""
 
 import json
 import sys
 from pathlib import Path
 from threading import Event, Thread
 
-from configs.training import TrainingConfig
 from tasks.learner.distributed import end_rank, start_world
 from tests.fixtures.policies import policy_of
 

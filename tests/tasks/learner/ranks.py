@@ -19,6 +19,7 @@ from tasks.learner.loop import accumulate_gradients
 from tasks.learner.loss import Objective
 from tasks.learner.model import PolicyModel, compile_policy, load_policy
 from tasks.learner.optimizer import clip_gradients, new_optimizer
+from tasks.learner.protocol import LearnerError
 from tests.fixtures.packed import batch_of, batches_from_table, padding, sample
 from tests.fixtures.pictures import seeing_batches
 from tests.fixtures.policies import CPU, flat_gradient, random_steps
@@ -143,7 +144,15 @@ def as_written(directory, seeing, world):
         policy = policy_in(directory, dtype)
         found |= {f"{name} {dtype}": gradient(policy, rows, world) for name, rows in SPLITS.items()}
     found |= {name: three_steps(directory, name) for name in OPTIMIZERS}
-    return found | shared_rows(directory, world) | {"seen": seen(seeing, world)}
+    return found | shared_rows(directory, world) | {"seen": seen(seeing, world), "refused": refused(directory, world)}
+
+
+def refused(directory, world):
+    """Return what rank 0 says of a model that lies on its machine alone."""
+    try:
+        load_policy(directory / "nowhere" if world.rank else directory, TrainingConfig(device="cpu"), CPU, world=world)
+    except LearnerError as error:
+        return str(error)
 
 
 def compiled(directory, world):

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 
 from storage.policies.manifest import adapter_base
 from tasks.learner.digest import over_base, weights_sha256
@@ -40,6 +41,19 @@ def test_a_new_adapter_changes_nothing_bit_for_bit(world, loaded, model_director
     plain = loaded_trainer(world, model_directory, learning_rate=1e-2)
     assert loaded.probe(PROBE) == plain.probe(PROBE)
     assert loaded.state()["weights_sha256"] == plain.state()["weights_sha256"] == weights_sha256(model_directory)
+
+
+def test_a_new_adapter_begins_as_peft_makes_it_of_a_model_in_memory(loaded, model_directory):
+    from peft import LoraConfig, inject_adapter_in_model
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_directory)
+    torch.manual_seed(0)
+    settings = LoraConfig(r=4, lora_alpha=8, lora_dropout=0.0, target_modules="all-linear", task_type="CAUSAL_LM")
+    inject_adapter_in_model(settings, model)
+    ours = dict(loaded._loaded.policy.causal.named_parameters())
+    assert ours.keys() == dict(model.named_parameters()).keys()
+    assert all(torch.equal(ours[name], value) for name, value in model.named_parameters())
 
 
 def test_a_policy_is_its_adapter_and_names_its_base(loaded, model_directory, tmp_path):

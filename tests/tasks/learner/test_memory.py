@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.device_mesh import init_device_mesh
@@ -13,11 +14,13 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from configs.losses import GspoLoss, is_elementwise
 from configs.training import LoraConfig, MuonOptimizer, TrainingConfig
+from flows.services.gpus import parse_gpu
 from flows.services.memory import CUDA_CHUNK_BYTES, layer_bytes, learner_memory, model_shape
 from tasks.learner import head
 from tasks.learner.attention import ATTENTION, Segments, register_attention
 from tasks.learner.model import PolicyModel
 from tests.fixtures.varlen import varlen_on_cpu
+from tests.tasks.learner.processes import run_ranks
 
 SMALL, MIDDLE, LARGE, UNTIED = (model_shape(f"Qwen/Qwen3-{size}") for size in ("0.6B", "1.7B", "4B", "8B"))
 CPU = torch.device("cpu")
@@ -166,3 +169,29 @@ def test_other_optimizers_and_adapters_take_less():
         for settings in (TrainingConfig(), TrainingConfig(optimizer=MuonOptimizer()), TrainingConfig(lora=LoraConfig()))
     ]
     assert totals == sorted(totals, reverse=True) and len(set(totals)) == 3
+
+
+@pytest.mark.engine
+def test_a_rank_that_loads_takes_its_shard_and_what_is_gathered_of_a_few_layers(model_directory, tmp_path, monkeypatch):
+    # Else malloc keeps what was gathered layer by layer.
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")
+    widths = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 4, "num_key_value_heads": 2}
+    shape = replace(SMALL, **widths, num_hidden_layers=16, vocab_size=512)
+    with torch.device("meta"):
+        model = causal_model(shape)
+    model.config.save_pretrained(tmp_path)
+    stored = {name: torch.zeros(value.shape, dtype=torch.bfloat16) for name, value in model.named_parameters()}
+    save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
+    run_ranks(2, "tests.tasks.learner.loading", tmp_path, model_directory, tmp_path / "grown")
+    host = learner_memory(shape, TrainingConfig(), tokens=1, ranks=2, recompute=False, compiled=False).host
+    for rank in range(2):
+        grown = int((tmp_path / f"grown.{rank}").read_text())
+        assert 0.95 * host < grown < 1.05 * host + 4 * 4 * shape.layer_parameters
+
+
+def test_a_model_of_32b_fits_eight_gpus_of_80_gib():
+    shape = model_shape("Qwen/Qwen3-32B")
+    settings = TrainingConfig(optimizer=MuonOptimizer())
+    use = learner_memory(shape, settings, tokens=8192, ranks=8, recompute=True, compiled=True)
+    assert use.total < parse_gpu("80GiB").usable
+    assert use.host == pytest.approx(4 * 32.8e9 / 8, rel=0.01)

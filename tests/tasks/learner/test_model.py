@@ -125,10 +125,10 @@ def test_tied_head(world, tmp_path):
     assert embedding[300:].abs().max() > 0
 
 
-def saved_policy(causal_class, config, directory):
+def saved_policy(causal_class, config, directory, **training):
     torch.manual_seed(0)
     causal_class(config).save_pretrained(directory)
-    return policy_of(directory)
+    return policy_of(directory, **training)
 
 
 def test_another_family(world, tmp_path):
@@ -140,15 +140,17 @@ def test_another_family(world, tmp_path):
     assert_near(logprobs(policy, SAMPLES)[0], alone, 1e-5)
 
 
-def test_a_family_that_scales_its_logits_is_refused(world, tmp_path):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_family_that_scales_its_logits_is_refused(world, tmp_path, dtype):
     from transformers import GraniteConfig, GraniteForCausalLM
 
     config = GraniteConfig(**SIZES, num_hidden_layers=1, initializer_range=0.3, logits_scaling=8.0)
     with pytest.raises(LearnerError, match="changes its logits after the output head"):
-        saved_policy(GraniteForCausalLM, config, tmp_path)
+        saved_policy(GraniteForCausalLM, config, tmp_path, dtype=dtype)
 
 
-def test_layers_that_carry_over_from_sample_to_sample_are_refused(world, tmp_path):
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_layers_that_carry_over_from_sample_to_sample_are_refused(world, tmp_path, dtype):
     """Linear attention knows no borders of segments: nothing else would say that samples see those before them."""
     from transformers import Qwen3NextConfig, Qwen3NextForCausalLM
 
@@ -166,7 +168,7 @@ def test_layers_that_carry_over_from_sample_to_sample_are_refused(world, tmp_pat
         num_experts=0,
     )
     with pytest.raises(LearnerError, match="a sample sees the samples before it"):
-        saved_policy(Qwen3NextForCausalLM, config, tmp_path)
+        saved_policy(Qwen3NextForCausalLM, config, tmp_path, dtype=dtype)
 
 
 def without_a_tensor(directory):

@@ -107,6 +107,10 @@ def test_two_ranks_make_the_gradient_of_rows_with_pictures(figures, seeing_model
     assert_same(figures(2)["seen"], expected, torch.float32)
 
 
+def test_what_one_rank_refuses_to_load_all_refuse(figures):
+    assert "nowhere is not a model directory" in figures(2)["refused"]
+
+
 @pytest.mark.nightly
 def test_four_ranks_at_one_row_or_two_and_copies_of_the_weights_make_it(figures, model_directory, world):
     """Of two heads of keys and values, four ranks compute each twice."""
