@@ -10,7 +10,10 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def cuda_build(tmp_path_factory):
-    """Load a library without symbols as the driver's, so that what links to it imports; fail for another build."""
+    """Load a library without symbols as the driver's, so that what links to it imports; return its directory.
+
+    Fails for another build.
+    """
     import torch
 
     assert torch.version.cuda, f"torch {torch.__version__} is no CUDA build: run make test-cuda-wheels"
@@ -19,6 +22,7 @@ def cuda_build(tmp_path_factory):
     subprocess.run(command, check=True)
     ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
     sys.setdlopenflags(os.RTLD_LAZY)  # functions of the driver are looked for when they are called
+    return library.parent
 
 
 @pytest.fixture(scope="session")

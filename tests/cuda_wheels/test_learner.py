@@ -1,12 +1,14 @@
 """torch's CUDA build and FlashAttention 4: kernels, keywords and results that the learner uses are there."""
 
 import inspect
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn.attention import _fa4, activate_flash_attention_impl, restore_flash_attention_impl
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from configs.losses import DppoLoss, GspoLoss
@@ -25,37 +27,16 @@ ARCHITECTURES = {"sm_90a": 132, "sm_100a": 148}
 """Of Hopper and Blackwell, with the number of multiprocessors."""
 
 
-@pytest.fixture(params=ARCHITECTURES)
-def architecture(request, monkeypatch):
-    """Compile kernels of FlashAttention 4 for an architecture, without a GPU of it."""
-    from flash_attn.cute import interface
-
-    for name in ("FLASH_ATTENTION_ARCH", "CUTE_DSL_ARCH"):
-        monkeypatch.setenv(name, request.param)
-    monkeypatch.setenv("FLASH_ATTENTION_NUM_SMS", str(ARCHITECTURES[request.param]))
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    interface._get_device_arch.cache_clear()
-    yield request.param
-    interface._get_device_arch.cache_clear()
-
-
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_torch_calls_flash_attention_4_and_takes_what_it_returns(architecture, deterministic):
-    """Both passes are compiled for tensors without values; torch's own functions around them unpack the results."""
-    activate_flash_attention_impl("FA4")
-    try:
-        with FakeTensorMode():
-            new = {"device": "cuda", "dtype": torch.bfloat16}
-            q, k, v = (torch.empty(500, heads, 128, **new) for heads in (16, 8, 8))
-            borders = torch.empty(5, dtype=torch.int32, device="cuda")
-            causal = (None, False, None, 0)  # scale, whether causal, and the window, of which the product gives (-1, 0)
-            out, lse = _fa4._fa4_run_forward(q, k, v, borders, borders, 235, 235, *causal, None)
-            assert (out.shape, lse.shape, lse.dtype) == (q.shape, (16, 500), torch.float32)
-            states = (torch.empty_like(out), q, k, v, out, lse, borders, borders)
-            grads = _fa4._fa4_run_backward(*states, *causal, deterministic)
-        assert [grad.shape for grad in grads] == [q.shape, k.shape, v.shape]
-    finally:
-        restore_flash_attention_impl(_raise_warn=False)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_torch_calls_flash_attention_4_and_takes_what_it_returns(cuda_build, architecture):
+    """Both passes are compiled; torch's own functions around them unpack the results."""
+    variables = dict.fromkeys(("FLASH_ATTENTION_ARCH", "CUTE_DSL_ARCH"), architecture)
+    variables |= {"FLASH_ATTENTION_NUM_SMS": str(ARCHITECTURES[architecture]), "LD_LIBRARY_PATH": str(cuda_build)}
+    argv = [sys.executable, "-m", "tests.cuda_wheels.compile_attention"]
+    done = subprocess.run(argv, env=os.environ | variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    queries, keys = [500, 16, 128], [500, 8, 128]
+    assert json.loads(done.stdout) == [[queries, [16, 500], queries, keys, keys]] * 2
 
 
 def test_flash_attention_4_keeps_compiled_kernels_for_the_next_learner():
@@ -91,7 +72,7 @@ def test_every_operation_of_a_row_has_a_kernel_for_cuda(tmp_path, loss):
     rows = batch_of([[sample("a", 9, 1), sample("b", 7, 2)]])
     with varlen_on_cpu(), Names() as names:
         accumulate_gradients(policy, rows, Objective(loss), ALONE, CPU)
-    kernels = ("CUDA", "CompositeExplicitAutograd", "CompositeImplicitAutograd")
+    composites = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional", "CompositeImplicitAutograd")
     wanted = {*names.found, "aten::mm.dtype", "aten::addmm.dtype_out", "aten::_foreach_norm.Scalar"} - {
         "torch_attn::_varlen_attn",
         "torch_attn::_varlen_attn_backward",
@@ -99,7 +80,7 @@ def test_every_operation_of_a_row_has_a_kernel_for_cuda(tmp_path, loss):
     wanted |= {"aten::_flash_attention_forward", "aten::_flash_attention_backward"}
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     assert len(wanted) > 30
-    assert {name for name in wanted if not any(has(name, key) for key in kernels)} == set()
+    assert {name for name in wanted if not any(has(name, key) for key in ("CUDA", *composites))} == set()
 
 
 def test_attention_is_called_by_keywords_that_it_has():
