@@ -37,6 +37,8 @@ FOLDERS = {
     "flows/viewer": ("flows/viewer/",),
     "flows/cli": ("flows/cli/",),
     "flows/replays, flows/exchange": ("flows/replays/", "flows/exchange/"),
+    # packages of the GPU lock looked at without a GPU, in tasks/learner FlashAttention 4 and strict determinism:
+    # room of HOUSE.md for the GPU issue
     "tests": ("tests/",),
     "benchmarks": ("benchmarks/",),
     "examples": ("examples/",),
