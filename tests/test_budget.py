@@ -57,7 +57,8 @@ MOST: dict[str, tuple[int, int]] = {
     # the memory plan of three folders: docs/decisions/services.md; the plan of GPUs that are used or elsewhere: room of
     # HOUSE.md for the GPU issue, as in tasks/learner (peaks), tasks/inference (log-probs of sampled tokens alone),
     # tasks/runtime and flows/cli;
-    # sums of weights made where they are: the same room, in tasks/learner and tasks/runtime;
+    # sums of weights made where they are, kept state beside a step, pinned writing: the same room, in tasks/learner and
+    # tasks/runtime; the room of the memory directory: flows/cli and here;
     # each rank reads its own shards, and all refuse what one does: the same room, in tasks/learner and here
     "flows/services": (16_600, 15_000),
     "flows/orchestration": (8_800, 8_000),
