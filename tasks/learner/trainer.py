@@ -82,9 +82,9 @@ class Trainer:
             raise LearnerError(
                 f"training.decay_steps is {settings.decay_steps}, not after warmup_steps {settings.warmup_steps}"
             )
-        device = _device(settings, self._world)
+        device = self._world.agree(lambda: _device(settings, self._world))
         torch.set_num_threads(own.threads)
-        self._attention = activate_attention(own.attention, device)
+        self._attention = self._world.agree(lambda: activate_attention(own.attention, device))
         if settings.policy_dtype == "bfloat16" and not computes_in_half(settings, device):
             raise LearnerError(
                 "training.policy_dtype is bfloat16, but the model is computed in float32: what samples would not be "
