@@ -59,6 +59,7 @@ ON_BOTH := tests/tasks/learner/test_attention.py tests/tasks/learner/test_traine
 test-cuda-wheels: $(CUDA_STAMP) ## the GPU lock on a machine without a GPU: 10 GB, for a nightly and before the lock changes
 	@OMP_WAIT_POLICY=PASSIVE $(CUDA)/bin/python -m pytest -q -m cuda_wheels tests/cuda_wheels $(ARGS)
 	@OMP_WAIT_POLICY=PASSIVE $(CUDA)/bin/python -m pytest -q -m engine $(ON_BOTH) $(ARGS)
+	@$(RUN)python -m pytest -q -m cuda_wheels tests/tasks/inference/engine/test_second_runner.py $(ARGS)
 
 $(CUDA_STAMP): | $(STAMP)
 	@[ -x $(CUDA)/bin/python ] || .venv/bin/python -m venv $(CUDA)
