@@ -31,8 +31,6 @@ ROOT = Path(__file__).parents[1]
 TRL = "trl==1.16.0"
 PACKAGES = ("sample_reverse_text", "chat_loop")
 """Environments whose prompts and reward both sides use."""
-SKIPPED = 15
-"""First steps of a run, which are not measured: Prefect's server goes on starting for ten seconds after it answers."""
 LEARNING_RATE = 1e-7
 
 
@@ -52,15 +50,29 @@ class Size:
     model: Mapping[str, int] = field(default_factory=lambda: demo_recipe().model)
     updates: int = 200
     """Optimizer steps of the warm-up, of 32 demonstrations each."""
+    skipped: int = 15
+    """First steps, which are not measured: Prefect's server goes on starting for ten seconds after it answers."""
+    steps: int = 45
+    """All steps. The last is not measured either: nothing is sampled beside it."""
 
 
 SIZES = {
     "small": Size(40, 3, 5),
-    "middle": Size(128, 30, 50, model={"hidden": 256, "layers": 7, "heads": 4, "intermediate": 640}, trl_batch=32),
+    "middle": Size(
+        *(128, 30, 50),
+        model={"hidden": 256, "layers": 7, "heads": 4, "intermediate": 640},
+        trl_batch=32,
+        updates=120,
+        skipped=3,
+        steps=9,
+    ),
     "large": Size(
         *(256, 80, 110, 4),
         model={"hidden": 512, "layers": 10, "heads": 8, "kv_heads": 4, "intermediate": 1408},
         trl_batch=16,
+        updates=60,
+        skipped=1,
+        steps=4,
     ),
 }
 """0.5, 5 and 30 million parameters."""
@@ -116,7 +128,7 @@ def run_stagecoach(settings: Mapping[str, Any]) -> None:
         if event == "step":
             step, tokens = facts["step"] + 1, tokens + facts["tokens"]
             record = {"step": step, "wall": time.perf_counter(), "reward": facts["reward"], "tokens": tokens}
-            if step in (SKIPPED, settings["steps"]):  # a look takes time, of which each step would have its part
+            if step in (settings["skipped"], settings["steps"] - 1):  # a look takes time, which would be each step's
                 used = processor_seconds()
                 assert "Prefect" in used, "the run reports to a server whose processor time would not be counted"
                 record["cpu"] = sum(used.values())
@@ -141,14 +153,15 @@ def run_stagecoach(settings: Mapping[str, Any]) -> None:
 
 
 def measure(command: Sequence[str], settings: Mapping[str, Any]) -> dict[str, float]:
-    """Run one side in a new process; return the means of the steps after SKIPPED."""
+    """Run one side in a new process; return the means of the steps that are measured."""
     # Its store stays until the end: an ext4 without a journal passes over all that was just deleted at each new file.
     text = json.dumps({**settings, "directory": tempfile.mkdtemp(dir=settings["directory"])})
     # Without the Prefect of the warm-up: each run has a server of its own, whose processor time is part of it.
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
     variables |= {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(ROOT)}
     done = subprocess.run([*command, text], cwd=ROOT, env=variables, stdout=subprocess.PIPE, text=True, check=True)
-    steps = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"step"')][SKIPPED - 1 :]
+    steps = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"step"')]
+    steps = steps[settings["skipped"] - 1 : -1]
     means = {name: (steps[-1][name] - steps[0][name]) / (len(steps) - 1) for name in ("wall", "cpu", "tokens")}
     return means | {"reward": mean(step["reward"] for step in steps[1:])}
 
@@ -185,7 +198,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=45)
+    parser.add_argument("--steps", type=int)
     parser.add_argument("--model", help="directory of weights to start from")
     parser.add_argument("--trl", type=Path, help="directory of the environment with TRL, made where it is missing")
     parser.add_argument("--trl-batch", type=int, help="rollouts in a batch of TRL")
@@ -204,7 +217,7 @@ def main() -> None:
             "prompts": str(prompts),
             "trl_batch": chosen.trl_batch or size.trl_batch,
             "learning_rate": LEARNING_RATE,
-            "steps": chosen.steps,
+            "steps": chosen.steps or size.steps,
             "seed": 17,
         }
         print(report(list(rounds(python, settings, chosen.rounds))))
