@@ -147,6 +147,7 @@ def run_stagecoach(settings: Mapping[str, Any]) -> None:
         f"training.learning_rate={LEARNING_RATE}",
         "engine.max_model_len=512",
         "evaluation.every=0",
+        "packing.zero_advantages=true",  # as TRL: all rollouts are trained on
     ]
     chosen = {"store": f"{settings['directory']}/store", "seed": settings["seed"], "steps": settings["steps"]}
     run_config(resolve_run("train", ["demo"], overrides, name="beside", **chosen), (watch,))
