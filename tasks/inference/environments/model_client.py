@@ -117,7 +117,7 @@ def _without_top_tokens(request: httpx.Request, body: dict[str, Any]) -> httpx.R
     if sampling.get("logprobs") != 1:
         return request
     content = json.dumps({**body, "sampling_params": {**sampling, "logprobs": 0}}).encode()
-    headers = {name: value for name, value in request.headers.items() if name != "content-length"}
+    headers = [(name, value) for name, value in request.headers.raw if name.lower() != b"content-length"]
     return httpx.Request(request.method, request.url, headers=headers, content=content, extensions=request.extensions)
 
 
