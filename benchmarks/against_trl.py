@@ -199,10 +199,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=SIZES, default="small")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--steps", type=int)
-    parser.add_argument("--model", help="directory of weights to start from")
+    parser.add_argument("--model")
     parser.add_argument("--trl", type=Path, help="directory of the environment with TRL, made where it is missing")
-    parser.add_argument("--trl-batch", type=int, help="rollouts in a batch of TRL")
     parser.add_argument("--here", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.here:
@@ -216,9 +214,7 @@ def main() -> None:
             "directory": directory,
             "model": chosen.model or warmed_up_model(f"{directory}/warm-up", size),
             "prompts": str(prompts),
-            "trl_batch": chosen.trl_batch or size.trl_batch,
             "learning_rate": LEARNING_RATE,
-            "steps": chosen.steps or size.steps,
             "seed": 17,
         }
         print(report(list(rounds(python, settings, chosen.rounds))))

@@ -123,21 +123,30 @@ def load_all(environments: "Sequence[EnvironmentConfig]") -> list[LoadedEnvironm
     temporary = user_directory(tempfile.gettempdir())
     scratches = ScratchDirectories(temporary, private=temporary)
     cores = len(os.sched_getaffinity(0))
-    started, loaded, problems = [], [], []
+    started = list[tuple["EnvironmentConfig", Path, "subprocess.Popen[bytes]"]]()
+    loaded, problems = list[LoadedEnvironment](), list[EnvironmentUnavailable]()
     with ExitStack() as ended:
-        # After the last has started, as many turns as may be left to be read.
-        for environment in (*environments, *[None] * cores):
+
+        def read_next() -> None:
             try:
-                if environment:
-                    directory = scratches.make("examples")
-                    ended.callback(scratches.discard, directory)
-                    process = _start(environment, directory)
-                    ended.callback(_kill_session, process)
-                    started.append((environment, directory, process))
-                if len(started) == cores or (started and not environment):
-                    loaded.append(_read_examples(*started.pop(0)))
+                loaded.append(_read_examples(*started.pop(0)))
             except EnvironmentUnavailable as problem:
                 problems.append(problem)
+
+        for environment in environments:
+            if len(started) == cores:
+                read_next()
+            directory = scratches.make("examples")
+            ended.callback(scratches.discard, directory)
+            try:
+                process = _start(environment, directory)
+            except EnvironmentUnavailable as problem:
+                problems.append(problem)
+                continue
+            ended.callback(_kill_session, process)
+            started.append((environment, directory, process))
+        while started:
+            read_next()
     if problems:
         raise EnvironmentUnavailable("\n".join(map(str, problems)))
     return loaded
