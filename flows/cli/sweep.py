@@ -1,0 +1,238 @@
+"""The command sweep: runs that differ in some settings and in their seed, one after another, and a table of results."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from itertools import product, zip_longest
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated, Any
+
+from flows.cli.arguments import Count, Items, Json, Plain, StoreOption, UsageError, open_reader, option, split_items
+from flows.reporting.formats import block_rows, console, environment_title, grid, means, say, with_interval
+from tasks.evaluation.confidence import students
+
+if TYPE_CHECKING:
+    from configs.run import RunConfig
+    from flows.queries.store_reader import StoreReader
+
+Row = dict[str, Any]
+Ends = Mapping[str, float] | None
+"""The ends of a confidence interval, `low` and `high`."""
+Place = tuple[str, str]
+"""A held-out set and an environment."""
+FIGURES = ("reward", "held_out", "difference")
+WIDTH = 24
+"""Characters of a curve."""
+LAST_SHARE = 5
+"""The reward of a run is the mean of the last of its steps: one in so many, at least one."""
+
+
+def sweep(
+    *items: Items,
+    over: Annotated[tuple[str, ...], option("a setting and its values; several options are combined", "KEY=A,B,...")],
+    seeds: Annotated[Count, option("runs of each combination, with seeds that follow each other", "N")] = 1,
+    name: Annotated[str, option("name that begins the names of the runs; `sweep` by default")] = "sweep",
+    store: StoreOption = "",
+    as_json: Json = False,
+    plain: Plain = False,
+) -> int:
+    """Train a run for each combination of settings and seed, and print how they compare; return 1 where one failed.
+
+    All configs are checked before the first run starts. The same call again resumes: what is recorded is not computed
+    again, and more values or seeds are added to it. Raises UsageError, ConfigError.
+    """
+    from flows.cli.demo import demo_model
+    from flows.cli.run import run_with_panel
+
+    files, overrides = split_items(items)
+    arms = combinations(over)
+    first_seed = _checked_seed(files, overrides, arms)
+    runner = partial(run_with_panel, plain=plain or as_json)
+    overrides = [*overrides, *demo_model("train", files, overrides, store, runner)]
+    configs = arm_configs(files, overrides, arms, range(first_seed, first_seed + seeds), name, store)
+    failed = []
+    for config in configs:
+        try:
+            runner(config)
+        except Exception as error:  # the other runs are worth having
+            say(f"{config.name} failed: {error}")
+            failed.append(config.name)
+    reader = open_reader(configs[0].store)
+    finished = [config.name for config in configs if config.name not in failed]
+    by_arm = [{seed: run for seed, run in enumerate(run_names(name, arm, seeds)) if run in finished} for arm in arms]
+    rows = results(reader, arms, by_arm)
+    if as_json:
+        print(json.dumps(rows))
+    else:
+        print_results(rows, finished)
+    if failed:
+        say(f"failed: {', '.join(failed)}; the others are safe, and the same sweep again resumes these")
+    return int(bool(failed))
+
+
+def combinations(over: Sequence[str]) -> list[dict[str, str]]:
+    """Return every combination of the values of some settings, the last setting changing first.
+
+    A comma within brackets, braces or quotes is part of a value. Raises UsageError for what names no values.
+    """
+    settings: dict[str, list[str]] = {}
+    for text in over:
+        key, equals, values = text.partition("=")
+        parts = re.findall(r"(?:\[[^\]]*\]|\{[^}]*\}|\"[^\"]*\"|[^,])+", values)
+        if not (key and equals and parts) or key in settings or key in ("seed", "name", "store"):
+            raise UsageError(f"--over {text}: name each setting once, as --over training.learning_rate=1e-5,1e-4")
+        settings[key] = parts
+    return [dict(zip(settings, values, strict=True)) for values in product(*settings.values())]
+
+
+def run_names(name: str, arm: Mapping[str, str], seeds: int) -> list[str]:
+    """Return the names of the runs of a combination, one for each seed: they do not depend on other combinations."""
+    words = [re.sub(r"[^A-Za-z0-9._-]+", "_", value).strip("_") for value in arm.values()]
+    return ["-".join([name, *words, f"s{number}"]) for number in range(seeds)]
+
+
+def _checked_seed(files: Sequence[str], overrides: Sequence[str], arms: Sequence[Mapping[str, str]]) -> int:
+    """Return the first seed, that of the config or 0, after every combination was checked: before a model is made."""
+    from flows.runtime.resolve_run import nothing_started, requested_config
+
+    with nothing_started():
+        requested = [requested_config("train", files, [*overrides, *_settings(arm)], {}) for arm in arms]
+    return requested[0].seed or 0
+
+
+def _settings(arm: Mapping[str, str]) -> list[str]:
+    return [f"{key}={value}" for key, value in arm.items()]
+
+
+def arm_configs(
+    files: Sequence[str],
+    overrides: Sequence[str],
+    arms: Sequence[Mapping[str, str]],
+    seeds: Sequence[int],
+    name: str,
+    store: str,
+) -> list["RunConfig"]:
+    """Return the resolved configs of all runs: all combinations of the first seed, then of the next.
+
+    Raises UsageError for values whose runs would have one name, and what `resolve_run` raises.
+    """
+    from flows.runtime.resolve_run import resolve_run
+
+    names = [run_names(name, arm, len(seeds)) for arm in arms]
+    if len({of_arm[0] for of_arm in names}) < len(arms):
+        raise UsageError("two combinations of --over have the same values but for signs: name each value once")
+    return [
+        resolve_run("train", files, [*overrides, *_settings(arm)], name=of_arm[number], store=store, seed=seed)
+        for number, seed in enumerate(seeds)
+        for arm, of_arm in zip(arms, names, strict=True)
+    ]
+
+
+def results(reader: "StoreReader", arms: Sequence[Mapping[str, str]], by_arm: Sequence[Mapping[int, str]]) -> list[Row]:
+    """Return a row for each combination and held-out set, or one for each combination where nothing was evaluated.
+
+    `by_arm` has the runs of each combination by number of the seed. Columns: `settings`; `runs` (names); `rewards` by
+    step, means over the runs; `reward` of the last steps; `set`, `environment` and `held_out`, the average of the last
+    policy; `difference`, of it to the first combination by seed over the same examples. Figures have `value`, a mean
+    over the runs, and `interval` with `low` and `high`: Student's over the runs, of a single one that over its
+    examples; null where nothing can be said.
+    """
+    from flows.queries.runs import runs
+
+    rewards = {row["run"]: row["rewards"] for row in runs(reader).iter_rows(named=True)}
+    rows: list[Row] = []
+    for arm, names in zip(arms, by_arm, strict=True):
+        curves = [rewards[name] for name in names.values()]
+        last = [_mean(curve[-max(1, len(curve) // LAST_SHARE) :]) for curve in curves]
+        about = {
+            "settings": dict(arm),
+            "runs": list(names.values()),
+            "rewards": [_mean(values) for values in zip_longest(*curves)],
+            "reward": _figure([(value, None) for value in last if value is not None]),
+        }
+        baseline = by_arm[0] if names is not by_arm[0] else {}
+        rows += [about | row for row in _held_out(reader, names, baseline)] or [about]
+    return rows
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return fmean(present) if present else None
+
+
+def _figure(figures: Sequence[tuple[float, Ends]]) -> Row | None:
+    """Return the mean of a figure over runs, given with the interval of each, and its own interval."""
+    if not figures:
+        return None
+    values = [value for value, _ in figures]
+    across, (_, single) = students(values), figures[0]
+    interval = single if len(figures) == 1 else across and asdict(across)
+    return {"value": fmean(values), "interval": interval}
+
+
+def _held_out(reader: "StoreReader", runs: Mapping[int, str], baseline: Mapping[int, str]) -> list[Row]:
+    """Return by set and environment the scores of the last policies, and their difference to those of `baseline`."""
+    scores: dict[Place, list[tuple[float, Ends]]] = {}
+    differences: dict[Place, list[tuple[float, Ends]]] = {}
+    for seed, run in runs.items():
+        _extend(scores, _last_scores(reader, run))
+        if seed in baseline:
+            _extend(differences, _last_differences(reader, baseline[seed], run))
+    return [
+        {"set": name, "environment": environment, "held_out": _figure(figures)}
+        | {"difference": _figure(differences.get((name, environment), []))}
+        for (name, environment), figures in scores.items()
+    ]
+
+
+def _last_scores(reader: "StoreReader", run: str) -> dict[Place, tuple[float, Ends]]:
+    from flows.queries.scores import held_out
+
+    return {
+        (entry["set"], score["environment"]): (score["average"], score["interval"])
+        for entry in sorted(held_out(reader, run), key=lambda entry: entry["version"])
+        for score in entry["scores"]
+        if score["average"] is not None
+    }
+
+
+def _last_differences(reader: "StoreReader", before: str, after: str) -> dict[Place, tuple[float, Ends]]:
+    from flows.queries.compare import compared_evaluations
+
+    rows = compared_evaluations(reader, before, after).filter(figure="avg").drop_nulls("difference").sort("version_b")
+    return {
+        (row["set"], row["environment"]): (
+            row["difference"],
+            None if row["low"] is None else {"low": row["low"], "high": row["high"]},
+        )
+        for row in rows.iter_rows(named=True)
+    }
+
+
+def _extend(figures: dict[Place, list[tuple[float, Ends]]], of_run: Mapping[Place, tuple[float, Ends]]) -> None:
+    for place, figure in of_run.items():
+        figures.setdefault(place, []).append(figure)
+
+
+def print_results(rows: Sequence[Row], runs: Sequence[str]) -> None:
+    """Print a table of results with a curve of rewards for each combination, all on one scale, and where charts are."""
+    known = [reward for row in rows for reward in row["rewards"] if reward is not None]
+    bounds = min(known, default=0.0), max(known, default=0.0)
+    cells = [
+        [
+            *row["settings"].values(),
+            environment_title(row.get("set", ""), row.get("environment", "-")),
+            str(len(row["runs"])),
+            *(with_interval((figure := row.get(name) or {}).get("value"), figure) for name in FIGURES),
+            block_rows(means(row["rewards"], WIDTH), *bounds)[0],
+        ]
+        for row in rows
+    ]
+    settings = list(rows[0]["settings"])
+    headings = [*settings, "environment", "runs", *(name.replace("_", " ") for name in FIGURES), "reward by step"]
+    console().print(grid(headings, cells, left=range(len(settings) + 1)))
+    if runs:
+        first, *others = runs
+        console().print(f"charts: stagecoach view, then /runs/{first}" + f"?with={','.join(others[:7])}" * bool(others))
