@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 Ends = Mapping[str, float] | None
 """The ends of a confidence interval, `low` and `high`."""
-Place = tuple[str, str]
-"""A held-out set and an environment."""
 FIGURES = ("reward", "held_out", "difference")
 WIDTH = 24
 """Characters of a curve."""
@@ -136,8 +134,8 @@ def results(reader: "StoreReader", arms: Sequence[Mapping[str, str]], by_arm: Se
     `by_arm` has the runs of each combination by number of the seed. Columns: `settings`; `runs` (names); `rewards` by
     step, means over the runs; `reward` of the last steps; `set`, `environment` and `held_out`, the average of the last
     policy; `difference`, of it to the first combination by seed over the same examples. Figures have `value`, a mean
-    over the runs, and `interval` with `low` and `high`: Student's over the runs, of a single one that over its
-    examples; null where nothing can be said.
+    over the runs, and `interval` with `low` and `high`: Student's over the runs, of the difference of a single
+    pair that over its examples; null where nothing can be said.
     """
     from flows.queries.runs import runs
 
@@ -174,46 +172,28 @@ def _figure(figures: Sequence[tuple[float, Ends]]) -> Row | None:
 
 def _held_out(reader: "StoreReader", runs: Mapping[int, str], baseline: Mapping[int, str]) -> list[Row]:
     """Return by set and environment the scores of the last policies, and their difference to those of `baseline`."""
-    scores: dict[Place, list[tuple[float, Ends]]] = {}
-    differences: dict[Place, list[tuple[float, Ends]]] = {}
-    for seed, run in runs.items():
-        _extend(scores, _last_scores(reader, run))
-        if seed in baseline:
-            _extend(differences, _last_differences(reader, baseline[seed], run))
-    return [
-        {"set": name, "environment": environment, "held_out": _figure(figures)}
-        | {"difference": _figure(differences.get((name, environment), []))}
-        for (name, environment), figures in scores.items()
-    ]
-
-
-def _last_scores(reader: "StoreReader", run: str) -> dict[Place, tuple[float, Ends]]:
-    from flows.queries.scores import held_out
-
-    return {
-        (entry["set"], score["environment"]): (score["average"], score["interval"])
-        for entry in sorted(held_out(reader, run), key=lambda entry: entry["version"])
-        for score in entry["scores"]
-        if score["average"] is not None
-    }
-
-
-def _last_differences(reader: "StoreReader", before: str, after: str) -> dict[Place, tuple[float, Ends]]:
     from flows.queries.compare import compared_evaluations
 
-    rows = compared_evaluations(reader, before, after).filter(figure="avg").drop_nulls("difference").sort("version_b")
-    return {
-        (row["set"], row["environment"]): (
-            row["difference"],
-            None if row["low"] is None else {"low": row["low"], "high": row["high"]},
+    places: dict[tuple[str, str], tuple[list[tuple[float, Ends]], ...]] = {}
+    for seed, run in runs.items():
+        before = baseline.get(seed, run)
+        compared = (
+            compared_evaluations(reader, before, run)
+            .filter(figure="avg")
+            .drop_nulls("b")
+            .sort("version_b", maintain_order=True)
         )
-        for row in rows.iter_rows(named=True)
-    }
-
-
-def _extend(figures: dict[Place, list[tuple[float, Ends]]], of_run: Mapping[Place, tuple[float, Ends]]) -> None:
-    for place, figure in of_run.items():
-        figures.setdefault(place, []).append(figure)
+        last = compared.unique(["set", "environment"], keep="last", maintain_order=True)
+        for row in last.iter_rows(named=True):
+            scores, differences = places.setdefault((row["set"], row["environment"]), ([], []))
+            scores.append((row["b"], None))
+            if before != run:
+                ends = {end: row[end] for end in ("low", "high")}
+                differences.append((row["difference"], None if row["low"] is None else ends))
+    return [
+        {"set": name, "environment": environment, "held_out": _figure(scores), "difference": _figure(differences)}
+        for (name, environment), (scores, differences) in places.items()
+    ]
 
 
 def print_results(rows: Sequence[Row], runs: Sequence[str]) -> None:

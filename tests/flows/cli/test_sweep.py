@@ -45,11 +45,12 @@ def test_everything_is_checked_before_the_first_run(call, tmp_path):
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """A reader of four runs of two and four steps with two seeds; held-out rewards rise by 0.1 with each policy."""
+    """A reader of runs of two, four and nine steps; held-out rewards rise by 0.1 with each policy, up to 1."""
     root = tmp_path_factory.mktemp("swept") / "store"
     for steps in (2, 4):
         for seed in (0, 1):
             train(root, f"sweep-{steps}-s{seed}", steps, seed)
+    train(root, "large-s0", 9, 0)
     return StoreReader(open_store(root))
 
 
@@ -64,11 +65,15 @@ def test_results_are_means_over_seeds_beside_the_first_combination(compared):
     assert len(first["rewards"]) == 2 and len(second["rewards"]) == 4
 
 
-def test_a_single_seed_has_the_interval_over_its_examples(compared):
+def test_a_pair_of_runs_has_the_interval_over_its_examples(compared):
     arms = combinations(["steps=2,4"])
-    rows = results(compared, arms, [{0: "sweep-2-s0"}, {0: "sweep-4-s0"}])
-    (low, high) = rows[0]["held_out"]["interval"].values()
-    assert low < rows[0]["held_out"]["value"] < high
+    second = results(compared, arms, [{0: "sweep-4-s0"}, {0: "large-s0"}])[1]
+    # The later policy earns 1 everywhere, the earlier one 0.50 to 0.55.
+    low, high = second["difference"]["interval"].values()
+    assert low < 0.475 < high and second["difference"]["value"] == pytest.approx(0.475)
+    earlier = results(compared, arms, [{0: "large-s0"}, {0: "sweep-4-s0"}])[1]
+    assert earlier["difference"]["value"] == pytest.approx(-0.475)
+    # Runs of different seeds are no pair.
     assert results(compared, arms, [{0: "sweep-2-s0"}, {1: "sweep-4-s1"}])[1]["difference"] is None
 
 
