@@ -65,6 +65,7 @@ MOST: dict[str, tuple[int, int]] = {
     "flows/queries": (33_800, 32_000),
     "flows/reporting": (11_000, 10_000),
     "flows/viewer": (17_300, 22_000),
+    # sweeps: room of HOUSE.md for agents and evaluation
     "flows/cli": (24_300, 22_000),
     "flows/replays, flows/exchange": (15_500, 15_000),  # other trainers came from configs: docs/decisions/configs.md
     "tests": (514_800, 480_000),
