@@ -31,6 +31,7 @@ from tasks.learner.loop import train_row
 from tasks.learner.loss import Objective
 from tasks.learner.model import PolicyModel, compile_policy
 from tasks.learner.optimizer import apply_gradients, new_optimizer
+from tasks.learner.recompute import recompute_layers
 from tasks.learner.rows import STREAMS, Row
 from tasks.learner.speed import Cost, StepTimer, training_cost
 
@@ -79,7 +80,7 @@ def packed_row(tokens: int, segments: int, prompt: int = 0) -> Row:
 
 def measured(options: argparse.Namespace, device: torch.device) -> Iterator[dict[str, Any]]:
     """Train rows, one optimizer step each; yield the figures of every step, the first of which compiles."""
-    settings = TrainingConfig()
+    settings = TrainingConfig.model_validate({"gradient_checkpointing": options.recompute})
     torch.use_deterministic_algorithms(options.deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False
     chosen = activate_attention(options.attention, device)
@@ -88,8 +89,7 @@ def measured(options: argparse.Namespace, device: torch.device) -> Iterator[dict
     with device:
         policy = PolicyModel(causal_model(options.shape, torch.float32), 0).train()
     policy.chunk = options.chunk or default_chunk(policy.causal.config.vocab_size, device)
-    if options.recompute:
-        policy.causal.gradient_checkpointing_enable({"use_reentrant": False})
+    recompute_layers(policy.causal, policy.layers(), settings, device)
     # On the CPU attention goes segment by segment, which is another graph for each row.
     options.compile = options.compile and half
     if options.compile:
@@ -211,7 +211,7 @@ def main() -> None:
     parser.add_argument("--attention", choices=["auto", "fa2", "fa3", "fa4"], default="auto")
     parser.add_argument("--chunk", type=int, help="tokens of logits at a time")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
-    parser.add_argument("--recompute", action="store_true", help="activations of every layer")
+    parser.add_argument("--recompute", choices=["selective", "true"], default="false", help="activations of layers")
     parser.add_argument("--deterministic", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--ceilings", action="store_true", help="time the parts by themselves")
     parser.add_argument("--roofline", action="store_true", help="count by tensors that hold nothing")
@@ -221,7 +221,8 @@ def main() -> None:
     if options.roofline:
         from benchmarks.learner_roofline import roofline
 
-        print(json.dumps(roofline(options.shape, options.tokens, options.segments, options.compile)))
+        what = options.shape, options.tokens, options.segments, options.compile
+        print(json.dumps(roofline(*what, recompute=options.recompute)))
         return
     program = hand_over if options.hand_over else ceilings if options.ceilings else measured
     for line in program(options, device):

@@ -22,12 +22,14 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.learner_gpu import causal_model, packed_row
 from configs.losses import DppoLoss, LossConfig
+from configs.training import TrainingConfig
 from tasks.learner import attention, head
 from tasks.learner.distributed import World
 from tasks.learner.head import default_chunk
 from tasks.learner.loop import train_row
 from tasks.learner.loss import Objective
 from tasks.learner.model import PolicyModel, compile_policy
+from tasks.learner.recompute import recompute_layers
 from tasks.learner.speed import training_cost
 
 VIEWS = (
@@ -81,12 +83,20 @@ def _moved(tensor: Tensor) -> int:
 
 
 def roofline(
-    shape: str, tokens: int, segments: int, compiled: bool, layers: int = 0, loss: LossConfig | None = None
+    shape: str,
+    tokens: int,
+    segments: int,
+    compiled: bool,
+    layers: int = 0,
+    loss: LossConfig | None = None,
+    recompute: str = "false",
 ) -> dict[str, Any]:
     """Count what a row takes to be trained in bfloat16, with as many layers as the shape has if `layers` is 0."""
     with FakeTensorMode(allow_non_fake_inputs=True), _as_on_cuda():
         policy = PolicyModel(causal_model(shape, torch.bfloat16, layers), 0).train()
         policy.chunk = default_chunk(policy.causal.config.vocab_size, torch.device("cuda"))
+        settings = TrainingConfig.model_validate({"gradient_checkpointing": recompute})
+        recompute_layers(policy.causal, policy.layers(), settings, DEVICE)
         row = packed_row(tokens, segments)
         denominators = {"rl": len(row.weighted), "ce": 0, "ref_kl": 0}
         traffic = Traffic(policy.causal.config.vocab_size)

@@ -167,9 +167,11 @@ class TrainingConfig(Section):
     shared_prefixes: bool = later(True)
     """What samples of a packed row have in common from their first token on, as all rollouts of a task have its prompt,
     is computed once. Not where ranks share a row, nor in rows that show images."""
-    gradient_checkpointing: bool | Literal["auto"] = "auto"
-    """Recompute activations in the backward pass: less memory, more time. auto does so on CUDA where they do not fit
-    otherwise, by the memory plan (`stagecoach check`), and never on the CPU. Filled in when resolved."""
+    gradient_checkpointing: bool | Literal["selective", "auto"] = "auto"
+    """Recompute activations in the backward pass: less memory, more time. selective keeps the results of matrix
+    products and attention, and recomputes what is cheap; true keeps the inputs of layers alone. auto takes the first of
+    false, selective and true that fits on CUDA, by the memory plan (`stagecoach check`), and false on the CPU. Filled
+    in when resolved."""
     checkpoint_every: int = Field(1, ge=1)
     """Only every n-th layer is recomputed, the first included; the other layers keep their activations."""
     offload_activations: bool = False

@@ -86,11 +86,10 @@ def _schedule_problems(training: TrainingConfig) -> Iterator[str]:
             f"training.schedule.final_steps: a decay of {schedule.final_steps} steps that ends at training.decay_steps "
             f"{training.decay_steps} begins before training.warmup_steps {training.warmup_steps} is over"
         )
-    if training.gradient_checkpointing is not True:
-        if training.checkpoint_every != 1:
-            yield "training.checkpoint_every: without training.gradient_checkpointing no layer is recomputed"
-        if training.offload_activations:
-            yield "training.offload_activations: without training.gradient_checkpointing nothing is offloaded"
+    if training.gradient_checkpointing in (False, "auto") and training.checkpoint_every != 1:
+        yield "training.checkpoint_every: without training.gradient_checkpointing no layer is recomputed"
+    if training.gradient_checkpointing is not True and training.offload_activations:
+        yield "training.offload_activations: without training.gradient_checkpointing = true nothing is offloaded"
 
 
 def lora_problems(lora: LoraConfig | None) -> Iterator[str]:

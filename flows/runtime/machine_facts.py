@@ -14,7 +14,7 @@ from configs.replay import replayed_stages
 from configs.run import RunConfig, needs_reference_scores
 from configs.training import TrainingConfig
 from flows.services.gpus import Gpu, gpus
-from flows.services.memory import memory_plan, smallest_used_gpu
+from flows.services.memory import Recompute, memory_plan, smallest_used_gpu
 from tasks.inference.engine import model_info
 from tasks.inference.engine.model_info import model_directory, tokenizer_digest
 from tasks.inference.engine.weights_view import require_weights
@@ -53,13 +53,13 @@ def config_versions(config: RunConfig, gpu: Gpu | None = None) -> MachineFacts:
     return facts
 
 
-def _recomputes(config: RunConfig, gpu: Gpu | None) -> bool:
-    """Tell whether activations are to be computed again: where they do not fit on the GPU that there is."""
+def _recomputes(config: RunConfig, gpu: Gpu | None) -> Recompute:
+    """Tell which activations are to be computed again: as many as do not fit on the GPU that there is."""
     if config.training.gradient_checkpointing != "auto":
         return config.training.gradient_checkpointing
     gpu = gpu or (smallest_used_gpu(config) if has_cuda() and config.training.device != "cpu" else None)
     plan = memory_plan(config, gpu) if gpu else None
-    return plan is not None and plan.recompute
+    return plan.recompute if plan else False
 
 
 def _device_problems(config: RunConfig, trains: bool) -> Iterator[str]:

@@ -1,8 +1,9 @@
 """memory_plan: whether learner and engine of a run fit into a GPU's memory at the same time, and if not, what else.
 
 On one GPU both stay where they fit, else the engine sleeps while the learner trains. Activations are recomputed only
-where they do not fit otherwise. The state of the learner always stays: between two steps it is smaller than what a
-training step takes in addition, so an engine finds room where the learner can train at all.
+where they do not fit otherwise, and those of whole layers only where selective recomputation does not fit either. The
+state of the learner always stays: between two steps it is smaller than what a training step takes in addition, so an
+engine finds room where the learner can train at all.
 
 The learner's formula counts what its code keeps; `tests/tasks/learner/test_memory.py` compares it with torch's own
 tracker, which follows every tensor of a training step, over many shapes. The engine's is an estimate in parts.
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel
 
@@ -40,8 +42,17 @@ GRAPHS_BYTES = 2**30
 GIB = 1 << 30
 MAX_SEQUENCES = 1024
 """Sequences of one forward pass at most, as vLLM takes it on large GPUs."""
+RECOMPUTED = {
+    False: "",
+    "selective": "; activations other than of products and attention are computed again",
+    True: "; activations are computed again",
+}
 MIN_SEQUENCES = 4
 """Sequences of full length that the KV cache has room for at least."""
+
+
+Recompute = bool | Literal["selective"]
+"""As `training.gradient_checkpointing` has it when it is resolved."""
 
 
 class ModelShape(BaseModel, frozen=True):
@@ -139,8 +150,19 @@ def layer_bytes(shape: ModelShape, compiled: bool) -> int:
     )  # fmt: skip
 
 
+def selective_bytes(shape: ModelShape, compiled: bool) -> int:
+    """Return the bytes that a layer with selective recomputation keeps of a token, in bfloat16.
+
+    Its input and the results of `tasks.learner.recompute.KEPT`: of seven products and attention. The compiler leaves
+    out the last product's, which nothing needs.
+    """
+    narrow = 4 if compiled else 6
+    products = narrow * shape.hidden_size + 4 * (shape.intermediate_size + shape.query + shape.key)
+    return products + 4 * shape.num_attention_heads
+
+
 def learner_memory(
-    shape: ModelShape, training: TrainingConfig, *, tokens: int, ranks: int, recompute: bool, compiled: bool
+    shape: ModelShape, training: TrainingConfig, *, tokens: int, ranks: int, recompute: Recompute, compiled: bool
 ) -> MemoryUse:
     """Return what a rank takes that trains rows of `tokens` in bfloat16 with weights in float32, sharded over `ranks`.
 
@@ -160,8 +182,9 @@ def learner_memory(
     # Several ranks gather a layer ahead of the one that is computed, and hold what they reduce.
     ahead = layer if ranks > 1 else 0
     again = math.ceil(shape.num_hidden_layers / training.checkpoint_every) if recompute else 0
-    inputs = 0 if training.offload_activations else 2 * hidden * again
-    kept = inputs + (shape.num_hidden_layers - again) * layer_bytes(shape, compiled)
+    whole, selective = layer_bytes(shape, compiled), selective_bytes(shape, compiled)
+    inputs = selective if recompute == "selective" else 0 if training.offload_activations else 2 * hidden
+    kept = again * inputs + (shape.num_hidden_layers - again) * whole
     activations = tokens * (kept + 8 * hidden + 4 * shape.head_dim + 40)
     # As `tasks.learner.head.default_chunk` takes them: tokens whose logits exist at the same time.
     fits = CUDA_CHUNK_BYTES // (4 * vocab)
@@ -171,7 +194,7 @@ def learner_memory(
     selected = (2 if is_elementwise(training.loss) else 1) * 2 * hidden * tokens
     logits = selected + head_weight + 10 * vocab * chunk
     # By then the last norm's are free, and in a layer one tensor of three that its feed-forward part needs.
-    recomputed = tokens * layer_bytes(shape, compiled) if recompute else 0
+    recomputed = tokens * (whole - (selective if recompute == "selective" else 0)) if recompute else 0
     layers_peak = head_weight // 2 + recomputed + tokens * (4 * inner - 6 * hidden) + 5 * layer // 4 + 2 * ahead
     # What is exchanged is in float32, and so is the shard that comes of it.
     edges_peak = max(3 * edge, 2 * edge + head_weight // 2 + 2 * edge // ranks)
@@ -250,7 +273,7 @@ class MemoryPlan:
     gpu: Gpu
     learner: MemoryUse | None
     engine: MemoryUse | None
-    recompute: bool
+    recompute: Recompute
     shared: bool
     """Whether engine and learner have a GPU in common."""
     sleeps: bool
@@ -292,7 +315,7 @@ class MemoryPlan:
     def lines(self) -> Iterator[str]:
         """Yield the plan as people read it."""
         asleep = "the engine sleeps while the learner trains" if self.sleeps else "engine and learner both stay"
-        recompute = "; activations are computed again" if self.recompute else ""
+        recompute = RECOMPUTED[self.recompute]
         residency = asleep if self.shared else "engine and learner do not share one"
         yield f"memory of {self.gpu.name}, {_gib(self.gpu.total)} ({residency}{recompute})"
         for name, use in (("learner", self.learner), ("engine", self.engine)):
@@ -313,14 +336,15 @@ class MemoryPlan:
 def memory_plan(config: RunConfig, gpu: Gpu) -> MemoryPlan | None:
     """Return the first plan that fits of those that the config allows, or the smallest where none does.
 
-    In order: both stay, the engine sleeps; then the same with activations that are recomputed, which costs a third more
-    time. None where the model's widths are not known.
+    In order: both stay, the engine sleeps; then the same with selective recomputation, which costs a few percent, and
+    with that of whole layers, which costs a third more time. None where the model's widths are not known.
     """
     shape = model_shape(config.model.path)
     if shape is None:
         return None
     checkpointing, sleep = config.training.gradient_checkpointing, config.engine.sleep if shares_gpu(config) else False
-    recompute, sleeps = ((False, True) if setting == "auto" else (setting,) for setting in (checkpointing, sleep))
+    recompute: tuple[Recompute, ...] = (False, "selective", True) if checkpointing == "auto" else (checkpointing,)
+    sleeps = (False, True) if sleep == "auto" else (sleep,)
     plans = [_plan(config, gpu, shape, *options) for options in product(recompute, sleeps)]
     return next((plan for plan in plans if plan.fits), plans[-1])
 
@@ -358,7 +382,7 @@ def shares_gpu(config: RunConfig) -> bool:
     return not engine or not learner or bool(engine & learner)
 
 
-def _plan(config: RunConfig, gpu: Gpu, shape: ModelShape, recompute: bool, sleeps: bool) -> MemoryPlan:
+def _plan(config: RunConfig, gpu: Gpu, shape: ModelShape, recompute: Recompute, sleeps: bool) -> MemoryPlan:
     trains, samples = _parts(config)
     learner = None
     if trains:

@@ -19,6 +19,7 @@ from tasks.learner.distributed import ALONE, World, shard, to_device
 from tasks.learner.head import PLAIN, compiled_kernels, default_chunk, fused_loss, token_logprobs
 from tasks.learner.loading import read_model
 from tasks.learner.protocol import LearnerError
+from tasks.learner.recompute import recompute_layers
 from tasks.learner.rows import Row, RowPart
 from tasks.learner.vision import SeenImages, decoder_inputs, grid_positions, merge_size, tower_of
 
@@ -208,9 +209,8 @@ def _place(
     _switch_off_dropout(policy)
     if tower is not None and settings.vision == "frozen":
         tower.requires_grad_(False)
-    # Recompute around compiled layers, shards around both: what gathers weights must not be part of a graph.
-    if settings.gradient_checkpointing is True:
-        _enable_checkpointing(causal, settings, device)
+    # Shards around recompute and compiled layers: what gathers weights must not be part of a graph.
+    recompute_layers(causal, policy.layers(), settings, device)
     if compiles(settings, device):
         compile_policy(policy, device, one_graph=settings.compile is True)
     shard(policy, policy.layers(), device, half=computes_in_half(settings, device), replicas=world.replicas)
@@ -250,16 +250,6 @@ def _check_family(policy: PolicyModel, device: torch.device) -> None:
             f"{family} has layers in which a sample sees the samples before it in a packed row (log-probs differ by "
             f"{second:.3g}): {cannot}; nothing was loaded. Take a model of full attention in all layers"
         )
-
-
-def _enable_checkpointing(causal: Any, settings: TrainingConfig, device: torch.device) -> None:
-    """Let every n-th layer store its input only, and recompute its activations in the backward pass."""
-    causal.gradient_checkpointing_enable(
-        {"use_reentrant": False},
-        every_n_layers=settings.checkpoint_every,
-        # On the CPU there is nowhere to offload to.
-        offload=settings.offload_activations and device.type != "cpu",
-    )
 
 
 def compile_policy(policy: PolicyModel, device: torch.device, one_graph: bool, backend: Any = None) -> None:

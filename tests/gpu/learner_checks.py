@@ -176,7 +176,8 @@ def _speed(model, settings, row, device, world):
     shape, reserved = model_shape(str(model)), found["peak_reserved_gib"]
     if shape and reserved is not None:
         sizes = {"tokens": len(row.token_ids), "ranks": 1}
-        recompute, compiled = settings.gradient_checkpointing is True, compiles(settings, device)
+        kind, compiled = settings.gradient_checkpointing, compiles(settings, device)
+        recompute = False if kind == "auto" else kind
         plan = learner_memory(shape, settings, **sizes, recompute=recompute, compiled=compiled).total / 2**30
         limit = f"at most {BOUNDS['plan']:g} x the plan's {plan:.2f} GiB"
         yield _check("memory of the learner", f"{reserved:.2f} GiB", limit, reserved <= BOUNDS["plan"] * plan)

@@ -80,9 +80,10 @@ def test_rows_with_shared_prefixes_are_one_graph_of_layers_more(world, deep):
 
 
 @pytest.mark.nightly
-def test_recomputed_and_sharded_layers_are_compiled_too(world, deep):
+@pytest.mark.parametrize("kind", [True, "selective"])
+def test_recomputed_and_sharded_layers_are_compiled_too(world, deep, kind):
     """In bfloat16 one rank is sharded; the graph of a layer that keeps its activations is another one."""
-    settings = {"dtype": "bfloat16", "gradient_checkpointing": True, "checkpoint_every": 2}
+    settings = {"dtype": "bfloat16", "gradient_checkpointing": kind, "checkpoint_every": 2}
     assert compared(deep, settings, rows(4), 2e-2) <= GRAPHS + 1
 
 

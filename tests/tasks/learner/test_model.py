@@ -6,10 +6,12 @@ from collections import Counter
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from configs.training import TrainingConfig
 from tasks.learner.model import run_row
 from tasks.learner.protocol import LearnerError
+from tasks.learner.recompute import recompute_layers
 from tasks.learner.tiny import tiny_qwen3
 from tests.fixtures.packed import row_of, sample
 from tests.fixtures.policies import CPU, assert_near, flat_gradient, policy_of
@@ -59,28 +61,30 @@ def test_the_chunk_is_the_config_s_or_follows_from_the_model(world, model_direct
 
 
 @pytest.mark.parametrize(("every", "recomputed"), [(1, [0, 1, 2, 3, 4]), (2, [0, 2, 4]), (3, [0, 3]), (9, [0])])
-@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize(("kind", "offload"), [(True, False), (True, True), ("selective", False)])
 @pytest.mark.essential
-def test_recomputing_every_nth_layer_changes_no_bit(world, tmp_path, every, recomputed, offload):
+def test_recomputing_every_nth_layer_changes_no_bit(world, tmp_path, every, recomputed, kind, offload):
     directory = tiny_qwen3(tmp_path / "deep", hidden=32, layers=5)
-    plain, calls = gradient_and_layer_calls(directory)
+    plain, calls, products = gradient_and_layer_calls(directory)
     assert calls == dict.fromkeys(range(5), 1)
-    settings = {"gradient_checkpointing": True, "checkpoint_every": every, "offload_activations": offload}
-    found, calls = gradient_and_layer_calls(directory, **settings)
+    settings = {"gradient_checkpointing": kind, "checkpoint_every": every, "offload_activations": offload}
+    found, calls, more = gradient_and_layer_calls(directory, **settings)
     assert calls == {layer: 2 if layer in recomputed else 1 for layer in range(5)}
+    assert more == products if kind == "selective" else more > products
     assert plain.abs().max() > 0
     assert torch.equal(found, plain)
 
 
 def gradient_and_layer_calls(directory, **settings):
-    """Return the gradient, and how often the attention of each layer was run for it."""
+    """Return the gradient, how often the code of each layer's attention ran for it, and the operations of products."""
     policy = policy_of(directory, **settings)
     calls = Counter()
     for number, layer in enumerate(policy.causal.model.layers):
         layer.self_attn.register_forward_pre_hook(lambda *_, number=number: calls.update([number]))
-    values, entropies = run_row(policy, row_of(SAMPLES), CPU)
-    (values.sum() + entropies.sum()).backward()
-    return flat_gradient(policy), calls
+    with FlopCounterMode(display=False) as counter:
+        values, entropies = run_row(policy, row_of(SAMPLES), CPU)
+        (values.sum() + entropies.sum()).backward()
+    return flat_gradient(policy), calls, counter.get_total_flops()
 
 
 @pytest.mark.essential
@@ -88,8 +92,6 @@ def test_what_recomputed_layers_begin_from_is_what_is_offloaded(world, tmp_path,
     """On the CPU nothing is moved. So the transfer to the host is replaced by one that counts; the numbers stay."""
     from torch.autograd import graph
     from transformers import modeling_utils
-
-    from tasks.learner.model import _enable_checkpointing
 
     sizes = []
 
@@ -100,7 +102,7 @@ def test_what_recomputed_layers_begin_from_is_what_is_offloaded(world, tmp_path,
     monkeypatch.setattr(modeling_utils, "save_on_cpu", Counting)
     policy = policy_of(tiny_qwen3(tmp_path / "deep", hidden=32, layers=5))
     settings = TrainingConfig(gradient_checkpointing=True, checkpoint_every=2, offload_activations=True)
-    _enable_checkpointing(policy.causal, settings, torch.device("cuda"))
+    recompute_layers(policy.causal, policy.layers(), settings, torch.device("cuda"))
     values, _ = run_row(policy, row_of(SAMPLES), CPU)
     hidden = [size for size in sizes if size[-1:] == (32,)]
     assert hidden == [(1, 28, 32)] * 3, "one hidden state for each of layers 0, 2 and 4, and no weight"
