@@ -31,12 +31,14 @@ if TYPE_CHECKING:
     from flows.viewer.notebook import Viewer
     from tasks.advantage.algorithms.credit import Credit, GroupedTraces
     from tasks.arrays.finding import FilterInput
+    from tasks.inference.grading.groups import GroupRollout
     from tasks.learner.losses.tokens import RlTokens
 
 __all__ = [
     "Credit",
     "CustomConfig",
     "FilterInput",
+    "GroupRollout",
     "GroupedTraces",
     "Result",
     "RlTokens",
@@ -52,6 +54,7 @@ PLUGIN_MODULES = {
     "Credit": "tasks.advantage.algorithms.credit",
     "CustomConfig": "configs.algorithms",
     "FilterInput": "tasks.arrays.finding",
+    "GroupRollout": "tasks.inference.grading.groups",
     "GroupedTraces": "tasks.advantage.algorithms.credit",
     "RlTokens": "tasks.learner.losses.tokens",
 }

@@ -52,6 +52,22 @@ class SeatRule(Section):
     """Only the agent that the trace's info names under `learner_seat`."""
 
 
+class GroupRewardConfig(Section):
+    """A function that scores all rollouts of a group together, beside the rewards that each has by itself."""
+
+    function: str = Field(pattern=r"^[\w.]+:\w+$")
+    """Import path, `module:function`, called with the list of the group's rollouts (`stagecoach.GroupRollout`). It
+    returns, or awaits, for each rollout a number or a dictionary of numbers by the name of the part."""
+    weight: float = Field(1.0, allow_inf_nan=False)
+    """Factor of the numbers in the reward."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the function."""
+    partial: bool = False
+    """Whether the function scores the others of a group that lost a rollout; else all of them end as errors."""
+    timeout_seconds: int = Field(300, ge=1, le=600)
+    """Longest time for one group."""
+
+
 class EnvironmentConfig(Section):
     name: str
     """The environment's name in this run; the tables carry it."""
@@ -95,6 +111,8 @@ class EnvironmentConfig(Section):
     long_prompts: Literal["drop", "error"] = later("drop")
     """Whether examples whose first prompt has more tokens than `max_prompt_tokens` are left out, from training and
     evaluation, or stop the run before anything starts."""
+    group_rewards: dict[str, GroupRewardConfig] = later({})
+    """Rewards that see a whole group, by the name that they have among a rollout's rewards."""
     version: str = ""
     """Version of the environment's package; filled in when the config is resolved."""
     address: str = operational("")

@@ -162,7 +162,7 @@ def _examples(
 
 def _rewards(config: RunConfig, where: str, environment: EnvironmentConfig, facts: EnvironmentFacts) -> list[Finding]:
     """Return a finding for rewards that nothing gives: it stops a run that trains on them."""
-    if facts.scores:
+    if facts.scores or environment.group_rewards:
         return []
     algorithm = config.algorithm_of(environment.name)
     stops = config.computes("advantage") and not isinstance(algorithm, ImitationSection | CustomConfig)

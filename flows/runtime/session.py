@@ -259,6 +259,8 @@ def needs(missing: Sequence[Ref], config: RunConfig) -> list[str]:
     # A policy samples unless teachers do, and scores where an algorithm wants that.
     evaluated = config.kind == "evaluate" or (config.kind == "train" and config.evaluation.evaluates_training)
     samples = "rollout" in stages and (evaluated or not only_teachers_sample(config))
+    if "regrade" not in stages and not any(environment.group_rewards for environment in config.environments):
+        unneeded.add("graders")
     if config.external or not (samples or ("reference" in stages and policy_scores(config))):
         unneeded.add("engine")
     keywords = dict.fromkeys(keyword for stage in stages for keyword in services_of(stage))

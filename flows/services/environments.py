@@ -4,6 +4,7 @@ import secrets
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -141,17 +142,22 @@ def grader_digest(environments: Sequence[EnvironmentConfig]) -> str:
 
 
 class GraderProcesses(RunService):
-    """One grader for each environment whose traces are scored, in a process of its own until the session ends."""
+    """One grader for each environment whose traces are scored, in a process of its own until the session ends.
+
+    In a replay that regrades they score rollouts and groups, else the groups of environments with `group_rewards`.
+    """
 
     def __init__(self, supervisor: Supervisor, config: RunConfig) -> None:
         super().__init__(supervisor, config)
         self._environments = {each.name: each for each in config.environments}
         self._key = secrets.token_hex(16)
+        self._scoring = threading.Lock()
 
     def begin(self) -> None:
-        """Start the graders of all environments side by side; returns at once."""
-        for name in self._environments:
-            self._grader(name)
+        """Start the graders side by side; returns at once."""
+        for name, environment in self._environments.items():
+            if self._config.replay.regrade or environment.group_rewards:
+                self._grader(name)
 
     def check_available(self) -> None:
         """Raise EnvironmentUnavailable where a package of an environment is missing; starts nothing."""
@@ -161,18 +167,20 @@ class GraderProcesses(RunService):
     def scores(self, examples: pa.Table, traces: pa.Table, messages: pa.Table) -> pa.Table:
         """Return scores of all traces that are not errored, environment after environment.
 
-        Raises NotRegradable for an environment that cannot be scored without a rollout, ConfigError for one that the
-        config does not have, ServiceFailed where a grader does not start or stay.
+        What the traces have in common is scored, too: they are of whole groups. Outside of a regrading they are one
+        group, and a function that ends its process twice is an error of its rollouts. Raises NotRegradable for an
+        environment that cannot be scored without a rollout, ConfigError for one that the config does not have,
+        ServiceFailed where a grader does not start or stay.
         """
-        unscored = traces.filter(pc.is_null(traces["error_class"]))
         scores = [regrading.SCORES.empty_table()]
-        for name in dict.fromkeys(texts(unscored["environment"])):
-            scored = unscored.filter(pc.equal(unscored["environment"], pa.scalar(name)))
-            # Whole episodes: a reward may depend on what the other seats said, errored ones included.
-            episodes = _rows_of(traces, "episode_id", scored)
-            own = examples.filter(pc.equal(examples["environment"], pa.scalar(name)))
-            tables = {"examples": _rows_of(own, "example_id", episodes), "traces": episodes}
-            scores.append(self._scores(name, tables | {"messages": _rows_of(messages, "trace_id", episodes)}))
+        for name in dict.fromkeys(texts(traces.filter(pc.is_null(traces["error_class"]))["environment"])):
+            of_environment = pc.field("environment") == name
+            # Errored ones included: a reward may depend on what the others said.
+            rows = traces.filter(of_environment)
+            tried = _rows_of(examples.filter(of_environment), "example_id", rows)
+            tables = {"examples": tried, "traces": rows, "messages": _rows_of(messages, "trace_id", rows)}
+            with self._scoring:  # one group at a time: a process that is lost was lost by that one
+                scores.append(self._scores(name, tables))
         return pa.concat_tables(scores)
 
     def _scores(self, name: str, tables: dict[str, pa.Table]) -> pa.Table:
@@ -180,9 +188,11 @@ class GraderProcesses(RunService):
             known = ", ".join(self._environments) or "none"
             raise ConfigError([f"regrading: the traces are of environment {name!r}, the config has: {known}"])
 
+        losses = count()
+
         def score() -> pa.Table:
             address = self._grader(name).wait()["address"]  # returns after a restart, or raises when none is left
-            return regrading.scores(address, self._key, tables)
+            return regrading.scores(address, self._key, tables, next(losses))
 
         return retry_lost(score, regrading.GraderLost)
 
@@ -191,13 +201,15 @@ class GraderProcesses(RunService):
 
     def _spec(self, environment: EnvironmentConfig) -> ServiceSpec:
         def command(report: Path) -> Command:
-            argv, variables = environment_service.command(environment, report, "--grade")
+            scored = "rollouts" if self._config.replay.regrade else "groups"
+            argv, variables = environment_service.command(environment, report, "--grade", scored)
             return argv, {**variables, regrading.KEY_VARIABLE: self._key}
 
         return self._describe(
             f"grader {environment.name}",
             command,
             ready=lambda found: regrading.answers(found["address"], self._key),
+            limits=environment,
             needs=needed_by(environment),
         )
 

@@ -28,9 +28,10 @@ from tasks.inference.sampling.sampler import BatchSampler
 from tasks.inference.sampling.seats import frozen_seat_models
 from tasks.rollout.group_rows import concat_groups, stale_rows, taken_rows
 from tasks.rollout.queue import GroupTables, RolloutQueue
+from tasks.rollout.regrade import RegradeInputs, regrade
 from tasks.runtime.parts import Parts
 from tasks.runtime.prefect_task import as_task
-from tasks.runtime.services import EngineService, EnvironmentService, TeacherService, require
+from tasks.runtime.services import EngineService, EnvironmentService, GraderService, TeacherService, require
 from tasks.runtime.stage import Attempt, Policy, Stage, Tables, retry_lost
 
 Put = Callable[[Mapping[str, pa.Table]], None]
@@ -49,6 +50,7 @@ class RolloutInputs:
     engine: EngineService
     environments: EnvironmentService
     teachers: TeacherService
+    graders: GraderService
     turns: TurnCache | None = None
     queue: RolloutQueue | None = None
     """The queue that groups are taken from; None where the step samples its own assignments."""
@@ -67,6 +69,7 @@ class RolloutInputs:
             require(services.engine),
             require(services.environments),
             require(services.teachers),
+            require(services.graders),
             attempt.turns,
             attempt.parameters,
             attempt.inputs,
@@ -213,9 +216,19 @@ class Runner:
                 isolation=self.isolation,
                 turns=inputs.turns,
                 find=inputs.environments.addresses_now,
+                score_group=self._score_group,
             )
             with self._counting(counted):
                 sampler.sample(assignments, inputs.examples)
+
+    def _score_group(self, tables: dict[str, pa.Table]) -> dict[str, pa.Table]:
+        """Return the tables of a group with the rewards that its environment gives whole groups."""
+        traces = tables["traces"]
+        rewards = {each.name: each.group_rewards for each in self.config.environments}
+        if not rewards[texts(traces["environment"])[0]]:
+            return tables
+        recorded = traces, tables["messages"], tables.get("images"), self.inputs.graders
+        return tables | {"traces": regrade(RegradeInputs(self.inputs.examples, *recorded), self.config)["traces"]}
 
     @contextmanager
     def _counting(self, counted: EngineMetrics | None) -> Iterator[None]:
@@ -273,7 +286,7 @@ STAGE = Stage(
     sections=("rollout", "environments", "engine", "model", "teachers", "external", "oversampling"),
     read_inputs=RolloutInputs.read,
     function=rollout,
-    services=("engine", "teachers", "environments"),
+    services=("engine", "teachers", "environments", "graders"),
     unit=GROUPS,
 )
 QUEUE_STAGE = replace(

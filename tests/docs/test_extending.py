@@ -25,7 +25,7 @@ def place(tmp_path, monkeypatch):
 
 
 def test_every_example_has_its_test():
-    assert len(TESTS) == 4
+    assert len(TESTS) == 5
     assert {example_of(name) for name in TESTS} == FILES.keys() - set(TESTS)
 
 

@@ -33,7 +33,7 @@ def test_lists_that_cannot_be_derived_agree_with_the_registry():
     assert ORDER == stages.REPLAYABLE
     assert {*WAITS_FOR} == {*PROCESSES, "approve", "example_source"}
     assert {service for each in STAGES for service in services_of(each.name)} == {*PROCESSES}
-    assert services_of("rollout") == ("engine", "teachers", "environments") and services_of("examples") == ()
+    assert services_of("rollout") == ("engine", "teachers", "environments", "graders") and services_of("examples") == ()
 
 
 def test_the_derived_lists():

@@ -15,6 +15,7 @@ from storage.schemas.stage_tables import EXAMPLES
 from tasks.inference.environments.introspection import EnvironmentFacts, facts_of
 from tasks.inference.environments.servers import write_rows
 from tasks.inference.trace_rows.rows import canonical_json
+from tasks.runtime.imports import load_function
 
 if TYPE_CHECKING:
     from verifiers.v1.configs.env import EnvConfig
@@ -126,7 +127,7 @@ def example_rows(environment: Mapping[str, Any], tasks: Iterator["Task[Any]"]) -
 def write_examples(environment: Mapping[str, Any], target: Path) -> EnvironmentFacts:
     """Load the environment, write its examples to `target` as an Arrow file, and return what its code says of itself.
 
-    Raises what `verifiers_config` and `facts_of` raise, and what the environment itself does.
+    Raises what `verifiers_config`, `facts_of` and `load_function` raise, and what the environment itself does.
     """
     from verifiers.v1.utils.loaders import load_environment
 
@@ -135,6 +136,8 @@ def write_examples(environment: Mapping[str, Any], target: Path) -> EnvironmentF
     tasks = iter(env.taskset)
     first = next(tasks, None)
     facts = facts_of(env, first)
+    for reward in environment["group_rewards"].values():
+        load_function(reward["function"])
     numbers = itertools.count()
     counted = (task for task, _ in zip(itertools.chain([] if first is None else [first], tasks), numbers, strict=False))
     rows = list(example_rows(environment, counted))

@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--config", type=Path, required=True, help="file with the environment's section, as JSON")
     parser.add_argument("--report", type=Path, required=True)
     parser.add_argument("--examples", type=Path, help="file to write examples to")
-    parser.add_argument("--grade", action="store_true")
+    parser.add_argument("--grade", choices=("rollouts", "groups"))
     arguments = parser.parse_args(argv)
     set_up_process()
     environment = json.loads(arguments.config.read_text(encoding="utf-8"))
@@ -59,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
         if arguments.grade:
             from tasks.inference.grading.host import grade
 
-            grade(environment, arguments.report)
+            grade(environment, arguments.report, arguments.grade)
         elif arguments.examples:
             write_report(arguments.report, {"facts": asdict(write_examples(environment, arguments.examples))})
         else:

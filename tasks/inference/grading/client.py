@@ -41,17 +41,18 @@ def answers(address: str, key: str) -> bool:
     return True
 
 
-def scores(address: str, key: str, tables: Mapping[str, pa.Table]) -> pa.Table:
+def scores(address: str, key: str, tables: Mapping[str, pa.Table], losses: int = 0) -> pa.Table:
     """Let a grader score the traces of one environment; return a table of SCORES, in the order of the traces.
 
-    `tables` are examples, traces and messages, by name, all traces of an episode among them. Raises NotRegradable,
+    `tables` are examples, traces and messages, by name, all traces of a group among them; `losses` is how many graders
+    were lost by them before. Raises NotRegradable,
     GraderStalled, or GraderLost where the process went away.
     """
     with tempfile.TemporaryDirectory(prefix="stagecoach-regrade-") as directory:
         for name, rows in tables.items():
             write_rows(Path(directory, f"{name}.arrow"), rows)
         with _connect(address, key) as grader:
-            answer = _ask(grader, {"directory": directory})
+            answer = _ask(grader, {"directory": directory, "losses": losses})
         if "refused" in answer:
             raise NotRegradable(answer["refused"])
         return read_rows(Path(directory, "scores.arrow"))

@@ -4,6 +4,8 @@ It loads the environment, binds a free loopback port and writes `{"address": ...
 with the key of STAGECOACH_GRADER_KEY and names a directory with examples, traces and messages as Arrow files; their
 scores are written beside them. Graders are processes of their own because they import the environment's package.
 
+With `--grade groups` rollouts keep their own rewards, and only their groups are scored.
+
 A trace whose scoring fails gets an error in its row, as in a rollout. Where scores need what no trace records (a
 judge's model, a runtime, the rollout's state), the whole environment is refused with NotRegradable.
 """
@@ -14,9 +16,9 @@ import json
 import logging
 import os
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, Listener
 from pathlib import Path
@@ -37,15 +39,18 @@ from tasks.inference.engine.host import write_report
 from tasks.inference.environments.examples import verifiers_config
 from tasks.inference.environments.servers import read_rows, write_rows
 from tasks.inference.grading.client import KEY_VARIABLE, SCORES, NotRegradable
+from tasks.inference.grading.groups import score_groups
 from tasks.inference.patches import forbid_judges
-from tasks.inference.trace_rows.failures import Failure, failure_of_error, failure_of_rewards
+from tasks.inference.trace_rows.failures import Failure, failure_of_exception, failure_of_rewards
 from tasks.inference.trace_rows.rows import Row, compact_json, error_columns, rebuild
+from tasks.runtime.imports import load_function
 
 ROWS = ("examples", "traces", "messages")
 SCORING_SECONDS = 300.0
 """Time limit for scoring one trace, or comparing those of an episode, where the task sets none."""
 MAX_CONCURRENT_EPISODES = 64
 """Episodes that are scored at once: enough to keep reward functions that wait for a network busy."""
+LOST = Failure("environment", "GraderLost", "a group reward ended its process twice, or never returned; see its log")
 ADVICE = "Nothing was scored; what was recorded is as it was."
 
 
@@ -57,6 +62,7 @@ class Grader:
         self.name = environment["name"]
         self.env = load_environment(verifiers_config(environment))
         self.declared: type[Task[Any]] = type(self.env.taskset).task_type()
+        self.rewards_groups = bool(environment["group_rewards"])
         self.compares = type(self.env).finalize is not Env.finalize
         self.refusal = ""
         """Why this environment cannot be regraded; empty while no reason is known."""
@@ -73,7 +79,7 @@ class Grader:
         messages: Sequence[Row],
         report_progress: Callable[[], None] = lambda: None,
     ) -> list[Row]:
-        """Return a row of SCORES for each trace without an error, in order.
+        """Return each trace without an error with the columns of SCORES, in order of the episodes.
 
         `report_progress` is called after each episode. Traces of one episode are scored one by one and then compared,
         as in a rollout. Raises NotRegradable.
@@ -99,8 +105,7 @@ class Grader:
         scores = await asyncio.gather(*map(score_episode, episodes.values()))
         if self.refusal:  # a reward function may have caught NotRegradable
             raise NotRegradable(self.refusal)
-        score_of = {row["trace_id"]: row for rows in scores for row in rows}
-        return [score_of[row["trace_id"]] for row in traces if row["error_class"] is None]
+        return [row for rows in scores for row in rows]
 
     def task_of(self, data: Any, declared: type[Task[Any]]) -> Task[Any]:
         """Return a task of class `declared`; raises NotRegradable where scoring it needs more than a trace."""
@@ -186,9 +191,7 @@ class EpisodeScores:
         except NotRegradable:
             raise
         except Exception as error:
-            text = str(error) or type(error).__name__
-            record = {"type": type(error).__name__, "message": text, "traceback": traceback.format_exc()}
-            return failure_of_error(record)
+            return failure_of_exception(error)
         return None
 
     async def _score_trace(self, row: Row) -> None:
@@ -225,17 +228,15 @@ class EpisodeScores:
         failure = self.failures.get(row["trace_id"]) or failure_of_rewards(rewards)
         before = json.loads(row["rewards"])
         # A trace that never had a reward, as of a user or an opponent, is fine without one.
-        if failure is None and before and not rewards:
+        if failure is None and before and not rewards and not self.grader.rewards_groups:
             text = f"the environment gives this trace no reward any more; it had {', '.join(sorted(before))}"
             failure = Failure("environment", "NotScored", text)
-        return {
-            "trace_id": row["trace_id"],
+        if trace is not None:
+            info = trace.model_dump(mode="json", include={"info"})["info"]
+            row = row | {"metrics": compact_json(dict(trace.metrics)), "info": compact_json(info)}
+        return row | {
             "reward": trace.reward if trace is not None and rewards and failure is None else None,
             "rewards": compact_json(rewards),
-            "metrics": row["metrics"] if trace is None else compact_json(dict(trace.metrics)),
-            "info": row["info"]
-            if trace is None
-            else compact_json(trace.model_dump(mode="json", include={"info"})["info"]),
             **error_columns(failure),
             "seconds": self.seconds[row["trace_id"]],
         }
@@ -259,13 +260,21 @@ def _subclasses(kind: type[Task[Any]]) -> Iterator[type[Task[Any]]]:
         yield from _subclasses(subclass)
 
 
-def _answer_request(connection: Connection, grader: Grader) -> None:
-    directory = Path(json.loads(connection.recv_bytes())["directory"])
+def _answer_request(connection: Connection, grader: Grader | None, functions: Mapping[str, Any]) -> None:
+    request = json.loads(connection.recv_bytes())
+    directory = Path(request["directory"])
     examples, traces, messages = (read_rows(directory / f"{name}.arrow").to_pylist() for name in ROWS)
+    report_progress = partial(_send, connection, working=True)
     try:
-        rows = asyncio.run(grader.score(examples, traces, messages, lambda: _send(connection, working=True)))
+        if grader:
+            rows = asyncio.run(grader.score(examples, traces, messages, report_progress))
+        else:
+            rows = [row | {"seconds": row["scoring_seconds"]} for row in traces if row["error_class"] is None]
     except NotRegradable as refusal:
         return _send(connection, refused=str(refusal))
+    if functions:
+        failure = LOST if request["losses"] > 1 and not grader else None
+        score_groups(functions, (examples, traces, messages), rows, report_progress, failure)
     write_rows(directory / "scores.arrow", pa.Table.from_pylist(rows, schema=SCORES))
     _send(connection, scored=len(rows))
 
@@ -274,12 +283,18 @@ def _send(connection: Connection, **answer: object) -> None:
     connection.send_bytes(json.dumps(answer).encode())
 
 
-def grade(environment: Mapping[str, Any], report: Path) -> None:
+def grade(environment: Mapping[str, Any], report: Path, scored: str) -> None:
     """Grade for the environment of a section, plain values, until SIGTERM; write the address to `report`.
 
+    What is scored are `rollouts` and then their groups, or `groups` alone: the environment is not loaded for these.
     Raises what the environment's package raises.
     """
-    grader = Grader(environment)
+    grader = Grader(environment) if scored == "rollouts" else None
+    functions = {
+        # Loaded once and before the first group: an edit of later is seen by no rollout of this run.
+        name: settings | {"function": load_function(settings["function"])}
+        for name, settings in environment["group_rewards"].items()
+    }
     # Removed from the environment variables: programs that reward functions start must not have the key.
     with Listener(("127.0.0.1", 0), authkey=os.environ.pop(KEY_VARIABLE).encode()) as listener:
         host, port = listener.address
@@ -287,6 +302,6 @@ def grade(environment: Mapping[str, Any], report: Path) -> None:
         while True:
             try:
                 with listener.accept() as connection:
-                    _answer_request(connection, grader)
+                    _answer_request(connection, grader, functions)
             except (AuthenticationError, EOFError, OSError) as error:  # of this connection alone
                 logging.info("a connection ended: %s: %s", type(error).__name__, error)

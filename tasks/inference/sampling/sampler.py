@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from contextvars import copy_context
 from itertools import chain
@@ -35,7 +36,8 @@ from tasks.runtime.refs import Policy
 if TYPE_CHECKING:
     from configs.run import View
 
-OnGroup = Callable[[str, dict[str, pa.Table]], None]
+Tables = dict[str, pa.Table]
+OnGroup = Callable[[str, Tables], None]
 POLL_SECONDS = 0.5
 """Upper bound on how late a signal is noticed that arrives just before the thread waits."""
 Result = TypeVar("Result")
@@ -56,6 +58,7 @@ class BatchSampler:
     that is not named, and frozen seats under `seat_model_name`. `config` has the sections rollout, environments, engine
     and model. Every assignment ends as at least one traces row: a failed rollout is a row with its error. Groups are
     handed over one at a time, from a separate thread. `addresses` are those of each environment's servers;
+    `score_group` returns a group's tables with the rewards that the group as a whole is given.
     `find` gives servers that are started again. `turns` takes and has the turns that are not sampled again.
     """
 
@@ -72,7 +75,9 @@ class BatchSampler:
         isolation: CrashIsolation | None = None,
         turns: TurnCache | None = None,
         find: FindServers | None = None,
+        score_group: Callable[[Tables], Tables] | None = None,
     ) -> None:
+        self.score_group, self.scoring = score_group, ThreadPoolExecutor(1)
         self.on_group, self.find, self.config = on_group, find, config
         self.plan = plan = plan or SamplingPlan()
         engines = {name: model for name, model in served.items() if not model.chat}
@@ -199,6 +204,8 @@ class BatchSampler:
         tables = trace_tables(traces, messages)
         if "images" in tables:
             tables |= await asyncio.to_thread(tensors_of, tables["images"], self.config.model)
+        if self.score_group:  # not in the loop's own threads: a run that is stopped waits for those
+            tables = await asyncio.get_running_loop().run_in_executor(self.scoring, self.score_group, tables)
         async with self.commit_lock:
             if self.runner.unproven is not None:  # the exchange failed, and all rollouts are being stopped
                 return

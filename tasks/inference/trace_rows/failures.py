@@ -1,6 +1,7 @@
 """Classifies the failures of rollouts: whose fault it was, whether to try again, and what the user can do."""
 
 import re
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -90,6 +91,13 @@ def kind_of(error: Mapping[str, Any]) -> str:
 def failure_of_error(error: Mapping[str, Any]) -> Failure:
     """Return the failure that verifiers recorded as type, message, status_code and traceback."""
     return Failure(kind_of(error), error["type"], add_advice(error["message"]), error.get("traceback"))
+
+
+def failure_of_exception(error: Exception, where: str = "") -> Failure:
+    """Return the failure of code that raised, called where the exception is handled; `where` begins its message."""
+    name = type(error).__name__
+    record = {"type": name, "message": where + (str(error) or name), "traceback": traceback.format_exc()}
+    return failure_of_error(record)
 
 
 def failure_of_trace(trace: Mapping[str, Any]) -> Failure | None:

@@ -43,7 +43,7 @@ def supervisor(tmp_path):
 
 
 def config(*environments):
-    return RunConfig.model_validate({"seed": 7, "environments": environments})
+    return RunConfig.model_validate({"seed": 7, "environments": environments, "replay": {"regrade": True}})
 
 
 def reverse(**task):

@@ -63,7 +63,7 @@ def test_each_time_of_sampling_is_counted_also_one_that_lost_its_engine(wanted, 
     config = RunConfig.model_validate({"engine": {"metrics": wanted}, "rollout": {}, "model": {}})
     tables = (assigned("any", ["a", "b"], 1), SimpleNamespace())
     store = open_store(tmp_path)
-    services = (Services(), Services(), SimpleNamespace(serve=None))
+    services = (Services(), Services(), SimpleNamespace(serve=None), None)
     parts = parts_of(store)
     inputs = rollout.RolloutInputs(*tables, 0, Policy("p", 0), parts, *services)
     rollout.rollout(inputs, View(config, rollout.STAGE.sections, "rollout"))

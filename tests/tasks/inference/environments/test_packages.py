@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from configs.environments import EnvironmentConfig
-from configs.run import RunConfig
+from configs.run import RunConfig, content
 from tasks.assignment.examples import STAGE
 from tasks.inference.environments.packages import EnvironmentUnavailable, package_version, require_same_code
 from tasks.inference.environments.servers import command
@@ -159,6 +159,13 @@ def test_functions_and_files_that_settings_name(write, tmp_path, monkeypatch):
     plugged.unlink()
     with pytest.raises(EnvironmentUnavailable, match=r"environment 'own': .*plugged\.py', which is no file here"):
         package_version(environment)
+
+
+def test_functions_of_group_rewards_are_in_the_version_and_without_them_nothing_is_in_the_key(write):
+    write("own_game.py", "")
+    scores, rewards = write("own_scores.py", "half = 1\n"), {"group_rewards": {"g": {"function": "own_scores:half"}}}
+    versions_after_edits(EnvironmentConfig.model_validate(own().model_dump() | rewards), scores)
+    assert "group_rewards" not in content(own())
 
 
 def test_a_function_that_its_module_does_not_have_is_refused_without_running_the_module(write):
