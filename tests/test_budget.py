@@ -47,12 +47,12 @@ FOLDERS = {
 }
 """The beginnings of the paths that a folder counts; a file belongs to the longest that fits."""
 MOST: dict[str, tuple[int, int]] = {
-    "configs": (18_600, 19_000),
+    "configs": (18_700, 19_000),
     "storage": (48_400, 44_000),
     "tasks/runtime": (8_300, 7_500),
-    "stages": (61_400, 56_500),
+    "stages": (61_500, 56_500),
     # rewards of whole groups: room of HOUSE.md for agents and environments, as in configs, stages and flows/services
-    "tasks/inference": (41_800, 38_000),
+    "tasks/inference": (43_000, 38_000),
     "tasks/learner": (33_700, 31_000),
     "flows/runtime, flows/*.py": (19_900, 18_000),
     # the memory plan of three folders: docs/decisions/services.md; the plan of GPUs that are used or elsewhere: room of
@@ -69,7 +69,7 @@ MOST: dict[str, tuple[int, int]] = {
     # sweeps: room of HOUSE.md for agents and evaluation
     "flows/cli": (26_100, 22_000),
     "flows/replays, flows/exchange": (15_500, 15_000),  # other trainers came from configs: docs/decisions/configs.md
-    "tests": (515_900, 480_000),
+    "tests": (518_100, 480_000),
     "benchmarks": (20_100, 20_000),
     "examples": (28_600, 32_000),
     "stagecoach.py, requirements, deploy, tasks/*.py": (5_100, 5_500),
