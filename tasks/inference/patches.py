@@ -70,6 +70,28 @@ def call_models_with(resolve: Callable[[Any], Any]) -> None:
     server.resolve_client = resolve
 
 
+def bound_requests_of_agents(num_bytes: int) -> None:
+    """Have interception servers refuse a request of more than `num_bytes` with status 413, before they read it.
+
+    verifiers 0.4 reads up to 1 GiB of a body and parses it, so that one agent's request takes the memory of all
+    rollouts. To be removed when the config of an interception server has a limit.
+    """
+    from verifiers.v1.interception import server
+
+    server.MAX_REQUEST_BODY = num_bytes
+
+
+def stream_responses_with(events: Callable[..., list[bytes]]) -> None:
+    """Have `events(dialect, body)` frame a streamed reply of the Responses API.
+
+    verifiers 0.4 frames a reply of one text and fails on one with tool calls (KeyError: content). To be removed when
+    `ResponsesDialect.stream_events` frames all items of a response.
+    """
+    from verifiers.v1.dialects import ResponsesDialect
+
+    ResponsesDialect.stream_events = events
+
+
 def watch_served_environments(begin: Callable[[], None], watch: Callable[[Mapping[str, Any]], Awaitable[None]]) -> None:
     """Have `begin` called before an environment is served, and `watch` run with its shared tool servers meanwhile.
 

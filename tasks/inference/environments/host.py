@@ -36,6 +36,8 @@ CHECK_SECONDS = 2.0
 """Between two connections to a shared tool server, and the longest wait for one."""
 MAX_REFUSALS = 3
 """Refused connections in a row after which a server is gone: a busy one accepts, or does not answer yet."""
+MAX_REQUEST_BYTES = 64 * 2**20
+"""Largest request of an agent, with its pictures; contexts of a million tokens are some 5 MB of JSON."""
 LOG_FORMAT = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
 
 _log = logging.getLogger(__name__)
@@ -160,11 +162,14 @@ def _set_up_serving(environment: Mapping[str, Any], work: Path) -> None:
     from transformers import AutoTokenizer  # noqa: F401
 
     from tasks.inference.environments.model_client import resolve_seeded_client
+    from tasks.inference.environments.responses_api import stream_events
 
     set_up_process()
     set_up_runtimes(environment, work)
     patches.play_episodes_with(play_episode)
     patches.call_models_with(resolve_seeded_client)
+    patches.bound_requests_of_agents(MAX_REQUEST_BYTES)
+    patches.stream_responses_with(stream_events)
     patches.load_tokenizers_from_cache()
     patches.watch_served_environments(cancel_on_sigterm, end_without_tools)
 

@@ -136,6 +136,8 @@ def _require_pairing(env: "Env[Any]", task: "Task[Any] | None") -> None:
     kind = type(task) if task is not None and isinstance(env, SingleAgentEnv) else Task
     for name, seat in env._agent_specs.items():
         validate_pairing(env._harnesses[name], kind, seat.runtime)
+        if require_command := getattr(env._harnesses[name], "require_command", None):
+            require_command(seat.runtime)
 
 
 def _seats(env: "Env[Any]") -> dict[str, bool]:

@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from typing import Any
 
 import httpx
-from verifiers.v1.clients import Client, resolve_client
+from verifiers.v1.clients import Client, TrainClient, resolve_client
 from verifiers.v1.clients.base import DEFAULT_LIMITS
 from verifiers.v1.clients.client import SESSION_ID_HEADER
 from verifiers.v1.configs.client import TrainClientConfig
+from verifiers.v1.dialects import ChatDialect, ResponsesDialect
 
 from tasks.inference.engine.client import POLICIES_FIELD, POLICIES_HEADER, sampled_by
 from tasks.inference.environments.agent_runs import ENGINE_SEED_BITS, agent_run
+from tasks.inference.environments.responses_api import response_body
 from tasks.inference.trace_rows import rows
 from tasks.inference.trace_rows.image_tensors import picture_problem
 
@@ -28,9 +30,9 @@ GENERATE = "/inference/v1/generate"
 
 def resolve_seeded_client(config: Any) -> "SeededClient":
     """Return the client for an endpoint: an engine's, tokens in and out, or a chat API's."""
-    client = resolve_client(config)
     if not isinstance(config, TrainClientConfig):
-        return SeededClient(client, CHAT_API_SEED_BITS)
+        return SeededClient(resolve_client(config), CHAT_API_SEED_BITS)
+    client = EngineClient(config)
     http = EngineHttp(timeout=httpx.Timeout(**config.timeout.model_dump()), limits=DEFAULT_LIMITS)
     client.client = client.client.with_options(http_client=http)
     return SeededClient(client, ENGINE_SEED_BITS)
@@ -77,6 +79,19 @@ class SeededClient(Client):  # type: ignore[misc]
     async def close(self) -> None:
         """Close the connections."""
         await self._client.close()
+
+
+class EngineClient(TrainClient):  # type: ignore[misc]
+    """Samples replies from an engine by its tokens, for chat completions and for the Responses API."""
+
+    async def get_response(self, dialect: Any, body: dict[str, Any], *arguments: Any, **others: Any) -> Any:
+        """Return the reply to one call; raises what verifiers' client raises."""
+        if not isinstance(dialect, ResponsesDialect):
+            return await super().get_response(dialect, body, *arguments, **others)
+        # The request's messages are read already, and its turn carries them: of the dialect nothing is left to do.
+        response = await super().get_response(ChatDialect(), body, *arguments, **others)
+        response.raw = response_body(response, body["model"])
+        return response
 
 
 class EngineHttp(httpx.AsyncClient):
