@@ -48,7 +48,9 @@ def _items(response: "Response") -> Iterator[Item]:
         summary = [{"type": "summary_text", "text": message.reasoning_content}]
         yield {"type": "reasoning", "id": f"rs_{name}", "summary": summary}
     if message.content or not message.tool_calls:
-        content = [{"type": "output_text", "text": message.content or "", "annotations": [], "logprobs": []}]
+        content: list[Item] = [
+            {"type": "output_text", "text": message.content or "", "annotations": [], "logprobs": []}
+        ]
         yield {"type": "message", "id": f"msg_{name}", "role": "assistant", "status": "completed", "content": content}
     for call in message.tool_calls or ():
         about = {"type": "function_call", "id": f"fc_{call.id}", "call_id": call.id, "status": "completed"}
