@@ -6,6 +6,7 @@ from pydantic import Field
 
 from configs.algorithms import AlgorithmConfig, TeacherConfig
 from configs.fields import Section, elsewhere, later, operational
+from configs.sampling import SamplingConfig
 
 
 class StaticPool(Section):
@@ -25,8 +26,10 @@ class ElasticPool(Section):
 PoolConfig = Annotated[StaticPool | ElasticPool, Field(discriminator="type")]
 
 
-class SeatConfig(Section):
-    """One agent's seat in an environment: what differs there from the environment's own settings."""
+class SeatConfig(SamplingConfig):
+    """One agent's seat in an environment: what differs there from the environment's own settings.
+
+    How the seat is sampled holds in evaluations too."""
 
     harness: dict[str, Any] = Field(default_factory=dict)
     """The seat's harness; empty takes the environment's."""
@@ -34,8 +37,6 @@ class SeatConfig(Section):
     """The seat's runtime; empty takes the environment's."""
     max_turns: int | None = Field(None, ge=1)
     """Most model turns of this seat in one rollout; null takes the environment's."""
-    temperature: float | None = Field(None, ge=0)
-    """Sampling temperature of this seat, in evaluations too; null takes the environment's, or the evaluation's."""
     trainable: bool = True
     """Whether the seat's rollouts are trained on, where the environment says that they may be."""
     model: TeacherConfig | None = None
@@ -68,7 +69,7 @@ class GroupRewardConfig(Section):
     """Longest time for one group."""
 
 
-class EnvironmentConfig(Section):
+class EnvironmentConfig(SamplingConfig):
     name: str
     """The environment's name in this run; the tables carry it."""
     taskset: dict[str, Any]
@@ -89,8 +90,6 @@ class EnvironmentConfig(Section):
     """The verifiers runtime: its `type` and its own settings."""
     max_turns: int | None = Field(None, ge=1)
     """Most model turns in one rollout; null is no limit."""
-    temperature: float | None = Field(None, ge=0)
-    """Sampling temperature; null takes that of the rollout section."""
     algorithm: AlgorithmConfig | None = elsewhere(None)
     """How this environment's rollouts are credited; null takes the run's algorithm."""
     weight: float = Field(1.0, gt=0)

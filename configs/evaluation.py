@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from configs.fields import Section, elsewhere, operational
+from configs.sampling import SamplingConfig
 
 Wanted = tuple[str | int | float | bool | None, ...]
 """The values of a field that an example is chosen by."""
@@ -25,7 +26,7 @@ def passes(reward: Any, threshold: Any) -> Any:
     return reward >= threshold - ROUNDING * (1 + abs(threshold))
 
 
-class EvaluationSet(Section):
+class EvaluationSet(SamplingConfig):
     """A set of held-out examples with its own interval; null takes the value of `evaluation`."""
 
     name: str = operational(..., min_length=1)
@@ -39,8 +40,6 @@ class EvaluationSet(Section):
     """Examples tried of each environment."""
     attempts: int | None = Field(None, ge=1)
     """Rollouts of each example."""
-    temperature: float | None = Field(None, ge=0)
-    """Sampling temperature."""
     pass_at: tuple[int, ...] | None = operational(None)
     """The k of pass@k; none above attempts."""
     pass_reward: float | None = operational(None)
@@ -64,7 +63,7 @@ class ExternalModelConfig(Section):
     """Further fields of every request, such as `reasoning_effort`."""
 
 
-class EvaluationConfig(Section):
+class EvaluationConfig(SamplingConfig):
     num_examples: int = Field(64, ge=1)
     """Held-out examples tried of each environment, the first in hash order."""
     attempts: int = Field(1, ge=1)
@@ -75,7 +74,7 @@ class EvaluationConfig(Section):
     """The lowest reward with which an attempt passes, in pass@k and in the viewer; rounding errors do not count. The
     length penalty of an algorithm has its own threshold, `passing`."""
     temperature: float = Field(1.0, ge=0)
-    """Sampling temperature in evaluation."""
+    """Sampling temperature in evaluation; of other settings null takes those of training."""
     policy: str = operational("")
     """The policy to evaluate: RUN for a run's last one, RUN:VERSION for an earlier one; empty takes model.path."""
     every: int = operational(0, ge=0)

@@ -200,8 +200,9 @@ def _unknown(location: Location, owner: type[BaseModel] | None, where: str) -> s
 
 
 def _nearest(name: str, parent: str, owner: type[BaseModel] | None) -> str | None:
-    # Reversed, so that of several keys with one last name the first of the config stays.
-    elsewhere = {known.rpartition(".")[2]: known for known in reversed(list(known_keys(RunConfig)))}
+    # Reversed, so that of several keys with one last name the shortest, and of these the first of the config, stays.
+    keys = sorted(known_keys(RunConfig), key=lambda known: known.count("."))
+    elsewhere = {known.rpartition(".")[2]: known for known in reversed(keys)}
     if name in elsewhere:
         return elsewhere[name]
     # As `lr` for learning_rate.

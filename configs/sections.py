@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from configs.fields import Section, later, operational
+from configs.sampling import SamplingConfig
 
 
 class StandardSampler(Section):
@@ -110,11 +111,11 @@ class AdmissionConfig(Section):
     """Upper end of the range, itself included."""
 
 
-class RolloutConfig(Section):
+class RolloutConfig(SamplingConfig):
     temperature: float = Field(1.0, ge=0)
     """Sampling temperature."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling threshold; 1 is off. Below 1 the recorded log-probs are not those of the policy."""
+    """Nucleus sampling: the likeliest tokens whose probabilities add up to this; 1 is all."""
     max_tokens: int = Field(128, ge=1)
     """Most tokens sampled in one model call."""
     max_off_policy_steps: int = operational(0, ge=0)

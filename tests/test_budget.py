@@ -47,6 +47,7 @@ FOLDERS = {
 }
 """The beginnings of the paths that a folder counts; a file belongs to the longest that fits."""
 MOST: dict[str, tuple[int, int]] = {
+    # settings of sampling by environment, seat and evaluation, and in flows/cli their warnings: room for agents
     "configs": (18_700, 19_000),
     "storage": (48_400, 44_000),
     "tasks/runtime": (8_300, 7_500),

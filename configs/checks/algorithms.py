@@ -4,8 +4,10 @@ import re
 from collections.abc import Iterator
 
 from configs.algorithms import AlgorithmConfig, EchoConfig, GroupSection, OpsdConfig, RaeConfig, teacher_of
+from configs.checks.sampling import reshaping, trained_sampling
 from configs.fields import imported_functions
 from configs.run import RunConfig
+from configs.sampling import NEUTRAL
 
 IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 PLACE = "{demonstration}"
@@ -69,25 +71,18 @@ def _teacher_problems(config: RunConfig, where: str, algorithm: AlgorithmConfig)
 def _temperature_problems(config: RunConfig, where: str, algorithm: AlgorithmConfig) -> Iterator[str]:
     why = (
         f"{algorithm.type} compares with log-probs of the reference, which engines give a prompt at temperature 1 and "
-        "over the whole vocabulary only; it needs 1"
+        "over the whole vocabulary only; it needs"
     )
-    if config.rollout.top_p != 1:
-        yield f"rollout.top_p: {config.rollout.top_p:g}: {why}"
     # An algorithm of the run scores the environments that have none of their own.
     concerned = {
-        index: each
+        index
         for index, each in enumerate(config.environments)
         if where == (f"environments.{index}.algorithm" if each.algorithm else "algorithm")
     }
-    if any(each.temperature is None for each in concerned.values()) and config.rollout.temperature != 1:
-        yield f"rollout.temperature: {config.rollout.temperature:g}: {why}"
-    for index, each in concerned.items():
-        if each.temperature not in (None, 1.0):
-            yield f"environments.{index}.temperature: {each.temperature:g}: {why}"
-        for name, seat in each.seats.items():
-            # Only what the policy sampled to be trained on is compared with the reference.
-            if seat.trainable and seat.model is None and seat.temperature not in (None, 1.0):
-                yield f"environments.{index}.seats.{name}.temperature: {seat.temperature:g}: {why}"
+    settings = trained_sampling(config, concerned)
+    temperatures = {key: value for key, value in settings.items() if key.endswith(".temperature") and value != 1}
+    for key, value in {**temperatures, **reshaping(settings)}.items():
+        yield f"{key}: {value}: {why} {NEUTRAL.get(key.rpartition('.')[2], 1)}"
 
 
 def assignment_problems(config: RunConfig) -> Iterator[str]:

@@ -43,7 +43,7 @@ def environment_problems(config: RunConfig) -> Iterator[str]:
         yield from _scoring(where, environment)
         yield from _env(where, environment)
         for name, seat in environment.seats.items():
-            yield from _seat(f"{where}.seats.{name}", environment, seat, trains=config.kind != "evaluate")
+            yield from _seat(f"{where}.seats.{name}", environment, seat)
         yield from _evaluation_seat(where, environment)
         yield from _server(where, environment)
         if environment.long_prompts != "drop" and environment.max_prompt_tokens is None:
@@ -98,10 +98,8 @@ def _env(where: str, environment: EnvironmentConfig) -> Iterator[str]:
         yield f"{where}.env.taskset: the taskset has a section of its own, {where}.taskset"
 
 
-def _seat(where: str, environment: EnvironmentConfig, seat: SeatConfig, trains: bool) -> Iterator[str]:
+def _seat(where: str, environment: EnvironmentConfig, seat: SeatConfig) -> Iterator[str]:
     if seat.model is None:
-        if trains and seat.trainable and seat.temperature == 0:
-            yield f"{where}.temperature: training needs a temperature above 0; one at 0 needs trainable = false"
         return
     if bool(seat.model.path) == bool(seat.model.url):
         said = "both are set" if seat.model.path else "neither is set"

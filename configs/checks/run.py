@@ -7,6 +7,7 @@ from pathlib import Path
 
 from configs.checks.algorithms import algorithm_problems, assignment_problems
 from configs.checks.environments import environment_problems, evaluation_problems
+from configs.checks.sampling import greedy_problems, sampling_problems
 from configs.checks.training import training_problems
 from configs.errors import ConfigError
 from configs.filters import RESERVED_NAMES, CustomFilter, filter_name
@@ -30,11 +31,15 @@ def problems(config: RunConfig) -> list[str]:
         assignment_problems(config),
     ]
     if config.kind in ("train", "evaluate"):
-        checks += [environment_problems(config), _sampling_problems(config), evaluation_problems(config)]
+        checks += [environment_problems(config), sampling_problems(config), evaluation_problems(config)]
     elif config.computes("rollout"):
         checks.append(environment_problems(config))
+    if config.computes("rollout", "training"):
+        checks.append(greedy_problems(config))
     if config.kind in ("train", "sft"):
-        checks += [_row_problems(config), _rl_problems(config) if config.kind == "train" else _sft_problems(config)]
+        checks.append(_row_problems(config))
+    if config.kind == "sft":
+        checks.append(_sft_problems(config))
     return [line for check in checks for line in check]
 
 
@@ -115,16 +120,6 @@ def _engine_problems(config: RunConfig) -> Iterator[str]:
                 f"engine.extra_arguments.{index}: {argument} runs code that lies beside a model's weights, on this "
                 "machine and unseen; leave it out, and take a model that transformers itself knows"
             )
-
-
-def _sampling_problems(config: RunConfig) -> Iterator[str]:
-    longest = config.engine.max_model_len
-    # A model of others has an engine of its own, of which this section says nothing.
-    if config.rollout.max_tokens >= longest and not config.external:
-        yield (
-            f"rollout.max_tokens: {config.rollout.max_tokens} leaves no room for a prompt within "
-            f"engine.max_model_len {longest}"
-        )
 
 
 def _placement_problems(config: RunConfig) -> Iterator[str]:
@@ -263,14 +258,6 @@ def _row_problems(config: RunConfig) -> Iterator[str]:
             f"packing.tokens_per_row: a row of {config.packing.tokens_per_row} tokens cannot hold the longest sample, "
             f"{key} {longest}"
         )
-
-
-def _rl_problems(config: RunConfig) -> Iterator[str]:
-    if config.rollout.temperature == 0:
-        yield "rollout.temperature: training needs a temperature above 0; at 0 the rollouts of a group are all the same"
-    for index, environment in enumerate(config.environments):
-        if environment.temperature == 0:
-            yield f"environments.{index}.temperature: training needs a temperature above 0"
 
 
 def _sft_problems(config: RunConfig) -> Iterator[str]:

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from configs.checks.run import missing_files
+from configs.checks.sampling import reshaping, trained_sampling
 from configs.errors import ConfigError
 from configs.resolve import resolve
-from configs.run import RunConfig
+from configs.run import RunConfig, for_environment
 from flows.orchestration.table_workers import require_package
 from flows.reporting.formats import size
 from flows.runtime import pipeline
@@ -31,6 +32,10 @@ from tasks.runtime.stage import Ref
 
 HASHED_BYTES = 512 * 1024**2
 """Weights above this take longer to hash than a plan may take."""
+RESHAPED = (
+    "the recorded log-probs are those of the distribution so changed, and the learner's those of all tokens at the "
+    "temperature: the ratio of the loss holds the difference (docs/sampling.md, Settings)"
+)
 HOT = 2.0
 """Temperature above which sampling is seldom meant."""
 SHOWN = 12
@@ -121,9 +126,6 @@ def memory_directory(config: RunConfig) -> Iterator[str]:
 def warnings(config: RunConfig) -> list[str]:
     """Return a line for each setting of a resolved config that works here and is seldom meant."""
     processes, cores = config.learner.processes, len(os.sched_getaffinity(0))
-    temperatures = {f"environments.{index}": entry.temperature for index, entry in enumerate(config.environments)}
-    temperatures["rollout"] = config.rollout.temperature
-    hottest, section = max((value or 0.0, section) for section, value in temperatures.items())
     doubts = (
         (
             not (config.model.path or config.external or config.evaluation.policy),
@@ -134,12 +136,20 @@ def warnings(config: RunConfig) -> list[str]:
             f"learner.processes: {processes} processes share {cores} cores and each holds the whole model in memory; "
             "on the processor one is usual",
         ),
-        (
-            config.kind == "train" and hottest > HOT,
-            f"{section}.temperature: {hottest:g}; above {HOT:g} tokens are close to random, and 1 is usual",
-        ),
     )
-    return [f"warning: {text}" for is_doubtful, text in doubts if is_doubtful]
+    lines = [text for is_doubtful, text in doubts if is_doubtful]
+    return [f"warning: {text}" for text in (*lines, *(_sampling_doubts(config) if config.kind == "train" else ()))]
+
+
+def _sampling_doubts(config: RunConfig) -> Iterator[str]:
+    # What teachers sample has no ratio to the engine's log-probs.
+    taught = [for_environment(config.teachers, entry.name) is not None for entry in config.environments]
+    settings = trained_sampling(config, [index for index, is_taught in enumerate(taught) if not is_taught])
+    for key, value in settings.items():
+        if key.endswith(".temperature") and value > HOT:
+            yield f"{key}: {value:g}; above {HOT:g} tokens are close to random, and 1 is usual"
+    for key, value in reshaping(settings).items():
+        yield f"{key}: {value}; {RESHAPED}"
 
 
 def planned_stages(config: RunConfig, source: Source) -> list[tuple[StageTask, Ref]]:

@@ -10,6 +10,7 @@ from configs.environments import SeatRule
 from configs.errors import ConfigError
 from configs.replay import ORDER, StageName, needs_weights, replayed_stages
 from configs.run import RunConfig, View, needs_reference_scores
+from configs.sampling import SamplingConfig
 from storage.store import Store
 from tasks.stage_tasks import services_of, stage_of
 from tasks.stages import REPLAYABLE
@@ -20,7 +21,7 @@ SERVICES |= {"gate": "training"}
 ANYWAY = ("prefect", "tracking")
 REGRADED = ("taskset", "harness", "runtime")
 """What of an environment its reward functions may see."""
-SAMPLED = ("env", "seats", "harness", "runtime", "max_turns", "temperature", "address", *OF_OUR_SERVERS)
+SAMPLED = ("env", "seats", "harness", "runtime", "max_turns", "address", *SamplingConfig.model_fields, *OF_OUR_SERVERS)
 """What of an environment may change while its examples and assignments are the recorded ones."""
 
 

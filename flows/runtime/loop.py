@@ -129,15 +129,17 @@ def evaluation_configs(config: RunConfig) -> dict[str, RunConfig]:
 
     No teacher samples there. Every group is sampled to its end: scores of those that end first would be of short ones.
     """
-    # An environment's own settings would win over the evaluation's.
-    environments = [entry.model_copy(update={"temperature": None, "algorithm": None}) for entry in config.environments]
-    changes: dict[str, Any] = {"environments": tuple(environments), "algorithm": GrpoConfig()}
+    changes: dict[str, Any] = {"algorithm": GrpoConfig()}
     changes["assignment"] = config.assignment.model_copy(update={"oversampling": 1.0})
     if config.external:  # an external model needs no engine and no weights
         changes |= {"engine": EngineConfig(), "model": ModelConfig()}
     configs = {}
     for name, evaluation in config.evaluation.of_sets().items():
-        rollout = config.rollout.model_copy(update={"temperature": evaluation.temperature})
+        own = evaluation.own_sampling
+        # An environment's own settings would win over the evaluation's.
+        update = {**dict.fromkeys(own), "algorithm": None}
+        changes["environments"] = tuple(entry.model_copy(update=update) for entry in config.environments)
+        rollout = config.rollout.model_copy(update=own)
         configs[name] = config.model_copy(update={**changes, "rollout": rollout, "evaluation": evaluation})
     return configs
 

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from configs.run import View
 from storage.schemas.stage_tables import INTAKE_LOADS, INTAKES, STALE_GROUPS, TRACES
 from tasks.arrays.columns import texts, with_column
+from tasks.inference.sampling.model_requests import sampling_of
 from tasks.inference.trace_rows.failures import STALE, Failure
 from tasks.inference.trace_rows.rows import RolloutOrigin, error_columns, row_without_trace, trace_tables
 from tasks.rollout.queue import FinishedGroup, GroupTables, StaleGroup, step_of
@@ -50,12 +51,10 @@ def stale_rows(group: StaleGroup, step: int, oldest: Policy, config: View) -> Gr
         rows = [row | {"reward": None, **error_columns(failure)} for row in traces.to_pylist()]
         made = {**group.finished.rows, "traces": pa.Table.from_pylist(rows, TRACES.arrow)}
     else:
-        own = {each.name: each.temperature for each in config.environments}
         policy = sampled_by or oldest
-        temperatures = [own[row["environment"]] for row in members]
         origins = [
-            RolloutOrigin(row, policy.key, policy.version, step, config.rollout.temperature if given is None else given)
-            for row, given in zip(members, temperatures, strict=True)
+            RolloutOrigin(row, policy.key, policy.version, step, sampling_of(config, row["environment"])["temperature"])
+            for row in members
         ]
         made = trace_tables([row_without_trace(failure, each, started, now - started) for each in origins], [])
     row: dict[str, Any] = {

@@ -313,7 +313,7 @@ def sampled_here(engine, model, **settings):
     async def go():
         async with environment.serving():
             task = DebateTask(data_of(CLAIM), environment.taskset.config.task)
-            sampling = sampling_config(served, view, 1.0, 0)
+            sampling = sampling_config(served, view.rollout.request_sampling, 0)
             context = ModelContext(client=client_config(served, view), model=MODEL, sampling=sampling)
             return await environment.run_episode(task, context)
 

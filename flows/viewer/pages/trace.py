@@ -51,6 +51,8 @@ JUMPS = ("first", "last", "trained")
 ERROR = ("error_class", "error_type", "error_message", "error_traceback")
 LEFT_OUT = ("rewards", "metrics", "info", "record", *ERROR)
 """Columns of a trace that the page shows in parts of their own."""
+OF_REQUEST = ("temperature", "seed", "cache_salt", "detokenize")
+"""Fields of a request that are shown elsewhere, or are no settings."""
 TONES = {
     **{TRAINED: "good", PENDING: "going"},
     **dict.fromkeys((FILTERED, REFUSED, NO_WEIGHT, EXPIRED), "warn"),
@@ -76,6 +78,7 @@ def trace_page(reader: StoreReader, request: PageRequest) -> Page:
         "error": _error(row),
         "reward_parts": reward_parts(row["rewards"]),
         "metrics": read_json(row["metrics"]),
+        "sampling": _sampling(read_json(row["record"])),
         **{name: None if row[name] in ("", "{}", "null") else long_text(row[name]) for name in ("info", "record")},
         "outcome": _outcome(reader, trace),
         "samples": trained_in(reader, trace),
@@ -100,6 +103,15 @@ def any_trace_page(reader: StoreReader, request: PageRequest) -> Page:
     address = addresses.trace(trace.run, trace.trace_id)
     path, query = {"run": trace.run, "trace": trace.trace_id}, {**request.query, "key": trace.key}
     return trace_page(reader, PageRequest(address, path, query))
+
+
+def _sampling(record: Any) -> Values:
+    """Return the settings of sampling that a trace says its agent had, beside the temperature."""
+    try:
+        settings = record["agent"]["config"]["sampling"].items()
+    except (KeyError, TypeError, AttributeError):  # rows without a trace, or of others
+        return {}
+    return {name: value for name, value in settings if value is not None and name not in OF_REQUEST}
 
 
 def _error(row: Mapping[str, Any]) -> Values | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from configs.environments import SeatConfig
 from storage.schemas.stage_tables import EXAMPLES
 from tasks.inference.environments.introspection import EnvironmentFacts, facts_of
 from tasks.inference.environments.servers import write_rows
@@ -58,16 +59,14 @@ def _seat_settings(environment: Mapping[str, Any], name: str, settings: Mapping[
     """Return the settings of one seat: of all seats, overridden by `env`, overridden by the section seats.NAME."""
     for key in PLAYER_KEYS:
         if key in settings:
-            raise ValueError(
-                f"env.{name}.{key}: who plays a seat is set in the section seats.{name}, as model and temperature"
-            )
+            raise ValueError(f"env.{name}.{key}: who plays a seat, and how, is set in the section seats.{name}")
     seat = {"harness": environment["harness"], "runtime": environment["runtime"]}
     if environment.get("max_turns") is not None:
         seat["max_turns"] = environment["max_turns"]
     own = (environment.get("seats") or {}).get(name) or {}
     own_settings = {key: own[key] for key in ("harness", "runtime", "max_turns") if own.get(key)}
-    if own.get("temperature") is not None:
-        own_settings["sampling"] = {"temperature": own["temperature"]}
+    if sampling := SeatConfig.model_validate(own).request_sampling:
+        own_settings["sampling"] = sampling
     return {**seat, **settings, **own_settings}
 
 

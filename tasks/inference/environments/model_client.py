@@ -111,7 +111,7 @@ class EngineHttp(httpx.AsyncClient):
         digest = "" if run.kept_answers is None else request_digest(body)
         answer = (run.kept_answers or {}).get(digest)
         if answer is None:
-            response = await super().send(_without_top_tokens(request, body), **options)
+            response = await super().send(_for_engine(request, body), **options)
             if response.status_code != 200:
                 return response
             answer = response.text
@@ -123,15 +123,18 @@ class EngineHttp(httpx.AsyncClient):
         return httpx.Response(200, text=answer, request=request)
 
 
-def _without_top_tokens(request: httpx.Request, body: dict[str, Any]) -> httpx.Request:
-    """Return a request for the log-prob of each sampled token alone.
+def _for_engine(request: httpx.Request, body: dict[str, Any]) -> httpx.Request:
+    """Return a request for the log-prob of each sampled token alone, with the text that the engine looks for `stop` in.
 
     renderers asks for the likeliest token's as well and reads none of it: the engine sorts all logits for that.
     """
     sampling = body["sampling_params"]
-    if sampling.get("logprobs") != 1:
+    changes = {"logprobs": 0} if sampling.get("logprobs") == 1 else {}
+    if sampling.get("stop"):  # a seat's own may stand beside the `detokenize` of all
+        changes["detokenize"] = True
+    if not changes:
         return request
-    content = json.dumps({**body, "sampling_params": {**sampling, "logprobs": 0}}).encode()
+    content = json.dumps({**body, "sampling_params": {**sampling, **changes}}).encode()
     headers = [(name, value) for name, value in request.headers.raw if name.lower() != b"content-length"]
     return httpx.Request(request.method, request.url, headers=headers, content=content, extensions=request.extensions)
 

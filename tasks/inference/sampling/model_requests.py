@@ -3,7 +3,8 @@
 RolloutRunner makes them; they travel with each request for a rollout.
 """
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from tasks.inference.engine import model_info
 from tasks.inference.engine.client import Engine, ServedModel, authorization
@@ -47,17 +48,23 @@ def client_config(served: ServedModel, config: "View", default_key: str = "") ->
     )
 
 
-def sampling_config(served: ServedModel, config: "View", temperature: float, seed: int | None) -> "SamplingConfig":
-    """Return how a model samples one rollout; settings of a chat API override the run's.
+def sampling_of(config: "View", environment: str) -> dict[str, Any]:
+    """Return the fields of a request that say how an environment is sampled: its own before those of the rollout."""
+    own = next(each for each in config.environments if each.name == environment)
+    return {**config.rollout.request_sampling, **own.request_sampling}
+
+
+def sampling_config(served: ServedModel, sampling: Mapping[str, Any], seed: int | None) -> "SamplingConfig":
+    """Return how a model samples one rollout, with the fields of `sampling_of`; settings of a chat API override them.
 
     `seed` is that of the attempt, of which `agent_runs.call_seed` makes those of its calls; None sends none. The cache
     of an engine is salted: states computed with other weights are never reused.
     """
     from verifiers.v1.types import SamplingConfig
 
-    # Of an engine the environment server reads the tokens itself.
-    settings = served.chat.settings if served.chat else {"cache_salt": served.salt, "detokenize": False}
+    # Of an engine the environment server reads the tokens itself; the engine looks for texts that end a reply.
+    of_engine = {"cache_salt": served.salt, "detokenize": bool(sampling.get("stop"))}
+    settings = served.chat.settings if served.chat else of_engine
     if served.chat and seed is not None:
         seed %= CHAT_API_SEEDS
-    limits = {"top_p": config.rollout.top_p, "max_tokens": config.rollout.max_tokens}
-    return SamplingConfig.model_validate({"temperature": temperature, "seed": seed, **limits, **settings})
+    return SamplingConfig.model_validate({**sampling, "seed": seed, **settings})

@@ -18,7 +18,7 @@ from tasks.inference.environments.agent_runs import add_header
 from tasks.inference.sampling.crash_isolation import InFlightRollout
 from tasks.inference.sampling.episode_rows import Rows, episode_rows
 from tasks.inference.sampling.lost_servers import ServiceWatch
-from tasks.inference.sampling.model_requests import api_address, client_config, sampling_config
+from tasks.inference.sampling.model_requests import api_address, client_config, sampling_config, sampling_of
 from tasks.inference.sampling.seats import SeatClient, Seats
 from tasks.inference.sampling.server_pool import ServerPool
 from tasks.inference.trace_rows.failures import Failure, failure_of_error
@@ -135,8 +135,7 @@ class RolloutRunner:
         return [row_without_trace(failure, self._origin(assignment), started, seconds)], []
 
     def _origin(self, assignment: Mapping[str, Any]) -> RolloutOrigin:
-        own = self.environments[assignment["environment"]].temperature
-        temperature = self.config.rollout.temperature if own is None else own
+        temperature = sampling_of(self.config, assignment["environment"])["temperature"]
         if assignment["environment"] in self.served:  # a teacher is no policy of the store, and never stale
             return RolloutOrigin(assignment, "", self.step, self.step, temperature)
         policy = self.policy
@@ -256,7 +255,7 @@ class RolloutRunner:
         # A server of another program would send this seed with every call, and all turns would draw alike. Without one
         # the engine draws from its own generator.
         seed = None if self.environments[name].addresses else attempt_seed
-        return sampling_config(served, self.config, origin.temperature, seed)
+        return sampling_config(served, sampling_of(self.config, name), seed)
 
 
 def _kept_turn(origin: RolloutOrigin, model: str, played: Mapping[str, str]) -> CachedTurn:

@@ -11,6 +11,7 @@ from flows.runtime.session import record_run
 from flows.services.process import ServiceFailed
 from storage.store import open_store
 from tasks.assignment.examples import FieldMissing
+from tasks.inference.sampling.model_requests import sampling_of
 from tests.fixtures.evaluations import Sampler, evaluate, played, train
 from tests.fixtures.histories import results
 from tests.fixtures.rehearsal import SOURCE, session_for
@@ -201,8 +202,14 @@ def test_a_run_that_is_interrupted_ends_the_evaluation_under_way_and_is_resumed(
     assert sampler.evaluated == [0, 1, 2, 3] == versions(outcome)
 
 
-def test_an_evaluation_has_its_own_temperature_in_every_environment(root):
-    environments = [{"name": name, "taskset": {"id": "t"}, "temperature": 0.7} for name in ("a", "b")]
-    session = session_for(root, "run", environments=environments, evaluation={"temperature": 0.25})
-    (config,) = evaluation_configs(session.config).values()
-    assert config.rollout.temperature == 0.25 and {each.temperature for each in config.environments} == {None}
+def test_an_evaluation_s_own_sampling_goes_before_that_of_every_environment_and_else_it_is_that_of_training(root):
+    environments = [{"name": name, "taskset": {"id": "t"}, "temperature": 0.7, "stop": ["."]} for name in ("a", "b")]
+    sets = [{"name": "near", "top_k": 5}, {"name": "far", "temperature": 0.0}]
+    evaluation = {"temperature": 0.25, "max_tokens": 9, "sets": sets}
+    training = {"top_p": 0.9, "max_tokens": 8}
+    session = session_for(root, "run", environments=environments, evaluation=evaluation, rollout=training)
+    configs = evaluation_configs(session.config)
+    for name, expected in {"near": {"temperature": 0.25, "top_k": 5}, "far": {"temperature": 0.0}}.items():
+        for environment in ("a", "b"):
+            expected |= {"top_p": 0.9, "max_tokens": 9, "stop": (".",)}
+            assert sampling_of(configs[name], environment) == expected

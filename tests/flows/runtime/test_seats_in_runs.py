@@ -115,6 +115,7 @@ def test_recorded_episodes_are_replayed_with_other_seats_trained(root):
         ("filtering", "drop_judge=false", ""),
         ("advantage", "drop_judge=false", "drop_judge: belongs to stage filtering.* use --from filtering"),
         ("rollout", "seats.for.temperature=0.5", ""),
+        ("rollout", "top_k=5", ""),
         ("rollout", "hang_seconds=600", ""),
         ("rollout", "pool.num_workers=2", ""),
         ("filtering", "seats.for.temperature=0.5", "seats.for.temperature: the examples are the recorded ones"),

@@ -58,8 +58,11 @@ def library(tmp_path_factory):
     made = HandMade(tmp_path_factory.mktemp("pages") / "store")
     credits = trained_fork()
     rewards = json.dumps({"good": {"score": 0.5, "weight": 2.0}, "unscored": None})
+    record = '{"agent": {"config": {"sampling": {"temperature": 0.5, "top_k": 20, "min_p": null, "seed": 3}}}}'
     traces = [
-        builders.trace(FORKED, reward=1.0, rewards=rewards, episode_id="one", assignment_id="g0/0", num_branches=2),
+        builders.trace(
+            FORKED, reward=1.0, record=record, rewards=rewards, episode_id="one", assignment_id="g0/0", num_branches=2
+        ),
         builders.trace("mate", reward=0.0, episode_id="two", assignment_id="g0/1"),
         builders.trace("judge", reward=None, episode_id="one", assignment_id="g0/0", agent="judge"),
     ]
@@ -96,6 +99,11 @@ def test_the_top_says_what_became_of_it_and_leads_there(library):
     assert found["policies"]["made"]["version"] == 0, "its training names no policy as input here"
     parts = [("good", 0.5, 2.0, 1.0), ("unscored", None, None, None)]
     assert pluck(found["reward_parts"], "name", "score", "weight", "product") == parts
+
+
+def test_settings_of_sampling_beside_the_temperature_are_shown(library):
+    assert values(library)["sampling"] == {"top_k": 20} and values(library, "mate")["sampling"] == {}
+    assert "<dt>top_k</dt><dd>20</dd>" in looking.answer(library, TRACES + FORKED)[1]
 
 
 def test_mates_and_episode_lead_to_their_traces(library):

@@ -30,6 +30,8 @@ def test_a_seat_s_own_settings_go_before_those_of_all_and_both_before_the_enviro
     assert (found.assistant.max_turns, found.assistant.harness.id) == (2, "chat_loop")
     assert (found.user.max_turns, found.user.harness.id) == (5, "null")
     assert found.user.sampling.model_dump(exclude_unset=True) == {"temperature": 0.25}
+    user = of(env={"id": "user-sim"}, seats={"user": {"top_k": 0, "extra_body": {"min_tokens": 2}}}).user
+    assert user.sampling.model_dump(exclude_unset=True) == {"top_k": 0, "min_tokens": 2}
     assert of(env={"id": "user-sim"}).user.max_turns == 8, "the environment's own limit, where the config has none"
 
 
@@ -46,8 +48,8 @@ def test_limits_that_the_section_has_no_field_for_are_settings_of_the_environmen
         ({"env": {"num_rounds": 3}}, "(?s)num_rounds\n.*not permitted"),
         ({"env": {"id": "best-of-n", "n": 0}}, "greater than or equal to 1"),
         ({"env": {"id": "no-such-env"}}, "environment 'no-such-env' not found"),
-        ({"env": {"agent": {"model": "another"}}}, r"env\.agent\.model: who plays a seat is set in"),
-        ({"env": {"agent": {"sampling": {"temperature": 0}}}}, r"env\.agent\.sampling: who plays a seat"),
+        ({"env": {"agent": {"model": "another"}}}, r"env\.agent\.model: who plays a seat, and how, is set in"),
+        ({"env": {"agent": {"sampling": {"temperature": 0}}}}, r"env\.agent\.sampling: who plays a seat, and how"),
     ],
 )
 def test_what_the_environment_does_not_know_is_refused(settings, said):

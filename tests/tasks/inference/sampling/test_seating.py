@@ -28,7 +28,7 @@ RIVALS = EnvironmentConfig.model_validate(
         "taskset": {"id": "rivals"},
         "env": {"num_rounds": 2},
         "seats": {
-            "first": {"temperature": 0.5},
+            "first": {"temperature": 0.5, "top_k": 50, "stop": ["stop it"]},
             "second": {"model": {"url": "http://stands.elsewhere"}},
             "judge": {"trainable": False, "max_turns": 2},
         },
@@ -168,6 +168,9 @@ def test_rows_have_the_temperature_of_their_seat(played):
     found = {row["agent"]: row["temperature"] for row in played.rows["none"]}
     assert found == {"first": 0.5, "second": 1.0, "judge": 1.0}
     assert {call["sampling_params"]["temperature"] for call in played.opponent.calls} == {1.0}
+    sent = [call["sampling_params"] for call in played.policy.calls]
+    found = {(each["temperature"], each.get("top_k"), each["detokenize"]) for each in sent}
+    assert found == {(0.5, 50, True), (1.0, None, False)}, "its own settings alone, and what `stop` needs"
 
 
 @pytest.mark.essential
