@@ -157,6 +157,14 @@ class RunConfig(Section):
         return self.kind == "train" and self.rollout.max_off_policy_steps > 1
 
     @property
+    def shares_gpu(self) -> bool:
+        """Whether engine and learner have a GPU in common, if they have any."""
+        if self.kind != "train" or self.engine.url or self.placement.services == "pools":
+            return False
+        engine, learner = ({*text.split(",")} - {""} for text in (self.engine.gpus, self.learner.gpus))
+        return not engine or not learner or bool(engine & learner)
+
+    @property
     def external(self) -> ExternalModelConfig | None:
         """The model that an evaluation tries in place of a policy; None where it tries one."""
         return self.evaluation.external if self.kind == "evaluate" else None

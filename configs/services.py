@@ -63,6 +63,11 @@ class EngineConfig(EngineProcess):
     """Whether the engine gives its memory back while the learner trains on the same GPU, and takes it again to sample.
     auto does so where both do not fit beside each other. On the CPU auto is false, and with true an engine only stops
     to answer for that time."""
+    weight_transfer: Literal["file", "ipc", "nccl", "gloo"] = operational("file")
+    """How a new policy comes from the learner to the engine. file: the engine reads what the learner wrote. The others
+    send it from memory to memory by vLLM's weight transfer, beside the file: ipc within a GPU that both have, nccl
+    between GPUs, also of two machines, gloo between CPUs. A policy that the learner does not hold any more, or cannot
+    send, is read from its file."""
     metrics: bool = operational(False)
     """Whether the engine counts tokens, requests and latencies, and steps have them among their metrics
     (`engine/...`)."""

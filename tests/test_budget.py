@@ -23,6 +23,8 @@ STAGES = (
     *("exchange", "arrays"),
 )
 FOLDERS = {
+    # policies sent from memory to memory: room of HOUSE.md for the GPU issue, in configs, tasks/inference,
+    # tasks/learner, flows/services and tests
     "configs": ("configs/",),
     "storage": ("storage/",),
     "tasks/runtime": ("tasks/runtime/",),

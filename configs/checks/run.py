@@ -23,6 +23,7 @@ def problems(config: RunConfig) -> list[str]:
     checks = [
         _engine_problems(config),
         _placement_problems(config),
+        _transfer_problems(config),
         _store_problems(config),
         _stream_problems(config),
         training_problems(config),
@@ -134,13 +135,33 @@ def _placement_problems(config: RunConfig) -> Iterator[str]:
             f"engine.replicas: {replicas} need GPUs of their own, as many for each, and engine.gpus is "
             f"{config.engine.gpus!r}; name them, for example engine.gpus={','.join(map(str, range(replicas)))}"
         )
-    shared = not engine or not learner or engine & learner
-    if here and config.kind == "train" and shared and config.rollout.max_off_policy_steps:
+    if here and config.shares_gpu and config.rollout.max_off_policy_steps:
         yield (
             f"rollout.max_off_policy_steps: {config.rollout.max_off_policy_steps} lets the engine sample while the "
             "learner trains, and both have the same GPU, which slows each by the other; take 0, or give them GPUs of "
             "their own, for example engine.gpus=0 and learner.gpus=1"
         )
+
+
+def _transfer_problems(config: RunConfig) -> Iterator[str]:
+    """Yield why policies cannot go from the learner's memory to the engine's."""
+    engine, way, device = config.engine, config.engine.weight_transfer, config.training.device
+    if way == "file" or config.kind != "train":
+        return
+    others = [each for each in engine.extra_arguments if each.startswith(("--quantization", "--dtype"))]
+    several = config.learner.nodes > 1
+    right = {"cpu": "gloo", "auto": way}.get(device, "nccl" if several or not config.shares_gpu else "ipc")
+    unfit = {
+        "the engine is someone else's (engine.url)": engine.url,
+        "training.lora publishes adapters": config.training.lora,
+        f"no checksum proves {others or engine.dtype}": others or engine.dtype == "float16",
+        f"{device} with engine.gpus {engine.gpus!r} and learner.gpus {config.learner.gpus!r} takes {right}": way
+        != right,
+        "learner and engine share a GPU": several and way == "nccl" and config.shares_gpu,
+    }
+    for what, is_so in unfit.items():
+        if is_so:
+            yield f"engine.weight_transfer: {way!r} cannot hand policies over: {what}. Take file, which always can"
 
 
 def _store_problems(config: RunConfig) -> Iterator[str]:

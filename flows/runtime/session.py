@@ -69,7 +69,7 @@ class Session:
         self.engine = InferenceService(supervisor, context, Path(source.weights))
         self.teachers = TeacherEngines(supervisor, self.config)
         self.environments = EnvironmentServers(supervisor, self.config, self.engine.key)
-        self.learner = LearnerProcess(supervisor, context, self.engine.asleep)
+        self.learner = self.engine.learner = LearnerProcess(supervisor, context, self.engine.asleep)
         self.graders = GraderProcesses(supervisor, self.config)
         self.num_computed = self.num_found = 0
         """Results that were computed in this session, and that the ledger had."""

@@ -19,8 +19,9 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from flows.services.base import Command, PolicyLock, RunService, Supervisor, ready_reports
+from flows.services.learner import LearnerProcess
 from flows.services.learner_recovery import recorded_policy
-from flows.services.memory import MemoryPlan, plan_here, shares_gpu
+from flows.services.memory import MemoryPlan, plan_here
 from flows.services.pools import shared_key
 from flows.services.process import Handle, ServiceFailed, ServiceSpec
 from tasks.inference.engine.checks import check_serving, check_weights
@@ -28,6 +29,7 @@ from tasks.inference.engine.client import MODEL, Engine, EngineLost, ServedModel
 from tasks.inference.engine.command import command as engine_command
 from tasks.inference.engine.hanging import hangs
 from tasks.inference.engine.model_info import engine_version
+from tasks.inference.engine.transfer import WeightTransfer
 from tasks.runtime.process_variables import HUGGING_FACE
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, retry_lost
@@ -55,6 +57,8 @@ class InferenceService(RunService):
         self._loading = threading.Lock()
         self._verified: dict[str, str] = {}
         """By URL, key of the policy that a replica was last seen to hold; a restarted one says that it holds none."""
+        self.learner: LearnerProcess | None = None
+        """Sends policies from its memory, where `engine.weight_transfer` says so."""
         engine = self._config.engine
         # In the environment, never in the command line, which every user of the machine can read.
         if engine.url:
@@ -91,7 +95,7 @@ class InferenceService(RunService):
         """
         config = self._config
         # On the CPU only if the config says so.
-        if not (self._plan.sleeps if self._plan else config.engine.sleep is True and shares_gpu(config)):
+        if not (self._plan.sleeps if self._plan else config.engine.sleep is True and config.shares_gpu):
             yield
             return
         with self._policy_lock.hold(ASLEEP), ExitStack() as not_restarted:
@@ -188,9 +192,12 @@ class InferenceService(RunService):
             weights = directory(policy.key)  # once, as it verifies all files, and only where they are read
             below = (base, directory(base)) if base else None
             row = recorded_policy(self._context, policy.key)
+            learner = self.learner if self._config.engine.weight_transfer != "file" else None
+            transfer = WeightTransfer(engine, partial(learner.send_weights, policy) if learner else None)
             if not holds:
-                engine.serve(policy.key, weights, below, recompute=recompute)
+                engine.serve(policy.key, weights, below, recompute=recompute, receive=transfer.receive)
             same = check_weights(engine, row, below[1] if below else weights)
+            transfer.prove(same)
             check_serving(engine, row, self._config.engine, same_weights=same)
             self._verified[url] = policy.key
         return served

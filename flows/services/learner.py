@@ -7,6 +7,7 @@ a learner on a machine of a pool. Caller: the stage training, in the thread of t
 
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property, partial
@@ -15,12 +16,14 @@ from pathlib import Path
 from configs.run import RunConfig
 from flows.services.base import Command, RunService, Supervisor
 from flows.services.learner_recovery import LearnerRecovery
+from flows.services.memory import tensor_parallel
 from flows.services.pools import STAND_IN_NEEDS, address_of, shared_key, stand_in
 from flows.services.process import Report, ServiceFailed, ServiceSpec
+from tasks.inference.engine.transfer import Call, TransferFailed
 from tasks.learner import client as learner_service
 from tasks.learner import pulse
 from tasks.learner.client import Learner
-from tasks.learner.protocol import KEY_VARIABLE, LearnerLost
+from tasks.learner.protocol import KEY_VARIABLE, LearnerError, LearnerLost
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy
 
@@ -46,6 +49,8 @@ class LearnerProcess(RunService):
         self._context = context
         self._engine_asleep = engine_asleep
         self._learner: tuple[int, Learner] | None = None
+        self._at_work = threading.Lock()
+        """Held in a turn and while a policy is sent."""
         self._answered: Report = {}
         """Report of the generation that was last seen to answer."""
         training, learner = self._config.training, self._config.learner
@@ -71,12 +76,35 @@ class LearnerProcess(RunService):
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Within the block the learner may take what memory its GPU has; afterwards it keeps its state alone."""
-        with self._engine_asleep():
+        with self._engine_asleep(), self._at_work:
             yield
             # One that is gone has given everything back.
             with suppress(LearnerLost):
                 if self._learner is not None:
                     self._learner[1].release()
+
+    def send_weights(self, policy: Policy, engine: str, call: Call) -> bool:
+        """Send `policy` to the engine at a URL by the backend of `engine.weight_transfer`.
+
+        The learner calls routes of the engine by `call` meanwhile. False where it does not hold the policy, or has a
+        turn: nobody waits for that. Raises what `call` raises, and TransferFailed where the learner cannot send it.
+        """
+        handle = self._handles.get("learner")
+        report = handle and handle.ready_now()
+        if not report or not self._at_work.acquire(blocking=False):
+            return False
+        try:
+            with Learner(report["address"], self._key) as learner:
+                holds: bool = learner.state()["policy_key"] == policy.key
+                if holds:
+                    section = self._config.engine
+                    target = {"policy_key": policy.key, "backend": section.weight_transfer, "target": engine}
+                    learner.send_weights(call, **target, workers=tensor_parallel(section.extra_arguments))
+                return holds
+        except (LearnerError, LearnerLost) as error:
+            raise TransferFailed(str(error)) from error
+        finally:
+            self._at_work.release()
 
     def restore(self, policy: Policy) -> Learner:
         """Return a learner that holds the weights and the optimizer state of `policy`.

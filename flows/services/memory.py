@@ -342,7 +342,7 @@ def memory_plan(config: RunConfig, gpu: Gpu) -> MemoryPlan | None:
     shape = model_shape(config.model.path)
     if shape is None:
         return None
-    checkpointing, sleep = config.training.gradient_checkpointing, config.engine.sleep if shares_gpu(config) else False
+    checkpointing, sleep = config.training.gradient_checkpointing, config.engine.sleep if config.shares_gpu else False
     recompute: tuple[Recompute, ...] = (False, "selective", True) if checkpointing == "auto" else (checkpointing,)
     sleeps = (False, True) if sleep == "auto" else (sleep,)
     plans = [_plan(config, gpu, shape, *options) for options in product(recompute, sleeps)]
@@ -374,14 +374,6 @@ def _parts(config: RunConfig) -> tuple[bool, bool]:
     return config.kind in ("train", "sft", "replay"), config.kind != "sft" and not config.engine.url
 
 
-def shares_gpu(config: RunConfig) -> bool:
-    """Return whether engine and learner of a run have a GPU in common."""
-    if config.kind != "train" or config.engine.url or config.placement.services == "pools":
-        return False
-    engine, learner = ({*text.split(",")} - {""} for text in (config.engine.gpus, config.learner.gpus))
-    return not engine or not learner or bool(engine & learner)
-
-
 def _plan(config: RunConfig, gpu: Gpu, shape: ModelShape, recompute: Recompute, sleeps: bool) -> MemoryPlan:
     trains, samples = _parts(config)
     learner = None
@@ -393,7 +385,7 @@ def _plan(config: RunConfig, gpu: Gpu, shape: ModelShape, recompute: Recompute, 
     sequences, length, shared = (
         min(MAX_SEQUENCES, config.rollout.max_in_flight),
         config.engine.max_model_len,
-        shares_gpu(config),
+        config.shares_gpu,
     )
     engine, kv_tokens = None, 0
     if samples:

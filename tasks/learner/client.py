@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 from configs.services import LearnerConfig
@@ -158,6 +158,22 @@ class Learner:
         )
         return list(updates)
 
+    def send_weights(self, call: Callable[[str, Mapping[str, Any]], None], **target: Any) -> None:
+        """Send the policy `policy_key` to an engine: see `weight_sender.WeightSender.send` for the other arguments.
+
+        Meanwhile `call` is called for the routes of the engine's server that the learner names, with their contents.
+        What it raises ends the transfer and the connection, and is raised.
+        """
+        answer = self._exchange("send_weights", {"request": "send_weights", "arguments": target})
+        try:
+            while "call" in answer:
+                call(*answer["call"])
+                answer = self._exchange("send_weights", {})
+        except BaseException:
+            self.close()
+            raise
+        _result(answer)
+
     def release(self) -> None:
         """Give back what memory of a GPU the learner holds beyond weights and optimizer state."""
         self._ask("release")
@@ -183,15 +199,21 @@ class Learner:
         self.close()
 
     def _ask(self, request: str, **arguments: Any) -> Any:
+        return _result(self._exchange(request, {"request": request, "arguments": arguments}))
+
+    def _exchange(self, request: str, message: dict[str, Any]) -> dict[str, Any]:
         try:
-            protocol.send(self._socket, {"request": request, "arguments": arguments})
-            answer = protocol.receive(self._socket)
+            protocol.send(self._socket, message)
+            return protocol.receive(self._socket)
         except (OSError, EOFError) as error:
             self.close()
             raise LearnerLost(
                 f"the learner at {self.address} went away during {request!r} ({error}): published policies are safe, "
                 "its memory is lost; connect to the restarted one and load a policy"
             ) from error
-        if "error" in answer:
-            raise protocol.error_of(answer)
-        return answer["result"]
+
+
+def _result(answer: dict[str, Any]) -> Any:
+    if "error" in answer:
+        raise protocol.error_of(answer)
+    return answer["result"]

@@ -51,7 +51,7 @@ def write_shards(
             # On a GPU the content is complete after `copied`: nobody computes meanwhile, so one stream is enough.
             content = {
                 each: full.contiguous().to("cpu", non_blocking=True)
-                for each, full in _gather_whole(tensors, members, dtype, world)
+                for each, full in gather_whole(tensors, members, dtype, world)
                 if mine
             }
             if mine:
@@ -69,7 +69,7 @@ def file_layout(tensors: Mapping[str, Tensor], prefix: str, dtype: torch.dtype |
     groups: list[list[str]] = []
     room = 0
     for name in sorted(tensors):
-        size = tensors[name].numel() * _stored_type(tensors[name], dtype).itemsize
+        size = tensors[name].numel() * stored_type(tensors[name], dtype).itemsize
         if not groups or size > room:
             groups.append([])
             room = SHARD_BYTES
@@ -88,17 +88,17 @@ def write_index(layout: Mapping[str, Sequence[str]], files: Sequence[File], dire
     (directory / INDEX_FILE).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
 
 
-def _stored_type(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
+def stored_type(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
     return dtype if dtype and tensor.is_floating_point() else tensor.dtype
 
 
-def _gather_whole(
+def gather_whole(
     tensors: Mapping[str, Tensor], names: Sequence[str], dtype: torch.dtype | None, world: World
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield whole tensors, rounded before they are gathered: a collective, in which every rank takes part."""
     for name in names:
         tensor = tensors[name].detach()
-        rounded = tensor.to(_stored_type(tensor, dtype))
+        rounded = tensor.to(stored_type(tensor, dtype))
         yield name, local(rounded) if world.size == 1 else whole(rounded)
 
 

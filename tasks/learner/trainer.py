@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +27,7 @@ from tasks.learner.checkpoint import (
     companions,
     load_optimizer,
     memory_sha256,
+    own_tensors,
     probe_tokens,
     save_policy,
     save_rounded,
@@ -42,6 +43,9 @@ from tasks.learner.protocol import STATISTICS_FILE, BatchReference, LearnerError
 from tasks.learner.rows import STREAMS, BatchReader, PackedBatch, Row
 from tasks.learner.speed import StepTimer, training_cost
 from tasks.learner.vision import check_counts
+
+if TYPE_CHECKING:  # it imports vllm
+    from tasks.learner.weight_sender import Ask, WeightSender
 
 
 @dataclass
@@ -74,6 +78,7 @@ class Trainer:
         self._device = torch.device("cpu")
         self._attention = ""
         self._loaded: _LoadedPolicy | None = None
+        self._sender: WeightSender | None = None
 
     def configure(self, training: dict[str, Any], learner: dict[str, Any]) -> None:
         """Apply the config sections; another training section makes the learner forget its policy."""
@@ -240,6 +245,24 @@ class Trainer:
         _check_row(loaded.policy, row)
         logprobs, _ = run_row(loaded.policy, row, self._device)
         return [0.0, *logprobs.float().cpu().tolist()]
+
+    def send_weights(self, ask: "Ask", *, policy_key: str, **target: Any) -> None:
+        """Send the policy as it is published to an engine; see `weight_sender.WeightSender.send`.
+
+        Raises LearnerError where that fails on one rank alone; several, which wait for each other by then, end.
+        """
+        from tasks.learner.weight_sender import PolicySource, WeightSender
+
+        loaded = self._require_policy(policy_key)
+        self._sender = self._sender or WeightSender()
+        dtype = torch.bfloat16 if _is_rounded(self._require_settings()) else None
+        source = PolicySource(own_tensors(loaded.policy.causal), dtype, self._world)
+        try:
+            self._sender.send(source, ask, **target)
+        except Exception as error:
+            if self._world.size > 1:
+                raise
+            raise LearnerError(f"the policy was not sent ({type(error).__name__}: {error})") from error
 
     def state(self) -> dict[str, Any]:
         """Return what is loaded, and the process and versions that hold it."""

@@ -14,6 +14,8 @@ import stat
 import sys
 import threading
 import traceback
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,16 +80,16 @@ class Service:
             _drop(connection, selector)
             return
         with self._pulse.track(str(header.get("request"))):
-            answer = self._answer(header)
+            answer = self._answer(header, connection)
         try:
             protocol.send(connection, answer)
         except OSError:
             _drop(connection, selector)
 
-    def _answer(self, header: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, header: dict[str, Any], connection: socket.socket) -> dict[str, Any]:
         try:
             self._world.broadcast(header)
-            return self._execute(header)
+            return self._execute(header, connection)
         except (LearnerError, StoreError) as error:
             return protocol.error_answer(error)
         except Exception as error:
@@ -103,7 +105,7 @@ class Service:
             )
             return protocol.error_answer(LearnerError(message))
 
-    def _execute(self, header: dict[str, Any]) -> dict[str, Any]:
+    def _execute(self, header: dict[str, Any], connection: socket.socket | None = None) -> dict[str, Any]:
         arguments = header["arguments"]
         match header["request"]:
             case "configure":
@@ -112,6 +114,8 @@ class Service:
                 self._trainer.load(**arguments)
             case "train":
                 return {"result": self._trainer.train(**arguments)}
+            case "send_weights":
+                self._trainer.send_weights(partial(_call_route, connection), **arguments)
             case "release":
                 self._trainer.release()
             case "probe":
@@ -119,7 +123,7 @@ class Service:
             case "state":
                 return {"result": self._trainer.state()}
             case unknown:
-                known = ["configure", "load", "probe", "release", "state", "train"]
+                known = ["configure", "load", "probe", "release", "send_weights", "state", "train"]
                 raise LearnerError(f"unknown request {unknown!r}; known are {known}")
         return {"result": None}
 
@@ -133,6 +137,15 @@ def _admit(connection: socket.socket, selector: selectors.BaseSelector, key: str
     else:
         connection.settimeout(STALL_SECONDS)
         selector.register(connection, selectors.EVENT_READ)  # the kernel's list takes it while it is waited for
+
+
+def _call_route(connection: socket.socket | None, route: str, content: Mapping[str, Any]) -> None:
+    """Have the client call a route of an engine's server; raises EOFError or OSError where it went away instead."""
+    assert connection, "rank 0 has it"
+    connection.settimeout(None)  # weights may take long
+    protocol.send(connection, {"call": [route, content]})
+    protocol.receive(connection)
+    connection.settimeout(STALL_SECONDS)
 
 
 def _drop(connection: socket.socket, selector: selectors.BaseSelector) -> None:

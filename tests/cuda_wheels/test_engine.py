@@ -41,7 +41,9 @@ def arguments(h200, tmp_path_factory):
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     model = tiny_qwen3(tmp_path_factory.mktemp("model") / "policy", max_positions=4096)
-    config = load(["qwen3_gpu"], [f"model.path={model}", "engine.sleep=true", "engine.metrics=true"])
+    config = load(
+        ["qwen3_gpu"], [f"model.path={model}", "engine.sleep=true", "engine.metrics=true", "engine.weight_transfer=ipc"]
+    )
     memory = memory_plan(config, parse_gpu("H200")).engine_arguments
     options = {"lora": LoraConfig(rank=3), "memory": memory}
     argv, variables = command.command(config.engine, config.model, model, "report", **options)
@@ -99,10 +101,27 @@ def test_every_route_that_is_called_is_there(arguments, config):
     add_routes()
     app = build_app(arguments, ("generate",), config.model_config)
     calls = re.findall(r'_(?:post|request)\((?:"(GET|POST)", )?"(/[\w/]+)"', Path(client.__file__).read_text())
+    sender = Path(command.__file__).parents[2] / "learner/weight_sender.py"
+    calls += [("POST", f"/{route}") for route in re.findall(r'_call\("(\w+)"', sender.read_text())]
     served = {(method, route.path) for route in app.routes for method in getattr(route, "methods", None) or ()}
-    assert len(calls) > 15
+    assert len(calls) > 19
     assert {(method or "POST", path) for method, path in calls} - served == set()
     assert {"/health", "/metrics"} <= {route.path for route in app.routes}
+
+
+def test_policies_are_sent_as_the_engines_for_ipc_and_nccl_take_them(config):
+    from vllm.distributed.weight_transfer import ipc_engine, nccl_engine
+
+    from tasks.learner import weight_sender
+
+    assert config.weight_transfer_config.backend == "ipc"
+    assert "ipc_handles_pickled" in inspect.signature(ipc_engine.IPCWeightTransferUpdateInfo).parameters
+    engines = {"ipc": ipc_engine.IPCTrainerWeightTransferEngine, "nccl": nccl_engine.NCCLTrainerWeightTransferEngine}
+    for backend, engine in engines.items():
+        info = weight_sender._init_info(backend, 0, 2)
+        assert isinstance(info, engine.init_info_cls) and (info.backend, info.packed) == (backend, True)
+        inspect.signature(engine.trainer_init).bind(info, client=None, source=None)
+        assert {"client", "source", "send_weights"} <= attributes_of(engine)
 
 
 def test_the_client_of_the_engine_is_made_and_served_as_it_can_be(h200):

@@ -1,7 +1,7 @@
 """The inference engine's blocking client: serves one policy at a time, probes it, and scores sequences."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -114,8 +114,11 @@ class Engine:
         base: tuple[str, str | Path] | None = None,
         *,
         recompute: bool = True,
+        receive: Callable[[], bool] = lambda: False,
     ) -> None:
         """Load the weights in `directory` and serve them as the policy `policy_key`.
+
+        Where `receive` returns true, they have come to the paused engine otherwise, see `transfer`.
 
         Requests in flight are paused while it happens and continue with the new weights; the engine knows which of
         their tokens it sampled before. With `recompute` their states, and those of its prefix cache, are computed again
@@ -132,7 +135,7 @@ class Engine:
         state, whole = self.state(), base or (policy_key, directory)
         # Also where the policy is served already: a caller that repeats the call does not trust what is loaded.
         if state.whole_key != whole[0] or state.policy_key == policy_key:
-            self._load(*whole, state.is_sleeping, recompute)
+            self._load(*whole, state.is_sleeping, recompute, receive)
             if not state.adapters and not base:
                 return
         # Without a version while adapters change: an engine that fails on the way names no policy.
@@ -168,7 +171,9 @@ class Engine:
         if not self.is_sleeping():
             raise EngineError(f"the engine at {self.url} was put to sleep and is awake")
 
-    def _load(self, policy_key: str, directory: str | Path, asleep: bool, recompute: bool) -> None:
+    def _load(
+        self, policy_key: str, directory: str | Path, asleep: bool, recompute: bool, receive: Callable[[], bool]
+    ) -> None:
         require_readable(Path(directory))
         try:
             # One that sleeps is paused already, and continues when it has its KV cache.
@@ -181,7 +186,7 @@ class Engine:
             if is_external:
                 with serving_view(directory) as view:
                     self._call_workers("reload_weights", kwargs={"weights_path": str(view)})
-            else:
+            elif not receive():
                 self._call_workers("load_directory", args=[str(directory)])
             # Before anything is sampled with them: tokens belong to the policy that has a name by then.
             self._set_weight_version(policy_key)
@@ -203,6 +208,11 @@ class Engine:
 
     def _call_workers(self, method: str, **arguments: Any) -> None:
         self._post("/collective_rpc", json={"method": method, **arguments})
+
+    def call(self, route: str, content: Mapping[str, Any]) -> None:
+        """Call a route of the server by its name."""
+        # vLLM's server ends the connection after an error that it did not expect: the next request must not go there.
+        self._post(f"/{route}", json=content, headers={"Connection": "close"})
 
     def _set_weight_version(self, version: str) -> None:
         self._post("/update_weight_version", json={"new_version": version})

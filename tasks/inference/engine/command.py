@@ -33,6 +33,9 @@ MOST_IMAGES = 32
 LAYER_WEIGHT = re.compile(r"\.layers\.\d+\..*?([^.]+)\.weight$")
 ADAPTER_ENVIRONMENT = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 
+IPC_ENVIRONMENT = {"VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}
+"""Handles of GPU memory come pickled, from who has the engine's key."""
+
 
 def command(
     config: "EngineConfig",
@@ -79,7 +82,11 @@ def command(
         else _cuda_arguments(config, memory)
     )
     argv += adapter_arguments(lora, directory) if lora else []
-    return [*argv, *config.extra_arguments], _environment(config, on_cpu) | (ADAPTER_ENVIRONMENT if lora else {})
+    variables = _environment(config, on_cpu) | (ADAPTER_ENVIRONMENT if lora else {})
+    if config.weight_transfer != "file" and not frozen:
+        argv += ["--weight-transfer-config", json.dumps({"backend": config.weight_transfer})]
+        variables |= IPC_ENVIRONMENT if config.weight_transfer == "ipc" else {}
+    return [*argv, *config.extra_arguments], variables
 
 
 def _cpu_arguments(config: "EngineConfig", untie: bool) -> list[str]:

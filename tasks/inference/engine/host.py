@@ -129,6 +129,14 @@ def register_architectures(directory: str) -> None:
         ModelRegistry.register_model(name, models[name].load_model_cls())
 
 
+def register_gloo() -> None:
+    """Register the weight transfer between CPUs with vLLM's factory, by which the forked workers have it, too."""
+    from vllm.distributed.weight_transfer import WeightTransferEngineFactory
+
+    module = "tasks.inference.engine.gloo_transfer"
+    WeightTransferEngineFactory.register_engine("gloo", module, "GlooWeightTransferEngine")
+
+
 def main(argv: Sequence[str]) -> None:
     """Serve until SIGTERM."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
@@ -163,6 +171,7 @@ def main(argv: Sequence[str]) -> None:
         add_routes()
         if _is_cpu_build():
             patches.keep_packed_checksums()
+            register_gloo()
             register_architectures(arguments.model)
             if arguments.enable_lora:
                 patches.skip_absent_adapters()
