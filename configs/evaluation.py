@@ -1,13 +1,14 @@
 """Evaluation: which held-out examples a policy, or a model that someone else serves, is tried on, how often, and when.
 
 The fields of `EvaluationConfig` itself are one set of examples. Where `sets` are named, those take its place, and each
-takes from it what it leaves open.
+takes from it what it leaves open. An environment that is only evaluated on is a set of its own, too.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
+from configs.environments import EnvironmentConfig
 from configs.fields import Section, elsewhere, operational
 from configs.sampling import SamplingConfig
 
@@ -26,13 +27,11 @@ def passes(reward: Any, threshold: Any) -> Any:
     return reward >= threshold - ROUNDING * (1 + abs(threshold))
 
 
-class EvaluationSet(SamplingConfig):
-    """A set of held-out examples with its own interval; null takes the value of `evaluation`."""
+class SetSettings(SamplingConfig):
+    """What a set of examples has of its own; null takes the value of `evaluation`."""
 
     name: str = operational(..., min_length=1)
     """The set's name in tables and notes. Not in keys: sets of the same settings are the same work, in any run."""
-    environments: tuple[str, ...] | None = None
-    """Names of the environments that are tried; empty tries all of the run."""
     where: dict[str, Wanted] | None = None
     """Which examples are tried: by field of the example's task (nested ones with dots), the values that it may have,
     as in `where = { tier = [3, 4] }`. A field that an example lacks is an error."""
@@ -50,6 +49,43 @@ class EvaluationSet(SamplingConfig):
     """Whether a training run evaluates the policy that it starts from."""
 
 
+class EvaluationSet(SetSettings):
+    """A set of held-out examples with its own interval."""
+
+    environments: tuple[str, ...] | None = None
+    """Names of the environments that are tried; empty tries all that the run trains in."""
+
+
+class EvaluationEnvironment(EnvironmentConfig, SetSettings):
+    """An environment that is never trained on, and the set of its examples; all of them are for evaluation.
+
+    Without a taskset it is the environment of that name which the run trains in, with a set of its own.
+    """
+
+    taskset: dict[str, Any] = Field({})
+    """The verifiers taskset: its `id` (an installed package) and its own settings. Empty: that of the environment of
+    this name that the run trains in."""
+    holdout_fraction: float = Field(1.0, ge=1, le=1)
+    """All examples are for evaluation; `num_examples` bounds how many are tried."""
+
+    @property
+    def environment(self) -> EnvironmentConfig:
+        """The environment alone, as the stages see it: how it is evaluated is in no key of its examples."""
+        return EnvironmentConfig.model_construct(
+            **{name: getattr(self, name) for name in EnvironmentConfig.model_fields}
+        )
+
+
+def _kind(value: Any) -> str:
+    return "str" if isinstance(value, str) else "EvaluationEnvironment"
+
+
+NamedOrOwn = Annotated[
+    Annotated[str, Tag("str")] | Annotated[EvaluationEnvironment, Tag("EvaluationEnvironment")], Discriminator(_kind)
+]
+"""The name of an environment that the run trains in, or the table of one for evaluation."""
+
+
 class ExternalModelConfig(Section):
     """A model that someone else serves with the OpenAI chat API: evaluated as it is, never trained on."""
 
@@ -65,7 +101,8 @@ class ExternalModelConfig(Section):
 
 class EvaluationConfig(SamplingConfig):
     num_examples: int = Field(64, ge=1)
-    """Held-out examples tried of each environment, the first in hash order."""
+    """Held-out examples tried of each environment, the first in hash order; of one that is never trained on at most so
+    many."""
     attempts: int = Field(1, ge=1)
     """Rollouts of each example, k of avg@k."""
     pass_at: tuple[int, ...] = operational((1,))
@@ -78,7 +115,8 @@ class EvaluationConfig(SamplingConfig):
     policy: str = operational("")
     """The policy to evaluate: RUN for a run's last one, RUN:VERSION for an earlier one; empty takes model.path."""
     every: int = operational(0, ge=0)
-    """Evaluate every n steps during training; 0 evaluates only when asked. Supervised runs refuse it."""
+    """Evaluate every n steps during training; 0 evaluates only when asked. Supervised runs evaluate only in
+    `environments` of their own."""
     at_start: bool = operational(True)
     """Whether a training run with evaluations also evaluates the policy that it starts from."""
     overlap: bool = operational(True)
@@ -86,8 +124,9 @@ class EvaluationConfig(SamplingConfig):
     retry_errors: int = operational(0, ge=0)
     """How many times rollouts that ended with an error are sampled again, with another seed; the first ones are
     kept."""
-    environments: tuple[str, ...] = ()
-    """Names of the environments that are tried; empty tries all of the run."""
+    environments: tuple[NamedOrOwn, ...] = ()
+    """Names of the environments that are tried; empty tries all that the run trains in. A table is an environment that
+    is only evaluated on, a set of its own; with tables alone nothing else is tried."""
     where: dict[str, Wanted] = Field({})
     """Which examples are tried: by field of the example's task (nested ones with dots), the values that it may have."""
     sets: tuple[EvaluationSet, ...] = ()
@@ -100,12 +139,33 @@ class EvaluationConfig(SamplingConfig):
 
         The keys of an evaluation are made of that and of nothing in other sets.
         """
-        alone = self.model_copy(update={"sets": ()})
-        if not self.sets:
-            return {"": alone}
-        # What a set leaves open is null, and stays as the evaluation itself has it.
-        own = {each.name: each.model_dump(exclude={"name"}, exclude_none=True) for each in self.sets}
-        return {name: alone.model_copy(update=fields) for name, fields in own.items()}
+        names = tuple(entry for entry in self.environments if isinstance(entry, str))
+        alone = self.model_copy(update={"sets": (), "environments": names})
+        sets = {"": alone} if "evaluation" in self.set_keys else {}
+        fields = {"environments", *SetSettings.model_fields} - {"name"}
+        for entry in (*self.sets, *self.tables.values()):
+            # What a set leaves open is null, and stays as the evaluation itself has it.
+            settings = entry.model_dump(include=fields, exclude_none=True)
+            only = {"environments": (entry.name,)} if isinstance(entry, EvaluationEnvironment) else {}
+            sets[entry.name] = alone.model_copy(update=only | settings)
+        return sets
+
+    @property
+    def tables(self) -> dict[str, EvaluationEnvironment]:
+        """The tables among the environments, by their keys."""
+        return {
+            f"evaluation.environments.{index}": entry
+            for index, entry in enumerate(self.environments)
+            if isinstance(entry, EvaluationEnvironment)
+        }
+
+    @property
+    def set_keys(self) -> list[str]:
+        """The keys of the sections that the sets come from, in the order of `of_sets`."""
+        tables = [*self.tables]
+        # With tables alone there is no set of the environments that the run trains in.
+        alone = [] if tables and len(tables) == len(self.environments) else ["evaluation"]
+        return [*([f"evaluation.sets.{index}" for index in range(len(self.sets))] or alone), *tables]
 
     @property
     def evaluates_training(self) -> bool:

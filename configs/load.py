@@ -233,7 +233,12 @@ def _locate(loc: tuple[str | int, ...]) -> tuple[Location, type[BaseModel] | Non
     for part in loc:
         at = plain_annotation(at)
         # The tag of a union stands in the location as if it were a key.
-        tagged = [m for m in section_types(at) if "type" in m.model_fields and m.model_fields["type"].default == part]
+        tagged = [
+            member
+            for member in section_types(at)
+            if member.__name__ == part
+            or ("type" in member.model_fields and member.model_fields["type"].default == part)
+        ]
         if get_origin(at) in (Union, UnionType) and tagged:
             at = tagged[0]
             continue

@@ -30,10 +30,6 @@ def resolve(config: RunConfig, versions: Mapping[str, Any] | None = None) -> Run
     updates: dict[str, Any] = {
         "seed": config.seed if config.seed is not None else versions.get("seed", secrets.randbits(31)),
         "name": config.name or f"{config.kind}-{now.astimezone(UTC):%Y%m%d-%H%M%S}",
-        "environments": tuple(
-            item.model_copy(update=_fill(item, versions.get("environments", {}).get(item.name, {}), {"version": ""}))
-            for item in config.environments
-        ),
     }
     for section, fields in OPEN.items():
         current = getattr(config, section)
@@ -41,6 +37,9 @@ def resolve(config: RunConfig, versions: Mapping[str, Any] | None = None) -> Run
     functions = versions.get("functions", {})
     opened = {each.version_key: functions.get(each.key, "") for each in imported_functions(config) if not each.version}
     opened |= {f"{where}.version": version for where, version in versions.get("teachers", {}).items()}
+    for where, entry in config.served_environments.items():
+        filled = _fill(entry, versions.get("environments", {}).get(entry.name, {}), {"version": ""})
+        opened |= {f"{where}.{name}": value for name, value in filled.items()}
     return with_versions(config.model_copy(update=updates), opened)
 
 
@@ -94,10 +93,10 @@ def edited_environments(config: RunConfig, here: Mapping[str, str]) -> list[str]
     if config.kind == "evaluate":  # which has no steps to go through again
         scores = ""
     return [
-        f"environments.{index}.version: the code of environment {each.name!r} is not what run {config.name!r} began "
+        f"{where}.version: the code of environment {each.name!r} is not what run {config.name!r} began "
         f"with: recorded as {old}, here it is {new}. Bring that code back, or start a new run: its examples and "
         f"rollouts are computed again{scores}"
-        for index, each in enumerate(config.environments)
+        for where, each in config.served_environments.items()
         if each.version and (found := here.get(each.name)) and found != each.version
         for old, new in [differing_parts(each.version, found)]
     ]

@@ -77,6 +77,16 @@ class RunConfig(Section):
     tracking: TrackingConfig = NoTracking()
 
     @property
+    def served_environments(self) -> dict[str, EnvironmentConfig]:
+        """The environments that the run makes rollouts in, by their keys: first those that it trains in."""
+        trained = {f"environments.{index}": entry for index, entry in enumerate(self.environments)}
+        tables = self.evaluation.tables.items() if self.kind != "replay" else ()
+        own = {key: table.environment for key, table in tables if table.taskset}
+        names, sets = {entry.name for entry in own.values()}, self.evaluation.of_sets().values()
+        only_own = self.kind == "evaluate" and all(names.issuperset(entry.environments or ("",)) for entry in sets)
+        return own if only_own or self.kind == "sft" else trained | own
+
+    @property
     def algorithms(self) -> dict[str, AlgorithmConfig]:
         """The algorithms of environments that have one of their own, by the environment's name."""
         return {each.name: each.algorithm for each in self.environments if each.algorithm is not None}
@@ -159,7 +169,8 @@ class RunConfig(Section):
     @property
     def shares_gpu(self) -> bool:
         """Whether engine and learner have a GPU in common, if they have any."""
-        if self.kind != "train" or self.engine.url or self.placement.services == "pools":
+        both = self.kind == "train" or (self.kind == "sft" and self.evaluation.evaluates_training)
+        if not both or self.engine.url or self.placement.services == "pools":
             return False
         engine, learner = ({*text.split(",")} - {""} for text in (self.engine.gpus, self.learner.gpus))
         return not engine or not learner or bool(engine & learner)

@@ -59,5 +59,5 @@ def _with_paths(section: SectionT, change: Callable[[str], str]) -> SectionT:
         elif isinstance(value, Section):
             updates[name] = _with_paths(value, change)
         elif isinstance(value, tuple) and any(isinstance(item, Section) for item in value):
-            updates[name] = tuple(_with_paths(item, change) for item in value)
+            updates[name] = tuple(_with_paths(item, change) if isinstance(item, Section) else item for item in value)
     return section.model_copy(update=updates)

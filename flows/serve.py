@@ -101,8 +101,10 @@ def _service(supervisor: Supervisor, run: RunConfig, service: str, member: str, 
         return InferenceService(supervisor, RunContext(open_store(run.store), run.name, only, {}), Path(source))
     if service == "learner":
         return LearnerNode(supervisor, run, int(member) - 1, source)
-    (chosen,) = (each for each in run.environments if member in each.server_names)
-    only = run.model_copy(update={"environments": (chosen.model_copy(update={"max_restarts": 0, "servers": 1}),)})
+    (chosen,) = (entry for entry in run.served_environments.values() if member in entry.server_names)
+    alone = chosen.model_copy(update={"max_restarts": 0, "servers": 1})
+    evaluation = run.evaluation.model_copy(update={"environments": (), "sets": ()})
+    only = run.model_copy(update={"kind": "evaluate", "environments": (alone,), "evaluation": evaluation})
     return EnvironmentServers(supervisor, only, shared_key(run, "engine"))
 
 

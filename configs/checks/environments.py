@@ -7,12 +7,20 @@ from typing import Any
 
 from configs.environments import EnvironmentConfig, SeatConfig
 from configs.errors import did_you_mean
-from configs.evaluation import EvaluationConfig
+from configs.evaluation import EvaluationConfig, EvaluationEnvironment, SetSettings
 from configs.run import RunConfig
 
 OF_OUR_SERVERS = ("servers", "pool", "variables", "sandbox_labels", "startup_seconds", "hang_seconds", "max_restarts")
 """What is said about a server that the run starts, and means nothing to one that is there."""
 
+OF_TRAINING = ("algorithm", "weight", "holdout_seed")
+"""What means nothing to an environment that is never trained on."""
+OF_A_TASKSET = tuple(
+    name
+    for name in EnvironmentConfig.model_fields
+    if name not in ("taskset", "holdout_fraction", *SetSettings.model_fields)
+)
+"""What is said of an environment where it has its taskset."""
 MAX_PORT = 65535
 
 SCORINGS = ("exact", "contains", "number")
@@ -21,23 +29,23 @@ SCORINGS = ("exact", "contains", "number")
 
 def environment_problems(config: RunConfig) -> Iterator[str]:
     """Yield one line for each thing in the environments' sections that cannot work."""
-    if not config.environments:
+    environments = config.served_environments
+    if not environments and config.kind != "sft":
         yield (
             f"environments: a run of kind {config.kind} needs at least one: write [[environments]], or name a preset "
             "before the file, such as demo"
         )
-    names = Counter(environment.name for environment in config.environments)
+    names = Counter(environment.name for environment in environments.values())
     for name, count in names.items():
         if count > 1:
             yield f"environments: {count} of them are named {name!r}; the tables tell them apart by name"
-    for name, count in Counter(name for each in config.environments for name in each.server_names).items():
+    for name, count in Counter(name for each in environments.values() for name in each.server_names).items():
         if count > 1 and names[name] < 2:
             yield (
                 f"environments: {count} servers are named {name!r}, of which one is that of an environment with "
                 "several; logs tell them apart by name: give the environments other names"
             )
-    for index, environment in enumerate(config.environments):
-        where = f"environments.{index}"
+    for where, environment in environments.items():
         if not isinstance(environment.taskset.get("id"), str) or not environment.taskset["id"]:
             yield f"{where}.taskset.id: say which installed verifiers taskset it is"
         yield from _scoring(where, environment)
@@ -164,14 +172,24 @@ def seat_problems(config: RunConfig, trained: Mapping[str, Collection[str]]) -> 
 
 def evaluation_problems(config: RunConfig) -> Iterator[str]:
     """Yield one line for each thing about the evaluations of a run that cannot work."""
-    names = Counter(each.name for each in config.evaluation.sets)
+    tables = config.evaluation.tables
+    names = Counter(entry.name for entry in (*config.evaluation.sets, *tables.values()))
     for name, count in names.items():
         if count > 1:
-            yield f"evaluation.sets: {count} of them are named {name!r}; tables and notes tell them apart by name"
-    places = [f"evaluation.sets.{index}" for index in range(len(config.evaluation.sets))] or ["evaluation"]
+            where = (
+                "evaluation.environments" if name in {table.name for table in tables.values()} else "evaluation.sets"
+            )
+            yield f"{where}: {count} of them are named {name!r}; tables and notes tell them apart by name"
     # Not strict: of sets of one name, which were reported above, the last alone is there.
-    for where, chosen in zip(places, config.evaluation.of_sets().values(), strict=False):
+    for where, chosen in zip(config.evaluation.set_keys, config.evaluation.of_sets().values(), strict=False):
         yield from _set_problems(config, where, chosen)
+    for where, table in tables.items():
+        for name in OF_TRAINING if table.taskset else OF_A_TASKSET:
+            if getattr(table, name) != EvaluationEnvironment.model_fields[name].get_default(call_default_factory=True):
+                why = (
+                    "is never trained on" if table.taskset else "has no taskset, and stands for one that is trained on"
+                )
+                yield f"{where}.{name}: environment {table.name!r} {why}; leave this out"
     yield from _external_problems(config)
 
 
@@ -179,11 +197,19 @@ def _set_problems(config: RunConfig, where: str, chosen: EvaluationConfig) -> It
     for k in chosen.pass_at:
         if not 1 <= k <= chosen.attempts:
             yield f"{where}.pass_at: pass@{k} needs k from 1 to {where}.attempts, which is {chosen.attempts}"
-    known = {each.name: each for each in config.environments}
+    known = {each.name: each for each in config.served_environments.values()}
+    trained = () if config.kind == "sft" else [entry.name for entry in config.environments]
     for name in chosen.environments:
         if name not in known:
-            yield f"{where}.environments: the run has no environment {name!r}; it has {', '.join(known) or 'none'}"
-    for name in chosen.environments or known:
+            key = f"{where}.taskset" if where in config.evaluation.tables else f"{where}.environments"
+            has = f"it has {', '.join(known) or 'none'}{did_you_mean(str(name), known)}"
+            yield f"{key}: the run has no environment {name!r}; {has}"
+    if config.kind == "sft" and chosen.every and not chosen.environments:
+        yield (
+            f"{where}.every: a run of kind sft trains in no environment, so nothing is held out; write tables "
+            "[[evaluation.environments]] for those that it is evaluated in, or take 0"
+        )
+    for name in chosen.environments or trained:
         if name in known and not known[name].holdout_fraction and (config.kind == "evaluate" or chosen.every):
             yield f"{where}: environment {name!r} holds out nothing to evaluate on; set its holdout_fraction above 0"
     for field, values in chosen.where.items():
@@ -200,10 +226,10 @@ def _external_problems(config: RunConfig) -> Iterator[str]:
             f"evaluation.external: a run of kind {config.kind} has policies of its own; someone else's model is only "
             "ever evaluated (stagecoach eval), never trained on"
         )
-    for index, each in enumerate(config.environments):
-        if any(seat.model for seat in each.seats.values()):
+    for where, environment in config.served_environments.items():
+        if any(seat.model for seat in environment.seats.values()):
             yield (
-                f"environments.{index}.seats: frozen models of seats play beside policies of ours, whose tokenizer "
+                f"{where}.seats: frozen models of seats play beside policies of ours, whose tokenizer "
                 "they share; an evaluation of evaluation.external has no such model"
             )
     if config.evaluation.policy:

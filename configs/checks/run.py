@@ -31,7 +31,7 @@ def problems(config: RunConfig) -> list[str]:
         algorithm_problems(config),
         assignment_problems(config),
     ]
-    if config.kind in ("train", "evaluate"):
+    if config.kind in ("train", "evaluate") or (config.kind == "sft" and config.evaluation.evaluates_training):
         checks += [environment_problems(config), sampling_problems(config), evaluation_problems(config)]
     elif config.computes("rollout"):
         checks.append(environment_problems(config))
@@ -68,11 +68,11 @@ def missing_files(config: RunConfig) -> list[str]:
 
 def _directories_as_data(config: RunConfig) -> Iterator[str]:
     # Before the version of the environment, which hashes all that a directory holds, the store of the run perhaps.
-    for index, environment in enumerate(config.environments):
+    for where, environment in config.served_environments.items():
         path = environment.taskset.get("path")
         if environment.taskset.get("id") == "own_data" and path and Path(str(path)).expanduser().is_dir():
             yield (
-                f"environments.{index}.taskset.path: {path} is a directory; want a data file (.jsonl or .parquet). "
+                f"{where}.taskset.path: {path} is a directory; want a data file (.jsonl or .parquet). "
                 "Name the file, or name a directory of data files as `hub` in place of `path`"
             )
 
@@ -189,7 +189,7 @@ def _stream_problems(config: RunConfig) -> Iterator[str]:
             "rollout.keep_turns: a rollout of a stream may go on with a newer policy after a crash, and the engine of "
             "someone else (engine.url) does not say which policy sampled which token; take false"
         )
-    if config.rollout.keep_turns and any(each.address for each in config.environments):
+    if config.rollout.keep_turns and any(entry.address for entry in config.served_environments.values()):
         yield (
             "rollout.keep_turns: environments of someone else (environments.N.address) do not pass turns on; take false"
         )
@@ -287,11 +287,5 @@ def _sft_problems(config: RunConfig) -> Iterator[str]:
     for where, algorithm in config.used_algorithms.items():
         if algorithm.type != "supervised":
             yield f"{where}.type: a run of kind sft needs 'supervised'; it is {algorithm.type!r}"
-    if config.evaluation.evaluates_training:
-        yield (
-            "evaluation.every: a run of kind sft has demonstrations in place of environments, so nothing is evaluated "
-            "while it trains; take 0 (in evaluation.sets too), and evaluate any policy that it made with a config that "
-            "has environments: stagecoach eval PRESET --policy RUN:VERSION"
-        )
     if any(item.type == "zero_advantage" and item.enforce for item in config.filtering.filters):
         yield "filtering.filters: 'zero_advantage' would leave out every demonstration; none of them has an advantage"

@@ -78,8 +78,9 @@ def _sections(config: RunConfig) -> Iterator[tuple[str, SamplingConfig]]:
     yield "evaluation", config.evaluation
     for index, entry in enumerate(config.evaluation.sets):
         yield f"evaluation.sets.{index}", entry
-    for index, environment in enumerate(config.environments):
-        yield f"environments.{index}", environment
+    yield from ((where, table) for where, table in config.evaluation.tables.items() if not table.taskset)
+    for where, environment in config.served_environments.items():
+        yield where, environment
         for name, seat in environment.seats.items():
             if seat.model is None:
-                yield f"environments.{index}.seats.{name}", seat
+                yield f"{where}.seats.{name}", seat

@@ -93,7 +93,7 @@ def lines(config: RunConfig, resolved: RunConfig, memory: MemoryPlan | None) -> 
         "seed": f"{resolved.seed}" + (" (drawn now; give seed= to keep it)" if config.seed is None else ""),
     }
     yield from (f"{name:<13}{value}" for name, value in values.items())
-    for environment in resolved.environments:
+    for environment in resolved.served_environments.values():
         yield f"environment  {environment.name}: {environment.taskset['id']} {environment.version}".rstrip()
         if len(environment.server_names) > 1:
             yield f"servers      {', '.join(environment.addresses or environment.server_names)}"
@@ -182,7 +182,7 @@ def environment_lines(config: RunConfig) -> Iterator[str]:
     Raises ConfigError with all that does not load or fit.
     """
     config = _with_local_model(config)
-    environments = config.environments if config.kind != "sft" else ()
+    environments = [*config.served_environments.values()]
     try:
         by_name = {
             # Without a path its tokenizer is missing.

@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from configs.checks.environments import OF_A_TASKSET
 from configs.errors import ConfigError
 from configs.load import load
 
@@ -27,6 +28,8 @@ SAMPLE: dict[str, Any] = {
     "max_turns": 1,
 }
 """The environment of a config that names none: rows of a file, and a reward function."""
+NAME = re.compile(r"(evaluation\.)?environments\.[\w-]+\.name")
+"""The key of an environment's name."""
 MAX_CHARS = 10_000_000
 """Longest text of a file."""
 EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
@@ -93,8 +96,20 @@ def translate(files: Sequence[str]) -> Translation:
                     made = _evaluate(made[1:], keys | result.settings)
                 if made is not None:
                     result.settings.setdefault(new, made)
+    _refer_to_trained(result)
     _drop_invalid(result)
     return result
+
+
+def _refer_to_trained(result: Translation) -> None:
+    """Let evaluation environments that are trained on too be the held-out examples of those."""
+    names = {key: value for key, value in result.settings.items() if NAME.fullmatch(key)}
+    trained = [value for key, value in names.items() if key.startswith("environments.")]
+    own = [key for key, value in names.items() if key.startswith("evaluation.") and value in trained]
+    for place in [key.removesuffix("name") for key in own]:
+        for key in [key for key in result.settings if key.startswith(place)]:
+            if key.removeprefix(place).partition(".")[0] in ("taskset", *OF_A_TASKSET):
+                del result.settings[key]
 
 
 def _set(result: Translation, keys: Mapping[str, Any], key: str, pattern: str, target: str) -> None:
@@ -183,17 +198,22 @@ def _problems(settings: Mapping[str, Any]) -> dict[str, str]:
     try:
         load(base=config_of(settings))
     except ConfigError as error:
-        numbers = [*dict.fromkeys(key.split(".")[1] for key in settings if key.startswith("environments."))] or ["0"]
         lines = (problem.replace(" (recorded config)", "").partition(": ") for problem in error.problems)
-        return {
-            re.sub(r"^environments\.(\d+)", lambda match: f"environments.{numbers[int(match[1])]}", location): reason
-            for location, _, reason in lines
-        }
+        return {_numbered_as(settings, location): reason for location, _, reason in lines}
     return {}
 
 
+def _numbered_as(settings: Mapping[str, Any], location: str) -> str:
+    """Return a key of the config with the number that its environment has in the settings."""
+    match = re.match(r"((?:evaluation\.)?environments\.)(\d+)", location)
+    if not match:
+        return location
+    numbers = dict.fromkeys(key.removeprefix(match[1]).split(".")[0] for key in settings if key.startswith(match[1]))
+    return f"{match[1]}{([*numbers] or ['0'])[int(match[2])]}{location[match.end() :]}"
+
+
 def config_of(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings by dotted key as nested tables, with an environment."""
+    """Return settings by dotted key as nested tables, with an environment; environments are lists."""
     tree: dict[str, Any] = {}
     for key, value in settings.items():
         *sections, name = key.split(".")
@@ -201,6 +221,8 @@ def config_of(settings: Mapping[str, Any]) -> dict[str, Any]:
         for section in sections:
             node = node.setdefault(section, {})
         node[name] = value
+    if own := tree.get("evaluation", {}).get("environments"):
+        tree["evaluation"]["environments"] = [*own.values()]
     return tree | {"environments": [*tree.get("environments", {"0": SAMPLE}).values()]}
 
 
@@ -235,7 +257,8 @@ def _recognise(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             ]
         ) from error
     candidates = [
-        (sum(bool(_pattern(table, prefix + key)) for key in keys), index, prefix)
+        # Evaluations alone are no training.
+        (sum(bool(_pattern(table, prefix + key)) for key in keys if not key.startswith("eval.")), index, prefix)
         for index, table in enumerate(TABLES)
         for prefix in table["components"]
     ]

@@ -105,7 +105,8 @@ class RecordedEvaluation:
     def scores_in(self, store: Store, config: RunConfig) -> EvaluationScores:
         """Return what its rollouts say."""
         rounds = [store.read(entry.slices("traces"), list(READ)) for entry in self.rounds]
-        return score_rollouts(self.set_name, self.version, rounds, config.environments, self.pass_at, self.pass_reward)
+        environments, passing = config.served_environments.values(), (self.pass_at, self.pass_reward)
+        return score_rollouts(self.set_name, self.version, rounds, environments, *passing)
 
 
 def recorded_evaluations(store: Store, run: str, config: RunConfig) -> list[RecordedEvaluation]:
@@ -156,7 +157,7 @@ def scored_evaluations(
     """
     config, works = reader.config(run), reader.graph.works
     # Scores come of the rollouts, and of what the config, another one after a resume, says of seats and passes.
-    seats = tuple(environment.model_dump_json() for environment in config.environments)
+    seats = tuple(environment.model_dump_json() for environment in config.served_environments.values())
 
     def scores(entry: RecordedEvaluation) -> EvaluationScores:
         passing = entry.pass_at, entry.pass_reward

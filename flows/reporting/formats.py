@@ -294,7 +294,7 @@ EVALUATION_HEADINGS = ("held-out", "policies", "figure", "before", "after", "cha
 
 def environment_title(set_name: str, environment: str) -> str:
     """Return how the environment of a set is called."""
-    return f"{set_name}/{environment}" if set_name else environment
+    return f"{set_name}/{environment}" if set_name not in ("", environment) else environment
 
 
 def interval_text(interval: Mapping[str, float] | None, sign: str = "") -> str:

@@ -128,7 +128,9 @@ def evaluation_configs(config: RunConfig) -> dict[str, RunConfig]:
     """Return what a run's config comes to in the evaluation of each set, by its name; "" is the one without a name.
 
     No teacher samples there. Every group is sampled to its end: scores of those that end first would be of short ones.
+    An environment that is never trained on is in the sets that name it alone, so that nothing else is in their keys.
     """
+    tables = {table.name: table.environment for table in config.evaluation.tables.values() if table.taskset}
     changes: dict[str, Any] = {"algorithm": GrpoConfig()}
     changes["assignment"] = config.assignment.model_copy(update={"oversampling": 1.0})
     if config.external:  # an external model needs no engine and no weights
@@ -138,7 +140,9 @@ def evaluation_configs(config: RunConfig) -> dict[str, RunConfig]:
         own = evaluation.own_sampling
         # An environment's own settings would win over the evaluation's.
         update = {**dict.fromkeys(own), "algorithm": None}
-        changes["environments"] = tuple(entry.model_copy(update=update) for entry in config.environments)
+        named = [tables[entry] for entry in evaluation.environments if entry in tables]
+        trained = () if named and len(named) == len(evaluation.environments) else config.environments
+        changes["environments"] = tuple(entry.model_copy(update=update) for entry in (*trained, *named))
         rollout = config.rollout.model_copy(update=own)
         configs[name] = config.model_copy(update={**changes, "rollout": rollout, "evaluation": evaluation})
     return configs
@@ -171,7 +175,7 @@ class Evaluations:
     def __init__(self, session: Session, threads: ThreadPoolExecutor) -> None:
         """`threads` is one thread: evaluations come in the order in which policies were made."""
         self._session, self._threads = session, threads
-        contexts = evaluation_contexts(session.context) if session.config.kind == "train" else {}
+        contexts = evaluation_contexts(session.context)
         self._sets = {name: context for name, context in contexts.items() if context.config.evaluation.every}
         self.scores: list[EvaluationScores] = []
         """In the order in which policies were made, and of each policy in the order of the sets."""
@@ -224,7 +228,7 @@ def plan_work(
         if config.kind == "evaluate":
             yield None if config.external else policy or pipeline.first_policy(execute, source)
             return
-        if config.kind == "train" and any(dry_run.config.evaluation.every for dry_run in sets):
+        if any(dry_run.config.evaluation.every for dry_run in sets):
             yield pipeline.first_policy(execute, source)
         for finished in train_steps(execute, source):
             yield finished.policy
@@ -232,7 +236,7 @@ def plan_work(
     # A recorded run may have ended there; what it made up to that is the plan.
     with suppress(EmptyBatch, GateRefused):
         for tried in policies():
-            for dry_run in sets if config.kind != "sft" else ():
+            for dry_run in sets:
                 if config.kind == "evaluate" or (tried and dry_run.config.evaluation.due(tried.version)):
                     pipeline.evaluate(dry_run, tried, config.evaluation.retry_errors)
     return unique_results(execute, *sets)

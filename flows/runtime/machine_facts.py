@@ -44,8 +44,9 @@ def config_versions(config: RunConfig, gpu: Gpu | None = None) -> MachineFacts:
     if trains:
         recomputes = {"gradient_checkpointing": _recomputes(config, gpu)}
         facts["training"] = training_facts(precision, config.training) | recomputes
-    if needs_environments:  # of supervised training, the rows of a file stand in for an environment
-        facts["environments"] = {entry.name: {"version": package_version(entry)} for entry in config.environments}
+    if needs_environments:
+        served = config.served_environments.values()
+        facts["environments"] = {entry.name: {"version": package_version(entry)} for entry in served}
     if loads and config.model.path:
         facts["model"] = model_facts(config)
     if functions := function_facts(config):
@@ -83,14 +84,14 @@ def _device_problems(config: RunConfig, trains: bool) -> Iterator[str]:
 
 def _container_problems(config: RunConfig, needs_environments: bool) -> Iterator[str]:
     """Yield a line for each runtime whose program is not installed; of environments that are served here alone."""
-    for index, environment in enumerate(config.environments if needs_environments else ()):
+    for section, environment in config.served_environments.items() if needs_environments else ():
         runtimes = {"runtime": environment.runtime}
         runtimes |= {f"seats.{name}.runtime": seat.runtime for name, seat in environment.seats.items()}
         for where, runtime in runtimes.items() if not environment.address else ():
             program = str(runtime.get("type"))
             if program in ("docker", "podman", "apptainer") and shutil.which(program) is None:
                 yield (
-                    f"environments.{index}.{where}: {program!r} is no program of this machine. Install it, or take the "
+                    f"{section}.{where}: {program!r} is no program of this machine. Install it, or take the "
                     "runtime 'subprocess'"
                 )
 
@@ -99,7 +100,7 @@ def _parts(config: RunConfig) -> tuple[bool, bool, bool, bool]:
     """Return whether a run needs an engine, trains, needs its environments, and reads its model's directory."""
     # A new run may do everything; of a replay it depends on where it begins and ends.
     if config.kind != "replay":
-        return True, True, config.kind != "sft", True
+        return True, True, True, True
     stages = replayed_stages(config.replay)
     samples = "rollout" in stages or needs_reference_scores(config)  # an engine scores a reference too
     needs_environments = "rollout" in stages or config.replay.regrade
@@ -172,7 +173,7 @@ def installed_version(package: str) -> str:
 def versions(config: RunConfig) -> Mapping[str, str]:
     """Return the versions of everything that computes rows, for the ledger."""
     packages = {"stagecoach": installed_version(DISTRIBUTION)} | {name: installed_version(name) for name in PACKAGES}
-    environments = {f"environment {entry.name}": entry.version for entry in config.environments}
+    environments = {f"environment {entry.name}": entry.version for entry in config.served_environments.values()}
     functions = {f"function {function.path}": function.version for function in imported_functions(config)}
     others = {"engine": config.engine.version, "python": platform.python_version()}
     return packages | environments | functions | others

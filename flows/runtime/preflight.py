@@ -67,7 +67,7 @@ def preflight(session: Session, missing: Sequence[Ref]) -> None:
         # Loaded in processes of their own, and kept for the stage; a recorded run was checked when it began.
         last = session.context.store.runs.last(config.name)
         is_checked = last is not None and last.event != REMOVED
-        if config.kind != "sft" and ("examples" in stages or ("rollout" in stages and not is_checked)):
+        if config.served_environments and ("examples" in stages or ("rollout" in stages and not is_checked)):
             for line in require_fit(config, session.environments.load()):
                 session.notify("note", text=line)
 
@@ -94,8 +94,8 @@ def require_gate(config: RunConfig) -> None:
 def environment_findings(config: RunConfig, loaded: Mapping[str, LoadedEnvironment], count: Count) -> list[Finding]:
     """Return what speaks against a run of `config` in its loaded environments, by name; `count` counts tokens."""
     findings = [(True, problem) for problem in _of_run(config, loaded)]
-    for index, environment in enumerate(config.environments):
-        where, entry = f"environments.{index}", loaded[environment.name]
+    for where, environment in config.served_environments.items():
+        entry = loaded[environment.name]
         findings += _examples(config, where, environment, entry)
         findings += _rewards(config, where, environment, entry.facts)
         findings += _keys(where, environment, entry.facts)
@@ -109,15 +109,15 @@ def _of_run(config: RunConfig, loaded: Mapping[str, LoadedEnvironment]) -> Itera
         seats = {entry.name: trained_seats(entry, loaded[entry.name].facts) for entry in config.environments}
         yield from seat_problems(config, seats)
     examples = pa.concat_tables([environment.examples for environment in loaded.values()])
-    sets = evaluation_configs(config).values() if config.kind in ("train", "evaluate") else ()
-    for index, evaluated in enumerate(sets):
-        if config.kind == "train" and not any(map(evaluated.evaluation.due, range(config.steps + 1))):
+    sets = evaluation_configs(config).values() if config.kind != "replay" else ()
+    for where, evaluated in zip(config.evaluation.set_keys, sets, strict=False):
+        if config.kind != "evaluate" and not any(map(evaluated.evaluation.due, range(config.steps + 1))):
             continue
         try:
             view = View(evaluated, EVALUATION_STAGE.sections, EVALUATION_STAGE.name)
             evaluation_assignment(EvaluationInputs(examples), view)
         except (TooFewExamples, FieldMissing) as error:
-            yield f"{f'evaluation.sets.{index}' if config.evaluation.sets else 'evaluation'}: {error}"
+            yield f"{where}: {error}"
 
 
 def trained_seats(environment: EnvironmentConfig, facts: EnvironmentFacts) -> list[str]:
@@ -137,7 +137,7 @@ def _examples(
 ) -> Iterator[Finding]:
     """Yield findings of the examples: none left to train on, and the counts of those that are left out."""
     facts, long_prompts, num_examples = loaded.facts, loaded.long_prompts, loaded.examples.num_rows
-    if config.kind == "train" and "train" not in texts(loaded.examples["split"]):
+    if config.kind == "train" and environment in config.environments and "train" not in texts(loaded.examples["split"]):
         yield (
             True,
             f"{where}.holdout_fraction: all {num_examples} examples are held out ({environment.holdout_fraction:g}), "
@@ -165,7 +165,8 @@ def _rewards(config: RunConfig, where: str, environment: EnvironmentConfig, fact
     if facts.scores or environment.group_rewards:
         return []
     algorithm = config.algorithm_of(environment.name)
-    stops = config.computes("advantage") and not isinstance(algorithm, ImitationSection | CustomConfig)
+    trains = environment in config.environments and config.computes("advantage")
+    stops = trains and not isinstance(algorithm, ImitationSection | CustomConfig)
     why = f"{where}: the tasks of {environment.name!r} have no reward function and no judge, so every reward is 0"
     what = (
         f" and {algorithm.type!r} has nothing to learn from. Give its task class a method with @vf.reward, or name "

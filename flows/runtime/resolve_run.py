@@ -118,9 +118,14 @@ def _maker(store: Store, policy: str) -> RunConfig | None:
     Versions are open: what samples and scores now is what is installed now.
     """
     config = recorded_config(store, policy.partition(":")[0]) if policy else None
-    if config is None or config.kind == "sft":
+    if config is None:
         return None
-    places = ["engine", "training", *(f"environments.{number}" for number in range(len(config.environments)))]
+    # Demonstrations are no environment, and evaluations try what a replay does without.
+    environments = () if config.kind == "sft" else config.environments
+    config = config.model_copy(update={"kind": "train", "environments": environments})
+    if not config.served_environments:
+        return None
+    places = ["engine", "training", *config.served_environments]
     return with_versions(reopen_versions(config, REPLAYABLE), {f"{place}.version": "" for place in places})
 
 

@@ -257,9 +257,9 @@ def needs(missing: Sequence[Ref], config: RunConfig) -> list[str]:
     # Stages name the services they may ask; the config says that some will not be asked.
     unneeded = set() if any(True for _ in asked_teachers(config)) else {"teachers"}
     # A policy samples unless teachers do, and scores where an algorithm wants that.
-    evaluated = config.kind == "evaluate" or (config.kind == "train" and config.evaluation.evaluates_training)
+    evaluated = config.kind == "evaluate" or (config.kind != "replay" and config.evaluation.evaluates_training)
     samples = "rollout" in stages and (evaluated or not only_teachers_sample(config))
-    if "regrade" not in stages and not any(environment.group_rewards for environment in config.environments):
+    if "regrade" not in stages and not any(entry.group_rewards for entry in config.served_environments.values()):
         unneeded.add("graders")
     if config.external or not (samples or ("reference" in stages and policy_scores(config))):
         unneeded.add("engine")

@@ -31,13 +31,16 @@ GRACE_SECONDS = 30.0
 
 
 class EnvironmentServers(RunService):
-    """The servers of each environment of the run, one or several, or the addresses of those that others run."""
+    """The servers of each environment of the run, one or several, or the addresses of those that others run.
+
+    Those of an environment that a training run only evaluates on start when it is first tried.
+    """
 
     deployment = "serve/environment"
 
     def __init__(self, supervisor: Supervisor, config: RunConfig, engine_key: str) -> None:
         super().__init__(supervisor, config)
-        self._environments = config.environments
+        self._environments = {entry.name: entry for entry in config.served_environments.values()}
         external = config.external
         # Where someone else's model is evaluated no engine is asked, and that variable may hold the key of theirs.
         self._engine_key = {} if external else {config.engine.api_key_variable: engine_key}
@@ -47,21 +50,24 @@ class EnvironmentServers(RunService):
 
     def begin(self) -> None:
         """Start the servers side by side, or adopt external ones; returns at once."""
-        for each in self._environments:
-            self._servers(each)
+        trained = {entry.name for entry in self._config.environments}
+        for name in self._environments:
+            if name in trained or self._config.kind == "evaluate":
+                self._servers(name)
 
     def check_available(self) -> None:
         """Wait for the servers that others run; raises ServiceFailed when one does not answer."""
-        for server in [server for each in self._environments if each.addresses for server in self._servers(each)]:
+        external = [name for name, environment in self._environments.items() if environment.addresses]
+        for server in [server for name in external for server in self._servers(name)]:
             server.wait()
 
-    def addresses(self) -> dict[str, tuple[str, ...]]:
-        """Return by environment the addresses of its servers that answer; waits where one has none.
+    def addresses(self, names: Collection[str]) -> dict[str, tuple[str, ...]]:
+        """Return for some environments the addresses of their servers that answer; waits where one has none.
 
         Raises ServiceFailed where no server of an environment is left.
         """
         # All are started before one is waited for.
-        servers = {environment.name: self._servers(environment) for environment in self._environments}
+        servers = {name: self._servers(name) for name in names}
         return {name: _addresses(ready_reports(handles)) for name, handles in servers.items()}
 
     def addresses_now(self, known: Collection[str]) -> dict[str, tuple[str, ...]]:
@@ -74,14 +80,13 @@ class EnvironmentServers(RunService):
             report = server.report
             return report if server.alive and report.get("address") in known else server.ready_now()
 
-        return {
-            environment.name: _addresses([*filter(None, map(report_of, self._servers(environment)))])
-            for environment in self._environments
-        }
+        started = [name for name in self._environments if name in self._handles]
+        return {name: _addresses([*filter(None, map(report_of, self._servers(name)))]) for name in started}
 
-    def examples(self) -> pa.Table:
-        """Return the examples of all environments; raises what `load` raises."""
-        return pa.concat_tables([each.examples for each in self.load().values()])
+    def examples(self, names: Collection[str]) -> pa.Table:
+        """Return the examples of some environments; raises what `load` raises."""
+        loaded = self.load()
+        return pa.concat_tables([loaded[name].examples for name in names])
 
     def load(self) -> dict[str, environment_service.LoadedEnvironment]:
         """Return the examples and facts of every environment by its name, loaded once, side by side.
@@ -91,14 +96,16 @@ class EnvironmentServers(RunService):
         with self._loading:
             # Under a lock: the first step and the first evaluation ask at the same time, and loading takes long.
             if self._loaded is None:
-                loaded = environment_service.load_all(self._environments)
+                environments = [*self._environments.values()]
+                loaded = environment_service.load_all(environments)
                 self._loaded = {
                     environment.name: limit_prompts(environment, facts, self._config.model)
-                    for environment, facts in zip(self._environments, loaded, strict=True)
+                    for environment, facts in zip(environments, loaded, strict=True)
                 }
             return self._loaded
 
-    def _servers(self, environment: EnvironmentConfig) -> list[Handle]:
+    def _servers(self, name: str) -> list[Handle]:
+        environment = self._environments[name]
         names = environment.server_names
         return [self._process(name, partial(self._spec, environment, number)) for number, name in enumerate(names)]
 
@@ -149,7 +156,7 @@ class GraderProcesses(RunService):
 
     def __init__(self, supervisor: Supervisor, config: RunConfig) -> None:
         super().__init__(supervisor, config)
-        self._environments = {each.name: each for each in config.environments}
+        self._environments = {entry.name: entry for entry in config.served_environments.values()}
         self._key = secrets.token_hex(16)
         self._scoring = threading.Lock()
 

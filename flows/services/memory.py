@@ -371,7 +371,8 @@ def smallest_used_gpu(config: RunConfig) -> Gpu | None:
 
 def _parts(config: RunConfig) -> tuple[bool, bool]:
     """Return whether a run trains, and whether it samples, on GPUs of this machine."""
-    return config.kind in ("train", "sft", "replay"), config.kind != "sft" and not config.engine.url
+    samples = config.kind != "sft" or config.evaluation.evaluates_training
+    return config.kind in ("train", "sft", "replay"), samples and not config.engine.url
 
 
 def _plan(config: RunConfig, gpu: Gpu, shape: ModelShape, recompute: Recompute, sleeps: bool) -> MemoryPlan:

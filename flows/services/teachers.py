@@ -31,7 +31,7 @@ NAMED = 8
 """Digits of a version that name a teacher's service."""
 ASK_SECONDS = 10.0
 """Longest wait for an answer about an engine that someone else runs."""
-SAMPLING = {"train": ("rollout", "advantage"), "evaluate": ("rollout",)}
+SAMPLING = {"train": ("rollout", "advantage"), "evaluate": ("rollout",), "sft": ("rollout",)}
 """The stages that ask teachers, by the kind of a run; a replay does some of them again."""
 
 
@@ -112,12 +112,12 @@ def asked_teachers(config: RunConfig) -> Iterator[tuple[str, TeacherConfig]]:
     again = replayed_stages(config.replay) if config.kind == "replay" else SAMPLING.get(config.kind, ())
     if "rollout" in again:
         # Those that play single seats.
-        for index, environment in enumerate(config.environments):
+        for where, environment in config.served_environments.items():
             for name, seat in environment.seats.items():
                 if seat.model is not None:
-                    yield f"environments.{index}.seats.{name}.model", seat.model
-    # Nothing is credited in an evaluation.
-    if config.kind == "evaluate":
+                    yield f"{where}.seats.{name}.model", seat.model
+    # Nothing is credited in an evaluation, and no demonstration by a model.
+    if config.kind in ("evaluate", "sft"):
         return
     for where, algorithm in config.used_algorithms.items():
         teacher = teacher_of(algorithm)

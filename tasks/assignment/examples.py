@@ -36,7 +36,7 @@ class DemonstrationsUnusable(ValueError):
 
 def examples(source: ExampleSource, config: View) -> Tables:
     """List the examples of every environment, each with its split by hash of its content."""
-    return {"examples": source.examples()}
+    return {"examples": source.examples([environment.name for environment in config.environments])}
 
 
 def demonstration_examples(file: Path, config: View) -> Tables:

@@ -163,10 +163,12 @@ class EvaluationInputs:
 def evaluation_assignment(inputs: EvaluationInputs, config: View) -> Tables:
     """Return the rollouts of an evaluation: of each environment the first `num_examples` held-out ones in hash order.
 
+    Of an environment that is never trained on, all of whose examples are held out, it is at most so many.
+
     The order does not depend on the run's seed, so that evaluations of different runs try the same examples; the
     examples that a filter chooses come in the same order. Where rollouts of such assignments come in, those that ended
-    with an error are assigned once more, with another seed. Raises TooFewExamples if an environment holds out fewer
-    than `num_examples`, and FieldMissing where a filter names a field that examples lack.
+    with an error are assigned once more, with another seed. Raises TooFewExamples if an environment holds out too few,
+    and FieldMissing where a filter names a field that examples lack.
     """
     if inputs.traces is not None:
         assert inputs.assignments is not None, "a retry has the assignments that it repeats"
@@ -178,7 +180,8 @@ def evaluation_assignment(inputs: EvaluationInputs, config: View) -> Tables:
         if settings.environments and name not in settings.environments:
             continue
         fitting = having(inputs.examples, name, "eval", settings.where) if settings.where else inputs.examples
-        held_out = _examples(fitting, name, "eval", wanted=settings.num_examples)
+        wanted = settings.num_examples if environment.holdout_fraction < 1 else 1
+        held_out = _examples(fitting, name, "eval", wanted)
         in_hash_order = sorted(held_out, key=lambda example: (digest("held out", name, example), example))
         chosen = in_hash_order[: settings.num_examples]
         groups += [(f"eval-{name}-{i}", name, example) for i, example in enumerate(chosen)]
@@ -206,14 +209,16 @@ def _examples(examples: pa.Table, environment: str, split: str, wanted: int) -> 
     if len(found) < wanted:
         raise TooFewExamples(
             f"environment {environment!r} has {len(found)} examples of split {split!r} (of {own.num_rows} in all), but "
-            f"{wanted} are wanted. Nothing was sampled. {_remedy(split)}"
+            f"{wanted} are wanted. Nothing was sampled. {_remedy(split, wanted)}"
         )
     doubled = [example for example, count in Counter(found).items() if count > 1]
     assert not doubled, f"environment {environment!r} names example {doubled[0]!r} twice: ids are durable and unique"
     return found
 
 
-def _remedy(split: str) -> str:
+def _remedy(split: str, wanted: int) -> str:
+    if split == "eval" and wanted == 1:
+        return "See whether its taskset is empty, and whether a filter (where) fits any example."
     if split == "train":
         return "Lower the environment's holdout_fraction, raise its max_examples, or see whether its taskset is empty."
     return "Lower evaluation.num_examples, or raise holdout_fraction or max_examples of the environment."

@@ -195,7 +195,8 @@ class Runner:
 
     def _sample(self, assignments: pa.Table, put: Put, plan: SamplingPlan) -> None:
         inputs = self.inputs
-        addresses = inputs.environments.addresses()  # first: it imports for seconds, and an engine may be starting
+        # First: it imports for seconds, and an engine may be starting.
+        addresses = inputs.environments.addresses(set(texts(assignments["environment"])))
         served = _frozen(assignments, self.config, inputs.teachers)
         with inputs.engine.pinned(self.policy) if self.policy else nullcontext() as model:
             models = {OF_POLICY: model, **served} if model else served

@@ -53,20 +53,20 @@ class TeacherService(Protocol):
 class EnvironmentService(Protocol):
     """The servers of a run's environments (`flows.services.environments`)."""
 
-    def addresses(self) -> dict[str, tuple[str, ...]]:
-        """Return by environment the addresses of its servers that answer; waits where one has none."""
+    def addresses(self, names: Collection[str]) -> dict[str, tuple[str, ...]]:
+        """Return for some environments the addresses of their servers that answer; waits where one has none."""
         ...
 
     def addresses_now(self, known: Collection[str]) -> dict[str, tuple[str, ...]]:
-        """Return the same of this moment, waiting for nothing; servers of `known` addresses are not asked."""
+        """Return those of this moment, waiting for nothing; servers of `known` addresses are not asked."""
         ...
 
 
 class ExampleSource(Protocol):
     """Whoever can load environments, in processes of their own (`flows.services.environments`)."""
 
-    def examples(self) -> pa.Table:
-        """Return the examples of every environment of the run, in the EXAMPLES schema."""
+    def examples(self, names: Collection[str]) -> pa.Table:
+        """Return the examples of some environments of the run, in the EXAMPLES schema."""
         ...
 
 

@@ -28,6 +28,31 @@ def test_each_set_is_due_by_its_own_interval():
     assert evaluation().evaluates_training and not evaluation(every=0, sets=()).evaluates_training
 
 
+OWN = {"name": "own", "taskset": {"id": "t"}, "attempts": 2, "every": 3, "temperature": 0.5}
+
+
+def test_an_environment_for_evaluation_is_a_set_of_its_name_and_leaves_the_others_as_they_are():
+    named = {"environments": ("a", OWN, {"name": "a", "every": 5}), "sets": ()}
+    every, own, again = evaluation(**named).of_sets().values()
+    assert content(every) == content(evaluation(environments=("a",), sets=()))
+    assert (own.environments, own.attempts, own.temperature, own.every) == (("own",), 2, 0.5, 3)
+    assert (again.environments, again.attempts, again.every, again.num_examples) == (("a",), 1, 5, 32)
+    assert [*evaluation(environments=(OWN,)).of_sets()] == ["hard", "all", "own"]
+    assert [*evaluation(environments=(OWN,), sets=()).of_sets()] == ["own"], "what is trained on is not tried"
+
+
+def test_environments_are_served_where_rollouts_are_made_in_them():
+    def served(kind, *environments):
+        trained = [{"name": "a", "taskset": {"id": "t"}}]
+        run = {"kind": kind, "environments": trained, "evaluation": {"environments": environments}}
+        return {where: entry.name for where, entry in RunConfig.model_validate(run).served_environments.items()}
+
+    trained, own = {"environments.0": "a"}, {"evaluation.environments.0": "own"}
+    assert served("train", OWN) == trained | own and served("train", {"name": "a"}) == trained
+    assert served("sft", OWN) == own == served("evaluate", OWN)
+    assert served("evaluate", OWN, "a") == trained | own and served("replay", OWN) == trained
+
+
 OF_OTHERS = {"url": "https://api.example.com/v1", "model": "m"}
 
 

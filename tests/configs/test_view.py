@@ -7,7 +7,7 @@ import pytest
 
 from configs.algorithms import CustomConfig, Overlong
 from configs.environments import EnvironmentConfig
-from configs.evaluation import EvaluationSet, ExternalModelConfig
+from configs.evaluation import EvaluationEnvironment, EvaluationSet, ExternalModelConfig
 from configs.fields import Section, in_key, is_elsewhere, is_operational, later, section_types
 from configs.filters import CustomFilter
 from configs.losses import CustomLoss
@@ -20,6 +20,7 @@ REQUIRED = {
     WsdSchedule: {"final_steps": 10},
     EnvironmentConfig: {"name": "a", "taskset": {"id": "x"}},
     EvaluationSet: {"name": "hard"},
+    EvaluationEnvironment: {"name": "b", "taskset": {"id": "x"}},
     ExternalModelConfig: {"url": "http://host/v1", "model": "m"},
     DifficultyPool: {"name": "hard", "threshold": 0.5, "weight": 1.0},
     Overlong: {"max_tokens": 8, "buffer_tokens": 4},

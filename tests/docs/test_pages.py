@@ -87,7 +87,8 @@ def test_the_page_on_questions_and_the_program_read_the_same_ids():
 def test_every_setting_of_the_page_on_evaluation_is_one():
     page = (ROOT / "docs" / "evaluation.md").read_text(encoding="utf-8")
     blocks = [tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL)]
-    sets, external = (RunConfig.model_validate({"kind": "evaluate"} | block).evaluation for block in blocks)
+    sets, tables, external = (RunConfig.model_validate({"kind": "evaluate"} | block).evaluation for block in blocks)
+    assert [(name, each.every) for name, each in tables.of_sets().items()] == [("benchmark", 50), ("lookup", 5)]
     assert list(sets.of_sets()) == ["hard", "all"] and sets.of_sets()["all"].every == 50
     assert external.external is not None and external.external.model == "NAME"
 

@@ -13,6 +13,7 @@ from storage.store import open_store
 from tasks.assignment.examples import FieldMissing
 from tasks.inference.sampling.model_requests import sampling_of
 from tests.fixtures.evaluations import Sampler, evaluate, played, train
+from tests.fixtures.fixed import ENVIRONMENT
 from tests.fixtures.histories import results
 from tests.fixtures.rehearsal import SOURCE, session_for
 from tests.fixtures.waiting import PATIENCE
@@ -134,6 +135,25 @@ def test_a_set_is_the_same_work_in_any_run_whatever_it_is_called(root):
     session, outcome = evaluate(root, "two", sampler, evaluation=own | {"pass_at": (1,)})
     assert sampler.evaluated == [] and session.num_computed == 0
     assert outcome["sets"][0]["scores"][0]["num_examples"] == 2
+
+
+@pytest.mark.essential
+def test_an_environment_that_is_only_evaluated_on_changes_no_work_of_others(root):
+    held_out = TRIED | {"environments": (ENVIRONMENT,)}
+    alone, _ = train(root, "alone", Sampler(), evaluation=held_out)
+    own = {"name": "own", "taskset": {"id": "own"}, "num_examples": 99, "attempts": 3, "every": 2, "at_start": False}
+    sampler = Sampler()
+    both = held_out | {"environments": (ENVIRONMENT, own)}
+    session, outcome = train(root, "run", sampler, evaluation=both)
+    assert sampler.evaluated == [2] and session.num_computed == 3, "its examples, what is tried of them, the rollouts"
+    assert session.num_found >= alone.num_computed and is_recorded(session)
+    (scores,) = [entry for entry in outcome["evaluations"] if entry["set"] == "own"]
+    (score,) = scores["scores"]
+    assert (score["environment"], score["num_examples"], score["num_attempts"]) == ("own", 6, 18), "all that there are"
+    assert describe(session.context.store, "run", session.config)["evaluations"] == outcome["evaluations"]
+    repeated = Sampler()
+    train(root, "other", repeated, evaluation=held_out | {"environments": (own,)})
+    assert repeated.evaluated == [], "the same work in a run that evaluates nothing else"
 
 
 @pytest.mark.essential

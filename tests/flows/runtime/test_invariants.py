@@ -256,7 +256,7 @@ def sample_with(engine, root):
     with Supervisor("faulty", root / "logs") as supervisor:
         services = Services(
             engine=InferenceService(supervisor, step.context, root),
-            environments=SimpleNamespace(addresses=lambda: {}, sharing=lambda alone: nullcontext()),
+            environments=SimpleNamespace(addresses=lambda names: {}, sharing=lambda alone: nullcontext()),
             teachers=SimpleNamespace(serve=None),  # nobody asks for one
         )
         perform(ROLLOUT, step.context, STEP, (assigned, listed), Policy(policy.key, 0), services)

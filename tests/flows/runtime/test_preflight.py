@@ -31,7 +31,9 @@ def checked(session, seats=ONE, needs_nothing=True):
 
     def load():
         calls.append(None)
-        return {fixed.ENVIRONMENT: LoadedEnvironment(examples, EnvironmentFacts(seats, scores=True))}
+        facts = EnvironmentFacts(seats, scores=True)
+        empty = LoadedEnvironment(examples.slice(0, 0), facts)
+        return {fixed.ENVIRONMENT: LoadedEnvironment(examples, facts), "empty": empty}
 
     session.environments.load = load
     session.source = replace(SOURCE, weights=str(builders.model(Path(session.config.store).parent / "model")))
@@ -45,6 +47,13 @@ def test_an_environment_whose_seats_do_not_fit_is_refused_before_anything_starts
     with pytest.raises(ConfigError, match="trains 2 seats") as refused:
         checked(session_for(root, "run"), {"left": True, "right": True})
     assert "nothing was started" in str(refused.value)
+
+
+def test_an_environment_without_examples_that_is_to_be_evaluated_is_refused(root):
+    empty = {"environments": [{"name": "empty", "taskset": {"id": "t"}}], "every": 1}
+    says = r"evaluation\.environments\.0: environment 'empty' has 0 examples .*is empty"
+    with pytest.raises(ConfigError, match=says):
+        checked(session_for(root, "run", evaluation=empty))
 
 
 def test_a_recorded_run_is_not_checked_again_and_a_new_one_is(root):

@@ -103,20 +103,25 @@ def test_a_machine_without_the_store_or_the_model_serves_no_weights(monkeypatch,
 def test_each_server_of_an_environment_is_asked_for_by_its_own_name(monkeypatch, tmp_path):
     monkeypatch.setenv(TOKEN, "one")
     environment = {"name": "calc", "taskset": {"id": "sample_calc_tools"}, "servers": 2}
-    run = RunConfig.model_validate({**RUN.model_dump(), "environments": [environment]})
+    own = {"name": "own", "taskset": {"id": "sample_lookup"}}
+    tried = {"environments": [environment], "evaluation": {"environments": [own]}}
+    run = RunConfig.model_validate({**RUN.model_dump(), **tried})
     servers = EnvironmentServers(Supervisor("a", tmp_path), run, "key")
+    servers._spec(run.served_environments["evaluation.environments.0"])
     for number in (0, 1):
         servers._spec(run.environments[0], number)
     asked = [json.loads(file.read_text()) for file in sorted(servers.supervisor.reports.glob("*.request.json"))]
     assert {(each["name"], each["parameters"]["member"]) for each in asked} == {
         ("environment-a-calc", "calc"),
         ("environment-a-calc-2", "calc-2"),
+        ("environment-a-own", "own"),
     }
     for each in asked:
         served = _service(Supervisor("a", tmp_path, on_pool=True), run, "environment", each["parameters"]["member"], "")
         assert isinstance(served, EnvironmentServers)
-        (only,) = served._environments
-        assert (only.name, only.server_names, only.max_restarts) == ("calc", ("calc",), 0), "one, and it is its run's"
+        (only,) = served._environments.values()
+        name = each["parameters"]["member"].partition("-")[0]
+        assert (only.name, only.server_names, only.max_restarts) == (name, (name,), 0), "one, and it is its run's"
 
 
 def test_an_interface_has_an_address_of_this_machine_or_is_explained():

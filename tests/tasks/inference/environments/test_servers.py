@@ -104,7 +104,7 @@ def test_a_server_without_its_tools_is_started_again(tmp_path):
     config = RunConfig.model_validate({"environments": [environment]})
     with Supervisor("tools", tmp_path) as supervisor:
         servers = EnvironmentServers(supervisor, config, "")
-        servers.addresses()
+        servers.addresses(["calc"])
         handle = servers._handles["calc"]
         before = handle.generation
         below = commands(handle.report["pid"])
@@ -112,7 +112,7 @@ def test_a_server_without_its_tools_is_started_again(tmp_path):
         assert tools, below
         send(signal.SIGKILL, tools)  # one may go by itself when another has
         until(lambda: handle.generation != before, lambda: (tmp_path / "environment-calc.log").read_text()[-3000:])
-        assert answers(servers.addresses()["calc"][0], PATIENCE)
+        assert answers(servers.addresses(["calc"])["calc"][0], PATIENCE)
     log = (tmp_path / "environment-calc.log").read_text()
     assert "the shared tool server" in log and "is gone: the environment server ends" in log
 

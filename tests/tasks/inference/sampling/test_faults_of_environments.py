@@ -68,7 +68,7 @@ def sampled(small_engine, models, tmp_path_factory, plugins_of_module):
     with Supervisor("run", directory / "services") as supervisor:
         found = Sampled(directory, supervisor)
         examples = examples_of(config.environments[0])
-        (address,) = EnvironmentServers(supervisor, config, KEY).addresses()["bad"]
+        (address,) = EnvironmentServers(supervisor, config, KEY).addresses(["bad"])["bad"]
 
         def sample_faults(assignments, **settings):
             of_rollout = config.rollout.model_copy(update=settings)

@@ -75,7 +75,8 @@ def sampled(small_engine, models, tmp_path_factory, plugins_of_module):
     directory = tmp_path_factory.mktemp("counted")
     with recording(small_engine.url) as proxy, Supervisor("counted", directory) as supervisor:
         proxy.faults = FAULTS
-        (address,) = EnvironmentServers(supervisor, RunConfig(environments=(COUNTED,)), KEY).addresses()["counted"]
+        servers = EnvironmentServers(supervisor, RunConfig(environments=(COUNTED,)), KEY)
+        (address,) = servers.addresses(["counted"])["counted"]
         yield Sampled(address, proxy, models, directory / "environment-counted.log")
 
 

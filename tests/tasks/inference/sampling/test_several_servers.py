@@ -67,7 +67,7 @@ def test_a_killed_server_costs_no_row(small_engine, view, tmp_path):
 
     with Supervisor("several", tmp_path) as supervisor:
         servers = EnvironmentServers(supervisor, RunConfig(environments=(REVERSE,)), KEY)
-        both = lambda: servers.addresses()["reverse"]  # noqa: E731
+        both = lambda: servers.addresses(["reverse"])["reverse"]  # noqa: E731
         until(lambda: len(both()) == 2, lambda: "there are no two servers")
         second = servers._handles["reverse-2"]
 
