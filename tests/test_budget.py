@@ -49,6 +49,7 @@ FOLDERS = {
 }
 """The beginnings of the paths that a folder counts; a file belongs to the longest that fits."""
 MOST: dict[str, tuple[int, int]] = {
+    # environments that are only evaluated on: room of HOUSE.md for agents and environments, as in flows and tests
     # settings of sampling by environment, seat and evaluation, and in flows/cli their warnings: room for agents
     "configs": (19_900, 19_000),
     "storage": (48_400, 44_000),
