@@ -11,7 +11,10 @@ from configs.run import RunConfig
 
 OPEN: Mapping[str, Mapping[str, Any]] = {
     "engine": {"version": "", "dtype": "auto"},
-    "training": {"version": "", "dtype": "auto", "device": "auto", "gradient_checkpointing": "auto"},
+    "training": {
+        "version": "",
+        **dict.fromkeys(("dtype", "device", "gradient_checkpointing", "logprob_chunk"), "auto"),
+    },
     "model": {"renderer": "", "tokenizer_digest": "", "vocab_size": 0},
 }
 """Fields that may be filled in, by section, with the value that means open."""

@@ -157,6 +157,9 @@ class PackingConfig(Section):
     """Whether tokens of the rl component with an advantage of zero are trained. They would only count in the
     denominator, and `kl_tau` would hold them to the engine's log-probs. False leaves them out, as
     `filter_zero_advantages` of prime-rl does."""
+    shared_prefixes: bool = later(False)
+    """Whether samples of a group that begin with the same prompt are packed into the same rows where that makes the
+    batch cheaper, as `training.shared_prefixes` computes it once in each row. Rows stay within `tokens_per_row`."""
 
 
 class SupervisedDataConfig(Section):

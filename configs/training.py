@@ -161,9 +161,10 @@ class TrainingConfig(Section):
     deterministic: bool = later(True)
     """Whether kernels that add up in a fixed order are taken on CUDA, so that the same batches give the same weights to
     the last bit; an operation without one ends the run. On the CPU they always are."""
-    logprob_chunk: int | None = Field(None, ge=1)
+    logprob_chunk: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     """Tokens whose logits exist at the same time. Null takes a power of two from 64 to 1024 for which a chunk of logits
-    has 128 MiB, or 1 GiB on CUDA: 128 or 1024 with a vocabulary of 151,936."""
+    has 128 MiB, or 1 GiB on CUDA: 128 or 1024 with a vocabulary of 151,936. auto takes 4096 on a GPU of 80 GB or more
+    where they fit by the memory plan (`stagecoach check`), else as null. Filled in when resolved."""
     shared_prefixes: bool = later(True)
     """What samples of a packed row have in common from their first token on, as all rollouts of a task have its prompt,
     is computed once. Not where ranks share a row, nor in rows that show images."""

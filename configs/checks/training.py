@@ -50,6 +50,11 @@ def training_problems(config: RunConfig) -> Iterator[str]:
             f"training.compile: layers are compiled on CUDA in bfloat16 alone, not on {training.device} in "
             f"{training.dtype}; leave it at auto"
         )
+    if config.packing.shared_prefixes and (not training.shared_prefixes or config.learner.context_parallel > 1):
+        yield (
+            "packing.shared_prefixes: with training.shared_prefixes=false, and where ranks share a row "
+            "(learner.context_parallel), nothing is computed once; leave it false"
+        )
     yield from loss_problems(training.loss)
 
 

@@ -2,8 +2,9 @@
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from configs.checks.run import missing_files
 from configs.checks.sampling import reshaping, trained_sampling
@@ -61,9 +62,11 @@ def resolve_here(config: RunConfig, gpu: str = "") -> tuple[RunConfig, MemoryPla
     teachers = teacher_facts(local, local=True) if local.model.path else {}
     resolved = resolve(config, config_versions(local, other_gpu) | teachers)
     # The widths of some models are known before they are here.
-    requested = _with_recompute(resolved, config.training.gradient_checkpointing)
+    training = config.training
+    settings = {name: getattr(training, name) for name in ("gradient_checkpointing", "logprob_chunk")}
+    requested = _with_training(resolved, settings)
     plan = memory_plan(requested, other_gpu) if other_gpu else plan_here(requested)
-    return (_with_recompute(resolved, plan.recompute) if plan else resolved), plan
+    return (_with_training(resolved, plan.settings) if plan else resolved), plan
 
 
 def _with_local_model(config: RunConfig) -> RunConfig:
@@ -72,9 +75,8 @@ def _with_local_model(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"model": model})
 
 
-def _with_recompute(config: RunConfig, value: bool | str) -> RunConfig:
-    training = config.training.model_copy(update={"gradient_checkpointing": value})
-    return config.model_copy(update={"training": training})
+def _with_training(config: RunConfig, settings: Mapping[str, Any]) -> RunConfig:
+    return config.model_copy(update={"training": config.training.model_copy(update=settings)})
 
 
 def _weights(config: RunConfig) -> Path | None:

@@ -14,7 +14,7 @@ from configs.replay import replayed_stages
 from configs.run import RunConfig, needs_reference_scores
 from configs.training import TrainingConfig
 from flows.services.gpus import Gpu, gpus
-from flows.services.memory import Recompute, memory_plan, smallest_used_gpu
+from flows.services.memory import memory_plan, smallest_used_gpu
 from tasks.inference.engine import model_info
 from tasks.inference.engine.model_info import model_directory, tokenizer_digest
 from tasks.inference.engine.weights_view import require_weights
@@ -42,8 +42,7 @@ def config_versions(config: RunConfig, gpu: Gpu | None = None) -> MachineFacts:
     if samples:
         facts["engine"] = {"version": model_info.engine_version(), "dtype": precision}
     if trains:
-        recomputes = {"gradient_checkpointing": _recomputes(config, gpu)}
-        facts["training"] = training_facts(precision, config.training) | recomputes
+        facts["training"] = training_facts(precision, config.training) | _planned(config, gpu)
     if needs_environments:
         served = config.served_environments.values()
         facts["environments"] = {entry.name: {"version": package_version(entry)} for entry in served}
@@ -54,13 +53,11 @@ def config_versions(config: RunConfig, gpu: Gpu | None = None) -> MachineFacts:
     return facts
 
 
-def _recomputes(config: RunConfig, gpu: Gpu | None) -> Recompute:
-    """Tell which activations are to be computed again: as many as do not fit on the GPU that there is."""
-    if config.training.gradient_checkpointing != "auto":
-        return config.training.gradient_checkpointing
+def _planned(config: RunConfig, gpu: Gpu | None) -> MachineFacts:
+    """Return what the memory plan of the GPU that there is says of training."""
     gpu = gpu or (smallest_used_gpu(config) if has_cuda() and config.training.device != "cpu" else None)
     plan = memory_plan(config, gpu) if gpu else None
-    return plan.recompute if plan else False
+    return plan.settings if plan else {"gradient_checkpointing": False, "logprob_chunk": None}
 
 
 def _device_problems(config: RunConfig, trains: bool) -> Iterator[str]:

@@ -13,10 +13,10 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -31,6 +31,11 @@ CONTEXT_BYTES = int(0.6 * 2**30)
 """What a process takes of a GPU before it has a tensor: the CUDA context and the libraries' own memory."""
 CUDA_CHUNK_BYTES = 2**30
 """As `tasks.learner.head.CHUNK_BYTES` has it for CUDA."""
+LARGE_GPU_BYTES, LARGE_CHUNK = 80 * 10**9, 4096
+"""On a GPU of so many bytes, tokens whose logits may exist at the same time: for each chunk the gradient of the head,
+in float32, is read and written once."""
+LONG_ROW = 16_384
+"""Tokens of a row that is advised where it fits: for each row weights are cast and gradients added."""
 SPARE = 0.08
 """Share on top of all tensors that torch's allocator may hold without using it."""
 BATCHED_TOKENS = 8192
@@ -188,7 +193,7 @@ def learner_memory(
     activations = tokens * (kept + 8 * hidden + 4 * shape.head_dim + 40)
     # As `tasks.learner.head.default_chunk` takes them: tokens whose logits exist at the same time.
     fits = CUDA_CHUNK_BYTES // (4 * vocab)
-    chunk = min(tokens, training.logprob_chunk or max(64, min(1024, 1 << fits.bit_length() >> 1)))
+    chunk = min(tokens, int(training.logprob_chunk or max(64, min(1024, 1 << fits.bit_length() >> 1))))
     head_weight = 4 * vocab * hidden
     # In one pass the gradient of the states exists at the same time.
     selected = (2 if is_elementwise(training.loss) else 1) * 2 * hidden * tokens
@@ -281,6 +286,15 @@ class MemoryPlan:
     sequences: int
     kv_tokens: int
     max_model_len: int
+    chunk: int | None
+    """As `training.logprob_chunk`."""
+    longer_rows: bool = False
+    """Whether rows of LONG_ROW tokens would fit as well, with all else as it is."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the plan says of `training`."""
+        return {"gradient_checkpointing": self.recompute, "logprob_chunk": self.chunk}
 
     @property
     def phases(self) -> dict[str, int]:
@@ -316,6 +330,7 @@ class MemoryPlan:
         """Yield the plan as people read it."""
         asleep = "the engine sleeps while the learner trains" if self.sleeps else "engine and learner both stay"
         recompute = RECOMPUTED[self.recompute]
+        recompute += f"; logits of {self.chunk:,} tokens at a time" if self.chunk else ""
         residency = asleep if self.shared else "engine and learner do not share one"
         yield f"memory of {self.gpu.name}, {_gib(self.gpu.total)} ({residency}{recompute})"
         for name, use in (("learner", self.learner), ("engine", self.engine)):
@@ -328,6 +343,8 @@ class MemoryPlan:
             left = self.gpu.usable - taken
             yield f"  {phase}: {_gib(taken)}, " + (f"{_gib(left)} are left" if left >= 0 else f"{_gib(-left)} TOO MUCH")
         yield f"  kept free for what is not planned: {_gib(self.gpu.total - self.gpu.usable)}"
+        if self.longer_rows:
+            yield f"  longer rows would fit as well and cost less: packing.tokens_per_row={LONG_ROW}"
         if self.engine:
             whole = self.kv_tokens // self.max_model_len
             yield f"  KV cache for {self.kv_tokens:,} tokens: {whole} sequences of {self.max_model_len:,} at a time"
@@ -337,16 +354,25 @@ def memory_plan(config: RunConfig, gpu: Gpu) -> MemoryPlan | None:
     """Return the first plan that fits of those that the config allows, or the smallest where none does.
 
     In order: both stay, the engine sleeps; then the same with selective recomputation, which costs a few percent, and
-    with that of whole layers, which costs a third more time. None where the model's widths are not known.
+    with that of whole layers, which costs a third more time; each with large chunks of logits and with small ones. None
+    where the model's widths are not known.
     """
     shape = model_shape(config.model.path)
     if shape is None:
         return None
-    checkpointing, sleep = config.training.gradient_checkpointing, config.engine.sleep if config.shares_gpu else False
+    training, sleep = config.training, config.engine.sleep if config.shares_gpu else False
+    checkpointing, chunk = training.gradient_checkpointing, training.logprob_chunk
     recompute: tuple[Recompute, ...] = (False, "selective", True) if checkpointing == "auto" else (checkpointing,)
     sleeps = (False, True) if sleep == "auto" else (sleep,)
-    plans = [_plan(config, gpu, shape, *options) for options in product(recompute, sleeps)]
-    return next((plan for plan in plans if plan.fits), plans[-1])
+    large = (LARGE_CHUNK, None) if gpu.total >= LARGE_GPU_BYTES else (None,)
+    for options in product(recompute, sleeps, large if chunk == "auto" else (chunk,)):
+        plan = _plan(config, gpu, shape, *options)
+        if plan.fits:
+            break
+    packing = config.packing.model_copy(update={"tokens_per_row": LONG_ROW})
+    longer = plan.fits and plan.learner is not None and config.packing.tokens_per_row < LONG_ROW
+    with_longer = config.model_copy(update={"packing": packing})
+    return replace(plan, longer_rows=longer and _plan(with_longer, gpu, shape, *options).fits)
 
 
 def require_memory(plan: MemoryPlan) -> MemoryPlan:
@@ -375,14 +401,17 @@ def _parts(config: RunConfig) -> tuple[bool, bool]:
     return config.kind in ("train", "sft", "replay"), samples and not config.engine.url
 
 
-def _plan(config: RunConfig, gpu: Gpu, shape: ModelShape, recompute: Recompute, sleeps: bool) -> MemoryPlan:
+def _plan(
+    config: RunConfig, gpu: Gpu, shape: ModelShape, recompute: Recompute, sleeps: bool, chunk: int | None
+) -> MemoryPlan:
     trains, samples = _parts(config)
+    training = config.training.model_copy(update={"logprob_chunk": chunk})
     learner = None
     if trains:
         tokens, ranks = -(-config.packing.tokens_per_row // config.learner.context_parallel), config.learner.num_ranks
         sizes = {"tokens": tokens, "ranks": ranks // config.learner.replicas}
-        compiled = config.training.compile is not False
-        learner = learner_memory(shape, config.training, **sizes, recompute=recompute, compiled=compiled)
+        compiled = training.compile is not False
+        learner = learner_memory(shape, training, **sizes, recompute=recompute, compiled=compiled)
     sequences, length, shared = (
         min(MAX_SEQUENCES, config.rollout.max_in_flight),
         config.engine.max_model_len,
@@ -397,7 +426,7 @@ def _plan(config: RunConfig, gpu: Gpu, shape: ModelShape, recompute: Recompute, 
         room = int((gpu.usable - beside - engine.total) * (1 - SPARE)) // kv_token
         kv_tokens = max(min(room, sequences * length), MIN_SEQUENCES * length)
         engine = MemoryUse({**engine.parts, "kv cache": kv_tokens * kv_token}, engine.idle)
-    return MemoryPlan(gpu, learner, engine, recompute, shared, sleeps, sequences, kv_tokens, length)
+    return MemoryPlan(gpu, learner, engine, recompute, shared, sleeps, sequences, kv_tokens, length, chunk)
 
 
 def tensor_parallel(arguments: tuple[str, ...]) -> int:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.arrays.columns import texts
+from tasks.arrays.finding import Flags
 from tasks.arrays.message_graph import owners
 from tasks.arrays.ragged import Integers, Ragged, borders
 from tasks.runtime.stored_rows import StoredRows
@@ -44,6 +45,8 @@ class Samples:
     """Where each message of `path` begins in its sample; shape [elements of the paths]."""
     lengths: Integers
     """Tokens of each sample; shape [samples]."""
+    prompts: Integers
+    """Tokens of each sample before the first message that a model sampled; shape [samples]."""
     counts: dict[str, Integers]
     """Tokens of each sample with weight, by component, the first token aside; shape [samples]."""
     zero_advantages: bool
@@ -72,15 +75,18 @@ def gather_samples(credits: StoredRows, messages: StoredRows, traces: pa.Table, 
     """
     small = credits.table(["sample_id", "trace_id", "group_id", "path"])
     owner = owners(small, traces, "samples")
-    names, num_tokens = _message_lengths(messages)
+    names, num_tokens, sampled = _message_lengths(messages)
     path = message_rows(small, names)
     ends = borders(num_tokens[path.values])
     offsets = ends[path.offsets]
     within = ends[:-1] - np.repeat(offsets[:-1], path.lengths)
+    lengths, answers = np.diff(offsets), sampled[path.values]
+    prompts = lengths.copy()
+    np.minimum.at(prompts, path.row_of_value[answers], within[answers])
     counts = {component: np.zeros(small.num_rows, np.int64) for component in COMPONENTS}
     temperature, first = traces["temperature"].to_numpy()[owner], 0
     for part in credits.parts(["sample_id", *OF_SAMPLES]):
-        _check_streams(part, np.diff(offsets)[first : first + part.num_rows])
+        _check_streams(part, lengths[first : first + part.num_rows])
         own, streams = weight_streams(part, zero_advantages)
         row = Ragged(streams["advantages"], own).row_of_value
         for component, count in counts.items():
@@ -90,7 +96,7 @@ def gather_samples(credits: StoredRows, messages: StoredRows, traces: pa.Table, 
         _check_temperature(part, member, temperature[first + member])
         first += part.num_rows
     ids, groups = texts(small["sample_id"]), texts(small["group_id"])
-    return Samples(ids, groups, owner, path, within, np.diff(offsets), counts, zero_advantages)
+    return Samples(ids, groups, owner, path, within, lengths, prompts, counts, zero_advantages)
 
 
 def weight_streams(part: pa.Table, zero_advantages: bool) -> tuple[Integers, Streams]:
@@ -105,14 +111,15 @@ def weight_streams(part: pa.Table, zero_advantages: bool) -> tuple[Integers, Str
     return ragged["advantages"].offsets, streams
 
 
-def _message_lengths(messages: StoredRows) -> tuple[pa.Table, Integers]:
-    """Return the names of all messages, and how many tokens each has."""
-    names, lengths = [], [np.zeros(0, np.int64)]
-    for part in messages.parts(["trace_id", "message", "mask"]):
+def _message_lengths(messages: StoredRows) -> tuple[pa.Table, Integers, Flags]:
+    """Return the names of all messages, how many tokens each has, and whether a model call sampled it."""
+    names, lengths, sampled = [], [np.zeros(0, np.int64)], [np.zeros(0, np.bool_)]
+    for part in messages.parts(["trace_id", "message", "sampled", "mask"]):
         names.append(part.select(["trace_id", "message"]))
+        sampled.append(part["sampled"].to_numpy())
         lengths.append(Ragged.of(part["mask"]).lengths)
     empty = messages.schema.empty_table().select(["trace_id", "message"])
-    return pa.concat_tables([empty, *names]), np.concatenate(lengths)
+    return pa.concat_tables([empty, *names]), np.concatenate(lengths), np.concatenate(sampled)
 
 
 def _check_streams(part: pa.Table, lengths: Integers) -> None:

@@ -284,5 +284,5 @@ def default_chunk(vocab_size: int, device: torch.device) -> int:
     Two or three tensors of that many logits in float32 are what the head needs beyond its weight and gradient.
     """
     fits = CHUNK_BYTES[device.type] // (4 * vocab_size)
-    # Below 64 the products are too thin to be fast; above 1024 there is nothing left to gain.
+    # Below 64 the products are too thin to be fast. The memory plan takes more than 1024 where they fit.
     return max(64, min(1024, 1 << fits.bit_length() >> 1))

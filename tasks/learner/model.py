@@ -204,7 +204,7 @@ def _place(
     causal.tie_weights()
     if adapter:
         adapters.attach(causal, adapter, stored)
-    chunk = settings.logprob_chunk or default_chunk(causal.config.get_text_config().vocab_size, device)
+    chunk = int(settings.logprob_chunk or default_chunk(causal.config.get_text_config().vocab_size, device))
     policy = PolicyModel(causal, chunk, adapter)
     _switch_off_dropout(policy)
     if tower is not None and settings.vision == "frozen":

@@ -22,7 +22,7 @@ from tasks.arrays.permutation import digest
 from tasks.arrays.ragged import Integers, Ragged, borders
 from tasks.arrays.samples import COMPONENTS, OF_SAMPLES, PackingBreach, Samples, gather_samples
 from tasks.arrays.seats import JUDGE, OTHER_SEAT
-from tasks.packing.bin_packing import Rows, pack
+from tasks.packing.bin_packing import Prompts, Rows, pack, pack_by_prompt
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.stage import Attempt, Outputs, Stage
 from tasks.runtime.stored_rows import PART_BYTES, StoredRows, in_parts
@@ -125,7 +125,8 @@ def packing(inputs: PackingInputs, config: View) -> Outputs:
         factors = constant_length_factors(samples, parts, traces, config.constant_lengths, counted)
     packed = list[PackedRow]()
     for number, members in enumerate(parts):
-        rows = pack(samples.lengths[members].tolist(), settings.tokens_per_row, settings.data_parallel)
+        sizes = samples.lengths[members].tolist(), settings.tokens_per_row, settings.data_parallel
+        rows = pack_by_prompt(*sizes, _prompts(samples, members)) if settings.shared_prefixes else pack(*sizes)
         placed = [members[row].tolist() for row in rows]
         check_once(placed, members, samples.ids)
         packed += [PackedRow(number, place, tuple(row)) for place, row in enumerate(placed)]
@@ -279,6 +280,14 @@ def updates(samples: Samples, num_updates: int) -> Iterator[Integers]:
     for part in np.array_split(np.array(order, np.int64), num_updates):
         if len(part):
             yield part
+
+
+def _prompts(samples: Samples, members: Integers) -> Prompts:
+    # Tokens are not read for it: of prompts of one length in a group that differ, the learner computes each.
+    tokens = samples.prompts[members]
+    _, groups = np.unique([samples.groups[sample] for sample in members], return_inverse=True)
+    _, alike = np.unique(groups * (1 + tokens.max()) + tokens, return_inverse=True)
+    return Prompts(alike, tokens)
 
 
 def check_once(rows: Rows, members: Integers, sample_ids: list[str]) -> None:

@@ -48,24 +48,37 @@ def test_a_sleep_that_was_asked_for_is_planned():
 
 
 @pytest.mark.parametrize(
-    ("preset", "gpu", "sleeps", "recompute"),
+    ("preset", "gpu", "sleeps", "recompute", "chunk"),
     [
-        ("qwen3_gpu", "L4", True, "selective"),
-        ("qwen3_gpu", "A100-40GB", False, False),
-        ("qwen3_gpu", "H200", False, False),
-        ("qwen3_4b_gpu", "H100", True, True),
-        ("qwen3_4b_gpu", "H200", True, False),
-        ("qwen3_8b_node", "H100", False, "selective"),
-        ("qwen3_8b_node", "H200", False, False),
+        ("qwen3_gpu", "L4", False, True, None),
+        ("qwen3_gpu", "A100-40GB", True, False, None),
+        ("qwen3_gpu", "H200", False, False, 4096),
+        ("qwen3_4b_gpu", "H100", True, True, None),
+        ("qwen3_4b_gpu", "H200", True, False, 4096),
+        ("qwen3_8b_node", "H100", False, "selective", 4096),
+        ("qwen3_8b_node", "H200", False, False, 4096),
     ],
 )
-def test_each_preset_fits_on_the_gpus_that_it_is_for(preset, gpu, sleeps, recompute):
+def test_each_preset_fits_on_the_gpus_that_it_is_for(preset, gpu, sleeps, recompute, chunk):
     plan = require_memory(plan_of(gpu=gpu, preset=preset))
-    assert (plan.sleeps, plan.recompute) == (sleeps, recompute)
+    assert plan.sleeps == sleeps
+    assert plan.settings == {"gradient_checkpointing": recompute, "logprob_chunk": chunk}
     assert plan.shared == (preset != "qwen3_8b_node")
     assert max(plan.phases.values()) <= 0.95 * plan.gpu.total
     # The output head is not copied to float32.
     assert plan.engine.parts["weights"] == 2 * model_shape(load([preset]).model.path).parameters
+
+
+def test_longer_rows_are_advised_where_nothing_else_changes():
+    for gpu, advised in (("H200", True), ("A100-40GB", False)):
+        text = "\n".join(plan_of("packing.tokens_per_row=8192", gpu=gpu).lines())
+        assert ("packing.tokens_per_row=16384" in text) == advised
+    assert not plan_of().longer_rows
+
+
+def test_large_chunks_of_logits_are_planned():
+    small, large = (plan_of(f"training.logprob_chunk={chunk}").learner.parts["logits"] for chunk in ("1024", "auto"))
+    assert large - small == 10 * 3072 * model_shape("Qwen/Qwen3-0.6B").vocab_size
 
 
 def test_logits_of_prompts_that_are_scored_beside_rollouts_are_planned():

@@ -1,7 +1,5 @@
 """The memory plan of the learner against torch's tracker, which follows every tensor of a step that holds nothing."""
 
-import json
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -157,15 +155,6 @@ def test_a_model_that_is_known_has_the_parameters_of_the_real_one():
         for shape in (SMALL, UNTIED):
             assert causal_model(shape).num_parameters() == shape.parameters
     assert head.CHUNK_BYTES["cuda"] == CUDA_CHUNK_BYTES
-
-
-def test_a_shape_is_read_from_a_directory(tmp_path):
-    config = {"hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 32, "tie_word_embeddings": False}))
-    shape = model_shape(str(tmp_path))
-    assert shape is not None and (shape.num_key_value_heads, shape.head_dim, shape.tie_word_embeddings) == (2, 4, False)
-    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 32, "num_experts": 8}))
-    assert model_shape(str(tmp_path)) is None and model_shape("somebody/unknown") is None
 
 
 def test_other_optimizers_and_adapters_take_less():

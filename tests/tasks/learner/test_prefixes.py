@@ -61,7 +61,7 @@ def measured(policy, row, shares):
     policy.shares_prefixes = shares
     policy.zero_grad()
     logprobs, entropies = run_row(policy, row, CPU)
-    (logprobs * torch.linspace(-1, 1, len(logprobs)) + 0.3 * entropies).sum().backward()
+    (logprobs * torch.tensor(row.streams["advantages"][row.weighted]) + 0.3 * entropies).sum().backward()
     values = torch.stack([logprobs, entropies]).detach()
     return values, flat_gradient(policy)
 
@@ -86,6 +86,14 @@ def test_tokens_with_weight_are_shared_as_well(exact_policy, kernel):
     row = row_of([begun, *branches])
     assert (row.weighted[:15] < 30).all() and row.shared.places[30 + 15] == row.shared.places[15]
     assert_the_same_without(exact_policy, row)
+
+
+def test_gradients_do_not_ask_which_samples_share_a_row(exact_policy, kernel):
+    together, scattered = (SAMPLES[:4], SAMPLES[4:8]), (SAMPLES[:8:2], SAMPLES[1:8:2])
+    gradients = [sum(measured(exact_policy, row_of(row), True)[1] for row in rows) for rows in (together, scattered)]
+    computed = [sum(row_of(row).once[-1] for row in rows) for rows in (together, scattered)]
+    assert computed[0] < computed[1]
+    assert_near(*gradients, 1e-6 * float(gradients[1].abs().max()))
 
 
 @pytest.mark.parametrize("shares", [True, False])

@@ -109,13 +109,6 @@ def test_each_rank_reads_and_checks_its_slices_and_knows_all_rows():
         ]
 
 
-def test_a_rank_alone_has_the_whole_row_and_shares_prefixes_where_it_is_asked_to():
-    row = row_of([sample(name, 40, 1) for name in "ab"])
-    assert row.shared is not None and row.part(shares=True).shared is row.shared
-    part = row.part()
-    assert part.shared is None and part.borders == row.borders and part.own == slice(0, len(row.weighted))
-
-
 def test_an_idle_row_is_exactly_this():
     idle = rows.idle_row()
     assert (idle.row, idle.sample_ids, idle.borders) == (-1, (), (0, 2))

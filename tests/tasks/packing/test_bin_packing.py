@@ -1,18 +1,20 @@
 """Bins: no row over budget, no sample lost, rows full, ranks even."""
 
-import random
-
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tasks.learner.prefixes import shared_prefixes
 from tasks.packing.bin_packing import (
     CROSSOVER_TOKENS,
+    Prompts,
     balanced_rows,
     best_fit,
     estimated_costs,
     longest_first,
     pack,
+    pack_by_prompt,
 )
 
 CAPACITY = 64
@@ -54,26 +56,29 @@ def test_costs_are_linear_then_quadratic():
     assert estimated_costs([10, 0])[1] == 0 and estimated_costs([10])[0] < 10.01
 
 
-@given(lengths=LENGTHS, num_ranks=st.integers(1, 9))
-def test_pack_places_every_sample_once_in_a_multiple_of_the_ranks(lengths, num_ranks):
-    rows = pack(lengths, CAPACITY, num_ranks)
-    check(rows, lengths, CAPACITY)
-    assert len(rows) % num_ranks == 0
-    costs = [estimated_costs([lengths[sample] for sample in row]).sum() for row in rows]
-    assert costs == sorted(costs, reverse=True)
+@given(lengths=LENGTHS, num_ranks=st.integers(1, 9), num_groups=st.integers(1, 9))
+def test_pack_places_every_sample_once_in_a_multiple_of_the_ranks(lengths, num_ranks, num_groups):
+    samples = np.arange(len(lengths))
+    alone, alike = (Prompts(numbers, np.array(lengths) // 2) for numbers in (samples, samples % num_groups))
+    by_prompt = pack_by_prompt(lengths, CAPACITY, num_ranks, alike)
+    for rows, prompts in ((pack(lengths, CAPACITY, num_ranks), alone), (by_prompt, alike)):
+        check(rows, lengths, CAPACITY)
+        assert len(rows) % num_ranks == 0
+        assert (np.diff(prompts.row_costs(lengths, rows)) < 1e-9).all()
 
 
 @given(lengths=LENGTHS, num_ranks=st.integers(2, 9))
 def test_balanced_needs_hardly_more_rows_than_best_fit(lengths, num_ranks):
     fewest = -(-len(best_fit(lengths, CAPACITY)) // num_ranks) * num_ranks
-    assert len(balanced_rows(lengths, CAPACITY, num_ranks)) - fewest in (0, num_ranks, 2 * num_ranks)
+    rows = balanced_rows(lengths, CAPACITY, num_ranks, estimated_costs(lengths))
+    assert len(rows) - fewest in (0, num_ranks, 2 * num_ranks)
 
 
 def test_balanced_takes_more_rows_where_even_ones_would_overflow():
     # Best-fit fills three rows of 9. Evenly filled, they hold 8 each before the last 3, which then fits nowhere.
     lengths = [5, 5, 4, 4, 3, 3, 3]
     assert best_fit(lengths, 9) == [[0, 2], [1, 3], [4, 5, 6]]
-    rows = balanced_rows(lengths, 9, 3)
+    rows = balanced_rows(lengths, 9, 3, estimated_costs(lengths))
     check(rows, lengths, 9)
     assert rows == [[0], [1], [2], [3], [4, 6], [5]]
 
@@ -88,7 +93,7 @@ def test_ranks_wait_less_than_with_rows_that_are_only_full():
 def test_rows_are_even_by_cost_and_not_by_tokens():
     # 54,000 tokens in one sample cost 108,000, in two 81,000: the last goes beside the two, though tokens are equal.
     lengths = [CROSSOVER_TOKENS, CROSSOVER_TOKENS // 2, CROSSOVER_TOKENS // 2, 10_000]
-    assert balanced_rows(lengths, 2 * CROSSOVER_TOKENS, 2) == [[0], [1, 2, 3]]
+    assert balanced_rows(lengths, 2 * CROSSOVER_TOKENS, 2, estimated_costs(lengths)) == [[0], [1, 2, 3]]
     # The row of one is the costlier, with fewer tokens, and comes first.
     assert pack(lengths, 2 * CROSSOVER_TOKENS, 2) == [[0], [1, 2, 3]]
     assert pack([20_000] * 3 + [CROSSOVER_TOKENS], 60_000, 1) == [[3], [0, 1, 2]]
@@ -106,12 +111,27 @@ def test_rows_of_equal_cost_stay_in_order():
     assert longest_first([10, 9] * 40) == order and pack([10, 9] * 40, 10, 1) == [[sample] for sample in order]
 
 
-def test_rows_of_equal_cost_that_lie_apart_stay_in_order():
-    chance = random.Random(0)
-    lengths = [chance.choice([3, 4, 5]) for _ in range(60)]
-    rows = best_fit(lengths, 9)
-    assert pack(lengths, 9, 1) == sorted(rows, key=lambda row: -estimated_costs(lengths)[row].sum())
-
-
 def test_fewer_samples_than_ranks_leave_empty_rows_at_the_end():
     assert pack([5, 9], 16, 4) == [[1], [0], [], []]
+
+
+def test_a_row_costs_each_prompt_once():
+    prompts = Prompts(np.array([0, 0, 1]), np.array([4, 4, 2]))
+    assert prompts.row_costs([5, 6, 7], [[0, 2, 1], [], [1]]) == pytest.approx([5 + 6 - 4 + 7, 0, 6], abs=0.01)
+
+
+@pytest.mark.parametrize(("capacity", "num_ranks", "share"), [(8192, 1, 0.61), (8192, 8, 0.62), (16384, 4, 0.58)])
+def test_prompts_are_seldom_computed_again_and_ranks_are_done_sooner(capacity, num_ranks, share):
+    chance = np.random.default_rng(0)
+    groups = chance.permutation(np.repeat(np.arange(32), chance.integers(8, 17, 32)))
+    prompts = Prompts(groups, chance.integers(200, 1001, 32)[groups])
+    lengths = (prompts.tokens + chance.integers(20, 1001, len(groups))).tolist()
+
+    def computed(row):
+        tokens = [np.repeat([groups[one], 99 + one], [size := prompts.tokens[one], lengths[one] - size]) for one in row]
+        once = shared_prefixes(np.concatenate(tokens), np.cumsum([0, *map(len, tokens)])) if row else None
+        return len(once.computed) if once else sum(map(len, tokens))
+
+    batches = pack_by_prompt(lengths, capacity, num_ranks, prompts), pack(lengths, capacity, num_ranks)
+    together, scattered = (sum(sorted(map(computed, rows))[::-num_ranks]) for rows in batches)
+    assert together < share * scattered and len(batches[0]) <= 1.15 * len(batches[1])

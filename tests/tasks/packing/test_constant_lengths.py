@@ -51,7 +51,9 @@ def test_every_rollout_counts_for_the_constant_however_long_it_is():
 def test_a_sample_that_another_component_alone_weighs_does_not_count():
     counts = {"rl": np.array([2, 0]), "ce": np.array([0, 1]), "ref_kl": np.array([0, 0])}
     path, lengths = Ragged.from_lengths(np.arange(2), [1, 1]), np.array([3, 2])
-    samples = Samples(["a/0", "b/0"], ["g", "g"], np.array([0, 1]), path, np.zeros(2, int), lengths, counts, True)
+    samples = Samples(
+        ["a/0", "b/0"], ["g", "g"], np.array([0, 1]), path, np.zeros(2, int), lengths, lengths, counts, True
+    )
     traces = table("traces", [trace("a"), trace("b")])
     found = constant_length_factors(samples, [np.array([0, 1])], traces, {"": 4}, np.zeros(2, bool))
     assert found.tolist() == [2 / 4, 2 / 4]

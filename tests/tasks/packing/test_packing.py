@@ -117,6 +117,16 @@ def test_updates_take_groups_in_the_order_of_their_hashes():
     assert found == [{group} for group in order] and order != sorted(order)
 
 
+def test_groups_share_rows_where_prompts_are_computed_once_and_keys_say_so():
+    names = [f"{group}{number}" for number in range(4) for group in "abc"]
+    traces = [trace(name, group_id=name[0], reward=float(name[1])) for name in names]
+    messages = [row for name in names for row in exchange(name, prompt=[5] * 60, completion=[7] * (4 + int(name[1])))]
+    for shares, num_groups in ((False, 3), (True, 1)):
+        rows = packed(inputs(traces, messages), tokens_per_row=262, shared_prefixes=shares)
+        assert len({sample[0] for sample in rows[0]["sample_ids"]}) == num_groups
+        assert ("shared_prefixes" in view(STAGE, packing={"shared_prefixes": shares}).content()["packing"]) == shares
+
+
 def test_messages_may_come_in_any_order():
     traces = [trace("a"), trace("b", reward=0.0)]
     messages = [*exchange("a", completion=[4, 5]), *exchange("b", completion=[6, 7, 8])]
