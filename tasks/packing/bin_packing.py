@@ -46,7 +46,8 @@ class Prompts:
         _, first = np.unique(row_of_sample * len(lengths) + self.groups[samples], return_index=True)
         repeated = estimated_costs(self.tokens)[samples]
         repeated[first] = 0
-        return np.bincount(row_of_sample, estimated_costs(lengths)[samples] - repeated, len(rows))
+        costs = np.bincount(row_of_sample, estimated_costs(lengths)[samples] - repeated, len(rows))
+        return costs.astype(np.float64)
 
 
 def estimated_costs(lengths: npt.ArrayLike) -> Costs:
