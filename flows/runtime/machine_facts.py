@@ -42,7 +42,7 @@ def config_versions(config: RunConfig, gpu: Gpu | None = None) -> MachineFacts:
     if samples:
         facts["engine"] = {"version": model_info.engine_version(), "dtype": precision}
     if trains:
-        facts["training"] = training_facts(precision, config.training) | _planned(config, gpu)
+        facts["training"] = training_facts(precision, config.training) | _plan_settings(config, gpu)
     if needs_environments:
         served = config.served_environments.values()
         facts["environments"] = {entry.name: {"version": package_version(entry)} for entry in served}
@@ -53,7 +53,7 @@ def config_versions(config: RunConfig, gpu: Gpu | None = None) -> MachineFacts:
     return facts
 
 
-def _planned(config: RunConfig, gpu: Gpu | None) -> MachineFacts:
+def _plan_settings(config: RunConfig, gpu: Gpu | None) -> MachineFacts:
     """Return what the memory plan of the GPU that there is says of training."""
     gpu = gpu or (smallest_used_gpu(config) if has_cuda() and config.training.device != "cpu" else None)
     plan = memory_plan(config, gpu) if gpu else None

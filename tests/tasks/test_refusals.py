@@ -258,6 +258,6 @@ def test_what_must_hold_of_our_own_code_says_where_it_does_not():
     with pytest.raises(AssertionError, match=exactly("sample 1 of 9 tokens does not fit 8")):
         best_fit([8, 9], 8)
     with pytest.raises(AssertionError, match=exactly("one row for each sample always does")):
-        balanced_rows([8], 8, -1)
+        balanced_rows([8], 8, -1, None)
     with pytest.raises(AssertionError, match=exactly("lengths add up to 3, but there are 4 values")):
         Ragged.from_lengths(np.arange(4), [1, 2])
