@@ -37,7 +37,7 @@ _BINDS_UNSEEN = re.compile(
     r"\b(globals|locals|vars|setattr|exec|eval|__dict__|__getattr__|sys\.modules)\b|\bimport\s*\*"
 )
 _NEEDS_VERIFIERS = re.compile(r"verifiers\b(?!.*\bextra\b)")
-_NOT_OWN = sys.stdlib_module_names | {"verifiers"}
+_NOT_OWN = sys.stdlib_module_names | {"verifiers", "stagecoach"}
 _COMPILED = (".pyc", ".pyo")
 _distributions = lru_cache(packages_distributions)
 """Returns the distributions of all modules, as they were when the last version was asked for."""
@@ -198,8 +198,10 @@ def _functions(environment: Section) -> tuple[list[str], list[Path]]:
     for key, text in _texts(environment):
         match = _FUNCTION.fullmatch(text)
         place = match[1] if match else text if key == "fn" else ""
+        if match and key == "function" and _spec(place.partition(".")[0]) is None:
+            place = f"{place.replace('.', '/')}.py"  # in a directory that is no package
         if match:
-            _require_function(environment, *match.group(0, 1, 2))
+            _require_function(environment, match[0], place, match[2])
         if not place.endswith(".py"):
             top = place.partition(".")[0]
             modules += [top] if top and top not in _NOT_OWN and _spec(top) is not None else []

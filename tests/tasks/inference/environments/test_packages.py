@@ -161,10 +161,19 @@ def test_functions_and_files_that_settings_name(write, tmp_path, monkeypatch):
         package_version(environment)
 
 
-def test_functions_of_group_rewards_are_in_the_version_and_without_them_nothing_is_in_the_key(write):
+@pytest.mark.parametrize("place", ["own_scores", "no_package.own_scores"])
+def test_functions_of_group_rewards_are_in_the_version_and_without_them_nothing_is_in_the_key(
+    write, tmp_path, monkeypatch, place
+):
     write("own_game.py", "")
-    scores, rewards = write("own_scores.py", "half = 1\n"), {"group_rewards": {"g": {"function": "own_scores:half"}}}
-    versions_after_edits(EnvironmentConfig.model_validate(own().model_dump() | rewards), scores)
+    scores = write(f"{place.replace('.', '/')}.py", "import stagecoach\nhalf = 1\n")
+    rewards = {"g": {"function": f"{place}:half"}}
+    monkeypatch.chdir(tmp_path / "here")
+    environment = EnvironmentConfig.model_validate(own().model_dump() | {"group_rewards": rewards})
+    assert "stagecoach" not in versions_after_edits(environment, scores)[0]
+    rewards["g"]["function"] += "s"
+    with pytest.raises(EnvironmentUnavailable, match=r"did you mean half\?"):
+        package_version(EnvironmentConfig.model_validate(own().model_dump() | {"group_rewards": rewards}))
     assert "group_rewards" not in content(own())
 
 
