@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from configs.evaluation import ExternalModelConfig
 from configs.fields import Section, later, operational, version_of
 from configs.services import EngineProcess
 
@@ -149,13 +150,28 @@ class EchoConfig(GrpoConfig):
     """Whether keep_mask may be called with a part of a large batch at a time, each with whole groups."""
 
 
+class ChatTeacherConfig(ExternalModelConfig):
+    """A teacher that someone else serves with the OpenAI chat API; `rollout.max_in_flight` limits its requests."""
+
+    requests_per_minute: int | None = operational(None, ge=1)
+    """Most requests in a minute, repeated ones included, of which each process of the run's environments has an equal
+    share; null is no limit."""
+    retries: int = operational(8, ge=0)
+    """How many times a request is sent again that got no answer, or one of status 408, 409, 429 or 500 and above: after
+    half a second, doubling up to 8 s, or when Retry-After says so, if that is within two minutes."""
+    answer_seconds: float | None = operational(None, gt=0)
+    """Longest silence before a request is sent again; null is no limit but `rollout.timeout_seconds`."""
+
+
 class TeacherConfig(EngineProcess):
-    """A frozen model that scores or samples: from a directory of weights, or behind a URL that someone else serves."""
+    """A frozen model that scores or samples: from a directory of weights, or served elsewhere, by `url` or `chat`."""
 
     path: str = operational("")
     """Directory (or hub id) of its weights; an engine is started for it. Not in keys: `version` is."""
     api_key_variable: str = operational("STAGECOACH_TEACHER_KEY")
     """Environment variable that holds the key of an external engine."""
+    chat: ChatTeacherConfig | None = later(None)
+    """A chat API that serves it; only for `sft`. The model's renderer turns its replies into tokens."""
     version: str = ""
     """Digest of its weights, or what an external engine says that it serves; filled in when resolved."""
     max_in_flight: int = operational(64, ge=1)
@@ -193,7 +209,7 @@ class SftConfig(ImitationSection):
     sampled_by: ClassVar[Literal["policy", "teacher"]] = "teacher"
     type: Literal["sft"] = "sft"
     teacher: TeacherConfig = TeacherConfig()
-    """The model whose tokens are trained on; it has the policy's tokenizer."""
+    """The model whose tokens are trained on; it has the policy's tokenizer, unless it is served by a chat API."""
 
 
 class SupervisedConfig(ImitationSection):

@@ -150,6 +150,13 @@ class EnvironmentConfig(SamplingConfig):
         count = len(self.addresses) or self.servers
         return (self.name, *(f"{self.name}-{number}" for number in range(2, count + 1)))
 
+    def num_processes(self, max_in_flight: int) -> int:
+        """Return how many processes play so many rollouts at most: the workers of all servers."""
+        pool = self.pool
+        if isinstance(pool, StaticPool):
+            return self.servers * pool.num_workers
+        return self.servers * (pool.max_workers or 1 + max_in_flight // pool.multiplex)
+
     @property
     def seat_rule(self) -> SeatRule:
         """Which of the trainable seats are trained."""

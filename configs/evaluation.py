@@ -87,7 +87,7 @@ NamedOrOwn = Annotated[
 
 
 class ExternalModelConfig(Section):
-    """A model that someone else serves with the OpenAI chat API: evaluated as it is, never trained on."""
+    """A model that someone else serves with the OpenAI chat API: evaluated as it is, or a teacher."""
 
     url: str
     """The address before `/chat/completions`, such as https://api.example.com/v1."""

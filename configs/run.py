@@ -132,6 +132,11 @@ class RunConfig(Section):
         return self._by_environment(lambda algorithm: algorithm.teacher if isinstance(algorithm, SftConfig) else None)
 
     @property
+    def keeps_turns(self) -> bool:
+        """Whether turns of rollouts under way are committed: also replies of a chat API, which are paid for."""
+        return self.rollout.keep_turns or any(teacher and teacher.chat for teacher in self.teachers.values())
+
+    @property
     def scorers(self) -> dict[str, AlgorithmConfig | None]:
         """The algorithms whose tokens are scored before the advantage stage."""
         return self._by_environment(lambda algorithm: algorithm if algorithm.scored_by else None)

@@ -3,8 +3,17 @@
 import re
 from collections.abc import Iterator
 
-from configs.algorithms import AlgorithmConfig, EchoConfig, GroupSection, OpsdConfig, RaeConfig, teacher_of
+from configs.algorithms import (
+    AlgorithmConfig,
+    EchoConfig,
+    GroupSection,
+    OpsdConfig,
+    RaeConfig,
+    TeacherConfig,
+    teacher_of,
+)
 from configs.checks.sampling import reshaping, trained_sampling
+from configs.evaluation import ExternalModelConfig
 from configs.fields import imported_functions
 from configs.run import RunConfig
 from configs.sampling import NEUTRAL
@@ -59,13 +68,35 @@ def _echo_problems(where: str, algorithm: EchoConfig) -> Iterator[str]:
 
 def _teacher_problems(config: RunConfig, where: str, algorithm: AlgorithmConfig) -> Iterator[str]:
     teacher = teacher_of(algorithm)
-    if teacher is not None and bool(teacher.path) == bool(teacher.url):
-        said = "both are set" if teacher.path else "neither is set"
-        yield f"{where}.teacher: give the path of its weights, or the url of an engine that serves it; {said}"
+    if teacher:
+        yield from frozen_model_problems(f"{where}.teacher", teacher, algorithm.sampled_by == "teacher")
+        if teacher.chat and config.kind == "train" and not config.assignment.refill:
+            yield (
+                f"assignment.refill: replies of {where}.teacher.chat may fail, and their step would have fewer "
+                "rollouts; set true, so that groups of other examples take their place"
+            )
     if isinstance(algorithm, OpsdConfig) and PLACE not in algorithm.template:
         yield f"{where}.template: it shows no demonstration; put {PLACE} where it belongs"
     if algorithm.scored_by:
         yield from _temperature_problems(config, where, algorithm)
+
+
+def frozen_model_problems(where: str, model: TeacherConfig, samples: bool) -> Iterator[str]:
+    """Yield what is wrong with the place of a frozen model at `where`; only one that `samples` may be a chat API."""
+    places = (model.path, model.url, model.chat)
+    if sum(map(bool, places)) != 1:
+        said = "both are set" if any(places) else "neither is set"
+        yield f"{where}: give the path of its weights, or the url of an engine that serves it; {said}"
+    if model.chat:
+        yield from chat_problems(f"{where}.chat", model.chat)
+        if not samples:
+            yield f"{where}.chat: it shows no tokens and scores none; give path or url, or take the algorithm sft"
+
+
+def chat_problems(where: str, chat: ExternalModelConfig) -> Iterator[str]:
+    """Yield what is wrong with the chat API at `where`."""
+    if not chat.url.startswith(("http://", "https://")) or not chat.model:
+        yield f"{where}: give the url of a chat API (https://host/v1), and the name of a model there"
 
 
 def _temperature_problems(config: RunConfig, where: str, algorithm: AlgorithmConfig) -> Iterator[str]:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from configs.checks.algorithms import chat_problems, frozen_model_problems
 from configs.environments import EnvironmentConfig, SeatConfig
 from configs.errors import did_you_mean
 from configs.evaluation import EvaluationConfig, EvaluationEnvironment, SetSettings
@@ -109,9 +110,7 @@ def _env(where: str, environment: EnvironmentConfig) -> Iterator[str]:
 def _seat(where: str, environment: EnvironmentConfig, seat: SeatConfig) -> Iterator[str]:
     if seat.model is None:
         return
-    if bool(seat.model.path) == bool(seat.model.url):
-        said = "both are set" if seat.model.path else "neither is set"
-        yield f"{where}.model: give the path of its weights, or the url of an engine that serves it; {said}"
+    yield from frozen_model_problems(f"{where}.model", seat.model, samples=False)
     if environment.address:
         yield (
             f"{where}.model: the environment server at {environment.address} is someone else's and takes no models for "
@@ -234,5 +233,4 @@ def _external_problems(config: RunConfig) -> Iterator[str]:
             )
     if config.evaluation.policy:
         yield "evaluation.policy: evaluation.external is tried in place of a policy; name one of the two"
-    if not external.url.startswith(("http://", "https://")) or not external.model:
-        yield "evaluation.external: give the url of a chat API (https://host/v1), and the name of a model there"
+    yield from chat_problems("evaluation.external", external)

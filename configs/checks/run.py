@@ -184,14 +184,16 @@ def _stream_problems(config: RunConfig) -> Iterator[str]:
     """Yield what a stream of rollouts cannot do: a step of it takes what ends first, of whichever step's examples."""
     if not config.rollout.recompute_states and config.rollout.weight_update != "keep":
         yield "rollout.recompute_states: false is for rollout.weight_update 'keep'; states are computed again otherwise"
-    if config.rollout.keep_turns and config.streams and config.engine.url:
+    if config.keeps_turns and config.streams and config.engine.url:
         yield (
             "rollout.keep_turns: a rollout of a stream may go on with a newer policy after a crash, and the engine of "
-            "someone else (engine.url) does not say which policy sampled which token; take false"
+            "someone else (engine.url) does not say which policy sampled which token; take false, and no "
+            "teacher with a chat API"
         )
-    if config.rollout.keep_turns and any(entry.address for entry in config.served_environments.values()):
+    if config.keeps_turns and any(entry.address for entry in config.served_environments.values()):
         yield (
-            "rollout.keep_turns: environments of someone else (environments.N.address) do not pass turns on; take false"
+            "rollout.keep_turns: environments of someone else (environments.N.address) do not pass turns on; take "
+            "false, and no teacher with a chat API"
         )
     if config.rollout.weight_update != "wait" and config.kind == "train":
         yield from _weight_update_problems(config)

@@ -90,7 +90,8 @@ def translate(files: Sequence[str]) -> Translation:
                 del result.settings[name], result.origins[name]
     for name, brought in table["implied"].items():
         setting, _, value = name.partition("=")
-        if setting in result.settings and value in ("", str(result.settings[setting])):
+        values = [str(each) for key, each in result.settings.items() if _match(setting, key) is not None]
+        if values and value in ("", *values):
             for new, made in brought.items():
                 if str(made).startswith("="):
                     made = _evaluate(made[1:], keys | result.settings)
@@ -114,11 +115,14 @@ def _refer_to_trained(result: Translation) -> None:
 
 def _set(result: Translation, keys: Mapping[str, Any], key: str, pattern: str, target: str) -> None:
     """Set what a key is for, unless its value has no counterpart."""
-    new, _, expression = target.partition(" = ")
+    new, _, algorithm = target.partition(" if ")
+    if algorithm and keys.get(key.partition(".teacher.")[0] + ".type") != algorithm:
+        return
+    new, _, expression = new.partition(" = ")
     value = _evaluate(expression, keys) if expression else keys[key]
     value = result.table["values"].get(pattern, {}).get(str(value).lower(), value)
     if isinstance(value, str):
-        value = value.removesuffix(result.table["strip"].get(pattern, ""))
+        value = value.removesuffix(result.table["strip"].get(target, ""))
     if value not in (None, ""):
         new = new.replace("**", "*").replace("*", "{}").format(*_match(pattern, key) or ())
         names = dict.fromkeys([key, *expression.split()])

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from configs.algorithms import TeacherConfig, teacher_of
-from configs.errors import ConfigError
+from configs.algorithms import ChatTeacherConfig, TeacherConfig, teacher_of
+from configs.errors import ConfigError, did_you_mean
 from configs.replay import replayed_stages
 from configs.resolve import with_versions
 from configs.run import RunConfig
@@ -49,7 +49,8 @@ class TeacherEngines(RunService):
     def begin(self) -> None:
         """Start the teachers that the run asks, side by side, or adopt external ones; returns at once."""
         for _, teacher in asked_teachers(self._config):
-            self._engine(teacher)
+            if not teacher.chat:
+                self._engine(teacher)
 
     def check_available(self) -> None:
         """Raise ConfigError where a teacher is not there, is another than recorded, or cannot teach; starts nothing."""
@@ -61,6 +62,8 @@ class TeacherEngines(RunService):
         Raises ServiceFailed when none is left or an external one does not answer, TeacherChanged when that serves
         another model than the one of `teacher.version`.
         """
+        if chat := teacher.chat:
+            return ServedModel(chat.url, os.environ.get(chat.api_key_variable, ""), chat.model, chat=chat)
         url = self._engine(teacher).wait()["url"]
         if not teacher.url:
             return ServedModel(url, self._key, MODEL, teacher.version)
@@ -140,7 +143,7 @@ def teacher_facts(config: RunConfig, local: bool = False) -> dict[str, dict[str,
 def reopened_teachers(config: RunConfig) -> RunConfig:
     """Return `config` with the versions of the teachers open again that it asks: another one may be named."""
     # Those that are gone keep theirs: nobody could say another.
-    available = [where for where, teacher in asked_teachers(config) if teacher.url or is_here(teacher)]
+    available = [where for where, each in asked_teachers(config) if each.url or each.chat or is_here(each)]
     return with_versions(config, {f"{where}.version": "" for where in available})
 
 
@@ -174,10 +177,14 @@ def _versions(config: RunConfig, teachers: list[tuple[str, TeacherConfig]]) -> d
     lines: list[str] = []
     for where, teacher in teachers:
         try:
-            version, problem = _by_url(config, teacher) if teacher.url else _by_path(config, where, teacher)
+            if teacher.chat:
+                version, problem = _by_chat(teacher.chat)
+            else:
+                version, problem = _by_url(config, teacher) if teacher.url else _by_path(config, where, teacher)
         # With the others' problems, not instead of them: all are reported at once.
         except (EngineError, EngineLost) as error:
-            lines.append(f"{where}.url: {error}. Start it again, or give the path of its weights")
+            place = "chat.url" if teacher.chat else "url"
+            lines.append(f"{where}.{place}: {error}. Start it again, or give the path of its weights")
             continue
         versions[where] = version
         lines += [f"{where}.{problem}"] if problem else []
@@ -211,3 +218,12 @@ def _by_url(config: RunConfig, teacher: TeacherConfig) -> tuple[str, str]:
     with closing(_external(teacher, name)) as engine:
         other = tokenizer_difference(engine, model_directory(tokenizer)) if tokenizer else ""
     return version, f"url: it has another tokenizer than the model: {other}" if other else ""
+
+
+def _by_chat(chat: ChatTeacherConfig) -> tuple[str, str]:
+    """Return the model that a chat API is asked for, and what speaks against it, by the API's list if it has one."""
+    key = os.environ.get(chat.api_key_variable, "")
+    with closing(Engine(chat.url.removesuffix("/v1"), key, timeout=ASK_SECONDS)) as engine:
+        names = engine.model_names() or [chat.model]
+    problem = f"chat.model: {chat.url} serves no {chat.model!r}{did_you_mean(chat.model, names)}"
+    return chat.model, "" if chat.model in names else problem

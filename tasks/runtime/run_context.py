@@ -96,7 +96,7 @@ class RunContext:
         block does. What is finished is committed, also when an error passes.
         """
         self._queue = CommitQueue(self.store.slices, self.store.ledger, linger_seconds)
-        self.turns = TurnCache(self.store, self.run) if self.config.rollout.keep_turns else None
+        self.turns = TurnCache(self.store, self.run) if self.config.keeps_turns else None
         try:
             with self.turns or nullcontext(), self._queue:
                 yield

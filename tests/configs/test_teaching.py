@@ -44,4 +44,11 @@ def test_only_the_version_of_a_teacher_is_in_keys():
     here = {"path": "/a", "version": "v1"}
     assert keys(here) == keys({"url": "http://b", "version": "v1", "max_in_flight": 2, "memory_gib": 9})
     assert all(a != b for a, b in zip(keys(here), keys(here | {"version": "v2"}), strict=True))
+    chat = {"url": "http://b/v1", "model": "m"}
+    served = keys({"chat": chat, "version": "m"})[1]
+    own = chat | {"api_key_variable": "K", "retries": 1, "answer_seconds": 9}
+    assert served == keys({"chat": own, "version": "m"})[1]
+    for change in ({"url": "http://c/v1"}, {"model": "n"}, {"settings": {"top_k": 1}}):
+        assert served != keys({"chat": chat | change, "version": "m"})[1]
+    assert "'chat'" in str(served) and "'chat'" not in str(keys(here))
     assert "teachers" not in View(config(OPD), rollout.STAGE.sections, "rollout").content()

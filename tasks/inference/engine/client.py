@@ -235,6 +235,10 @@ class Engine:
         held, (files, *_) = zip(*answer["workers"], strict=True)
         return add_sums(WeightsSum(*worker) for worker in held), files and WeightsSum(*files)
 
+    def model_names(self) -> list[str]:
+        """Return the names of the models that are served; none where an external server has no list of them."""
+        return [model["id"] for model in self._request("GET", "/v1/models", optional=True).get("data", ())]
+
     def _models(self) -> list[dict[str, Any]]:
         return list(self._request("GET", "/v1/models")["data"])
 
@@ -328,7 +332,7 @@ class ServedModel:
     salt: str = ""
     """Identifies its weights: a prefix cache shares states only within one salt."""
     chat: "ExternalModelConfig | None" = None
-    """Set for an external model with a chat API alone: it returns text and no tokens, and can only be evaluated."""
+    """Set for an external model with a chat API alone: it returns text and no tokens, and is evaluated or a teacher."""
     other_urls: tuple[str, ...] = ()
     """Where further replicas serve the same."""
 

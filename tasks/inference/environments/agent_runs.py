@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from verifiers.v1.env import Env
 
 ROLLOUT_HEADER = "X-Stagecoach-Rollout"
+CHAT_HEADER = "X-Stagecoach-Chat"
+"""The header of a client that says how a teacher's chat API is called; it is not sent there (`chat_teacher`)."""
 SEED_STRIDE = 7_919
 """Between the seeds of the runs of one episode; the first run has the request's own."""
 NUM_SEEDS = 2**63
@@ -186,3 +188,9 @@ def prompt_digest(messages: Sequence[Any]) -> str:
 
     content = [message.model_dump(mode="json", exclude=RANDOM_FIELDS) for message in messages]
     return hashlib.sha256(to_json(content)).hexdigest()
+
+
+def request_digest(body: Mapping[str, Any]) -> str:
+    """Return the digest of a request, the salt of its cache left out: another policy has another one."""
+    content = {name: body[name] for name in sorted(body) if name != "cache_salt"}
+    return hashlib.sha256(json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()).hexdigest()

@@ -5,9 +5,7 @@ runs (`agent_runs`) that call there. `EngineHttp` carries the calls of an engine
 gets the kept answer.
 """
 
-import hashlib
 import json
-from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -18,7 +16,8 @@ from verifiers.v1.configs.client import TrainClientConfig
 from verifiers.v1.dialects import ChatDialect, ResponsesDialect
 
 from tasks.inference.engine.client import POLICIES_FIELD, POLICIES_HEADER, sampled_by
-from tasks.inference.environments.agent_runs import ENGINE_SEED_BITS, agent_run
+from tasks.inference.environments.agent_runs import CHAT_HEADER, ENGINE_SEED_BITS, agent_run, request_digest
+from tasks.inference.environments.chat_teacher import ChatTeacher
 from tasks.inference.environments.responses_api import response_body
 from tasks.inference.trace_rows import rows
 from tasks.inference.trace_rows.image_tensors import picture_problem
@@ -30,6 +29,10 @@ GENERATE = "/inference/v1/generate"
 
 def resolve_seeded_client(config: Any) -> "SeededClient":
     """Return the client for an endpoint: an engine's, tokens in and out, or a chat API's."""
+    headers = dict(config.headers)
+    if settings := headers.pop(CHAT_HEADER, ""):
+        chat = ChatTeacher(config.model_copy(update={"headers": headers}), **json.loads(settings))
+        return SeededClient(chat, CHAT_API_SEED_BITS)
     if not isinstance(config, TrainClientConfig):
         return SeededClient(resolve_client(config), CHAT_API_SEED_BITS)
     client = EngineClient(config)
@@ -137,9 +140,3 @@ def _for_engine(request: httpx.Request, body: dict[str, Any]) -> httpx.Request:
     content = json.dumps({**body, "sampling_params": {**sampling, **changes}}).encode()
     headers = [(name, value) for name, value in request.headers.raw if name.lower() != b"content-length"]
     return httpx.Request(request.method, request.url, headers=headers, content=content, extensions=request.extensions)
-
-
-def request_digest(body: Mapping[str, Any]) -> str:
-    """Return the digest of a request, the salt of its cache left out: another policy has another one."""
-    content = {name: body[name] for name in sorted(body) if name != "cache_salt"}
-    return hashlib.sha256(json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode()).hexdigest()

@@ -3,11 +3,14 @@
 RolloutRunner makes them; they travel with each request for a rollout.
 """
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from configs.algorithms import ChatTeacherConfig
 from tasks.inference.engine import model_info
 from tasks.inference.engine.client import Engine, ServedModel, authorization
+from tasks.inference.environments.agent_runs import CHAT_HEADER
 
 if TYPE_CHECKING:
     from verifiers.v1.configs.client import EvalClientConfig, TrainClientConfig
@@ -30,19 +33,27 @@ def client_config(served: ServedModel, config: "View", default_key: str = "") ->
     That is an engine, tokens in and tokens out with the run's renderer, or a chat API, messages in and messages out.
     The API key of an engine (`default_key` for one without) travels with the request: a server that someone else runs
     then needs no configuration, and a program that a model drives does not find the key among its environment
-    variables. Rows are stored without it (`rows.wire_record`). The key of a chat API is read by the environment server,
-    from the variable that the config names.
+    variables. Rows are stored without it (`rows.wire_record`). So does the key of a teacher's chat API. That of an
+    evaluated one is read by the environment server, from the variable that the config names.
     """
     from verifiers.v1.configs.client import EvalClientConfig, TrainClientConfig
 
-    if served.chat:
-        return EvalClientConfig(base_url=served.chat.url, api_key_var=served.chat.api_key_variable)
+    chat, url, timeout = served.chat, api_address(served.url), dict[str, Any]()
+    headers = authorization(served.api_key or default_key)
+    if isinstance(chat, ChatTeacherConfig):
+        num_processes = sum(each.num_processes(config.rollout.max_in_flight) for each in config.environments)
+        seconds = 60 * num_processes / chat.requests_per_minute if chat.requests_per_minute else 0
+        headers[CHAT_HEADER] = json.dumps({"retries": chat.retries, "seconds_between": seconds})
+        url, timeout = chat.url, {"read": chat.answer_seconds}
+    elif chat:
+        return EvalClientConfig(base_url=chat.url, api_key_var=chat.api_key_variable)
     model = config.model
     tokenizer = model.tokenizer or model.path or Engine(served.url, served.api_key).model_directory()
     return TrainClientConfig(
-        base_url=api_address(served.url),
+        base_url=url,
         api_key_var=config.engine.api_key_variable,
-        headers=authorization(served.api_key or default_key),
+        headers=headers,
+        timeout=timeout,
         renderer=model_info.renderer_config(model.renderer, tokenizer, model.renderer_settings),
         renderer_model_name=tokenizer,
     )

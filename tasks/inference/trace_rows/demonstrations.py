@@ -72,6 +72,29 @@ class DemonstrationRenderer:
             start = stop
         return rows
 
+    def reply(
+        self, prompt: Sequence[Message], reply: Message, tools: Sequence[Message] | None
+    ) -> tuple[Any, list[int]]:
+        """Return the rendered prompt (renderers' RenderedTokens) and the tokens of a reply, its end token included.
+
+        Raises DemonstrationUnusable where the reply's tokens cannot be told from the prompt's, or read as another one.
+        """
+        tokens = [token for row in self([*prompt, reply], tools) for token in row["token_ids"]]
+        before = self._renderer.render([dict(each) for each in prompt], tools=tools, add_generation_prompt=True)
+        start = len(before.token_ids)
+        if tokens[:start] != list(before.token_ids):
+            raise DemonstrationUnusable(
+                "the renderer writes the prompt differently once the reply follows, so their tokens cannot be told "
+                "apart. Where only one of teacher and model reasons, set model.renderer_settings (enable_thinking)"
+            )
+        parsed = self._renderer.parse_response(tokens[start:], tools=tools, prompt_ids=tokens[:start])
+        calls = [call["function"] for call in reply.get("tool_calls") or ()]
+        written = _plain(reply.get("content"), reply.get("reasoning_content"), calls)
+        read = _plain(parsed.content, parsed.reasoning_content, [vars(call) for call in parsed.tool_calls])
+        if written != read:
+            raise DemonstrationUnusable(f"the renderer writes {written!r:.200} and reads {read!r:.200}")
+        return before, tokens[start:]
+
     def _mask_by_prompts(
         self, messages: Sequence[Message], tokens: Sequence[int], tools: Sequence[Message] | None
     ) -> list[bool]:
@@ -120,6 +143,13 @@ def load_renderer(tokenizer: str, name: str, settings: Mapping[str, Any]) -> Any
     from renderers.base import load_tokenizer
 
     return create_renderer(load_tokenizer(tokenizer), model_info.renderer_config(name, tokenizer, settings))
+
+
+def _plain(content: Any, reasoning: Any, calls: Sequence[Message]) -> tuple[Any, ...]:
+    """Return the parts of a reply that must survive: arguments as values, texts without the spaces around them."""
+    arguments = [call["arguments"] for call in calls]
+    values = [json.loads(value) if isinstance(value, str) else value for value in arguments]
+    return (content or "").strip(), (reasoning or "").strip(), [call["name"] for call in calls], values
 
 
 def _require_inner_media(number: int, message: Message) -> None:

@@ -60,7 +60,7 @@ def test_settings_of_a_table_are_those_of_a_config_and_its_keys_are_on_its_page(
     for key, targets in table["keys"].items():
         assert f"`{key}`" in page
         for target in targets.split(", "):
-            setting = target.partition(" = ")[0].replace("environments.0", "environments.*")
+            setting = re.split(" = | if ", target)[0].replace("environments.0", "environments.*")
             section = re.sub(r"(\.\*+)+$", "", setting)
             assert section in known or section.startswith(mappings), setting
 

@@ -1,6 +1,9 @@
 """What is known of teachers before anything starts: versions, and every reason why one cannot teach."""
 
+import asyncio
+
 import pytest
+from aiohttp import web
 
 from configs.errors import ConfigError
 from configs.replay import ReplayConfig
@@ -9,6 +12,7 @@ from configs.run import RunConfig, content
 from flows.services.teachers import asked_teachers, reopened_teachers, require_teachers, teacher_facts
 from tasks.inference.engine.model_info import directory_digest
 from tests.fixtures.builders import model
+from tests.fixtures.endpoints import endpoint
 
 
 def run_of(root, environment, **sections):
@@ -111,3 +115,19 @@ def test_a_frozen_seat_s_version_is_filled_in_and_is_in_keys(tmp_path, kind):
 def test_who_samples_asks_the_players(tmp_path, kind, begin, asked):
     run = seated(tmp_path, kind)
     assert bool(list(asked_teachers(replaying(run, begin) if begin else run))) == asked
+
+
+def test_a_chat_api_is_asked_for_its_models_before_anything_starts(tmp_path, monkeypatch):
+    async def models(request):
+        assert request.headers["Authorization"] == "Bearer sesame"
+        return web.json_response({"data": [{"id": "wise-1"}]})
+
+    async def look(**chat):
+        async with endpoint(models, "/v1/models") as url:
+            found = config(tmp_path, "sft", path="", chat={"url": f"{url}/v1", "api_key_variable": "K"} | chat)
+            return await asyncio.to_thread(teacher_facts, found)
+
+    monkeypatch.setenv("K", "sesame")
+    assert asyncio.run(look(model="wise-1")) == {"teachers": {"algorithm.teacher": "wise-1"}}
+    with pytest.raises(ConfigError, match=r"algorithm\.teacher\.chat\.model: .* no 'wise-2'; did you mean wise-1\?"):
+        asyncio.run(look(model="wise-2"))

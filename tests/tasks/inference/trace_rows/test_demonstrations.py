@@ -209,3 +209,14 @@ def test_the_settings_of_the_renderer_count(llama):
     assert "01 Apr 2031" in tokenizer.decode(shown)
     with pytest.raises(ModelUnusable, match="refuses them"):
         prompt_of(llama, "qwen3", no_such_setting=1).prepend(TRACE, [1, 2])
+
+
+def test_a_reply_is_what_follows_its_prompt_and_is_read_as_it_was_said(directory):
+    call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    reply = {"role": "assistant", "content": "so", "reasoning_content": "hm", "tool_calls": [call]}
+    prompt, completion = demonstration_renderer(directory, "qwen3").reply([ASKED], reply, None)
+    tokenizer, whole = rendered(directory, "qwen3", [ASKED, reply])
+    assert [*prompt.token_ids, *completion] == whole[: len(prompt.token_ids) + len(completion)]
+    assert tokenizer.decode(completion).startswith("<think>\nhm\n</think>\n\nso\n<tool_call>\n{")
+    with pytest.raises(DemonstrationUnusable, match="writes the prompt differently once the reply follows"):
+        demonstration_renderer(directory, "qwen3", {"enable_thinking": False}).reply([ASKED], reply, None)
