@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 from openai import OpenAIError
-from verifiers.v1.clients.base import DEFAULT_LIMITS
+from verifiers.v1.clients.base import DEFAULT_LIMITS, build_async_openai
 from verifiers.v1.clients.train import ElasticRendererPool, TrainClient, tool_to_wire
 from verifiers.v1.dialects.chat import message_to_wire
 from verifiers.v1.errors import model_error
@@ -39,7 +39,7 @@ class ChatTeacher(TrainClient):  # type: ignore[misc]
             limits=DEFAULT_LIMITS,
             event_hooks={"request": [self._wait]},
         )
-        self.client = self.client.with_options(http_client=http, max_retries=retries)
+        self.client = build_async_openai(config).with_options(http_client=http, max_retries=retries)
         self._renderers = ElasticRendererPool(config.renderer_model_name, config.renderer, multiplex=config.multiplex)
 
     async def _wait(self, _request: httpx.Request) -> None:
