@@ -7,9 +7,8 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from configs.evaluation import ExternalModelConfig
 from configs.fields import Section, later, operational, version_of
-from configs.services import EngineProcess
+from configs.services import EngineProcess, ExternalModelConfig
 
 
 class AlgorithmSection(Section):

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Field, Tag
 
 from configs.environments import EnvironmentConfig
-from configs.fields import Section, elsewhere, operational
+from configs.fields import elsewhere, operational
 from configs.sampling import SamplingConfig
+from configs.services import ExternalModelConfig
 
 Wanted = tuple[str | int | float | bool | None, ...]
 """The values of a field that an example is chosen by."""
@@ -84,19 +85,6 @@ NamedOrOwn = Annotated[
     Annotated[str, Tag("str")] | Annotated[EvaluationEnvironment, Tag("EvaluationEnvironment")], Discriminator(_kind)
 ]
 """The name of an environment that the run trains in, or the table of one for evaluation."""
-
-
-class ExternalModelConfig(Section):
-    """A model that someone else serves with the OpenAI chat API: evaluated as it is, or a teacher."""
-
-    url: str
-    """The address before `/chat/completions`, such as https://api.example.com/v1."""
-    model: str
-    """The model's name there."""
-    api_key_variable: str = operational("OPENAI_API_KEY")
-    """Environment variable with the key, here and where an environment's server runs; unset or empty sends none."""
-    settings: dict[str, Any] = Field(default_factory=dict)
-    """Further fields of every request, such as `reasoning_effort`."""
 
 
 class EvaluationConfig(SamplingConfig):

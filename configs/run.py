@@ -15,7 +15,7 @@ from configs.algorithms import (
     TeacherConfig,
 )
 from configs.environments import EnvironmentConfig, SeatRule
-from configs.evaluation import EvaluationConfig, ExternalModelConfig
+from configs.evaluation import EvaluationConfig
 from configs.fields import Section, in_key, is_elsewhere, operational
 from configs.filters import FilteringConfig, filter_name
 from configs.replay import GateConfig, NoGate, ReplayConfig, StageName, replayed_stages
@@ -29,6 +29,7 @@ from configs.sections import (
 )
 from configs.services import (
     EngineConfig,
+    ExternalModelConfig,
     LearnerConfig,
     NoTracking,
     PlacementConfig,

@@ -46,6 +46,19 @@ class EngineProcess(Section):
     """Restarts of an engine that died or hung, in one run, before the run stops."""
 
 
+class ExternalModelConfig(Section):
+    """A model that someone else serves with the OpenAI chat API: evaluated as it is, or a teacher."""
+
+    url: str
+    """The address before `/chat/completions`, such as https://api.example.com/v1."""
+    model: str
+    """The model's name there."""
+    api_key_variable: str = operational("OPENAI_API_KEY")
+    """Environment variable with the key, here and where an environment's server runs; unset or empty sends none."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Further fields of every request, such as `reasoning_effort`."""
+
+
 class EngineConfig(EngineProcess):
     """The engine of the policy. `url` may name several replicas that others run, with commas between."""
 

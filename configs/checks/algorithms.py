@@ -13,10 +13,10 @@ from configs.algorithms import (
     teacher_of,
 )
 from configs.checks.sampling import reshaping, trained_sampling
-from configs.evaluation import ExternalModelConfig
 from configs.fields import imported_functions
 from configs.run import RunConfig
 from configs.sampling import NEUTRAL
+from configs.services import ExternalModelConfig
 
 IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 PLACE = "{demonstration}"

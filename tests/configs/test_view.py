@@ -7,12 +7,13 @@ import pytest
 
 from configs.algorithms import CustomConfig, Overlong
 from configs.environments import EnvironmentConfig
-from configs.evaluation import EvaluationEnvironment, EvaluationSet, ExternalModelConfig
+from configs.evaluation import EvaluationEnvironment, EvaluationSet
 from configs.fields import Section, in_key, is_elsewhere, is_operational, later, section_types
 from configs.filters import CustomFilter
 from configs.losses import CustomLoss
 from configs.run import RunConfig, View, content
 from configs.sections import DifficultyPool
+from configs.services import ExternalModelConfig
 from configs.training import WsdSchedule
 
 REQUIRED = {

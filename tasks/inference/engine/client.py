@@ -12,7 +12,7 @@ from tasks.inference.engine.weights_view import require_readable, serving_view
 from tasks.runtime.weights_sum import WeightsSum, add_sums
 
 if TYPE_CHECKING:
-    from configs.evaluation import ExternalModelConfig
+    from configs.services import ExternalModelConfig
 
 OF_POLICY = ""
 """The name of the policy's engine among the served models; those of teachers go by environment."""

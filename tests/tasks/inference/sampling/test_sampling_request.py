@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from configs.environments import EnvironmentConfig
-from configs.evaluation import ExternalModelConfig
 from configs.run import RunConfig
+from configs.services import ExternalModelConfig
 from flows.services.base import Supervisor
 from flows.services.environments import EnvironmentServers
 from tasks.inference.engine.client import OF_POLICY, ServedModel
