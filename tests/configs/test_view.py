@@ -5,7 +5,7 @@ from typing import get_args, get_origin
 
 import pytest
 
-from configs.algorithms import CustomConfig, Overlong
+from configs.algorithms import ChatTeacherConfig, CustomConfig, Overlong
 from configs.environments import EnvironmentConfig
 from configs.evaluation import EvaluationEnvironment, EvaluationSet
 from configs.fields import Section, in_key, is_elsewhere, is_operational, later, section_types
@@ -22,7 +22,7 @@ REQUIRED = {
     EnvironmentConfig: {"name": "a", "taskset": {"id": "x"}},
     EvaluationSet: {"name": "hard"},
     EvaluationEnvironment: {"name": "b", "taskset": {"id": "x"}},
-    ExternalModelConfig: {"url": "http://host/v1", "model": "m"},
+    **dict.fromkeys((ExternalModelConfig, ChatTeacherConfig), {"url": "http://host/v1", "model": "m"}),
     DifficultyPool: {"name": "hard", "threshold": 0.5, "weight": 1.0},
     Overlong: {"max_tokens": 8, "buffer_tokens": 4},
     CustomConfig: {"function": "package:function"},
