@@ -22,7 +22,7 @@ REQUIRED = {
     EnvironmentConfig: {"name": "a", "taskset": {"id": "x"}},
     EvaluationSet: {"name": "hard"},
     EvaluationEnvironment: {"name": "b", "taskset": {"id": "x"}},
-    **dict.fromkeys((ExternalModelConfig, ChatTeacherConfig), {"url": "http://host/v1", "model": "m"}),
+    **{model: {"url": "http://host/v1", "model": "m"} for model in (ExternalModelConfig, ChatTeacherConfig)},
     DifficultyPool: {"name": "hard", "threshold": 0.5, "weight": 1.0},
     Overlong: {"max_tokens": 8, "buffer_tokens": 4},
     CustomConfig: {"function": "package:function"},
