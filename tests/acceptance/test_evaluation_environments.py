@@ -1,8 +1,11 @@
 """A real run that trains in one environment and is evaluated in another: killed in an evaluation, nothing twice."""
 
-import pytest
+import json
 
-from tests.acceptance.lives import LivedRun, stagecoach
+import pytest
+from sample_reverse_text import demonstrations
+
+from tests.acceptance.lives import SMALL, LivedRun, stagecoach
 
 pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(1800)]
 
@@ -52,3 +55,14 @@ def test_an_evaluation_of_a_policy_finds_what_its_run_has_sampled(run):
     place = ["--store", str(run.root), "--name", "again", "--plain"]
     assert "lookup" in (printed := stagecoach("eval", "--policy", "run", "seed=7", *place))
     assert "0 computed, " in printed
+
+
+def test_a_supervised_run_is_evaluated_in_tables_alone(run, tmp_path):
+    rows = demonstrations.demonstrations(8, seed=1, right=1.0, untagged=0.0, max_length=4)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    few = ["steps=1", "assignment.groups_per_step=8", "assignment.group_size=1", "packing.updates_per_step=1"]
+    sources = [f"model.path={run.model}", f"data.path={tmp_path / 'rows.jsonl'}", "engine.max_model_len=512"]
+    settings = [*few, *sources, "algorithm.type=supervised", f"evaluation.environments=[{OWN}]"]
+    place = ["--store", str(tmp_path / "store"), "--name", "taught", "--plain"]
+    printed = stagecoach("sft", "sft_demo", SMALL, *settings, *place)
+    assert "policy 0 on lookup" in printed and "policy 1 on lookup" in printed

@@ -28,14 +28,19 @@ def test_each_set_is_due_by_its_own_interval():
     assert evaluation().evaluates_training and not evaluation(every=0, sets=()).evaluates_training
 
 
-OWN = {"name": "own", "taskset": {"id": "t"}, "attempts": 2, "every": 3, "temperature": 0.5}
+OWN = {"name": "own", "taskset": {"id": "t"}, "attempts": 2, "every": 3, "temperature": 0.5, "top_k": 4}
 
 
 def test_an_environment_for_evaluation_is_a_set_of_its_name_and_leaves_the_others_as_they_are():
     named = {"environments": ("a", OWN, {"name": "a", "every": 5}), "sets": ()}
     every, own, again = evaluation(**named).of_sets().values()
     assert content(every) == content(evaluation(environments=("a",), sets=()))
-    assert (own.environments, own.attempts, own.temperature, own.every) == (("own",), 2, 0.5, 3)
+    assert (own.environments, own.attempts, own.own_sampling, own.every) == (
+        ("own",),
+        2,
+        {"temperature": 0.5, "top_k": 4},
+        3,
+    )
     assert (again.environments, again.attempts, again.every, again.num_examples) == (("a",), 1, 5, 32)
     assert [*evaluation(environments=(OWN,)).of_sets()] == ["hard", "all", "own"]
     assert [*evaluation(environments=(OWN,), sets=()).of_sets()] == ["own"], "what is trained on is not tried"
