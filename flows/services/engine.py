@@ -198,7 +198,8 @@ class InferenceService(RunService):
                 engine.serve(policy.key, weights, below, recompute=recompute, receive=transfer.receive)
             same = check_weights(engine, row, below[1] if below else weights)
             transfer.prove(same)
-            check_serving(engine, row, self._config.engine, same_weights=same)
+            off = check_serving(engine, row, self._config.engine, same_weights=same)
+            _log.info("log-probs of policy %s on its probe are off by %.3g nats", policy.key, off)
             self._verified[url] = policy.key
         return served
 

@@ -17,6 +17,8 @@ GPUS: dict[str, int] = HARDWARE["gpus"]
 GIB, MIB = 1 << 30, 1 << 20
 UNPLANNED = 0.05
 """Share of a GPU that no plan takes: for a desktop, other libraries, memory in pieces, and estimates that are low."""
+FP8_CAPABILITY = 8.9
+"""Compute capability of the first GPUs with products of 8 bits: Ada; Hopper and Blackwell have more."""
 QUERY = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 
 
@@ -60,6 +62,16 @@ def gpus(*users: str) -> list[Gpu]:
         return []
     lines = (line.rpartition(",") for line in done.stdout.splitlines() if line.strip())
     return [Gpu(name.strip(), int(total) * MIB) for name, _, total in lines if total.strip().isdigit()]
+
+
+def compute_capability() -> float | None:
+    """Return the least compute capability of this machine's GPUs; None where nvidia-smi does not say it."""
+    query = ("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader")
+    try:
+        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
+        return min(map(float, done.stdout.split()), default=None)
+    except (subprocess.SubprocessError, OSError, ValueError):
+        return None
 
 
 def smallest_gpu(*users: str) -> Gpu | None:

@@ -250,8 +250,10 @@ def kv_token_bytes(shape: ModelShape, parallel: int) -> int:
     return 2 * 2 * shape.num_hidden_layers * shape.key // parallel
 
 
-def engine_memory(shape: ModelShape, *, sequences: int, parallel: int) -> MemoryUse:
+def engine_memory(shape: ModelShape, *, sequences: int, parallel: int, layer_width: int = 2) -> MemoryUse:
     """Return what an engine takes in bfloat16 beside its KV cache, on each of `parallel` GPUs.
+
+    A weight of the layers has `layer_width` bytes: two, or one where they are quantised.
 
     Parts: `weights`, of which CUDA computes logits in float32 without a copy of the output head; `kv cache`; `working`,
     of a forward pass that samples beside prompts whose log-probs are requested, an estimate; `graphs`, which stay while
@@ -260,9 +262,10 @@ def engine_memory(shape: ModelShape, *, sequences: int, parallel: int) -> Memory
     # Sampled from: in float32, sorted for nucleus sampling, as probabilities and as log-probs. Of prompts: of one chunk
     # until those of the next are computed.
     logits = 4 * shape.vocab_size * (4 * sequences + 2 * SCORED_TOKENS)
+    layers = shape.num_hidden_layers * shape.layer_parameters
     token = 2 * (4 * shape.hidden_size + 3 * shape.intermediate_size + 2 * (shape.query + 2 * shape.key))
     parts = {
-        "weights": 2 * shape.parameters // parallel,
+        "weights": (layer_width * layers + 2 * shape.edge_parameters) // parallel,
         "kv cache": 0,
         "working": (logits + BATCHED_TOKENS * token) // parallel,
         "graphs": GRAPHS_BYTES,
@@ -421,7 +424,8 @@ def _plan(
     if samples:
         parallel = tensor_parallel(config.engine.extra_arguments)
         beside = 0 if not shared or learner is None else learner.idle if sleeps else learner.total
-        engine = engine_memory(shape, sequences=sequences, parallel=parallel)
+        layer_width = 1 if config.engine.quantization else 2
+        engine = engine_memory(shape, sequences=sequences, parallel=parallel, layer_width=layer_width)
         kv_token = kv_token_bytes(shape, parallel)
         room = int((gpu.usable - beside - engine.total) * (1 - SPARE)) // kv_token
         kv_tokens = max(min(room, sequences * length), MIN_SEQUENCES * length)

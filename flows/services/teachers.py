@@ -102,9 +102,9 @@ class TeacherEngines(RunService):
         )
 
     def _command(self, teacher: TeacherConfig, report: Path) -> Command:
-        # All else as the policy's engine: the same length, precision and log-prob settings.
+        # All else as the policy's engine, but never in 8 bits: the same length, precision and log-prob settings.
         own = {name: getattr(teacher, name) for name in ("threads", "memory_gib", "gpu_memory_utilization", "gpus")}
-        engine = self._config.engine.model_copy(update={**own, "url": "", "replicas": 1})
+        engine = self._config.engine.model_copy(update={**own, "url": "", "replicas": 1, "quantization": None})
         weights = model_directory(teacher.path, "teacher.path")
         argv, environment = engine_command(engine, self._config.model, weights, report, frozen=True)
         return argv, {**environment, engine.api_key_variable: self._key}

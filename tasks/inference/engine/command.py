@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from tasks.inference.engine import model_info
 from tasks.inference.engine.client import MODEL
-from tasks.inference.engine.read_back import ReadBack
+from tasks.inference.engine.read_back import FP8, ReadBack
 from tasks.inference.engine.weights_view import has_tied_head, read_header, weight_files
 from tasks.runtime.process_variables import module_command
 
@@ -72,6 +72,7 @@ def command(
     # sampling defaults.
     argv += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     argv += ["--worker-extension-cls", f"{ReadBack.__module__}.{ReadBack.__name__}"]
+    argv += ["--quantization", FP8] if config.quantization else []
     if info.sees:
         # The class of vLLM's own: the one that wraps transformers leaves out the features of DeepStack, without a word.
         argv += ["--model-impl", "vllm", "--limit-mm-per-prompt", json.dumps({"image": MOST_IMAGES, "video": 0})]

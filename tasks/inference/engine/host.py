@@ -17,6 +17,7 @@ from typing import Any
 
 from tasks.inference import patches
 from tasks.inference.engine.guard import KeyGuard
+from tasks.inference.engine.read_back import FP8
 from tasks.inference.engine.weights_view import serving_view
 from tasks.runtime.process_variables import bind_address
 from tasks.runtime.torchvision_operators import declare_torchvision_operators
@@ -154,6 +155,9 @@ def main(argv: Sequence[str]) -> None:
 
     import_server()
     import uvloop
+
+    if FP8 in rest:
+        from tasks.inference.engine import quantised  # noqa: F401 (registers it)
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.utils.system_utils import set_ulimit

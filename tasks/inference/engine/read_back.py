@@ -17,7 +17,9 @@ from tasks.inference.engine.weights_view import EMBEDDINGS, HEAD, has_tied_head,
 from tasks.runtime.weights_sum import PRECISIONS, SUMS_FILE, WeightsSum, add_sums, precision_of, sum_tensor
 
 PACKED = "packed_sum"
-"""The attribute of a module that keeps the checksum of its packed weight."""
+"""The attribute of a module that keeps the checksum of its weight as it was before it was packed or quantised."""
+FP8 = "stagecoach_fp8"
+"""The name among vLLM's quantisations of the one in `tasks.inference.engine.quantised`."""
 
 
 def recorded_sum(directory: str | Path, dtype: str, *, own_head: bool) -> WeightsSum | None:
@@ -91,6 +93,8 @@ def sum_model(model: Any, dtype: str) -> WeightsSum:
     sums: dict[int, WeightsSum] = {}
     for module in model.modules():
         for name, weight in module.named_parameters(recurse=False):
+            if name == "weight_scale":  # of a quantised matrix: the policy has no such values
+                continue
             packed = vars(module).get(PACKED) if name == "weight" else None
             # One that modules share counts once: as the last of them has it, which is a tied output head.
             # A packed one is empty, or in an order of its own: it has no parts.

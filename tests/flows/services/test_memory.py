@@ -95,6 +95,13 @@ def test_several_gpus_divide_the_engine():
         assert two.engine.parts[part] == one.engine.parts[part] // 2
 
 
+def test_layers_in_8_bits_leave_more_to_the_kv_cache():
+    shape = model_shape("Qwen/Qwen3-0.6B")
+    plain, quantised = (plan_of(*setting).engine for setting in ((), ("engine.quantization=fp8",)))
+    layers = shape.num_hidden_layers * shape.layer_parameters
+    assert plain.parts["weights"] - quantised.parts["weights"] == layers
+
+
 def test_the_engine_is_told_the_plan():
     plan = plan_of("engine.sleep=true")
     arguments = plan.engine_arguments

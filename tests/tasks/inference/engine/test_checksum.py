@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from tasks.inference.engine.checks import EngineMismatch, check_serving, check_weights
+from tasks.inference.engine.checks import EngineMismatch, check_serving, check_weights, tolerance
 from tasks.inference.engine.read_back import recorded_sum, sum_files
+from tasks.learner.tiny import tiny_qwen3
 from tasks.runtime.weights_sum import PRECISIONS, SUMS_FILE, WeightsSum, add_sums, sum_tensor
-from tests.fixtures.hosts import ENGINE
+from tests.fixtures.hosts import ENGINE, engine_of
 from tests.tasks.inference.engine.probes import flip, policy_row
 
 
@@ -91,6 +92,24 @@ def test_an_engine_with_flipped_bits_is_caught(small_engine, models, tmp_path, s
     assert check_serving(small_engine, row, ENGINE) < 1e-3  # the probe does not see it
     with pytest.raises(EngineMismatch, match=r"the checksum of its \d+ values is not that of the policy"):
         check_weights(small_engine, row, models["b"])
+
+
+@pytest.mark.engine
+def test_an_engine_in_8_bits_says_the_weights_that_it_quantised(tmp_path):
+    sizes = {"hidden": 128, "heads": 2, "kv_heads": 1, "layers": 2}
+    models = {key: tiny_qwen3(tmp_path / key, **sizes, seed=seed) for seed, key in enumerate("ab")}
+    config = ENGINE.model_copy(update={"quantization": "fp8", "dtype": "bfloat16"})
+    with engine_of(models["a"], tmp_path / "report.json", config) as engine:
+        for key, directory in models.items():
+            row = policy_row(key, directory)
+            engine.serve(key, directory)
+            assert check_weights(engine, row, directory) is True
+            assert 1e-3 < check_serving(engine, row, config) < tolerance(config)
+        weights = load_file(models["b"] / "model.safetensors")
+        weights["model.layers.1.mlp.down_proj.weight"][3, 5] += 0.01
+        save_file(weights, models["b"] / "model.safetensors", {"format": "pt"})
+        with pytest.raises(EngineMismatch, match="is not that of the policy"):
+            check_weights(engine, row, models["b"])
 
 
 @pytest.mark.engine
