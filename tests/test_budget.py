@@ -54,6 +54,7 @@ MOST: dict[str, tuple[int, int]] = {
     "configs": (20_900, 19_000),
     "storage": (48_400, 44_000),
     "tasks/runtime": (8_300, 7_500),
+    # samples of a prompt share rows; in flows/services large chunks of logits and longer rows: the GPU issue, as above
     "stages": (62_300, 56_500),
     # rewards of whole groups: room of HOUSE.md for agents and environments, as in configs, stages and flows/services
     "tasks/inference": (46_500, 38_000),

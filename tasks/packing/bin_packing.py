@@ -113,7 +113,10 @@ def pack(lengths: Sequence[int], capacity: int, num_ranks: int) -> Rows:
     Row `i` goes to rank `i % num_ranks` at micro-step `i // num_ranks`.
     """
     costs = estimated_costs(lengths)
-    rows = _fill(lengths, capacity, num_ranks, costs, len(lengths) <= MOST_BALANCED_SAMPLES)
+    if num_ranks == 1 or len(lengths) > MOST_BALANCED_SAMPLES:
+        rows = best_fit(lengths, capacity)
+    else:
+        rows = balanced_rows(lengths, capacity, num_ranks, costs)
     return _costliest_first(rows, np.array([costs[row].sum() for row in rows]), num_ranks)
 
 
@@ -124,21 +127,15 @@ def pack_by_prompt(lengths: Sequence[int], capacity: int, num_ranks: int, prompt
     these two batches and that of `pack` the cheapest is returned: what the slowest rank of each micro-step computes,
     times the ranks, and ROW_COST for each row.
     """
-    costs_of, balanced = partial(prompts.row_costs, lengths), len(lengths) <= MOST_BALANCED_SAMPLES
+    costs_of, full = partial(prompts.row_costs, lengths), num_ranks == 1 or len(lengths) > MOST_BALANCED_SAMPLES
     options = [pack(lengths, capacity, num_ranks)]
     for size in (capacity, max([capacity // 2, *lengths])):
         pieces = _pieces(lengths, prompts.groups, size)
         sizes = [sum(lengths[sample] for sample in piece) for piece in pieces]
-        rows = _fill(sizes, capacity, num_ranks, costs_of(pieces), balanced)
+        rows = best_fit(sizes, capacity) if full else balanced_rows(sizes, capacity, num_ranks, costs_of(pieces))
         options.append([[sample for piece in row for sample in pieces[piece]] for row in rows])
     batches = [_costliest_first(rows, costs_of(rows), num_ranks) for rows in options]
     return min(batches, key=lambda rows: num_ranks * costs_of(rows)[::num_ranks].sum() + ROW_COST * len(rows))
-
-
-def _fill(lengths: Sequence[int], capacity: int, num_ranks: int, costs: Costs, balanced: bool) -> Rows:
-    if num_ranks > 1 and balanced:
-        return balanced_rows(lengths, capacity, num_ranks, costs)
-    return best_fit(lengths, capacity)
 
 
 def _costliest_first(rows: Rows, costs: Costs, num_ranks: int) -> Rows:
