@@ -239,7 +239,7 @@ def test_code_that_cannot_be_read_is_said(write, monkeypatch):
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("options", [[], ["--grade"]])
+@pytest.mark.parametrize("options", [[], ["--grade", "rollouts"]])
 def test_a_process_that_is_started_again_refuses_edited_code(options, tmp_path):
     environment = EnvironmentConfig(name="text", taskset={"id": "sample_reverse_text"})
     report = tmp_path / "report.json"
