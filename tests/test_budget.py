@@ -76,7 +76,7 @@ MOST: dict[str, tuple[int, int]] = {
     "flows/replays, flows/exchange": (15_800, 15_000),  # other trainers came from configs: docs/decisions/configs.md
     "tests": (529_900, 480_000),
     "benchmarks": (20_100, 20_000),
-    # the harness `program`, with its gateway in flows/services and the Responses API in tasks/inference: room for agents
+    # the harness `program`, its gateway in flows/services, the Responses API in tasks/inference: room of agents
     "examples": (30_700, 32_000),
     "stagecoach.py, requirements, deploy, tasks/*.py": (5_100, 5_500),
     "docs": (2_000, 2_000),
