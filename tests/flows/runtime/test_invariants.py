@@ -258,6 +258,7 @@ def sample_with(engine, root):
             engine=InferenceService(supervisor, step.context, root),
             environments=SimpleNamespace(addresses=lambda names: {}, sharing=lambda alone: nullcontext()),
             teachers=SimpleNamespace(serve=None),  # nobody asks for one
+            graders=SimpleNamespace(),
         )
         perform(ROLLOUT, step.context, STEP, (assigned, listed), Policy(policy.key, 0), services)
     return step

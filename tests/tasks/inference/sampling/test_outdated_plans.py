@@ -84,6 +84,7 @@ def sample(runner, plan, groups, most=12, size=SIZE, **parts):
         "quota": GroupQuota({}),
         "limiter": asyncio.Semaphore(most),
         "servers": pool,
+        "score_group": None,
     } | parts
     parts |= {"begun": set(), "live": {}, "on_group": lambda group_id, _: handed.append(group_id)}
     vars(sampler).update(parts)
