@@ -23,8 +23,6 @@ STAGES = (
     *("exchange", "arrays"),
 )
 FOLDERS = {
-    # policies sent from memory to memory: room of HOUSE.md for the GPU issue, in configs, tasks/inference,
-    # tasks/learner, flows/services and tests
     "configs": ("configs/",),
     "storage": ("storage/",),
     "tasks/runtime": ("tasks/runtime/",),
@@ -51,6 +49,8 @@ FOLDERS = {
 MOST: dict[str, tuple[int, int]] = {
     # environments that are only evaluated on: room of HOUSE.md for agents and environments, as in flows and tests
     # settings of sampling by environment, seat and evaluation, and in flows/cli their warnings: room for agents
+    # policies sent from memory to memory: room of HOUSE.md for the GPU issue, in configs, tasks/inference,
+    # tasks/learner, flows/services and tests
     "configs": (20_900, 19_000),
     "storage": (48_400, 44_000),
     "tasks/runtime": (8_300, 7_500),

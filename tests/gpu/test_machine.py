@@ -136,7 +136,7 @@ def test_engine_and_learner_as_services(machine, smoke, check):
     context = RunContext(open_store(machine.scratch / "services"), "gpu-smoke", machine.config, {})
     with Supervisor("gpu-smoke", machine.scratch / "logs") as supervisor:
         engine = InferenceService(supervisor, context, machine.model)
-        learner = LearnerProcess(supervisor, context, engine.asleep)
+        engine.learner = learner = LearnerProcess(supervisor, context, engine.asleep)
         engine.begin()
         source = str(machine.model)
         starting, ref = _take_time(
