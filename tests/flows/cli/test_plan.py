@@ -126,7 +126,8 @@ def test_more_learner_processes_than_gpus_are_refused(model, call, monkeypatch):
 def test_8_bits_are_refused_where_no_gpu_has_them(model, call, monkeypatch):
     setting = "engine.quantization=fp8"
     monkeypatch.setattr(machine_facts, "has_cuda", lambda: False)
-    status, text = call("check", "demo", f"model.path={model}", setting)
+    demo = "check", "demo", f"model.path={model}", setting, "engine.dtype=auto"
+    status, text = call(*demo)
     assert status == 2 and "compute capability 8.9 (Ada, Hopper, Blackwell), and this machine samples on" in text
     assert "A100 has less" in call("check", "qwen3_gpu", setting, "--gpu", "A100")[1]
     status, text = call("check", "qwen3_gpu", setting, "training.loss.type=ppo")
@@ -134,7 +135,7 @@ def test_8_bits_are_refused_where_no_gpu_has_them(model, call, monkeypatch):
     assert "may clip" not in call("check", "qwen3_gpu", setting)[1]
     monkeypatch.setattr(machine_facts, "has_cuda", lambda: True)
     monkeypatch.setattr(machine_facts, "compute_capability", lambda: 8.6)
-    assert "a GPU of this machine has 8.6" in call("check", "demo", f"model.path={model}", setting)[1]
+    assert "a GPU of this machine has 8.6" in call(*demo)[1]
 
 
 FOR_GPUS = [name for name in presets() if load([name]).training.device == "cuda"]
