@@ -20,6 +20,7 @@ STRINGS = {
     "flows/services/pools.py",
     "stagecoach.py",  # classes that plug-ins name
     "tasks/inference/engine/command.py",
+    "tasks/inference/engine/host.py",  # vLLM's factory of weight transfers imports by name
     "tasks/inference/environments/servers.py",
     "tasks/inference/grading/client.py",
     "tasks/learner/client.py",
