@@ -153,6 +153,7 @@ def _transfer_problems(config: RunConfig) -> Iterator[str]:
     if way == "file" or config.kind != "train":
         return
     others = [each for each in engine.extra_arguments if each.startswith(("--quantization", "--dtype"))]
+    others += [engine.quantization] if engine.quantization else []
     several = config.learner.nodes > 1
     right = {"cpu": "gloo", "auto": way}.get(device, "nccl" if several or not config.shares_gpu else "ipc")
     unfit = {
