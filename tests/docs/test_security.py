@@ -41,9 +41,13 @@ def calls(path):
 @pytest.mark.parametrize("path", PRODUCT, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_data_becomes_code(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    imported = {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    aliases = [alias for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
+    imported = {alias.name for alias in aliases if (alias.name, alias.asname) != ("pickle", None)}
     imported |= {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
     assert not {name.partition(".")[0] for name in imported} & MODULES
+    attributes = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    # Handles of GPU memory go to vLLM in this form; nothing is read in it.
+    assert {name for name in attributes if name.startswith("pickle.")} <= {"pickle.dumps"}
     for name, call in calls(path):
         given = {each.arg: ast.unparse(each.value) for each in call.keywords}
         assert name not in CALLS, name
