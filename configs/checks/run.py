@@ -15,6 +15,8 @@ from configs.run import RunConfig, only_teachers_sample, policy_scores
 from configs.store import is_object_store
 
 LOOPBACK = "lo"
+PARALLEL = ("--pipeline-parallel", "-pp", "--data-parallel", "-dp")
+"""How arguments of vLLM begin that make other workers than those of tensor parallelism."""
 """The network interface that no other machine reaches: services that bind it are on the run's own."""
 
 
@@ -150,11 +152,12 @@ def _placement_problems(config: RunConfig) -> Iterator[str]:
 def _transfer_problems(config: RunConfig) -> Iterator[str]:
     """Yield why policies cannot go from the learner's memory to the engine's."""
     engine, way, device = config.engine, config.engine.weight_transfer, config.training.device
-    if way == "file" or config.kind != "train":
+    if way == "file" or config.kind not in ("train", "sft"):
         return
     others = [each for each in engine.extra_arguments if each.startswith(("--quantization", "--dtype"))]
     others += [engine.quantization] if engine.quantization else []
     several = config.learner.nodes > 1
+    parallel = [each for each in engine.extra_arguments if each.startswith(PARALLEL)]
     right = {"cpu": "gloo", "auto": way}.get(device, "nccl" if several or not config.shares_gpu else "ipc")
     unfit = {
         "the engine is someone else's (engine.url)": engine.url,
@@ -162,6 +165,7 @@ def _transfer_problems(config: RunConfig) -> Iterator[str]:
         f"no checksum proves {others or engine.dtype}": others or engine.dtype == "float16",
         f"{device} with engine.gpus {engine.gpus!r} and learner.gpus {config.learner.gpus!r} takes {right}": way
         != right,
+        f"only tensor parallel workers are counted, and there is {parallel}": parallel,
         "learner and engine share a GPU": several and way == "nccl" and config.shares_gpu,
     }
     for what, is_so in unfit.items():

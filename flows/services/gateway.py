@@ -38,6 +38,10 @@ class Gateway:
         """Hand an open rollout to one asker: id, prompt, system, model, base_url and api_key."""
         if self._key and not _is_same(request.headers.get("Authorization", ""), f"Bearer {self._key}"):
             raise web.HTTPUnauthorized(text="POST /rollouts needs the key of this gateway")
+        for file in self._directory.glob("*.taken.json"):
+            with suppress(FileNotFoundError):  # its rollout ended this moment
+                if json.loads(file.read_text(encoding="utf-8"))["expires"] < time.time():
+                    file.unlink()
         for file in self._directory.glob("*.open.json"):
             name = file.name.partition(".")[0]
             try:

@@ -51,6 +51,8 @@ class LearnerProcess(RunService):
         self._learner: tuple[int, Learner] | None = None
         self._at_work = threading.Lock()
         """Held in a turn and while a policy is sent."""
+        self._sending = threading.Lock()
+        """Held while a policy is sent, or about to be: replicas have it one after another."""
         self._answered: Report = {}
         """Report of the generation that was last seen to answer."""
         training, learner = self._config.training, self._config.learner
@@ -89,6 +91,10 @@ class LearnerProcess(RunService):
         The learner calls routes of the engine by `call` meanwhile. False where it does not hold the policy, or has a
         turn: nobody waits for that. Raises what `call` raises, and TransferFailed where the learner cannot send it.
         """
+        with self._sending:
+            return self._send(policy, engine, call)
+
+    def _send(self, policy: Policy, engine: str, call: Call) -> bool:
         handle = self._handles.get("learner")
         report = handle and handle.ready_now()
         if not report or not self._at_work.acquire(blocking=False):

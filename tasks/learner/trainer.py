@@ -251,18 +251,20 @@ class Trainer:
 
         Raises LearnerError where that fails on one rank alone; several, which wait for each other by then, end.
         """
-        from tasks.learner.weight_sender import PolicySource, WeightSender
-
         loaded = self._require_policy(policy_key)
-        self._sender = self._sender or WeightSender()
         dtype = torch.bfloat16 if _is_rounded(self._require_settings()) else None
-        source = PolicySource(own_tensors(loaded.policy.causal), dtype, self._world)
         try:
+            from tasks.learner.weight_sender import PolicySource, WeightSender
+
+            self._sender = self._sender or WeightSender()
+            source = PolicySource(own_tensors(loaded.policy.causal), dtype, self._world)
             self._sender.send(source, ask, **target)
         except Exception as error:
             if self._world.size > 1:
                 raise
             raise LearnerError(f"the policy was not sent ({type(error).__name__}: {error})") from error
+        finally:
+            self.release()
 
     def state(self) -> dict[str, Any]:
         """Return what is loaded, and the process and versions that hold it."""

@@ -5,6 +5,7 @@ the learner knows neither addresses nor keys of engines. Imports vllm, so it is 
 """
 
 import base64
+import math
 import os
 import pickle
 import socket
@@ -28,6 +29,7 @@ from vllm.distributed.weight_transfer import (
 from vllm.distributed.weight_transfer.base import TrainerInitInfo
 from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLWeightTransferUpdateInfo
+from vllm.distributed.weight_transfer.packed_tensor import DEFAULT_PACKED_BUFFER_SIZE_BYTES
 
 from tasks.learner.distributed import World
 from tasks.learner.shards import gather_whole, stored_type
@@ -73,10 +75,11 @@ class WeightSender:
         engine = self._engines.pop(target, None)
         try:
             if engine is None:
-                info = _init_info(backend, source.world.rank, 1 + workers)
+                info = _init_info(backend, source, 1 + workers)
                 engine = WeightTransferTrainerFactory.trainer_init(info, client=client, source=source)
             engine.client, engine.source = client, source
             engine.send_weights()
+            engine.source = None  # or the tensors would outlive the policy in the learner
         finally:
             client.deadline.cancel()
         self._engines[target] = engine
@@ -121,9 +124,12 @@ class GlooTrainerInitInfo(NCCLTrainerInitInfo):
     backend: ClassVar[str] = "gloo"
 
 
-def _init_info(backend: str, rank: int, world_size: int) -> TrainerInitInfo:
-    if backend == "ipc":
-        return IPCTrainerInitInfo(rank=rank, packed=True)
+def _init_info(backend: str, source: PolicySource, world_size: int) -> TrainerInitInfo:
+    rank = source.world.rank
+    if backend == "ipc":  # vLLM refuses a tensor above the size of its buffer, as an embedding may be
+        largest = max(math.prod(meta.shape) * meta.dtype.itemsize for meta in source.metadata())
+        buffer = max(DEFAULT_PACKED_BUFFER_SIZE_BYTES, largest)
+        return IPCTrainerInitInfo(rank=rank, packed=True, packed_buffer_size_bytes=buffer)
     with socket.create_server((bind_address(), 0)) as free:
         address, port = free.getsockname()
     place = GlooTrainerInitInfo if backend == "gloo" else NCCLTrainerInitInfo

@@ -182,7 +182,7 @@ async def _appears(file: Path) -> str:
 
 def note_reward(trace: Trace, value: Any) -> None:
     """Keep a reward that was told on the trace, for `told`; raise HarnessError where it is no finite number."""
-    with contextlib.suppress(TypeError, ValueError):
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
         trace.info[REWARD] = float(value)
     if not math.isfinite(trace.info.get(REWARD, math.nan)):
         raise HarnessError(f"the reward {value!r} is no finite number")

@@ -20,6 +20,8 @@ PR_SET_CHILD_SUBREAPER = 36
 NUM_KEPT = 2000
 """Bytes at the end of a command's output that are passed on."""
 LOOK_SECONDS = 0.02
+DRAIN_SECONDS = 0.2
+"""Time for what a command printed before its end; a child that it left may print for ever."""
 
 
 def watch(process: "subprocess.Popen[bytes]", seconds: float, num_bytes: int) -> str:
@@ -27,7 +29,7 @@ def watch(process: "subprocess.Popen[bytes]", seconds: float, num_bytes: int) ->
     deadline, total, last = time.monotonic() + seconds, 0, b""
     output = process.stdout.fileno() if process.stdout else -1
     streams = [LIFELINE, output]
-    problem = None
+    problem, drained = None, float("inf")
     while problem is None:
         is_over = process.poll() is not None  # before the look at its output: what it printed last is then there
         ready = select.select(streams, [], [], LOOK_SECONDS)[0]
@@ -41,8 +43,10 @@ def watch(process: "subprocess.Popen[bytes]", seconds: float, num_bytes: int) ->
             problem = f"it printed more than {num_bytes} bytes"
         elif time.monotonic() > deadline:
             problem = f"it took more than {seconds:g} s"
-        elif is_over and (output not in ready or output not in streams):
-            problem = problem or ""
+        elif is_over:
+            drained = min(drained, time.monotonic() + DRAIN_SECONDS)
+            if output not in ready or output not in streams or time.monotonic() > drained:
+                problem = problem or ""
     os.write(2, last)
     return problem
 

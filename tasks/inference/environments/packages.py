@@ -254,7 +254,8 @@ def _bound_names(code: str) -> set[str] | None:
 def _data(environment: Section) -> Iterator[str]:
     """Yield name and digest of each file that a setting names, and of the directory that one called `path` names."""
     for key, text in _texts(environment):
-        if key != "path" and not {"/", "."} & {*text}:  # a word, as the name of a split is, and no path
+        # A word, as the name of a split is, is no path.
+        if key not in ("path", "files", "command") and not {"/", "."} & {*text}:
             continue
         path = Path(os.path.expanduser(text))
         # By content and not by date: a file that is copied or checked out again is the same input.
