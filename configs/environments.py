@@ -155,7 +155,8 @@ class EnvironmentConfig(SamplingConfig):
         pool = self.pool
         if isinstance(pool, StaticPool):
             return self.servers * pool.num_workers
-        return self.servers * (pool.max_workers or 1 + max_in_flight // pool.multiplex)
+        # verifiers adds a worker when nine tenths of the others' room is taken.
+        return self.servers * (pool.max_workers or 1 + int(max_in_flight / (0.9 * pool.multiplex)))
 
     @property
     def seat_rule(self) -> SeatRule:

@@ -12,7 +12,7 @@ from configs.algorithms import (
     TeacherConfig,
     teacher_of,
 )
-from configs.checks.sampling import reshaping, trained_sampling
+from configs.checks.sampling import ENGINE_ALONE, reshaping, trained_sampling
 from configs.fields import imported_functions
 from configs.run import RunConfig
 from configs.sampling import NEUTRAL
@@ -75,6 +75,10 @@ def _teacher_problems(config: RunConfig, where: str, algorithm: AlgorithmConfig)
                 f"assignment.refill: replies of {where}.teacher.chat may fail, and their step would have fewer "
                 "rollouts; set true, so that groups of other examples take their place"
             )
+        settings = trained_sampling(config, _concerned(config, where)) if teacher.chat else ()
+        for key in settings:
+            if key.rpartition(".")[2] in ENGINE_ALONE or ".extra_body." in key:
+                yield f"{key}: {where}.teacher.chat has no such field; name it in {where}.teacher.chat.settings"
     if isinstance(algorithm, OpsdConfig) and PLACE not in algorithm.template:
         yield f"{where}.template: it shows no demonstration; put {PLACE} where it belongs"
     if algorithm.scored_by:
@@ -104,16 +108,19 @@ def _temperature_problems(config: RunConfig, where: str, algorithm: AlgorithmCon
         f"{algorithm.type} compares with log-probs of the reference, which engines give a prompt at temperature 1 and "
         "over the whole vocabulary only; it needs"
     )
-    # An algorithm of the run scores the environments that have none of their own.
-    concerned = {
+    settings = trained_sampling(config, _concerned(config, where))
+    temperatures = {key: value for key, value in settings.items() if key.endswith(".temperature") and value != 1}
+    for key, value in {**temperatures, **reshaping(settings)}.items():
+        yield f"{key}: {value}: {why} {NEUTRAL.get(key.rpartition('.')[2], 1)}"
+
+
+def _concerned(config: RunConfig, where: str) -> set[int]:
+    """Return the environments of an algorithm: that of the run has those that have none of their own."""
+    return {
         index
         for index, each in enumerate(config.environments)
         if where == (f"environments.{index}.algorithm" if each.algorithm else "algorithm")
     }
-    settings = trained_sampling(config, concerned)
-    temperatures = {key: value for key, value in settings.items() if key.endswith(".temperature") and value != 1}
-    for key, value in {**temperatures, **reshaping(settings)}.items():
-        yield f"{key}: {value}: {why} {NEUTRAL.get(key.rpartition('.')[2], 1)}"
 
 
 def assignment_problems(config: RunConfig) -> Iterator[str]:

@@ -2,10 +2,12 @@
 
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict
 from functools import partial
-from itertools import product, zip_longest
+from itertools import chain, product, zip_longest
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,15 +50,16 @@ def sweep(
     arms = combinations(over)
     first_seed = _checked_seed(files, overrides, arms)
     runner = partial(run_with_panel, plain=plain or as_json)
-    overrides = [*overrides, *demo_model("train", files, overrides, store, runner)]
-    configs = arm_configs(files, overrides, arms, range(first_seed, first_seed + seeds), name, store)
     failed = []
-    for config in configs:
-        try:
-            runner(config)
-        except Exception as error:  # the other runs are worth having
-            say(f"{config.name} failed: {error}")
-            failed.append(config.name)
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        overrides = [*overrides, *demo_model("train", files, overrides, store, runner)]
+        configs = arm_configs(files, overrides, arms, range(first_seed, first_seed + seeds), name, store)
+        for config in configs:
+            try:
+                runner(config)
+            except Exception as error:  # the other runs are worth having
+                say(f"{config.name} failed: {error}; the others are safe, and the same sweep again resumes it")
+                failed.append(config.name)
     reader = open_reader(configs[0].store)
     finished = [config.name for config in configs if config.name not in failed]
     by_arm = [{seed: run for seed, run in enumerate(run_names(name, arm, seeds)) if run in finished} for arm in arms]
@@ -65,8 +68,6 @@ def sweep(
         print(json.dumps(rows))
     else:
         print_results(rows, finished)
-    if failed:
-        say(f"failed: {', '.join(failed)}; the others are safe, and the same sweep again resumes these")
     return int(bool(failed))
 
 
@@ -95,6 +96,8 @@ def _checked_seed(files: Sequence[str], overrides: Sequence[str], arms: Sequence
     """Return the first seed, that of the config or 0, after every combination was checked: before a model is made."""
     from flows.runtime.resolve_run import nothing_started, requested_config
 
+    if len({*chain(*(run_names("", arm, 1) for arm in arms))}) < len(arms):
+        raise UsageError("two combinations of --over have the same values but for signs: name each value once")
     with nothing_started():
         requested = [requested_config("train", files, [*overrides, *_settings(arm)], {}) for arm in arms]
     return requested[0].seed or 0
@@ -114,13 +117,11 @@ def arm_configs(
 ) -> list["RunConfig"]:
     """Return the resolved configs of all runs: all combinations of the first seed, then of the next.
 
-    Raises UsageError for values whose runs would have one name, and what `resolve_run` raises.
+    Raises what `resolve_run` raises.
     """
     from flows.runtime.resolve_run import resolve_run
 
     names = [run_names(name, arm, len(seeds)) for arm in arms]
-    if len({of_arm[0] for of_arm in names}) < len(arms):
-        raise UsageError("two combinations of --over have the same values but for signs: name each value once")
     return [
         resolve_run("train", files, [*overrides, *_settings(arm)], name=of_arm[number], store=store, seed=seed)
         for number, seed in enumerate(seeds)

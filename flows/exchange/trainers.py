@@ -105,12 +105,19 @@ def translate(files: Sequence[str]) -> Translation:
 def _refer_to_trained(result: Translation) -> None:
     """Let evaluation environments that are trained on too be the held-out examples of those."""
     names = {key: value for key, value in result.settings.items() if NAME.fullmatch(key)}
-    trained = [value for key, value in names.items() if key.startswith("environments.")]
+    trained = {value: key.removesuffix("name") for key, value in names.items() if key.startswith("environments.")}
     own = [key for key, value in names.items() if key.startswith("evaluation.") and value in trained]
-    for place in [key.removesuffix("name") for key in own]:
+    for name, place in [(names[key], key.removesuffix("name")) for key in own]:
+        if _below(result, f"{place}taskset.") != _below(result, f"{trained[name]}taskset."):
+            result.settings[f"{place}name"] = f"{name}-eval"  # other data than that of the training
+            continue
         for key in [key for key in result.settings if key.startswith(place)]:
             if key.removeprefix(place).partition(".")[0] in ("taskset", *OF_A_TASKSET):
                 del result.settings[key]
+
+
+def _below(result: Translation, place: str) -> dict[str, Any]:
+    return {key.removeprefix(place): value for key, value in result.settings.items() if key.startswith(place)}
 
 
 def _set(result: Translation, keys: Mapping[str, Any], key: str, pattern: str, target: str) -> None:

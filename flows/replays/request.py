@@ -19,9 +19,12 @@ SERVICES = {name: next(each for each in REPLAYABLE if name in services_of(each))
 SERVICES |= {"gate": "training"}
 """Sections that no key of a stage holds, by the stage that has a use for them."""
 ANYWAY = ("prefect", "tracking")
-REGRADED = ("taskset", "harness", "runtime")
+REGRADED = ("taskset", "harness", "runtime", "group_rewards")
 """What of an environment its reward functions may see."""
-SAMPLED = ("env", "seats", "harness", "runtime", "max_turns", "address", *SamplingConfig.model_fields, *OF_OUR_SERVERS)
+SAMPLED = (
+    *("env", "seats", "harness", "runtime", "max_turns", "address", "group_rewards"),
+    *(*SamplingConfig.model_fields, *OF_OUR_SERVERS),
+)
 """What of an environment may change while its examples and assignments are the recorded ones."""
 
 

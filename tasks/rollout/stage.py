@@ -7,7 +7,7 @@ exchanged under a rollout. Called in a thread of the run; the queue samples in a
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -195,9 +195,12 @@ class Runner:
 
     def _sample(self, assignments: pa.Table, put: Put, plan: SamplingPlan) -> None:
         inputs = self.inputs
+        # A sampler of the queue is given assignments of other environments while it samples.
+        assigned = assignments["environment"]
+        names = [each.name for each in self.config.environments] if plan.weight_update else [*{*texts(assigned)}]
         # First: it imports for seconds, and an engine may be starting.
-        addresses = inputs.environments.addresses(set(texts(assignments["environment"])))
-        served = _frozen(assignments, self.config, inputs.teachers)
+        addresses = inputs.environments.addresses({*names})
+        served = _frozen(sorted(names), self.config, inputs.teachers)
         with inputs.engine.pinned(self.policy) if self.policy else nullcontext() as model:
             models = {OF_POLICY: model, **served} if model else served
             counted = EngineMetrics(models.values()) if self.count else None
@@ -217,7 +220,7 @@ class Runner:
                 isolation=self.isolation,
                 turns=inputs.turns,
                 find=inputs.environments.addresses_now,
-                score_group=self._score_group,
+                score_group=self._score_group if any(each.group_rewards for each in self.config.environments) else None,
             )
             with self._counting(counted):
                 sampler.sample(assignments, inputs.examples)
@@ -261,9 +264,8 @@ def _num_groups(assignments: pa.Table) -> Mapping[str, int]:
     return Counter(environment for environment, _ in set(groups))
 
 
-def _frozen(missing: pa.Table, config: View, teachers: TeacherService) -> dict[str, ServedModel]:
+def _frozen(names: Sequence[str], config: View, teachers: TeacherService) -> dict[str, ServedModel]:
     """Return where those are served that sample environments in place of the policy, or play single seats there."""
-    names = dict.fromkeys(texts(missing["environment"]))
     samplers = {
         name: teachers.serve(teacher)
         for name in names

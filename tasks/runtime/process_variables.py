@@ -66,13 +66,12 @@ def needed_by(environment: "EnvironmentConfig") -> tuple[str, ...]:
     """Return the secrets that the process of an environment gets: what its section names, anywhere, and its runtimes'.
 
     A taskset, a harness or a runtime names a variable that it reads (`api_key_var`, `forward_env`); what its code
-    reads without a word is named in `variables`. A teacher's key
-    is in none of them: it travels with requests.
+    reads without a word is named in `variables`. Keys of teachers and of frozen seats travel with requests.
     """
     return (
         *HUGGING_FACE,
         *environment.variables,
-        *_names_in(environment.model_dump(mode="json", exclude={"algorithm"})),
+        *_names_in(environment.model_dump(mode="json", exclude={"algorithm": True, "seats": {"__all__": {"model"}}})),
     )
 
 

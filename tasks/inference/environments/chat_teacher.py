@@ -15,7 +15,7 @@ import httpx
 from openai import OpenAIError
 from verifiers.v1.clients.base import DEFAULT_LIMITS, build_async_openai
 from verifiers.v1.clients.train import ElasticRendererPool, TrainClient, tool_to_wire
-from verifiers.v1.dialects.chat import message_to_wire
+from verifiers.v1.dialects.chat import ChatDialect, message_to_wire
 from verifiers.v1.errors import model_error
 from verifiers.v1.types import TurnTokens
 
@@ -23,6 +23,7 @@ from tasks.inference.environments.agent_runs import agent_run, request_digest
 from tasks.inference.trace_rows.demonstrations import DemonstrationRenderer, DemonstrationUnusable
 
 ROUTE = "/chat/completions"
+STREAMING = ("stream", "stream_options")
 COMPLETE = ("stop", "tool_calls")
 _free_at: defaultdict[str, float] = defaultdict(float)
 """When this process may send the next request to an address, by the monotonic clock."""
@@ -60,6 +61,10 @@ class ChatTeacher(TrainClient):  # type: ignore[misc]
         """Return the reply to one call; raises ProviderError, of status 422 for one that cannot be trained on."""
         run = agent_run(session_id)
         assert run is not None, "each call is of an agent run"
+        if not isinstance(dialect, ChatDialect):
+            raise model_error("a teacher behind a chat API answers chat completions alone", status_code=400)
+        # verifiers makes a stream of the whole reply.
+        body = {name: value for name, value in body.items() if name not in STREAMING}
         digest = request_digest(body)
         kept = (run.kept_answers or {}).get(digest)
         try:

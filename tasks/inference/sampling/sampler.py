@@ -205,7 +205,8 @@ class BatchSampler:
         if "images" in tables:
             tables |= await asyncio.to_thread(tensors_of, tables["images"], self.config.model)
         if self.score_group:  # not in the loop's own threads: a run that is stopped waits for those
-            tables = await asyncio.get_running_loop().run_in_executor(self.scoring, self.score_group, tables)
+            loop, run = asyncio.get_running_loop(), copy_context().run
+            tables = await loop.run_in_executor(self.scoring, run, self.score_group, tables)
         async with self.commit_lock:
             if self.runner.unproven is not None:  # the exchange failed, and all rollouts are being stopped
                 return

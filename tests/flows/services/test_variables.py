@@ -98,6 +98,7 @@ def test_each_service_gets_what_it_needs(tmp_path, service):
         ({"harness": {"id": "x", "forward_env": ["GITHUB_TOKEN"]}}, {"GITHUB_TOKEN"}),
         ({"runtime": {"type": "prime"}}, {"PRIME_API_KEY"}),
         ({"seats": {"b": {"runtime": {"type": "prime"}}}}, {"PRIME_API_KEY"}),
+        ({"seats": {"b": {"model": {"url": "http://b/v1", "api_key_variable": "OPENAI_API_KEY"}}}}, set()),
     ],
 )
 def test_an_environment_gets_what_its_section_names(settings, expected):
