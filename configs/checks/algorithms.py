@@ -75,7 +75,7 @@ def _teacher_problems(config: RunConfig, where: str, algorithm: AlgorithmConfig)
                 f"assignment.refill: replies of {where}.teacher.chat may fail, and their step would have fewer "
                 "rollouts; set true, so that groups of other examples take their place"
             )
-        settings = trained_sampling(config, _concerned(config, where)) if teacher.chat else ()
+        settings = trained_sampling(config, _environment_indices(config, where)) if teacher.chat else ()
         for key in settings:
             if key.rpartition(".")[2] in ENGINE_ALONE or ".extra_body." in key:
                 yield f"{key}: {where}.teacher.chat has no such field; name it in {where}.teacher.chat.settings"
@@ -108,13 +108,13 @@ def _temperature_problems(config: RunConfig, where: str, algorithm: AlgorithmCon
         f"{algorithm.type} compares with log-probs of the reference, which engines give a prompt at temperature 1 and "
         "over the whole vocabulary only; it needs"
     )
-    settings = trained_sampling(config, _concerned(config, where))
+    settings = trained_sampling(config, _environment_indices(config, where))
     temperatures = {key: value for key, value in settings.items() if key.endswith(".temperature") and value != 1}
     for key, value in {**temperatures, **reshaping(settings)}.items():
         yield f"{key}: {value}: {why} {NEUTRAL.get(key.rpartition('.')[2], 1)}"
 
 
-def _concerned(config: RunConfig, where: str) -> set[int]:
+def _environment_indices(config: RunConfig, where: str) -> set[int]:
     """Return the environments of an algorithm: that of the run has those that have none of their own."""
     return {
         index
