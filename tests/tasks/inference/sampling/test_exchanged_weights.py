@@ -13,6 +13,7 @@ from tasks.runtime.stage import Policy
 from tests.fixtures.engine_calls import paused
 from tests.fixtures.hosts import KEY, assigned, examples_of, served
 from tests.fixtures.sampled import failures, own, sample
+from tests.fixtures.waiting import PATIENCE
 
 pytestmark = pytest.mark.engine
 
@@ -38,7 +39,7 @@ class Exchanges(SamplingPlan):
         self.engine, self.policies = engine, policies
         self.versions = {key: version for version, key in enumerate(policies)}
         self.version = 0
-        self.due = threading.Event()
+        self.due, self.begun, self.resumed = threading.Event(), threading.Event(), threading.Event()
         self.ended = threading.Event()
 
     @contextmanager
@@ -58,13 +59,18 @@ class Exchanges(SamplingPlan):
                 continue
             with paused(self.engine, clear_cache=False):
                 counts = self.engine.count_tokens()
-            if counts and min(counts.values()) > ENOUGH:
-                self.due.set()
+                if counts and min(counts.values()) > ENOUGH:
+                    self.begun.clear(), self.resumed.clear()
+                    self.due.set()
+                    self.begun.wait(PATIENCE)  # paused until then: on a busy machine the replies would end
+            self.resumed.set()
 
     def is_outdated(self):
         return self.due.is_set()
 
     def update_weights(self):
+        self.begun.set()
+        self.resumed.wait(PATIENCE)
         self.version += 1
         key = list(self.policies)[self.version]
         self.engine.serve(key, self.policies[key])
