@@ -15,9 +15,9 @@ from configs.run import RunConfig, only_teachers_sample, policy_scores
 from configs.store import is_object_store
 
 LOOPBACK = "lo"
+"""The network interface that no other machine reaches: services that bind it are on the run's own."""
 PARALLEL = ("--pipeline-parallel", "-pp", "--data-parallel", "-dp")
 """How arguments of vLLM begin that make other workers than those of tensor parallelism."""
-"""The network interface that no other machine reaches: services that bind it are on the run's own."""
 
 
 def problems(config: RunConfig) -> list[str]:

@@ -58,13 +58,13 @@ class Gateway:
 
     async def _end(self, request: web.Request) -> web.Response:
         """End the rollout of a key, with a reward or an error."""
-        rollout, told = self._rollout(request), None
+        rollout, report = self._rollout(request), None
         with suppress(ValueError):
-            told = await request.json()
-        if not isinstance(told, dict) or not told.keys() <= {"reward", "error"}:
+            report = await request.json()
+        if not isinstance(report, dict) or not report.keys() <= {"reward", "error"}:
             raise web.HTTPBadRequest(text='the body is {"reward": NUMBER} or {"error": TEXT}')
         writing = self._path(rollout["id"], "new")
-        writing.write_text(json.dumps(told), encoding="utf-8")
+        writing.write_text(json.dumps(report), encoding="utf-8")
         writing.rename(self._path(rollout["id"], "end"))
         return web.json_response({"id": rollout["id"]})
 

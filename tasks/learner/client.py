@@ -3,6 +3,7 @@
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, Self
 
 from configs.services import LearnerConfig
@@ -165,13 +166,12 @@ class Learner:
         What it raises ends the transfer and the connection, and is raised.
         """
         answer = self._exchange("send_weights", {"request": "send_weights", "arguments": target})
-        try:
+        with ExitStack() as failed:
+            failed.callback(self.close)  # the learner waits for the call's end on this connection
             while "call" in answer:
                 call(*answer["call"])
                 answer = self._exchange("send_weights", {})
-        except BaseException:
-            self.close()
-            raise
+            failed.pop_all()
         _result(answer)
 
     def release(self) -> None:

@@ -22,7 +22,7 @@ from verifiers.v1.task import TaskData
 from verifiers.v1.trace import Trace
 
 PROMPT_FILE, REWARD_FILE = "prompt.txt", "reward.txt"
-REWARD = "told_reward"
+REWARD = "reported_reward"
 """The field of a trace's info with the reward that the program left, or its owner gave."""
 LIMITED = Path(__file__).with_name("limited.py")
 PASSED = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
@@ -148,10 +148,10 @@ class ProgramHarness(Harness[ProgramConfig]):
         try:
             async with asyncio.timeout(self.config.timeout_seconds):
                 await self._watch(trace, ended, stop)
-            told = {} if ended.cancelled() else json.loads(ended.result())
-            if told.get("reward") is not None:
-                note_reward(trace, told["reward"])
-            error = str(told.get("error") or "")
+            report = {} if ended.cancelled() else json.loads(ended.result())
+            if report.get("reward") is not None:
+                note_reward(trace, report["reward"])
+            error = str(report.get("error") or "")
             return ProgramResult(exit_code=int(bool(error)), stdout="", stderr=error)
         except TimeoutError:
             raise HarnessError(f"its owner did not end it within {self.config.timeout_seconds:g} s") from None
@@ -181,16 +181,16 @@ async def _appears(file: Path) -> str:
 
 
 def note_reward(trace: Trace, value: Any) -> None:
-    """Keep a reward that was told on the trace, for `told`; raise HarnessError where it is no finite number."""
+    """Keep a reported reward on the trace, for `reported_reward`; raise HarnessError where it is no finite number."""
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         trace.info[REWARD] = float(value)
     if not math.isfinite(trace.info.get(REWARD, math.nan)):
         raise HarnessError(f"the reward {value!r} is no finite number")
 
 
-async def told(trace: Trace) -> float:
+async def reported_reward(trace: Trace) -> float:
     """Return the reward that the program wrote or its owner gave; raise KeyError where there is none.
 
-    It is plugged into a taskset: `task.rewards.told.fn = "program:told"`.
+    It is plugged into a taskset: `task.rewards.reported.fn = "program:reported_reward"`.
     """
     return float(trace.info[REWARD])

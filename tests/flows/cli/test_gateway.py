@@ -20,7 +20,7 @@ from tests.fixtures.waiting import until
 
 pytestmark = pytest.mark.engine
 
-TOLD = {"answer": {"weight": 0}, "told": {"fn": "program:told"}}
+REWARDS = {"answer": {"weight": 0}, "reported": {"fn": "program:reported_reward"}}
 """The rewards of a taskset whose own one does not count."""
 PROMPTS = ("good", "failed", "silent", "no number")
 SECONDS = 12
@@ -82,8 +82,12 @@ def play(client):
     for rollout in taken.values():
         ask(client, rollout).raise_for_status()
     assert ask(client, good, stream=True).text.endswith("data: [DONE]\n\n")
-    for prompt, told in (("good", {"reward": 0.75}), ("failed", {"error": "broken"}), ("no number", {"reward": "nan"})):
-        ended = client.post("/rollouts/end", json=told, headers=bearer(taken[prompt]["api_key"]))
+    for prompt, report in (
+        ("good", {"reward": 0.75}),
+        ("failed", {"error": "broken"}),
+        ("no number", {"reward": "nan"}),
+    ):
+        ended = client.post("/rollouts/end", json=report, headers=bearer(taken[prompt]["api_key"]))
         assert ended.json() == {"id": taken[prompt]["id"]}
     refused.append(client.post("/rollouts/end", json={"reward": 1}, headers=bearer(mixed)).status_code)
     return [*refused, good]
@@ -92,7 +96,7 @@ def play(client):
 def test_rollouts_are_played_by_agents_elsewhere(small_engine, models, tmp_path):
     lines = [json.dumps({"prompt": prompt, "answer": "x"}) for prompt in PROMPTS]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines))
-    taskset = {"id": "own_data", "path": str(tmp_path / "rows.jsonl"), "task": {"rewards": TOLD}}
+    taskset = {"id": "own_data", "path": str(tmp_path / "rows.jsonl"), "task": {"rewards": REWARDS}}
     harness = {"id": "program", "gateway": str(tmp_path / "open"), "timeout_seconds": SECONDS}
     section = EnvironmentConfig(name="open", taskset=taskset, harness=harness)
     refused = []
