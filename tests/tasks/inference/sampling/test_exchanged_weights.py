@@ -39,7 +39,7 @@ class Exchanges(SamplingPlan):
         self.engine, self.policies = engine, policies
         self.versions = {key: version for version, key in enumerate(policies)}
         self.version = 0
-        self.due, self.begun, self.resumed = threading.Event(), threading.Event(), threading.Event()
+        self.due, self.served = threading.Event(), threading.Event()
         self.ended = threading.Event()
 
     @contextmanager
@@ -60,20 +60,18 @@ class Exchanges(SamplingPlan):
             with paused(self.engine, clear_cache=False):
                 counts = self.engine.count_tokens()
                 if counts and min(counts.values()) > ENOUGH:
-                    self.begun.clear(), self.resumed.clear()
+                    self.served.clear()
                     self.due.set()
-                    self.begun.wait(PATIENCE)  # paused until then: on a busy machine the replies would end
-            self.resumed.set()
+                    self.served.wait(PATIENCE)  # paused until then: on a busy machine the replies would end
 
     def is_outdated(self):
         return self.due.is_set()
 
     def update_weights(self):
-        self.begun.set()
-        self.resumed.wait(PATIENCE)
         self.version += 1
         key = list(self.policies)[self.version]
         self.engine.serve(key, self.policies[key])
+        self.served.set()
         self.ended.wait(CHECK_SECONDS)  # rollouts go on, and some end, before the sampler is told of the policy
         self.due.clear()
         served_model = ServedModel(self.engine.url, KEY, salt=key)
