@@ -56,6 +56,7 @@ MOST: dict[str, tuple[int, int]] = {
     "tasks/runtime": (8_400, 7_500),
     # samples of a prompt share rows; in flows/services large chunks of logits and longer rows: the GPU issue, as above
     "stages": (62_300, 56_500),
+    # models with experts (names of checkpoints, reloads): room of HOUSE.md for models, as in tasks/learner and tests
     # rewards of whole groups: room of HOUSE.md for agents and environments, as in configs, stages and flows/services
     "tasks/inference": (46_600, 38_000),
     "tasks/learner": (35_300, 31_000),

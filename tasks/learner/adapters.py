@@ -82,6 +82,13 @@ def attach(causal: Any, adapter: Adapter, stored: dict[str, Any]) -> None:
     """
     from peft import inject_adapter_in_model
 
+    wanted = adapter.settings.target_modules
+    experts = {name.removesuffix(".weight").rpartition(".")[2] for name in stored if ".experts." in name}
+    if isinstance(wanted, tuple) and (fused := experts & {*wanted}):
+        raise LearnerError(
+            f"training.lora.target_modules: {', '.join(sorted(fused))} are maps of experts, which are fused here and "
+            "cannot have adapters; nothing was loaded. Name maps of attention, or take all-linear, which leaves experts"
+        )
     # An adapter is put where the weight below it is. For as long, that is a number on the CPU in its place.
     base = [(module, *named) for module in causal.modules() for named in module.named_parameters(recurse=False)]
     for module, name, parameter in base:
@@ -95,7 +102,6 @@ def attach(causal: Any, adapter: Adapter, stored: dict[str, Any]) -> None:
             raise LearnerError(f"training.lora.target_modules: {error}") from error
     for module, name, parameter in base:
         setattr(module, name, parameter.requires_grad_(False))
-    wanted = adapter.settings.target_modules
     absent = {*wanted} - {*_module_names(tensors(causal))} if isinstance(wanted, tuple) else set()
     if absent:
         raise LearnerError(f"training.lora.target_modules: no linear map is named {', '.join(sorted(absent))}")

@@ -21,7 +21,7 @@ from tasks.learner.distributed import World, like, local, whole
 from tasks.learner.model import PolicyModel
 from tasks.learner.optimizer import Optimizer, OptimizerPart
 from tasks.learner.protocol import LearnerError, NoOptimizerState
-from tasks.learner.shards import file_layout, write_index, write_shards
+from tasks.learner.shards import file_layout, stored_parts, stored_shapes, write_index, write_shards
 from tasks.runtime.weights_sum import PRECISIONS, SUMS_FILE, WeightsSum, add_sums, precision_of, sum_tensor
 
 COMPANION_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".tiktoken"}
@@ -134,8 +134,8 @@ def save_rounded(
     if world.rank == 0:
         directory.mkdir(parents=True, exist_ok=True)
     world.broadcast(None)  # nobody writes before the directory is there
-    weights = own_tensors(policy.causal)
-    written = write_shards(weights, "model", directory, world, dtype=torch.bfloat16, beat=beat)
+    causal, weights = policy.causal, own_tensors(policy.causal)
+    written = write_shards(weights, "model", directory, world, dtype=torch.bfloat16, beat=beat, causal=causal)
     files = files | weights_sums(policy, world, "bfloat16")
     beat()
     state: tuple[File, ...] = ()
@@ -143,7 +143,11 @@ def save_rounded(
         named = {MASTER + name: parameter for _, name, parameter in trained_parameters(policy, optimizer)}
         state = write_shards(named | moment_tensors(policy, optimizer), OPTIMIZER_PREFIX, directory, world, beat=beat)
     if world.rank == 0:
-        write_index(file_layout(weights, "model", torch.bfloat16), written, directory)
+        layout = {
+            file: list(stored_shapes(causal, {name: weights[name] for name in names}))
+            for file, names in file_layout(weights, "model", torch.bfloat16).items()
+        }
+        write_index(layout, written, directory)
         for name, content in files.items():
             (directory / name).write_bytes(content)
         _sync(directory)
@@ -183,8 +187,9 @@ def check_stored_names(policy: PolicyModel, directory: Path) -> None:
     from safetensors import safe_open
 
     stored = {name for path in weight_paths(directory) for name in safe_open(path, "pt").keys()}  # noqa: SIM118
-    own = own_tensors(policy.causal).keys()
-    if wrong := sorted((own - stored) | (stored - set(policy.causal.state_dict()))):
+    causal = policy.causal
+    own, in_memory = (stored_shapes(causal, each).keys() for each in (own_tensors(causal), causal.state_dict()))
+    if wrong := sorted((own - stored) | (stored - in_memory)):
         raise LearnerError(
             f"training.policy_dtype is bfloat16, but {type(policy.causal).__name__} stores its weights in another form "
             f"than it trains them ({wrong[:3]}); nothing was loaded. Set training.policy_dtype=float32"
@@ -197,9 +202,12 @@ def memory_sha256(policy: PolicyModel, world: World, rounded: bool = False) -> s
         values = _gather(adapters.tensors(policy.causal), world)
         return str(world.broadcast(policy.adapter.sha256_of(values) if world.rank == 0 else None))
     if rounded:
-        return weights_digest(write_shards(own_tensors(policy.causal), "model", None, world, dtype=torch.bfloat16))
+        weights, causal = own_tensors(policy.causal), policy.causal
+        return weights_digest(write_shards(weights, "model", None, world, dtype=torch.bfloat16, causal=causal))
     weights = _gather(own_tensors(policy.causal), world)
-    digest = tensors_sha256({name: tensor.numpy() for name, tensor in weights.items()}) if world.rank == 0 else None
+    parts = [stored_parts(policy.causal, name, tensor) for name, tensor in weights.items()]
+    arrays = {name: tensor.numpy() for each in parts for name, tensor in each.items()}
+    digest = tensors_sha256(arrays) if world.rank == 0 else None
     return str(world.broadcast(digest))
 
 

@@ -23,6 +23,8 @@ from tasks.learner.recompute import recompute_layers
 from tasks.learner.rows import Row, RowPart
 from tasks.learner.vision import SeenImages, decoder_inputs, grid_positions, merge_size, tower_of
 
+EXPERTS = ".experts."
+"""Part of the names of the matrices of experts, which are fused: (experts, outputs, inputs) or the other way round."""
 HEAD_TOLERANCE = 1e-3
 """Largest difference between log-probs of the head's product and the model's own."""
 LEAK_TOLERANCE = 1e-3
@@ -201,6 +203,9 @@ def _place(
             f"{setting}: models that see are trained whole and with whole rows; nothing was loaded. Leave {setting} out"
         )
     causal.config.use_cache = False
+    if any(EXPERTS in name for name, _ in causal.named_parameters()):
+        # On a GPU the products of all experts are one kernel; on the CPU each expert is faster by itself.
+        causal.set_experts_implementation("eager" if device.type == "cpu" else "grouped_mm")
     causal.tie_weights()
     if adapter:
         adapters.attach(causal, adapter, stored)

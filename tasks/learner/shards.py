@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save, save_file
@@ -35,12 +36,13 @@ def write_shards(
     *,
     dtype: torch.dtype | None = None,
     beat: Callable[[], None] = lambda: None,
+    causal: Any = None,
 ) -> tuple[File, ...]:
     """Write tensors, sharded as they are, into the files `prefix-NUMBER-of-COUNT.safetensors`; return all of these.
 
     All ranks call this together; each file is written and synced to disk by one of them. With `dtype` floating-point
     values are rounded to it. Without a directory nothing is written: for the digests of what would be. `beat` is
-    called after each file.
+    called after each file. Weights of a `causal` model are written as `stored_parts`.
     """
     layout = file_layout(tensors, prefix, dtype)
     on_gpu = any(tensor.is_cuda for tensor in tensors.values())
@@ -50,9 +52,10 @@ def write_shards(
             mine = number % world.size == world.rank
             # On a GPU the content is complete after `copied`: nobody computes meanwhile, so one stream is enough.
             content = {
-                each: full.contiguous().to("cpu", non_blocking=True)
+                stored: part.contiguous().to("cpu", non_blocking=True)
                 for each, full in gather_whole(tensors, members, dtype, world)
                 if mine
+                for stored, part in stored_parts(causal, each, full).items()
             }
             if mine:
                 if len(own) >= WRITERS:  # not more in memory than is being written
@@ -86,6 +89,25 @@ def write_index(layout: Mapping[str, Sequence[str]], files: Sequence[File], dire
         "weight_map": {name: file for file, names in layout.items() for name in names},
     }
     (directory / INDEX_FILE).write_text(json.dumps(content, indent=2, sort_keys=True) + "\n")
+
+
+def stored_parts(causal: Any, name: str, tensor: Tensor) -> dict[str, Tensor]:
+    """Return what a weight of a model in memory, whole, is in files and engines, by name: experts are apart there.
+
+    These are views. transformers fuses matrices when it reads a model, and has the way back.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    return {name: tensor} if causal is None else dict(revert_weight_conversion(causal, {name: tensor}))
+
+
+def stored_shapes(causal: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """Return `stored_parts` of all tensors, sharded as they are, without memory: for names, shapes and types."""
+    empty = {
+        name: torch.empty(tensor.shape, dtype=stored_type(tensor, dtype), device="meta")
+        for name, tensor in tensors.items()
+    }
+    return {stored: part for name, each in empty.items() for stored, part in stored_parts(causal, name, each).items()}
 
 
 def stored_type(tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tasks.learner.model import PolicyModel
+from tasks.learner.model import EXPERTS, PolicyModel
 from tasks.learner.rows import Row, RowPlan
 
 PEAKS: dict[str, float] = tomllib.loads(Path(__file__).with_name("peaks.toml").read_text("utf-8"))
@@ -55,16 +55,19 @@ class Cost:
 
 
 def training_cost(policy: PolicyModel) -> Cost | None:
-    """Return what a policy costs; None of one whose layers have more than matrices, of which a token may use a part."""
+    """Return what a policy costs, of experts those that a token uses; None for layers with other than matrices."""
     layers, config = policy.layers(), policy.causal.config.get_text_config()
-    parameters = list(layers.parameters())
-    if any(parameter.ndim > 2 for parameter in parameters):
+    # Biases of experts have two dimensions.
+    parameters = [parameter for name, parameter in layers.named_parameters() if not name.endswith("bias")]
+    experts = [parameter for name, parameter in layers.named_parameters() if EXPERTS in name and parameter.ndim == 3]
+    if sum(parameter.ndim > 2 for parameter in parameters) > len(experts):
         return None
     matrices = [parameter for parameter in parameters if parameter.ndim == 2]
     head = policy.causal.get_output_embeddings().weight
     heads = config.num_attention_heads
     width = heads * (getattr(config, "head_dim", None) or config.hidden_size // heads)
     of_tokens = sum(_each(matrix) for matrix in matrices)
+    of_tokens += sum(_each(matrix) * config.num_experts_per_tok / matrix.shape[0] for matrix in experts)
     return Cost(of_tokens, 6.0 * len(layers) * width, _each(head), policy.shares_prefixes)
 
 

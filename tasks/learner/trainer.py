@@ -27,7 +27,6 @@ from tasks.learner.checkpoint import (
     companions,
     load_optimizer,
     memory_sha256,
-    own_tensors,
     probe_tokens,
     save_policy,
     save_rounded,
@@ -257,7 +256,7 @@ class Trainer:
             from tasks.learner.weight_sender import PolicySource, WeightSender
 
             self._sender = self._sender or WeightSender()
-            source = PolicySource(own_tensors(loaded.policy.causal), dtype, self._world)
+            source = PolicySource(loaded.policy.causal, dtype, self._world)
             self._sender.send(source, ask, **target)
         except Exception as error:
             if self._world.size > 1:

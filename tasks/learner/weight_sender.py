@@ -31,8 +31,9 @@ from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo, NCCLWeightTransferUpdateInfo
 from vllm.distributed.weight_transfer.packed_tensor import DEFAULT_PACKED_BUFFER_SIZE_BYTES
 
+from tasks.learner.checkpoint import own_tensors
 from tasks.learner.distributed import World
-from tasks.learner.shards import gather_whole, stored_type
+from tasks.learner.shards import gather_whole, stored_parts, stored_shapes
 from tasks.runtime.process_variables import bind_address
 
 GLOO_SECONDS = timedelta(seconds=30)
@@ -44,20 +45,22 @@ Ask = Callable[[str, Mapping[str, Any]], None]
 
 
 class PolicySource(WeightSource):
-    """The tensors of a policy as they are published, in order of name."""
+    """The tensors of a policy as they are published, in order of their names in memory."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], dtype: torch.dtype | None, world: World) -> None:
-        self._tensors, self._dtype, self.world = tensors, dtype, world
+    def __init__(self, causal: Any, dtype: torch.dtype | None, world: World) -> None:
+        self._causal, self._dtype, self.world = causal, dtype, world
+        self._tensors = dict(sorted(own_tensors(causal).items()))
 
     def metadata(self) -> list[ParamMeta]:
         """Return name, type and whole shape of each tensor."""
-        named = ((name, self._tensors[name]) for name in sorted(self._tensors))
-        return [ParamMeta(name, stored_type(tensor, self._dtype), tuple(tensor.shape)) for name, tensor in named]
+        stored = stored_shapes(self._causal, self._tensors, self._dtype)
+        return [ParamMeta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in stored.items()]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         """Yield whole tensors: a collective of all ranks."""
-        for name, tensor in gather_whole(self._tensors, sorted(self._tensors), self._dtype, self.world):
-            yield name, tensor.contiguous()
+        for name, whole in gather_whole(self._tensors, list(self._tensors), self._dtype, self.world):
+            for stored, tensor in stored_parts(self._causal, name, whole).items():
+                yield stored, tensor.contiguous()
 
 
 class WeightSender:

@@ -30,6 +30,7 @@ NUM_SLOTS = 2
 """Adapters that one batch may mix, beside the base: the learner's and one that is frozen."""
 MOST_IMAGES = 32
 """Images of one prompt."""
+EXPERT_WEIGHT = re.compile(r"\.experts\.|\.(gate|router)\.weight$")
 LAYER_WEIGHT = re.compile(r"\.layers\.\d+\..*?([^.]+)\.weight$")
 ADAPTER_ENVIRONMENT = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 
@@ -149,11 +150,11 @@ def adapter_arguments(settings: "LoraConfig", directory: str | Path) -> list[str
 
 
 def linear_maps(directory: str | Path) -> list[str]:
-    """Return the last parts of the names of all matrices in a model's layers."""
+    """Return the last parts of the names of all linear maps in a model's layers; experts and their routers are none."""
     names = set()
     for file in weight_files(Path(directory)):
         for name, entry in read_header(file)[0].items():
             match = LAYER_WEIGHT.search(name)
-            if match and len(entry["shape"]) == 2:
+            if match and len(entry["shape"]) == 2 and not EXPERT_WEIGHT.search(name):
                 names.add(match[1])
     return sorted(names)

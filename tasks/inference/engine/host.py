@@ -175,6 +175,7 @@ def main(argv: Sequence[str]) -> None:
         add_routes()
         if _is_cpu_build():
             patches.keep_packed_checksums()
+            patches.pack_experts_again()
             register_gloo()
             register_architectures(arguments.model)
             if arguments.enable_lora:

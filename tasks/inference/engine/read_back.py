@@ -119,6 +119,7 @@ def _own_parts(module: Any, name: str, weight: Any) -> list[Any]:
     """
     from vllm.distributed import get_tensor_model_parallel_rank
     from vllm.model_executor.layers import linear, vocab_parallel_embedding
+    from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 
     if isinstance(module, vocab_parallel_embedding.VocabParallelEmbedding):
         return [weight[: module.shard_indices.num_org_elements]]
@@ -128,7 +129,9 @@ def _own_parts(module: Any, name: str, weight: Any) -> list[Any]:
         return [query, *(keys_values if module.tp_rank % module.num_kv_head_replicas == 0 else [])]
     # A bias of a matrix that is split by its input is added once, and every worker has it whole.
     split_by_input = isinstance(module, linear.RowParallelLinear) and name == "weight"
-    if split_by_input or (isinstance(module, linear.ColumnParallelLinear) and module.tp_size > 1):
+    # Experts are split by their inner width, or dealt to workers whole.
+    experts = isinstance(module, RoutedExperts) and name != "w2_bias"
+    if split_by_input or experts or (isinstance(module, linear.ColumnParallelLinear) and module.tp_size > 1):
         return [weight]
     return [] if get_tensor_model_parallel_rank() else [weight]
 
