@@ -176,10 +176,12 @@ class Engine:
     ) -> None:
         require_readable(Path(directory))
         try:
-            # One that sleeps is paused already, and continues when it has its KV cache.
+            # One that sleeps is paused already, and continues when it has its KV cache. vLLM says that one sleeps that
+            # is only paused, by a process that died, and this one is awake after the first call.
             if asleep:
                 self._wake("weights")
-            else:
+                asleep = self.is_sleeping()
+            if not asleep:
                 self._post("/pause", params={"mode": "keep", "clear_cache": str(recompute).lower()})
             is_external = self.count_tokens() is None
             self._set_weight_version("")

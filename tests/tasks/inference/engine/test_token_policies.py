@@ -91,6 +91,16 @@ def test_a_request_goes_on_with_its_own_random_numbers(small_engine, models, rec
     assert all(len(answer.policies or ()) == 3 for answer in answers)
 
 
+def test_an_engine_whose_process_died_between_pause_and_resume_serves_the_next_policy(
+    small_engine, models
+):
+    small_engine.serve("before", models["a"])
+    small_engine._post("/pause", params={"mode": "keep"})
+    small_engine.serve("after", models["b"])
+    (answer,) = answers_to(small_engine, [body(1)], {POLICIES_HEADER: "1"})
+    assert not small_engine.is_paused() and answer.policies == [["after", 12]]
+
+
 def test_tokens_are_counted_while_the_engine_is_paused(small_engine, models):
     small_engine.serve("counted", models["a"])
     with pytest.raises(EngineError, match="while the engine is paused"):

@@ -23,8 +23,8 @@ BOUND = 1e-3
 """Of the probe, in float32."""
 ENOUGH = 12
 """Tokens of every request in flight before weights are exchanged under them."""
-
-
+LENGTH = 90
+"""Tokens of a reply: most of them are sampled after the exchange, also where it takes a busy machine long."""
 CHECK_SECONDS = 0.3
 """As long as it takes to check the new weights."""
 
@@ -96,7 +96,7 @@ def test_rows_say_which_policy_sampled_each_token(small_engine, models, view, ad
     small_engine.serve("old", policies["old"])
     exchanges = Exchanges(small_engine, policies)
     with exchanges.watched():
-        config, old = view(SORT, max_tokens=60), Policy("old", 0)
+        config, old = view(SORT, max_tokens=LENGTH), Policy("old", 0)
         groups = sample(small_engine.url, address, config, rows, examples, policy=old, plan=exchanges)
     # A group that ended before the first exchange is of one policy.
     tables = {name: [group[name] for group in groups.values() if name in group] for name in TABLES}
