@@ -91,9 +91,7 @@ def test_a_request_goes_on_with_its_own_random_numbers(small_engine, models, rec
     assert all(len(answer.policies or ()) == 3 for answer in answers)
 
 
-def test_an_engine_whose_process_died_between_pause_and_resume_serves_the_next_policy(
-    small_engine, models
-):
+def test_an_engine_whose_process_died_between_pause_and_resume_serves_the_next_policy(small_engine, models):
     small_engine.serve("before", models["a"])
     small_engine._post("/pause", params={"mode": "keep"})
     small_engine.serve("after", models["b"])
