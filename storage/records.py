@@ -112,6 +112,9 @@ STARTS = ("started", "resumed")
 """The events after which a run is at work, or its process died without a word."""
 LOST = "lost"
 """The event of a service that ended unasked while a run was at work: it says nothing of the run's own state."""
+JOIN, LEAVE, LEFT = "join", "leave", "left"
+"""The events of engines that come to a run, are to leave it, and have left it; their message is the engine's URL."""
+SERVICE_EVENTS = (LOST, JOIN, LEAVE, LEFT)
 PROCESS = "process "
 """How the stored message of a start or resumption begins; the identity of the run's process follows."""
 MAX_SUGGESTIONS = 5
@@ -147,7 +150,7 @@ class Runs(CachedTable):
     def __init__(self, root: Root) -> None:
         super().__init__(root)
         self._events: dict[str, list[Event]] = {}
-        self._lost: dict[str, list[Event]] = {}
+        self._of_services: dict[str, list[Event]] = {}
 
     def record(
         self,
@@ -171,7 +174,7 @@ class Runs(CachedTable):
         """
         before = self._events_of(run)
         # Just after the newest event of the store: the order of events is that of their commits.
-        newest = [events[-1].at for each in (self._events, self._lost) for events in list(each.values())]
+        newest = [events[-1].at for each in (self._events, self._of_services) for events in list(each.values())]
         if (kind is None or config is None) and not before:
             raise RunUnknown(f"run {run!r} has no earlier event to take kind and config from", do="give both")
         recorded = Event(
@@ -193,10 +196,22 @@ class Runs(CachedTable):
         return recorded
 
     def lost_services(self, run: str) -> list[Event]:
-        """The services that a run lost, in order of time; `events` has none of them."""
+        """The services that a run lost, in order of time."""
+        return [event for event in self.service_events(run) if event.event == LOST]
+
+    def joined_engines(self, run: str) -> list[str]:
+        """The URLs of the engines that have joined a run and were not told to leave it, in order of time."""
+        return [url for url, event in self.engine_events(run).items() if event == JOIN]
+
+    def engine_events(self, run: str) -> dict[str, str]:
+        """By URL of each engine that has ever joined a run, the last of its events."""
+        return {event.message: event.event for event in self.service_events(run) if event.event != LOST}
+
+    def service_events(self, run: str) -> list[Event]:
+        """The events of a run's services in order of time; `events` has none of them."""
         with self._lock:
             self._refresh()
-            return list(self._lost.get(run, []))
+            return list(self._of_services.get(run, []))
 
     def events(self, run: str) -> list[Event]:
         """The events of a run in order of time; RunUnknown if there are none."""
@@ -257,7 +272,8 @@ class Runs(CachedTable):
         event = replace(record, config=json.loads(str(record.config)))
         if event.event in STARTS and event.message.startswith(PROCESS):
             event = replace(event, process=event.message.removeprefix(PROCESS), message="")
-        before = (self._lost if event.event == LOST else self._events).setdefault(event.run, [])
+        events = self._of_services if event.event in SERVICE_EVENTS else self._events
+        before = events.setdefault(event.run, [])
         if event not in before:  # a compacted file repeats what was read before
             insort(before, event, key=lambda each: each.at)
 

@@ -48,6 +48,8 @@ FOLDERS = {
 """The beginnings of the paths that a folder counts; a file belongs to the longest that fits."""
 MOST: dict[str, tuple[int, int]] = {
     # environments that are only evaluated on: room of HOUSE.md for agents and environments, as in flows and tests
+    # engines that join or leave a running run: the same room, in configs, storage, tasks/inference, flows/services,
+    # flows/cli and tests
     # settings of sampling by environment, seat and evaluation, and in flows/cli their warnings: room for agents
     # policies sent from memory to memory: room of HOUSE.md for the GPU issue, in configs, tasks/inference,
     # tasks/learner, flows/services and tests

@@ -127,6 +127,12 @@ def _engine_problems(config: RunConfig) -> Iterator[str]:
         yield "engine.quantization: an engine of others (engine.url) has its own; set it there, and here null"
     if config.engine.quantization and config.engine.dtype == "float32":
         yield "engine.quantization: fp8 quantises weights in half precision alone; leave engine.dtype at auto"
+    least, most = config.engine.bounds
+    if not 1 <= least <= config.engine.num_replicas <= most:
+        yield (
+            f"engine.replicas: {config.engine.replicas} does not fit a run that begins with "
+            f"{config.engine.num_replicas} engines; write a number from 1 on, or the fewest and the most, as [1, 4]"
+        )
 
 
 def _placement_problems(config: RunConfig) -> Iterator[str]:
@@ -135,7 +141,7 @@ def _placement_problems(config: RunConfig) -> Iterator[str]:
     if learner and len(learner) < config.learner.processes:
         yield f"learner.gpus: {config.learner.gpus!r} are fewer than learner.processes, {config.learner.processes}"
     here = config.training.device == "cuda" and not config.engine.url and config.placement.services == "local"
-    replicas = config.engine.replicas if here else 1
+    replicas = config.engine.num_replicas if here else 1
     if replicas > 1 and (not engine or len(engine) % replicas):
         yield (
             f"engine.replicas: {replicas} need GPUs of their own, as many for each, and engine.gpus is "
@@ -161,6 +167,7 @@ def _transfer_problems(config: RunConfig) -> Iterator[str]:
     right = {"cpu": "gloo", "auto": way}.get(device, "nccl" if several or not config.shares_gpu else "ipc")
     unfit = {
         "the engine is someone else's (engine.url)": engine.url,
+        "engines may join (engine.replicas is a range)": engine.is_elastic,
         "training.lora publishes adapters": config.training.lora,
         f"no checksum proves {others or engine.dtype}": others or engine.dtype == "float16",
         f"{device} with engine.gpus {engine.gpus!r} and learner.gpus {config.learner.gpus!r} takes {right}": way

@@ -101,6 +101,7 @@ def describe(reader: "StoreReader", run: str, event: "Event") -> Row:
         "process": f"{event.pid} on {event.host}",
         "waits_at_gate": _gate_step(event.config.get("gate"), list(history.steps.values())),
         "services": dict(reversed(services)),  # the first of several processes started the others
+        "joined_engines": reader.store.runs.joined_engines(run),
     }
 
 

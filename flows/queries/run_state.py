@@ -8,10 +8,10 @@ from typing import Any
 
 from flows.queries.store_reader import StoreReader
 from flows.services.ownership import live_processes, writer_alive
-from storage.records import LOST, STARTS, Event
+from storage.records import SERVICE_EVENTS, STARTS, Event
 
 GONE = "its process is gone"
-CALM = ("interrupted", "evicted", "cancelled", "removed", LOST)
+CALM = ("interrupted", "evicted", "cancelled", "removed", *SERVICE_EVENTS)
 """Ends that somebody or something chose; what was done by then is kept."""
 
 

@@ -151,11 +151,11 @@ def overview(reader: StoreReader, run: str, steps: Sequence[RecordedStep]) -> di
 
 
 def events(reader: StoreReader, run: str) -> list[dict[str, Any]]:
-    """Return the events of a run, lost services among them, as plain values: event, at, step, message.
+    """Return the events of a run, those of its services among them, as plain values: event, at, step, message.
 
     Raises NotThere.
     """
     reader.frames(run)
     names, runs = ("event", "at", "step", "message"), reader.store.runs
-    found = sorted([*runs.events(run), *runs.lost_services(run)], key=attrgetter("at"))
+    found = sorted([*runs.events(run), *runs.service_events(run)], key=attrgetter("at"))
     return [{name: getattr(each, name) for name in names} for each in found]

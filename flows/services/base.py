@@ -54,7 +54,8 @@ class Supervisor:
         self._handles: list[Handle] = []
         self._open = ExitStack()
         """Ends the thread that keeps logs and removes the scratch directories."""
-        self._closed = threading.Event()
+        self.closed = threading.Event()
+        """Set when the services are being ended."""
         self._listeners: list[Callable[..., None]] = []
 
     def __enter__(self) -> "Supervisor":
@@ -69,14 +70,14 @@ class Supervisor:
         keeper = threading.Thread(target=self._keep_logs, name="logs of services", daemon=True)
         keeper.start()
         self._open.callback(keeper.join)
-        self._open.callback(self._closed.set)  # the last one first
+        self._open.callback(self.closed.set)  # the last one first
         return self
 
     def start(self, spec: ServiceSpec) -> Handle:
         """Start a process, or adopt an external service; returns at once, see `Handle.wait`."""
         assert all(handle.spec.name != spec.name for handle in self._handles), f"two services named {spec.name!r}"
         spec = replace(spec, env={"TMPDIR": str(self._temporary), **spec.env})
-        self._handles.append(Handle(spec, self._tell))
+        self._handles.append(Handle(spec, self.tell))
         return self._handles[-1]
 
     @cached_property
@@ -111,14 +112,15 @@ class Supervisor:
     def _keep_logs(self) -> None:
         ended = False
         while not ended:
-            ended = self._closed.wait(LOOK_SECONDS)  # then they are looked at once more
+            ended = self.closed.wait(LOOK_SECONDS)  # then they are looked at once more
             for log in [handle.spec.log for handle in self._handles]:  # a list: services are started meanwhile
                 try:
                     keep_newest(log, LOG_BYTES)
                 except OSError:
                     _log.warning("cannot bound the log %s", log, exc_info=True)
 
-    def _tell(self, event: str, **facts: Any) -> None:
+    def tell(self, event: str, **facts: Any) -> None:
+        """Call all listeners with an event, see `subscribe`."""
         for listener in list(self._listeners):
             listener(event, **facts)
 

@@ -23,14 +23,14 @@ create table ledger (
 create table runs (
     run varchar,  -- the run; the only partition
     event varchar,  -- started, resumed, finished, failed, interrupted, evicted, refused, cancelled, crashed or
-        -- removed; or lost, of a service of the run that ended unasked
+        -- removed; or lost, of a service of the run that ended unasked; join, leave or left, of an engine
     at timestamptz,  -- when, but never before an event that was committed earlier
     kind varchar,  -- train, sft, evaluate or replay
     config varchar,  -- the resolved config as JSON; secrets never
     parent_run varchar null,  -- the run this one branches off
     step bigint,  -- the step the event speaks of
     message varchar,  -- where it did not end well: what happened, what is safe; of a loss: which service, its end,
-        -- which restart; of a start or resumption: `process BOOT_ID:PID:START_TICKS`
+        -- which restart; of an engine that joins or leaves: its URL; of a start or resumption: `process BOOT_ID:PID:START_TICKS`
     flow_run varchar null,  -- the Prefect flow run
     host varchar,  -- where the run ran
     pid bigint,  -- the process

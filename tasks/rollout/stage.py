@@ -219,7 +219,8 @@ class Runner:
                 plan=plan,
                 isolation=self.isolation,
                 turns=inputs.turns,
-                find=inputs.environments.addresses_now,
+                find=[inputs.environments.addresses_now, *([inputs.engine.addresses_now] if model else [])],
+                load=counted.load if counted else None,
                 score_group=self._score_group if any(each.group_rewards for each in self.config.environments) else None,
             )
             with self._counting(counted):

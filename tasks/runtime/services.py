@@ -41,6 +41,13 @@ class EngineService(Protocol):
         """
         ...
 
+    def addresses_now(self, known: Collection[str]) -> Mapping[str, Collection[str]]:
+        """Return where the pinned policy is served now, under its empty name; engines of `known` URLs are not asked.
+
+        An engine that has joined the run, or is back, is given the policy first, and checked.
+        """
+        ...
+
 
 class TeacherService(Protocol):
     """The engines of frozen models (`flows.services.teachers`)."""

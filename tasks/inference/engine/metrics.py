@@ -56,6 +56,8 @@ class EngineMeter:
 
     def __init__(self) -> None:
         self._last: tuple[dict[Series, float], float | None] | None = None
+        self.latest: dict[str, float] = {}
+        """Its gauges at the last reading, by name."""
         self.reset()
 
     def reset(self) -> None:
@@ -82,6 +84,7 @@ class EngineMeter:
                 # A counter that is new on the page began at zero, too.
                 self._totals[series[0]] += value - (0.0 if is_restarted else before.get(series, 0.0))
         self._last = counters, started
+        self.latest = gauges
         for name, value in gauges.items():
             self._gauges[name].append(value)
         return True
@@ -155,7 +158,7 @@ class EngineMetrics:
 
     def read(self) -> None:
         """Read each page once; an engine that does not answer is noted, and one without counters is left out."""
-        pages = {url: read_page(url, api_key) for url, api_key in self._engines.items()}
+        pages = {url: read_page(url, api_key) for url, api_key in [*self._engines.items()]}
         with self._lock:
             self._read_at = time.monotonic()
             for url, page in pages.items():
@@ -164,6 +167,14 @@ class EngineMetrics:
                 elif not self.meters[url].add(page):
                     del self._engines[url]
                     _log.warning("the engine at %s counts nothing under /metrics: steps have no metrics of it", url)
+
+    def load(self, url: str) -> tuple[float, float]:
+        """Return an engine's requests and the used share of its KV cache, as last read; one that is new is read on."""
+        with self._lock:
+            if url not in self.meters:
+                self._engines[url], self.meters[url] = next(iter(self._engines.values()), ""), EngineMeter()
+            latest = self.meters[url].latest
+        return latest.get("running", 0.0) + latest.get("waiting", 0.0), latest.get("cache_use", 0.0)
 
     def take(self) -> pa.Table:
         """Return what was measured up to the last reading, and measure on from there; no rows where it is the same.

@@ -89,11 +89,11 @@ class ServiceWatch:
 
         async with AsyncExitStack() as stack:
             clients: dict[str, httpx.AsyncClient] = {}
-            for url, api_key in self.engines.items():
-                client = httpx.AsyncClient(**client_options(url, api_key, SILENT_SECONDS))
-                clients[url] = await stack.enter_async_context(client)
             while True:
                 self._ask_now.clear()
+                for url in self.engines.keys() - clients:
+                    client = httpx.AsyncClient(**client_options(url, self.engines[url], SILENT_SECONDS))
+                    clients[url] = await stack.enter_async_context(client)
                 await asyncio.gather(*(self._ask_engine(url, clients[url]) for url in self.engines))
                 self._asked.set()
                 self._asked = asyncio.Event()
@@ -122,8 +122,12 @@ class ServiceWatch:
         if self._lost or not self._reassign(lost):
             self._lost = self._lost or lost
             raise self._lost
-        self.engines.pop(lost.address, None)
-        self.clock.note_answer(lost.address)
+        self.forget(lost.address)
+
+    def forget(self, url: str) -> None:
+        """Watch an engine no more."""
+        self.engines.pop(url, None)
+        self.clock.note_answer(url)
 
     async def _ask_engine(self, url: str, client: "httpx.AsyncClient") -> None:
         """Ask the API server whether the engine behind it lives, and that engine whether it gets on."""

@@ -156,6 +156,7 @@ class RolloutRunner:
                 await self.watch.wait_for_engines()
                 if self.watch.clock.num_silences > num_silences:
                     continue  # not this rollout's failure: an engine did not answer meanwhile
+                self.servers.require_present(placed)  # nor is it where that engine is lost
             attempt += 1
             if failure is None or attempt == self.config.rollout.max_attempts or not failure.retryable:
                 break

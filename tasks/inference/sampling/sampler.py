@@ -28,7 +28,7 @@ from tasks.inference.sampling.episode_rows import Rows
 from tasks.inference.sampling.limits import GroupQuota, SamplingPlan, StoppedEarly, WeightUpdate, straggler_failure
 from tasks.inference.sampling.lost_servers import ServiceLost, ServiceWatch
 from tasks.inference.sampling.rollout_runner import RolloutRunner
-from tasks.inference.sampling.server_pool import CrashesServers, FindServers, ServerPool
+from tasks.inference.sampling.server_pool import CrashesServers, FindServers, ReplicaLoad, ServerPool
 from tasks.inference.trace_rows.image_tensors import tensors_of
 from tasks.inference.trace_rows.rows import Row, trace_tables
 from tasks.runtime.refs import Policy
@@ -59,7 +59,8 @@ class BatchSampler:
     and model. Every assignment ends as at least one traces row: a failed rollout is a row with its error. Groups are
     handed over one at a time, from a separate thread. `addresses` are those of each environment's servers;
     `score_group` returns a group's tables with the rewards that the group as a whole is given.
-    `find` gives servers that are started again. `turns` takes and has the turns that are not sampled again.
+    `find` give servers and engines that are new or started again, `load` what an engine says of its load. `turns` takes
+    and has the turns that are not sampled again.
     """
 
     def __init__(
@@ -74,7 +75,8 @@ class BatchSampler:
         plan: SamplingPlan | None = None,
         isolation: CrashIsolation | None = None,
         turns: TurnCache | None = None,
-        find: FindServers | None = None,
+        find: Sequence[FindServers] = (),
+        load: ReplicaLoad | None = None,
         score_group: Callable[[Tables], Tables] | None = None,
     ) -> None:
         self.score_group, self.scoring = score_group, ThreadPoolExecutor(1)
@@ -85,7 +87,8 @@ class BatchSampler:
         urls = of_policy.urls if of_policy else ()
         # Weights that are exchanged under rollouts are so at all replicas that began them.
         spares_replicas = plan.weight_update != "keep"
-        self.servers = ServerPool(addresses, isolation or CrashIsolation(), urls, spares_replicas)
+        least = config.engine.bounds[0]
+        self.servers = ServerPool(addresses, isolation or CrashIsolation(), urls, spares_replicas, least, load)
         silent_seconds = max(config.engine.hang_seconds, SERVE_SECONDS)
         self.watch = ServiceWatch(engines.values(), self.servers.addresses, self.servers.reassign, silent_seconds)
         # An adapter has its own name at the engine, so no rollout continues with another policy.
@@ -132,8 +135,8 @@ class BatchSampler:
             watching.create_task(self.watch.run())
             watching.create_task(self.watch.follow_engines())
             watching.create_task(self.watch.clock.run())
-            if self.find:
-                watching.create_task(self.servers.follow_servers(self.find, self.watch.lose))
+            for find in self.find:
+                watching.create_task(self.servers.follow(find, self.watch))
 
     async def _sample_groups(self, assignments: pa.Table, examples: pa.Table) -> None:
         async with asyncio.TaskGroup() as running:

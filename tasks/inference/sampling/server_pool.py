@@ -3,7 +3,8 @@
 BatchSampler makes one for a batch and calls it in its event loop; ServiceWatch tells it of losses. A rollout is one
 request to an environment server, an episode with all its agents; nothing is scored for a whole group, so members of a
 group may be at different servers. They share a replica of the engine, which shares the states of their prompt. Rollouts
-of a lost server or replica are played again at others. Seeds belong to assignments, so tokens depend on neither.
+of a lost server or replica are played again at others. A replica that is to leave keeps the rollouts that it has.
+Seeds belong to assignments, so tokens depend on neither.
 A rollout that may have crashed its servers (CrashIsolation) is played alone, after all others.
 """
 
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tasks.inference.engine.client import OF_POLICY
 from tasks.inference.sampling.crash_isolation import CrashIsolation, InFlightRollout
-from tasks.inference.sampling.lost_servers import ServiceLost
+from tasks.inference.sampling.lost_servers import ServiceLost, ServiceWatch
 from tasks.inference.trace_rows.failures import Failure
 from tasks.inference.trace_rows.rows import Row
 
@@ -24,10 +25,14 @@ if TYPE_CHECKING:
     from verifiers.v1.episode import WireEpisode
     from verifiers.v1.serve.client import EnvClient
 
+MIN_FREE = 0.01
+"""Of a KV cache: a full one gets rollouts last."""
 FOLLOW_SECONDS = 1.0
 """Between two looks for servers that were started again."""
-FindServers = Callable[[Collection[str]], Mapping[str, Sequence[str]]]
-"""Returns the addresses of running servers by environment; servers at the addresses of the argument are not probed."""
+FindServers = Callable[[Collection[str]], Mapping[str, Collection[str]]]
+"""Returns the addresses of running servers by environment, or of engines; those of the argument are not probed."""
+ReplicaLoad = Callable[[str], tuple[float, float]]
+"""Returns what an engine says of itself: its requests, and the used share of its KV cache."""
 Result = TypeVar("Result")
 
 _log = logging.getLogger("stagecoach")
@@ -48,7 +53,8 @@ class CrashesServers(Exception):
 class ServerPool:
     """Servers by environment and replicas of the policy's engine, with the rollouts in flight at each.
 
-    Without `spares_replicas` the loss of a replica is the loss of the engine.
+    Without `spares_replicas` the loss of a replica is the loss of the engine, and so is one that leaves fewer than
+    `least`.
     """
 
     def __init__(
@@ -57,6 +63,8 @@ class ServerPool:
         isolation: CrashIsolation,
         replicas: Sequence[str] = (),
         spares_replicas: bool = True,
+        least: int = 1,
+        load: ReplicaLoad | None = None,
     ) -> None:
         self.addresses = {name: list(of_name) for name, of_name in {**addresses, OF_POLICY: replicas}.items()}
         """Servers that rollouts may go to, by environment; replicas of the policy's engine under OF_POLICY."""
@@ -65,7 +73,9 @@ class ServerPool:
         self.num_placed = Counter[tuple[str, str]]()
         """Rollouts that each server has got so far, by environment and address."""
         self.isolation = isolation
-        self._spares_replicas = spares_replicas
+        self._spares_replicas, self._least, self._load = spares_replicas, least, load
+        self._leaving = set[str]()
+        """Replicas that get no more rollouts, until those that they have are ended."""
         self._replica_of: dict[str, str] = {}
         """By group in flight."""
         self._others = set[str]()
@@ -150,10 +160,16 @@ class ServerPool:
         self.num_placed[environment, rollout.server] += 1
 
     def _replica(self, group_id: str) -> str:
+        """Return the replica of a group; a new one goes where fewest requests share the free part of the KV cache."""
         replicas = self.addresses[OF_POLICY]
         if self._replica_of.get(group_id) not in replicas:
-            loads = Counter(self._replica_of.values())
-            self._replica_of[group_id] = min(replicas, key=lambda url: loads[url], default="")
+            in_flight = Counter(rollout.replica for rollout in self.in_flight.values())
+
+            def load(url: str) -> float:
+                requests, used = self._load(url) if self._load else (0, 0)  # of a moment ago, those of other runs too
+                return (max(requests, in_flight[url]) + 1) / max(1 - used, MIN_FREE)
+
+            self._replica_of[group_id] = min(replicas, key=load, default="")
         return self._replica_of[group_id]
 
     def finish(self, group_id: str) -> None:
@@ -166,9 +182,8 @@ class ServerPool:
         Where the caller is cancelled, the server is asked to stop the rollout. Raises ServerGone if the server is lost,
         RuntimeError with the server's error, its type in front.
         """
+        self.require_present(rollout)
         places = rollout.places
-        if any(address not in self.addresses[name] for name, address in places if address):
-            raise ServerGone
         playing = asyncio.create_task(self._connection(places[0]).run(*request))
         for place in places:
             self._requests[place].add(playing)
@@ -182,6 +197,11 @@ class ServerPool:
         finally:
             for place in places:
                 self._requests[place].discard(playing)
+
+    def require_present(self, rollout: InFlightRollout) -> None:
+        """Raise ServerGone where the server or the replica of a rollout takes no more requests."""
+        if any(address not in self.addresses[name] for name, address in rollout.places if address):
+            raise ServerGone
 
     def _connection(self, server: tuple[str, str]) -> "EnvClient":
         from tasks.inference.environments.connections import connect  # it imports verifiers
@@ -201,37 +221,58 @@ class ServerPool:
         if lost.environment:
             lost.is_isolated = self.isolation.record(lost.in_flight)
         peers, place = self.addresses[lost.environment], (lost.environment, lost.address)
-        if lost.address not in peers or len(peers) == 1 or not (lost.environment or self._spares_replicas):
+        others = [address for address in peers if address != lost.address]
+        is_spared = len(others) >= (1 if lost.environment else self._least)
+        if not lost.environment:
+            is_spared = is_spared and self._spares_replicas
+        if not is_spared or lost.address not in {*peers, *self._leaving}:
             return False
-        peers.remove(lost.address)
+        peers[:] = others
         for request in self._requests.pop(place, ()):
             request.cancel()
         if place in self._connections:  # a server that is started again at the address must not get queued requests
             self._closing.append(self._connections.pop(place))
         _log.warning(
             "%s at %s is gone (%s): its %d rollouts in flight are sampled again by the other %d%s",
-            *(lost.service, lost.address, lost.cause, len(lost.in_flight), len(peers)),
+            *(lost.service, lost.address, lost.cause, len(lost.in_flight), len(others)),
             ", or last if they may have crashed it" if lost.environment else "",
         )
         return True
 
-    async def follow_servers(self, find: FindServers, lose: Callable[[ServiceLost], None]) -> None:
-        """Add servers that are started again, and call `lose` for those whose process has ended, until cancelled.
+    async def follow(self, find: FindServers, watch: ServiceWatch) -> None:
+        """Add servers and replicas that are new or started again, until cancelled; `find` is called in a thread.
 
-        `find` is called in a thread.
+        Servers that are gone are lost. Replicas that are gone are to leave: they get no further rollouts, and are
+        watched as long as they have some. The last ones stay, as many as there must be.
         """
         while True:
             await asyncio.sleep(FOLLOW_SECONDS)
-            before = {name: {*of_name} for name, of_name in self.addresses.items() if name != OF_POLICY}
-            present = await asyncio.to_thread(find, {address for of_name in before.values() for address in of_name})
-            for environment, addresses in before.items():
-                # One that was lost while it was looked for is in `addresses`, and is added after a later look.
-                if new := [address for address in present[environment] if address not in addresses]:
-                    _log.info("servers of environment %r at %s take rollouts from now on", environment, ", ".join(new))
-                    self.addresses[environment] += new
-                # A machine that is gone refuses no connection.
-                for address in addresses.difference(present[environment]).intersection(self.addresses[environment]):
-                    lose(ServiceLost(address, "its process has ended", environment))
+            before = {name: {*of_name} for name, of_name in self.addresses.items()}
+            present = await asyncio.to_thread(find, self._leaving.union(*before.values()))
+            for name in before.keys() & present.keys():
+                here, there = self.addresses[name], present[name]
+                # One that was lost while it was looked for is in `before`, and is added after a later look.
+                if new := [address for address in there if address not in before[name]]:
+                    _log.info("%s at %s: rollouts go there from now on", name or "the engine", ", ".join(new))
+                    here += new
+                gone = before[name].difference(there).intersection(here)
+                if name == OF_POLICY:
+                    self._follow_replicas(new, gone, watch)
+                else:  # a machine that is gone refuses no connection
+                    for address in gone:
+                        watch.lose(ServiceLost(address, "its process has ended", name))
+
+    def _follow_replicas(self, new: Collection[str], gone: Collection[str], watch: ServiceWatch) -> None:
+        here = self.addresses[OF_POLICY]
+        watch.engines |= dict.fromkeys(new, watch.engines[here[0]])
+        self._leaving.difference_update(new)
+        for url in gone:
+            if len(here) > self._least:
+                here.remove(url)
+                self._leaving.add(url)
+        for url in self._leaving.difference(rollout.replica for rollout in self.in_flight.values()):
+            self._leaving.remove(url)
+            watch.forget(url)
 
     async def close(self) -> None:
         """Close all connections."""

@@ -1,10 +1,9 @@
-"""Two real engines serve one policy: the tokens of one engine, and a replica that is killed costs no row."""
+"""A real engine joins a run in the middle of a batch, leaves it in another, and is killed in a third; so is its own."""
 
+import json
 import os
 import signal
-from collections import Counter
-from contextlib import closing
-from dataclasses import replace
+from contextlib import closing, contextmanager, suppress
 
 import pytest
 
@@ -12,96 +11,180 @@ from configs.environments import EnvironmentConfig
 from flows.services.base import Supervisor
 from flows.services.engine import InferenceService
 from flows.services.learner import LearnerProcess
-from tasks.inference.engine.client import OF_POLICY, Engine
+from storage.records import JOIN, LEAVE, LEFT
+from tasks.inference.engine.client import OF_POLICY, Engine, EngineLost
 from tasks.inference.sampling.sampler import BatchSampler
 from tasks.learner.tiny import tiny_qwen3
 from tasks.runtime.stage import Policy
-from tests.fixtures.hosts import assigned, examples_of, recorded_first, served, small_run, view_of
+from tests.fixtures.engine_calls import paused
+from tests.fixtures.hosts import (
+    ENGINE,
+    KEY,
+    assigned,
+    engine_of,
+    examples_of,
+    recorded_first,
+    served,
+    small_run,
+    view_of,
+)
 from tests.fixtures.sampled import collected, failures
 from tests.fixtures.waiting import until
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 POLICY = Policy("first", 0)
 REVERSE = EnvironmentConfig(name="reverse", taskset={"id": "sample_reverse_text", "num_examples": 20})
+NUM_GROUPS, MEMBERS = 12, 4
+
+
+class Run:
+    """A run with one engine of its own; `other` is the address of one that may join."""
+
+    def __init__(self, service, address):
+        self.service, self.address = service, address
+        self.runs, self.told = service._context.store.runs, []
+        self.examples = examples_of(REVERSE)
+        self.assignments = assigned("reverse", self.examples["example_id"].to_pylist()[:NUM_GROUPS], MEMBERS)
+
+    def record(self, event):
+        self.runs.record(run="a", event=event, message=self.other)
+
+    def sample(self, on_first=lambda pool: None):
+        """Sample the batch; return the tokens of each rollout, and note the engines that it was placed at."""
+        places = self.places = {}
+        with self.service.pinned(POLICY) as model:
+            groups, take = collected(lambda: on_first(sampler.servers))
+            sampler = BatchSampler(
+                served={OF_POLICY: model},
+                addresses={"reverse": (self.address,)},
+                policy=POLICY,
+                step=0,
+                config=view_of(self.service._source, REVERSE, max_in_flight=6),
+                on_group=take,
+                find=[self.service.addresses_now],
+            )
+            play = sampler.servers.play
+
+            async def note(placed, *request):
+                places.setdefault(placed.assignment_id, []).append(placed.replica)
+                return await play(placed, *request)
+
+            sampler.servers.play = note
+            sampler.sample(self.assignments, self.examples)
+        return tokens(groups)
+
+    def kill_in_a_batch(self, url, pid):
+        """Sample a batch in which an engine is killed; return the tokens."""
+
+        def kill(pool):
+            with stopped(pool, url):
+                os.kill(pid, signal.SIGKILL)
+                until(lambda: url not in pool.addresses[OF_POLICY], lambda: "its loss was not noticed")
+
+        killed = self.sample(kill)
+        assert any(url in visited and visited[-1] != url for visited in self.places.values())
+        return killed
+
+
+def tokens(groups):
+    """The tokens of each message of each rollout, by assignment; each rollout is there once."""
+    found = {}
+    for tables in groups.values():
+        traces, messages = tables["traces"].to_pylist(), tables["messages"].to_pylist()
+        assert not failures(traces)
+        for trace in traces:
+            own = [row["token_ids"] for row in messages if row["trace_id"] == trace["trace_id"]]
+            assert found.setdefault(trace["assignment_id"], own) is own
+    assert len(found) == NUM_GROUPS * MEMBERS
+    return found
+
+
+def names_at(pool, url):
+    return {rollout.assignment_id for rollout in [*pool.in_flight.values()] if rollout.replica == url}
+
+
+@contextmanager
+def stopped(pool, url):
+    """Within the block an engine has rollouts that get no further: the batch cannot end there."""
+    with suppress(EngineLost), closing(Engine(url, KEY)) as engine, paused(engine, clear_cache=False):
+        until(lambda: names_at(pool, url), lambda: "no rollout goes there")
+        yield
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    """Two replicas that serve the one policy in the store."""
+def run(tmp_path_factory):
     directory = tmp_path_factory.mktemp("replicas")
-    model = tiny_qwen3(directory / "model", seed=3)
-    context = small_run(directory, model, replicas=2)
-    with Supervisor("a", directory / "logs") as supervisor:
+    model, report = tiny_qwen3(directory / "model", seed=3), directory / "other.json"
+    context = small_run(directory, model, replicas=[1, 2])
+    with pytest.MonkeyPatch.context() as patch, Supervisor("a", directory / "logs") as supervisor:
+        patch.setenv(ENGINE.api_key_variable, KEY)
         service = InferenceService(supervisor, context, model)
         service.begin()
         with Supervisor("learner", directory / "learner") as short_lived:
             learner = LearnerProcess(short_lived, context, service.asleep)
             recorded_first(context.store, "a", POLICY, learner.load_fresh(POLICY, model), model)
-        until(lambda: len(service.serve(POLICY).urls) == 2, lambda: "there are no two replicas")
-        yield service
+        context.store.runs.record(run="a", event="started", kind="train", config={})
+        with served(REVERSE, directory) as told, engine_of(tiny_qwen3(directory / "other", seed=4), report) as other:
+            run = Run(service, told["address"])
+            run.other, run.pid = other.url, json.loads(report.read_text())["pid"]
+            with supervisor.subscribe(lambda event, **facts: run.told.append(facts.get("text", event))):
+                run.alone = run.sample()
+                yield run
 
 
-def policy_at(engine, url):
-    with closing(Engine(url, engine.key)) as client:
-        return client.state().policy_key
-
-
-def test_files_are_read_only_to_bring_or_prove_a_policy(engine, monkeypatch):
-    engine.serve(POLICY)
+def test_files_are_read_only_to_bring_or_prove_a_policy(run, monkeypatch):
+    run.service.serve(POLICY)
     with monkeypatch.context() as unread:
-        unread.setattr(type(engine._context.store.policies), "directory", lambda *_: pytest.fail("files are verified"))
-        assert engine.serve(POLICY).urls
+        unread.setattr(type(run.service._context.store.policies), "directory", lambda *_: pytest.fail("verified"))
+        assert run.service.serve(POLICY).urls
 
 
-def tokens(groups):
-    """The tokens of each member of each group, sampled ones and others, in order of the members."""
-    found = {}
-    for group_id, tables in groups.items():
-        traces = tables["traces"].sort_by("assignment_id").to_pylist()
-        assert not failures(traces)
-        messages = tables["messages"].to_pylist()
-        found[group_id] = [
-            [token for row in messages if row["trace_id"] == trace["trace_id"] for token in row["token_ids"]]
-            for trace in traces
-        ]
-    return found
+def test_an_engine_joins_in_the_middle_of_a_batch_with_the_weights_of_the_policy(run):
+    (own,) = run.service.serve(POLICY).urls
+
+    def join(pool):
+        with stopped(pool, own):
+            run.record(JOIN)
+            until(lambda: run.other in pool.addresses[OF_POLICY], lambda: f"it did not join: {run.told}")
+
+    assert run.sample(join) == run.alone, "it has other weights than the policy, perhaps those it was started with"
+    assert {place for (place,) in run.places.values()} == {own, run.other}
+    told = f"engine at {run.other}: it has joined the run, with policy first"
+    assert [text for text in run.told if "joined" in text] == [told]
 
 
-def test_a_killed_replica_costs_no_row(engine, tmp_path):
-    examples = examples_of(REVERSE)
-    dealt = {}
-    assignments = assigned("reverse", examples["example_id"].to_pylist()[:12], 4)
+def test_an_engine_that_leaves_ends_its_rollouts_and_gets_no_others(run):
+    kept = set()
 
-    def sample(address, model, on_first):
-        groups, take = collected(on_first)
-        sampler = BatchSampler(
-            served={OF_POLICY: model},
-            addresses={"reverse": (address,)},
-            policy=POLICY,
-            step=0,
-            config=view_of(engine._source, REVERSE, max_in_flight=16),
-            on_group=take,
-        )
-        deal = sampler.servers._replica
+    def leave(pool):
+        with stopped(pool, run.other):
+            run.record(LEAVE)
+            until(lambda: run.other not in pool.addresses[OF_POLICY], lambda: f"it did not leave: {run.told}")
+            kept.update(name for name, visited in run.places.items() if run.other in visited)
+            assert names_at(pool, run.other) <= kept and run.runs.engine_events("a")[run.other] == LEAVE
 
-        def note(group_id):
-            dealt[group_id] = deal(group_id)
-            return dealt[group_id]
+    run.record(JOIN)
+    assert run.sample(leave) == run.alone
+    assert {name for name, visited in run.places.items() if run.other in visited} == kept != run.places.keys()
+    assert all(len(visited) == 1 for visited in run.places.values()), "a rollout was not ended where it was"
+    assert run.sample() == run.alone and not any(run.other in visited for visited in run.places.values())
+    assert run.runs.engine_events("a")[run.other] == LEFT
 
-        sampler.servers._replica = note
-        sampler.sample(assignments, examples)
-        return groups
 
-    def kill():
-        os.kill(engine._handles["engine 2"].report["pid"], signal.SIGKILL)
+def test_a_killed_engine_of_the_run_costs_no_row_and_is_back_in_the_midst_of_it(run):
+    run.record(JOIN)
+    own, _ = run.service.serve(POLICY).urls
+    handle = run.service._handles["engine"]
+    assert run.kill_in_a_batch(own, handle.report["pid"]) == run.alone
 
-    with served(REVERSE, tmp_path) as told, engine.pinned(POLICY) as both:
-        alone = sample(told["address"], replace(both, other_urls=()), lambda: None)
-        shared = sample(told["address"], both, lambda: None)
-        assert min(Counter(dealt.values()).values()) >= 4 and {*dealt.values()} == {*both.urls}, dealt
-        killed = sample(told["address"], both, kill)
-    for groups in (shared, killed):
-        assert tokens(groups) == tokens(alone), "tokens depend on assignments, and not on who samples"
-    assert policy_at(engine, engine.serve(POLICY).url) == POLICY.key
-    until(lambda: len(engine.serve(POLICY).urls) == 2, lambda: "the killed replica did not come back")
-    assert engine._handles["engine 2"].generation == 2
+    def wait(pool):
+        with stopped(pool, run.other):
+            until(lambda: len(pool.addresses[OF_POLICY]) == 2, lambda: "the killed engine did not come back")
+
+    assert run.sample(wait) == run.alone
+    assert handle.generation == 2 and any(handle.report["url"] in visited for visited in run.places.values())
+
+
+def test_a_killed_engine_that_had_joined_costs_no_row(run):
+    assert run.kill_in_a_batch(run.other, run.pid) == run.alone
+    assert run.other not in run.service.addresses_now(())[OF_POLICY] and "takes no rollouts" in run.told[-1], run.told

@@ -24,6 +24,8 @@ from tests.fixtures.hosts import assigned
 class Counted:
     """Stands in for what reads the pages of engines: each time there is one row."""
 
+    load = None
+
     def __init__(self, models):
         assert [each.url for each in models] == ["http://127.0.0.1:9"]
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -225,6 +226,7 @@ async def test_groups_share_a_replica_and_rollouts_of_a_lost_one_are_played_at_t
 def test_where_all_exchange_weights_a_lost_replica_is_the_loss_of_the_engine():
     assert not Table([A], [ONE, TWO], spares_replicas=False).pool.reassign(loss(TWO, OF_POLICY))
     assert not Table([A], [ONE, TWO]).pool.reassign(loss(THREE, OF_POLICY)), "a teacher's"
+    assert not Table([A], [ONE, TWO], least=2).pool.reassign(loss(TWO, OF_POLICY)), "fewer than the lower bound"
 
 
 @in_loop
@@ -286,7 +288,7 @@ async def test_servers_join_and_those_whose_process_has_ended_are_lost(follows_o
         lost.append(service.address)
         assert table.pool.reassign(service)
 
-    await run_until(table.pool.follow_servers(find, lose), lambda: len(asked) >= 5)
+    await run_until(table.pool.follow(find, SimpleNamespace(lose=lose)), lambda: len(asked) >= 5)
     assert lost == [B] and table.pool.addresses["e"] == [A, C]
     assert asked[0] == {A, B} and asked[-1] == {A, C}
     await table.begin("g/0", "g/1")
@@ -305,7 +307,7 @@ async def test_one_that_is_lost_while_it_is_looked_for_does_not_join(follows_oft
             return {"e": (A, B)}
         return {"e": (A,)}
 
-    await run_until(table.pool.follow_servers(find, lambda lost: None), lambda: len(looks) >= 3)
+    await run_until(table.pool.follow(find, SimpleNamespace(lose=list)), lambda: len(looks) >= 3)
     assert table.pool.addresses["e"] == [A]
 
 
@@ -341,3 +343,46 @@ async def test_whatever_happens_each_rollout_ends_once_at_a_server_that_is_there
         await end(name)
     assert free == dict.fromkeys(table.tasks, 1) and len(table.tasks) == begun
     assert all(task.done() for task in table.tasks.values())
+
+
+@in_loop
+async def test_a_replica_that_leaves_ends_its_rollouts_gets_no_others_and_is_watched_until_then(follows_often):
+    table, watch, known, there = Table([A], [ONE]), ServiceWatch([ServedModel(ONE, "key")], {}), [], [{ONE, TWO}]
+    await table.begin("a/0")
+
+    def find(addresses):
+        known.append(addresses - {A})
+        return {OF_POLICY: there[0]}
+
+    async def follow(is_enough):
+        await run_until(table.pool.follow(find, watch), is_enough)
+
+    await follow(lambda: TWO in table.pool.addresses[OF_POLICY])
+    assert watch.engines == {ONE: "key", TWO: "key"}
+    await table.begin("b/0", "b/1")
+    there[0] = {ONE}
+    await follow(lambda: TWO not in table.pool.addresses[OF_POLICY])
+    await table.begin("b/2", "c/0")
+    assert table.of(TWO) == ["b/0", "b/1"] and table.of(ONE) == ["a/0", "b/2", "c/0"]
+    await table.end("b/0")
+    known.clear()
+    await follow(lambda: len(known) > 2)
+    assert known[-1] == {ONE, TWO} and TWO in watch.engines, "it has a rollout left"
+    watch.clock.note_silence(TWO, 1.0)
+    assert await table.lose(TWO, OF_POLICY) and table.of(ONE)[3:] == ["b/1"], "it is lost before it has left"
+    await follow(lambda: known[-1] == {ONE})
+    assert watch.engines == {ONE: "key"} and not watch.clock.is_silent(TWO)
+    there[0] = set()
+    known.clear()
+    await follow(lambda: len(known) > 2)
+    assert table.pool.addresses[OF_POLICY] == [ONE], "the last one stays"
+    await table.end_all()
+
+
+@in_loop
+async def test_groups_go_where_fewest_requests_share_the_free_cache():
+    said = {ONE: (0.0, 0.0), TWO: (5.0, 0.2)}  # the other one serves another run as well
+    table = Table([A], [ONE, TWO], load=said.get)
+    await table.begin(*(f"{group}/0" for group in "abcdefghi"))
+    assert [len(table.of(url)) for url in (ONE, TWO)] == [7, 2], "8 a cache there, and 6 for 80 % of one here"
+    await table.end_all()

@@ -51,7 +51,7 @@ def test_a_killed_server_costs_no_row(small_engine, view, tmp_path):
             config=view(REVERSE, max_in_flight=16),
             on_group=take,
             isolation=isolation,
-            find=servers.addresses_now if len(addresses) > 1 else None,
+            find=[servers.addresses_now] if len(addresses) > 1 else (),
         )
         servers_now, move = sampler.servers, sampler.servers.move
 
