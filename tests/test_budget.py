@@ -53,14 +53,14 @@ MOST: dict[str, tuple[int, int]] = {
     # settings of sampling by environment, seat and evaluation, and in flows/cli their warnings: room for agents
     # policies sent from memory to memory: room of HOUSE.md for the GPU issue, in configs, tasks/inference,
     # tasks/learner, flows/services and tests
-    "configs": (21_100, 19_000),
-    "storage": (48_400, 44_000),
+    "configs": (21_200, 19_000),
+    "storage": (48_500, 44_000),
     "tasks/runtime": (8_400, 7_500),
     # samples of a prompt share rows; in flows/services large chunks of logits and longer rows: the GPU issue, as above
-    "stages": (62_300, 56_500),
+    "stages": (62_400, 56_500),
     # models with experts (names of checkpoints, reloads): room of HOUSE.md for models, as in tasks/learner and tests
     # rewards of whole groups: room of HOUSE.md for agents and environments, as in configs, stages and flows/services
-    "tasks/inference": (46_700, 38_000),
+    "tasks/inference": (47_200, 38_000),
     "tasks/learner": (35_800, 31_000),
     "flows/runtime, flows/*.py": (20_100, 18_000),
     # the memory plan of three folders: docs/decisions/services.md; the plan of GPUs that are used or elsewhere: room of
@@ -69,15 +69,15 @@ MOST: dict[str, tuple[int, int]] = {
     # sums of weights made where they are, kept state beside a step, pinned writing: the same room, in tasks/learner and
     # tasks/runtime; the room of the memory directory: flows/cli and here;
     # each rank reads its own shards, and all refuse what one does: the same room, in tasks/learner and here
-    "flows/services": (18_400, 15_000),
+    "flows/services": (19_300, 15_000),
     "flows/orchestration": (8_800, 8_000),
     "flows/queries": (33_800, 32_000),
     "flows/reporting": (11_000, 10_000),
     "flows/viewer": (17_400, 22_000),
     # sweeps: room of HOUSE.md for agents and evaluation
-    "flows/cli": (26_400, 22_000),
+    "flows/cli": (27_200, 22_000),
     "flows/replays, flows/exchange": (15_900, 15_000),  # other trainers came from configs: docs/decisions/configs.md
-    "tests": (532_900, 480_000),
+    "tests": (535_400, 480_000),
     "benchmarks": (20_100, 20_000),
     # the harness `program`, its gateway in flows/services, the Responses API in tasks/inference: room of agents
     "examples": (30_700, 32_000),
