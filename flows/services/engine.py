@@ -218,7 +218,7 @@ class InferenceService(RunService):
         with self._loading:
             assert self._policy, "a policy is pinned"
             for handle in self.handles:
-                if handle.alive and (url := handle.report.get("url")) in known:
+                if handle.alive and (url := handle.report.get("url", "")) in known:
                     present.add(url)
                 elif report := handle.ready_now():
                     with suppress(EngineLost):
