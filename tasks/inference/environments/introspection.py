@@ -135,7 +135,12 @@ def _require_pairing(env: "Env[Any]", task: "Task[Any] | None") -> None:
     # In an environment of several seats a seat may get a task of its own, of which nothing is known yet.
     kind = type(task) if task is not None and isinstance(env, SingleAgentEnv) else Task
     for name, seat in env._agent_specs.items():
-        validate_pairing(env._harnesses[name], kind, seat.runtime)
+        try:
+            validate_pairing(env._harnesses[name], kind, seat.runtime)
+        except ValueError as error:  # which names options of verifiers' own command
+            raise ValueError(
+                f"seat {name}: {error} In a config these are `harness` and `runtime` of the environment"
+            ) from error
         if require_command := getattr(env._harnesses[name], "require_command", None):
             require_command(seat.runtime)
 
