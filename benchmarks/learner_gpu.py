@@ -26,6 +26,7 @@ from configs.training import TrainingConfig
 from tasks.learner import client
 from tasks.learner.attention import ATTENTION, Segments, activate_attention, packed_attention, register_attention
 from tasks.learner.distributed import World, shard, start_world
+from tasks.learner.fp8 import use_fp8
 from tasks.learner.head import default_chunk
 from tasks.learner.loop import train_row
 from tasks.learner.loss import Objective
@@ -89,6 +90,8 @@ def measured(options: argparse.Namespace, device: torch.device) -> Iterator[dict
     with device:
         policy = PolicyModel(causal_model(options.shape, torch.float32), 0).train()
     policy.chunk = options.chunk or default_chunk(policy.causal.config.vocab_size, device)
+    if options.fp8:
+        use_fp8(policy.layers())
     recompute_layers(policy.causal, policy.layers(), settings, device)
     # On the CPU attention goes segment by segment, which is another graph for each row.
     options.compile = options.compile and half
@@ -211,6 +214,7 @@ def main() -> None:
     parser.add_argument("--attention", choices=["auto", "fa2", "fa3", "fa4"], default="auto")
     parser.add_argument("--chunk", type=int, help="tokens of logits at a time")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--fp8", action="store_true", help="products of layers in 8 bits")
     parser.add_argument("--recompute", choices=["selective", "true"], default="false", help="activations of layers")
     parser.add_argument("--deterministic", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--ceilings", action="store_true", help="time the parts by themselves")

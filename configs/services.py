@@ -63,7 +63,8 @@ class EngineConfig(EngineProcess):
     """The engine of the policy. `url` may name several replicas that others run, with commas between."""
 
     replicas: int | tuple[int, int] = operational(1)
-    """Engines that serve the policy side by side, each on its part of `gpus`. Rollouts of a group go to one of them.
+    """Engines that serve the policy side by side, each on its part of `gpus`; more of them than GPUs share these, as
+    many each, where the server of one engine cannot carry the tokens of a GPU. Rollouts of a group go to one of them.
     One that is lost is started again, and its groups in flight are sampled by the others; `max_restarts` holds for
     each. A range such as [1, 4] starts the lower number, lets others join the run and leave it up to the upper one
     (`stagecoach engines`), and waits with sampling while fewer than the lower one answer."""
@@ -114,11 +115,16 @@ class EngineConfig(EngineProcess):
         """Whether engines may join the run, and leave it."""
         return not isinstance(self.replicas, int)
 
+    @property
+    def per_gpu(self) -> int:
+        """Replicas on each GPU."""
+        return max(1, self.num_replicas // len(self.gpus.split(","))) if self.gpus else 1
+
     def replica(self, number: int) -> "EngineConfig":
         """Return the section of one replica, with its own URL or its part of the GPUs."""
         gpus = [each for each in self.gpus.split(",") if each]
-        size = len(gpus) // self.num_replicas
-        own = ",".join(gpus[number * size : (number + 1) * size])
+        first = number * len(gpus) // self.num_replicas
+        own = ",".join(gpus[first : first + max(1, len(gpus) // self.num_replicas)])
         return self.model_copy(update={"gpus": own, "url": self.urls[number] if self.urls else ""})
 
 

@@ -149,6 +149,11 @@ class TrainingConfig(Section):
     no such part."""
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
     """Compute precision; auto is float32 on the CPU and bfloat16 on CUDA. Master weights are float32."""
+    fp8: bool = later(False)
+    """Whether linear maps of layers compute their products, also those of the gradient, in 8 bits (e4m3), with a scale
+    for each row of both operands. Embedding, output head, norms, attention, routers and stacked experts do not, nor
+    maps whose widths are no multiples of 16. Weights stay in float32 and policies as they are. Needs `dtype` bfloat16
+    and a GPU of compute capability 8.9."""
     device: Literal["cpu", "cuda", "auto"] = "auto"
     """Where to train; auto takes CUDA when there is one. Filled in when resolved."""
     policy_dtype: Literal["float32", "bfloat16"] = later("float32")

@@ -51,6 +51,8 @@ MOST: dict[str, tuple[int, int]] = {
     # engines that join or leave a running run: the same room, in configs, storage, tasks/inference, flows/services,
     # flows/cli and tests
     # settings of sampling by environment, seat and evaluation, and in flows/cli their warnings: room for agents
+    # products of the learner in 8 bits: docs/decisions/learner.md; in configs, flows/runtime refusals before a start,
+    # in flows/services pinned memory and engines that share a GPU
     # policies sent from memory to memory: room of HOUSE.md for the GPU issue, in configs, tasks/inference,
     # tasks/learner, flows/services and tests
     "configs": (21_200, 19_000),

@@ -4,6 +4,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from configs.checks.algorithms import algorithm_problems, assignment_problems
 from configs.checks.environments import environment_problems, evaluation_problems
@@ -16,6 +17,8 @@ from configs.store import is_object_store
 
 LOOPBACK = "lo"
 """The network interface that no other machine reaches: services that bind it are on the run's own."""
+FP8_MULTIPLE = 16
+"""Of which the widths of linear maps are multiples that are computed in 8 bits."""
 PARALLEL = ("--pipeline-parallel", "-pp", "--data-parallel", "-dp")
 """How arguments of vLLM begin that make other workers than those of tensor parallelism."""
 
@@ -88,8 +91,8 @@ def require_files(config: RunConfig) -> None:
 def _unfit_for_model(config: RunConfig) -> Iterator[str]:
     file = Path(config.model.path or "no model").expanduser() / "config.json"
     try:
-        model = json.loads(file.read_text(encoding="utf-8"))
-        model = model.get("text_config", model)
+        whole = json.loads(file.read_text(encoding="utf-8"))
+        model = whole.get("text_config", whole)
         positions, window, kinds = map(model.get, ("max_position_embeddings", "sliding_window", "layer_types"))
         layers = {str(kind) for kind in kinds or ()}
     except (OSError, ValueError, AttributeError, TypeError):
@@ -108,6 +111,27 @@ def _unfit_for_model(config: RunConfig) -> Iterator[str]:
         yield (
             f"model.path: the model has layers of {others} ({file}), which the learner cannot keep within the borders "
             "of the samples in a packed row; take a model of full attention"
+        )
+    yield from _unfit_for_learner(config, model, "vision_config" in whole)
+
+
+def _unfit_for_learner(config: RunConfig, model: dict[str, Any], sees: bool) -> Iterator[str]:
+    """Yield what the learner would refuse when it loads the model, with the values of its config.json."""
+    ranks, width = config.learner.context_parallel, model.get("hidden_size")
+    for name, is_set in (("training.lora", config.training.lora), ("learner.context_parallel", ranks > 1)):
+        if sees and is_set:
+            yield f"{name}: the model sees, and such models are trained whole and with whole rows; leave {name} out"
+    heads = model.get("num_attention_heads")
+    keys = model.get("num_key_value_heads") or heads
+    if isinstance(heads, int) and isinstance(keys, int) and (heads % ranks or (keys % ranks and ranks % keys)):
+        yield (
+            f"learner.context_parallel: {ranks} ranks cannot share the model's {heads} attention heads and {keys} of "
+            "keys and values evenly; take a divisor of both"
+        )
+    if config.training.fp8 and isinstance(width, int) and width % FP8_MULTIPLE:
+        yield (
+            f"training.fp8: the model's hidden_size, {width}, is no multiple of {FP8_MULTIPLE}, as products in 8 bits "
+            "need; leave it false"
         )
 
 
@@ -142,10 +166,10 @@ def _placement_problems(config: RunConfig) -> Iterator[str]:
         yield f"learner.gpus: {config.learner.gpus!r} are fewer than learner.processes, {config.learner.processes}"
     here = config.training.device == "cuda" and not config.engine.url and config.placement.services == "local"
     replicas = config.engine.num_replicas if here else 1
-    if replicas > 1 and (not engine or len(engine) % replicas):
+    if replicas > 1 and (not engine or (len(engine) % replicas and replicas % len(engine))):
         yield (
-            f"engine.replicas: {replicas} need GPUs of their own, as many for each, and engine.gpus is "
-            f"{config.engine.gpus!r}; name them, for example engine.gpus={','.join(map(str, range(replicas)))}"
+            f"engine.replicas: {replicas} need as many GPUs for each, or as many of them on each GPU, and engine.gpus "
+            f"is {config.engine.gpus!r}; name them, for example engine.gpus={','.join(map(str, range(replicas)))}"
         )
     if here and config.shares_gpu and config.rollout.max_off_policy_steps:
         yield (

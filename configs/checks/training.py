@@ -45,6 +45,9 @@ def training_problems(config: RunConfig) -> Iterator[str]:
             "training.policy_dtype: bfloat16, but the model is computed in float32, so that what samples would not be "
             "what is trained; set training.dtype=bfloat16"
         )
+    if training.fp8 and (in_float or training.lora):
+        reason = "adapters (training.lora) have ranks too small for it" if training.lora else "the model is in float32"
+        yield f"training.fp8: products in 8 bits are those of a whole model in bfloat16, and {reason}; leave it false"
     if training.compile is True and (training.device == "cpu" or training.dtype == "float32"):
         yield (
             f"training.compile: layers are compiled on CUDA in bfloat16 alone, not on {training.device} in "

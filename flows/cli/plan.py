@@ -130,7 +130,7 @@ def memory_directory(config: RunConfig) -> Iterator[str]:
 def warnings(config: RunConfig) -> list[str]:
     """Return a line for each setting of a resolved config that works here and is seldom meant."""
     processes, cores = config.learner.processes, len(os.sched_getaffinity(0))
-    loss = config.training.loss.type
+    loss, in_8_bits = config.training.loss.type, bool(config.engine.quantization) or config.training.fp8
     doubts = (
         (
             not (config.model.path or config.external or config.evaluation.policy),
@@ -142,8 +142,8 @@ def warnings(config: RunConfig) -> list[str]:
             "on the processor one is usual",
         ),
         (
-            bool(config.kind == "train" and config.engine.quantization and loss in CLIPS_RATIOS),
-            f"training.loss.type: {loss} may clip ratios of learner to engine, which with engine.quantization differ "
+            config.kind == "train" and in_8_bits and loss in CLIPS_RATIOS,
+            f"training.loss.type: {loss} may clip ratios of learner to engine, which with products in 8 bits differ "
             "before the policy moves; dppo, ipo and cispo correct for that, and training.loss.tis caps the ratio",
         ),
     )

@@ -5,6 +5,7 @@ import platform
 import shutil
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from tasks.runtime.imports import DISTRIBUTION, NotImportable, code_version
 
 MachineFacts = dict[str, Any]
 """Values by section and field of the config."""
+FP8_GPUS = f"an NVIDIA GPU of compute capability {FP8_CAPABILITY:g} (Ada, Hopper, Blackwell)"
+ATTENTION_MODULES = {"fa3": "flash_attn_interface", "fa4": "flash_attn"}
+"""What `learner.attention` by name needs to be installed."""
 PACKAGES = ("torch", "transformers", "verifiers", "renderers", "prefect", "deltalake", "pyarrow")
 
 
@@ -35,8 +39,11 @@ def config_versions(config: RunConfig, gpu: Gpu | None = None) -> MachineFacts:
     """
     samples, trains, needs_environments, loads = _parts(config)
     devices = () if gpu else _device_problems(config, trains)
-    quantization = _quantization_problems(config, gpu) if samples and config.engine.quantization else ()
-    if problems := [*devices, *quantization, *_container_problems(config, needs_environments)]:
+    if problems := [
+        *devices,
+        *_fp8_problems(config, gpu, samples, trains),
+        *_container_problems(config, needs_environments),
+    ]:
         raise ConfigError(problems)
     precision = "bfloat16" if has_cuda() else "float32"
     facts: MachineFacts = {}
@@ -62,16 +69,21 @@ def _plan_settings(config: RunConfig, gpu: Gpu | None) -> MachineFacts:
 
 
 def _device_problems(config: RunConfig, trains: bool) -> Iterator[str]:
-    device = config.training.device
-    if not trains or device == "cpu" or config.kind == "evaluate":
+    device, is_local = config.training.device, config.placement.services == "local"
+    if not trains or config.kind == "evaluate":
         return
+    on_gpus, attention = has_cuda() and device != "cpu" and is_local, config.learner.attention
     if device == "cuda" and not has_cuda():
         yield (
             "training.device: 'cuda', and this machine has no NVIDIA device that processes may see. Train where there "
             "is one, or on the processor: training.device=cpu training.dtype=float32 (other weights come out of that). "
             "What it would take of a GPU: stagecoach check with the same settings and --gpu H200"
         )
-    on_gpus = has_cuda() and config.placement.services == "local"
+    elif is_local and attention != "auto" and not on_gpus:
+        yield f"learner.attention: {attention!r} is for CUDA, and the learner trains on the processor; leave it at auto"
+    module = ATTENTION_MODULES.get(attention)
+    if on_gpus and module and find_spec(module) is None:
+        yield f"learner.attention: {attention!r} needs the module {module}, which is not installed; leave it at auto"
     # nvidia-smi may be missing in a container, and does not know parts of a GPU.
     if on_gpus and config.learner.processes > (num_gpus := len(gpus(config.learner.gpus))) > 0:
         yield (
@@ -80,21 +92,25 @@ def _device_problems(config: RunConfig, trains: bool) -> Iterator[str]:
         )
 
 
-def _quantization_problems(config: RunConfig, gpu: Gpu | None) -> Iterator[str]:
+def _fp8_problems(config: RunConfig, gpu: Gpu | None, samples: bool, trains: bool) -> Iterator[str]:
+    learner, trains = config.learner.gpus, trains and config.training.fp8 and config.kind != "evaluate"
+    if samples and config.engine.quantization and (lacking := _lacks_fp8(config, gpu, config.engine.gpus)):
+        yield f"engine.quantization: 'fp8' needs {FP8_GPUS}, and {lacking}; leave it at null"
+    on_cpu = "the learner trains on the processor" if config.training.device == "cpu" else ""
+    if trains and (lacking := on_cpu or _lacks_fp8(config, gpu, learner)):
+        yield f"training.fp8: true needs {FP8_GPUS}, and {lacking}; leave it false"
+
+
+def _lacks_fp8(config: RunConfig, gpu: Gpu | None, user: str) -> str:
+    """Return why the GPUs that `user` sees, or `gpu` in their place, have no products of 8 bits; else empty."""
     if gpu:
-        lacking = f"{gpu.name} has less" if gpu.name in HARDWARE["without_fp8"] else ""
-    elif config.placement.services != "local":
-        lacking = ""
-    elif has_cuda():
-        capability = compute_capability() or FP8_CAPABILITY  # vLLM says it where nvidia-smi does not
-        lacking = f"a GPU of this machine has {capability:g}" if capability < FP8_CAPABILITY else ""
-    else:
-        lacking = "this machine samples on the processor"
-    if lacking:
-        yield (
-            f"engine.quantization: {config.engine.quantization!r} needs an NVIDIA GPU of compute capability "
-            f"{FP8_CAPABILITY:g} (Ada, Hopper, Blackwell), and {lacking}; leave it at null"
-        )
+        return f"{gpu.name} has less" if gpu.name in HARDWARE["without_fp8"] else ""
+    if config.placement.services != "local":
+        return ""
+    if not has_cuda():
+        return "this machine has no such device"
+    capability = compute_capability(user) or FP8_CAPABILITY  # vLLM and torch say it where nvidia-smi does not
+    return f"a GPU of this machine has {capability:g}" if capability < FP8_CAPABILITY else ""
 
 
 def _container_problems(config: RunConfig, needs_environments: bool) -> Iterator[str]:

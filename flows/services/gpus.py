@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ UNPLANNED = 0.05
 """Share of a GPU that no plan takes: for a desktop, other libraries, memory in pieces, and estimates that are low."""
 FP8_CAPABILITY = 8.9
 """Compute capability of the first GPUs with products of 8 bits: Ada; Hopper and Blackwell have more."""
-QUERY = ("nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader,nounits")
 
 
 @dataclass(frozen=True)
@@ -54,24 +54,28 @@ def gpus(*users: str) -> list[Gpu]:
     Each user is a text as CUDA_VISIBLE_DEVICES has it; an empty one sees what this process sees. The list is empty
     where nvidia-smi does not know one of them, such as a part of a GPU (MIG).
     """
-    seen = [user or os.environ.get("CUDA_VISIBLE_DEVICES", "") for user in users or ("",)]
-    only = [f"--id={','.join(dict.fromkeys(','.join(seen).split(',')))}"] if all(seen) else []
-    try:
-        done = subprocess.run([*QUERY, *only], capture_output=True, text=True, timeout=30, check=True)
-    except (subprocess.SubprocessError, OSError):
-        return []
-    lines = (line.rpartition(",") for line in done.stdout.splitlines() if line.strip())
+    lines = (line.rpartition(",") for line in _query("name,memory.total", users))
     return [Gpu(name.strip(), int(total) * MIB) for name, _, total in lines if total.strip().isdigit()]
 
 
-def compute_capability() -> float | None:
-    """Return the least compute capability of this machine's GPUs; None where nvidia-smi does not say it."""
-    query = ("nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader")
+def compute_capability(*users: str) -> float | None:
+    """Return the least compute capability of the GPUs that users see, see `gpus`; None where it is not known."""
     try:
-        done = subprocess.run(query, capture_output=True, text=True, timeout=30, check=True)
-        return min(map(float, done.stdout.split()), default=None)
-    except (subprocess.SubprocessError, OSError, ValueError):
+        return min(map(float, _query("compute_cap", users)), default=None)
+    except ValueError:
         return None
+
+
+def _query(values: str, users: Sequence[str]) -> list[str]:
+    """Return a line of values for each GPU that users see; none where nvidia-smi does not know one."""
+    seen = [user or os.environ.get("CUDA_VISIBLE_DEVICES", "") for user in users or ("",)]
+    only = [f"--id={','.join(dict.fromkeys(','.join(seen).split(',')))}"] if all(seen) else []
+    command = ("nvidia-smi", f"--query-gpu={values}", "--format=csv,noheader,nounits", *only)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (subprocess.SubprocessError, OSError):
+        return []
+    return [line for line in done.stdout.splitlines() if line.strip()]
 
 
 def smallest_gpu(*users: str) -> Gpu | None:

@@ -36,6 +36,11 @@ LARGE_GPU_BYTES, LARGE_CHUNK = 80 * 10**9, 4096
 in float32, is read and written once."""
 LONG_ROW = 16_384
 """Tokens of a row that is advised where it fits: for each row weights are cast and gradients added."""
+UNCOMPILED_COPIES = 2
+"""Bytes of an operand's element, in place of one, beside all else while it is quantised by layers as they are written.
+"""
+WRITTEN_FILES, FILE_BYTES = 5, 1 << 28
+"""Files of a policy in a process's memory, and their size, as `tasks.learner.shards` has them."""
 SPARE = 0.08
 """Share on top of all tensors that torch's allocator may hold without using it."""
 BATCHED_TOKENS = 8192
@@ -134,6 +139,8 @@ class MemoryUse:
     """Bytes that it keeps: the learner between two training steps, the engine asleep."""
     host: int = 0
     """Bytes of the machine's memory that the learner's process takes while it loads weights."""
+    pinned: int = 0
+    """Bytes of the machine's memory that it pins for copies of a GPU's, and keeps."""
 
     @property
     def total(self) -> int:
@@ -201,6 +208,8 @@ def learner_memory(
     # By then the last norm's are free, and in a layer one tensor of three that its feed-forward part needs.
     recomputed = tokens * (whole - (selective if recompute == "selective" else 0)) if recompute else 0
     layers_peak = head_weight // 2 + recomputed + tokens * (4 * inner - 6 * hidden) + 5 * layer // 4 + 2 * ahead
+    if training.fp8:  # both operands in 8 bits; uncompiled also what they are made of
+        layers_peak += (tokens * (inner + hidden) + inner * hidden) * (1 if compiled else UNCOMPILED_COPIES)
     # What is exchanged is in float32, and so is the shard that comes of it.
     edges_peak = max(3 * edge, 2 * edge + head_weight // 2 + 2 * edge // ranks)
     parts = {
@@ -243,6 +252,28 @@ def directory_bytes(config: RunConfig) -> int | None:
     kept = 2 * config.learner.replicas * (4 * trained + moments) if config.learner.keep_state else 0
     weights = (2 if training.policy_dtype == "bfloat16" else 4) * shape.parameters
     return kept + (0 if training.lora else MEMORY_RATIO * weights)
+
+
+def pinned_bytes(shape: ModelShape, config: RunConfig) -> int:
+    """Return the machine's memory that a process of the learner pins for kept state and for a policy on its way.
+
+    Of whole weights: adapters take little. torch's allocator takes a power of two for each tensor and keeps it.
+    """
+    training, ranks = config.training, config.learner.num_ranks // config.learner.replicas
+    if training.lora:
+        return 0
+    hidden, edges = shape.hidden_size, 1 if shape.tie_word_embeddings else 2
+    of_layer = [hidden * width for width in (*[shape.query] * 2, *[shape.key] * 2, *[shape.intermediate_size] * 3)]
+    matrices = [shape.vocab_size * hidden] * edges + of_layer * shape.num_hidden_layers
+
+    def total_size(width: int, parts: int) -> int:
+        return sum(1 << (width * size // parts - 1).bit_length() for size in matrices)
+
+    trained, moments = _optimizer_state(shape, training)
+    kept = total_size(4, ranks) * (4 * trained + moments) // (4 * trained) if config.learner.keep_state else 0
+    written = 2 if training.policy_dtype == "bfloat16" else 4
+    largest = 1 << (written * matrices[0] - 1).bit_length()
+    return kept + min(total_size(written, 1), largest + 2 * WRITTEN_FILES * FILE_BYTES)
 
 
 def kv_token_bytes(shape: ModelShape, parallel: int) -> int:
@@ -291,6 +322,8 @@ class MemoryPlan:
     max_model_len: int
     chunk: int | None
     """As `training.logprob_chunk`."""
+    engines: int = 1
+    """Engines on each GPU; `engine`, `sequences` and `kv_tokens` are of one."""
     longer_rows: bool = False
     """Whether rows of LONG_ROW tokens would fit as well, with all else as it is."""
 
@@ -303,10 +336,11 @@ class MemoryPlan:
     def phases(self) -> dict[str, int]:
         """The most that is taken of a GPU, in bytes, by what the run does."""
         learner, engine = (use or MemoryUse({}, 0) for use in (self.learner, self.engine))
+        sampling, idle = self.engines * engine.total, self.engines * engine.idle
         if self.shared:
-            beside = engine.idle if self.sleeps else engine.total
-            return {"sampling": learner.idle + engine.total, "training": learner.total + beside}
-        return {"training": learner.total} | ({"sampling, on another GPU": engine.total} if self.engine else {})
+            beside = idle if self.sleeps else sampling
+            return {"sampling": learner.idle + sampling, "training": learner.total + beside}
+        return {"training": learner.total} | ({"sampling, on another GPU": sampling} if self.engine else {})
 
     @property
     def fits(self) -> bool:
@@ -342,12 +376,15 @@ class MemoryPlan:
                 yield f"  {name:<8} {_gib(use.total):>9}: {parts}"
         if self.learner:
             yield f"  loading: {_gib(self.learner.host)} of the machine's memory for each process of the learner"
+            yield f"  pinned while it trains: {_gib(self.learner.pinned)} of the machine's memory for each process"
         for phase, taken in self.phases.items():
             left = self.gpu.usable - taken
             yield f"  {phase}: {_gib(taken)}, " + (f"{_gib(left)} are left" if left >= 0 else f"{_gib(-left)} TOO MUCH")
         yield f"  kept free for what is not planned: {_gib(self.gpu.total - self.gpu.usable)}"
         if self.longer_rows:
             yield f"  longer rows would fit as well and cost less: packing.tokens_per_row={LONG_ROW}"
+        if self.engines > 1:
+            yield f"  {self.engines} engines on a GPU, each as above"
         if self.engine:
             whole = self.kv_tokens // self.max_model_len
             yield f"  KV cache for {self.kv_tokens:,} tokens: {whole} sequences of {self.max_model_len:,} at a time"
@@ -415,11 +452,9 @@ def _plan(
         sizes = {"tokens": tokens, "ranks": ranks // config.learner.replicas}
         compiled = training.compile is not False
         learner = learner_memory(shape, training, **sizes, recompute=recompute, compiled=compiled)
-    sequences, length, shared = (
-        min(MAX_SEQUENCES, config.rollout.max_in_flight),
-        config.engine.max_model_len,
-        config.shares_gpu,
-    )
+        learner = replace(learner, pinned=pinned_bytes(shape, config))
+    engines, length, shared = config.engine.per_gpu, config.engine.max_model_len, config.shares_gpu
+    sequences = -(-min(MAX_SEQUENCES, config.rollout.max_in_flight) // engines)
     engine, kv_tokens = None, 0
     if samples:
         parallel = tensor_parallel(config.engine.extra_arguments)
@@ -427,10 +462,10 @@ def _plan(
         layer_width = 1 if config.engine.quantization else 2
         engine = engine_memory(shape, sequences=sequences, parallel=parallel, layer_width=layer_width)
         kv_token = kv_token_bytes(shape, parallel)
-        room = int((gpu.usable - beside - engine.total) * (1 - SPARE)) // kv_token
+        room = int((gpu.usable - beside - engines * engine.total) * (1 - SPARE)) // (kv_token * engines)
         kv_tokens = max(min(room, sequences * length), MIN_SEQUENCES * length)
         engine = MemoryUse({**engine.parts, "kv cache": kv_tokens * kv_token}, engine.idle)
-    return MemoryPlan(gpu, learner, engine, recompute, shared, sleeps, sequences, kv_tokens, length, chunk)
+    return MemoryPlan(gpu, learner, engine, recompute, shared, sleeps, sequences, kv_tokens, length, chunk, engines)
 
 
 def tensor_parallel(arguments: tuple[str, ...]) -> int:

@@ -16,6 +16,7 @@ from tasks.learner.adapters import Adapter
 from tasks.learner.attention import Segments, has_kernel
 from tasks.learner.context_parallel import ContextGroup
 from tasks.learner.distributed import ALONE, World, shard, to_device
+from tasks.learner.fp8 import use_fp8
 from tasks.learner.head import PLAIN, compiled_kernels, default_chunk, fused_loss, token_logprobs
 from tasks.learner.loading import read_model
 from tasks.learner.protocol import LearnerError
@@ -214,6 +215,8 @@ def _place(
     _switch_off_dropout(policy)
     if tower is not None and settings.vision == "frozen":
         tower.requires_grad_(False)
+    if settings.fp8:
+        use_fp8(policy.layers())
     # Shards around recompute and compiled layers: what gathers weights must not be part of a graph.
     recompute_layers(causal, policy.layers(), settings, device)
     if compiles(settings, device):

@@ -16,6 +16,7 @@ KEPT = [
     torch.ops.aten.mm.default,
     torch.ops.aten.addmm.default,
     torch.ops.aten._grouped_mm.default,
+    torch.ops.aten._scaled_mm_v2.default,
     torch.ops.torch_attn._varlen_attn.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default,
     torch.ops.aten._scaled_dot_product_flash_attention.default,

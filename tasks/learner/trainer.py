@@ -36,7 +36,7 @@ from tasks.learner.distributed import World
 from tasks.learner.kept_state import StateKeeper, load_kept
 from tasks.learner.loop import RowStatistics, Totals, accumulate_gradients
 from tasks.learner.loss import GROUPS, Objective
-from tasks.learner.model import PolicyModel, computes_in_half, load_policy, run_row
+from tasks.learner.model import PolicyModel, load_policy, run_row
 from tasks.learner.optimizer import Optimizer, apply_gradients, clip_gradients, learning_rate, new_optimizer
 from tasks.learner.protocol import STATISTICS_FILE, BatchReference, LearnerError
 from tasks.learner.rows import STREAMS, BatchReader, PackedBatch, Row
@@ -82,18 +82,9 @@ class Trainer:
     def configure(self, training: dict[str, Any], learner: dict[str, Any]) -> None:
         """Apply the config sections; another training section makes the learner forget its policy."""
         settings, own = TrainingConfig(**training), LearnerConfig(**learner)
-        if settings.decay_steps and settings.decay_steps <= settings.warmup_steps:
-            raise LearnerError(
-                f"training.decay_steps is {settings.decay_steps}, not after warmup_steps {settings.warmup_steps}"
-            )
         device = self._world.agree(lambda: _device(settings, self._world))
         torch.set_num_threads(own.threads)
         self._attention = self._world.agree(lambda: activate_attention(own.attention, device))
-        if settings.policy_dtype == "bfloat16" and not computes_in_half(settings, device):
-            raise LearnerError(
-                "training.policy_dtype is bfloat16, but the model is computed in float32: what samples would not be "
-                "what is trained; set training.dtype=bfloat16, or leave policies in float32"
-            )
         world = self._world.arrange(own.replicas, own.context_parallel)
         if settings != self._settings or world != self._world:
             self._settings, self._device, self._loaded = settings, device, None

@@ -81,6 +81,29 @@ def test_a_model_whose_layers_cannot_be_trained_is_refused(of_model, expected, t
     assert missing_files(config.model_copy(update={"kind": "evaluate"})) == []
 
 
+HEADS = {"num_attention_heads": 6, "num_key_value_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("of_model", "overrides", "expected"),
+    [
+        (HEADS, ["learner={processes=4, context_parallel=4}"], "learner.context_parallel: 4 ranks cannot share"),
+        (HEADS, ["learner={processes=6, context_parallel=6}"], ""),
+        (HEADS | {"num_key_value_heads": 3}, ["learner={processes=2, context_parallel=2}"], "learner.context_parallel"),
+        ({"vision_config": {}}, ["training.lora.rank=4"], "training.lora: the model sees"),
+        ({"vision_config": {}}, ["learner={processes=2, context_parallel=2}"], "learner.context_parallel: the model"),
+        ({"vision_config": {}}, [], ""),
+        ({"hidden_size": 72}, ["training={fp8=true, dtype='bfloat16'}"], "training.fp8: the model's hidden_size, 72"),
+        ({"hidden_size": 72}, [], ""),
+        ({"hidden_size": 64}, ["training={fp8=true, dtype='bfloat16'}"], ""),
+    ],
+)
+def test_a_model_that_the_learner_would_refuse_is_refused_before(of_model, overrides, expected, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(of_model))
+    config = load(["demo"], [f"model.path={tmp_path}", *overrides])
+    assert [line.startswith(expected) for line in missing_files(config)] == [True] * bool(expected)
+
+
 def test_a_model_is_needed_unless_a_policy_stands_for_it():
     config = RunConfig(kind="evaluate")
     assert missing_files(config) == ["model.path: say which directory (or hub id) holds the starting weights"]

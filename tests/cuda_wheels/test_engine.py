@@ -110,16 +110,20 @@ def test_every_route_that_is_called_is_there(arguments, config):
 
 
 def test_policies_are_sent_as_the_engines_for_ipc_and_nccl_take_them(config):
+    import torch
     from vllm.distributed.weight_transfer import ipc_engine, nccl_engine
 
     from tasks.learner import weight_sender
+    from tasks.learner.distributed import ALONE
 
     assert config.weight_transfer_config.backend == "ipc"
     assert "ipc_handles_pickled" in inspect.signature(ipc_engine.IPCWeightTransferUpdateInfo).parameters
     engines = {"ipc": ipc_engine.IPCTrainerWeightTransferEngine, "nccl": nccl_engine.NCCLTrainerWeightTransferEngine}
+    source = weight_sender.PolicySource({"wide": torch.empty(2**29, 4, device="meta")}, torch.bfloat16, ALONE)
     for backend, engine in engines.items():
-        info = weight_sender._init_info(backend, 0, 2)
+        info = weight_sender._init_info(backend, source, 2)
         assert isinstance(info, engine.init_info_cls) and (info.backend, info.packed) == (backend, True)
+        assert backend != "ipc" or info.packed_buffer_size_bytes >= 2**32, "the largest tensor has room"
         inspect.signature(engine.trainer_init).bind(info, client=None, source=None)
         assert {"client", "source", "send_weights"} <= attributes_of(engine)
 

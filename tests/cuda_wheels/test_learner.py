@@ -6,15 +6,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from configs.losses import DppoLoss, GspoLoss
 from tasks.learner import attention
 from tasks.learner.client import ENVIRONMENT
 from tasks.learner.distributed import ALONE
+from tasks.learner.fp8 import RowwiseLinear, linear, use_fp8
 from tasks.learner.loop import accumulate_gradients
 from tasks.learner.loss import Objective
 from tests.fixtures.packed import batch_of, sample
@@ -64,11 +67,13 @@ class Names(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("loss", [DppoLoss(), GspoLoss()])
-def test_every_operation_of_a_row_has_a_kernel_for_cuda(tmp_path, loss):
+@pytest.mark.parametrize(("loss", "in_8_bits"), [(DppoLoss(), False), (GspoLoss(), False), (DppoLoss(), True)])
+def test_every_operation_of_a_row_has_a_kernel_for_cuda(tmp_path, loss, in_8_bits):
     from tasks.learner.tiny import tiny_qwen3
 
-    policy = plain_policy(tiny_qwen3(tmp_path / "policy", hidden=32, layers=2), torch.float32)
+    policy = plain_policy(tiny_qwen3(tmp_path / "policy", hidden=32, layers=2), torch.bfloat16)
+    if in_8_bits:
+        use_fp8(policy.layers())
     rows = batch_of([[sample("a", 9, 1), sample("b", 7, 2)]])
     with varlen_on_cpu(), Names() as names:
         accumulate_gradients(policy, rows, Objective(loss), ALONE, CPU)
@@ -80,7 +85,24 @@ def test_every_operation_of_a_row_has_a_kernel_for_cuda(tmp_path, loss):
     wanted |= {"aten::_flash_attention_forward", "aten::_flash_attention_backward"}
     has = torch._C._dispatch_has_kernel_for_dispatch_key
     assert len(wanted) > 30
+    assert ("aten::_scaled_mm_v2" in wanted) == in_8_bits
     assert {name for name in wanted if not any(has(name, key) for key in ("CUDA", *composites))} == set()
+
+
+def test_products_in_8_bits_have_the_keywords_and_the_layouts_that_cuda_takes():
+    """torch's own checks of operands for CUDA, on tensors without values."""
+    keywords = {"output_dtype": torch.bfloat16, "use_fast_accum": True}
+    inspect.signature(torch.nn.functional.scaled_mm).bind(*range(6), **keywords)
+    with FakeTensorMode():
+        new = {"device": "cuda", "dtype": torch.bfloat16}
+        for tokens in (1, 37):
+            states, weight, gradient = (torch.empty(*size, **new) for size in ((tokens, 64), (48, 64), (tokens, 48)))
+            saved = SimpleNamespace(saved_tensors=(states, weight))
+            assert linear(states, weight).shape == gradient.shape
+            shapes = [each.shape for each in RowwiseLinear.backward(saved, gradient)]
+            assert shapes == [states.shape, weight.shape]
+        with pytest.raises(RuntimeError, match="divisible by 16"):
+            linear(torch.empty(16, 40, **new), torch.empty(48, 40, **new))
 
 
 def test_attention_is_called_by_keywords_that_it_has():

@@ -123,19 +123,47 @@ def test_more_learner_processes_than_gpus_are_refused(model, call, monkeypatch):
     assert status == 2 and "learner.processes: 2, and this machine has 1 GPU(s)" in text
 
 
-def test_8_bits_are_refused_where_no_gpu_has_them(model, call, monkeypatch):
-    setting = "engine.quantization=fp8"
+@pytest.mark.parametrize(
+    ("setting", "gpus"), [("engine.quantization=fp8", "engine.gpus"), ("training.fp8=true", "learner.gpus")]
+)
+def test_8_bits_are_refused_where_no_gpu_has_them(model, call, monkeypatch, setting, gpus):
     monkeypatch.setattr(machine_facts, "has_cuda", lambda: False)
-    demo = "check", "demo", f"model.path={model}", setting, "engine.dtype=auto"
+    settings = "engine.dtype=auto", "training.dtype=bfloat16", "training.device=auto"
+    demo = "check", "demo", f"model.path={model}", setting, *settings, f"{gpus}=3"
     status, text = call(*demo)
-    assert status == 2 and "compute capability 8.9 (Ada, Hopper, Blackwell), and this machine samples on" in text
+    assert status == 2 and "compute capability 8.9 (Ada, Hopper, Blackwell), and this machine has no such" in text
+    assert setting.partition("=")[0] in text
     assert "A100 has less" in call("check", "qwen3_gpu", setting, "--gpu", "A100")[1]
     status, text = call("check", "qwen3_gpu", setting, "training.loss.type=ppo")
     assert status == 0 and "warning: training.loss.type: ppo may clip ratios" in text
     assert "may clip" not in call("check", "qwen3_gpu", setting)[1]
     monkeypatch.setattr(machine_facts, "has_cuda", lambda: True)
-    monkeypatch.setattr(machine_facts, "compute_capability", lambda: 8.6)
+    # Of the GPUs that use it alone.
+    monkeypatch.setattr(machine_facts, "compute_capability", lambda user: 8.6 if user == "3" else 9.0)
     assert "a GPU of this machine has 8.6" in call(*demo)[1]
+    assert "compute capability" not in call(*demo[:-1])[1]
+
+
+def test_products_in_8_bits_are_for_no_processor(model, call, monkeypatch):
+    monkeypatch.setattr(machine_facts, "has_cuda", lambda: True)
+    monkeypatch.setattr(machine_facts, "compute_capability", lambda _: 9.0)
+    settings = "training.device=cpu", "training.dtype=bfloat16", "training.fp8=true"
+    status, text = call("check", "demo", f"model.path={model}", *settings)
+    assert status == 2 and "training.fp8: true needs an NVIDIA GPU" in text and "trains on the processor" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (["learner.attention=fa3"], "learner.attention: 'fa3' is for CUDA, and the learner trains on the processor"),
+        (["learner.attention=fa3", "training.device=cuda"], "'fa3' needs the module flash_attn_interface"),
+    ],
+)
+def test_a_version_of_attention_that_cannot_be_had_is_refused_before_a_start(model, call, monkeypatch, settings, said):
+    monkeypatch.setattr(machine_facts, "has_cuda", lambda: True)
+    monkeypatch.setattr(machine_facts, "gpus", lambda _: [])
+    status, text = call("check", "demo", f"model.path={model}", *settings)
+    assert status == 2 and said in text
 
 
 FOR_GPUS = [name for name in presets() if load([name]).training.device == "cuda"]

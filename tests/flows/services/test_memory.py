@@ -7,7 +7,7 @@ import pytest
 from configs.errors import ConfigError
 from configs.load import load
 from flows.services import memory
-from flows.services.gpus import parse_gpu
+from flows.services.gpus import compute_capability, parse_gpu
 from flows.services.memory import memory_plan, model_shape, plan_here, require_memory
 
 GIB = memory.GIB
@@ -95,6 +95,17 @@ def test_several_gpus_divide_the_engine():
         assert two.engine.parts[part] == one.engine.parts[part] // 2
 
 
+def test_engines_that_share_a_gpu_divide_its_kv_cache():
+    one, two = (plan_of("engine.gpus=0", f"engine.replicas={number}") for number in (1, 2))
+    assert (two.engines, two.sequences) == (2, 128) and "2 engines on a GPU" in "\n".join(two.lines())
+    weights, kv = (part.engine.parts["kv cache"] for part in (one, two))
+    assert two.engine.parts["weights"] == one.engine.parts["weights"] and kv < weights / 2
+    assert max(two.phases.values()) <= two.gpu.usable
+    assert two.phases["sampling"] == two.learner.idle + 2 * two.engine.total
+    config = load(["qwen3_8b_node"], ["engine.gpus=4,5", "engine.replicas=4"])
+    assert [config.engine.replica(number).gpus for number in range(4)] == ["4", "4", "5", "5"]
+
+
 def test_layers_in_8_bits_leave_more_to_the_kv_cache():
     shape = model_shape("Qwen/Qwen3-0.6B")
     plain, quantised = (plan_of(*setting).engine for setting in ((), ("engine.quantization=fp8",)))
@@ -118,9 +129,27 @@ def test_a_gpu_by_name_or_by_memory():
         parse_gpu("H9000")
 
 
+def test_products_in_8_bits_and_pinned_memory_are_planned():
+    plain, eights = (plan_of(f"training.fp8={chosen}").learner for chosen in ("false", "true"))
+    shape = model_shape("Qwen/Qwen3-0.6B")
+    widths = shape.intermediate_size + shape.hidden_size
+    copies = 16_384 * widths + shape.intermediate_size * shape.hidden_size
+    assert 0 <= eights.parts["working"] - plain.parts["working"] <= copies
+    # Of kept state weights and two moments in float32, a matrix of 12 MiB in 16, the embedding of 594 in 1,024.
+    layer, edge = 2 * 8 + 2 * 4 + 3 * 16, 1024
+    kept = 3 * (28 * layer + edge)
+    files = 28 * layer // 2 + edge // 2
+    assert plain.pinned == (kept + files) * 2**20
+    assert plan_of("learner.keep_state=false").learner.pinned == files * 2**20
+    assert plan_of("training.lora.rank=4", "learner.keep_state=false").learner.pinned == 0
+    assert "pinned while it trains: 10.4 GiB of the machine's memory" in "\n".join(plan_of().lines())
+
+
 SMI = """#!/bin/sh
-for argument; do case $argument in --id=*) ids=${argument#--id=};; esac; done
-for id in $(echo "${ids-0,1,2}" | tr , ' '); do case $id in
+for argument; do case $argument in --id=*) ids=${argument#--id=};; *compute_cap*) caps=1;; esac; done
+for id in $(echo "${ids-0,1,2}" | tr , ' '); do
+[ $caps ] && case $id in 0|GPU-a) echo 9.0; continue;; 1) echo 8.6; continue;; 2) echo 7.5; continue;; esac
+case $id in
   0|GPU-a) echo "NVIDIA H200, 143771";;
   1) echo "NVIDIA A10G, 23028";;
   2) echo "NVIDIA T400, 4096";;
@@ -149,8 +178,12 @@ def test_the_smallest_gpu_that_the_run_sees_is_the_one_that_counts(visible, over
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    plan = plan_here(load(["qwen3_gpu"], overrides))
+    config = load(["qwen3_gpu"], overrides)
+    plan = plan_here(config)
     assert (plan and plan.gpu.name) == name
+    capabilities = {"NVIDIA H200": 9.0, "NVIDIA A10G": 8.6, "NVIDIA T400": 7.5, None: None}
+    users = [config.learner.gpus] + [config.engine.gpus] * (not config.engine.url)
+    assert compute_capability(*users) == capabilities[name]
 
 
 def test_a_model_of_unknown_widths_has_no_plan():

@@ -81,6 +81,11 @@ def policy_in(directory, dtype, compiled=False, world=ALONE):
     return policy
 
 
+def half_policy(directory, world=ALONE, **settings):
+    """Return the model, whose weights are gathered in bfloat16."""
+    return load_policy(directory, TrainingConfig(device="cpu", dtype="bfloat16", **settings), CPU, world=world)
+
+
 def gradient(policy, rows, world, loss="token"):
     """Return the whole gradient of the rows, flat, its norm before clipping, and what was measured.
 
@@ -144,6 +149,7 @@ def as_written(directory, seeing, world):
         policy = policy_in(directory, dtype)
         found |= {f"{name} {dtype}": gradient(policy, rows, world) for name, rows in SPLITS.items()}
     found |= {name: three_steps(directory, name) for name in OPTIMIZERS}
+    found["in 8 bits"] = gradient(half_policy(directory, world, fp8=True), SPLITS["dealt in turn"], world)
     return found | shared_rows(directory, world) | {"seen": seen(seeing, world), "refused": refused(directory, world)}
 
 

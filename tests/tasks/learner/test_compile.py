@@ -79,6 +79,12 @@ def test_rows_with_shared_prefixes_are_one_graph_of_layers_more(world, deep):
     assert compared(deep, {"dtype": "float32"}, [*rows(12), *rows(12, seed=1, same=True)], 1e-5) == GRAPHS + 1
 
 
+@pytest.mark.parametrize("kind", [False, pytest.param("selective", marks=pytest.mark.nightly)])
+def test_layers_with_products_in_8_bits_are_one_graph(world, deep, kind):
+    settings = {"dtype": "bfloat16", "fp8": True, "gradient_checkpointing": kind}
+    assert compared(deep, settings, rows(2), 2e-2) <= GRAPHS + 1
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", [True, "selective"])
 def test_recomputed_and_sharded_layers_are_compiled_too(world, deep, kind):

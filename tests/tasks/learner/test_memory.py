@@ -16,6 +16,7 @@ from flows.services.gpus import parse_gpu
 from flows.services.memory import CUDA_CHUNK_BYTES, layer_bytes, learner_memory, model_shape, selective_bytes
 from tasks.learner import head
 from tasks.learner.attention import ATTENTION, Segments, register_attention
+from tasks.learner.fp8 import use_fp8
 from tasks.learner.model import PolicyModel
 from tasks.learner.recompute import recompute_layers
 from tests.fixtures.varlen import varlen_on_cpu
@@ -46,6 +47,8 @@ def tracked_bytes(shape, settings, tokens, ranks):
     try:
         with FakeTensorMode(allow_non_fake_inputs=True):
             policy = PolicyModel(causal_model(shape), settings.logprob_chunk or 1024).train()
+            if settings.fp8:
+                use_fp8(policy.layers())
             recompute_layers(policy.causal, policy.layers(), settings, CPU)
             half = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
             for module in (*policy.layers(), policy):
@@ -84,6 +87,8 @@ def cases():
     for shape, tokens in ((SMALL, 8192), (UNTIED, 2048)):
         for ranks in (1, 8):
             yield shape, 2, tokens, ranks, False, {"loss": GspoLoss()}  # whose gradients take another pass
+    for shape, recompute in ((SMALL, False), (SMALL, "selective"), (LARGE, True)):
+        yield shape, 2, 16384, 8, recompute, {"fp8": True, "logprob_chunk": 2048}
     yield LARGE, 2, 32768, 1, True, {"logprob_chunk": 2048}  # a layer computed again takes more than the head
     yield SMALL, 4, 16384, 8, False, {"logprob_chunk": 2048}
     for recompute in ("selective", True):

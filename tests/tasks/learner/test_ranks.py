@@ -71,6 +71,14 @@ def test_compiled_layers_make_it_on_two_and_on_four_ranks(figures, number, model
     assert_same(compiled["shared and compiled"], shared, torch.float32)
 
 
+def test_two_ranks_make_the_gradient_of_products_in_8_bits(figures, model_directory, world):
+    """Scales are those of whole rows, whatever part of a matrix a rank holds."""
+    expected = ranks.gradient(ranks.half_policy(model_directory, fp8=True), ranks.APART, world)
+    plain = ranks.gradient(ranks.half_policy(model_directory), ranks.APART, world)
+    assert (expected["gradient"] - plain["gradient"]).abs().max() > 1e-3
+    assert_same(figures(2)["in 8 bits"], expected, torch.float32)
+
+
 @pytest.mark.parametrize("name", ranks.OPTIMIZERS)
 def test_two_ranks_make_the_steps_of_one(world, model_directory, figures, name):
     """Of the same gradients, bit for bit: Muon's matrices are made whole, so that the number of ranks does not round.
