@@ -55,6 +55,9 @@ class RunConfig(Section):
     """Seed of the run; null draws one when the config is resolved, so that a new run samples anew."""
     steps: int = operational(20, ge=1)
     """Steps to make; a longer run continues a shorter one."""
+    fork: str = operational("")
+    """RUN:STEP, the recorded run and step that this run goes on from: with the policy and optimizer state, the config
+    and the seed that the step began with, and what this run sets otherwise. Empty starts from `model.path`."""
     model: ModelConfig = ModelConfig()
     environments: tuple[EnvironmentConfig, ...] = ()
     assignment: AssignmentConfig = AssignmentConfig()

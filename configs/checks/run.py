@@ -1,6 +1,7 @@
 """What must hold between the sections of a config, so that a run fails before it starts anything and not after."""
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,6 +32,7 @@ def problems(config: RunConfig) -> list[str]:
         _transfer_problems(config),
         _store_problems(config),
         _stream_problems(config),
+        _fork_problems(config),
         training_problems(config),
         _filter_problems(config),
         algorithm_problems(config),
@@ -258,6 +260,18 @@ def _stream_problems(config: RunConfig) -> Iterator[str]:
                 f"rollout.max_off_policy_steps: {config.rollout.max_off_policy_steps} lets steps take their rollouts "
                 f"from one stream, but {what}; take 0 or 1"
             )
+
+
+def _fork_problems(config: RunConfig) -> Iterator[str]:
+    if config.fork and not re.fullmatch(r"[^:]+:[0-9]{1,9}", config.fork):
+        yield f"fork: {config.fork!r}: name a recorded run and the step to go on from as RUN:STEP, for example demo:3"
+    if config.fork and config.kind != "train":
+        yield f"fork: a run of kind {config.kind} starts from model.path; only a training run goes on from a step"
+    if config.fork and (config.stateful or config.assignment.sampler.stateful):
+        yield (
+            f"fork: {config.fork} names a policy, and the algorithm or assignment.sampler carries more from step to "
+            "step; take ones without state"
+        )
 
 
 def _stale_problems(config: RunConfig) -> Iterator[str]:

@@ -193,10 +193,10 @@ def run_to_resume(name: str, overrides: Sequence[str] = (), store: str = "") -> 
     return resolve_run(kind, (), overrides, name=chosen, store=root)
 
 
-def run_with_panel(config: "RunConfig", plain: bool = False) -> dict[str, Any]:
+def run_with_panel(config: "RunConfig", plain: bool = False, watchers: tuple["Watcher", ...] = ()) -> dict[str, Any]:
     """Run a resolved config with a panel, of plain lines where `plain` says so; return its outcome."""
     with panel_for(config, plain) as panel:
-        return run_config(config, (panel,))
+        return run_config(config, (panel, *watchers))
 
 
 def panel_for(config: "RunConfig", plain: bool = False) -> "Panel":

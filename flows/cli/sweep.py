@@ -1,14 +1,21 @@
-"""The command sweep: runs that differ in some settings and in their seed, one after another, and a table of results."""
+"""The command sweep: runs that differ in some settings and in their seed, and a table and a chart of results."""
 
 import json
+import os
 import re
+import signal
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext, redirect_stdout
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext, redirect_stdout, suppress
 from dataclasses import asdict
 from functools import partial
 from itertools import chain, product, zip_longest
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
+from pathlib import Path
 from statistics import fmean
+from threading import Thread
 from typing import TYPE_CHECKING, Annotated, Any
 
 from flows.cli.arguments import Count, Items, Json, Plain, StoreOption, UsageError, open_reader, option, split_items
@@ -17,6 +24,7 @@ from tasks.evaluation.confidence import students
 
 if TYPE_CHECKING:
     from configs.run import RunConfig
+    from flows.cli.race import Race
     from flows.queries.store_reader import StoreReader
 
 Row = dict[str, Any]
@@ -33,6 +41,12 @@ def sweep(
     *items: Items,
     over: Annotated[tuple[str, ...], option("a setting and its values; several options are combined", "KEY=A,B,...")],
     seeds: Annotated[Count, option("runs of each combination, with seeds that follow each other", "N")] = 1,
+    fork: Annotated[
+        str, option("go on from this step of a recorded run, with its config and seed", "RUN:STEP", name="--from")
+    ] = "",
+    stop_losers: Annotated[bool, option("end a run early that is worse than another on held-out examples")] = False,
+    parallel: Annotated[Count, option("runs at a time, each in a process of its own", "N")] = 1,
+    chart: Annotated[str, option("write the page of charts, a line with intervals for each run", "FILE")] = "",
     name: Annotated[str, option("name that begins the names of the runs; `sweep` by default")] = "sweep",
     store: StoreOption = "",
     as_json: Json = False,
@@ -44,31 +58,73 @@ def sweep(
     again, and more values or seeds are added to it. Raises UsageError, ConfigError.
     """
     from flows.cli.demo import demo_model
+    from flows.cli.race import races
     from flows.cli.run import run_with_panel
+    from flows.viewer.addresses import curves
+    from flows.viewer.pages.curves import MOST_RUNS
+    from flows.viewer.routes import save_page
 
     files, overrides = split_items(items)
+    overrides += [f"fork={json.dumps(fork)}"] if fork else []
     arms = combinations(over)
-    first_seed = _checked_seed(files, overrides, arms)
-    runner = partial(run_with_panel, plain=plain or as_json)
-    failed = []
+    first_seed = _checked_seed(files, overrides, arms, store, is_fork=bool(fork))
+    runner = partial(run_with_panel, plain=plain or as_json or parallel > 1)
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
-        overrides = [*overrides, *demo_model("train", files, overrides, store, runner)]
+        overrides += [] if fork else demo_model("train", files, overrides, store, runner)
         configs = arm_configs(files, overrides, arms, range(first_seed, first_seed + seeds), name, store)
-        for config in configs:
-            try:
-                runner(config)
-            except Exception as error:  # the other runs are worth having
-                say(f"{config.name} failed: {error}; the others are safe, and the same sweep again resumes it")
-                failed.append(config.name)
-    reader = open_reader(configs[0].store)
-    finished = [config.name for config in configs if config.name not in failed]
-    by_arm = [{seed: run for seed, run in enumerate(run_names(name, arm, seeds)) if run in finished} for arm in arms]
-    rows = results(reader, arms, by_arm)
+        in_race = races(configs) if stop_losers else {}
+        call = partial(run_arm, runner, in_race)
+        with ThreadPoolExecutor(parallel) as threads:
+            calls = threads.map(partial(_run_apart, call), configs) if parallel > 1 else map(call, configs)
+            finished = [config.name for config, success in zip(configs, calls, strict=True) if success]
+        reader = open_reader(configs[0].store)
+        ended = {run: race.loss() for run, race in in_race.items() if reader.store.runs.last_event(run) != "finished"}
+        of_arms = [dict(enumerate(run_names(name, arm, seeds))) for arm in arms]
+        by_arm = [{seed: run for seed, run in of_arm.items() if run in finished} for of_arm in of_arms]
+        rows = results(reader, arms, by_arm, ended)
+        if chart:
+            say(save_page(reader, curves(*finished[:MOST_RUNS]), Path(chart), force=True))
     if as_json:
         print(json.dumps(rows))
     else:
         print_results(rows, finished)
-    return int(bool(failed))
+    return int(len(finished) < len(configs))
+
+
+def run_arm(runner: Callable[..., object], in_race: Mapping[str, "Race"], config: "RunConfig") -> bool:
+    """Run a config to its end, or until it has lost its race; return whether it did not fail."""
+    race = in_race.get(config.name)
+    try:
+        if not (race and race.loss()):
+            runner(config, watchers=(partial(race.watch, config.steps),) if race else ())
+    except Exception as error:  # the other runs are worth having
+        if not (race and race.loss()):
+            say(f"{config.name} failed: {error}; the others are safe, and the same sweep again resumes it")
+            return False
+    return True
+
+
+def _run_apart(call: Callable[["RunConfig"], bool], config: "RunConfig") -> bool:
+    """Return what `call` returns in a process of its own."""
+    process = get_context("spawn").Process(target=_call_apart, args=(call, config))
+    process.start()
+    process.join()
+    if process.exitcode not in (0, 1):
+        say(f"the process of {config.name} ended with status {process.exitcode}; the same sweep again resumes it")
+    return process.exitcode == 0
+
+
+def _call_apart(call: Callable[["RunConfig"], bool], config: "RunConfig") -> None:
+    """End this process with what `call` returns, or in order, as at SIGTERM, once the parent process is gone."""
+
+    def follow(parent: Any) -> None:
+        wait([parent.sentinel])
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    Thread(target=follow, args=(parent_process(),), daemon=True).start()
+    with redirect_stdout(sys.stderr), suppress(KeyboardInterrupt):
+        sys.exit(not call(config))
+    sys.exit(1)
 
 
 def combinations(over: Sequence[str]) -> list[dict[str, str]]:
@@ -92,14 +148,18 @@ def run_names(name: str, arm: Mapping[str, str], seeds: int) -> list[str]:
     return ["-".join([name, *words, f"s{number}"]) for number in range(seeds)]
 
 
-def _checked_seed(files: Sequence[str], overrides: Sequence[str], arms: Sequence[Mapping[str, str]]) -> int:
+def _checked_seed(
+    files: Sequence[str], overrides: Sequence[str], arms: Sequence[Mapping[str, str]], store: str, is_fork: bool
+) -> int:
     """Return the first seed, that of the config or 0, after every combination was checked: before a model is made."""
-    from flows.runtime.resolve_run import nothing_started, requested_config
+    from flows.runtime.resolve_run import nothing_started, requested_config, resolve_run
 
     if len({*chain(*(run_names("", arm, 1) for arm in arms))}) < len(arms):
         raise UsageError("two combinations of --over have the same values but for signs: name each value once")
     with nothing_started():
-        requested = [requested_config("train", files, [*overrides, *_settings(arm)], {}) for arm in arms]
+        # Without files a fork has the config of its run, which the store knows.
+        check = partial(resolve_run, store=store) if is_fork and not files else partial(requested_config, settings={})
+        requested = [check("train", files, [*overrides, *_settings(arm)]) for arm in arms]
     return requested[0].seed or 0
 
 
@@ -129,14 +189,20 @@ def arm_configs(
     ]
 
 
-def results(reader: "StoreReader", arms: Sequence[Mapping[str, str]], by_arm: Sequence[Mapping[int, str]]) -> list[Row]:
+def results(
+    reader: "StoreReader",
+    arms: Sequence[Mapping[str, str]],
+    by_arm: Sequence[Mapping[int, str]],
+    ended: Mapping[str, str] = {},
+) -> list[Row]:
     """Return a row for each combination and held-out set, or one for each combination where nothing was evaluated.
 
-    `by_arm` has the runs of each combination by number of the seed. Columns: `settings`; `runs` (names); `rewards` by
-    step, means over the runs; `reward` of the last steps; `set`, `environment` and `held_out`, the average of the last
-    policy; `difference`, of it to the first combination by seed over the same examples. Figures have `value`, a mean
-    over the runs, and `interval` with `low` and `high`: Student's over the runs, of the difference of a single
-    pair that over its examples; null where nothing can be said.
+    `by_arm` has the runs of each combination by number of the seed, `ended` why runs were ended early. Columns:
+    `settings`; `runs` (names); `ended` (those of its runs); `rewards` by step, means over the runs; `reward` of the
+    last steps; `set`, `environment` and `held_out`, the average of the last policy; `curve`, the averages by `version`;
+    `difference`, to the first combination by seed over the same examples, of the last policies or, where one was ended
+    early, of the last that both have. Figures have `value`, a mean over the runs, and `interval` with `low` and `high`:
+    Student's over the runs, of a single run or pair that over its examples; null where nothing can be said.
     """
     from flows.queries.runs import runs
 
@@ -148,11 +214,12 @@ def results(reader: "StoreReader", arms: Sequence[Mapping[str, str]], by_arm: Se
         about = {
             "settings": dict(arm),
             "runs": list(names.values()),
+            "ended": {run: ended[run] for run in names.values() if ended.get(run)},
             "rewards": [_mean(values) for values in zip_longest(*curves)],
             "reward": _figure([(value, None) for value in last if value is not None]),
         }
         baseline = by_arm[0] if names is not by_arm[0] else {}
-        rows += [about | row for row in _held_out(reader, names, baseline)] or [about]
+        rows += [about | row for row in _held_out(reader, names, baseline, ended)] or [about]
     return rows
 
 
@@ -171,19 +238,18 @@ def _figure(figures: Sequence[tuple[float, Ends]]) -> Row | None:
     return {"value": fmean(values), "interval": interval}
 
 
-def _held_out(reader: "StoreReader", runs: Mapping[int, str], baseline: Mapping[int, str]) -> list[Row]:
+def _held_out(
+    reader: "StoreReader", runs: Mapping[int, str], baseline: Mapping[int, str], ended: Mapping[str, str]
+) -> list[Row]:
     """Return by set and environment the scores of the last policies, and their difference to those of `baseline`."""
     from flows.queries.compare import compared_evaluations
 
     places: dict[tuple[str, str], tuple[list[tuple[float, Ends]], ...]] = {}
     for seed, run in runs.items():
         before = baseline.get(seed, run)
-        compared = (
-            compared_evaluations(reader, before, run)
-            .filter(figure="avg")
-            .drop_nulls("b")
-            .sort("version_b", maintain_order=True)
-        )
+        compared = compared_evaluations(reader, before, run).filter(figure="avg").drop_nulls("b").sort("version_b")
+        if ended.get(run) or ended.get(before):
+            compared = compared.filter(version_a=compared["version_b"])
         last = compared.unique(["set", "environment"], keep="last", maintain_order=True)
         for row in last.iter_rows(named=True):
             scores, differences = places.setdefault((row["set"], row["environment"]), ([], []))
@@ -199,6 +265,8 @@ def _held_out(reader: "StoreReader", runs: Mapping[int, str], baseline: Mapping[
 
 def print_results(rows: Sequence[Row], runs: Sequence[str]) -> None:
     """Print a table of results with a curve of rewards for each combination, all on one scale, and where charts are."""
+    for run, reason in {run: reason for row in rows for run, reason in row["ended"].items()}.items():
+        say(f"{run} was ended early: {reason}; to go on: stagecoach resume {run}")
     known = [reward for row in rows for reward in row["rewards"] if reward is not None]
     bounds = min(known, default=0.0), max(known, default=0.0)
     cells = [

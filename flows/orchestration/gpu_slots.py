@@ -24,8 +24,8 @@ from typing import Any
 from flows.orchestration.server import (
     api_client,
     bookkeeping_only,
+    cancellation,
     current_flow_run,
-    is_cancelled,
     is_shared,
     one_line,
 )
@@ -82,7 +82,7 @@ def _wait_for_slot(limit: str, run: str, tell: Callable[[str], None]) -> str:
             _log.warning("Prefect does not say who holds %s: %s", limit, one_line(problem))
         if slot or holders == []:
             return slot
-        if is_cancelled(current_flow_run()):
+        if cancellation(current_flow_run()):
             raise RunCancelled("cancelled while it waited for a GPU slot; nothing was started")
         waiting = f"waiting for a slot of {limit}, held by {', '.join(holders or ())}"
         if holders and waiting != said:

@@ -219,14 +219,14 @@ def is_gone(tags: Iterable[str], embedded: bool) -> bool:
     return embedded if boot != boot_id() else not is_alive(process)
 
 
-def is_cancelled(flow_run_id: Any, attempts: int = 1) -> bool | None:
-    """Return whether someone asked, in the UI or on the command line, that a flow run be cancelled.
+def cancellation(flow_run_id: Any, attempts: int = 1) -> str | None:
+    """Return a text where someone asked, in the UI or on the command line, that a flow run be cancelled, else "".
 
-    Prefect does not end runs that no worker started: ask between stages. None where the API does not answer in any of
-    the attempts; having no flow run says no.
+    The text has the reason, if one was given. Prefect does not end runs that no worker started: ask between stages.
+    None where the API does not answer in any of the attempts; having no flow run says no.
     """
     if flow_run_id is None:
-        return False
+        return ""
     import httpx
 
     for attempt in range(attempts):
@@ -236,8 +236,18 @@ def is_cancelled(flow_run_id: Any, attempts: int = 1) -> bool | None:
                 state = client.read_flow_run(flow_run_id).state
         except httpx.HTTPError:
             continue  # the run's data do not depend on the API, so its life must not
-        return state is not None and (state.is_cancelling() or state.is_cancelled())
+        if state is None or not (state.is_cancelling() or state.is_cancelled()):
+            return ""
+        return "as Prefect was asked to" + (f": {state.message}" if state.message else "")
     return None
+
+
+def request_cancellation(flow_run_id: Any, reason: str) -> None:
+    """Ask Prefect to cancel a flow run, as a person does in the UI; `reason` is the message of its state."""
+    from prefect.states import Cancelling
+
+    with bookkeeping_only("a cancellation"), api_client() as client:
+        client.set_flow_run_state(flow_run_id, Cancelling(message=reason))
 
 
 def crash_stale_runs(embedded: bool) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from flows.orchestration.server import api_client, current_flow_run, is_cancelled, tag_value
+from flows.orchestration.server import api_client, cancellation, current_flow_run, tag_value
 from flows.orchestration.signals import ending_signal, is_end, is_termination
 from flows.reporting.bookkeeping import Bookkeeper
 from flows.services.ownership import live_processes, writer_alive
@@ -42,7 +42,7 @@ class Cancellation:
 
     def __init__(
         self,
-        ask: Callable[[Any], bool | None] = is_cancelled,
+        ask: Callable[[Any], str | None] = cancellation,
         clock: Callable[[], float] = time.monotonic,
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -52,10 +52,10 @@ class Cancellation:
         self._keeper = Bookkeeper(tell)
         self._lock = threading.Lock()
         self._quiet_until = clock()
-        self._cancelled = False
+        self._cancelled = ""
 
-    def asked_for(self, flow_run: str | None) -> bool:
-        """Tell whether the flow run was cancelled, as far as is known; False outside a flow run."""
+    def asked_for(self, flow_run: str | None) -> str:
+        """Return a text where the flow run was cancelled, as far as is known; empty outside a flow run."""
         with self._lock:
             if flow_run and not self._cancelled and self._clock() >= self._quiet_until:
                 # Under the lock: one of the threads asks for all of them.
@@ -66,7 +66,7 @@ class Cancellation:
     def _take_answer(self, flow_run: str) -> bool:
         """Ask; return whether there was an answer. One that comes too late for who asked is there for who asks next."""
         answer = self._ask(flow_run)
-        self._cancelled = self._cancelled or bool(answer)
+        self._cancelled = self._cancelled or answer or ""
         return answer is not None
 
 
@@ -93,7 +93,7 @@ def event_of(error: BaseException, run: str, store: str, where: str = "") -> tup
         return "interrupted", f"interrupted from the keyboard{SAFE}"
     # Prefect's worker cancels by SIGTERM; without that request somebody else sent it. A busy server may not answer
     # once, and the run would be called interrupted for good.
-    if is_termination(error) and is_cancelled(current_flow_run(), attempts=5):
+    if is_termination(error) and cancellation(current_flow_run(), attempts=5):
         return "cancelled", cancelled_text(f"in Prefect{where and f' at {where}'}", run, store)
     if is_end(error):
         return "interrupted", f"ended by {ending_signal()}{SAFE}"

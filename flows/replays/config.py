@@ -156,7 +156,7 @@ def _requested_config(
     """Return the recorded config, of a replay that goes on its own, with what was asked for laid over it."""
     # What the source was called, and what it went through again, is its own.
     own = {"kind": "replay", "name": asked.name, "replay": ReplayConfig().model_dump(mode="json")}
-    own["store"] = asked.store or default_store()
+    own |= {"store": asked.store or default_store(), "fork": ""}
     changed = load((), asked.overrides, base=(begun or source).model_dump(mode="json") | own)
     first, last = step_range(asked.steps)
     steps = {step: past for step, past in recorded.steps.items() if first <= step and (last is None or step < last)}

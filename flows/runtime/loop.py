@@ -32,7 +32,7 @@ Planner = Callable[[RunContext, Source, Policy | None], list[Ref]]
 
 
 def train_steps(execute: Executor, source: Source, prefetch: bool = False) -> Generator[FinishedStep]:
-    """Run all steps of the executor's config and yield each finished one.
+    """Run all steps of the executor's config, of a fork those from its policy on, and yield each finished one.
 
     As soon as policy v exists it samples the batches up to step v + lag, the lag being `rollout.max_off_policy_steps`.
     With lag 0 the stages run in turn. With 1 the batch of step k + 1 is sampled with the policy that step k trains,
@@ -45,21 +45,21 @@ def train_steps(execute: Executor, source: Source, prefetch: bool = False) -> Ge
     """
     config, lag = execute.config, execute.config.rollout.max_off_policy_steps
     examples, policy = pipeline.import_sources(execute, source)
-    pending: list[Callable[[], StepBatch]] = []
+    first, pending = policy.version, dict[int, Callable[[], StepBatch]]()
 
     def look_ahead(step: int) -> None:
-        steps = range(len(pending), min(step + lag + 1, config.steps))
+        steps = range(first + len(pending), min(step + lag + 1, config.steps))
         rollouts.add(steps, policy)
         for later in steps:
-            build = partial(pipeline.build_batch, rollouts, later, policy, pending[-1] if pending else None)
+            build = partial(pipeline.build_batch, rollouts, later, policy, pending.get(later - 1))
             # A thread starts with an empty context, and the current flow run is a context variable.
-            pending.append(pool.submit(copy_context().run, build).result if pool else cache(build))
+            pending[later] = pool.submit(copy_context().run, build).result if pool else cache(build)
 
     with ThreadPoolExecutor(1, "ahead") as threads, closing(RolloutSource(execute, examples)) as rollouts:
         pool = threads if prefetch and lag else None
         try:
-            look_ahead(0)
-            for step in range(config.steps):
+            look_ahead(first)
+            for step in range(first, config.steps):
                 # The time for the load of the queue's sampler.
                 with rollouts.queue.meter.learner_waits() if rollouts.queue else nullcontext():
                     batch = pending[step]()

@@ -53,7 +53,9 @@ def import_sources(execute: Executor, source: Source) -> tuple[Ref, Policy]:
 
 
 def first_policy(execute: Executor, source: Source) -> Policy:
-    """Import the weights that the run starts from."""
+    """Return the recorded policy that the run forks from, or else import the weights that it starts from."""
+    if source.policy:
+        return source.policy
     digest = {"weights": source.weights_digest}
     return Policy(execute(policy_import.task, 0, parameters=source.weights, extra_inputs=digest).key, 0)
 

@@ -74,9 +74,10 @@ def resolve_run(kind: str, files: Sequence[str], overrides: Sequence[str], **set
     later = _later_layers(kind, overrides, settings)
     requested = requested_config(kind, files, overrides, settings)
     store = open_store(requested.store)
-    if kind == "evaluate" and not files and (maker := _maker(store, requested.evaluation.policy)):
-        # As the policy was trained: its environments, its renderer, its own held-out examples.
-        requested = load((), [*assignments(OF_NO_OTHER_RUN), *later], base=maker.model_dump(mode="json"))
+    if not files and (maker := _maker(store, _policy_of_another(requested))):
+        # As the policy was trained: its environments, its renderer, its own held-out examples; of a fork its seed, too.
+        others = OF_NO_OTHER_RUN | ({} if kind == "evaluate" else {"seed": maker.seed})
+        requested = load((), [*assignments(others), *later], base=maker.model_dump(mode="json"))
     recorded = recorded_config(store, requested.name)
     if kind != "replay" and requested.name and store.ledger.entries(run=requested.name, stage="import"):
         raise ConfigError(
@@ -108,8 +109,12 @@ def resolve_run(kind: str, files: Sequence[str], overrides: Sequence[str], **set
     return config
 
 
-OF_NO_OTHER_RUN: Mapping[str, Any] = {"name": "", "seed": None, "replay": {}, "data": {}}
-"""What an evaluation does not take over from the run that made its policy."""
+OF_NO_OTHER_RUN: Mapping[str, Any] = {"name": "", "seed": None, "replay": {}, "data": {}, "fork": ""}
+"""What a run does not take over from the one that made the policy which it evaluates or goes on from."""
+
+
+def _policy_of_another(config: RunConfig) -> str:
+    return config.evaluation.policy if config.kind == "evaluate" else config.fork
 
 
 def _maker(store: Store, policy: str) -> RunConfig | None:
@@ -134,15 +139,17 @@ def _with_stored_weights(store: Store, requested: RunConfig) -> RunConfig:
 
     Those were copied when they were brought in, so that a run can go on when the directory they came from is gone.
     """
-    policy = find_policy(store, requested.evaluation.policy) if requested.kind == "evaluate" else None
+    policy = find_policy(store, _policy_of_another(requested))
     path = requested.model.path
     if policy is None and path and not Path(path).expanduser().is_dir():
         imported = bool(store.ledger.entries(run=requested.name, stage="policy_import"))
         policy = find_policy(store, f"{requested.name}:0") if imported else None
     if policy is None:
         return requested
+    if requested.fork and policy.version >= requested.steps:
+        raise ConfigError([f"steps: {requested.steps} end before a fork from {requested.fork} begins; set more steps"])
     model = requested.model.model_copy(update={"path": str(whole_weights(store, policy.key))})
-    made = store.ledger.find(policy.key)
+    made = store.ledger.find(policy.key) if requested.kind == "evaluate" else None
     # From the ledger row: the run that trained the adapter may be gone, its section is not.
     adapter = made.section.get("training", {}).get("lora") if made else None
     lora = LoraConfig(**adapter) if adapter else requested.training.lora
@@ -177,6 +184,7 @@ def _identity(config: RunConfig) -> dict[str, Any]:
     """
     # By content, not field by field: operational settings may change from one call to the next.
     kept = {**content(config, in_place=True), "kind": config.kind, "lag": config.rollout.max_off_policy_steps}
+    kept["fork"] = config.fork
     del kept["gate"]
     if config.kind == "evaluate":  # policies of another run would be scored under the config of this one's
         kept["run of evaluation.policy"] = config.evaluation.policy.partition(":")[0]
@@ -204,12 +212,13 @@ def _require_same_sources(store: Store, config: RunConfig) -> None:
 
 @dataclass(frozen=True)
 class Source:
-    """What a run starts from, by digest: a directory of weights, and for supervised runs a file."""
+    """What a run starts from, by digest: a directory of weights, and for supervised runs a file; of a fork a policy."""
 
     weights: str
     weights_digest: str
     data: str = ""
     data_digest: str = ""
+    policy: Policy | None = None
 
 
 def source_of(config: RunConfig) -> Source:
@@ -218,7 +227,8 @@ def source_of(config: RunConfig) -> Source:
         return Source("", "")
     weights = model_directory(config.model.path)
     data = Path(config.data.path).expanduser() if config.kind == "sft" else None
-    return Source(str(weights), directory_digest(weights), str(data or ""), file_digest(data) if data else "")
+    policy = find_policy(open_store(config.store), config.fork) if config.fork else None
+    return Source(str(weights), directory_digest(weights), str(data or ""), file_digest(data) if data else "", policy)
 
 
 class PolicyUnknown(ValueError):

@@ -138,8 +138,8 @@ class Session:
 
     def stop_if_cancelled(self, step: int, stage: str) -> None:
         """Raise RunCancelled where someone has asked Prefect to cancel the run; meant to be called between stages."""
-        if self._cancellation.asked_for(current_flow_run()):
-            when = f"before stage {stage} of step {step}, as Prefect was asked to"
+        if text := self._cancellation.asked_for(current_flow_run()):
+            when = f"before stage {stage} of step {step}, {text}"
             raise RunCancelled(cancelled_text(when, self.context.run, self.config.store))
 
     def notify(self, event: str, **facts: Any) -> None:
@@ -187,7 +187,7 @@ class Session:
             config=relative_paths(self.config, self.context.store.root.directory).model_dump(mode="json"),
             step=step,
             message=message,
-            parent_run=self.config.replay.run or None,
+            parent_run=self.config.replay.run or self.config.fork.partition(":")[0] or None,
             flow_run=current_flow_run(),
             process=recorded_identity() if event in STARTS else "",
         )

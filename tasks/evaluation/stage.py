@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from configs.evaluation import passes
-from tasks.evaluation.confidence import Interval, of_mean, students
+from tasks.evaluation.confidence import LEVEL, Interval, of_mean, students
 
 UNSCORED = "unscored"
 """What attempts without an error and without a reward are counted as."""
@@ -204,23 +204,33 @@ class Difference:
 
 
 def paired_differences(
-    before: pa.Table, after: pa.Table, pass_at: Sequence[int] = (1,), pass_reward: float = 1.0
+    before: pa.Table,
+    after: pa.Table,
+    pass_at: Sequence[int] = (1,),
+    pass_reward: float = 1.0,
+    level: float = LEVEL,
 ) -> list[Difference]:
-    """Return how the figures of each environment that both tables of traces have differ, in order of name."""
+    """Return how the figures of each environment that both tables of traces have differ, in order of name.
+
+    Intervals of `level` are those of the paired t-test over examples: d -+ t s / sqrt(n), d and s being mean and
+    standard deviation of the n differences after - before of an example.
+    """
     one, other = rewards_of(before), rewards_of(after)
     found = []
     for name in sorted(one.keys() & other.keys()):
-        found.append(_difference(name, "avg", example_means(one[name]), example_means(other[name])))
+        found.append(_difference(name, "avg", example_means(one[name]), example_means(other[name]), level))
         for k in pass_at:
             pair = (example_passes(each[name], k, pass_reward) for each in (one, other))
-            found.append(_difference(name, f"pass@{k}", *pair))
+            found.append(_difference(name, f"pass@{k}", *pair, level))
     return found
 
 
-def _difference(environment: str, figure: str, one: Mapping[str, float], other: Mapping[str, float]) -> Difference:
+def _difference(
+    environment: str, figure: str, one: Mapping[str, float], other: Mapping[str, float], level: float
+) -> Difference:
     both = sorted(one.keys() & other.keys())
     if not both:
         return Difference(environment, figure, None, None, None, None, 0)
     before, after = fmean(one[each] for each in both), fmean(other[each] for each in both)
     steps = [other[each] - one[each] for each in both]
-    return Difference(environment, figure, before, after, after - before, students(steps), len(both))
+    return Difference(environment, figure, before, after, after - before, students(steps, level), len(both))

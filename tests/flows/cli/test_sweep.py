@@ -41,6 +41,8 @@ def test_everything_is_checked_before_the_first_run(call, tmp_path):
     assert not open_store(tmp_path).runs.names()
     status, text = call("sweep", "demo", "model.path=.", "--over", "steps=1,1")
     assert status == 2 and "two combinations" in text
+    status, text = call("sweep", "--from", "nobody:1", "--over", "training.learning_rate=1e-5,1e-4")
+    assert status == 2 and "run 'nobody' has made no policy" in text
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +80,7 @@ def test_a_pair_of_runs_has_the_interval_over_its_examples(compared):
 
 
 def test_a_run_that_fails_leaves_the_others(call, tmp_path, monkeypatch):
-    def runs(config, plain=False):
+    def runs(config, plain=False, watchers=()):
         if config.steps == 4:
             raise RuntimeError("the disk is gone")
         print("what a panel prints")

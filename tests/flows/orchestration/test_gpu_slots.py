@@ -46,7 +46,7 @@ def test_a_lease_begins_anew_when_the_server_answers_again(monkeypatch):
 
     for name, value in {"_try_slots": try_slots, "current_flow_run": Mock(), "time": Mock()}.items():
         monkeypatch.setattr(gpu_slots, name, value)
-    monkeypatch.setattr(gpu_slots, "is_cancelled", Mock(return_value=False))
+    monkeypatch.setattr(gpu_slots, "cancellation", Mock(return_value=""))
     assert gpu_slots._wait_for_slot("limit", "waiter", Mock()) == "mine"
     assert looks == [True] * most + [None] + [True] * most + [False]
 

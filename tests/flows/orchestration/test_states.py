@@ -150,8 +150,9 @@ def test_it_asks_at_once_and_then_not_for_a_while_and_once_cancelled_it_stays_so
 def test_a_cancelled_run_says_how_it_goes_on(monkeypatch, root):
     context = SimpleNamespace(flow_run=SimpleNamespace(id="flow run"))
     monkeypatch.setattr("prefect.context.FlowRunContext.get", lambda: context)
-    monkeypatch.setattr(Cancellation, "asked_for", lambda _, flow_run: flow_run == "flow run")
-    with pytest.raises(RunCancelled, match=r"safe in [^;]*; go on with: stagecoach resume a "):
+    asked = {"flow run": "as Prefect was asked to: it lost"}
+    monkeypatch.setattr(Cancellation, "asked_for", lambda _, flow_run: asked[flow_run])
+    with pytest.raises(RunCancelled, match=r"to: it lost\..* safe in [^;]*; go on with: stagecoach resume a "):
         session_for(root, "a").stop_if_cancelled(1, "packing")
 
 

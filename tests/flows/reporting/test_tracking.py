@@ -80,6 +80,7 @@ def test_an_evaluation_has_its_intervals_and_nothing_that_was_not_scored():
     assert found == {f"eval/hard/sums/{name}": value for name, value in figures.items()} | {"eval/version": 3.0}
     unscored = evaluation_figures({"version": 0, "set": "", "scores": [_scores(None)]})
     assert unscored == {"eval/sums/num_errors": 1.0, "eval/version": 0.0}
+    assert evaluation_figures({"version": 0, "set": "sums", "scores": [_scores(None)]}) == unscored, "of a table"
 
 
 def test_what_is_not_finite_is_left_out_and_named(caplog):

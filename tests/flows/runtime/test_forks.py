@@ -1,0 +1,64 @@
+"""Forks: runs that go on from a recorded step, with what is equal to the recorded run shared."""
+
+from dataclasses import replace
+
+import pytest
+
+from configs.errors import ConfigError
+from flows.runtime import loop
+from flows.runtime.resolve_run import find_policy, requested_config
+from flows.runtime.session import record_run
+from tests.fixtures import evaluations, rehearsal
+
+EVALUATED = {"evaluation": {"every": 1, "num_examples": evaluations.HELD_OUT}}
+
+
+@pytest.fixture
+def base(root):
+    """The store of a recorded run of three steps, which were evaluated."""
+    return evaluations.train(root, "base", evaluations.Sampler(), steps=3, **EVALUATED)[0].context.store
+
+
+def fork_session(root, name, **changes):
+    """Return the session of a fork from step 1 of the recorded run."""
+    session = rehearsal.session_for(root, name, fork="base:1", steps=4, **changes)
+    session.source = replace(rehearsal.SOURCE, policy=find_policy(session.context.store, "base:1"))
+    return session
+
+
+def test_forks_have_the_recorded_examples_seeds_and_rollouts_until_they_differ(base, root):
+    for name, changes, evaluated in (
+        ("same", {}, [4]),
+        ("other", {"training": {"learning_rate": 1e-3}}, [2, 3, 4]),
+    ):
+        sampler, session = evaluations.Sampler(), fork_session(root, name, **changes, **EVALUATED)
+        with evaluations.played(sampler), record_run(session):
+            outcome = loop.loop_train(session)
+        assert [entry["version"] for entry in outcome["evaluations"]] == [1, 2, 3, 4]
+        assert sampler.evaluated == evaluated, "others were recorded"
+        assert base.runs.last(name).parent_run == "base"
+    for stage, shared in {"assignment": [1, 2, 3], "rollout": [1], "training": []}.items():
+        rows = [base.ledger.entries(run=run, stage=stage) for run in ("base", "same", "other")]
+        recorded, same, other = ({entry.step: entry.key for entry in of_run} for of_run in rows)
+        assert [same[step] for step in (1, 2)] == [recorded[step] for step in (1, 2)]
+        assert [step for step in (1, 2, 3) if same[step] == other[step]] == shared
+
+
+def test_a_fork_that_samples_ahead_begins_with_the_recorded_policy(base, root):
+    session = fork_session(root, "ahead", rollout={"max_off_policy_steps": 1})
+    policies = [finished.policy.key for finished in loop.train_steps(rehearsal.Rehearsal(session), session.source)]
+    first = session.source.policy.key
+    sampled_by = {entry.step: entry.inputs["policy"] for entry in base.ledger.entries(run="ahead", stage="rollout")}
+    assert sampled_by == {1: first, 2: first, 3: policies[0]} and len(policies) == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["fork=base"], "fork: 'base'.* RUN:STEP"),
+        (["fork=base:1", "algorithm.type=rae"], "fork: base:1 names a policy"),
+    ],
+)
+def test_what_cannot_be_a_fork_is_refused(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        requested_config("train", ["demo"], overrides, {})
