@@ -61,7 +61,6 @@ def sweep(
     from flows.cli.race import races
     from flows.cli.run import run_with_panel
     from flows.viewer.addresses import curves
-    from flows.viewer.pages.curves import MOST_RUNS
     from flows.viewer.routes import save_page
 
     files, overrides = split_items(items)
@@ -82,8 +81,8 @@ def sweep(
         of_arms = [dict(enumerate(run_names(name, arm, seeds))) for arm in arms]
         by_arm = [{seed: run for seed, run in of_arm.items() if run in finished} for of_arm in of_arms]
         rows = results(reader, arms, by_arm, ended)
-        if chart:
-            say(save_page(reader, curves(*finished[:MOST_RUNS]), Path(chart), force=True))
+        if chart and finished:
+            say(save_page(reader, curves(*finished[:8]), Path(chart), force=True))
     if as_json:
         print(json.dumps(rows))
     else:
@@ -247,10 +246,11 @@ def _held_out(
     places: dict[tuple[str, str], tuple[list[tuple[float, Ends]], ...]] = {}
     for seed, run in runs.items():
         before = baseline.get(seed, run)
-        compared = compared_evaluations(reader, before, run).filter(figure="avg").drop_nulls("b").sort("version_b")
+        compared = compared_evaluations(reader, before, run).filter(figure="avg").drop_nulls("b")
         if ended.get(run) or ended.get(before):
             compared = compared.filter(version_a=compared["version_b"])
-        last = compared.unique(["set", "environment"], keep="last", maintain_order=True)
+        ordered = compared.sort("version_b", maintain_order=True)
+        last = ordered.unique(["set", "environment"], keep="last", maintain_order=True)
         for row in last.iter_rows(named=True):
             scores, differences = places.setdefault((row["set"], row["environment"]), ([], []))
             scores.append((row["b"], None))
