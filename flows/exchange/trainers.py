@@ -287,7 +287,7 @@ def _recognise(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the values of nested tables by dotted key; environments, a list of tables, are numbered."""
     for name, value in tree.items():
-        if name == "source" and isinstance(value, list):
+        if name in ("source", "env") and isinstance(value, list):
             value = {str(index): item for index, item in enumerate(value)}
         if isinstance(value, Mapping) and value:
             yield from _flatten(value, f"{prefix}{name}.")

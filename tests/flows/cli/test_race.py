@@ -79,15 +79,15 @@ class Worse(evaluations.Sampler):
         return trace | {"reward": trace["reward"] / 2}
 
 
-def test_the_run_that_is_worse_is_cancelled_in_prefect_before_its_end(root, monkeypatch):
+def test_the_run_that_is_worse_is_cancelled_in_prefect_before_its_end(tmp_path, monkeypatch):
     calls, settings = [], {"evaluation": {"every": 1, "num_examples": 10}}
     monkeypatch.setattr(evaluations, "HELD_OUT", 10)
     monkeypatch.setattr(race, "current_flow_run", lambda: "flow run")
     monkeypatch.setattr(race, "request_cancellation", lambda *request: calls.append(request))
-    good = evaluations.train(root, "good", evaluations.Sampler(), **settings)[0].config
+    good = evaluations.train(tmp_path / "store", "good", evaluations.Sampler(), **settings)[0].config
     in_race = races([good, good.model_copy(update={"name": "bad"})])
     assert in_race["good"].level == race_level(2, 3) and in_race["bad"].loss() == "", "it has not begun"
-    evaluations.train(root, "bad", Worse(), **settings)
+    evaluations.train(tmp_path / "store", "bad", Worse(), **settings)
     in_race["good"].watch(2, "evaluation", {"version": 1})
     in_race["bad"].watch(2, "evaluation", {"version": 2})
     assert calls == []
