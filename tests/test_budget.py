@@ -76,7 +76,8 @@ MOST: dict[str, tuple[int, int]] = {
     "flows/queries": (33_800, 32_000),
     "flows/reporting": (11_000, 10_000),
     "flows/viewer": (17_400, 22_000),
-    # sweeps: room of HOUSE.md for agents and evaluation
+    # sweeps: room of HOUSE.md for agents and evaluation; forks, races and runs side by side: the same room, in configs,
+    # flows/runtime, flows/orchestration (the reason of a cancellation), stages (levels of intervals) and tests
     "flows/cli": (28_500, 22_000),
     "flows/replays, flows/exchange": (15_900, 15_000),  # other trainers came from configs: docs/decisions/configs.md
     "tests": (541_100, 480_000),

@@ -76,7 +76,7 @@ def resolve_run(kind: str, files: Sequence[str], overrides: Sequence[str], **set
     store = open_store(requested.store)
     if not files and (maker := _maker(store, _policy_of_another(requested))):
         # As the policy was trained: its environments, its renderer, its own held-out examples; of a fork its seed, too.
-        others = OF_NO_OTHER_RUN | ({} if kind == "evaluate" else {"seed": maker.seed})
+        others = {**OF_NO_OTHER_RUN, "seed": None if kind == "evaluate" else maker.seed}
         requested = load((), [*assignments(others), *later], base=maker.model_dump(mode="json"))
     recorded = recorded_config(store, requested.name)
     if kind != "replay" and requested.name and store.ledger.entries(run=requested.name, stage="import"):
@@ -109,7 +109,7 @@ def resolve_run(kind: str, files: Sequence[str], overrides: Sequence[str], **set
     return config
 
 
-OF_NO_OTHER_RUN: Mapping[str, Any] = {"name": "", "seed": None, "replay": {}, "data": {}, "fork": ""}
+OF_NO_OTHER_RUN: Mapping[str, Any] = {"name": "", "replay": {}, "data": {}, "fork": ""}
 """What a run does not take over from the one that made the policy which it evaluates or goes on from."""
 
 

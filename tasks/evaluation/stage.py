@@ -221,7 +221,7 @@ def paired_differences(
         found.append(_difference(name, "avg", example_means(one[name]), example_means(other[name]), level))
         for k in pass_at:
             pair = (example_passes(each[name], k, pass_reward) for each in (one, other))
-            found.append(_difference(name, f"pass@{k}", *pair, level))
+            found.append(_difference(name, f"pass@{k}", *pair, level=level))
     return found
 
 
