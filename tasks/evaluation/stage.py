@@ -220,8 +220,8 @@ def paired_differences(
     for name in sorted(one.keys() & other.keys()):
         found.append(_difference(name, "avg", example_means(one[name]), example_means(other[name]), level))
         for k in pass_at:
-            pair = (example_passes(each[name], k, pass_reward) for each in (one, other))
-            found.append(_difference(name, f"pass@{k}", *pair, level=level))
+            before_passes, after_passes = (example_passes(each[name], k, pass_reward) for each in (one, other))
+            found.append(_difference(name, f"pass@{k}", before_passes, after_passes, level))
     return found
 
 
