@@ -74,8 +74,9 @@ def _start(store: "Store", config: "RunConfig", interface: str) -> int:
     os.environ[BIND] = address_of(interface)
     run, runs = config.name, store.runs
     alone = config.engine.model_copy(update={"url": "", "replicas": (1, 1), "max_restarts": 0})
-    context = RunContext(store, run, config.model_copy(update={"engine": alone}), {})
-    with Supervisor(run, log_directory(config) / f"engine-{os.getpid()}", on_pool=True) as supervisor:
+    context = RunContext(store, run, config.model_copy(update={"engine": alone, "store": store.root.address}), {})
+    logs = log_directory(context.config) / f"engine-{os.getpid()}"
+    with Supervisor(run, logs, on_pool=True) as supervisor:
         service = InferenceService(supervisor, context, Path(source_of(config).weights))
         service.check_available()
         service.begin()
