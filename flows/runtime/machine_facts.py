@@ -3,6 +3,7 @@
 import os
 import platform
 import shutil
+import subprocess
 from collections.abc import Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -114,17 +115,21 @@ def _lacks_fp8(config: RunConfig, gpu: Gpu | None, user: str) -> str:
 
 
 def _container_problems(config: RunConfig, needs_environments: bool) -> Iterator[str]:
-    """Yield a line for each runtime whose program is not installed; of environments that are served here alone."""
+    """Yield a line for each runtime that cannot make containers; of environments that are served here alone."""
     for section, environment in config.served_environments.items() if needs_environments else ():
         runtimes = {"runtime": environment.runtime}
         runtimes |= {f"seats.{name}.runtime": seat.runtime for name, seat in environment.seats.items()}
         for where, runtime in runtimes.items() if not environment.address else ():
             program = str(runtime.get("type"))
-            if program in ("docker", "podman", "apptainer") and shutil.which(program) is None:
-                yield (
-                    f"{section}.{where}: {program!r} is no program of this machine. Install it, or take the "
-                    "runtime 'subprocess'"
-                )
+            if problem := _engine_problem(program) if program in ("docker", "podman", "apptainer") else "":
+                yield f"{section}.{where}: {program!r} {problem}, or take the runtime 'subprocess'"
+
+
+def _engine_problem(program: str) -> str:
+    if shutil.which(program) is None:
+        return "is no program of this machine. Install it"
+    result = subprocess.run([program, "version"], capture_output=True, text=True, check=False)
+    return f"makes no containers here ({result.stderr.strip()}). Start its engine" if result.returncode else ""
 
 
 def _parts(config: RunConfig) -> tuple[bool, bool, bool, bool]:

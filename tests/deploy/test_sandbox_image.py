@@ -1,11 +1,12 @@
 """The image of a sandbox: what it is made of, and a real one."""
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+
+from tests.fixtures.containers import container_engine
 
 FILE = Path(__file__).parents[2] / "deploy" / "sandbox" / "Dockerfile"
 
@@ -19,14 +20,9 @@ def test_reference_files_are_the_images_own_and_the_agent_is_nobody_of_rank():
     assert lines.index("USER agent") > max(number for number, line in enumerate(lines) if line.startswith("RUN"))
 
 
-def runs_containers():
-    docker = shutil.which("docker")
-    return bool(docker) and subprocess.run([docker, "info"], capture_output=True).returncode == 0
-
-
 @pytest.mark.engine
 def test_an_agent_cannot_change_what_its_work_is_compared_with(tmp_path):
-    if not runs_containers():
+    if container_engine() != "docker":
         pytest.skip("no container runtime answers here")
     (tmp_path / "reference").mkdir()
     (tmp_path / "reference" / "answer.txt").write_text("42")

@@ -4,22 +4,26 @@ import asyncio
 import contextlib
 import json
 import math
+import os
 import re
 import shutil
+import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 from verifiers.v1.clients import ModelContext
 from verifiers.v1.configs.harness import HarnessConfig
 from verifiers.v1.errors import HarnessError, SandboxError
-from verifiers.v1.harness import Harness
-from verifiers.v1.runtimes import ProgramResult, Runtime, SubprocessConfig
+from verifiers.v1.harness import Harness, HarnessSession
+from verifiers.v1.runtimes import ProgramResult, Runtime, RuntimeProcess, SubprocessConfig
 from verifiers.v1.task import TaskData
 from verifiers.v1.trace import Trace
+from verifiers.v1.utils.loaders import harness_config_type, load_harness
 
 PROMPT_FILE, REWARD_FILE = "prompt.txt", "reward.txt"
 REWARD = "reported_reward"
@@ -27,15 +31,18 @@ REWARD = "reported_reward"
 LIMITED = Path(__file__).with_name("limited.py")
 PASSED = ("PATH", "HOME", "TMPDIR", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE")
 """Variables of the environment server that a program gets, HOME and TMPDIR as its own directory; and no others."""
+LOOPBACK = ("127.0.0.1", "localhost")
 LOOK_SECONDS = 0.2
 """Between two looks whether the rollout has ended before its program."""
 GRACE_SECONDS = 2.0
 """Time that an agent has to end by itself, when its rollout was stopped and all its calls are refused."""
+SHARED = ("APPENDS_SYSTEM_PROMPT", "SUPPORTS_MCP", "SUPPORTS_RESUME", "SUPPORTS_SKILLS", "SUPPORTS_TOOL_INTERCEPTION")
+"""What a harness can do that plays within the limits."""
 _PLACES = re.compile(r"\{(prompt|system|model)\}")
 
 
 class ProgramConfig(HarnessConfig):
-    """The command, what it is given, and its limits."""
+    """The command, what it is source, and its limits."""
 
     command: list[str] = Field(default_factory=list)
     """The program and its arguments, in which `{prompt}`, `{system}` and `{model}` stand for the task's prompt, its
@@ -43,19 +50,28 @@ class ProgramConfig(HarnessConfig):
     Without `{system}` the system prompt is put before the prompt."""
     gateway: Path | None = None
     """In place of a command, a directory in which each rollout is published, for an agent that its owner starts."""
+    harness: dict[str, Any] = Field(default_factory=dict)
+    """In place of a command, another harness, its `id` and settings, whose programs keep to the limits."""
+    network: bool = True
+    """Whether the program has this machine's network and processes. Without, it has namespaces of its own, in which the
+    interception server and the taskset's tool servers can be reached, and nothing else."""
     files: list[Path] = Field(default_factory=list)
     """Files that are copied into the directory of each rollout."""
     timeout_seconds: float = Field(600, gt=0)
     """Longest time of one rollout's program; one that takes longer is ended, and its rollout is an error."""
     max_output_bytes: int = Field(10_000_000, ge=1)
     """Most bytes that a program prints; one that prints more is ended, and its rollout is an error."""
+    max_memory_bytes: int = Field(4 * 2**30, ge=2**20)
+    """Most memory of each process of the program; more is refused to it by the system."""
     max_calls: int = Field(256, ge=1)
     """Model calls of one rollout, refused ones included, after which it is stopped as by `max_turns`."""
 
     @model_validator(mode="after")
     def _check_player(self) -> "ProgramConfig":
-        if bool(self.command) == bool(self.gateway):
-            raise ValueError("give the harness either a command or a gateway, a directory")
+        if sum(map(bool, (self.command, self.gateway, self.harness))) != 1:
+            raise ValueError("give the harness either a command or a gateway, a directory, or another harness")
+        if self.gateway and not self.network:
+            raise ValueError("the network of an agent that its owner starts is its owner's: leave out network = false")
         return self
 
 
@@ -69,14 +85,66 @@ class ProgramHarness(Harness[ProgramConfig]):
     APPENDS_SYSTEM_PROMPT = True
     NEEDS_CONTAINER = False
 
+    def __init__(self, config: ProgramConfig) -> None:
+        super().__init__(config)
+        self._other: Harness[Any] | None = None
+        if config.harness:
+            kind = harness_config_type(config.harness["id"])
+            self._other = load_harness(kind.model_validate(config.harness))
+            for name in SHARED:
+                setattr(self, name, getattr(self._other, name))
+
     def require_command(self, runtime: Any) -> None:
-        """Raise ValueError where the command, or a file that is copied, is not on this machine."""
-        for name in self.config.command[:1] if isinstance(runtime, SubprocessConfig) else ():
+        """Raise ValueError where the command, a file that is copied, or what the limits need is not on this machine."""
+        is_here = isinstance(runtime, SubprocessConfig)
+        if not is_here and (self._other or not self.config.network):
+            raise ValueError(
+                f"harness: the runtime {runtime.type!r} is the limit itself: name the other harness as the harness, "
+                "and close its network by runtime.allow = []"
+            )
+        for name in self.config.command[:1] if is_here else ():
             if shutil.which(name) is None:
                 raise ValueError(f"harness.command: there is no program {name!r} here: give its path, or install it")
+        if not self.config.network:
+            command = [*self._guard([], "0", os.devnull), "true"]
+            with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+                if process.wait() and process.stderr:
+                    raise ValueError(f"harness.network: this machine gives no namespaces: {process.stderr.read()}")
         for file in self.config.files:
             if not file.is_file():
                 raise ValueError(f"harness.files: there is no file {str(file)!r}")
+
+    async def setup(self, runtime: Runtime) -> None:
+        """Install the other harness's program, with the machine's network."""
+        if self._other:
+            await self._other.setup(runtime)
+
+    async def session(
+        self,
+        ctx: ModelContext,
+        trace: Trace,
+        runtime: Runtime,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: TaskData,
+        tool_interception_url: str | None = None,
+    ) -> HarnessSession:
+        """Return the handle by which one rollout is played: the other harness's, with a runtime that has limits."""
+        play, place = super().session, runtime
+        if self._other:
+            play = self._other.session
+            place = cast(Runtime, LimitedRuntime(self, runtime, trace, (endpoint, *mcp_urls.values())))
+        return await play(ctx, trace, place, endpoint, secret, mcp_urls, data, tool_interception_url)
+
+    async def score(self, trace: Trace, runtime: Runtime) -> None:
+        """Record the other harness's metrics."""
+        await (self._other.score if self._other else super().score)(trace, runtime)
+
+    async def cleanup(self, trace: Trace, runtime: Runtime) -> None:
+        """Remove what the other harness keeps of a rollout."""
+        if self._other:
+            await self._other.cleanup(trace, runtime)
 
     async def launch(
         self,
@@ -107,7 +175,7 @@ class ProgramHarness(Harness[ProgramConfig]):
         for file in self.config.files:
             await runtime.write(file.name, file.read_bytes())
         if isinstance(runtime.config, SubprocessConfig):
-            result = await self._run_limited(runtime, trace, command, own)
+            result = await self.run_limited(runtime, trace, command, own, (endpoint,), PROMPT_FILE)
         else:
             async with asyncio.timeout(self.config.timeout_seconds):
                 reading = ["sh", "-c", f'exec "$@" < {PROMPT_FILE}', "sh", *command]
@@ -116,21 +184,34 @@ class ProgramHarness(Harness[ProgramConfig]):
             note_reward(trace, (await runtime.read(REWARD_FILE, max_bytes=100)).decode(errors="replace"))
         return result
 
-    async def _run_limited(
-        self, runtime: Runtime, trace: Trace, command: list[str], own: dict[str, str]
-    ) -> ProgramResult:
-        """Run the command on this machine behind `limited.py`, until it ends or its rollout does."""
+    async def open_limited(
+        self, runtime: Runtime, command: list[str], own: dict[str, str], urls: Iterable[str], source: str
+    ) -> RuntimeProcess:
+        """Start a command on this machine behind `limited.py`, with a file as its input or `-` for the caller's."""
         # A path is one of the directory in which the environment server was started.
-        command[0] = str(Path(shutil.which(command[0]) or command[0]).absolute())
+        path = str(Path(shutil.which(command[0]) or command[0]).absolute())
         own = {"HOME": str(runtime.info.id), "TMPDIR": str(runtime.info.id), **runtime.env, **own}
-        limits = [str(self.config.timeout_seconds), str(self.config.max_output_bytes), ",".join({*PASSED, *own})]
-        process = await runtime.open_process([sys.executable, "-I", "-S", str(LIMITED), *limits, *command], own)
+        # Those of other machines are out of reach.
+        ports = {str(urlsplit(url).port) for url in urls if urlsplit(url).hostname in LOOPBACK}
+        guard = self._guard(own, "all" if self.config.network else ",".join(ports), source)
+        return await runtime.open_process([*guard, path, *command[1:]], own)
+
+    async def run_limited(
+        self, runtime: Runtime, trace: Trace, command: list[str], own: dict[str, str], urls: Iterable[str], source: str
+    ) -> ProgramResult:
+        """Run a command in limits, until it ends or its rollout does."""
+        process = await self.open_limited(runtime, command, own, urls, source)
         ended = asyncio.gather(process.wait(), _read(process.stdout), _read(process.stderr))
         try:
             await self._watch(trace, ended, process.terminate)
             return ProgramResult(*ended.result())
         finally:
             await process.terminate()
+
+    def _guard(self, names: Iterable[str], ports: str, source: str) -> list[str]:
+        config = self.config
+        limits = (config.timeout_seconds, config.max_output_bytes, config.max_memory_bytes)
+        return [sys.executable, "-I", "-S", str(LIMITED), *map(str, limits), ",".join({*PASSED, *names}), ports, source]
 
     async def _publish(self, trace: Trace, offer: dict[str, Any]) -> ProgramResult:
         """Publish a rollout until its owner says that it has ended; note the reward that the owner gives."""
@@ -168,6 +249,24 @@ class ProgramHarness(Harness[ProgramConfig]):
             if trace.stop_condition is not None:
                 await asyncio.wait({ended}, timeout=GRACE_SECONDS)
                 await stop()
+
+
+class LimitedRuntime:
+    """A runtime of this machine for one rollout of another harness: its programs have limits, all else is as it was."""
+
+    def __init__(self, limits: ProgramHarness, runtime: Runtime, trace: Trace, urls: Iterable[str]) -> None:
+        self._limits, self._runtime, self._trace, self._urls = limits, runtime, trace, urls
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._runtime, name)
+
+    async def run_program(self, argv: list[str], env: dict[str, str]) -> ProgramResult:
+        """Run the program of a rollout to its end."""
+        return await self._limits.run_limited(self._runtime, self._trace, argv, env, self._urls, os.devnull)
+
+    async def open_process(self, argv: list[str], env: dict[str, str]) -> RuntimeProcess:
+        """Start a program that the harness talks with."""
+        return await self._limits.open_limited(self._runtime, argv, env, self._urls, "-")
 
 
 async def _read(stream: AsyncIterator[bytes]) -> str:

@@ -166,6 +166,10 @@ def _plugins(environment: Section) -> Iterator[Plugin]:
     own = {f"env.{name}": seat.get("harness") for name, seat in env.items() if isinstance(seat, dict)}
     harnesses |= {name: harness for name, harness in own.items() if isinstance(harness, dict) and "id" in harness}
     yield from (Plugin(f"{name}.harness", harness, "harnesses") for name, harness in harnesses.items())
+    # A harness may play another one within its limits.
+    for name, harness in {"harness": environment["harness"], **harnesses}.items():
+        if isinstance(other := harness.get("harness"), Mapping) and other:
+            yield Plugin(f"{name}.harness", other, "harnesses")
     task = taskset.get("task")
     judges = task.get("judges") if isinstance(task, Mapping) else None
     yield from (Plugin("judge", judge, "judges") for judge in judges or () if isinstance(judge, Mapping))

@@ -36,6 +36,15 @@ def prepared(root, model):
     return resolve
 
 
+def test_a_container_engine_that_does_not_answer_is_said(prepared, tmp_path, monkeypatch):
+    engine = tmp_path / "podman"
+    engine.write_text("#!/bin/sh\necho no socket >&2; exit 1\n")
+    engine.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with pytest.raises(ConfigError, match=r"environments\.0\.runtime: 'podman' .*no socket.*Start its engine"):
+        prepared('environments.0.runtime={type="podman"}')
+
+
 def test_what_is_left_open_is_filled_in(prepared, model):
     config = prepared()
     assert config.seed is not None and config.name.startswith("train-")

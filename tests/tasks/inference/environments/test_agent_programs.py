@@ -108,6 +108,8 @@ def test_no_process_of_a_program_is_left(played, file):
         ({"command": ["no-such-agent"]}, "there is no program 'no-such-agent' here"),
         ({"files": ["absent.yaml"]}, "there is no file 'absent.yaml'"),
         ({"gateway": "x"}, "either a command or a gateway"),
+        ({"harness": {"id": "bash"}}, "or another harness"),
+        ({"command": [], "gateway": "x", "network": False}, "its owner's"),
     ],
 )
 def test_a_program_that_is_not_there_is_said_before_anything_starts(tmp_path, harness, words):

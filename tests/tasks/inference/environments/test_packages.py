@@ -202,6 +202,8 @@ def test_judges_and_harnesses_are_code_of_the_environment(write):
     judge, harness = write("own_judge.py", ""), write("own_harness.py", "")
     environment = own(task={"judges": [{"id": "own-judge"}]}, harness={"id": "own_harness"})
     versions_after_edits(environment, judge, harness)
+    limited = own(harness={"id": "program", "harness": {"id": "own_harness"}})
+    versions_after_edits(limited, harness)
 
 
 def test_a_module_in_the_current_directory_goes_last_as_in_the_server(write, tmp_path, monkeypatch):

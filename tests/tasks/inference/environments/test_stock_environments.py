@@ -10,6 +10,7 @@ import pytest
 
 from configs.environments import EnvironmentConfig
 from tasks.inference.environments.examples import verifiers_config
+from tests.fixtures.hosts import examples_of
 from tests.fixtures.sampled import failures, own, sampled
 
 pytestmark = pytest.mark.engine
@@ -120,6 +121,14 @@ def test_a_user_that_a_model_plays_is_not_trained_on(small_engine, view, tmp_pat
         theirs = next(r for r in traces if r["episode_id"] == row["episode_id"] and r["agent"] != row["agent"])
         heard = [m["content"] for m in own(theirs, messages) if m["role"] == "user"]
         assert {m["content"] for m in user} & set(heard), "what one says the other hears"
+
+
+@pytest.mark.nightly
+def test_a_game_of_textarena_has_its_prompts():
+    pytest.importorskip("textarena", reason="textarena is not installed: docs/environments.md says how")
+    taskset = {"id": "textarena", "game": "Hangman-v0"}
+    examples = examples_of(EnvironmentConfig(name="game", taskset=taskset, max_examples=2)).to_pylist()
+    assert len(examples) == 2 and all("Hangman" in str(example) for example in examples)
 
 
 @pytest.mark.nightly
