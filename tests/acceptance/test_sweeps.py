@@ -22,8 +22,8 @@ ARMS = ("arms-3e-4-s0", "arms-1e-3-s0")
 def root(tmp_path_factory):
     """The store of a recorded run of two steps, which is evaluated in a table."""
     place = tmp_path_factory.mktemp("swept")
-    # Every other row wants what no reply has, so that the differences of policies have a spread.
-    rows = [{"prompt": f"say {number}", "answer": "e" if number % 2 else "#"} for number in range(24)]
+    # Every fourth row wants what no reply has, so that the differences of policies have a spread.
+    rows = [{"prompt": f"say {number}", "answer": "e" if number % 4 else "#"} for number in range(24)]
     (place / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     taskset = f'{{id="own_data",path="{place / "rows.jsonl"}",task={{scoring="contains"}}}}'
     table = f'{{name="letters",taskset={taskset},max_turns=1,every=1}}'

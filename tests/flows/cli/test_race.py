@@ -87,7 +87,7 @@ def test_the_run_that_is_worse_is_cancelled_in_prefect_before_its_end(tmp_path, 
     good = evaluations.train(tmp_path / "store", "good", evaluations.Sampler(), **settings)[0].config
     in_race = races([good, good.model_copy(update={"name": "bad"})])
     assert in_race["good"].level == race_level(2, 3) and in_race["bad"].loss() == "", "it has not begun"
-    evaluations.train(tmp_path / "store", "bad", Worse(), **settings)
+    evaluations.train(tmp_path / "store", "bad", Worse(), training={"learning_rate": 1e-3}, **settings)
     in_race["good"].watch(2, "evaluation", {"version": 1})
     in_race["bad"].watch(2, "evaluation", {"version": 2})
     assert calls == []
