@@ -159,6 +159,11 @@ class RunConfig(Section):
         return {each.name: rule for each in self.environments if own and each.learner_seat}
 
     @property
+    def records_experts(self) -> bool:
+        """Whether rollouts record the experts that the engine chose."""
+        return self.training.router_replay == "rollout"
+
+    @property
     def prompt_limits(self) -> dict[str, Any]:
         """The settings that prompts are counted with, where an environment limits their tokens."""
         limited = any(each.max_prompt_tokens for each in self.environments)

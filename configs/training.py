@@ -147,6 +147,9 @@ class TrainingConfig(Section):
     vision: Literal["frozen", "trained"] = later("frozen")
     """Whether the part of a model that looks at images is trained, or what reads its output alone. Models of text have
     no such part."""
+    router_replay: Literal["off", "rollout"] = later("off")
+    """Of models with experts: rollout records the experts that the engine chose for each token, and the learner takes
+    these in place of its own choice (R3, arXiv 2510.11370). It routes tokens without a record itself."""
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
     """Compute precision; auto is float32 on the CPU and bfloat16 on CUDA. Master weights are float32."""
     fp8: bool = later(False)

@@ -60,7 +60,8 @@ MOST: dict[str, tuple[int, int]] = {
     "tasks/runtime": (8_400, 7_500),
     # samples of a prompt share rows; in flows/services large chunks of logits and longer rows: the GPU issue, as above
     "stages": (62_400, 56_500),
-    # models with experts (names of checkpoints, reloads): room of HOUSE.md for models, as in tasks/learner and tests
+    # models with experts (names of checkpoints, reloads, router replay, the gap between engine and learner): room of
+    # HOUSE.md for models, as in storage, stages, tasks/learner, flows/services, flows/queries, flows/cli and tests
     # rewards of whole groups: room of HOUSE.md for agents and environments, as in configs, stages and flows/services
     "tasks/inference": (47_300, 38_000),
     "tasks/learner": (36_400, 31_000),

@@ -1,10 +1,10 @@
-"""diff, evals: commands that compare runs by settings and work, and policies on held-out examples."""
+"""diff, evals, mismatch: commands that compare runs, policies on held-out examples, and engine with learner."""
 
 import json
 from pathlib import Path
 from typing import Annotated
 
-from flows.cli.arguments import Force, Index, Json, StoreOption, open_reader, option, stored_run
+from flows.cli.arguments import Force, Index, Json, RunOrLatest, StoreOption, open_reader, option, stored_run
 from flows.cli.output import print_report
 from flows.reporting.formats import console, grid
 
@@ -79,4 +79,15 @@ def evals(
         console().print(grid(headings, texts, left=range(headings.index("value"))))
         for line in filter(None, (mixed_policies(reader.store, name) for name, _ in named)):
             console().print(printable(line))
+    return 0
+
+
+def mismatch(run: RunOrLatest = "latest", /, *, store: StoreOption = "", as_json: Json = False) -> int:
+    """Print how far the log-probs of engine and learner are apart, by properties of tokens, and the likely cause.
+
+    Raises RunUnknown, LayoutError without a store.
+    """
+    from flows.queries.mismatch import mismatch as split_mismatch
+
+    print_report(split_mismatch(*stored_run(store, run)), as_json)
     return 0

@@ -133,6 +133,7 @@ def evaluation_configs(config: RunConfig) -> dict[str, RunConfig]:
     tables = {table.name: table.environment for table in config.evaluation.tables.values() if table.taskset}
     changes: dict[str, Any] = {"algorithm": GrpoConfig()}
     changes["assignment"] = config.assignment.model_copy(update={"oversampling": 1.0})
+    changes["training"] = config.training.model_copy(update={"router_replay": "off"})  # nothing is trained on them
     if config.external:  # an external model needs no engine and no weights
         changes |= {"engine": EngineConfig(), "model": ModelConfig()}
     configs = {}

@@ -179,6 +179,10 @@ def model_facts(config: RunConfig) -> MachineFacts:
     """Return the model's vocabulary, renderer and tokenizer; raises ConfigError for a model that is not there."""
     directory = model_directory(config.model.path)
     info = model_info.read(directory)
+    if config.training.router_replay == "rollout" and not info.has_experts:
+        raise model_info.ModelUnusable(
+            f"training.router_replay: the model in {str(directory)!r} has no experts; leave it off"
+        )
     # The engine would find out too, minutes later.
     require_weights(directory)
     own = config.model.tokenizer

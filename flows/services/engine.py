@@ -313,7 +313,8 @@ class InferenceService(RunService):
 
         def command(report: Path) -> Command:
             memory = self._plan.engine_arguments if self._plan else ()
-            argv, variables = engine_command(engine, config.model, source, report, config.training.lora, memory=memory)
+            parts = engine, config.model, source, report, config.training.lora
+            argv, variables = engine_command(*parts, memory=memory, returns_experts=config.records_experts)
             return argv, {**variables, engine.api_key_variable: self.key}
 
         return self._describe(

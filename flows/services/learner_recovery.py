@@ -179,7 +179,7 @@ class LearnerRecovery:
         """Return the step that made a policy, and where the batch is that it was trained on."""
         training = _recorded_work(self._context, row["policy_key"])
         packing = _recorded_work(self._context, training.inputs["packing"])
-        slices = packing.slices("batches"), packing.slices("batch_images")
+        slices = (packing.slices(table) for table in ("batches", "batch_images", "batch_experts"))
         return training.step, BatchReference(self._context.store.root.address, *slices)
 
     def _adopt_recorded(self, row: PolicyRow, made: Path) -> bool:

@@ -68,7 +68,7 @@ Recompute = bool | Literal["selective"]
 class ModelShape(BaseModel, frozen=True):
     """The widths of a causal language model of the common kind, as config.json names them.
 
-    It has layers of attention and a gated feed-forward part.
+    It has layers of attention and a gated feed-forward part, or experts that are such parts.
     """
 
     hidden_size: int
@@ -79,6 +79,11 @@ class ModelShape(BaseModel, frozen=True):
     head_dim: int
     vocab_size: int
     tie_word_embeddings: bool
+    num_experts: int = 0
+    """Experts of a layer, of which a token uses `experts_per_token`; `intermediate_size` is the width of these."""
+    experts_per_token: int = 0
+    all_experts_size: int = 0
+    """Width of all experts of a layer."""
 
     @property
     def query(self) -> int:
@@ -93,8 +98,17 @@ class ModelShape(BaseModel, frozen=True):
     @property
     def layer_parameters(self) -> int:
         """Parameters of a layer: matrices of attention and of the feed-forward part, and four norms."""
+        return self._layer(self.all_experts_size or self.intermediate_size)
+
+    def _layer(self, width: int) -> int:
         attention = 2 * self.hidden_size * (self.query + self.key)
-        return attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size + 2 * self.head_dim
+        matrices = attention + self.hidden_size * (3 * width + self.num_experts)
+        return matrices + 2 * self.hidden_size + 2 * self.head_dim
+
+    @property
+    def active_parameters(self) -> int:
+        """Parameters that a token uses."""
+        return self.num_hidden_layers * self._layer(self.intermediate_size) + self.edge_parameters
 
     @property
     def edge_parameters(self) -> int:
@@ -110,13 +124,13 @@ class ModelShape(BaseModel, frozen=True):
 def model_shape(path: str) -> ModelShape | None:
     """Return the widths of a model directory, or of a model of `hardware.toml`; None where they are not to be had.
 
-    A model with experts, of which a token uses some, and one that sees have no widths that are counted here.
+    One that sees has no widths that are counted here. Of a model with experts all layers count as such.
     """
     file = Path(path).expanduser() / "config.json"
     try:
         here = path and file.is_file()
         config = json.loads(file.read_text(encoding="utf-8")) if here else HARDWARE["models"][path]
-        if any("expert" in name or "vision" in name for name in config):
+        if any("vision" in name for name in config):
             return None
         heads = config["num_attention_heads"]
         others = {
@@ -124,9 +138,21 @@ def model_shape(path: str) -> ModelShape | None:
             "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
             "tie_word_embeddings": bool(config.get("tie_word_embeddings", True)),
         }
-        return ModelShape(**config | others)
+        return ModelShape(**config | others | _expert_widths(config))
     except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
         return None
+
+
+def _expert_widths(config: Mapping[str, Any]) -> dict[str, int]:
+    """Return the fields of experts, by the names that families have for them; none of a model without."""
+    numbers = (config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    number = next(filter(None, numbers), 0)
+    if not number:
+        return {}
+    width, each = config.get("moe_intermediate_size") or config["intermediate_size"], config["num_experts_per_tok"]
+    shared = config.get("shared_expert_intermediate_size") or (config.get("n_shared_experts") or 0) * width
+    widths = {"intermediate_size": each * width + shared, "all_experts_size": number * width + shared}
+    return widths | {"num_experts": number, "experts_per_token": each}
 
 
 @dataclass(frozen=True)
@@ -152,12 +178,14 @@ def layer_bytes(shape: ModelShape, compiled: bool) -> int:
     """Return the bytes that a layer keeps of a token for its backward pass, in bfloat16.
 
     Uncompiled, each of the norms keeps its input in float32 and two tensors in bfloat16. A compiled layer recomputes
-    what is cheap. Norms and attention keep a number in float32 for each head in addition.
+    what is cheap. Norms and attention keep a number in float32 for each head in addition. Each expert of a token keeps
+    its states before, after, and weighted: an estimate, that was not measured.
     """
     narrow, wide = (8, 6) if compiled else (16, 8)
     heads = 6 if compiled else 10
     return (
-        narrow * shape.hidden_size + wide * shape.intermediate_size + heads * (shape.query + shape.key)
+        (narrow + 6 * shape.experts_per_token) * shape.hidden_size
+        + wide * shape.intermediate_size + heads * (shape.query + shape.key)
         + 8 * shape.num_attention_heads + 4 * shape.num_key_value_heads + 8
     )  # fmt: skip
 
@@ -168,7 +196,7 @@ def selective_bytes(shape: ModelShape, compiled: bool) -> int:
     Its input and the results of `tasks.learner.recompute.KEPT`: of seven products and attention. The compiler leaves
     out the last product's, which nothing needs.
     """
-    narrow = 4 if compiled else 6
+    narrow = (4 if compiled else 6) + 2 * shape.experts_per_token
     products = narrow * shape.hidden_size + 4 * (shape.intermediate_size + shape.query + shape.key)
     return products + 4 * shape.num_attention_heads
 
@@ -234,7 +262,9 @@ def _optimizer_state(shape: ModelShape, training: TrainingConfig) -> tuple[int, 
         trained = training.lora.rank * shape.num_hidden_layers * widths
         return trained, 8 * trained
     if isinstance(training.optimizer, MuonOptimizer):
-        return shape.parameters, 4 * shape.num_hidden_layers * shape.layer_parameters + 8 * shape.edge_parameters
+        # Experts are fused, and no matrices: AdamW has them.
+        by_adamw = shape.edge_parameters + 3 * shape.num_hidden_layers * shape.hidden_size * shape.all_experts_size
+        return shape.parameters, 4 * (shape.parameters + by_adamw)
     moments = 2 if isinstance(training.optimizer, AdamwOptimizer) else bool(training.optimizer.state_kind)
     return shape.parameters, 4 * moments * shape.parameters
 
@@ -324,6 +354,8 @@ class MemoryPlan:
     """As `training.logprob_chunk`."""
     engines: int = 1
     """Engines on each GPU; `engine`, `sequences` and `kv_tokens` are of one."""
+    active: tuple[int, int] | None = None
+    """Of a model with experts the parameters that a token uses, and all."""
     longer_rows: bool = False
     """Whether rows of LONG_ROW tokens would fit as well, with all else as it is."""
 
@@ -370,6 +402,9 @@ class MemoryPlan:
         recompute += f"; logits of {self.chunk:,} tokens at a time" if self.chunk else ""
         residency = asleep if self.shared else "engine and learner do not share one"
         yield f"memory of {self.gpu.name}, {_gib(self.gpu.total)} ({residency}{recompute})"
+        if self.active:
+            used, total = (f"{number / 1e9:.1f} billion" for number in self.active)
+            yield f"  parameters: {total}, of which a token uses {used}; experts are sharded by FSDP2 alone"
         for name, use in (("learner", self.learner), ("engine", self.engine)):
             if use is not None:
                 parts = ", ".join(f"{part} {_gib(size)}" for part, size in use.parts.items())
@@ -465,7 +500,9 @@ def _plan(
         room = int((gpu.usable - beside - engines * engine.total) * (1 - SPARE)) // (kv_token * engines)
         kv_tokens = max(min(room, sequences * length), MIN_SEQUENCES * length)
         engine = MemoryUse({**engine.parts, "kv cache": kv_tokens * kv_token}, engine.idle)
-    return MemoryPlan(gpu, learner, engine, recompute, shared, sleeps, sequences, kv_tokens, length, chunk, engines)
+    active = (shape.active_parameters, shape.parameters) if shape.num_experts else None
+    sizes = sequences, kv_tokens, length, chunk, engines, active
+    return MemoryPlan(gpu, learner, engine, recompute, shared, sleeps, *sizes)
 
 
 def tensor_parallel(arguments: tuple[str, ...]) -> int:

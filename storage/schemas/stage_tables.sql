@@ -85,6 +85,17 @@ create table token_policies (
     primary key (trace_id, message, start)
 );
 
+-- the experts that the engine chose for the tokens of a message (`training.router_replay`)
+create table routed_experts (
+    trace_id varchar,  -- the trace
+    message integer,  -- the node's number in the trace
+    width integer,  -- bytes of an expert's number: 1, or 2 of a model with more than 256 experts
+    num_layers integer,  -- layers of the model
+    top_k integer,  -- experts that a token has in a layer
+    experts blob,  -- per token, layer and choice an expert's number, little-endian; all 0 of a token without a record
+    primary key (trace_id, message)
+);
+
 -- what the engine answered to one model call of a rollout that has not ended (`rollout.keep_turns`); no stage reads
 -- it, and it goes when the rollout's group is committed
 create table turns (
@@ -235,6 +246,16 @@ create table batch_images (
     shapes bigint[][],  -- the shape of each tensor
     data blob[],  -- the values of each tensor
     primary key (row, place)
+);
+
+-- the experts of the tokens of a packed row, as in table routed_experts
+create table batch_experts (
+    row integer,  -- the row's number in the batch
+    width integer,  -- bytes of an expert's number
+    num_layers integer,  -- layers of the model
+    top_k integer,  -- experts that a token has in a layer
+    experts blob,  -- per token of the row, layer and choice; all 0 of a token without a record
+    primary key (row)
 );
 
 -- one optimizer step: from which policy to which, and what it measured

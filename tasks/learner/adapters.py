@@ -84,7 +84,12 @@ def attach(causal: Any, adapter: Adapter, stored: dict[str, Any]) -> None:
 
     wanted = adapter.settings.target_modules
     experts = {name.removesuffix(".weight").rpartition(".")[2] for name in stored if ".experts." in name}
-    if isinstance(wanted, tuple) and (fused := experts & {*wanted}):
+    settings = adapter.settings
+    if experts and wanted == "all-linear":  # peft would take experts and routers for linear maps
+        linear = (name for name, module in causal.get_decoder().named_modules() if isinstance(module, nn.Linear))
+        names = tuple(sorted({name.rpartition(".")[2] for name in linear} - experts))
+        settings = settings.model_copy(update={"target_modules": names})
+    elif fused := experts & {*wanted}:
         raise LearnerError(
             f"training.lora.target_modules: {', '.join(sorted(fused))} are maps of experts, which are fused here and "
             "cannot have adapters; nothing was loaded. Name maps of attention, or take all-linear, which leaves experts"
@@ -95,9 +100,9 @@ def attach(causal: Any, adapter: Adapter, stored: dict[str, Any]) -> None:
         setattr(module, name, nn.Parameter(torch.zeros(()).expand(parameter.shape)))
     # From a seed of its own: where an adapter begins must not depend on what drew random numbers before.
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(adapter.settings.seed)
+        torch.manual_seed(settings.seed)
         try:
-            inject_adapter_in_model(_peft_config(adapter.settings), causal)
+            inject_adapter_in_model(_peft_config(settings), causal)
         except ValueError as error:
             raise LearnerError(f"training.lora.target_modules: {error}") from error
     for module, name, parameter in base:

@@ -5,6 +5,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
@@ -21,6 +22,7 @@ from tasks.learner.head import PLAIN, compiled_kernels, default_chunk, fused_los
 from tasks.learner.loading import read_model
 from tasks.learner.protocol import LearnerError
 from tasks.learner.recompute import recompute_layers
+from tasks.learner.router_replay import RouterReplay
 from tasks.learner.rows import Row, RowPart
 from tasks.learner.vision import SeenImages, decoder_inputs, grid_positions, merge_size, tower_of
 
@@ -50,6 +52,8 @@ class PolicyModel(nn.Module):
         """The ranks that share a row with this one."""
         self.shares_prefixes = False
         """Whether what segments of a row have in common is computed once."""
+        self.replay: RouterReplay | None = None
+        """Has routers choose recorded experts, if not None."""
 
     def forward(
         self,
@@ -61,13 +65,17 @@ class PolicyModel(nn.Module):
         temperatures: Tensor,
         loss: Callable[[Tensor, slice], Tensor] | None = None,
         images: SeenImages | None = None,
+        experts: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Return log-probs and entropies (N,) of `targets` (N,), each predicted by a token of `predictors` (N,).
 
         `token_ids` and `positions` are what is computed of a packed row, (t,); `predictors` are places among
         these, and `temperatures` (N,) belong to the targets. With a `loss`, see `fused_loss`, return it first, and
-        log-probs and entropies detached. Of a row that shows `images`, `positions` are (3, t).
+        log-probs and entropies detached. Of a row that shows `images`, `positions` are (3, t). `experts` are recorded
+        ones, (t, layers, k).
         """
+        if self.replay:
+            self.replay.begin(experts, len(token_ids))
         given = decoder_inputs(self.causal, token_ids, images) or {"input_ids": token_ids[None]}
         positions = positions[:, None] if positions.ndim > 1 else positions[None]
         hidden = self.causal.get_decoder()(
@@ -183,6 +191,7 @@ def _inputs(policy: PolicyModel, row: Row, device: torch.device) -> dict[str, An
         "targets": to_device(part.targets, device),
         "temperatures": to_device(row.streams["temperatures"][row.weighted[part.own]], device),
         "images": None if images is None else SeenImages.of(images, device),
+        "experts": None if part.experts is None else to_device(part.experts.astype(np.int64), device),
     }
 
 
@@ -219,6 +228,8 @@ def _place(
         use_fp8(policy.layers())
     # Shards around recompute and compiled layers: what gathers weights must not be part of a graph.
     recompute_layers(causal, policy.layers(), settings, device)
+    if settings.router_replay == "rollout":
+        policy.replay = RouterReplay(policy.layers(), device)
     if compiles(settings, device):
         compile_policy(policy, device, one_graph=settings.compile is True)
     shard(policy, policy.layers(), device, half=computes_in_half(settings, device), replicas=world.replicas)

@@ -66,18 +66,19 @@ class BatchReference:
     """The slices of the table `batches`, files and digests included."""
     images: tuple[Slice, ...] = ()
     """Those of `batch_images`; none where no row shows any."""
+    experts: tuple[Slice, ...] = ()
+    """Those of `batch_experts`; none where no experts were recorded."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as values of JSON."""
-        return {name: [each.to_row() for each in getattr(self, name)] for name in ("rows", "images")} | {
-            "store": self.store
-        }
+        tables = {name: [each.to_row() for each in getattr(self, name)] for name in ("rows", "images", "experts")}
+        return tables | {"store": self.store}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Return the reference that `to_json` made values of."""
-        rows, images = (tuple(map(Slice.from_row, values[name])) for name in ("rows", "images"))
-        return cls(values["store"], rows, images)
+        tables = (tuple(map(Slice.from_row, values[name])) for name in ("rows", "images", "experts"))
+        return cls(values["store"], *tables)
 
 
 STATISTICS_FILE = "token_statistics.arrow"

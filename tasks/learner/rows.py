@@ -4,7 +4,7 @@ A rank holds the plan of the whole batch, which is small, and one row: those tha
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,8 @@ class Row:
     streams: dict[str, Array]
     images: RowImages | None = None
     """What the row shows; None for a row of text alone."""
+    experts: Array | None = None
+    """The recorded experts of each token, (T, layers, k), 0 of a token without; None where none are recorded."""
     weighted: Array = field(init=False)
     """Positions of the tokens with weight in any component, int64 (N,); never the first of a segment."""
 
@@ -84,6 +86,9 @@ class Row:
         # A token is predicted by the one before it, and belongs to the rank that has that one.
         first, last = np.searchsorted(self.weighted, (start + 1, end + 1)).tolist()
         weighted = self.weighted[first:last]
+        experts = self.experts
+        if experts is not None:
+            experts = np.pad(experts, ((0, padding), (0, 0), (0, 0)))[start:end]
         return RowPart(
             np.pad(self.token_ids, (0, padding))[start:end],
             np.append(self.positions(), np.arange(padding))[start:end],
@@ -91,12 +96,14 @@ class Row:
             weighted - 1 - start,
             self.token_ids[weighted],
             slice(first, last),
+            experts=experts,
         )
 
     def _once(self, shared: SharedPrefixes) -> "RowPart":
         tokens, positions = self.token_ids[shared.computed], self.positions()[shared.computed]
         predictors, targets = shared.places[self.weighted - 1], self.token_ids[self.weighted]
-        return RowPart(tokens, positions, self.borders, predictors, targets, slice(0, len(targets)), shared)
+        experts = None if self.experts is None else self.experts[shared.computed]
+        return RowPart(tokens, positions, self.borders, predictors, targets, slice(0, len(targets)), shared, experts)
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,8 @@ class RowPart:
     """Where these are among all weighted tokens of the row."""
     shared: SharedPrefixes | None = None
     """Which tokens of the row these are, where it has some once that begin several segments."""
+    experts: Array | None = None
+    """See `Row.experts`; of these tokens."""
 
 
 @dataclass(frozen=True)
@@ -188,6 +197,8 @@ class BatchReader:
         self._stored: dict[str, tuple[Group, int]] = {}
         """Where the tensors of an image are, by its digest."""
         self._tensors: dict[str, list[Tensor]] = {}
+        self._experts: dict[int, tuple[Group, int]] = {}
+        """Where the experts of a row are."""
 
     def plan(
         self,
@@ -216,6 +227,7 @@ class BatchReader:
             self._images.setdefault(image.row, []).append(image)
             if image.has_tensors:
                 self._stored[image.digest] = image.group, image.number
+        self._experts = dict(all_of(self._batch.experts, _expert_places))
         for images in self._images.values():
             images.sort(key=lambda image: image.place)
 
@@ -258,7 +270,17 @@ class BatchReader:
     def _row(self, table: pa.Table, place: int) -> Row:
         record = table.select(["row", "sample_ids", "cu_seqlens"]).slice(place, 1).to_pylist()[0]
         arrays = {name: table[name][place].values.to_numpy() for name in ("token_ids", *STREAMS)}
-        return _row_of(record, arrays, self._images_of(record["row"]))
+        row = _row_of(record, arrays, self._images_of(record["row"]))
+        return replace(row, experts=self._experts_of(row)) if row.row in self._experts else row
+
+    def _experts_of(self, row: Row) -> Array:
+        group, place = self._experts[row.row]
+        (stored,) = self._groups.read(group).slice(place, 1).to_pylist()
+        numbers = np.frombuffer(stored["experts"], f"<u{stored['width']}")
+        shape = row.num_tokens, stored["num_layers"], stored["top_k"]
+        if len(numbers) != np.prod(shape):
+            raise LearnerError(f"batches row {row.row}: {len(numbers)} experts, which are not of shape {shape}")
+        return numbers.reshape(shape)
 
     def _images_of(self, row: int) -> RowImages | None:
         if not (images := self._images.get(row)):
@@ -294,6 +316,10 @@ class ImagePlan:
     """Where its row of `batch_images` is stored."""
     number: int
     """Its place in that group."""
+
+
+def _expert_places(group: "Group", table: pa.Table) -> list[tuple[int, tuple["Group", int]]]:
+    return [(row, (group, place)) for place, row in enumerate(table["row"].to_pylist())]
 
 
 def _image_plans(group: "Group", table: pa.Table) -> list[ImagePlan]:

@@ -139,6 +139,8 @@ class Trainer:
         if directory.exists() and any(directory.iterdir()):
             raise LearnerError(f"{directory} is not empty: a policy is written once; nothing was trained")
         reference, world = BatchReference.from_json(batch), self._world
+        if loaded.policy.replay is None:
+            reference = replace(reference, experts=())
         reader = BatchReader(open_groups(reference.store), reference)
         check = partial(_check_row, loaded.policy)
         batches = reader.plan(world.rank, world.gather, world.size, check, self._beat)
@@ -185,6 +187,8 @@ class Trainer:
             assert file is not None, "statistics are gathered on rank 0"
             file.write_table(statistics_table(statistics))
 
+        if replay := loaded.policy.replay:
+            replay.counts.zero_()
         parts = loaded.policy, batch, objective, self._world, self._device, self._beat
         try:
             totals = accumulate_gradients(*parts, take)
@@ -216,6 +220,7 @@ class Trainer:
             "threads": torch.get_num_threads(),
             "processes": self._world.size,
             "attention": self._attention,
+            **(_router_metrics(self._world.gather(replay.counts.tolist())) if replay else {}),
             **timer.figures(batch.plan, training_cost(loaded.policy), self._world.size),
         }
         return measured
@@ -395,6 +400,15 @@ def _other_metrics(totals: Totals, counts: dict[str, int]) -> dict[str, Any]:
     }
     missing = [name for name, value in metrics.items() if value is not None and not math.isfinite(value)]
     return metrics | dict.fromkeys(missing) | ({"not_finite": missing} if missing else {})
+
+
+def _router_metrics(counts: list[list[int]]) -> dict[str, float | None]:
+    """Return shares of the choices of experts, from the counts of all ranks as of `RouterReplay`."""
+    absent, recorded, differing = map(sum, zip(*counts, strict=True))
+    return {
+        "router_absent_fraction": _share(absent, absent + recorded),
+        "router_differing_fraction": _share(differing, recorded),
+    }
 
 
 def _mismatch(totals: Totals, num_rl: int) -> dict[str, float | None]:

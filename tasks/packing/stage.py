@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from configs.run import View, for_environment
 from storage.schemas.contract import FLOATS, INDICES, NAMES, TOKENS
-from storage.schemas.stage_tables import BATCHES, IMAGE_TENSORS
+from storage.schemas.stage_tables import BATCH_EXPERTS, BATCHES, IMAGE_TENSORS
 from tasks.arrays.columns import texts
 from tasks.arrays.finding import QUARANTINED, UNTRAINABLE, Flags
 from tasks.arrays.images import PlacedImage, SampleImages, StoredTensors, batch_images, can_see, show_images
@@ -96,11 +96,14 @@ class PackingInputs:
     verdicts: StoredRows | None = None
     """For constant lengths; None if groups with zero advantage were replaced."""
     image_tensors: StoredRows | None = None
+    routed_experts: StoredRows | None = None
+    """None where no experts were recorded."""
 
     @classmethod
     def read(cls, attempt: Attempt) -> Self:
         tables = attempt.rows("samples"), attempt.rows("messages"), attempt.rows("traces")
-        return cls(*tables, attempt.optional_rows("verdicts"), attempt.optional_rows("image_tensors"))
+        optional = ("verdicts", "image_tensors", "routed_experts")
+        return cls(*tables, *map(attempt.optional_rows, optional))
 
 
 def packing(inputs: PackingInputs, config: View) -> Outputs:
@@ -139,7 +142,10 @@ def packing(inputs: PackingInputs, config: View) -> Outputs:
     }
     temperatures = traces["temperature"].to_numpy()[samples.owner]
     table_of = partial(_table, samples, packed, spool, temperatures, tokens, settings.data_parallel)
+    experts = spool.take_experts(inputs.routed_experts, messages) if inputs.routed_experts else None
     made: dict[str, Any] = {"batches": (table_of(*part) for part in spool.parts())}
+    if experts:
+        made["batch_experts"] = in_parts(experts)
     # Images without a map from tokens to types would be trained on as if they had been text.
     sees = any(map(can_see, inputs.traces.parts(["record"]))) or any(map(show_images, messages.parts(["body"])))
     return made | ({"batch_images": in_parts(_images(inputs, samples, packed))} if sees else {})
@@ -189,11 +195,7 @@ class TokenSpool:
 
     def take_messages(self, messages: StoredRows) -> None:
         """Take tokens and log-probs of the messages on the samples' paths."""
-        path = self._samples.path
-        starts = self._start[path.row_of_value]
-        used = np.flatnonzero(starts >= 0)
-        order = used[np.argsort(path.values[used], kind="stable")]
-        message_row, target = path.values[order], (starts + self._samples.within)[order]
+        message_row, target = self._message_places()
         first = 0
         for part in messages.parts(["token_ids", "logprobs"]):
             own = {name: Ragged.of(part[name]) for name in ("token_ids", "logprobs")}
@@ -203,6 +205,37 @@ class TokenSpool:
                 part_of = {name: each.values[slice(*each.offsets[number : number + 2])] for name, each in own.items()}
                 self._write(place, part_of)
             first += part.num_rows
+
+    def _message_places(self) -> tuple[Integers, Integers]:
+        """Return the messages of packed samples, by their rows in rising order, and where each begins in the stream."""
+        path = self._samples.path
+        starts = self._start[path.row_of_value]
+        used = np.flatnonzero(starts >= 0)
+        order = used[np.argsort(path.values[used], kind="stable")]
+        return path.values[order], (starts + self._samples.within)[order]
+
+    def take_experts(self, recorded: StoredRows, messages: StoredRows) -> Iterator[pa.Table] | None:
+        """Take the experts of the messages on the samples' paths; return the rows of `batch_experts`, None for none.
+
+        Raises PackingBreach where they are of several models.
+        """
+        sizes = recorded.table(EXPERT_SIZES)
+        kinds = {tuple(size.values()) for size in sizes.to_pylist()}
+        if len(kinds) > 1:
+            raise PackingBreach(f"routed_experts: {EXPERT_SIZES} are not of one model: {sorted(kinds)}")
+        if not kinds:
+            return None
+        (kind,) = kinds
+        self._streams["experts"] = _zeros(int(self.borders[-1]), np.dtype((np.void, int(np.prod(kind)))))
+        message_row, target = self._message_places()
+        row_of = {name: row for row, name in enumerate(_names(messages.table(MESSAGE_NAME)))}
+        for part in recorded.parts([*MESSAGE_NAME, "experts"]):
+            for name, experts in zip(_names(part), part["experts"].to_pylist(), strict=True):
+                values = np.frombuffer(experts, self._streams["experts"].dtype)
+                begin, end = np.searchsorted(message_row, (row_of[name], row_of[name] + 1)).tolist()
+                for place in target[begin:end].tolist():
+                    self._write(place, {"experts": values})
+        return self._expert_rows(dict(zip(EXPERT_SIZES, kind, strict=True)))
 
     def parts(self) -> list[tuple[int, int]]:
         """Return the rows of the parts that are written together: the first, and the one behind the last."""
@@ -217,9 +250,18 @@ class TokenSpool:
         begin, end = self.borders[[first, last]].tolist()
         return Ragged(np.array(self._streams[name][begin:end]), self.borders[first : last + 1] - begin)
 
+    def _expert_rows(self, sizes: Mapping[str, int]) -> Iterator[pa.Table]:
+        for row in range(len(self._tokens)):
+            experts = self.read("experts", row, row + 1).values.tobytes()
+            yield pa.Table.from_pylist([{"row": row, **sizes, "experts": experts}], schema=BATCH_EXPERTS.arrow)
+
     def _write(self, place: int, streams: Mapping[str, npt.NDArray[Any]]) -> None:
         for name, values in streams.items():
             self._streams[name][place : place + len(values)] = values
+
+
+def _names(messages: pa.Table) -> Iterator[tuple[str, int]]:
+    return zip(texts(messages["trace_id"]), messages["message"].to_pylist(), strict=True)
 
 
 def _zeros(count: int, kind: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -239,6 +281,9 @@ TOKEN_BYTES = 28
 """Of a packed token: an id and six numbers."""
 
 
+MESSAGE_NAME = ["trace_id", "message"]
+EXPERT_SIZES = ["width", "num_layers", "top_k"]
+"""The columns of experts that are the same in all rows."""
 MOST_IMAGE_TOKENS = 4096
 """Tokens of images whose tensors are written together: some 25 kB for each."""
 
@@ -362,10 +407,10 @@ STAGE = Stage(
     name="packing",
     version=1,
     reads=("samples", "messages", "traces"),
-    writes=("batches", "batch_images"),
+    writes=("batches", "batch_images", "batch_experts"),
     sections=("packing", "constant_lengths"),
     read_inputs=PackingInputs.read,
     function=packing,
-    optional=("verdicts", "image_tensors", "batch_images"),
+    optional=("verdicts", "image_tensors", "routed_experts", "batch_images", "batch_experts"),
 )
 task = as_task(STAGE)

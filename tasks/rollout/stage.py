@@ -1,9 +1,10 @@
 """Rollout: sample every assigned example with a policy and record the rollouts, group by group.
 
-Reads assignments and examples; writes traces and messages, images with their tensors if any, and counters of the
-engines with `engine.metrics`. Where `rollout.max_off_policy_steps` is 2 or more the groups of a step come from the
-RolloutQueue of the run, and there are intakes and intake_loads, stale_groups, and token_policies where weights were
-exchanged under a rollout. Called in a thread of the run; the queue samples in a thread of its own.
+Reads assignments and examples; writes traces and messages, images with their tensors if any, counters of the engines
+with `engine.metrics`, and routed_experts with `training.router_replay`. Where `rollout.max_off_policy_steps` is 2 or
+more the groups of a step come from the RolloutQueue of the run, and there are intakes and intake_loads, stale_groups,
+and token_policies where weights were exchanged under a rollout. Called in a thread of the run; the queue samples in a
+thread of its own.
 """
 
 from collections import Counter
@@ -221,6 +222,7 @@ class Runner:
                 turns=inputs.turns,
                 find=[inputs.environments.addresses_now, *([inputs.engine.addresses_now] if model else [])],
                 load=counted.load if counted else None,
+                records_experts=self.config.records_experts,
                 score_group=self._score_group if any(each.group_rewards for each in self.config.environments) else None,
             )
             with self._counting(counted):
@@ -285,9 +287,9 @@ STAGE = Stage(
     name="rollout",
     version=3,
     reads=("assignments", "examples"),
-    writes=("traces", "messages", "images", "image_tensors", "engine_metrics"),
-    optional=("images", "image_tensors", "engine_metrics"),
-    sections=("rollout", "environments", "engine", "model", "teachers", "external", "oversampling"),
+    writes=("traces", "messages", "images", "image_tensors", "engine_metrics", "routed_experts"),
+    optional=("images", "image_tensors", "engine_metrics", "routed_experts"),
+    sections=("rollout", "environments", "engine", "model", "teachers", "external", "oversampling", "records_experts"),
     read_inputs=RolloutInputs.read,
     function=rollout,
     services=("engine", "teachers", "environments", "graders"),

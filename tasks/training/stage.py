@@ -34,6 +34,8 @@ class TrainingInputs:
     batches: StoredRows
     batch_images: StoredRows | None
     """None for a batch of text."""
+    batch_experts: StoredRows | None
+    """None where no experts were recorded."""
     step: int
     policy: Policy
     new_policy_key: str
@@ -43,8 +45,9 @@ class TrainingInputs:
     @classmethod
     def read(cls, attempt: Attempt) -> Self:
         batches, images = attempt.rows("batches"), attempt.optional_rows("batch_images")
+        experts = attempt.optional_rows("batch_experts")
         policy, learner = require(attempt.policy), require(attempt.services.learner)
-        return cls(batches, images, attempt.step, policy, attempt.key, attempt.new_directory, learner)
+        return cls(batches, images, experts, attempt.step, policy, attempt.key, attempt.new_directory, learner)
 
 
 def training(inputs: TrainingInputs, config: View) -> Outputs:
@@ -53,7 +56,9 @@ def training(inputs: TrainingInputs, config: View) -> Outputs:
     A lost learner is restored to the policy and trains the same batches again, which gives the same weights.
     Raises what the service raises when the learner does not come back.
     """
-    batches, images, policy, learner = inputs.batches, inputs.batch_images, inputs.policy, inputs.learner
+    batches, policy, learner = inputs.batches, inputs.policy, inputs.learner
+    others = (rows.slices if rows else () for rows in (inputs.batch_images, inputs.batch_experts))
+    reference = BatchReference(batches.store, batches.slices, *others)
     step, key = inputs.step, inputs.new_policy_key
     # AdamW's state is twice the size of the weights; without it a resumed run trains the steps since again.
     save_optimizer = (step + 1) % config.training.save_optimizer_every == 0
@@ -64,7 +69,7 @@ def training(inputs: TrainingInputs, config: View) -> Outputs:
             inputs.new_directory()
         )  # one that was lost may live on another machine, and write into its own to the end
         updates = client.train(
-            BatchReference(batches.store, batches.slices, images.slices if images else ()),
+            reference,
             step=step,
             policy_key_in=policy.key,
             policy_key_out=key,
@@ -125,7 +130,7 @@ STAGE = Stage(
     version=2,
     reads=("batches",),
     writes=("updates", "token_statistics", "token_masks", "policies"),
-    optional=("batch_images", "token_masks"),
+    optional=("batch_images", "batch_experts", "token_masks"),
     sections=("training", "model"),
     read_inputs=TrainingInputs.read,
     function=training,

@@ -47,11 +47,13 @@ def command(
     *,
     frozen: bool = False,
     memory: Sequence[str] = (),
+    returns_experts: bool = False,
 ) -> tuple[list[str], dict[str, str]]:
     """Return the argument list and environment of an engine process that starts with the weights in `directory`.
 
     With `lora` it can serve adapters over them. A `frozen` engine never reloads weights, so a tied output head may stay
-    tied. `memory` has the arguments of the memory plan, for CUDA.
+    tied. `memory` has the arguments of the memory plan, for CUDA. With `returns_experts` answers have the experts of
+    each token.
 
     The process reads its API key from the variable that the config names, which the caller sets. The port is
     any free one; the process writes `{"url": ...}` to `report` once it answers. Raises ModelUnusable where the
@@ -74,6 +76,8 @@ def command(
     argv += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     argv += ["--worker-extension-cls", f"{ReadBack.__module__}.{ReadBack.__name__}"]
     argv += ["--quantization", FP8] if config.quantization else []
+    if returns_experts:  # vLLM's own needs Triton
+        argv += ["--capture-experts" if on_cpu else "--enable-return-routed-experts"]
     if info.sees:
         # The class of vLLM's own: the one that wraps transformers leaves out the features of DeepStack, without a word.
         argv += ["--model-impl", "vllm", "--limit-mm-per-prompt", json.dumps({"image": MOST_IMAGES, "video": 0})]
@@ -150,11 +154,11 @@ def adapter_arguments(settings: "LoraConfig", directory: str | Path) -> list[str
 
 
 def linear_maps(directory: str | Path) -> list[str]:
-    """Return the last parts of the names of all linear maps in a model's layers; experts and their routers are none."""
-    names = set()
+    """Return the last parts of the names of all linear maps in a model's layers, without those of experts."""
+    names, of_experts = set[str](), set[str]()
     for file in weight_files(Path(directory)):
         for name, entry in read_header(file)[0].items():
             match = LAYER_WEIGHT.search(name)
-            if match and len(entry["shape"]) == 2 and not EXPERT_WEIGHT.search(name):
-                names.add(match[1])
-    return sorted(names)
+            if match and len(entry["shape"]) == 2:
+                (of_experts if EXPERT_WEIGHT.search(name) else names).add(match[1])
+    return sorted(names - of_experts)

@@ -54,7 +54,7 @@ def bound_socket() -> socket.socket:
     return listener
 
 
-async def _serve(listener: socket.socket, arguments: argparse.Namespace, report: Path) -> None:
+async def _serve(listener: socket.socket, arguments: argparse.Namespace, report: Path, captures_experts: bool) -> None:
     """Start the engine and its API server as vLLM's `run_server_worker` does, with our client of the engine."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.api_server.entry import build_and_serve
@@ -78,6 +78,9 @@ async def _serve(listener: socket.socket, arguments: argparse.Namespace, report:
         aggregate_engine_logging=options.aggregate_engine_logging,
     )
     try:
+        if captures_experts:
+            await engine.collective_rpc("capture_experts")
+            engine.captures_experts = True
         await engine.reset_mm_cache()
         stopped = await build_and_serve(engine, url, listener, arguments)
     finally:
@@ -143,6 +146,7 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--report", type=Path, required=True)
     parser.add_argument("--key-variable", default="", help="environment variable that holds the API key")
+    parser.add_argument("--capture-experts", action="store_true", help="the CPU's way to return routed experts")
     own, rest = parser.parse_known_args(argv)
     # Requests without a seed draw from one generator. With vLLM's own seed, 0, each start and each replica would draw
     # the same numbers again.
@@ -181,7 +185,7 @@ def main(argv: Sequence[str]) -> None:
             if arguments.enable_lora:
                 patches.skip_absent_adapters()
         set_ulimit()  # each request in flight has a connection of its own
-        uvloop.run(_serve(listener, arguments, own.report))
+        uvloop.run(_serve(listener, arguments, own.report, own.capture_experts))
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ class ModelInfo:
     tied: bool
     sees: bool = False
     """Whether it takes images."""
+    has_experts: bool = False
 
 
 def read(directory: str | Path) -> ModelInfo:
@@ -66,6 +67,7 @@ def read(directory: str | Path) -> ModelInfo:
         # transformers ties where the config does not say.
         tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", True))),
         sees="vision_config" in config,
+        has_experts=any(text.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts")),
     )
 
 

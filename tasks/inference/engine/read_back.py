@@ -11,10 +11,13 @@ import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tasks.inference.engine.weights_view import EMBEDDINGS, HEAD, has_tied_head, read_weights, weight_files
 from tasks.runtime.weights_sum import PRECISIONS, SUMS_FILE, WeightsSum, add_sums, precision_of, sum_tensor
+
+if TYPE_CHECKING:  # it imports torch
+    from tasks.inference.engine.expert_capture import ExpertCapture
 
 PACKED = "packed_sum"
 """The attribute of a module that keeps the checksum of its weight as it was before it was packed or quantised."""
@@ -54,6 +57,7 @@ class ReadBack:
 
     model_runner: Any
     reload_weights: Callable[..., None]
+    expert_capture: "ExpertCapture"
 
     def weights_sum(self, directory: str) -> list[list[int] | None]:
         """Return the checksum of this worker's weights, and by the first worker what it is to be for `directory`.
@@ -73,6 +77,16 @@ class ReadBack:
                 times = tuple((state.st_ino, state.st_mtime_ns) for state in states)
                 files = _sum_unchanged(times, directory, dtype, own_head, self.model_runner.device)
         return [list(sum_model(model, dtype)), files and list(files)]
+
+    def capture_experts(self) -> None:
+        """Hold from now on which experts the model chooses; see `ExpertCapture`. Raises ValueError for one without."""
+        from tasks.inference.engine.expert_capture import ExpertCapture
+
+        self.expert_capture = ExpertCapture(self.model_runner)
+
+    def take_experts(self, request_id: str, start: int, end: int) -> tuple[str, list[int], bytes]:
+        """Return the experts of a request's tokens; see `ExpertCapture.take`."""
+        return self.expert_capture.take(request_id, start, end)
 
     def load_directory(self, directory: str) -> None:
         """Load the weights of a directory in place of those that are there, whatever else it holds."""

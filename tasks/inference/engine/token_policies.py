@@ -1,5 +1,7 @@
 """PolicyTrackingLLM: vLLM's engine client, which records the policy that sampled each token of a request.
 
+Where the worker captures experts, it also adds those of a request to its last output, as vLLM does on CUDA.
+
 `host.py` makes the one of the API server's process; routes and middleware run in the same event loop. Tokens are
 counted while the engine is paused, before other weights are loaded: all tokens up to there belong to the policy that is
 served, and what follows to the policy that `/update_weight_version` names next. The counts are those of the output
@@ -13,6 +15,8 @@ from collections.abc import AsyncGenerator, Mapping
 from contextvars import ContextVar
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
@@ -57,6 +61,8 @@ class PolicyTrackingLLM(AsyncLLM):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.policies = PolicyLog()
+        self.captures_experts = False
+        """Whether workers were asked to capture experts."""
 
     async def update_weight_version(self, new_version: str) -> None:
         """Name the weights that the engine holds."""
@@ -69,10 +75,19 @@ class PolicyTrackingLLM(AsyncLLM):
         """Yield the outputs of a request; its spans go to the HTTP request that made it, with the last output."""
         answered = _answered.get() if sampling_params.output_kind == RequestOutputKind.FINAL_ONLY else None
         async for output in super().generate(prompt, sampling_params, request_id, **options):
+            if self.captures_experts and output.finished and len(output.outputs) == 1:
+                output.outputs[0].routed_experts = await self._take_experts(request_id, output, sampling_params)
             # Several choices of one request are requests of their own in the engine.
             if answered is not None and output.finished and len(output.outputs) == 1:
                 answered.append(self.policies.spans(request_id, len(output.outputs[0].token_ids)))
             yield output
+
+    async def _take_experts(self, request_id: str, output: RequestOutput, sampling: Any) -> npt.NDArray[Any]:
+        end = len(output.prompt_token_ids or ()) + len(output.outputs[0].token_ids)
+        arguments = request_id, sampling.routed_experts_prompt_start, end
+        # All workers choose the same experts.
+        dtype, shape, data = (await self.collective_rpc("take_experts", args=arguments))[0]
+        return np.frombuffer(data, dtype).reshape(shape)
 
     async def count_tokens(self) -> dict[str, int]:
         """Count the tokens of all requests in flight as the served policy's; return them by request.

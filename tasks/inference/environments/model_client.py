@@ -5,10 +5,13 @@ runs (`agent_runs`) that call there. `EngineHttp` carries the calls of an engine
 gets the kept answer.
 """
 
+import base64
+import io
 import json
 from typing import Any
 
 import httpx
+import numpy as np
 from verifiers.v1.clients import Client, TrainClient, resolve_client
 from verifiers.v1.clients.base import DEFAULT_LIMITS
 from verifiers.v1.clients.client import SESSION_ID_HEADER
@@ -117,13 +120,25 @@ class EngineHttp(httpx.AsyncClient):
             response = await super().send(_for_engine(request, body), **options)
             if response.status_code != 200:
                 return response
-            answer = response.text
+            answer = _with_experts(response.text, body["sampling_params"].get("routed_experts_prompt_start", 0))
             if header := response.headers.get(POLICIES_HEADER):
                 answer = f"{POLICIES_FIELD}{header},{answer[1:]}"
             run.keep(digest, body["model"], answer)
         if (spans := sampled_by(answer)) and run.seeds:
             run.trace.info.setdefault(rows.POLICIES_FIELD, {})[str(body["sampling_params"]["seed"])] = spans
         return httpx.Response(200, text=answer, request=request)
+
+
+def _with_experts(answer: str, start: int) -> str:
+    """Return an answer with the experts of its tokens, from the prompt's `start` on, as verifiers has them."""
+    if '"routed_experts":"' not in answer:
+        return answer
+    content = json.loads(answer)
+    (choice,) = content["choices"]
+    experts = np.load(io.BytesIO(base64.b64decode(choice["routed_experts"])), allow_pickle=False)
+    data = base64.b64encode(experts.tobytes()).decode()
+    choice["routed_experts"] = {"data": data, "dtype": experts.dtype.name, "shape": experts.shape, "start": start}
+    return json.dumps(content, separators=(",", ":"))
 
 
 def _for_engine(request: httpx.Request, body: dict[str, Any]) -> httpx.Request:

@@ -60,7 +60,7 @@ class BatchSampler:
     handed over one at a time, from a separate thread. `addresses` are those of each environment's servers;
     `score_group` returns a group's tables with the rewards that the group as a whole is given.
     `find` give servers and engines that are new or started again, `load` what an engine says of its load. `turns` takes
-    and has the turns that are not sampled again.
+    and has the turns that are not sampled again. With `records_experts` tables have the experts that the engine chose.
     """
 
     def __init__(
@@ -78,7 +78,9 @@ class BatchSampler:
         find: Sequence[FindServers] = (),
         load: ReplicaLoad | None = None,
         score_group: Callable[[Tables], Tables] | None = None,
+        records_experts: bool = False,
     ) -> None:
+        self.records_experts = records_experts
         self.score_group, self.scoring = score_group, ThreadPoolExecutor(1)
         self.on_group, self.find, self.config = on_group, find, config
         self.plan = plan = plan or SamplingPlan()
@@ -204,7 +206,7 @@ class BatchSampler:
         traces, messages = (
             list(chain.from_iterable(rows)) for rows in zip(*(rows for rows, _ in results), strict=True)
         )
-        tables = trace_tables(traces, messages)
+        tables = trace_tables(traces, messages, self.records_experts)
         if "images" in tables:
             tables |= await asyncio.to_thread(tensors_of, tables["images"], self.config.model)
         if self.score_group:  # not in the loop's own threads: a run that is stopped waits for those

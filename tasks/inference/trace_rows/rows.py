@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from storage.schemas.stage_tables import MESSAGES, TOKEN_POLICIES, TRACES
+from storage.schemas.stage_tables import MESSAGES, ROUTED_EXPERTS, TOKEN_POLICIES, TRACES
 from tasks.inference.trace_rows.failures import LIMITS, Failure, failure_of_trace, is_chat_only
 from tasks.inference.trace_rows.images import extract_images
 
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
     from verifiers.v1.trace import WireTrace
 
 Row = dict[str, Any]
-NODE_COLUMNS = frozenset({"parent", "message", "sampled", "token_ids", "mask", "is_content", "logprobs"})
-"""Fields of a node that are columns of messages; its other fields are in the trace's record."""
+EXPERTS = "routed_experts"
+"""Field of a node and key of a message's row that is no column: an array of experts, (tokens, layers, k)."""
+NODE_COLUMNS = frozenset({"parent", "message", "sampled", "token_ids", "mask", "is_content", "logprobs", EXPERTS})
+"""Fields of a node that are columns of messages, or a table of their own; its others are in the trace's record."""
 TRACE_COLUMNS = frozenset({"id", "rewards", "metrics", "info"})
 """Fields of a trace that are columns of traces and not in its record."""
 POLICIES_FIELD = "token_policies"
@@ -84,17 +86,30 @@ _UNKNOWN = (
 )
 
 
-def trace_tables(traces: list[Row], messages: list[Row]) -> dict[str, pa.Table]:
+def trace_tables(traces: list[Row], messages: list[Row], records_experts: bool = False) -> dict[str, pa.Table]:
     """Return rows as Arrow tables with exactly the contract's schemas.
 
-    Images are by reference, in a table of their own, and so are the policies of tokens where a trace has several.
+    Images are by reference, in a table of their own, and so are the policies of tokens where a trace has several, and
+    experts where they are recorded.
     """
     tables = extract_images(
         pa.Table.from_pylist(traces, schema=TRACES.arrow), pa.Table.from_pylist(messages, schema=MESSAGES.arrow)
     )
     if runs := _runs_of_several_policies(traces, messages):
         tables["token_policies"] = pa.Table.from_pylist(runs, schema=TOKEN_POLICIES.arrow)
+    if records_experts:
+        ours = {row["trace_id"] for row in traces if row["policy_key"]}
+        routed = [_expert_row(row) for row in messages if EXPERTS in row and row["trace_id"] in ours]
+        tables[EXPERTS] = pa.Table.from_pylist(routed, schema=ROUTED_EXPERTS.arrow)
     return tables
+
+
+def _expert_row(message: Row) -> Row:
+    experts = message[EXPERTS]
+    _, layers, top_k = experts.shape
+    wide = experts.astype(experts.dtype.newbyteorder("<"))
+    sizes = {"width": experts.itemsize, "num_layers": layers, "top_k": top_k, "experts": wide.tobytes()}
+    return {"trace_id": message["trace_id"], "message": message["message"], **sizes}
 
 
 def _runs_of_several_policies(traces: Iterable[Row], messages: Iterable[Row]) -> list[Row]:
@@ -163,6 +178,9 @@ def wire_record(trace: "WireTrace") -> Row:
     record: Row = trace.model_dump(
         mode="json", exclude=EXCLUDE_FIELDS | {"info": True}, context={"float_decimals": None}, serialize_as_any=True
     )
+    for node, stored in zip(trace.nodes, record["nodes"], strict=True):
+        if node.routed_experts is not None:
+            stored[EXPERTS] = node.routed_experts
     # By hand: pydantic's JSON mode refuses bytes that are not UTF-8, and one such note would fail the batch.
     record["info"] = _json_value(trace.info)
     # JSON mode turns a reward that is no number into null, which would read as "not scored".
@@ -264,6 +282,7 @@ def message_rows(record: Row) -> list[Row]:
             "mask": node["mask"],
             "is_content": node["is_content"],
             "logprobs": spread_logprobs(node["logprobs"], node["mask"]),
+            **({EXPERTS: node[EXPERTS]} if EXPERTS in node else {}),
         }
         for number, node in enumerate(record["nodes"])
     ]

@@ -1,6 +1,7 @@
 """The plan of a GPU's memory for a whole run, without a GPU."""
 
 import json
+import math
 
 import pytest
 
@@ -9,6 +10,8 @@ from configs.load import load
 from flows.services import memory
 from flows.services.gpus import compute_capability, parse_gpu
 from flows.services.memory import memory_plan, model_shape, plan_here, require_memory
+from tasks.inference.engine.weights_view import read_header
+from tests.fixtures.moe_models import FAMILIES, tiny_moe
 
 GIB = memory.GIB
 MIDDLE, SHORT_ROWS = "model.path=Qwen/Qwen3-4B", "packing.tokens_per_row=16384"
@@ -57,6 +60,8 @@ def test_a_sleep_that_was_asked_for_is_planned():
         ("qwen3_4b_gpu", "H200", True, False, 4096),
         ("qwen3_8b_node", "H100", False, "selective", 4096),
         ("qwen3_8b_node", "H200", False, False, 4096),
+        ("qwen3_30b_a3b_node", "H100", True, True, 4096),
+        ("qwen3_30b_a3b_node", "H200", False, "selective", 4096),
     ],
 )
 def test_each_preset_fits_on_the_gpus_that_it_is_for(preset, gpu, sleeps, recompute, chunk):
@@ -66,7 +71,21 @@ def test_each_preset_fits_on_the_gpus_that_it_is_for(preset, gpu, sleeps, recomp
     assert plan.shared == (preset != "qwen3_8b_node")
     assert max(plan.phases.values()) <= 0.95 * plan.gpu.total
     # The output head is not copied to float32.
-    assert plan.engine.parts["weights"] == 2 * model_shape(load([preset]).model.path).parameters
+    parallel = memory.tensor_parallel(load([preset]).engine.extra_arguments)
+    assert plan.engine.parts["weights"] == 2 * model_shape(load([preset]).model.path).parameters // parallel
+
+
+def test_experts_count_by_all_and_by_those_of_a_token(tmp_path):
+    shape = model_shape("Qwen/Qwen3-30B-A3B")
+    assert (round(shape.parameters / 1e9, 1), round(shape.active_parameters / 1e9, 1)) == (30.5, 3.4)
+    plan = plan_of(gpu="H200", preset="qwen3_30b_a3b_node")
+    assert "  parameters: 30.5 billion, of which a token uses 3.4 billion" in "\n".join(plan.lines())
+    assert plan.learner.parts["weights"] == 4 * shape.parameters // 8
+    for family in FAMILIES:
+        directory = tiny_moe(tmp_path / family, family)
+        sizes = [entry["shape"] for entry in read_header(directory / "model.safetensors")[0].values()]
+        stored, counted = sum(map(math.prod, sizes)), model_shape(str(directory)).parameters
+        assert counted == pytest.approx(stored, rel=0.1), family
 
 
 def test_longer_rows_are_advised_where_nothing_else_changes():

@@ -1,6 +1,6 @@
 """Policies with experts reach a real engine from files and from the learner's memory, with checksum and log-probs."""
 
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import pytest
 import torch
@@ -42,31 +42,22 @@ def test_policies_with_experts_are_served_from_files_and_from_memory(tmp_path, m
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("family", ["glm4_moe", "olmoe", "mixtral"])
+@pytest.mark.parametrize("family", ["glm4_moe", "olmoe", "mixtral", "gpt_oss"])
 def test_a_family_is_served_after_reloads_and_an_expert_of_another_policy_is_caught(tmp_path, family):
+    """vLLM 0.31 leaves sinks and experts of gpt_oss as they were; when it loads them, that fails here."""
     models = {seed: tiny_moe(tmp_path / seed, family, seed=int(seed)) for seed in "12"}
     with engine_of(models["1"], tmp_path / "report.json") as engine:
         for seed in "121":
             row = policy_row(seed, models[seed])
             engine.serve(seed, models[seed])
-            assert check_weights(engine, row, models[seed]) is True
-            assert check_serving(engine, row, ENGINE) < 1e-3
+            with (
+                nullcontext() if family != "gpt_oss" or seed == "1" else pytest.raises(EngineMismatch, match="kept old")
+            ):
+                assert check_weights(engine, row, models[seed]) is True
+                assert check_serving(engine, row, ENGINE) < 1e-3
         weights = load_file(models["1"] / "model.safetensors")
-        name = next(
-            name for name in weights if name.endswith((".down_proj.weight", ".w2.weight")) and "experts" in name
-        )
+        name = next(name for name in weights if "experts" in name)
         weights[name] = torch.nextafter(weights[name], torch.ones(1))
         save_file(weights, models["1"] / "model.safetensors", {"format": "pt"})
         with pytest.raises(EngineMismatch, match="is not that of the policy"):
-            check_weights(engine, policy_row("1", models["1"]), models["1"])
-
-
-@pytest.mark.nightly
-def test_gpt_oss_is_refused_once_it_is_loaded_again(tmp_path):
-    """vLLM 0.31 leaves sinks and experts as they were; when it loads them, this fails and gpt_oss can be trained."""
-    models = {seed: tiny_moe(tmp_path / seed, "gpt_oss", seed=int(seed)) for seed in "12"}
-    with engine_of(models["1"], tmp_path / "report.json") as engine:
-        assert check_weights(engine, policy_row("1", models["1"]), models["1"]) is True
-        engine.serve("2", models["2"])
-        with pytest.raises(EngineMismatch, match="a reload that kept old ones"):
-            check_weights(engine, policy_row("2", models["2"]), models["2"])
+            check_weights(engine, row, models["1"])

@@ -1,13 +1,16 @@
 """Tokens of a trace: what each table says of a token; what was not measured is not zero; and their shades."""
 
 import math
+import re
 from io import StringIO
 
 import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
+from configs.run import RunConfig
 from flows.queries.messages import branches, messages
+from flows.queries.mismatch import CAUSES, MIN_TOKENS, cause, mismatch
 from flows.queries.request import PageRequest
 from flows.queries.rollouts import lineages_of, traces_of
 from flows.queries.tokens import COLOURINGS, NONE, default_colouring, drawn_text, tokens
@@ -286,3 +289,38 @@ def test_tokens_of_a_trace_of_several_policies_know_theirs(hand):
     assert BY_NAME["policy"].shades(own) == "----CB-AACC"
     page = trace_page(hand.reader, PageRequest("/", {"run": RUN, "trace": FORKED}, {})).values
     assert pluck(page["policies"]["sampled"], "version", "num_tokens") == [(3, 3), (4, 1), (5, 2)]
+
+
+def test_the_gap_is_split_by_properties_of_tokens_with_rl_weight(library, found):
+    rows = mismatch(library, RUN, RunConfig())["splits"]
+    weighted = found.filter(pl.col("rl_weight") != 0)
+    for split in {row["split"] for row in rows}:
+        values = [row for row in rows if row["split"] == split]
+        assert sum(row["num_tokens"] for row in values) == len(weighted) == 4, split
+        total = sum(row["num_tokens"] * row["mismatch_kl"] for row in values)
+        assert total == pytest.approx(weighted["mismatch"].sum())
+    turns, later = (row for row in rows if row["split"] == "turn")
+    assert turns["log_ratio"] == -0.25 and later["mismatch_kl_max"] == pytest.approx(math.exp(0.5) - 1.5)
+
+
+@pytest.mark.parametrize(
+    ("apart", "mean", "expected"),
+    [
+        ({}, 1e-9, "rounding in float32"),
+        ({}, 1e-4, "all tokens differ alike.*router_replay=rollout"),
+        ({"age": 1}, 1e-4, "tokens of older policies"),
+        ({"token": 0}, 1e-4, "the first token of a turn"),
+        ({"turn": 1, "position": 1}, 1e-4, "later turns"),
+        ({"position": 1}, 1e-4, "later positions"),
+        ({"engine": 0}, 1e-4, "one replica"),
+    ],
+)
+def test_the_cause_is_the_first_split_that_differs_by_a_factor(apart, mean, expected):
+    rows = [
+        {"split": split, "num_tokens": 100, "mismatch_kl": mean * (4 if apart.get(split) == place else 1)}
+        for split in CAUSES
+        for place in (0, 1)
+    ]
+    rows += [{"split": "age", "num_tokens": MIN_TOKENS - 1, "mismatch_kl": 1.0}]
+    assert re.search(expected, cause(rows, RunConfig()))
+    assert "no sampled token" in cause([], RunConfig())

@@ -41,6 +41,7 @@ def test_floats_are_summed_by_these_columns_alone():
             "step_rewards.mean",
         ),
         *("step_rewards.spread", "step_rollouts.seconds", "rollout_mismatch.mismatch_kl"),
+        *("mismatch_splits.mismatch_kl", "mismatch_splits.log_ratio"),
         *(f"sample_weights.{component}_weights" for component in ("rl", "ce", "ref_kl")),
     }
 
