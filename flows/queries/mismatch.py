@@ -45,11 +45,10 @@ def cause(rows: list[dict[str, Any]], config: RunConfig) -> str:
     if mean < ROUNDING:
         return "none: the difference is rounding in float32"
     for split, text in CAUSES.items():
-        first, *others = [row for row in splits[split] if row["num_tokens"] >= MIN_TOKENS] or [None]
-        least, most = (1 / FACTOR, FACTOR) if split in ("token", "engine") else (0, FACTOR)
-        if first and any(
-            not least <= row["mismatch_kl"] / max(first["mismatch_kl"], ROUNDING) <= most for row in others
-        ):
+        means = [max(row["mismatch_kl"], ROUNDING) for row in splits[split] if row["num_tokens"] >= MIN_TOKENS]
+        # Of first tokens and replicas the first value may be the one that differs.
+        least = min(means) if split in ("token", "engine") and means else next(iter(means), 0.0)
+        if max(means, default=0.0) > FACTOR * least:
             return text
     replays = config.training.router_replay == "rollout"
     return "precision: all tokens differ alike" + ("" if replays else f"; of a model with experts, {ROUTES}")

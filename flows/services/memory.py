@@ -501,8 +501,8 @@ def _plan(
         kv_tokens = max(min(room, sequences * length), MIN_SEQUENCES * length)
         engine = MemoryUse({**engine.parts, "kv cache": kv_tokens * kv_token}, engine.idle)
     active = (shape.active_parameters, shape.parameters) if shape.num_experts else None
-    sizes = sequences, kv_tokens, length, chunk, engines, active
-    return MemoryPlan(gpu, learner, engine, recompute, shared, sleeps, *sizes)
+    numbers = sequences, kv_tokens, length, chunk, engines, active
+    return MemoryPlan(gpu, learner, engine, recompute, shared, sleeps, *numbers)
 
 
 def tensor_parallel(arguments: tuple[str, ...]) -> int:

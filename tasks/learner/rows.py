@@ -318,7 +318,7 @@ class ImagePlan:
     """Its place in that group."""
 
 
-def _expert_places(group: "Group", table: pa.Table) -> list[tuple[int, tuple["Group", int]]]:
+def _expert_places(group: "Group", table: pa.Table) -> list[Any]:
     return [(row, (group, place)) for place, row in enumerate(table["row"].to_pylist())]
 
 

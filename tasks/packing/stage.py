@@ -230,7 +230,8 @@ class TokenSpool:
         message_row, target = self._message_places()
         row_of = {name: row for row, name in enumerate(_names(messages.table(MESSAGE_NAME)))}
         for part in recorded.parts([*MESSAGE_NAME, "experts"]):
-            for name, experts in zip(_names(part), part["experts"].to_pylist(), strict=True):
+            contents: list[Any] = part["experts"].to_pylist()
+            for name, experts in zip(_names(part), contents, strict=True):
                 values = np.frombuffer(experts, self._streams["experts"].dtype)
                 begin, end = np.searchsorted(message_row, (row_of[name], row_of[name] + 1)).tolist()
                 for place in target[begin:end].tolist():
@@ -261,7 +262,8 @@ class TokenSpool:
 
 
 def _names(messages: pa.Table) -> Iterator[tuple[str, int]]:
-    return zip(texts(messages["trace_id"]), messages["message"].to_pylist(), strict=True)
+    numbers: list[Any] = messages["message"].to_pylist()
+    return zip(texts(messages["trace_id"]), numbers, strict=True)
 
 
 def _zeros(count: int, kind: npt.DTypeLike) -> npt.NDArray[Any]:

@@ -20,7 +20,7 @@ class ExpertCapture:
 
     def __init__(self, runner: Any) -> None:
         """`runner` is the worker's model runner."""
-        from vllm.model_executor.layers.fused_moe.layer import MoERunner
+        from vllm.model_executor.layers.fused_moe.runner.moe_runner import MoERunner
 
         self._runner = runner
         self._step: dict[int, torch.Tensor] = {}

@@ -79,6 +79,7 @@ async def _serve(listener: socket.socket, arguments: argparse.Namespace, report:
     )
     try:
         if captures_experts:
+            assert isinstance(engine, PolicyTrackingLLM)
             await engine.collective_rpc("capture_experts")
             engine.captures_experts = True
         await engine.reset_mm_cache()
