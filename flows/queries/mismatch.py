@@ -46,9 +46,11 @@ def cause(rows: list[dict[str, Any]], config: RunConfig) -> str:
         return "none: the difference is rounding in float32"
     for split, text in CAUSES.items():
         means = [max(row["mismatch_kl"], ROUNDING) for row in splits[split] if row["num_tokens"] >= MIN_TOKENS]
-        # Of first tokens and replicas the first value may be the one that differs.
-        least = min(means) if split in ("token", "engine") and means else next(iter(means), 0.0)
-        if max(means, default=0.0) > FACTOR * least:
+        if split == "token":
+            means.reverse()  # first tokens against later ones
+        if split == "engine":
+            means.sort()
+        if max(means, default=0.0) > FACTOR * next(iter(means), 0.0):
             return text
     replays = config.training.router_replay == "rollout"
     return "precision: all tokens differ alike" + ("" if replays else f"; of a model with experts, {ROUTES}")

@@ -9,23 +9,20 @@ The learner's formula counts what its code keeps; `tests/tasks/learner/test_memo
 tracker, which follows every tensor of a training step, over many shapes. The engine's is an estimate in parts.
 """
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
-from pathlib import Path
 from typing import Any, Literal
-
-from pydantic import BaseModel
 
 from configs.errors import ConfigError
 from configs.losses import is_elementwise
 from configs.run import RunConfig
 from configs.services import MEMORY_RATIO
 from configs.training import AdamwOptimizer, MuonOptimizer, TrainingConfig
-from flows.services.gpus import HARDWARE, Gpu, smallest_gpu
+from flows.services.gpus import Gpu, smallest_gpu
+from flows.services.model_shape import ModelShape, model_shape
 
 CONTEXT_BYTES = int(0.6 * 2**30)
 """What a process takes of a GPU before it has a tensor: the CUDA context and the libraries' own memory."""
@@ -63,96 +60,6 @@ MIN_SEQUENCES = 4
 
 Recompute = bool | Literal["selective"]
 """As `training.gradient_checkpointing` has it when it is resolved."""
-
-
-class ModelShape(BaseModel, frozen=True):
-    """The widths of a causal language model of the common kind, as config.json names them.
-
-    It has layers of attention and a gated feed-forward part, or experts that are such parts.
-    """
-
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    vocab_size: int
-    tie_word_embeddings: bool
-    num_experts: int = 0
-    """Experts of a layer, of which a token uses `experts_per_token`; `intermediate_size` is the width of these."""
-    experts_per_token: int = 0
-    all_experts_size: int = 0
-    """Width of all experts of a layer."""
-
-    @property
-    def query(self) -> int:
-        """Width of all queries of a token."""
-        return self.num_attention_heads * self.head_dim
-
-    @property
-    def key(self) -> int:
-        """Width of all keys of a token, and of its values."""
-        return self.num_key_value_heads * self.head_dim
-
-    @property
-    def layer_parameters(self) -> int:
-        """Parameters of a layer: matrices of attention and of the feed-forward part, and four norms."""
-        return self._layer(self.all_experts_size or self.intermediate_size)
-
-    def _layer(self, width: int) -> int:
-        attention = 2 * self.hidden_size * (self.query + self.key)
-        matrices = attention + self.hidden_size * (3 * width + self.num_experts)
-        return matrices + 2 * self.hidden_size + 2 * self.head_dim
-
-    @property
-    def active_parameters(self) -> int:
-        """Parameters that a token uses."""
-        return self.num_hidden_layers * self._layer(self.intermediate_size) + self.edge_parameters
-
-    @property
-    def edge_parameters(self) -> int:
-        """Parameters outside the layers: embedding, output head, the last norm."""
-        return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2) + self.hidden_size
-
-    @property
-    def parameters(self) -> int:
-        """All parameters."""
-        return self.num_hidden_layers * self.layer_parameters + self.edge_parameters
-
-
-def model_shape(path: str) -> ModelShape | None:
-    """Return the widths of a model directory, or of a model of `hardware.toml`; None where they are not to be had.
-
-    One that sees has no widths that are counted here. Of a model with experts all layers count as such.
-    """
-    file = Path(path).expanduser() / "config.json"
-    try:
-        here = path and file.is_file()
-        config = json.loads(file.read_text(encoding="utf-8")) if here else HARDWARE["models"][path]
-        if any("vision" in name for name in config):
-            return None
-        heads = config["num_attention_heads"]
-        others = {
-            "num_key_value_heads": config.get("num_key_value_heads") or heads,
-            "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
-            "tie_word_embeddings": bool(config.get("tie_word_embeddings", True)),
-        }
-        return ModelShape(**config | others | _expert_widths(config))
-    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError):
-        return None
-
-
-def _expert_widths(config: Mapping[str, Any]) -> dict[str, int]:
-    """Return the fields of experts, by the names that families have for them; none of a model without."""
-    numbers = (config.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
-    number = next(filter(None, numbers), 0)
-    if not number:
-        return {}
-    width, each = config.get("moe_intermediate_size") or config["intermediate_size"], config["num_experts_per_tok"]
-    shared = config.get("shared_expert_intermediate_size") or (config.get("n_shared_experts") or 0) * width
-    widths = {"intermediate_size": each * width + shared, "all_experts_size": number * width + shared}
-    return widths | {"num_experts": number, "experts_per_token": each}
 
 
 @dataclass(frozen=True)

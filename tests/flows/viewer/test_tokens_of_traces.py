@@ -310,6 +310,7 @@ def test_the_gap_is_split_by_properties_of_tokens_with_rl_weight(library, found)
         ({}, 1e-4, "all tokens differ alike.*router_replay=rollout"),
         ({"age": 1}, 1e-4, "tokens of older policies"),
         ({"token": 0}, 1e-4, "the first token of a turn"),
+        ({"token": 1}, 1e-4, "all tokens differ alike"),
         ({"turn": 1, "position": 1}, 1e-4, "later turns"),
         ({"position": 1}, 1e-4, "later positions"),
         ({"engine": 0}, 1e-4, "one replica"),
