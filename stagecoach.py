@@ -32,11 +32,13 @@ if TYPE_CHECKING:
     from tasks.advantage.algorithms.credit import Credit, GroupedTraces
     from tasks.arrays.finding import FilterInput
     from tasks.inference.grading.groups import GroupRollout
+    from tasks.inference.sampling.bindings import Episode
     from tasks.learner.losses.tokens import RlTokens
 
 __all__ = [
     "Credit",
     "CustomConfig",
+    "Episode",
     "FilterInput",
     "GroupRollout",
     "GroupedTraces",
@@ -53,6 +55,7 @@ __all__ = [
 PLUGIN_MODULES = {
     "Credit": "tasks.advantage.algorithms.credit",
     "CustomConfig": "configs.algorithms",
+    "Episode": "tasks.inference.sampling.bindings",
     "FilterInput": "tasks.arrays.finding",
     "GroupRollout": "tasks.inference.grading.groups",
     "GroupedTraces": "tasks.advantage.algorithms.credit",

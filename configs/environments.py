@@ -23,6 +23,36 @@ class ElasticPool(Section):
     """Rollouts per worker before another is started."""
 
 
+POLICY = "policy"
+"""The name that bindings have for the policy."""
+
+
+class PlayerConfig(TeacherConfig):
+    """A model that plays a seat in place of the policy and is never trained on: a frozen one, or an earlier policy."""
+
+    base: bool = later(False)
+    """Whether it is the weights below the adapters (`training.lora`), which the policy's engine serves as well."""
+    earlier: int | None = later(None, ge=1)
+    """Steps by which it is older than the adapter that is sampled, on the same engine; at first it is the base."""
+
+    @property
+    def beside(self) -> str:
+        """The name of a model that the policy's engine serves; empty for one with an engine of its own."""
+        return "base" if self.base else f"policy-{self.earlier}" if self.earlier else ""
+
+
+class BindingConfig(Section):
+    """A function that names, for each episode, the models that play its seats."""
+
+    function: str = Field(pattern=r"^[\w.]+:\w+$")
+    """Import path, `module:function`, called with the episode (`stagecoach.Episode`). It returns names of models by
+    seat: `policy`, or one of `models`. A seat that it leaves out is played as its section says."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the function."""
+    models: dict[str, PlayerConfig] = Field({})
+    """Models by name, as in `seats.NAME.model`."""
+
+
 PoolConfig = Annotated[StaticPool | ElasticPool, Field(discriminator="type")]
 
 
@@ -39,9 +69,9 @@ class SeatConfig(SamplingConfig):
     """Most model turns of this seat in one rollout; null takes the environment's."""
     trainable: bool = True
     """Whether the seat's rollouts are trained on, where the environment says that they may be."""
-    model: TeacherConfig | None = None
-    """A frozen model that plays the seat in place of the policy, by path or URL: an opponent, a user, a judge. Never
-    trained on. Null is the policy."""
+    model: PlayerConfig | None = None
+    """A frozen model that plays the seat in place of the policy, by path or URL, or the base of the run's adapters: an
+    opponent, a user, a judge. Never trained on. Null is the policy."""
 
 
 class SeatRule(Section):
@@ -112,6 +142,8 @@ class EnvironmentConfig(SamplingConfig):
     evaluation, or stop the run before anything starts."""
     group_rewards: dict[str, GroupRewardConfig] = later({})
     """Rewards that see a whole group, by the name that they have among a rollout's rewards."""
+    bindings: BindingConfig | None = later(None)
+    """Which models play which seats, episode by episode; null leaves every seat to its section."""
     version: str = ""
     """Version of the environment's package; filled in when the config is resolved."""
     address: str = operational("")
@@ -157,6 +189,13 @@ class EnvironmentConfig(SamplingConfig):
             return self.servers * pool.num_workers
         # verifiers adds a worker when nine tenths of the others' room is taken.
         return self.servers * (pool.max_workers or 1 + int(max_in_flight / (0.9 * pool.multiplex)))
+
+    @property
+    def players(self) -> dict[str, PlayerConfig]:
+        """The models that play seats in place of the policy, by their dotted keys within the environment."""
+        own = {f"seats.{name}.model": seat.model for name, seat in self.seats.items() if seat.model}
+        named = self.bindings.models if self.bindings else {}
+        return own | {f"bindings.models.{name}": model for name, model in named.items()}
 
     @property
     def seat_rule(self) -> SeatRule:

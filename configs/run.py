@@ -14,7 +14,7 @@ from configs.algorithms import (
     SupervisedConfig,
     TeacherConfig,
 )
-from configs.environments import EnvironmentConfig, SeatRule
+from configs.environments import EnvironmentConfig, PlayerConfig, SeatRule
 from configs.evaluation import EvaluationConfig
 from configs.fields import Section, in_key, is_elsewhere, operational
 from configs.filters import FilteringConfig, filter_name
@@ -89,6 +89,12 @@ class RunConfig(Section):
         names, sets = {entry.name for entry in own.values()}, self.evaluation.of_sets().values()
         only_own = self.kind == "evaluate" and all(names.issuperset(entry.environments or ("",)) for entry in sets)
         return own if only_own or self.kind == "sft" else trained | own
+
+    @property
+    def beside_policy(self) -> dict[str, PlayerConfig]:
+        """The players that the policy's engine serves beside it, by their names there."""
+        players = [player for each in self.served_environments.values() for player in each.players.values()]
+        return {player.beside: player for player in players if player.beside}
 
     @property
     def algorithms(self) -> dict[str, AlgorithmConfig]:

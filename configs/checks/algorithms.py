@@ -87,7 +87,7 @@ def _teacher_problems(config: RunConfig, where: str, algorithm: AlgorithmConfig)
 
 def frozen_model_problems(where: str, model: TeacherConfig, samples: bool) -> Iterator[str]:
     """Yield what is wrong with the place of a frozen model at `where`; only one that `samples` may be a chat API."""
-    places = (model.path, model.url, model.chat)
+    places = (model.path, model.url, model.chat, getattr(model, "beside", ""))
     if sum(map(bool, places)) != 1:
         said = "both are set" if any(places) else "neither is set"
         yield f"{where}: give the path of its weights, or the url of an engine that serves it; {said}"

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from configs.checks.algorithms import chat_problems, frozen_model_problems
-from configs.environments import EnvironmentConfig, SeatConfig
+from configs.environments import POLICY, EnvironmentConfig
 from configs.errors import did_you_mean
 from configs.evaluation import EvaluationConfig, EvaluationEnvironment, SetSettings
 from configs.run import RunConfig
@@ -51,8 +51,7 @@ def environment_problems(config: RunConfig) -> Iterator[str]:
             yield f"{where}.taskset.id: say which installed verifiers taskset it is"
         yield from _scoring(where, environment)
         yield from _env(where, environment)
-        for name, seat in environment.seats.items():
-            yield from _seat(f"{where}.seats.{name}", environment, seat)
+        yield from _players(config, where, environment)
         yield from _evaluation_seat(where, environment)
         yield from _server(where, environment)
         if environment.long_prompts != "drop" and environment.max_prompt_tokens is None:
@@ -107,13 +106,16 @@ def _env(where: str, environment: EnvironmentConfig) -> Iterator[str]:
         yield f"{where}.env.taskset: the taskset has a section of its own, {where}.taskset"
 
 
-def _seat(where: str, environment: EnvironmentConfig, seat: SeatConfig) -> Iterator[str]:
-    if seat.model is None:
-        return
-    yield from frozen_model_problems(f"{where}.model", seat.model, samples=False)
-    if environment.address:
+def _players(config: RunConfig, where: str, environment: EnvironmentConfig) -> Iterator[str]:
+    for key, player in environment.players.items():
+        yield from frozen_model_problems(f"{where}.{key}", player, samples=False)
+        if player.beside and config.kind == "train" and config.training.lora is None:
+            yield f"{where}.{key}: base and earlier policies are served below adapters (training.lora); give a path"
+    if environment.bindings and POLICY in environment.bindings.models:
+        yield f"{where}.bindings.models.{POLICY}: this is the name of the policy; take another"
+    for key in [*environment.players, *["bindings"] * bool(environment.bindings)] if environment.address else ():
         yield (
-            f"{where}.model: the environment server at {environment.address} is someone else's and takes no models for "
+            f"{where}.{key}: the environment server at {environment.address} is someone else's and takes no models for "
             "single seats; leave address empty, or let that server bind the seat itself"
         )
 
@@ -226,7 +228,7 @@ def _external_problems(config: RunConfig) -> Iterator[str]:
             "ever evaluated (stagecoach eval), never trained on"
         )
     for where, environment in config.served_environments.items():
-        if any(seat.model for seat in environment.seats.values()):
+        if environment.bindings or environment.players:
             yield (
                 f"{where}.seats: frozen models of seats play beside policies of ours, whose tokenizer "
                 "they share; an evaluation of evaluation.external has no such model"

@@ -22,7 +22,7 @@ ANYWAY = ("prefect", "tracking")
 REGRADED = ("taskset", "harness", "runtime", "group_rewards")
 """What of an environment its reward functions may see."""
 SAMPLED = (
-    *("env", "seats", "harness", "runtime", "max_turns", "address", "group_rewards"),
+    *("env", "seats", "bindings", "harness", "runtime", "max_turns", "address", "group_rewards"),
     *(*SamplingConfig.model_fields, *OF_OUR_SERVERS),
 )
 """What of an environment may change while its examples and assignments are the recorded ones."""

@@ -54,7 +54,8 @@ def kept_versions(config: RunConfig, versions: Iterable[int]) -> set[int]:
     """Return which of a run's policies keep their weights when these versions are there, the newest just made."""
     retention, order = PolicyRetention.parse(config.training.keep_weights), sorted(versions)
     # The policy that samples may be older than the newest by as many steps as the run is off-policy.
-    newest = order[-max(retention.last, config.rollout.max_off_policy_steps + 1) :]
+    lag = max((player.earlier or 0 for player in config.beside_policy.values()), default=0)
+    newest = order[-max(retention.last, config.rollout.max_off_policy_steps + lag + 1) :]
     with_state = [version for version in order if version % config.training.save_optimizer_every == 0][-1:]
     return {*newest, *with_state, *filter(retention.keeps, order)}
 

@@ -30,6 +30,7 @@ from tasks.gate.stage import require_rule
 from tasks.inference.engine.model_info import count_tokens, model_directory
 from tasks.inference.environments.introspection import EnvironmentFacts
 from tasks.inference.environments.servers import LoadedEnvironment
+from tasks.inference.sampling.bindings import SeatBindings, require_named
 from tasks.runtime.process_variables import needed_by, withheld
 from tasks.runtime.stage import Ref
 
@@ -98,6 +99,8 @@ def environment_findings(config: RunConfig, loaded: Mapping[str, LoadedEnvironme
         entry = loaded[environment.name]
         findings += _examples(config, where, environment, entry)
         findings += _rewards(config, where, environment, entry.facts)
+        findings += ((True, f"{where}.bindings: {problem}") for problem in _unbound(environment, entry))
+        findings += _images_of_several(where, entry)
         findings += _keys(where, environment, entry.facts)
         findings += _long_first_prompts(config.engine.max_model_len, where, entry.examples, count)
     return findings
@@ -158,6 +161,27 @@ def _examples(
             f"out: their first prompts have more than {environment.max_prompt_tokens} tokens, up to "
             f"{max(long_prompts)}",
         )
+
+
+def _images_of_several(where: str, loaded: LoadedEnvironment) -> Iterator[Finding]:
+    tasks = texts(loaded.examples["task"][:FIRST])
+    if len(loaded.facts.seats) > 1 and any('"image_url"' in task for task in tasks):
+        yield (
+            True,
+            f"{where}: prompts show images, and it has the seats {', '.join(loaded.facts.seats)}: several agents with "
+            "images are not supported. Take an environment of one seat, or describe the images in words",
+        )
+
+
+def _unbound(environment: EnvironmentConfig, loaded: LoadedEnvironment) -> Iterator[str]:
+    """Yield the first thing wrong with the models that play the first episodes."""
+    try:
+        bindings = SeatBindings([environment], 0)
+        for row in loaded.examples.slice(0, FIRST).to_pylist() if environment.bindings else ():
+            binding = bindings.of({**row, "group_id": "0", "member": 0, "seed": 0}, json.loads(row["task"]))
+            require_named("seat", binding, loaded.facts.seats)
+    except Exception as error:  # of a user's function
+        yield f"{type(error).__name__}: {error}"
 
 
 def _rewards(config: RunConfig, where: str, environment: EnvironmentConfig, facts: EnvironmentFacts) -> list[Finding]:

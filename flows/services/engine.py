@@ -283,7 +283,8 @@ class InferenceService(RunService):
     def _load(self, policy: Policy, url: str, recompute: bool = True) -> ServedModel:
         base, directory = self._base(policy), self._context.store.policies.directory
         # An adapter has a model name of its own, and so cannot be mistaken for the base below it.
-        served = ServedModel(url, self.key, policy.key if base else MODEL, policy.key)
+        name, beside = policy.key if base else MODEL, self._beside(policy, url, base)
+        served = ServedModel(url, self.key, name, policy.key, beside=beside)
         with closing(Engine(url, self.key, model=served.model)) as engine:
             holds = engine.state().policy_key == policy.key and not engine.is_paused()
             # The engine's word is no proof of what it holds.
@@ -305,8 +306,27 @@ class InferenceService(RunService):
                 )
             off = check_serving(engine, row, self._config.engine, same_weights=same)
             _log.info("log-probs of policy %s on its probe are off by %.3g nats", policy.key, off)
-            self._verified[url] = policy.key
+        for other in beside.values():
+            self._load_beside(other)
+        self._verified[url] = policy.key
         return served
+
+    def _beside(self, policy: Policy, url: str, base: str) -> dict[str, ServedModel]:
+        """Return the policies below and before an adapter that play seats; nothing is beside whole weights."""
+        found = dict[str, ServedModel]()
+        for name, player in self._config.beside_policy.items() if base or not policy.version else ():
+            row = recorded_policy(self._context, base if player.base and base else policy.key)
+            while row["version"] > max(policy.version - (player.earlier or policy.version), 0):
+                row = recorded_policy(self._context, row["parent_key"])
+            older = Policy(row["policy_key"], row["version"])
+            found[name] = ServedModel(url, self.key, older.key if older.version else MODEL, older.key, policy=older)
+        return found
+
+    def _load_beside(self, other: ServedModel) -> None:
+        with closing(Engine(other.url, self.key, model=other.model)) as engine:
+            if other.model not in engine.model_names():
+                engine.load_adapter(other.model, self._context.store.policies.directory(other.model))
+            check_serving(engine, recorded_policy(self._context, other.salt), self._config.engine)
 
     def _spec(self, name: str, source: Path, index: int) -> ServiceSpec:
         config, engine = self._config, self._config.engine.replica(index)

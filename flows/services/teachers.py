@@ -116,9 +116,8 @@ def asked_teachers(config: RunConfig) -> Iterator[tuple[str, TeacherConfig]]:
     if "rollout" in again:
         # Those that play single seats.
         for where, environment in config.served_environments.items():
-            for name, seat in environment.seats.items():
-                if seat.model is not None:
-                    yield f"{where}.seats.{name}.model", seat.model
+            players = environment.players.items()
+            yield from ((f"{where}.{key}", player) for key, player in players if not player.beside)
     # Nothing is credited in an evaluation, and no demonstration by a model.
     if config.kind in ("evaluate", "sft"):
         return

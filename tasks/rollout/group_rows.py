@@ -12,7 +12,7 @@ from storage.schemas.stage_tables import INTAKE_LOADS, INTAKES, STALE_GROUPS, TR
 from tasks.arrays.columns import texts, with_column
 from tasks.inference.sampling.model_requests import sampling_of
 from tasks.inference.trace_rows.failures import STALE, Failure
-from tasks.inference.trace_rows.rows import RolloutOrigin, error_columns, row_without_trace, trace_tables
+from tasks.inference.trace_rows.rows import RolloutOrigin, by_policy, error_columns, row_without_trace, trace_tables
 from tasks.rollout.queue import FinishedGroup, GroupTables, StaleGroup, step_of
 from tasks.runtime.stage import Policy
 
@@ -79,8 +79,7 @@ def concat_groups(groups: Iterable[GroupTables]) -> GroupTables:
 
 def _of_step(traces: pa.Table, step: int) -> pa.Table:
     """Return traces with their staleness in a step; those of frozen models are of the step itself."""
-    frozen = pc.equal(traces["policy_key"], pa.scalar(""))
-    versions = pc.if_else(frozen, pa.scalar(step, pa.int64()), traces["policy_version"])
-    for name, values in {"policy_version": versions, "staleness": pc.subtract(step, versions)}.items():
-        traces = with_column(traces, name, values)
-    return traces
+    nobody = pc.equal(traces["policy_key"], pa.scalar(""))
+    versions = pc.if_else(nobody, pa.scalar(step, pa.int64()), traces["policy_version"])
+    staleness = pc.if_else(by_policy(traces), pc.subtract(step, versions), pa.scalar(0, pa.int64()))
+    return with_column(with_column(traces, "policy_version", versions), "staleness", staleness)

@@ -33,6 +33,7 @@ from storage.schemas.stage_tables import ASSIGNMENTS
 from tasks.arrays.columns import rows_without, texts
 from tasks.inference.sampling.load_meter import LoadMeter
 from tasks.inference.sampling.lost_servers import ServiceLost
+from tasks.inference.trace_rows.rows import by_policy
 from tasks.runtime.stage import Policy, Ref, retry_lost
 from tasks.stages import STREAM_ASSIGNMENT, STREAM_POLICY
 
@@ -354,8 +355,8 @@ class RolloutQueue:
 
 def _oldest(traces: pa.Table, policy: Policy) -> Policy:
     """Return the oldest policy that sampled some traces, `policy` where only frozen models did."""
-    rows = traces.select(["policy_key", "policy_version"]).to_pylist()
-    policies = (Policy(row["policy_key"], row["policy_version"]) for row in rows if row["policy_key"])
+    rows = traces.filter(by_policy(traces)).select(["policy_key", "policy_version"]).to_pylist()
+    policies = (Policy(row["policy_key"], row["policy_version"]) for row in rows)
     return min(policies, key=lambda each: each.version, default=policy)
 
 

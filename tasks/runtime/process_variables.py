@@ -68,11 +68,10 @@ def needed_by(environment: "EnvironmentConfig") -> tuple[str, ...]:
     A taskset, a harness or a runtime names a variable that it reads (`api_key_var`, `forward_env`); what its code
     reads without a word is named in `variables`. Keys of teachers and of frozen seats travel with requests.
     """
-    return (
-        *HUGGING_FACE,
-        *environment.variables,
-        *_names_in(environment.model_dump(mode="json", exclude={"algorithm": True, "seats": {"__all__": {"model"}}})),
+    section = environment.model_dump(
+        mode="json", exclude={"algorithm": True, "bindings": True, "seats": {"__all__": {"model"}}}
     )
+    return (*HUGGING_FACE, *environment.variables, *_names_in(section))
 
 
 def _names_in(section: Mapping[str, object]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from typing import get_args, get_origin
 import pytest
 
 from configs.algorithms import ChatTeacherConfig, CustomConfig, Overlong
-from configs.environments import EnvironmentConfig
+from configs.environments import BindingConfig, EnvironmentConfig
 from configs.evaluation import EvaluationEnvironment, EvaluationSet
 from configs.fields import Section, in_key, is_elsewhere, is_operational, later, section_types
 from configs.filters import CustomFilter
@@ -25,7 +25,7 @@ REQUIRED = {
     **{model: {"url": "http://host/v1", "model": "m"} for model in (ExternalModelConfig, ChatTeacherConfig)},
     DifficultyPool: {"name": "hard", "threshold": 0.5, "weight": 1.0},
     Overlong: {"max_tokens": 8, "buffer_tokens": 4},
-    CustomConfig: {"function": "package:function"},
+    **{model: {"function": "package:function"} for model in (BindingConfig, CustomConfig)},
     CustomLoss: {"function": "package:function"},
 }
 LITERALS = {bool: lambda value: not value, int: lambda value: value + 1, float: lambda value: (value or 0.25) / 2}

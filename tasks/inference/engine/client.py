@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tasks.inference.engine.weights_view import require_readable, serving_view
+from tasks.runtime.refs import Policy
 from tasks.runtime.weights_sum import WeightsSum, add_sums
 
 if TYPE_CHECKING:
@@ -143,8 +144,12 @@ class Engine:
         for name in state.adapters:
             self._post("/v1/unload_lora_adapter", json={"lora_name": name})
         if base:
-            self._post("/v1/load_lora_adapter", json={"lora_name": policy_key, "lora_path": str(directory)})
+            self.load_adapter(policy_key, directory)
         self._set_weight_version(f"{whole[0]}{KEY_SEPARATOR}{policy_key}" if base else policy_key)
+
+    def load_adapter(self, policy_key: str, directory: str | Path) -> None:
+        """Serve an adapter under its key, beside others over the same base, until the next `serve`."""
+        self._post("/v1/load_lora_adapter", json={"lora_name": policy_key, "lora_path": str(directory)})
 
     def state(self) -> EngineState:
         """Return what the engine serves."""
@@ -337,6 +342,10 @@ class ServedModel:
     """Set for an external model with a chat API alone: it returns text and no tokens, and is evaluated or a teacher."""
     other_urls: tuple[str, ...] = ()
     """Where further replicas serve the same."""
+    policy: Policy | None = None
+    """The policy of the store that the model is, where it plays single seats."""
+    beside: "Mapping[str, ServedModel]" = field(default_factory=dict, hash=False)
+    """Other policies that the same engines serve, by `PlayerConfig.beside`."""
 
     @property
     def urls(self) -> tuple[str, ...]:

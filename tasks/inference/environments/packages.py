@@ -276,7 +276,10 @@ def _file_part(file: Path) -> str:
 def _texts(environment: Section) -> Iterator[tuple[str, str]]:
     """Yield key and value of every text among the settings of an environment's plug-ins, at any depth."""
     seats = [seat["harness"] for seat in environment["seats"].values()]
-    queue: list[tuple[str, Any]] = [("", environment[name]) for name in ("taskset", "harness", "env", "group_rewards")]
+    names = ("taskset", "harness", "env", "group_rewards")
+    queue: list[tuple[str, Any]] = [("", environment[name]) for name in names]
+    if bindings := environment.get("bindings"):
+        queue.append(("function", bindings["function"]))
     queue += [("", harness) for harness in seats]
     for key, value in queue:  # which grows meanwhile
         if isinstance(value, str):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from tasks.inference.sampling.seats import SeatClient, Seats
 from tasks.inference.trace_rows.failures import Failure, failure_of_error
 from tasks.inference.trace_rows.rows import (
+    PLAYER_FIELD,
     RolloutOrigin,
     Row,
     error_columns,
@@ -40,6 +41,8 @@ def episode_rows(
     # Rows first, failures after: what one agent's row becomes depends on how all the others ended.
     for trace in episode.traces:
         record = wire_record(trace)
+        if player := seats.names.get(record["agent"]["name"]):
+            record["info"][PLAYER_FIELD] = player
         row, nodes = rows_of_record(record, origin, episode.id)
         traces.append(row | seats.trace_columns(record["agent"], client, origin))
         if origin.versions and traces[-1]["policy_key"]:

@@ -15,13 +15,14 @@ from pydantic import ValidationError
 from storage.turns import CachedTurn, TurnCache
 from tasks.inference.engine.client import OF_POLICY, POLICIES_HEADER, ServedModel, sampled_by
 from tasks.inference.environments.agent_runs import add_header
+from tasks.inference.sampling.bindings import SeatBindings
 from tasks.inference.sampling.crash_isolation import InFlightRollout
 from tasks.inference.sampling.episode_rows import Rows, episode_rows
 from tasks.inference.sampling.lost_servers import ServiceWatch
 from tasks.inference.sampling.model_requests import api_address, client_config, sampling_config, sampling_of
 from tasks.inference.sampling.seats import SeatClient, Seats
 from tasks.inference.sampling.server_pool import ServerPool
-from tasks.inference.trace_rows.failures import Failure, failure_of_error
+from tasks.inference.trace_rows.failures import Failure, failure_of_error, failure_of_exception
 from tasks.inference.trace_rows.rows import (
     TURNS_FIELD,
     RolloutOrigin,
@@ -32,6 +33,7 @@ from tasks.inference.trace_rows.rows import (
 from tasks.runtime.refs import Policy
 
 if TYPE_CHECKING:
+    from verifiers.v1.configs.client import EvalClientConfig, TrainClientConfig
     from verifiers.v1.episode import WireEpisode
     from verifiers.v1.types import SamplingConfig
 
@@ -76,7 +78,7 @@ class RolloutRunner:
             client = self.client_configs[OF_POLICY]
             headers = {**client.headers, POLICIES_HEADER: "1"}
             self.client_configs[OF_POLICY] = client.model_copy(update={"headers": headers})
-        self.seats = {each.name: Seats.of(each, served, self.client_configs) for each in config.environments}
+        self.bindings = SeatBindings(config.environments, step)
         self.oldest: dict[str, int | None] = {}
         """By group, the oldest version of policies whose turns it may use; None for those of its own policy alone."""
         self.unproven: list[CachedTurn] | None = None
@@ -175,9 +177,14 @@ class RolloutRunner:
     ) -> tuple[Rows | None, Failure | None]:
         """Run one episode: its rows, if it left a trace, and what went wrong, if something did."""
         name = origin.assignment["environment"]
-        client = self._client(name, placed.replica)
+        clients = self._clients(placed.replica)
+        client = SeatClient(clients[self._sampler(name)], self.served[self._sampler(name)].model)
         try:
-            episode = await self._play(origin, placed, client, task, self._sampling(origin, seed))
+            seats = Seats.of(self.environments[name], self.served, clients, self.bindings.of(origin.assignment, task))
+        except Exception as error:  # of a user's function
+            return None, failure_of_exception(error, "bindings: ")
+        try:
+            episode = await self._play(origin, placed, (client, seats), task, self._sampling(origin, seed))
         except RuntimeError as error:
             # verifiers' client raises a refusal of the server so, with the name of the error's type in front.
             kind, _, message = str(error).partition(": ")
@@ -185,17 +192,22 @@ class RolloutRunner:
         except ValidationError as error:  # an environment has put into a trace what no trace can hold
             return None, failure_of_error({"type": type(error).__name__, "message": str(error)})
         try:
-            return episode_rows(episode, origin, self.seats[name], client)
+            return episode_rows(episode, origin, seats, client)
         except UnattributedTokens as error:
             if self.environments[name].addresses:  # a server of another program never says
                 raise
             return None, Failure("infrastructure", type(error).__name__, str(error))
 
     async def _play(
-        self, origin: RolloutOrigin, placed: InFlightRollout, client: SeatClient, task: Row, sampling: "SamplingConfig"
+        self,
+        origin: RolloutOrigin,
+        placed: InFlightRollout,
+        players: tuple[SeatClient, Seats],
+        task: Row,
+        sampling: "SamplingConfig",
     ) -> "WireEpisode":
         """Return the episode of a rollout, whose turns are kept where the plan keeps them."""
-        turns, kept = self._turns, set[str]()
+        (client, seats), turns, kept = players, self._turns, set[str]()
 
         def keep(delta: Mapping[str, Any]) -> None:
             for played in delta.get("set", {}).get("info", {}).get(TURNS_FIELD, ()):
@@ -205,11 +217,10 @@ class RolloutRunner:
                     turns.put(turn) if self.unproven is None else self.unproven.append(turn)
 
         name = origin.assignment["environment"]
-        players = self.seats[name].requested_players
         # A server of another program would send the answers to the engine, with the header that holds them.
         is_external = bool(self.environments[name].addresses)
         kept_answers = None if turns is None or is_external else self._usable(turns, origin)
-        requested = add_header(client.client, players, kept_answers)
+        requested = add_header(client.client, seats.requested_players, kept_answers)
         return await self.servers.play(placed, requested, client.model, sampling, task, keep)
 
     def versions_of_turns(self, group_id: str) -> set[int]:
@@ -240,12 +251,13 @@ class RolloutRunner:
             if turn.assignment_id == name and usable(turn)
         }
 
-    def _client(self, name: str, replica: str) -> SeatClient:
-        sampler = self._sampler(name)
-        served, config = self.served[sampler], self.client_configs[sampler]
-        if sampler == OF_POLICY and not served.chat:
-            config = config.model_copy(update={"base_url": api_address(replica)})
-        return SeatClient(config, served.model)
+    def _clients(self, replica: str) -> "dict[str, TrainClientConfig | EvalClientConfig]":
+        """Return the clients of all models, the policy's for its replica."""
+        policy, clients = self.served.get(OF_POLICY), self.client_configs
+        if policy is None or policy.chat:
+            return clients
+        address = {"base_url": api_address(replica)}
+        return clients | {OF_POLICY: clients[OF_POLICY].model_copy(update=address)}
 
     def _sampler(self, name: str) -> str:
         return name if name in self.served else OF_POLICY

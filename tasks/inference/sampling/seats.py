@@ -5,11 +5,14 @@ server starts. So each request for a rollout names the models of its seats (`env
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tasks.inference.engine.client import ServedModel
+from configs.environments import POLICY
+from tasks.inference.engine.client import OF_POLICY, ServedModel
+from tasks.inference.sampling.bindings import UnknownPlayer
 from tasks.inference.trace_rows.rows import RolloutOrigin, Row
+from tasks.runtime.refs import Policy
 
 if TYPE_CHECKING:
     from verifiers.v1.configs.client import ClientConfig, TrainClientConfig
@@ -22,9 +25,12 @@ class SeatMismatch(ValueError):
     """A seat was played by another model than the one that the config names."""
 
 
-def seat_model_name(environment: str, seat: str) -> str:
-    """Return the name of a frozen seat's model among the served models, beside those that sample whole environments."""
-    return f"{environment}\x1f{seat}"
+def seat_model_name(environment: str, key: str) -> str:
+    """Return the name of a frozen seat's model among the served models, beside those that sample whole environments.
+
+    `key` is the model's in the environment's section, such as seats.NAME.model.
+    """
+    return f"{environment}\x1f{key}"
 
 
 def frozen_seat_models(
@@ -32,10 +38,10 @@ def frozen_seat_models(
 ) -> dict[str, ServedModel]:
     """Return the frozen models of all seats by `seat_model_name`; `serve` returns where one is served."""
     return {
-        seat_model_name(environment.name, name): serve(seat.model)
+        seat_model_name(environment.name, key): serve(player)
         for environment in environments
-        for name, seat in environment.seats.items()
-        if seat.model is not None
+        for key, player in environment.players.items()
+        if not player.beside
     }
 
 
@@ -47,19 +53,21 @@ class SeatClient:
     model: str
     salt: str = ""
     """Of a frozen model: identifies its weights to the prefix cache."""
+    policy: Policy | None = None
+    """The policy of the store that a frozen model is; None for models that are none."""
 
 
 @dataclass(frozen=True)
 class Seats:
-    """The seats of one environment that differ from those of the model that samples it."""
+    """The seats of one episode that differ from those of the model that samples its environment."""
 
     environment: str
     players: Mapping[str, SeatClient]
     """The frozen models, by seat."""
     untrained: frozenset[str] = frozenset()
     """Seats that the policy plays and is not trained on."""
-    unserved: frozenset[str] = frozenset()
-    """Frozen seats whose model is not served: fine where the environment is not sampled."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Names of the players that a binding names or the policy's engine serves, by seat; rows record them."""
 
     @classmethod
     def of(
@@ -67,22 +75,35 @@ class Seats:
         environment: "EnvironmentConfig",
         served: Mapping[str, ServedModel],
         clients: "Mapping[str, TrainClientConfig]",
+        binding: Mapping[str, str] | None = None,
     ) -> "Seats":
-        """Return the seats of an environment; `served` models and their clients are by `seat_model_name`."""
-        seats = environment.seats.items()
-        names = {name: seat_model_name(environment.name, name) for name, seat in seats if seat.model is not None}
-        players = {
-            seat: SeatClient(clients[name], served[name].model, served[name].salt)
-            for seat, name in names.items()
-            if name in served
-        }
-        untrained = frozenset(name for name, seat in seats if not seat.trainable)
-        return cls(environment.name, players, untrained, frozenset(names.keys() - players.keys()))
+        """Return the seats of an episode.
+
+        `served` models and their clients are by `seat_model_name`, the policy's under OF_POLICY; `binding` has names of
+        models by seat. Raises UnknownPlayer for a model that is not served.
+        """
+        binding, seats, policy = dict(binding or {}), environment.seats.items(), served.get(OF_POLICY)
+        keys = {name: f"seats.{name}.model" for name, seat in seats if seat.model}
+        keys |= {seat: f"bindings.models.{name}" for seat, name in binding.items()}
+        players, names = dict[str, SeatClient](), dict[str, str]()
+        for seat, key in keys.items():
+            if binding.get(seat) == POLICY:
+                continue
+            beside = environment.players[key].beside
+            place = OF_POLICY if beside else seat_model_name(environment.name, key)
+            model = policy.beside.get(beside) if beside and policy else served.get(place)
+            if model is None:
+                raise UnknownPlayer(
+                    f"seat {seat!r} of {environment.name!r} would fall to the policy: no {key} is served"
+                )
+            players[seat] = SeatClient(clients[place], model.model, model.salt, model.policy)
+            if name := binding.get(seat, beside):
+                names[seat] = name
+        return cls(environment.name, players, frozenset(name for name, seat in seats if not seat.trainable), names)
 
     @property
     def requested_players(self) -> dict[str, Any]:
         """The frozen models by seat, as a request for a rollout names them."""
-        assert not self.unserved, f"seats {sorted(self.unserved)} of {self.environment!r} would fall to the policy"
         return {
             name: {
                 "client": player.client.model_dump(mode="json"),
@@ -113,5 +134,8 @@ class Seats:
                 "of verifiers"
             )
         if player is not None or not matches:
-            return {"trainable": False, "policy_key": "", "policy_version": origin.step, "staleness": 0}
+            # A frozen model is never stale: its version is that of the policy that it is, or else the step.
+            of_store = (player and player.policy) or Policy("", origin.step)
+            key = {"policy_key": of_store.key, "policy_version": of_store.version}
+            return {"trainable": False, **key, "staleness": 0}
         return {"trainable": False} if seat in self.untrained else {}

@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from storage.schemas.stage_tables import MESSAGES, ROUTED_EXPERTS, TOKEN_POLICIES, TRACES
 from tasks.inference.trace_rows.failures import LIMITS, Failure, failure_of_trace, is_chat_only
@@ -30,6 +31,8 @@ POLICIES_FIELD = "token_policies"
 the call, a list of keys and numbers of tokens. Rows have it in a table of its own."""
 TURNS_FIELD = "kept_turns"
 """Field of a trace's info, as it comes over the wire, with the last answers of a rollout whose turns are kept."""
+PLAYER_FIELD = "played_by"
+"""Field of a trace's info with the name of the frozen model that played the seat, by a binding or as the base."""
 POLICIES = "policies"
 """Key of a message's row that is no column: its runs of tokens that one policy sampled."""
 
@@ -120,6 +123,12 @@ def _runs_of_several_policies(traces: Iterable[Row], messages: Iterable[Row]) ->
         if row["trace_id"] in ours:
             runs.setdefault(row["trace_id"], []).extend(row.get(POLICIES, ()))
     return [run for each in runs.values() if len({run["policy_key"] for run in each}) > 1 for run in each]
+
+
+def by_policy(traces: pa.Table) -> Any:
+    """Return a column of whether the policy of a step sampled each trace, and no frozen model."""
+    is_frozen = pc.match_substring(traces["info"], f'"{PLAYER_FIELD}":')
+    return pc.and_(pc.not_equal(traces["policy_key"], ""), pc.invert(is_frozen))
 
 
 def require_policies(trace: Row, messages: Iterable[Row]) -> None:

@@ -54,6 +54,10 @@ def with_prompts(prompts):
     return with_rows(rows)
 
 
+def play_seat(episode, seat="right", name="rival"):
+    return {seat: name}
+
+
 def problems(environment=None, **sections):
     return found(environment, **sections)[0]
 
@@ -76,6 +80,27 @@ def test_what_fits_the_seats(case):
 
 def test_nothing_speaks_against_what_fits():
     assert found(loaded(prompt="short")) == ([], [])
+
+
+def test_images_are_for_one_seat():
+    prompt = [{"content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}]}]
+    (line,) = problems(loaded(TWO, prompt=prompt), algorithm=RAE)
+    assert line.startswith("environments.0: prompts show images, and it has the seats left, right: several agents")
+    assert problems(loaded(prompt=prompt)) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"seat": "rigth"}, "UnknownPlayer: there is no seat 'rigth' here, but left, right; did you mean right?"),
+        ({"name": "rivl"}, "UnknownPlayer: there is no model 'rivl' here, but policy, rival; did you mean rival?"),
+        ({}, ""),
+    ],
+)
+def test_a_binding_that_names_nobody_is_refused_before_the_start(arguments, says):
+    bindings = {"function": f"{__name__}:play_seat", "arguments": arguments, "models": {"rival": {"path": "weights"}}}
+    lines = problems(loaded(TWO, prompt="short"), algorithm=RAE, own={"bindings": bindings})
+    assert lines == [f"environments.0.bindings: {says}"] * bool(says)
 
 
 def test_environments_of_one_and_of_several_seats_are_not_trained_in_one_run():

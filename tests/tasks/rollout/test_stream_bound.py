@@ -91,7 +91,7 @@ class Simulated:
         # Long groups come late: the first ones are the least likely to end.
         name = list(self.running)[-1 - int(len(self.running) * self.chance.random() ** 3)]
         policy = self.running.pop(name)
-        rows = {"group_id": [name], "policy_key": [policy.key], "policy_version": [policy.version]}
+        rows = {"group_id": [name], "policy_key": [policy.key], "policy_version": [policy.version], "info": [""]}
         self.queue.put({"traces": pa.table(rows)})
 
     def begin(self, name):

@@ -89,9 +89,9 @@ def test_turns_of_weights_that_are_not_proven_are_kept_when_they_are(kept):
             keep({"set": {"info": {TURNS_FIELD: [turn]}}})
             return {}
 
-        by.seats, by.environments = {"e": Seats("e", {})}, {"e": EnvironmentConfig(name="e", taskset={"id": "t"})}
+        by.environments = {"e": EnvironmentConfig(name="e", taskset={"id": "t"})}
         by.servers = SimpleNamespace(play=play_turn)
-        asyncio.run(by._play(origin(), InFlightRollout("g/0", "g", "e"), client, {}, sampling))
+        asyncio.run(by._play(origin(), InFlightRollout("g/0", "g", "e"), (client, Seats("e", {})), {}, sampling))
         return [turn.request for turn in kept.of("g")]
 
     sampler = runner(kept, POLICIES)

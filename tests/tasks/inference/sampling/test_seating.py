@@ -111,7 +111,7 @@ def played(small_engine, models, tmp_path_factory, plugins_of_module):
             examples_of(RIVALS),
             policy=Policy("the-policy", 3),
             step=4,
-            others={seat_model_name("rivals", "second"): rival},
+            others={seat_model_name("rivals", "seats.second.model"): rival},
         )
         rows = {name: tables["traces"].to_pylist() for name, tables in found.items()}
         yield Played(policy, opponent, rows, rows_of(found, "messages"))

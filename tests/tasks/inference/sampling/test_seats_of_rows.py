@@ -7,13 +7,16 @@ import pytest
 from configs.environments import EnvironmentConfig
 from tasks.inference.engine.client import ServedModel
 from tasks.inference.environments.agent_runs import add_header
+from tasks.inference.sampling.bindings import UnknownPlayer
 from tasks.inference.sampling.seats import SeatClient, SeatMismatch, Seats, frozen_seat_models, seat_model_name
 from tasks.inference.trace_rows.rows import RolloutOrigin
+from tasks.runtime.stage import Policy
 
 ORIGIN = RolloutOrigin({}, "the-policy", 3, 4, 1.0)
 POLICY = SeatClient(SimpleNamespace(base_url="http://policy/v1"), "m")
 RIVAL = SeatClient(SimpleNamespace(base_url="http://rival/v1"), "r")
-SEATS = Seats("e", {"rival": RIVAL}, frozenset({"helper"}))
+BASE = SeatClient(POLICY.client, "below", policy=Policy("first", 0))
+SEATS = Seats("e", {"rival": RIVAL, "base": BASE}, frozenset({"helper"}))
 FOREIGN = {"trainable": False, "policy_key": "", "policy_version": 4, "staleness": 0}
 
 
@@ -28,6 +31,7 @@ def played(seat, url, model):
         ("agent", "http://policy/v1", "m", {}),
         ("helper", "http://policy/v1", "m", {"trainable": False}),
         ("rival", "http://rival/v1", "r", FOREIGN),
+        ("base", "http://policy/v1", "below", FOREIGN | {"policy_key": "first", "policy_version": 0}),
         ("agent", "http://elsewhere/v1", "m", FOREIGN),
         ("agent", "http://policy/v1", "another", FOREIGN),
         ("helper", "http://elsewhere/v1", "m", FOREIGN),
@@ -53,8 +57,8 @@ def test_frozen_players_are_found_by_environment_and_seat():
     ]
     found = frozen_seat_models(environments, lambda teacher: ServedModel(teacher.url, ""))
     assert {name: each.url for name, each in found.items()} == {
-        seat_model_name("x", "a"): "http://one",
-        seat_model_name("z", "a"): "http://two",
+        seat_model_name("x", "seats.a.model"): "http://one",
+        seat_model_name("z", "seats.a.model"): "http://two",
     }
     assert seat_model_name("x", "y/a") != seat_model_name("x/y", "a")
 
@@ -62,8 +66,8 @@ def test_frozen_players_are_found_by_environment_and_seat():
 def test_a_frozen_seat_without_its_model_never_falls_to_the_policy():
     seats = {"a": {"model": {"url": "http://one"}}}
     environment = EnvironmentConfig.model_validate({"name": "x", "taskset": {"id": "t"}, "seats": seats})
-    with pytest.raises(AssertionError, match=r"seats \['a'\] of 'x' would fall to the policy"):
-        _ = Seats.of(environment, {}, {}).requested_players
+    with pytest.raises(UnknownPlayer, match="seat 'a' of 'x' would fall to the policy"):
+        Seats.of(environment, {}, {})
     own = {"a": {"trainable": False}, "b": {"max_turns": 1}}
     own_section = EnvironmentConfig.model_validate({"name": "x", "taskset": {"id": "t"}, "seats": own})
     assert Seats.of(own_section, {}, {}).untrained == {"a"}

@@ -1,0 +1,98 @@
+"""A real run of adapters whose seats are also played by the base and by an earlier adapter, all by one engine.
+
+Its process is killed in the middle of the last step's rollouts and goes on.
+"""
+
+import json
+from collections import Counter, defaultdict
+from contextlib import nullcontext
+from itertools import chain
+
+import pytest
+
+from tasks.learner.digest import weights_sha256
+from tests.acceptance.lives import LivedRun
+from tests.fixtures.driving import rows
+
+pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(1800)]
+
+STEPS, GROUPS, SIZE = 3, 2, 3
+ENVIRONMENT = """{
+    name = "poker", taskset = { id = "sample_kuhn_poker", unreadable = "passive" }, holdout_fraction = 0, max_turns = 2,
+    seats = { player_1 = { model = { base = true } } },
+    bindings = { function = "league:choose", models = { recent = { earlier = 1 } } }
+}""".replace("\n", " ")
+SETTINGS = [
+    f"steps={STEPS}",
+    f"environments=[{ENVIRONMENT}]",
+    'algorithm.type="rae"',
+    "training.lora={rank=4, alpha=16}",
+    "training.learning_rate=0.01",
+    f"assignment.groups_per_step={GROUPS}",
+    f"assignment.group_size={SIZE}",
+    "rollout.max_in_flight=1",
+    "rollout.max_tokens=8",
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The finished run."""
+    with LivedRun(tmp_path_factory.mktemp("based"), *SETTINGS, plugins=True) as run:
+        run.live({"after commit rollout 2 part": "flow"}, status=-9)
+        run.live({})
+        yield run
+
+
+@pytest.fixture(scope="module")
+def keys(run):
+    """The keys of the policies, by version."""
+    return [row["policy_key"] for row in sorted(rows(run.store)["policies"], key=lambda row: row["version"])]
+
+
+def test_rows_say_which_policy_played_which_seat(run, keys):
+    traces = rows(run.store)["traces"]
+    assert [row["error_message"] for row in traces if row["error_class"]] == []
+    columns = ("step", "agent", "trainable", "policy_key", "policy_version", "staleness")
+    played = [json.loads(row["info"]).get("played_by") for row in traces]
+    expected = {}
+    for step in range(STEPS):
+        earlier, own = max(step - 1, 0), (True, keys[step], step, 0, None)
+        expected |= {(step, "player_0", *own): GROUPS * SIZE, (step, "player_1", *own): GROUPS}
+        expected[step, "player_1", False, keys[0], 0, 0, "base"] = GROUPS
+        expected[step, "player_1", False, keys[earlier], earlier, 0, "recent"] = GROUPS
+    pairs = zip(traces, played, strict=True)
+    assert Counter((*(row[name] for name in columns), player) for row, player in pairs) == expected
+    assert not [*(run.root / "logs/run").glob("teacher*")], "one engine serves all"
+
+
+def test_log_probs_are_those_of_the_policy_of_the_row(run, keys):
+    import torch
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+
+    tables, apart, messages = rows(run.store), [], defaultdict(list)
+    weights = [run.store.policies.directory(key) for key in keys[:STEPS]]
+    base = AutoModelForCausalLM.from_pretrained(weights[0], dtype=torch.float32)
+    model = PeftModel.from_pretrained(base, weights[1], adapter_name=keys[1])
+    model.load_adapter(weights[2], adapter_name=keys[2])
+    for row in tables["messages"]:
+        messages[row["trace_id"]].append(row)
+    for trace in tables["traces"]:
+        columns = [[row[name] for row in messages[trace["trace_id"]]] for name in ("token_ids", "mask", "logprobs")]
+        tokens, mask, recorded = (torch.tensor([*chain.from_iterable(column)]) for column in columns)
+        for key in keys[:STEPS]:
+            model.set_adapter(keys[1] if key == keys[0] else key)
+            with torch.no_grad(), model.disable_adapter() if key == keys[0] else nullcontext():
+                logprobs = model(input_ids=tokens[None], use_cache=False).logits[0, :-1].log_softmax(-1)
+            off = (logprobs.gather(1, tokens[1:, None])[:, 0] - recorded[1:])[mask[1:]].abs().max().item()
+            assert off < 1e-4 or key != trace["policy_key"]
+            apart += [off] * (key != trace["policy_key"])
+    assert min(apart) > 1e-3, "policies that are alike would show nothing"
+
+
+def test_only_the_policy_s_own_tokens_are_trained_and_the_base_stays(run, keys):
+    tables = rows(run.store)
+    ours = {row["trace_id"] for row in tables["traces"] if row["trainable"]}
+    assert {row["trace_id"] for row in tables["samples"]} == ours
+    assert weights_sha256(run.store.policies.directory(keys[0], verify=True)) == weights_sha256(run.model)
