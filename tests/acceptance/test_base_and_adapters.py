@@ -5,7 +5,6 @@ Its process is killed in the middle of the last step's rollouts and goes on.
 
 import json
 from collections import Counter, defaultdict
-from contextlib import nullcontext
 from itertools import chain
 
 import pytest
@@ -66,29 +65,22 @@ def test_rows_say_which_policy_played_which_seat(run, keys):
     assert not [*(run.root / "logs/run").glob("teacher*")], "one engine serves all"
 
 
-def test_log_probs_are_those_of_the_policy_of_the_row(run, keys):
+def test_log_probs_are_those_of_the_base_in_its_rows_alone(run, keys):
     import torch
-    from peft import PeftModel
     from transformers import AutoModelForCausalLM
 
-    tables, apart, messages = rows(run.store), [], defaultdict(list)
-    weights = [run.store.policies.directory(key) for key in keys[:STEPS]]
-    base = AutoModelForCausalLM.from_pretrained(weights[0], dtype=torch.float32)
-    model = PeftModel.from_pretrained(base, weights[1], adapter_name=keys[1])
-    model.load_adapter(weights[2], adapter_name=keys[2])
+    tables, off, messages = rows(run.store), {True: [], False: []}, defaultdict(list)
+    model = AutoModelForCausalLM.from_pretrained(run.store.policies.directory(keys[0]), dtype=torch.float32).eval()
     for row in tables["messages"]:
         messages[row["trace_id"]].append(row)
     for trace in tables["traces"]:
         columns = [[row[name] for row in messages[trace["trace_id"]]] for name in ("token_ids", "mask", "logprobs")]
         tokens, mask, recorded = (torch.tensor([*chain.from_iterable(column)]) for column in columns)
-        for key in keys[:STEPS]:
-            model.set_adapter(keys[1] if key == keys[0] else key)
-            with torch.no_grad(), model.disable_adapter() if key == keys[0] else nullcontext():
-                logprobs = model(input_ids=tokens[None], use_cache=False).logits[0, :-1].log_softmax(-1)
-            off = (logprobs.gather(1, tokens[1:, None])[:, 0] - recorded[1:])[mask[1:]].abs().max().item()
-            assert off < 1e-4 or key != trace["policy_key"]
-            apart += [off] * (key != trace["policy_key"])
-    assert min(apart) > 1e-3, "policies that are alike would show nothing"
+        with torch.no_grad():
+            logprobs = model(input_ids=tokens[None], use_cache=False).logits[0, :-1].log_softmax(-1)
+        apart = (logprobs.gather(1, tokens[1:, None])[:, 0] - recorded[1:])[mask[1:]].abs().max().item()
+        off[trace["policy_key"] == keys[0]].append(apart)
+    assert max(off[True]) < 1e-4 < 1e-3 < max(off[False])
 
 
 def test_only_the_policy_s_own_tokens_are_trained_and_the_base_stays(run, keys):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from configs.environments import EnvironmentConfig
-from configs.run import RunConfig, content
+from configs.run import RunConfig
 from tasks.inference.engine.client import MODEL, OF_POLICY, ServedModel
 from tasks.inference.sampling import rollout_runner
 from tasks.inference.sampling.bindings import Episode, SeatBindings
@@ -87,9 +87,3 @@ def test_a_function_that_fails_costs_its_own_rollout(binding, says, monkeypatch)
     origin = RolloutOrigin(assignment("6-0"), "sixth", 6, 6, 1.0)
     rows, failure = asyncio.run(runner._attempt(origin, {}, InFlightRollout("6-0/0", "6-0", "e"), 0))
     assert rows is None and failure.kind == "environment" and failure.message.startswith(f"bindings: {says}")
-
-
-def test_seats_without_bindings_and_base_have_the_keys_that_they_had():
-    seats = {"a": {"model": {"path": "w"}}}
-    plain = content(EnvironmentConfig.model_validate({"name": "e", "taskset": {"id": "t"}, "seats": seats}))
-    assert "bindings" not in plain and plain["seats"]["a"]["model"] == {"version": ""}

@@ -7,7 +7,6 @@ import pytest
 from configs.environments import EnvironmentConfig
 from tasks.inference.engine.client import ServedModel
 from tasks.inference.environments.agent_runs import add_header
-from tasks.inference.sampling.bindings import UnknownPlayer
 from tasks.inference.sampling.seats import SeatClient, SeatMismatch, Seats, frozen_seat_models, seat_model_name
 from tasks.inference.trace_rows.rows import RolloutOrigin
 from tasks.runtime.stage import Policy
@@ -63,14 +62,10 @@ def test_frozen_players_are_found_by_environment_and_seat():
     assert seat_model_name("x", "y/a") != seat_model_name("x/y", "a")
 
 
-def test_a_frozen_seat_without_its_model_never_falls_to_the_policy():
-    seats = {"a": {"model": {"url": "http://one"}}}
-    environment = EnvironmentConfig.model_validate({"name": "x", "taskset": {"id": "t"}, "seats": seats})
-    with pytest.raises(UnknownPlayer, match="seat 'a' of 'x' would fall to the policy"):
-        Seats.of(environment, {}, {})
+def test_a_request_without_frozen_seats_is_as_it_was():
     own = {"a": {"trainable": False}, "b": {"max_turns": 1}}
     own_section = EnvironmentConfig.model_validate({"name": "x", "taskset": {"id": "t"}, "seats": own})
     assert Seats.of(own_section, {}, {}).untrained == {"a"}
     plain = Seats.of(EnvironmentConfig(name="y", taskset={"id": "t"}), {}, {})
     client = SimpleNamespace(headers={})
-    assert add_header(client, plain.requested_players, None) is client, "a request without frozen seats is as it was"
+    assert add_header(client, plain.requested_players, None) is client
