@@ -32,13 +32,13 @@ if TYPE_CHECKING:
     from tasks.advantage.algorithms.credit import Credit, GroupedTraces
     from tasks.arrays.finding import FilterInput
     from tasks.inference.grading.groups import GroupRollout
-    from tasks.inference.sampling.bindings import Episode
+    from tasks.inference.sampling.bindings import EpisodeInfo
     from tasks.learner.losses.tokens import RlTokens
 
 __all__ = [
     "Credit",
     "CustomConfig",
-    "Episode",
+    "EpisodeInfo",
     "FilterInput",
     "GroupRollout",
     "GroupedTraces",
@@ -55,7 +55,7 @@ __all__ = [
 PLUGIN_MODULES = {
     "Credit": "tasks.advantage.algorithms.credit",
     "CustomConfig": "configs.algorithms",
-    "Episode": "tasks.inference.sampling.bindings",
+    "EpisodeInfo": "tasks.inference.sampling.bindings",
     "FilterInput": "tasks.arrays.finding",
     "GroupRollout": "tasks.inference.grading.groups",
     "GroupedTraces": "tasks.advantage.algorithms.credit",

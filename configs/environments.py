@@ -45,7 +45,7 @@ class BindingConfig(Section):
     """A function that names, for each episode, the models that play its seats."""
 
     function: str = Field(pattern=r"^[\w.]+:\w+$")
-    """Import path, `module:function`, called with the episode (`stagecoach.Episode`). It returns names of models by
+    """Import path, `module:function`, called with the episode (`stagecoach.EpisodeInfo`). It returns names of models by
     seat: `policy`, or one of `models`. A seat that it leaves out is played as its section says."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the function."""

@@ -18,8 +18,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(1800)
 STEPS, GROUPS, SIZE = 3, 2, 3
 ENVIRONMENT = """{
     name = "poker", taskset = { id = "sample_kuhn_poker", unreadable = "passive" }, holdout_fraction = 0, max_turns = 2,
-    seats = { player_1 = { model = { base = true } } },
-    bindings = { function = "league:choose", models = { recent = { earlier = 1 } } }
+    bindings = { function = "league:choose", models = { base = { base = true }, recent = { earlier = 1 } } }
 }""".replace("\n", " ")
 SETTINGS = [
     f"steps={STEPS}",

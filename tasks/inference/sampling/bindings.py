@@ -22,7 +22,7 @@ class UnknownPlayer(ValueError):
 
 
 @dataclass(frozen=True)
-class Episode:
+class EpisodeInfo:
     """An episode that will be sampled, for a function that names the models of its seats."""
 
     environment: str
@@ -59,7 +59,7 @@ class SeatBindings:
         # A stream samples for later steps, whose number begins the names of their groups.
         begin = re.match(r"\d+", assignment["group_id"])
         step = int(begin[0]) if begin else self._step
-        episode = Episode(name, assignment["example_id"], task, step, assignment["member"], assignment["seed"])
+        episode = EpisodeInfo(name, assignment["example_id"], task, step, assignment["member"], assignment["seed"])
         section = self._sections[name]
         names = self._functions[name](episode, **section.arguments)
         if not isinstance(names, Mapping):

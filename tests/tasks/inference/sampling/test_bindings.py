@@ -9,7 +9,7 @@ from configs.environments import EnvironmentConfig
 from configs.run import RunConfig
 from tasks.inference.engine.client import MODEL, OF_POLICY, ServedModel
 from tasks.inference.sampling import rollout_runner
-from tasks.inference.sampling.bindings import Episode, SeatBindings
+from tasks.inference.sampling.bindings import EpisodeInfo, SeatBindings
 from tasks.inference.sampling.crash_isolation import InFlightRollout
 from tasks.inference.sampling.seats import SeatClient, Seats, seat_model_name
 from tasks.inference.trace_rows.rows import RolloutOrigin
@@ -48,7 +48,7 @@ def assignment(group_id):
 @pytest.mark.parametrize(("group_id", "step"), [("12.1-3", 12), ("eval-e-3", 7)])
 def test_the_function_is_given_the_episode_of_the_step_that_it_was_assigned_for(group_id, step):
     assert SeatBindings([environment({"left": "rival"})], 7).of(assignment(group_id), {"prompt": "p"})
-    assert CALLS.pop() == Episode("e", "x", {"prompt": "p"}, step, 4, 9)
+    assert CALLS.pop() == EpisodeInfo("e", "x", {"prompt": "p"}, step, 4, 9)
 
 
 @pytest.mark.parametrize(
