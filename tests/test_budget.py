@@ -83,6 +83,7 @@ MOST: dict[str, tuple[int, int]] = {
     "flows/replays, flows/exchange": (15_900, 15_000),  # other trainers came from configs: docs/decisions/configs.md
     "tests": (547_600, 480_000),
     "benchmarks": (21_100, 20_000),
+    # questions, three recipes on one set: room of agents
     # the harness `program`, its gateway in flows/services, the Responses API in tasks/inference: room of agents
     # other harnesses within its limits, without a network: the same room, and their test in tests
     "examples": (32_200, 32_000),

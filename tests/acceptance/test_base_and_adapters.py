@@ -17,7 +17,8 @@ pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(1800)
 
 STEPS, GROUPS, SIZE = 3, 2, 3
 ENVIRONMENT = """{
-    name = "poker", taskset = { id = "sample_kuhn_poker", unreadable = "passive" }, holdout_fraction = 0, max_turns = 2,
+    name = "rivals", taskset = { id = "rivals" }, max_examples = 1, holdout_fraction = 0, max_turns = 1,
+    seats = { judge = { model = { base = true } } },
     bindings = { function = "league:choose", models = { base = { base = true }, recent = { earlier = 1 } } }
 }""".replace("\n", " ")
 SETTINGS = [
@@ -29,7 +30,6 @@ SETTINGS = [
     f"assignment.groups_per_step={GROUPS}",
     f"assignment.group_size={SIZE}",
     "rollout.max_in_flight=1",
-    "rollout.max_tokens=8",
 ]
 
 
@@ -56,9 +56,10 @@ def test_rows_say_which_policy_played_which_seat(run, keys):
     expected = {}
     for step in range(STEPS):
         earlier, own = max(step - 1, 0), (True, keys[step], step, 0, None)
-        expected |= {(step, "player_0", *own): GROUPS * SIZE, (step, "player_1", *own): GROUPS}
-        expected[step, "player_1", False, keys[0], 0, 0, "base"] = GROUPS
-        expected[step, "player_1", False, keys[earlier], earlier, 0, "recent"] = GROUPS
+        expected |= {(step, "first", *own): GROUPS * SIZE, (step, "second", *own): GROUPS}
+        base = (False, keys[0], 0, 0, "base")
+        expected |= {(step, "judge", *base): GROUPS * SIZE, (step, "second", *base): GROUPS}
+        expected[step, "second", False, keys[earlier], earlier, 0, "recent"] = GROUPS
     pairs = zip(traces, played, strict=True)
     assert Counter((*(row[name] for name in columns), player) for row, player in pairs) == expected
     assert not [*(run.root / "logs/run").glob("teacher*")], "one engine serves all"

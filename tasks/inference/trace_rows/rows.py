@@ -128,7 +128,7 @@ def _runs_of_several_policies(traces: Iterable[Row], messages: Iterable[Row]) ->
 def by_policy(traces: pa.Table) -> Any:
     """Return a column of whether the policy of a step sampled each trace, and no frozen model."""
     is_frozen = pc.match_substring(traces["info"], f'"{PLAYER_FIELD}":')
-    return pc.and_(pc.not_equal(traces["policy_key"], ""), pc.invert(is_frozen))
+    return pc.and_(pc.not_equal(traces["policy_key"], pa.scalar("")), pc.invert(is_frozen))
 
 
 def require_policies(trace: Row, messages: Iterable[Row]) -> None:
