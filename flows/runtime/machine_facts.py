@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from configs.errors import ConfigError
+from configs.errors import ConfigError, did_you_mean
 from configs.fields import imported_functions
 from configs.replay import replayed_stages
 from configs.run import RunConfig, needs_reference_scores
@@ -18,6 +18,7 @@ from configs.training import TrainingConfig
 from flows.services.gpus import FP8_CAPABILITY, HARDWARE, Gpu, compute_capability, gpus
 from flows.services.memory import memory_plan, smallest_used_gpu
 from tasks.inference.engine import model_info
+from tasks.inference.engine.command import linear_maps
 from tasks.inference.engine.model_info import model_directory, tokenizer_digest
 from tasks.inference.engine.weights_view import require_weights
 from tasks.inference.environments.packages import package_version
@@ -57,6 +58,8 @@ def config_versions(config: RunConfig, gpu: Gpu | None = None) -> MachineFacts:
         facts["environments"] = {entry.name: {"version": package_version(entry)} for entry in served}
     if loads and config.model.path:
         facts["model"] = model_facts(config)
+        if trains and (problems := [*_adapter_problems(config)]):
+            raise ConfigError(problems)
     if functions := function_facts(config):
         facts["functions"] = functions
     return facts
@@ -192,6 +195,18 @@ def model_facts(config: RunConfig) -> MachineFacts:
     model_info.require_tokenizer(tokenizer, renderer)
     digest = tokenizer_digest(tokenizer)
     return {"vocab_size": info.vocab_size, "renderer": renderer, "tokenizer_digest": digest}
+
+
+def _adapter_problems(config: RunConfig) -> Iterator[str]:
+    """Yield a line for each linear map that should get an adapter, and that the model's files do not have."""
+    lora = config.training.lora
+    named = lora.target_modules if lora and config.kind != "evaluate" else ()
+    maps = linear_maps(model_directory(config.model.path)) if isinstance(named, tuple) and named else []
+    for name in sorted({*named}.difference(maps)) if maps else ():  # some families name their layers otherwise
+        yield (
+            f"training.lora.target_modules: the model has no linear map {name!r}; it has {', '.join(maps)}"
+            f"{did_you_mean(name, maps)}"
+        )
 
 
 def has_cuda() -> bool:

@@ -119,7 +119,8 @@ def test_policies_are_sent_as_the_engines_for_ipc_and_nccl_take_them(config):
     assert config.weight_transfer_config.backend == "ipc"
     assert "ipc_handles_pickled" in inspect.signature(ipc_engine.IPCWeightTransferUpdateInfo).parameters
     engines = {"ipc": ipc_engine.IPCTrainerWeightTransferEngine, "nccl": nccl_engine.NCCLTrainerWeightTransferEngine}
-    source = weight_sender.PolicySource({"wide": torch.empty(2**29, 4, device="meta")}, torch.bfloat16, ALONE)
+    largest = SimpleNamespace(shape=(2**29, 4), dtype=torch.bfloat16)
+    source = SimpleNamespace(world=ALONE, metadata=lambda: [largest])
     for backend, engine in engines.items():
         info = weight_sender._init_info(backend, source, 2)
         assert isinstance(info, engine.init_info_cls) and (info.backend, info.packed) == (backend, True)

@@ -144,6 +144,18 @@ def test_8_bits_are_refused_where_no_gpu_has_them(model, call, monkeypatch, sett
     assert "compute capability" not in call(*demo[:-1])[1]
 
 
+def test_adapters_of_maps_that_the_model_has_not_are_refused(model, call):
+    entry = {"dtype": "U8", "shape": [1, 1], "data_offsets": [0, 1]}
+    header = json.dumps({"model.layers.0.self_attn.q_proj.weight": entry}).encode()
+    demo = "check", "demo", f"model.path={model}"
+    assert call(*demo, 'training.lora.target_modules=["q_prj"]')[0] == 0, "no names are known"
+    (model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"1")
+    status, text = call(*demo, 'training.lora.target_modules=["q_proj", "q_prj"]')
+    assert status == 2 and "no linear map 'q_prj'; it has q_proj; did you mean q_proj?" in text
+    for fine in ('["q_proj"]', "all-linear"):
+        assert call(*demo, f"training.lora.target_modules={fine}")[0] == 0
+
+
 def test_products_in_8_bits_are_for_no_processor(model, call, monkeypatch):
     monkeypatch.setattr(machine_facts, "has_cuda", lambda: True)
     monkeypatch.setattr(machine_facts, "compute_capability", lambda _: 9.0)
