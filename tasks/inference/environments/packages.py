@@ -101,7 +101,7 @@ class Plugin(NamedTuple):
     @property
     def module(self) -> str:
         """The module that the package brings."""
-        return self.distribution.replace("-", "_").lower()
+        return _as_module(self.distribution)
 
     def part(self, environment: str) -> str:
         """Return its part of the environment's version. Raises EnvironmentUnavailable where it is not installed."""
@@ -118,7 +118,10 @@ class Plugin(NamedTuple):
         return f"{_label(self.module)} sha256:{module_digest(self.module)[:SHOWN]}"
 
     def _advice(self) -> str:
-        names = [*packages_distributions(), *(each.metadata["Name"].replace("-", "_") for each in distributions())]
+        modules = packages_distributions()
+        if brought := sorted(name for name, owners in modules.items() if self.module in map(_as_module, owners)):
+            return f"The package {self.distribution!r} is installed; its modules are {', '.join(brought)}"
+        names = [*modules, *(each.metadata["Name"].replace("-", "_") for each in distributions())]
         if near := get_close_matches(self.module, [*_stock(self.group), *names], 1, 0.8):
             return f"Did you mean {near[0]!r}, which is installed?"
         # The id names no package of a registry: there a stranger may have the name.
@@ -126,6 +129,10 @@ class Plugin(NamedTuple):
             "Install an environment of Prime's hub with `prime env install OWNER/NAME`, or one of the folder "
             "environments/ of verifiers' repository out of a checkout of it"
         )
+
+
+def _as_module(distribution: str) -> str:
+    return distribution.replace("-", "_").lower()
 
 
 @lru_cache

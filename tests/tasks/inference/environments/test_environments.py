@@ -145,6 +145,11 @@ def test_an_environment_that_is_not_installed(ask):
         ask(absent.model_copy(update={"taskset": {}}))
 
 
+def test_a_package_whose_modules_have_other_names_is_told_so():
+    with pytest.raises(EnvironmentUnavailable, match=r"'pyyaml' is installed; its modules are _yaml, yaml"):
+        package_version(EnvironmentConfig(name="mine", taskset={"id": "pyyaml"}))
+
+
 @pytest.mark.usefixtures("plugins")
 @pytest.mark.parametrize(
     "package",
