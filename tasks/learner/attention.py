@@ -1,6 +1,7 @@
 """Causal attention within the segments of a packed row: torch's variable-length kernel, or one product for each length.
 
 The kernel is FlashAttention: version 2 of torch itself, or version 3 or 4 of a package that torch calls in its place.
+It has sliding windows, and neither soft caps of the scores nor sinks: layers that have these attend length by length.
 """
 
 import inspect
@@ -8,7 +9,7 @@ import logging
 from functools import cached_property, partial
 from importlib.util import find_spec
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,8 @@ VARLEN_KERNELS = {(device, dtype) for device in ("cuda", "meta") for dtype in (t
 """Devices and precisions for which torch's variable-length attention has a kernel; meta tensors count what it costs."""
 PACKAGES = {"fa4": "flash_attn.cute", "fa3": "flash_attn_interface"}
 """Versions of FlashAttention that torch does not bring, and the package of each."""
+WIDEST_HEAD = 256
+"""Numbers of a head that the kernel takes at most."""
 HOPPER, BLACKWELL = 9, 10
 BEST_OF = {HOPPER: ("fa3", "fa4"), BLACKWELL: ("fa4",)}
 """What is taken for GPUs of a compute capability where it is installed, the first that is; others take version 2."""
@@ -111,6 +114,24 @@ class Segments:
         return found
 
 
+class Scoring(NamedTuple):
+    """What a layer does to the scores of its attention before and in the softmax."""
+
+    scale: float | None
+    """Factor of the scores; None is one over the root of a head's width."""
+    window: int | None = None
+    """Tokens that a token attends to, itself included; None for all before it."""
+    softcap: float | None = None
+    """Scores s become softcap * tanh(s / softcap)."""
+    sinks: Tensor | None = None
+    """One more score of each head, (heads,), which takes its share of the softmax and has no value."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether fused attention computes it, but for a window."""
+        return self.softcap is None and self.sinks is None
+
+
 def register_attention() -> None:
     """Make `packed_attention` known to transformers; calling it again does nothing."""
     declare_torchvision_operators()
@@ -130,14 +151,16 @@ def packed_attention(
     dropout: float = 0.0,
     segments: Segments | None = None,
     sliding_window: int | None = None,
-    **others: Any,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **_: Any,
 ) -> tuple[Tensor, None]:
     """Return causal attention within segments, (1, T, heads, D), of a query (1, heads, T, D).
 
     Where ranks share the row, query and result have this rank's tokens. Keys and values may have fewer heads (grouped
-    queries). Raises ValueError when the borders are missing, a mask arrives, or the model wants a window, soft cap,
-    sinks or dropout, none of which is computed here: the row would be computed as one long sample, and its samples
-    would attend to each other without any error.
+    queries), values another width. The names of a window, a soft cap and sinks are those of transformers' layers; see
+    `Scoring`. Raises ValueError when the borders are missing, a mask arrives, or the model wants dropout: the row would
+    be computed as one long sample, and its samples would attend to each other without any error.
     """
     if segments is None:
         raise ValueError("packed attention got no segment borders: samples would attend to each other")
@@ -146,15 +169,15 @@ def packed_attention(
     context = segments.context
     if query.shape[0] != 1 or query.shape[2] * (context.size if context else 1) != segments.tokens:
         raise ValueError(f"packed attention got {tuple(query.shape)} for one row of {segments.tokens} tokens")
-    if sliding_window is not None and sliding_window < segments.longest:
-        raise ValueError(f"packed attention has no sliding window, but the model has one of {sliding_window} tokens")
-    if dropout or others.get("softcap") is not None or others.get("s_aux") is not None:
-        raise ValueError("packed attention has no dropout, soft cap or attention sinks, but the model asks for one")
+    if dropout:
+        raise ValueError("packed attention has no dropout, but the model asks for it")
     if context:
         key, value = context.repeat_keys(key), context.repeat_keys(value)
         query, key, value = (context.exchange_tokens(states) for states in (query, key, value))
-    attend = _varlen if has_kernel(query.device, query.dtype) else _by_segment
-    attended = attend(query, key, value, segments, scaling)
+        s_aux = None if s_aux is None else context.own_heads(s_aux)
+    scoring = Scoring(scaling, sliding_window, softcap, s_aux)
+    fused = scoring.is_plain and query.shape[-1] <= WIDEST_HEAD and has_kernel(query.device, query.dtype)
+    attended = (_varlen if fused else _by_segment)(query, key, value, segments, scoring)
     return context.exchange_heads(attended) if context else attended, None
 
 
@@ -163,8 +186,7 @@ def has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
     return (device.type, dtype) in VARLEN_KERNELS
 
 
-def _by_segment(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:
-    grouped = query.shape[1] != key.shape[1]
+def _by_segment(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scoring: Scoring) -> Tensor:
     # (T + 1, heads, D), the last one zero. What pads a segment comes after it, where causal attention never looks.
     padded = [nn.functional.pad(states[0].transpose(0, 1), (0, 0, 0, 0, 0, 1)) for states in (query, key, value)]
     outputs = []
@@ -172,23 +194,50 @@ def _by_segment(query: Tensor, key: Tensor, value: Tensor, segments: Segments, s
         # `index_select`, whose gradient is cheaper than that of an index in brackets.
         flat = [states.index_select(0, places.flatten()) for states in padded]
         q, k, v = (states.unflatten(0, places.shape).transpose(1, 2) for states in flat)
-        attended = scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped)
-        outputs.append(attended.transpose(1, 2).flatten(0, 1))
+        outputs.append(_attend(q, k, v, scoring).transpose(1, 2).flatten(0, 1))
     return torch.cat(outputs).index_select(0, segments.order)[None]
 
 
-def _varlen(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scaling: float | None) -> Tensor:
+def _attend(query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
+    """Return causal attention, (segments, heads, L, D), of segments of one length L."""
+    length, grouped = query.shape[2], query.shape[1] != key.shape[1]
+    window = scoring.window if scoring.window is not None and scoring.window < length else None
+    if scoring.is_plain and window is None:
+        return scaled_dot_product_attention(query, key, value, is_causal=True, scale=scoring.scale, enable_gqa=grouped)
+    place = torch.arange(length, device=query.device)
+    before = place[:, None] - place
+    seen = (before >= 0) & (before < (length if window is None else window))
+    if scoring.is_plain:
+        return scaled_dot_product_attention(query, key, value, attn_mask=seen, scale=scoring.scale, enable_gqa=grouped)
+    wide, group = torch.promote_types(query.dtype, torch.float32), query.shape[1] // key.shape[1]
+    key, value = (states.repeat_interleave(group, 1) for states in (key, value))
+    scale = query.shape[-1] ** -0.5 if scoring.scale is None else scoring.scale
+    scores = query.to(wide) @ key.to(wide).transpose(2, 3) * scale
+    if scoring.softcap is not None:
+        scores = scoring.softcap * (scores / scoring.softcap).tanh()
+    scores = scores.masked_fill(~seen, float("-inf"))
+    if scoring.sinks is not None:
+        sinks = scoring.sinks.to(wide)[None, :, None, None].expand(*scores.shape[:3], 1)
+        scores = torch.cat([scores, sinks], -1)
+    return scores.softmax(-1)[..., :length].to(value.dtype) @ value
+
+
+def _varlen(query: Tensor, key: Tensor, value: Tensor, segments: Segments, scoring: Scoring) -> Tensor:
     # No copy where heads lie beside each other in a token, as they do in front of the transpose of a layer.
     q, k, v = (states[0].transpose(0, 1).contiguous() for states in (query, key, value))
+    narrow = v.shape[-1]
+    if narrow < q.shape[-1]:  # latent attention (MLA); the kernel knows one width
+        v = nn.functional.pad(v, (0, q.shape[-1] - narrow))
     if segments.places is not None:
         # Gathered from float32, so that gradients of what segments have in common are added up in it.
         wide = torch.promote_types(k.dtype, torch.float32)
         k, v = (each.to(wide).index_select(0, segments.places).to(each.dtype) for each in (k, v))
     borders, longest = (segments.computed, segments.cu_seqlens), segments.longest
     # The window (-1, 0) is what makes the kernel causal: the last query of a segment sees all its keys.
-    out = varlen_attn(q, k, v, *borders, longest, longest, scale=scaling, window_size=(-1, 0), **GROUPED)
+    window = (-1 if scoring.window is None else scoring.window - 1, 0)
+    out = varlen_attn(q, k, v, *borders, longest, longest, scale=scoring.scale, window_size=window, **GROUPED)
     assert isinstance(out, Tensor)
-    return out[None]
+    return out[None, ..., :narrow]
 
 
 def activate_attention(asked: str, device: torch.device) -> str:
@@ -254,7 +303,7 @@ def largest_difference(device: torch.device, dtype: torch.dtype) -> float:
         for attention, precision in ((_varlen, dtype), (_by_segment, torch.float32)):
             q, k, v = leaves = [each.detach().to(precision).requires_grad_() for each in states]
             with sdpa_kernel(SDPBackend.MATH):
-                out = attention(q, k, v, segments, None)
+                out = attention(q, k, v, segments, Scoring(None))
             found.append([out.detach(), *torch.autograd.grad((out * weights).sum(), leaves)])
         differences += [float((a - b).abs().max() / b.abs().max()) for a, b in zip(*found, strict=True)]
     return float("inf") if any(np.isnan(differences)) else max(differences)

@@ -52,6 +52,10 @@ class ContextGroup:
         heads = states.shape[1]
         return states.repeat_interleave(self.size // heads, dim=1) if heads < self.size else states
 
+    def own_heads(self, of_heads: Tensor) -> Tensor:
+        """Return the part (heads / size, ...) of a tensor (heads, ...) that belongs to this rank's heads."""
+        return of_heads.chunk(self.size)[self.rank]
+
     def require_heads(self, config: Any) -> None:
         """Raise LearnerError unless the heads of a model can be dealt to the ranks."""
         heads = config.num_attention_heads

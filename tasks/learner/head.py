@@ -245,6 +245,21 @@ def compiled_kernels(compiled: Callable[[Callable[..., Any]], Callable[..., Any]
     return Kernels(compiled(measure_at_once), compiled(logits_gradient_at_once))
 
 
+def capped_kernels(kernels: Kernels, cap: float) -> Kernels:
+    """Return kernels for a model whose logits z become cap * tanh(z / cap) before the temperature divides them."""
+
+    def measure_capped(logits: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, ...]:
+        logits.div_(cap).tanh_()
+        slope = 1 - logits**2
+        logprobs, entropies, *others = kernels.measure(logits.mul_(cap), targets, temperatures)
+        return logprobs, entropies, slope, *others
+
+    def gradient_capped(logits: Tensor, slope: Tensor, *others: Any) -> Tensor:
+        return kernels.gradient(logits, *others).mul_(slope)
+
+    return Kernels(measure_capped, gradient_capped)
+
+
 def _wide(tensor: Tensor) -> torch.dtype:
     return torch.promote_types(tensor.dtype, torch.float32)
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.fx.experimental import _config as fx_config
 
 from configs.training import TrainingConfig
@@ -18,20 +17,18 @@ from tasks.learner.attention import Segments, has_kernel
 from tasks.learner.context_parallel import ContextGroup
 from tasks.learner.distributed import ALONE, World, shard, to_device
 from tasks.learner.fp8 import use_fp8
-from tasks.learner.head import PLAIN, compiled_kernels, default_chunk, fused_loss, token_logprobs
+from tasks.learner.head import PLAIN, capped_kernels, compiled_kernels, default_chunk, fused_loss, token_logprobs
 from tasks.learner.loading import read_model
+from tasks.learner.proof import proof_bounds, prove
 from tasks.learner.protocol import LearnerError
 from tasks.learner.recompute import recompute_layers
+from tasks.learner.recurrent import CurrentRow, run_by_segment
 from tasks.learner.router_replay import RouterReplay
 from tasks.learner.rows import Row, RowPart
 from tasks.learner.vision import SeenImages, decoder_inputs, grid_positions, merge_size, tower_of
 
 EXPERTS = ".experts."
 """Part of the names of the matrices of experts, which are fused: (experts, outputs, inputs) or the other way round."""
-HEAD_TOLERANCE = 1e-3
-"""Largest difference between log-probs of the head's product and the model's own."""
-LEAK_TOLERANCE = 1e-3
-"""Largest difference between log-probs of a text behind another one in a row and of the text before it."""
 
 
 class PolicyModel(nn.Module):
@@ -54,12 +51,20 @@ class PolicyModel(nn.Module):
         """Whether what segments of a row have in common is computed once."""
         self.replay: RouterReplay | None = None
         """Has routers choose recorded experts, if not None."""
+        self.row = CurrentRow()
+        """What layers with a state read."""
+        self.proof: dict[str, float] = {}
+        """What `tasks.learner.proof` measured of it, until an update reports that."""
+        config = causal.config.get_text_config()
+        scale, divisor = (getattr(config, name, None) or 1.0 for name in ("logit_scale", "logits_scaling"))
+        self._logit_scale = scale / divisor
+        self._softcap: float | None = getattr(config, "final_logit_softcapping", None)
 
     def forward(
         self,
         token_ids: Tensor,
         positions: Tensor,
-        segments: Segments,
+        segments: Segments | None,
         predictors: Tensor,
         targets: Tensor,
         temperatures: Tensor,
@@ -73,7 +78,12 @@ class PolicyModel(nn.Module):
         these, and `temperatures` (N,) belong to the targets. With a `loss`, see `fused_loss`, return it first, and
         log-probs and entropies detached. Of a row that shows `images`, `positions` are (3, t). `experts` are recorded
         ones, (t, layers, k).
+
+        Without `segments` the tokens are one text, and log-probs follow from the logits that transformers computes.
         """
+        self.row.segments = segments
+        if segments is None:
+            return self._by_transformers(token_ids, positions, predictors, targets, temperatures)
         if self.replay:
             self.replay.begin(experts, len(token_ids))
         given = decoder_inputs(self.causal, token_ids, images) or {"input_ids": token_ids[None]}
@@ -82,9 +92,20 @@ class PolicyModel(nn.Module):
             position_ids=positions, use_cache=False, segments=segments, **given
         ).last_hidden_state[0]
         weight = self.causal.get_output_embeddings().weight
+        if self._logit_scale != 1.0:
+            temperatures = temperatures / self._logit_scale
         inputs = hidden[predictors], weight, targets, temperatures, self.chunk
         kernels = compiled_kernels(self.compiled) if self.compiled else PLAIN
+        kernels = capped_kernels(kernels, self._softcap) if self._softcap else kernels
         return fused_loss(*inputs, loss, kernels) if loss else token_logprobs(*inputs, kernels)
+
+    def _by_transformers(
+        self, token_ids: Tensor, positions: Tensor, predictors: Tensor, targets: Tensor, temperatures: Tensor
+    ) -> tuple[Tensor, ...]:
+        given = {"input_ids": token_ids[None], "position_ids": positions[None], "logits_to_keep": predictors}
+        logits = self.causal(use_cache=False, **given).logits[0].float() / temperatures[:, None]
+        logp = logits.log_softmax(-1)
+        return logp.gather(1, targets[:, None]).squeeze(1), -(logp.exp() * logp).sum(-1)
 
     def layers(self) -> nn.ModuleList:
         """Return the decoder's stack of layers: the longest list of modules in it."""
@@ -102,8 +123,8 @@ def load_policy(
 ) -> PolicyModel:
     """Return the policy in `directory`, or `adapter` over its base; float32 master weights, sharded over the ranks.
 
-    Raises LearnerError when the directory is no complete model, the model's head is more than a linear map, or its
-    heads cannot be dealt to the ranks that share a row.
+    Raises LearnerError when the directory is no complete model, it computes something else in a packed row than alone
+    (`tasks.learner.proof`), or its heads or layers cannot be dealt to the ranks that share a row.
     """
     placed: list[PolicyModel] = []
 
@@ -114,8 +135,9 @@ def load_policy(
     policy = placed[0].to(device)
     # Layers recompute their activations in training mode alone; dropout is off by now.
     policy.train()
-    _check_family(policy, device)
-    # Last: the head is checked by every rank for itself.
+    bounds = proof_bounds(policy.causal, computes_in_half(settings, device), settings.fp8)
+    policy.proof = prove(policy, device, bounds, world)
+    # Last: it is proven by every rank for itself.
     policy.context = world.context
     policy.shares_prefixes = settings.shared_prefixes and world.context is None
     return policy
@@ -230,45 +252,28 @@ def _place(
     recompute_layers(causal, policy.layers(), settings, device)
     if settings.router_replay == "rollout":
         policy.replay = RouterReplay(policy.layers(), device)
-    if compiles(settings, device):
+    num_recurrent = run_by_segment(policy.layers(), policy.row)
+    if num_recurrent and world.context:
+        raise LearnerError(
+            f"learner.context_parallel: {num_recurrent} layers of the model carry a state along a row, which ranks "
+            "that share it cannot compute; nothing was loaded. Set learner.context_parallel to 1"
+        )
+    if compiles(settings, device) and _can_be_compiled(causal, num_recurrent, settings):
         compile_policy(policy, device, one_graph=settings.compile is True)
     shard(policy, policy.layers(), device, half=computes_in_half(settings, device), replicas=world.replicas)
     return policy
 
 
-@torch.no_grad()
-def _check_family(policy: PolicyModel, device: torch.device) -> None:
-    """Compare with the model's own logits, for a text that is in a row twice; all ranks call this together.
-
-    Some families scale or cap logits, or add a bias, after the head. Layers of linear attention and state-space layers
-    carry what they have seen from one segment into the next. What is compared was computed of rows of one length in one
-    precision: it does not differ by rounding, also in bfloat16.
-    """
-    # A short text is enough: what a family does to its logits, it does to all of them.
-    size = min(8, policy.causal.config.get_text_config().vocab_size)
-    text, segments = torch.arange(size, device=device), Segments((0, size, 2 * size), device)
-    ids, predictors = text.repeat(2), torch.cat([text[:-1], text[:-1] + size])
-    values, _ = policy(ids, ids, segments, predictors, text[1:].repeat(2), torch.ones(2 * (size - 1), device=device))
-    if isinstance(policy, FSDPModule):  # embedding and head are gathered in the policy's own forward pass alone
-        policy.unshard()
-    given = {"input_ids": ids[None], "position_ids": ids[None], "use_cache": False, "segments": segments}
-    hidden = policy.causal.get_decoder()(**given).last_hidden_state
-    ours = nn.functional.linear(hidden, policy.causal.get_output_embeddings().weight)
-    ours, theirs = (logits.float().log_softmax(-1) for logits in (ours, policy.causal(**given).logits))
-    if isinstance(policy, FSDPModule):
-        policy.reshard()
-    first = float((ours - theirs).abs().max())
-    second = float((values[: size - 1] - values[size - 1 :]).abs().max())
-    family, cannot = type(policy.causal).__name__, "this family cannot be trained here"
-    if not first < HEAD_TOLERANCE:
+def _can_be_compiled(causal: Any, num_recurrent: int, settings: TrainingConfig) -> bool:
+    """Whether all layers take rows of all lengths in one form; raises LearnerError where that must be and is not."""
+    sinks = any(name.endswith(".sinks") for name, _ in causal.named_parameters())
+    softcap = getattr(causal.config.get_text_config(), "attn_logit_softcapping", None)
+    if settings.compile is True and (num_recurrent or sinks or softcap):
         raise LearnerError(
-            f"{family} changes its logits after the output head (log-probs differ by {first:.3g}): {cannot}"
+            "training.compile is true, but the model has layers with a state, soft caps or sinks, which run segment by "
+            "segment and cannot be compiled once for all rows; nothing was loaded. Leave it at auto"
         )
-    if not second < LEAK_TOLERANCE:
-        raise LearnerError(
-            f"{family} has layers in which a sample sees the samples before it in a packed row (log-probs differ by "
-            f"{second:.3g}): {cannot}; nothing was loaded. Take a model of full attention in all layers"
-        )
+    return not (num_recurrent or sinks or softcap)
 
 
 def compile_policy(policy: PolicyModel, device: torch.device, one_graph: bool, backend: Any = None) -> None:
@@ -297,5 +302,5 @@ def _switch_off_dropout(policy: nn.Module) -> None:
     for module in policy.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.0  # type: ignore[assignment]
+        for name in [name for name, value in vars(module).items() if "dropout" in name and isinstance(value, float)]:
+            setattr(module, name, 0.0)

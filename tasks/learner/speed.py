@@ -19,10 +19,12 @@ PEAKS: dict[str, float] = tomllib.loads(Path(__file__).with_name("peaks.toml").r
 NAMES = (
     *("seconds_gradients", "seconds_optimizer", "tokens_per_second", "tflops", "tflops_per_second", "mfu"),
     *("peak_allocated_gib", "peak_reserved_gib", "seconds_writing"),
+    *("proof_logprobs", "proof_gradient", "seconds_proof"),
 )
 """What is measured of an optimizer step. It is another number each time, where all else follows from the batch.
 
-The last, of writing the policy and the optimizer's state where that is saved, has only the last step on a batch."""
+Of writing the policy, and the optimizer's state where that is saved, has only the last step on a batch; the last three
+(`tasks.learner.proof`) has the first step after a policy was loaded."""
 
 
 @dataclass(frozen=True)
@@ -55,12 +57,16 @@ class Cost:
 
 
 def training_cost(policy: PolicyModel) -> Cost | None:
-    """Return what a policy costs, of experts those that a token uses; None for layers with other than matrices."""
+    """Return what a policy costs, of experts those that a token uses; None for layers with other than matrices.
+
+    None too where attention is not that of the formula: layers with a window, or with keys of another width.
+    """
     layers, config = policy.layers(), policy.causal.config.get_text_config()
     # Biases of experts have two dimensions.
     parameters = [parameter for name, parameter in layers.named_parameters() if not name.endswith("bias")]
     experts = [parameter for name, parameter in layers.named_parameters() if EXPERTS in name and parameter.ndim == 3]
-    if sum(parameter.ndim > 2 for parameter in parameters) > len(experts):
+    others = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size", "kv_lora_rank"))
+    if any(others) or sum(parameter.ndim > 2 for parameter in parameters) > len(experts):
         return None
     matrices = [parameter for parameter in parameters if parameter.ndim == 2]
     head = policy.causal.get_output_embeddings().weight
@@ -96,7 +102,7 @@ class StepTimer:
         self.seconds[f"seconds_{part}"], self._last = now - self._last, now
 
     def figures(self, rows: Iterable[Row | RowPlan], cost: Cost | None, processes: int) -> dict[str, float | None]:
-        """Return the figures by NAMES but the last, of all rows of the step; null is what cannot be known here."""
+        """Return the figures by NAMES but the last four, of all rows of the step; null is what cannot be known here."""
         rows = list(rows)
         seconds = sum(self.seconds.values())
         flops = cost.of(rows) if cost else None

@@ -38,6 +38,7 @@ from tasks.learner.loop import RowStatistics, Totals, accumulate_gradients
 from tasks.learner.loss import GROUPS, Objective
 from tasks.learner.model import PolicyModel, load_policy, run_row
 from tasks.learner.optimizer import Optimizer, apply_gradients, clip_gradients, learning_rate, new_optimizer
+from tasks.learner.proof import proof_length
 from tasks.learner.protocol import STATISTICS_FILE, BatchReference, LearnerError
 from tasks.learner.rows import STREAMS, BatchReader, PackedBatch, Row
 from tasks.learner.speed import StepTimer, training_cost
@@ -222,7 +223,9 @@ class Trainer:
             "attention": self._attention,
             **(_router_metrics(self._world.gather(replay.counts.tolist())) if replay else {}),
             **timer.figures(batch.plan, training_cost(loaded.policy), self._world.size),
+            **loaded.policy.proof,
         }
+        loaded.policy.proof = {}
         return measured
 
     @torch.no_grad()
@@ -269,6 +272,7 @@ class Trainer:
             "step": loaded and loaded.step,
             "weights_sha256": loaded and loaded.weights_sha256,
             "probe_token_ids": loaded.probe if loaded else [],
+            "proof_length": proof_length(loaded.policy.causal.config.get_text_config()) if loaded else 0,
             "files": [vars(file) for file in loaded.written] if loaded else [],
             "pid": os.getpid(),
             "processes": self._world.size,

@@ -2,6 +2,7 @@
 
 import shutil
 from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Self
 
@@ -26,10 +27,12 @@ def policy_row(
     """Return the row of the policy that the learner holds, with its log-probs of a fixed token sequence.
 
     That is text, where the policy has a tokenizer: on tokens without sense log-probs are far below those of rollouts,
-    and differences in half precision far above.
+    and differences in half precision far above. The first policy's text is longer than the windows of its attention:
+    by it the engine is proven to compute the model as the learner does, and later ones to hold the right weights.
     """
     state = learner.state()
-    probe = list(state["probe_token_ids"])[:PROBE_LENGTH] or probe_token_ids(vocab_size)
+    length = PROBE_LENGTH if version else max(PROBE_LENGTH, state["proof_length"])
+    probe = list(islice(cycle(state["probe_token_ids"]), length)) or probe_token_ids(vocab_size, length)
     row = {
         "policy_key": key,
         "version": version,
@@ -42,9 +45,9 @@ def policy_row(
     return pa.Table.from_pylist([row], schema=POLICIES.arrow)
 
 
-def probe_token_ids(vocab_size: int) -> list[int]:
+def probe_token_ids(vocab_size: int, length: int = PROBE_LENGTH) -> list[int]:
     """Return a token sequence for a policy without a tokenizer of its own; scattered over the vocabulary."""
-    return [(7919 * position + 104_729) % vocab_size for position in range(PROBE_LENGTH)]
+    return [(7919 * position + 104_729) % vocab_size for position in range(length)]
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ GROUPS = tomllib.loads((Path(__file__).parent / "faults.toml").read_text(encodin
 FAULTS = [(group["preset"], fault["with"], fault["says"]) for group in GROUPS for fault in group["faults"]]
 FINE = [(group["preset"], settings) for group in GROUPS for settings in group["fine"]]
 ALONE = "assignment.group_size=1"
+SHARED_ROW = ["learner.processes=2", "learner.context_parallel=2"]
+COMPILED = ["training.compile=true", "training.device=cuda", "training.dtype=bfloat16"]
 
 
 @pytest.mark.parametrize(("preset", "settings", "says"), FAULTS, ids=[says for _, _, says in FAULTS])
@@ -64,19 +66,22 @@ def test_samples_longer_than_the_model_are_refused(preset, key, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("of_model", "expected"),
+    ("of_model", "settings", "expected"),
     [
-        ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 256}, ""),
-        ({"layer_types": ["sliding_attention"], "sliding_window": 255}, "256 is longer than the sliding window"),
-        ({"layer_types": ["linear_attention", "full_attention"]}, "layers of linear_attention"),
-        ({"text_config": {"layer_types": ["linear_attention"]}}, "layers of linear_attention"),
-        ([], ""),
+        ({"layer_types": ["full_attention", "sliding_attention"], "sliding_window": 16}, SHARED_ROW, ""),
+        ({"layer_types": ["linear_attention", "full_attention"]}, [], ""),
+        ({"layer_types": ["linear_attention", "full_attention"]}, SHARED_ROW, "layers of linear_attention"),
+        ({"layers_block_type": ["mamba", "attention", "mlp"]}, SHARED_ROW, "layers of mamba "),
+        ({"text_config": {"layer_types": ["linear_attention"]}}, SHARED_ROW, "layers of linear_attention"),
+        ({"layer_types": ["linear_attention"]}, COMPILED, "training.compile: linear_attention"),
+        ({"attn_logit_softcapping": 50.0}, COMPILED, "training.compile: attention with a soft cap"),
+        ({"layer_types": ["sliding_attention"], "sliding_window": 16}, COMPILED, ""),
+        ([], SHARED_ROW, ""),
     ],
 )
-def test_a_model_whose_layers_cannot_be_trained_is_refused(of_model, expected, tmp_path):
-    """They can be evaluated: the engine has its own kernels for them."""
+def test_what_layers_with_a_state_or_a_soft_cap_cannot_have_is_refused(of_model, settings, expected, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(of_model))
-    config = load(["demo"], [f"model.path={tmp_path}"])
+    config = load(["demo"], [f"model.path={tmp_path}", *settings])
     assert [expected in line for line in missing_files(config)] == [True] * bool(expected)
     assert missing_files(config.model_copy(update={"kind": "evaluate"})) == []
 

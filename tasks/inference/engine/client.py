@@ -103,7 +103,8 @@ class Engine:
     def healthy(self) -> bool:
         """Tell whether the engine generates: one real token, not just an answer."""
         try:
-            answer = self.generate([0], max_tokens=1, temperature=0.0)
+            # Of one token alone vLLM 0.31 dies on a CPU if layers carry a state.
+            answer = self.generate([0, 0], max_tokens=1, temperature=0.0)
         except (EngineError, EngineLost):
             return False
         return len(answer["choices"][0]["token_ids"]) == 1

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from configs.checks.run import layers_with_state, model_config
 from tasks.inference.engine import model_info
 from tasks.inference.engine.client import MODEL
 from tasks.inference.engine.read_back import FP8, ReadBack
@@ -83,7 +84,7 @@ def command(
         argv += ["--model-impl", "vllm", "--limit-mm-per-prompt", json.dumps({"image": MOST_IMAGES, "video": 0})]
     argv += ["--disable-uvicorn-access-log", *([] if config.metrics else ["--disable-log-stats"])]
     argv += (
-        _cpu_arguments(config, untie=not frozen and has_tied_head(Path(directory)))
+        _cpu_arguments(config, Path(directory), untie=not frozen and has_tied_head(Path(directory)))
         if on_cpu
         else _cuda_arguments(config, memory)
     )
@@ -95,10 +96,12 @@ def command(
     return [*argv, *config.extra_arguments], variables
 
 
-def _cpu_arguments(config: "EngineConfig", untie: bool) -> list[str]:
+def _cpu_arguments(config: "EngineConfig", directory: Path, untie: bool) -> list[str]:
     # A part of a prompt draws from the request's generator, and the engine takes that back on CUDA alone: here it dies.
     arguments = ["--dtype", "float32" if config.dtype == "auto" else config.dtype, "--enforce-eager"]
     arguments += ["--no-enable-chunked-prefill"]
+    # The cache keeps a state at the end of a chunk, and there are none.
+    arguments += ["--no-enable-prefix-caching"] if layers_with_state(model_config(str(directory))) else []
     arguments += ["--kv-cache-memory-bytes", str(int(config.memory_gib * 1024) * MIB)]
     arguments += ["--block-size", str(CPU_BLOCK_TOKENS)]
     if untie:

@@ -6,6 +6,7 @@ from torch.nn.attention import _registry, current_flash_attention_impl
 from torch.nn.functional import scaled_dot_product_attention
 
 from tasks.learner.attention import Segments, activate_attention, largest_difference, packed_attention
+from tasks.learner.context_parallel import ContextGroup
 from tasks.learner.protocol import LearnerError
 from tests.fixtures.policies import CPU, assert_near, attention_states
 from tests.fixtures.varlen import varlen_on_cpu
@@ -24,14 +25,19 @@ def call(leaves, **changes):
     return packed_attention(torch.nn.Identity(), *leaves, **arguments)[0]
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_equals_the_dense_mask(kv_heads, kernel):
-    leaves = query, key, value = attention_states(kv_heads)
+def dense_mask(window=17):
     segment = torch.tensor([0] * 3 + [1] + [2] * 6 + [3] * 7)
-    position = torch.arange(17)
-    allowed = (segment[:, None] == segment[None]) & (position[:, None] >= position[None])
+    before = torch.arange(17)[:, None] - torch.arange(17)
+    return (segment[:, None] == segment[None]) & (before >= 0) & (before < window)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("window", [None, 1, 4, 7])
+def test_equals_the_dense_mask(kv_heads, window, kernel):
+    leaves = query, key, value = attention_states(kv_heads)
+    allowed = dense_mask(window or 17)
     dense = scaled_dot_product_attention(query, key, value, attn_mask=allowed, scale=0.3, enable_gqa=True)
-    ours = call(leaves)
+    ours = call(leaves, sliding_window=window)
     assert_near(ours, dense.transpose(1, 2), 1e-14)
     assert kernel in (None, [7]), "one call for the whole row, which names the longest segment"
     weights = torch.randn_like(ours)
@@ -40,23 +46,46 @@ def test_equals_the_dense_mask(kv_heads, kernel):
     assert_near(mine, theirs, 1e-13)
 
 
+@pytest.mark.parametrize("window", [17, 4])
+@pytest.mark.parametrize(("softcap", "sinks"), [(2.0, False), (None, True), (2.0, True)])
+def test_soft_caps_and_sinks_are_those_of_the_formula(window, softcap, sinks):
+    leaves = query, key, value = attention_states()
+    s_aux = torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64, requires_grad=True) if sinks else None
+    scores = torch.einsum("bhqd,bhkd->bhqk", query, key.repeat_interleave(2, 1)) * 0.3
+    scores = softcap * (scores / softcap).tanh() if softcap else scores
+    weights = scores.exp() * dense_mask(window)
+    total = weights.sum(-1, keepdim=True) + (s_aux.exp()[:, None, None] if sinks else 0)
+    dense = torch.einsum("bhqk,bhkd->bqhd", weights / total, value.repeat_interleave(2, 1))
+    ours = call(leaves, sliding_window=window, softcap=softcap, s_aux=s_aux)
+    assert_near(ours, dense, 1e-14)
+    leaves = [*leaves, s_aux] if sinks else leaves
+    mine, theirs = (torch.autograd.grad(out.cos().sum(), leaves, retain_graph=True) for out in (ours, dense))
+    assert_near(mine, theirs, 1e-13)
+
+
+def test_values_may_be_narrower_than_keys(kernel):
+    query, key, value = attention_states()
+    narrow = call((query, key, value[..., :5]))
+    assert_near(narrow, call((query, key, value))[..., :5], 1e-14)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"segments": None}, "no segment borders"),
         ({"attention_mask": torch.ones(1, 17)}, "got a mask"),
         ({"segments": Segments((0, 4), CPU)}, "one row of 4 tokens"),
-        ({"sliding_window": 6}, "sliding window"),
         ({"dropout": 0.1}, "no dropout"),
-        ({"softcap": 50.0}, "soft cap"),
-        ({"s_aux": torch.zeros(4)}, "sinks"),
     ],
 )
 def test_fails_closed(changes, message):
     leaves = attention_states()
-    call(leaves, sliding_window=7)
     with pytest.raises(ValueError, match=message):
         call(leaves, **changes)
+
+
+def test_ranks_that_share_a_row_have_the_sinks_of_their_heads():
+    assert ContextGroup(None, 1, 2).own_heads(torch.arange(4)).tolist() == [2, 3]
 
 
 def test_a_kernel_is_compared_with_segments_before_it_is_trusted(monkeypatch):

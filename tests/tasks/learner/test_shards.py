@@ -122,7 +122,7 @@ def test_copies_of_the_shards_are_summed_once(by_one, monkeypatch):
 
 
 def test_an_import_leaves_checksums_of_others_behind(model_directory, tmp_path):
-    state = {"weights_sha256": "", "probe_token_ids": [1, 2]}
+    state = {"weights_sha256": "", "probe_token_ids": [1, 2], "proof_length": 0}
     client = SimpleNamespace(state=lambda: state, probe=lambda tokens: [0.0, -1.0])
     learner = SimpleNamespace(turn=nullcontext, load_fresh=lambda *_: client)
     shutil.copytree(model_directory, tmp_path / "theirs")
