@@ -6,6 +6,7 @@ import verifiers.v1 as vf
 from pydantic import Field
 
 from sample_wikispeedia.graph import graph, prompt, trips
+from sample_wikispeedia.named import NamedPagesServer
 from sample_wikispeedia.server import PagesConfig, PagesServer
 from sample_wikispeedia.walk import Walk, efficiency
 
@@ -71,6 +72,8 @@ class WikispeediaConfig(vf.TasksetConfig):
     """Most clicks from start to target."""
     seed: int = 0
     """Another seed, another order of the trips."""
+    named_tools: bool = False
+    """Whether the names of the tools begin with `pages_`: the harness `rlm` takes no tool server without a name."""
 
 
 class WikispeediaTaskset(vf.Taskset[WikispeediaTask, WikispeediaConfig]):
@@ -89,4 +92,5 @@ class WikispeediaTaskset(vf.Taskset[WikispeediaTask, WikispeediaConfig]):
     @classmethod
     def toolsets(cls, config: WikispeediaConfig) -> list[vf.Toolset]:
         """One server of the pages for all rollouts of an environment worker."""
-        return [PagesServer(PagesConfig(num_topics=config.num_topics))]
+        server = NamedPagesServer if config.named_tools else PagesServer
+        return [server(PagesConfig(num_topics=config.num_topics))]
