@@ -148,3 +148,11 @@ def test_the_cpu_build_drops_the_matrices_that_it_packs():
     layer = torch.nn.Linear(64, 64, bias=False).requires_grad_(False)
     utils.dispatch_cpu_unquantized_gemm(layer, remove_weight=True)
     assert layer.weight.numel() == 0
+
+
+def test_the_cpu_build_packs_experts_at_the_first_load_alone():
+    """Where this fails, vLLM packs them after each load: remove `pack_experts_again`."""
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+    always, _, first = inspect.getsource(UnquantizedFusedMoEMethod._setup_kernel).partition("if not is_weight_update:")
+    assert "fused_experts.process_weights_after_loading(layer)" in first and "fused_experts" not in always
