@@ -62,6 +62,8 @@ MOST: dict[str, tuple[int, int]] = {
     "stages": (63_000, 56_500),
     # models with experts (names of checkpoints, reloads, router replay, the gap between engine and learner): room of
     # HOUSE.md for models, as in storage, stages, tasks/learner, flows/services, flows/queries, flows/cli and tests
+    # seats played by the base, by earlier adapters, by a function's choice: room of HOUSE.md for agents, as in configs,
+    # flows/runtime and flows/services
     # rewards of whole groups: room of HOUSE.md for agents and environments, as in configs, stages and flows/services
     "tasks/inference": (49_500, 38_000),
     "tasks/learner": (40_500, 31_000),
