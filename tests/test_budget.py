@@ -66,6 +66,7 @@ MOST: dict[str, tuple[int, int]] = {
     # flows/runtime and flows/services
     # rewards of whole groups: room of HOUSE.md for agents and environments, as in configs, stages and flows/services
     "tasks/inference": (49_500, 38_000),
+    # models of any family, proven when a run begins: room of HOUSE.md for models, as in configs, flows and tests
     "tasks/learner": (40_500, 31_000),
     "flows/runtime, flows/*.py": (21_000, 18_000),
     # the memory plan of three folders: docs/decisions/services.md; the plan of GPUs that are used or elsewhere: room of
