@@ -204,8 +204,13 @@ class Runs(CachedTable):
         return [url for url, event in self.engine_events(run).items() if event == JOIN]
 
     def engine_events(self, run: str) -> dict[str, str]:
-        """By URL of each engine that has ever joined a run, the last of its events."""
-        return {event.message: event.event for event in self.service_events(run) if event.event != LOST}
+        """By URL of each engine that has ever joined a run, the last of its events, in the order of these."""
+        events = dict[str, str]()
+        for event in self.service_events(run):
+            if event.event != LOST and events.get(event.message) != event.event:
+                events.pop(event.message, None)  # the order is that of the last changes
+                events[event.message] = event.event
+        return events
 
     def service_events(self, run: str) -> list[Event]:
         """The events of a run's services in order of time; `events` has none of them."""

@@ -198,10 +198,10 @@ def results(
 
     `by_arm` has the runs of each combination by number of the seed, `ended` why runs were ended early. Columns:
     `settings`; `runs` (names); `ended` (those of its runs); `rewards` by step, means over the runs; `reward` of the
-    last steps; `set`, `environment` and `held_out`, the average of the last policy; `curve`, the averages by `version`;
-    `difference`, to the first combination by seed over the same examples, of the last policies or, where one was ended
-    early, of the last that both have. Figures have `value`, a mean over the runs, and `interval` with `low` and `high`:
-    Student's over the runs, of a single run or pair that over its examples; null where nothing can be said.
+    last steps; `set`, `environment` and `held_out`, the average of the last policy; `difference`, to the first
+    combination by seed over the same examples, of the last policies or, where one was ended early, of the last that
+    both have. Figures have `value`, a mean over the runs, and `interval` with `low` and `high`: Student's over the
+    runs, of a single run or pair that over its examples; null where nothing can be said.
     """
     from flows.queries.runs import runs
 

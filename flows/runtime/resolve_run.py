@@ -71,10 +71,17 @@ def resolve_run(kind: str, files: Sequence[str], overrides: Sequence[str], **set
     because the run's rows would be of two kinds. Raises ConfigError, and what says that a model, an environment or a
     file of demonstrations cannot be used.
     """
-    later = _later_layers(kind, overrides, settings)
-    requested = requested_config(kind, files, overrides, settings)
+    later, problem = _later_layers(kind, overrides, settings), None
+    try:
+        requested = requested_config(kind, files, overrides, settings)
+    except ConfigError as error:  # a recorded config may have sections that the default one has not
+        if files:
+            raise
+        problem, names = error, [layer for layer in later if layer.partition("=")[0] in OF_RECORDS]
+        requested = load(DEFAULT_FILES[kind], names)
     store = open_store(requested.store)
     if not files and (maker := _maker(store, _policy_of_another(requested))):
+        problem = None
         # As the policy was trained: its environments, its renderer, its own held-out examples; of a fork its seed, too.
         others = {**OF_NO_OTHER_RUN, "seed": None if kind == "evaluate" else maker.seed}
         requested = load((), [*assignments(others), *later], base=maker.model_dump(mode="json"))
@@ -89,6 +96,8 @@ def resolve_run(kind: str, files: Sequence[str], overrides: Sequence[str], **set
     # Presets of today may differ from those it began with: without files the record is the base.
     if recorded is not None and not files:
         requested = load((), later, base=recorded.model_dump(mode="json"))
+    elif problem:
+        raise problem
     requested = _with_stored_weights(store, requested)
     require_files(requested)
     if requested.seed is None and recorded is not None:
@@ -109,6 +118,8 @@ def resolve_run(kind: str, files: Sequence[str], overrides: Sequence[str], **set
     return config
 
 
+OF_RECORDS = ("kind", "store", "name", "fork", "evaluation.policy")
+"""Settings that say which recorded config is the base of a run without files."""
 OF_NO_OTHER_RUN: Mapping[str, Any] = {"name": "", "replay": {}, "data": {}, "fork": ""}
 """What a run does not take over from the one that made the policy which it evaluates or goes on from."""
 

@@ -252,6 +252,11 @@ class PolicyLock:
         self._waiting: list[str] = []
         """The policies that are waited for, in the order in which they were asked for."""
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether several hold the policy."""
+        return self._holders > 1
+
     @contextmanager
     def hold(self, policy_key: str) -> Iterator[None]:
         """Hold a policy within the block; waits for those who hold another, for ever if need be.

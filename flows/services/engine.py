@@ -241,7 +241,9 @@ class InferenceService(RunService):
         return served
 
     def _let_go(self, known: Collection[str] = ()) -> None:
-        """Dismiss the engines that are to leave, and have no rollouts, as they are not `known`."""
+        """Dismiss the engines that are to leave, and have no rollouts, as they are not `known` to the only sampler."""
+        if self._policy_lock.is_shared:  # an evaluation beside a step: each knows its own rollouts alone
+            return
         for url in self._joined.difference(known, self._members):
             self._dismiss(url, "note", "it has left the run")
 

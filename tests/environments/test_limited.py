@@ -72,6 +72,16 @@ def test_without_a_network_it_reaches_its_ports_and_no_process_of_the_machine(ru
         server.close()
 
 
+def test_without_a_network_a_server_that_is_away_ends_connections_and_does_not_keep_them(run):
+    require_namespaces(run)
+    with socket.socket() as bound:  # and nobody listens
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        call = f'print(socket.create_connection(("127.0.0.1", {port}), {PATIENCE}).recv(1))'
+        status, text = run(f"{sys.executable} -c 'import socket; {call}; {call}'", ports=str(port))
+    assert status == 0 and text.count("b''") == 2, text
+
+
 @pytest.mark.parametrize(("command", "status"), [("exit 3", 3), ("kill -9 $$", 137), ("sleep 99 & exit 4", 4)])
 @pytest.mark.parametrize("ports", ["all", "9"])
 def test_the_status_is_the_commands(run, command, status, ports):

@@ -42,7 +42,7 @@ _PLACES = re.compile(r"\{(prompt|system|model)\}")
 
 
 class ProgramConfig(HarnessConfig):
-    """The command, what it is source, and its limits."""
+    """The command, what it is given, and its limits."""
 
     command: list[str] = Field(default_factory=list)
     """The program and its arguments, in which `{prompt}`, `{system}` and `{model}` stand for the task's prompt, its

@@ -117,7 +117,11 @@ def relay(listener: socket.socket, port: int) -> None:
     """Join each connection to a listener inside to one to the same port outside."""
     while True:
         inside, _ = listener.accept()
-        outside = socket.create_connection((LOOPBACK, port))
+        try:
+            outside = socket.create_connection((LOOPBACK, port))
+        except OSError:  # that server is away; it may be back for a later connection
+            inside.close()
+            continue
         for ends in ((inside, outside), (outside, inside)):
             threading.Thread(target=pump, args=ends, daemon=True).start()
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from configs.errors import ConfigError
-from flows.runtime import loop
+from flows.runtime import loop, resolve_run
 from flows.runtime.resolve_run import find_policy, requested_config
 from flows.runtime.session import record_run
 from tests.fixtures import evaluations, rehearsal
@@ -50,6 +50,24 @@ def test_a_fork_that_samples_ahead_begins_with_the_recorded_policy(base, root):
     first = session.source.policy.key
     sampled_by = {entry.step: entry.inputs["policy"] for entry in base.ledger.entries(run="ahead", stage="rollout")}
     assert sampled_by == {1: first, 2: first, 3: policies[0]} and len(policies) == 3
+
+
+def test_a_fork_takes_settings_that_the_recorded_config_has_and_the_default_one_has_not(root, monkeypatch):
+    algorithm = {"type": "dr_grpo", "length_normaliser": 64}
+    fits = {"engine": {"max_model_len": 64}, "rollout": {"max_tokens": 8}}
+    evaluations.train(root, "base", evaluations.Sampler(), steps=2, algorithm=algorithm, **fits)
+    requested = []
+
+    def stop(store, config):
+        requested.append(config)
+        raise ValueError("stopped")
+
+    monkeypatch.setattr(resolve_run, "_with_stored_weights", stop)
+    with pytest.raises(ValueError, match="stopped"):
+        resolve_run.resolve_run("train", (), ["fork=base:1", "algorithm.length_normaliser=32"], store=str(root))
+    assert requested[0].algorithm.length_normaliser == 32 and requested[0].fork == "base:1"
+    with pytest.raises(ConfigError, match="length_normaliser: not a key"):
+        resolve_run.resolve_run("train", (), ["algorithm.length_normaliser=32"], store=str(root))
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,27 @@ def test_one_that_cannot_prove_its_weights_or_is_lost_is_dismissed_once_and_may_
     ]
 
 
+def test_one_that_joins_again_is_behind_those_that_serve(run_of):
+    with run_of((1, 2)) as (service, record, _):
+        for event, url in ((JOIN, A), (JOIN, B), (LEAVE, A)):
+            record(event, url)
+        assert service.serve(FIRST).urls == (OWN, B)
+        record(JOIN, A)
+        record(JOIN, B)
+        assert service.addresses_now({OWN, B})[OF_POLICY] == {OWN, B}
+
+
+def test_one_that_leaves_stays_while_an_evaluation_beside_a_step_may_have_rollouts_there(run_of):
+    with run_of((1, 2)) as (service, record, told):
+        record(JOIN, A)
+        with service.pinned(FIRST):
+            with service.pinned(FIRST):
+                record(LEAVE, A)
+                assert service.addresses_now({OWN})[OF_POLICY] == {OWN} and "has left" not in told[-1][1]
+            service.addresses_now({OWN})
+            assert "has left" in told[-1][1]
+
+
 def test_sampling_waits_for_the_lower_bound_says_so_and_ends_with_the_services(run_of):
     served = []
 
