@@ -30,6 +30,8 @@ MachineFacts = dict[str, Any]
 FP8_GPUS = f"an NVIDIA GPU of compute capability {FP8_CAPABILITY:g} (Ada, Hopper, Blackwell)"
 ATTENTION_MODULES = {"fa3": "flash_attn_interface", "fa4": "flash_attn"}
 """What `learner.attention` by name needs to be installed."""
+ANSWER_SECONDS = 60
+"""Longest wait for the version of a container engine."""
 PACKAGES = ("torch", "transformers", "verifiers", "renderers", "prefect", "deltalake", "pyarrow")
 
 
@@ -143,7 +145,12 @@ def _container_problems(config: RunConfig, needs_environments: bool) -> Iterator
 def _engine_problem(program: str) -> str:
     if shutil.which(program) is None:
         return "is no program of this machine. Install it"
-    result = subprocess.run([program, "version"], capture_output=True, text=True, check=False)
+    try:
+        result = subprocess.run(
+            [program, "version"], capture_output=True, text=True, check=False, timeout=ANSWER_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"does not answer in {ANSWER_SECONDS} s. Start its engine"
     return f"makes no containers here ({result.stderr.strip()}). Start its engine" if result.returncode else ""
 
 

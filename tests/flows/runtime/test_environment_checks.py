@@ -1,13 +1,16 @@
 """What a loaded environment says against a config: seats, rewards, examples and lengths, each in its place."""
 
 import json
+import os
 import tomllib
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from configs.errors import ConfigError
 from configs.run import RunConfig
+from flows.runtime import machine_facts
 from flows.runtime.preflight import FIRST, environment_findings
 from tasks.inference.environments.introspection import EnvironmentFacts
 from tasks.inference.environments.servers import LoadedEnvironment
@@ -187,3 +190,17 @@ def test_a_long_prompt_is_counted_as_far_as_its_beginning():
     (note,) = found(with_prompts(["a" * 1_000_000, "a" * 30]), count=count, engine={"max_model_len": 100})[1]
     assert "1 of the first 2 prompts do not fit the context: the longest has at least 1600 tokens" in note
     assert counted == [1600, 30]
+
+
+@pytest.mark.parametrize(
+    ("script", "seconds", "says"),
+    [("echo 'no daemon' >&2; exit 1", 60, r"makes no containers here \(no daemon\)"), ("exec sleep 600", 1, "in 1 s")],
+)
+def test_a_container_engine_that_does_not_answer_is_refused(script, seconds, says, tmp_path, monkeypatch):
+    (tmp_path / "docker").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(machine_facts, "ANSWER_SECONDS", seconds)
+    config = RunConfig.model_validate({"kind": "train", "environments": [GAME | {"runtime": {"type": "docker"}}]})
+    with pytest.raises(ConfigError, match=rf"environments.0.runtime: 'docker' .*{says}"):
+        machine_facts.config_versions(config)
