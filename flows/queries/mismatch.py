@@ -29,7 +29,8 @@ def mismatch(reader: StoreReader, run: str, config: RunConfig) -> dict[str, Any]
     """Return rows of view `mismatch_splits` of a run, the precisions, and the likely cause, by the rule of `cause`."""
     lineages = StepHistory(reader.frames(run).graph, run).lineages
     rows = select(reader.frames(run), lineages, "select * exclude run from mismatch_splits").to_dicts()
-    precision = {"engine": config.engine.dtype, "learner": config.training.dtype}
+    engine, training = config.engine, config.training
+    precision = {"engine": engine.quantization or engine.dtype, "learner": "fp8" if training.fp8 else training.dtype}
     return {"run": run, "precision": precision, "splits": rows, "cause": cause(rows, config)}
 
 

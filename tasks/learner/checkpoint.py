@@ -21,7 +21,7 @@ from tasks.learner.distributed import World, like, local, whole
 from tasks.learner.model import PolicyModel
 from tasks.learner.optimizer import Optimizer, OptimizerPart
 from tasks.learner.protocol import LearnerError, NoOptimizerState
-from tasks.learner.shards import file_layout, stored_parts, stored_shapes, write_index, write_shards
+from tasks.learner.shards import converting_model, file_layout, stored_parts, stored_shapes, write_index, write_shards
 from tasks.runtime.weights_sum import PRECISIONS, SUMS_FILE, WeightsSum, add_sums, precision_of, sum_tensor
 
 COMPANION_SUFFIXES = {".json", ".txt", ".model", ".jinja", ".tiktoken"}
@@ -205,7 +205,8 @@ def memory_sha256(policy: PolicyModel, world: World, rounded: bool = False) -> s
         weights, causal = own_tensors(policy.causal), policy.causal
         return weights_digest(write_shards(weights, "model", None, world, dtype=torch.bfloat16, causal=causal))
     weights = _gather(own_tensors(policy.causal), world)
-    parts = [stored_parts(policy.causal, name, tensor) for name, tensor in weights.items()]
+    causal = converting_model(policy.causal)
+    parts = [stored_parts(causal, name, tensor) for name, tensor in weights.items()]
     arrays = {name: tensor.numpy() for each in parts for name, tensor in each.items()}
     digest = tensors_sha256(arrays) if world.rank == 0 else None
     return str(world.broadcast(digest))

@@ -25,6 +25,8 @@ class RouterReplay:
         self.counts = torch.zeros(3, dtype=torch.int64, device=device)
         """Choices of a token in a layer: without a record, recorded, and recorded that are not the learner's own."""
         self._num_routers = 0
+        self._counted = set[nn.Module]()
+        """Routers whose choices of the row are in `counts`; those of recomputed layers choose once more."""
         route = torch.compiler.disable(self._route)
         for index, layer in enumerate(layers):
             for block in layer.modules():
@@ -40,6 +42,7 @@ class RouterReplay:
     def begin(self, experts: Tensor | None, num_tokens: int) -> None:
         """Choose these experts, (t, layers, k), until the next call, also in recomputed layers; None for no record."""
         self._experts = experts
+        self._counted.clear()
         self._recorded = None if experts is None else experts.flatten(1).any(1)
         absent = num_tokens if self._recorded is None else (~self._recorded).sum()
         self.counts[0] += absent * self._num_routers
@@ -47,7 +50,9 @@ class RouterReplay:
     def _route(self, router: nn.Module, layer: int, *arguments: Any, **options: Any) -> Any:
         if self._experts is None or self._recorded is None:
             return type(router).forward(router, *arguments, **options)
-        with RecordedChoice(self._experts[:, layer], self._recorded, self.counts) as choice:
+        counts = None if router in self._counted else self.counts
+        self._counted.add(router)
+        with RecordedChoice(self._experts[:, layer], self._recorded, counts) as choice:
             result = type(router).forward(router, *arguments, **options)
         assert choice.num_forced == 1, f"{type(router).__name__} chose {choice.num_forced} times by torch.topk"
         return result
@@ -56,8 +61,8 @@ class RouterReplay:
 class RecordedChoice(TorchFunctionMode):
     """Within it, `torch.topk` over the experts of all tokens returns the recorded ones, with their own values."""
 
-    def __init__(self, experts: Tensor, recorded: Tensor, counts: Tensor) -> None:
-        """Take experts (t, k), whether each token's are recorded, (t,), and counts as of `RouterReplay`."""
+    def __init__(self, experts: Tensor, recorded: Tensor, counts: Tensor | None) -> None:
+        """Take experts (t, k), whether each token's are recorded, (t,), and counts as of `RouterReplay`, if any."""
         super().__init__()
         self._experts, self._recorded, self._counts = experts, recorded, counts
         self.num_forced = 0
@@ -70,6 +75,7 @@ class RecordedChoice(TorchFunctionMode):
         self.num_forced += 1
         own = result.indices
         indices = torch.where(self._recorded[:, None], self._experts, own)
-        differs = (indices.sort(-1).values != own.sort(-1).values).any(-1)
-        self._counts[1:] += torch.stack([self._recorded.sum(), differs.sum()])
+        if self._counts is not None:
+            differs = (indices.sort(-1).values != own.sort(-1).values).any(-1)
+            self._counts[1:] += torch.stack([self._recorded.sum(), differs.sum()])
         return torch.return_types.topk((args[0].gather(-1, indices), indices))

@@ -44,7 +44,7 @@ def write_shards(
     values are rounded to it. Without a directory nothing is written: for the digests of what would be. `beat` is
     called after each file. Weights of a `causal` model are written as `stored_parts`.
     """
-    layout = file_layout(tensors, prefix, dtype)
+    layout, causal = file_layout(tensors, prefix, dtype), converting_model(causal)
     on_gpu = any(tensor.is_cuda for tensor in tensors.values())
     own: list[Future[File]] = []
     with ThreadPoolExecutor(WRITERS, thread_name_prefix="write") as threads:
@@ -101,8 +101,16 @@ def stored_parts(causal: Any, name: str, tensor: Tensor) -> dict[str, Tensor]:
     return {name: tensor} if causal is None else dict(revert_weight_conversion(causal, {name: tensor}))
 
 
+def converting_model(causal: Any) -> Any:
+    """Return a model if some of its weights have another form in files, else None; it walks through all modules."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    return causal if causal is not None and get_model_conversion_mapping(causal, add_legacy=False) else None
+
+
 def stored_shapes(causal: Any, tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
     """Return `stored_parts` of all tensors, sharded as they are, without memory: for names, shapes and types."""
+    causal = converting_model(causal)
     empty = {
         name: torch.empty(tensor.shape, dtype=stored_type(tensor, dtype), device="meta")
         for name, tensor in tensors.items()

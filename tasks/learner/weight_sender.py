@@ -33,7 +33,7 @@ from vllm.distributed.weight_transfer.packed_tensor import DEFAULT_PACKED_BUFFER
 
 from tasks.learner.checkpoint import own_tensors
 from tasks.learner.distributed import World
-from tasks.learner.shards import gather_whole, stored_parts, stored_shapes
+from tasks.learner.shards import converting_model, gather_whole, stored_parts, stored_shapes
 from tasks.runtime.process_variables import bind_address
 
 GLOO_SECONDS = timedelta(seconds=30)
@@ -48,7 +48,7 @@ class PolicySource(WeightSource):
     """The tensors of a policy as they are published, in order of their names in memory."""
 
     def __init__(self, causal: Any, dtype: torch.dtype | None, world: World) -> None:
-        self._causal, self._dtype, self.world = causal, dtype, world
+        self._causal, self._dtype, self.world = converting_model(causal), dtype, world
         self._tensors = dict(sorted(own_tensors(causal).items()))
 
     def metadata(self) -> list[ParamMeta]:

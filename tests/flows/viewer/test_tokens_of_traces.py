@@ -299,6 +299,8 @@ def test_the_gap_is_split_by_properties_of_tokens_with_rl_weight(library, found)
         assert sum(row["num_tokens"] for row in values) == len(weighted) == 4, split
         total = sum(row["num_tokens"] * row["mismatch_kl"] for row in values)
         assert total == pytest.approx(weighted["mismatch"].sum())
+    in_8_bits = RunConfig.model_validate({"engine": {"quantization": "fp8"}, "training": {"fp8": True}})
+    assert mismatch(library, RUN, in_8_bits)["precision"] == {"engine": "fp8", "learner": "fp8"}
     turns, later = (row for row in rows if row["split"] == "turn")
     assert turns["log_ratio"] == -0.25 and later["mismatch_kl_max"] == pytest.approx(math.exp(0.5) - 1.5)
 

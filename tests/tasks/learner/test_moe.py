@@ -4,21 +4,22 @@ import pytest
 import torch
 from safetensors import safe_open
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, conversion_mapping
 
 from configs.training import LoraConfig, TrainingConfig
 from tasks.learner import adapters
 from tasks.learner.attention import ATTENTION
-from tasks.learner.checkpoint import memory_sha256
+from tasks.learner.checkpoint import memory_sha256, own_tensors
 from tasks.learner.digest import weights_sha256
 from tasks.learner.distributed import ALONE
 from tasks.learner.model import load_policy, run_row
 from tasks.learner.protocol import LearnerError
+from tasks.learner.shards import stored_shapes, write_shards
 from tasks.learner.speed import training_cost
 from tests.fixtures.learner_steps import loaded_trainer, resume, train_step
 from tests.fixtures.moe_models import tiny_moe
 from tests.fixtures.packed import batches, row_of, sample
-from tests.fixtures.policies import CPU, assert_near, logprobs_by_transformers
+from tests.fixtures.policies import CPU, assert_near, logprobs_by_transformers, policy_of
 from tests.tasks.learner.processes import process
 
 pytestmark = pytest.mark.engine
@@ -114,3 +115,18 @@ def adapter_of(directory, modules="all-linear"):
     settings = LoraConfig(rank=2, target_modules=modules)
     adapter = adapters.open_adapter("p0", directory, None, settings)
     return adapters.tensors(load_policy(directory, TrainingConfig(lora=settings), CPU, adapter).causal)
+
+
+def test_a_dense_model_is_asked_once_for_other_forms_of_its_weights(world, model_directory, monkeypatch):
+    """Each question walks through all modules of the model."""
+    policy, plain, asked = policy_of(model_directory), conversion_mapping.get_model_conversion_mapping, []
+
+    def count(*arguments, **options):
+        asked.append(arguments)
+        return plain(*arguments, **options)
+
+    monkeypatch.setattr(conversion_mapping, "get_model_conversion_mapping", count)
+    weights = own_tensors(policy.causal)
+    write_shards(weights, "model", None, ALONE, causal=policy.causal)
+    assert list(stored_shapes(policy.causal, weights)) == list(weights)
+    assert len(asked) == 2

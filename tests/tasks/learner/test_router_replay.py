@@ -67,7 +67,7 @@ def test_a_step_counts_choices_and_the_same_records_give_the_same_weights(world,
     updates = {}
     for name, settings, given in [
         ("a", REPLAY, 1),
-        ("b", REPLAY, 1),
+        ("b", REPLAY | {"gradient_checkpointing": True}, 1),
         ("none", REPLAY, 0),
         ("off", {"device": "cpu"}, 1),
     ]:
@@ -77,6 +77,8 @@ def test_a_step_counts_choices_and_the_same_records_give_the_same_weights(world,
     digests = {name: update["weights_sha256"] for name, update in updates.items()}
     assert digests["a"] == digests["b"] != digests["none"] == digests["off"]
     assert updates["a"]["metrics"]["router_absent_fraction"] == pytest.approx(10 / 70)
+    shares = [{name: value for name, value in updates[run]["metrics"].items() if "router" in name} for run in "ab"]
+    assert shares[0] == shares[1], "recomputed layers are counted once"
     assert 0.5 < updates["a"]["metrics"]["router_differing_fraction"] <= 1.0
     assert updates["none"]["metrics"]["router_absent_fraction"] == 1.0
     assert "router_absent_fraction" not in updates["off"]["metrics"]
