@@ -178,11 +178,6 @@ def test_what_was_published_counts_where_weights_behind_it_differ(by_one, tmp_pa
     assert (parameter.full_tensor() == 3.0).all()
 
 
-def test_rounded_policies_of_what_is_computed_in_float32_are_refused(world):
-    with pytest.raises(LearnerError, match="what samples would not be what is trained"):
-        new_trainer(world, dtype="float32", policy_dtype="bfloat16")
-
-
 def test_a_family_that_stores_weights_under_other_names_is_refused(world, model_directory, monkeypatch):
     monkeypatch.setattr("tasks.learner.checkpoint.own_tensors", lambda causal: {"fused.weight": torch.zeros(1)})
     with pytest.raises(LearnerError, match=r"stores its weights in another form.*fused.weight"):
