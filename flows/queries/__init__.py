@@ -17,4 +17,5 @@
 - reader: what rollouts said, under each other
 - tokens, batch: tokens with all that was measured of them, in colours, and the packed batch
 - compare: two runs side by side
+- mismatch: how far the learner's log-probs are from the engine's, and where
 """

@@ -85,6 +85,7 @@ def sample(runner, plan, groups, most=12, size=SIZE, **parts):
         "limiter": asyncio.Semaphore(most),
         "servers": pool,
         "score_group": None,
+        "records_experts": False,
     } | parts
     parts |= {"begun": set(), "live": {}, "on_group": lambda group_id, _: handed.append(group_id)}
     vars(sampler).update(parts)
