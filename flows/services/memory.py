@@ -170,8 +170,7 @@ def _optimizer_state(shape: ModelShape, training: TrainingConfig) -> tuple[int, 
         return trained, 8 * trained
     if isinstance(training.optimizer, MuonOptimizer):
         # Experts are fused, and no matrices: AdamW has them.
-        by_adamw = shape.edge_parameters + 3 * shape.num_hidden_layers * shape.hidden_size * shape.all_experts_size
-        return shape.parameters, 4 * (shape.parameters + by_adamw)
+        return shape.parameters, 4 * (shape.parameters + shape.edge_parameters + shape.expert_parameters)
     moments = 2 if isinstance(training.optimizer, AdamwOptimizer) else bool(training.optimizer.state_kind)
     return shape.parameters, 4 * moments * shape.parameters
 
@@ -200,7 +199,8 @@ def pinned_bytes(shape: ModelShape, config: RunConfig) -> int:
     if training.lora:
         return 0
     hidden, edges = shape.hidden_size, 1 if shape.tie_word_embeddings else 2
-    of_layer = [hidden * width for width in (*[shape.query] * 2, *[shape.key] * 2, *[shape.intermediate_size] * 3)]
+    inner = shape.all_experts_size or shape.intermediate_size
+    of_layer = [hidden * width for width in (*[shape.query] * 2, *[shape.key] * 2, *[inner] * 3)]
     matrices = [shape.vocab_size * hidden] * edges + of_layer * shape.num_hidden_layers
 
     def total_size(width: int, parts: int) -> int:
@@ -221,7 +221,7 @@ def kv_token_bytes(shape: ModelShape, parallel: int) -> int:
 def engine_memory(shape: ModelShape, *, sequences: int, parallel: int, layer_width: int = 2) -> MemoryUse:
     """Return what an engine takes in bfloat16 beside its KV cache, on each of `parallel` GPUs.
 
-    A weight of the layers has `layer_width` bytes: two, or one where they are quantised.
+    A weight of the layers has `layer_width` bytes: two, or one where they are quantised, as experts never are.
 
     Parts: `weights`, of which CUDA computes logits in float32 without a copy of the output head; `kv cache`; `working`,
     of a forward pass that samples beside prompts whose log-probs are requested, an estimate; `graphs`, which stay while
@@ -230,10 +230,10 @@ def engine_memory(shape: ModelShape, *, sequences: int, parallel: int, layer_wid
     # Sampled from: in float32, sorted for nucleus sampling, as probabilities and as log-probs. Of prompts: of one chunk
     # until those of the next are computed.
     logits = 4 * shape.vocab_size * (4 * sequences + 2 * SCORED_TOKENS)
-    layers = shape.num_hidden_layers * shape.layer_parameters
+    unquantised = shape.edge_parameters + shape.expert_parameters
     token = 2 * (4 * shape.hidden_size + 3 * shape.intermediate_size + 2 * (shape.query + 2 * shape.key))
     parts = {
-        "weights": (layer_width * layers + 2 * shape.edge_parameters) // parallel,
+        "weights": (layer_width * (shape.parameters - unquantised) + 2 * unquantised) // parallel,
         "kv cache": 0,
         "working": (logits + BATCHED_TOKENS * token) // parallel,
         "graphs": GRAPHS_BYTES,

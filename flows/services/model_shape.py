@@ -60,6 +60,11 @@ class ModelShape(BaseModel, frozen=True):
         return self.num_hidden_layers * self._layer(self.intermediate_size) + self.edge_parameters
 
     @property
+    def expert_parameters(self) -> int:
+        """Parameters of all experts of all layers, of which no optimizer of matrices and no 8 bits take hold."""
+        return 3 * self.num_hidden_layers * self.hidden_size * self.all_experts_size
+
+    @property
     def edge_parameters(self) -> int:
         """Parameters outside the layers: embedding, output head, the last norm."""
         return self.vocab_size * self.hidden_size * (1 if self.tie_word_embeddings else 2) + self.hidden_size

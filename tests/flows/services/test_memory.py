@@ -81,6 +81,10 @@ def test_experts_count_by_all_and_by_those_of_a_token(tmp_path):
     plan = plan_of(gpu="H200", preset="qwen3_30b_a3b_node")
     assert "  parameters: 30.5 billion, of which a token uses 3.4 billion" in "\n".join(plan.lines())
     assert plan.learner.parts["weights"] == 4 * shape.parameters // 8
+    quantised = plan_of("engine.quantization=fp8", preset="qwen3_30b_a3b_node").engine.parts["weights"]
+    assert quantised == pytest.approx(plan.engine.parts["weights"], rel=0.05), "experts stay in half precision"
+    kept = plan_of("learner={keep_state=true, memory_directory='/tmp'}", preset="qwen3_30b_a3b_node").learner
+    assert kept.pinned > 3 * 4 * shape.parameters // 8, "weights and moments of all experts"
     for family in FAMILIES.keys() - {"glm4_moe"}:  # whose first layer has no experts, and counts as the others
         directory = tiny_moe(tmp_path / family, family)
         sizes = [entry["shape"] for entry in read_header(directory / "model.safetensors")[0].values()]
