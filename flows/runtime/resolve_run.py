@@ -159,6 +159,13 @@ def _with_stored_weights(store: Store, requested: RunConfig) -> RunConfig:
         return requested
     if requested.fork and policy.version >= requested.steps:
         raise ConfigError([f"steps: {requested.steps} end before a fork from {requested.fork} begins; set more steps"])
+    if requested.fork and requested.beside_policy and not store.policies.adapter_bases([policy.key]):
+        raise ConfigError(
+            [
+                f"fork: {requested.fork} has whole weights, and seats with a model `base` or `earlier` play beside an "
+                "adapter; fork a run with training.lora, or give these seats a path"
+            ]
+        )
     model = requested.model.model_copy(update={"path": str(whole_weights(store, policy.key))})
     made = store.ledger.find(policy.key) if requested.kind == "evaluate" else None
     # From the ledger row: the run that trained the adapter may be gone, its section is not.

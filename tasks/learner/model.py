@@ -110,7 +110,8 @@ class PolicyModel(nn.Module):
     def layers(self) -> nn.ModuleList:
         """Return the decoder's stack of layers: the longest list of modules in it."""
         stacks = [child for child in self.causal.get_decoder().children() if isinstance(child, nn.ModuleList)]
-        assert stacks, f"{type(self.causal).__name__} has no stack of layers"
+        if not stacks:
+            raise LearnerError(f"{type(self.causal).__name__} has no stack of layers: take a decoder of text")
         return max(stacks, key=len)
 
 

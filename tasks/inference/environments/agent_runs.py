@@ -102,6 +102,8 @@ def env_with_players(env: "Env[Any]", players: Mapping[str, Any]) -> "Env[Any]":
     agents = agent_config_fields(env.config)
     bound = {}
     for name, player in players.items():
+        if name not in agents:
+            raise ValueError(f"bindings: the environment has no seat {name!r}; it has {', '.join(agents)}")
         requested = AgentConfig.model_validate(player)
         # The agent's own settings override the request's.
         settings = agents[name].sampling.model_dump(exclude_unset=True) if agents[name].sampling else {}

@@ -70,6 +70,13 @@ def test_a_fork_takes_settings_that_the_recorded_config_has_and_the_default_one_
         resolve_run.resolve_run("train", (), ["algorithm.length_normaliser=32"], store=str(root))
 
 
+def test_seats_beside_an_adapter_are_refused_in_a_fork_of_whole_weights(base, root):
+    fits = ["engine.max_model_len=64", "rollout.max_tokens=8", "steps=4"]
+    overrides = ["fork=base:1", *fits, "training.lora={}", "environments.0.seats.other.model.base=true"]
+    with pytest.raises(ConfigError, match="fork: base:1 has whole weights, and seats"):
+        resolve_run.resolve_run("train", (), overrides, store=str(root))
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import httpx
 import pytest
+from pydantic import create_model
+from verifiers.v1.configs.agent import AgentConfig
 
 from tasks.inference.engine.client import POLICIES_HEADER
 from tasks.inference.environments import agent_runs
@@ -99,3 +101,10 @@ def test_the_engine_is_asked_for_log_probs_of_sampled_tokens_alone_and_kept_answ
     kept = {request_digest(asked[0]): '{"choices":[{"token_ids":[9]}]}'}
     (again,), _ = calls(wire, kept, asked[0])
     assert sampled([again]) == [9] and wire.num_calls == 3
+
+
+def test_a_seat_that_the_environment_has_not_is_named():
+    seats = dict.fromkeys(("buyer", "seller"), (AgentConfig, AgentConfig()))
+    config = create_model("Config", **seats)()
+    with pytest.raises(ValueError, match="bindings: the environment has no seat 'sellr'; it has buyer, seller"):
+        agent_runs.env_with_players(SimpleNamespace(config=config), {"sellr": {}})
