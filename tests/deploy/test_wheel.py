@@ -65,7 +65,7 @@ def test_a_person_s_modules_of_our_folders_names_and_ours_are_apart(installed, o
 def test_the_wheel_has_what_presets_name_and_commands_read(installed):
     names = zipfile.ZipFile(installed.wheel).namelist()
     named = {each.taskset["id"] for name in presets() for each in load([name]).environments}
-    assert len(named) == 9
+    assert len(named) == 10
     assert {f"{each}/__init__.py" for each in (*named, "chat_loop", "own_data", "program")} <= {*names}
     assert {f"stagecoach/configs/presets/{name}.toml" for name in presets()} <= {*names}
     read = (
