@@ -90,7 +90,9 @@ def examples():
     return examples_of(SORT)
 
 
-def test_rows_say_which_policy_sampled_each_token(small_engine, models, view, address, examples):
+def test_rows_say_which_policy_sampled_each_token(small_engine, models, view, address, examples, monkeypatch):
+    # vLLM calls a paused engine asleep. Woken before the exchange, it would end the replies on a slow machine.
+    monkeypatch.setattr(small_engine, "is_sleeping", lambda: False)
     policies = {"old": models["a"], "new": models["b"], "newer": models["a"]}
     rows = assigned("sort", examples["example_id"].to_pylist(), 4)
     small_engine.serve("old", policies["old"])
