@@ -16,6 +16,8 @@ def _device_list(value: Any) -> Any:
 
 Gpus = Annotated[str, BeforeValidator(_device_list)]
 """GPUs as CUDA_VISIBLE_DEVICES names them, with commas between."""
+ATTENTION_PACKAGES = {"fa4": "flash_attn.cute", "fa3": "flash_attn_interface"}
+"""Versions of FlashAttention that torch does not bring, and the package of each."""
 
 
 class EngineProcess(Section):

@@ -9,6 +9,8 @@ from configs.losses import DppoLoss, LossConfig, RefKlConfig
 
 KEPT = "(last|(last|every):0*[1-9][0-9]{0,8})"
 """A part of `training.keep_weights`."""
+FP8_MULTIPLE = 16
+"""CUDA multiplies matrices in 8 bits whose widths, and the rows of the second, are multiples of this."""
 
 
 class OptimizerSection(Section):

@@ -84,7 +84,7 @@ MOST: dict[str, tuple[int, int]] = {
     # flows/runtime, flows/orchestration (the reason of a cancellation), stages (levels of intervals) and tests
     "flows/cli": (28_800, 22_000),
     "flows/replays, flows/exchange": (15_900, 15_000),  # other trainers came from configs: docs/decisions/configs.md
-    "tests": (554_300, 480_000),
+    "tests": (554_100, 480_000),
     "benchmarks": (21_100, 20_000),
     # questions, three recipes on one set: room of agents
     # the harness `program`, its gateway in flows/services, the Responses API in tasks/inference: room of agents

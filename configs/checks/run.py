@@ -15,11 +15,10 @@ from configs.errors import ConfigError
 from configs.filters import RESERVED_NAMES, CustomFilter, filter_name
 from configs.run import RunConfig, only_teachers_sample, policy_scores
 from configs.store import is_object_store
+from configs.training import FP8_MULTIPLE
 
 LOOPBACK = "lo"
 """The network interface that no other machine reaches: services that bind it are on the run's own."""
-FP8_MULTIPLE = 16
-"""Of which the widths of linear maps are multiples that are computed in 8 bits."""
 PARALLEL = ("--pipeline-parallel", "-pp", "--data-parallel", "-dp")
 """How arguments of vLLM begin that make other workers than those of tensor parallelism."""
 

@@ -15,6 +15,7 @@ from configs.errors import ConfigError, did_you_mean
 from configs.fields import imported_functions
 from configs.replay import replayed_stages
 from configs.run import RunConfig, needs_reference_scores
+from configs.services import ATTENTION_PACKAGES
 from configs.training import TrainingConfig
 from flows.services.gpus import FP8_CAPABILITY, HARDWARE, Gpu, compute_capability, gpus
 from flows.services.memory import memory_plan, smallest_used_gpu
@@ -28,8 +29,6 @@ from tasks.runtime.imports import DISTRIBUTION, NotImportable, code_version
 MachineFacts = dict[str, Any]
 """Values by section and field of the config."""
 FP8_GPUS = f"an NVIDIA GPU of compute capability {FP8_CAPABILITY:g} (Ada, Hopper, Blackwell)"
-ATTENTION_MODULES = {"fa3": "flash_attn_interface", "fa4": "flash_attn"}
-"""What `learner.attention` by name needs to be installed."""
 ANSWER_SECONDS = 60
 """Longest wait for the version of a container engine."""
 PACKAGES = ("torch", "transformers", "verifiers", "renderers", "prefect", "deltalake", "pyarrow")
@@ -89,7 +88,7 @@ def _device_problems(config: RunConfig, trains: bool) -> Iterator[str]:
         )
     elif is_local and attention != "auto" and not on_gpus:
         yield f"learner.attention: {attention!r} is for CUDA, and the learner trains on the processor; leave it at auto"
-    module = ATTENTION_MODULES.get(attention)
+    module = ATTENTION_PACKAGES.get(attention, "").partition(".")[0]
     if on_gpus and module and find_spec(module) is None:
         yield f"learner.attention: {attention!r} needs the module {module}, which is not installed; leave it at auto"
     # nvidia-smi may be missing in a container, and does not know parts of a GPU.

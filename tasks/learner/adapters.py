@@ -16,6 +16,7 @@ from configs.training import LoraConfig
 from storage.policies.manifest import BASE_FILE, adapter_base
 from tasks.learner.digest import over_base, tensors_sha256, weights_sha256
 from tasks.learner.protocol import LearnerError
+from tasks.learner.shards import EXPERTS
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -83,7 +84,7 @@ def attach(causal: Any, adapter: Adapter, stored: dict[str, Any]) -> None:
     from peft import inject_adapter_in_model
 
     wanted = adapter.settings.target_modules
-    experts = {name.removesuffix(".weight").rpartition(".")[2] for name in stored if ".experts." in name}
+    experts = {name.removesuffix(".weight").rpartition(".")[2] for name in stored if EXPERTS in name}
     settings = adapter.settings
     if experts and wanted == "all-linear":  # peft would take experts and routers for linear maps
         linear = (name for name, module in causal.get_decoder().named_modules() if isinstance(module, nn.Linear))

@@ -26,6 +26,7 @@ from torch.nn.attention._fa4 import register_flash_attention_fa4
 from torch.nn.attention.varlen import varlen_attn
 from torch.nn.functional import scaled_dot_product_attention
 
+from configs.services import ATTENTION_PACKAGES
 from tasks.learner.context_parallel import ContextGroup
 from tasks.learner.distributed import to_device
 from tasks.learner.prefixes import SharedPrefixes, shared_prefixes
@@ -36,8 +37,6 @@ ATTENTION = "packed_segments"
 """The name under which transformers knows `packed_attention`."""
 VARLEN_KERNELS = {(device, dtype) for device in ("cuda", "meta") for dtype in (torch.bfloat16, torch.float16)}
 """Devices and precisions for which torch's variable-length attention has a kernel; meta tensors count what it costs."""
-PACKAGES = {"fa4": "flash_attn.cute", "fa3": "flash_attn_interface"}
-"""Versions of FlashAttention that torch does not bring, and the package of each."""
 WIDEST_HEAD = 256
 """Numbers of a head that the kernel takes at most."""
 HOPPER, BLACKWELL = 9, 10
@@ -256,15 +255,15 @@ def activate_attention(asked: str, device: torch.device) -> str:
         return next((name for name in fit if _works(name, device)), "fa2")
     if asked != "fa2" and not _works(asked, device):
         raise LearnerError(
-            f"learner.attention is {asked}, but {PACKAGES[asked]} is not installed or does not work here (the log says "
-            "more); nothing was loaded. Install it, or leave learner.attention at auto"
+            f"learner.attention is {asked}, but {ATTENTION_PACKAGES[asked]} is not installed or does not work "
+            "here (the log says more); nothing was loaded. Install it, or leave learner.attention at auto"
         )
     return asked
 
 
 def _works(name: str, device: torch.device) -> bool:
     """Activate a version of FlashAttention and compare it with attention segment by segment; if it fails, undo that."""
-    package = PACKAGES[name]
+    package = ATTENTION_PACKAGES[name]
     # Of a part of a package that is not there at all it cannot be asked whether it is.
     if find_spec(package.partition(".")[0]) is None or find_spec(package) is None:
         return False

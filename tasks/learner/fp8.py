@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import ScalingType, pad, scaled_mm
 
+from configs.training import FP8_MULTIPLE
 from tasks.learner.protocol import LearnerError
 
 E4M3 = torch.float8_e4m3fn
-MULTIPLE = 16
-"""CUDA multiplies matrices whose widths, and the rows of the second, are multiples of this."""
 ROUTERS = ("gate", "router")
 """Names of linear maps that choose experts."""
 
@@ -41,12 +40,6 @@ def product(left: Tensor, right: Tensor, fast: bool = False) -> Tensor:
     return scaled_mm(*operands, output_dtype=left.dtype, use_fast_accum=fast)
 
 
-def reference_product(left: Tensor, right: Tensor) -> Tensor:
-    """Return what `product` approximates: the product of the values as they were quantised, in float32."""
-    left, right = (values.float() * factors for values, factors in (quantise(left), quantise(right)))
-    return left @ right.t()
-
-
 class RowwiseLinear(torch.autograd.Function):
     """A product, and the two of its gradient."""
 
@@ -60,7 +53,7 @@ class RowwiseLinear(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of states and weight from that of the product."""
         (gradient,), (states, weight) = gradients, ctx.saved_tensors
-        filling = (0, 0, 0, -len(states) % 16)  # tokens of zeros, up to MULTIPLE: the sum over tokens is the same
+        filling = (0, 0, 0, -len(states) % 16)  # tokens of zeros, up to FP8_MULTIPLE: the sum over tokens is the same
         by_output, by_input = (pad(values, filling).t() for values in (gradient, states))
         return product(gradient, weight.t()), product(by_output, by_input)
 
@@ -72,7 +65,7 @@ def linear(states: Tensor, weight: Tensor) -> Tensor:
 
 
 def use_fp8(layers: nn.ModuleList) -> None:
-    """Have linear maps of layers compute in 8 bits, whose inputs and outputs are multiples of MULTIPLE; not ROUTERS.
+    """Have linear maps of layers, but ROUTERS, compute in 8 bits where both widths are multiples of FP8_MULTIPLE.
 
     Raises LearnerError where there is none.
     """
@@ -80,11 +73,11 @@ def use_fp8(layers: nn.ModuleList) -> None:
         module
         for name, module in layers.named_modules()
         if isinstance(module, nn.Linear) and name.rpartition(".")[2] not in ROUTERS
-        if not (module.in_features % MULTIPLE or module.out_features % MULTIPLE)
+        if not (module.in_features % FP8_MULTIPLE or module.out_features % FP8_MULTIPLE)
     ]
     if not maps:
         raise LearnerError(
-            f"training.fp8: the layers have no linear map of widths that are multiples of {MULTIPLE}; nothing was "
+            f"training.fp8: the layers have no linear map of widths that are multiples of {FP8_MULTIPLE}; nothing was "
             "loaded. Leave it false"
         )
     for module in maps:

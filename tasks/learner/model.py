@@ -25,10 +25,8 @@ from tasks.learner.recompute import recompute_layers
 from tasks.learner.recurrent import CurrentRow, run_by_segment
 from tasks.learner.router_replay import RouterReplay
 from tasks.learner.rows import Row, RowPart
+from tasks.learner.shards import EXPERTS
 from tasks.learner.vision import SeenImages, decoder_inputs, grid_positions, merge_size, tower_of
-
-EXPERTS = ".experts."
-"""Part of the names of the matrices of experts, which are fused: (experts, outputs, inputs) or the other way round."""
 
 
 class PolicyModel(nn.Module):

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from tasks.learner.attention import ATTENTION, Segments
 from tasks.learner.distributed import ALONE, World, local
 from tasks.learner.protocol import LearnerError
+from tasks.learner.shards import EXPERTS
 
 SHORTEST, LONGEST = 96, 2048
 """Tokens of the longest text: more than a chunk of gated DeltaNet (64), and beyond a window where that is no more."""
@@ -60,7 +61,7 @@ def proof_length(config: Any) -> int:
 
 def proof_bounds(causal: nn.Module, half: bool, fp8: bool) -> ProofBounds:
     """Return what is allowed of a model whose layers are computed in bfloat16, or from it in 8 bits."""
-    routed = any(".experts." in name for name, _ in causal.named_parameters())
+    routed = any(EXPERTS in name for name, _ in causal.named_parameters())
     return (COARSE if routed or fp8 else HALF) if half else EXACT
 
 

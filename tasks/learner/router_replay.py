@@ -54,7 +54,11 @@ class RouterReplay:
         self._counted.add(router)
         with RecordedChoice(self._experts[:, layer], self._recorded, counts) as choice:
             result = type(router).forward(router, *arguments, **options)
-        assert choice.num_forced == 1, f"{type(router).__name__} chose {choice.num_forced} times by torch.topk"
+        if choice.num_forced != 1:
+            raise LearnerError(
+                f"training.router_replay: {type(router).__name__} chose {choice.num_forced} times by torch.topk, not "
+                "once: recorded experts cannot be chosen; nothing was trained. Set it to off"
+            )
         return result
 
 

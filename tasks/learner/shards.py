@@ -21,6 +21,10 @@ from storage.refs import File
 from tasks.learner.digest import DIGEST_KIND, INDEX_FILE
 from tasks.learner.distributed import World, local, whole
 
+EXPERTS = ".experts."
+"""Part of the names of the matrices of experts, which are fused in memory: (experts, outputs, inputs) or the other way
+round."""
+
 SHARD_BYTES = 1 << 28
 """A file takes tensors up to this size, or one that is larger: 0.6B parameters in bfloat16 are five files."""
 METADATA = {"format": "pt"}

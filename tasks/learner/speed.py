@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from tasks.learner.model import EXPERTS, PolicyModel
+from tasks.learner.model import PolicyModel
 from tasks.learner.rows import Row, RowPlan
+from tasks.learner.shards import EXPERTS
 
 PEAKS: dict[str, float] = tomllib.loads(Path(__file__).with_name("peaks.toml").read_text("utf-8"))
 """Dense bfloat16 operations a second in 10^12, by words of a device's name."""

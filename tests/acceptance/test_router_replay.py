@@ -7,7 +7,7 @@ import pytest
 from storage.store import open_store
 from tests.acceptance.lives import SMALL, stagecoach
 from tests.fixtures.driving import OTHER_FILTER, rows
-from tests.fixtures.moe_models import tiny_moe
+from tests.fixtures.family_models import tiny_family
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 STEPS = 2
@@ -21,7 +21,7 @@ SETTINGS = (
 
 def test_experts_are_recorded_replayed_and_a_replay_from_the_store_gives_the_same_weights(tmp_path):
     root = str(tmp_path / "store")
-    model = tiny_moe(tmp_path / "model", seed=3)
+    model = tiny_family(tmp_path / "model", "qwen3_moe", seed=3)
     # A model that has learnt nothing earns nothing; that some of its answers are shorter is a signal.
     signal = "algorithm.overlong={max_tokens=40, buffer_tokens=40}"
     stagecoach("run", "demo", SMALL, "--name", "run", "--store", root, f"model.path={model}", signal, *SETTINGS)

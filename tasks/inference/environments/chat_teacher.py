@@ -75,7 +75,7 @@ class ChatTeacher(TrainClient):  # type: ignore[misc]
                 response.tokens = await slot.run(lambda: reply_tokens(slot.renderer, response, turn))
         except OpenAIError as error:
             raise model_error(error) from error
-        except (ValueError, NotImplementedError) as error:
+        except ValueError as error:
             raise model_error(f"the teacher's reply cannot be trained on: {error}", status_code=422) from error
         run.trace.info["teacher"] = response.model  # as the API names it, with its version
         if not kept:
@@ -87,8 +87,7 @@ def reply_tokens(renderer: Any, response: Any, turn: Any) -> TurnTokens:
     """Return the tokens of a reply and of its prompt, with log-probs of 0.0, as it has none.
 
     The prompt of a later turn extends the tokens before it where the renderer can do that, as for a policy. Raises
-    ValueError for a reply that is empty, cut off or cannot be rendered, NotImplementedError for a tool that no renderer
-    knows.
+    ValueError for a reply that is empty, cut off or cannot be rendered.
     """
     message = response.message.model_copy(update={"provider_state": None})  # it would stand for the reasoning
     if response.finish_reason not in COMPLETE:
@@ -97,6 +96,8 @@ def reply_tokens(renderer: Any, response: Any, turn: Any) -> TurnTokens:
         raise DemonstrationUnusable("it is empty")
     if any(part.type != "text" for each in turn.prompt if isinstance(each.content, list) for part in each.content):
         raise DemonstrationUnusable("its prompt has images")
+    if any(tool.type != "function" or tool.namespace for tool in turn.tools):
+        raise DemonstrationUnusable("its prompt has tools that are no plain functions, which no renderer writes")
     tools = [tool_to_wire(tool) for tool in turn.tools] or None
     messages = [message_to_wire(each) for each in turn.prompt]
     prompt, completion = DemonstrationRenderer(renderer).reply(messages, message_to_wire(message), tools)

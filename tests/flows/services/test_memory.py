@@ -11,7 +11,7 @@ from flows.services import memory
 from flows.services.gpus import compute_capability, parse_gpu
 from flows.services.memory import memory_plan, model_shape, plan_here, require_memory
 from tasks.inference.engine.weights_view import read_header
-from tests.fixtures.moe_models import FAMILIES, tiny_moe
+from tests.fixtures.family_models import ROUTED, tiny_family
 
 GIB = memory.GIB
 MIDDLE, SHORT_ROWS = "model.path=Qwen/Qwen3-4B", "packing.tokens_per_row=16384"
@@ -85,8 +85,8 @@ def test_experts_count_by_all_and_by_those_of_a_token(tmp_path):
     assert quantised == pytest.approx(plan.engine.parts["weights"], rel=0.05), "experts stay in half precision"
     kept = plan_of("learner={keep_state=true, memory_directory='/tmp'}", preset="qwen3_30b_a3b_node").learner
     assert kept.pinned > 3 * 4 * shape.parameters // 8, "weights and moments of all experts"
-    for family in FAMILIES.keys() - {"glm4_moe"}:  # whose first layer has no experts, and counts as the others
-        directory = tiny_moe(tmp_path / family, family)
+    for family in {*ROUTED, "gpt_oss"} - {"glm4_moe"}:  # whose first layer has no experts, and counts as the others
+        directory = tiny_family(tmp_path / family, family)
         sizes = [entry["shape"] for entry in read_header(directory / "model.safetensors")[0].values()]
         stored, counted = sum(map(math.prod, sizes)), model_shape(str(directory)).parameters
         assert counted == pytest.approx(stored, rel=0.1), family

@@ -13,8 +13,8 @@ from tasks.inference.engine.checks import EngineMismatch, check_serving, check_w
 from tasks.inference.engine.client import Engine
 from tasks.inference.engine.transfer import State, WeightTransfer
 from tasks.runtime.stage import Policy
+from tests.fixtures.family_models import tiny_family
 from tests.fixtures.hosts import ENGINE, engine_of, recorded_first, small_run
-from tests.fixtures.moe_models import tiny_moe
 from tests.tasks.inference.engine.probes import policy_row
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 @pytest.mark.essential
 def test_policies_with_experts_are_served_from_files_and_from_memory(tmp_path, monkeypatch):
     """`serve` compares the checksum and the log-probs; three policies in turn, so that old experts would be seen."""
-    models = {f"policy{seed}": tiny_moe(tmp_path / f"model{seed}", seed=seed) for seed in (3, 4, 5)}
+    models = {f"policy{seed}": tiny_family(tmp_path / f"model{seed}", "qwen3_moe", seed=seed) for seed in (3, 4, 5)}
     context, states, enter = small_run(tmp_path, models["policy3"], weight_transfer="gloo"), [], WeightTransfer.enter
     monkeypatch.setattr(WeightTransfer, "enter", lambda self, state: [enter(self, state), states.append(state)])
     with Supervisor("a", tmp_path / "logs") as supervisor:
@@ -45,7 +45,7 @@ def test_policies_with_experts_are_served_from_files_and_from_memory(tmp_path, m
 @pytest.mark.parametrize("family", ["glm4_moe", "olmoe", "mixtral", "gpt_oss"])
 def test_a_family_is_served_after_reloads_and_an_expert_of_another_policy_is_caught(tmp_path, family):
     """vLLM 0.31 leaves sinks and experts of gpt_oss as they were; when it loads them, that fails here."""
-    models = {seed: tiny_moe(tmp_path / seed, family, seed=int(seed)) for seed in "12"}
+    models = {seed: tiny_family(tmp_path / seed, family, seed=int(seed)) for seed in "12"}
     with engine_of(models["1"], tmp_path / "report.json") as engine:
         for seed in "121":
             row = policy_row(seed, models[seed])

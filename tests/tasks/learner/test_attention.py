@@ -136,7 +136,7 @@ def test_a_version_that_does_not_work_is_not_used_and_the_log_says_why(monkeypat
     def broken():
         raise RuntimeError("no kernel image")
 
-    monkeypatch.setattr("tasks.learner.attention.PACKAGES", {"fa4": "json.tool"})
+    monkeypatch.setattr("tasks.learner.attention.ATTENTION_PACKAGES", {"fa4": "json.tool"})
     monkeypatch.setitem(_registry._FLASH_ATTENTION_IMPLS, "FA4", broken)
     with pytest.raises(LearnerError, match="fa4"):
         activate_attention("fa4", torch.device("cuda"))

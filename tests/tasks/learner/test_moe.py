@@ -16,22 +16,21 @@ from tasks.learner.model import load_policy, run_row
 from tasks.learner.protocol import LearnerError
 from tasks.learner.shards import stored_shapes, write_shards
 from tasks.learner.speed import training_cost
+from tests.fixtures.family_models import ROUTED, tiny_family
 from tests.fixtures.learner_steps import loaded_trainer, resume, train_step
-from tests.fixtures.moe_models import tiny_moe
 from tests.fixtures.packed import batches, row_of, sample
 from tests.fixtures.policies import CPU, assert_near, logprobs_by_transformers, policy_of
 from tests.tasks.learner.processes import process
 
 pytestmark = pytest.mark.engine
 
-FAMILIES = ("qwen3_moe", "glm4_moe", "olmoe", "mixtral")
 ROUNDED = {"dtype": "bfloat16", "policy_dtype": "bfloat16"}
 
 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory):
     place = tmp_path_factory.mktemp("moe")
-    return {family: tiny_moe(place / family, family) for family in FAMILIES}
+    return {family: tiny_family(place / family, family) for family in ROUTED}
 
 
 def stored(directory):
@@ -46,7 +45,7 @@ def rows_of(step):
 
 
 @pytest.mark.essential
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ROUTED)
 def test_samples_of_a_row_have_the_logprobs_of_transformers(world, directories, family):
     policy = load_policy(directories[family], TrainingConfig(device="cpu"), CPU)
     samples = [sample(str(length), length, length) for length in (40, 7, 71)]
@@ -59,7 +58,7 @@ def test_samples_of_a_row_have_the_logprobs_of_transformers(world, directories, 
 
 
 @pytest.mark.parametrize("precision", [{}, ROUNDED], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", ROUTED)
 def test_a_policy_is_stored_under_the_names_of_its_checkpoint(world, directories, family, precision, tmp_path):
     trainer = loaded_trainer(world, directories[family], device="cpu", learning_rate=1e-3, **precision)
     updates, _ = train_step(trainer, 0, tmp_path, rows_of(0), save_optimizer=True)

@@ -13,14 +13,14 @@ from tasks.learner.distributed import ALONE
 from tasks.learner.model import load_policy, run_row
 from tasks.learner.proof import LONGEST, SHORTEST, proof_length
 from tasks.learner.protocol import LearnerError
-from tests.fixtures.family_models import FAMILIES, tiny_family
+from tests.fixtures.family_models import FAMILIES, ROUTED, tiny_family
 from tests.fixtures.learner_steps import loaded_trainer
 from tests.fixtures.packed import row_of, sample
 from tests.fixtures.policies import CPU, assert_near, policy_of
 
 pytestmark = pytest.mark.engine
 
-NO_LORA = ("gpt_oss", "qwen3_next", "deepseek_v3", "nemotron_h")
+NO_LORA = (*ROUTED, "gpt_oss", "qwen3_next", "deepseek_v3", "nemotron_h")
 """Adapters of experts are another matter, and peft has none for all maps of Mamba."""
 ESSENTIAL = ("mistral", "gemma2", "gpt_oss", "qwen3_5_text", "nemotron_h", "deepseek_v3")
 MARKED = [pytest.param(name, marks=[pytest.mark.essential] * (name in ESSENTIAL)) for name in FAMILIES]

@@ -6,8 +6,8 @@ import torch
 
 from tasks.learner.model import row_loss, run_row
 from tasks.learner.protocol import LearnerError
+from tests.fixtures.family_models import ROUTED, tiny_family
 from tests.fixtures.learner_steps import loaded_trainer, train_step
-from tests.fixtures.moe_models import tiny_moe
 from tests.fixtures.packed import batches, expert_rows, row_of, sample
 from tests.fixtures.policies import CPU, policy_of
 
@@ -20,7 +20,7 @@ ALIKE = [sample(name, 40, 5) for name in "ab"]
 
 @pytest.fixture(scope="module")
 def moe(tmp_path_factory):
-    return tiny_moe(tmp_path_factory.mktemp("moe") / "model")
+    return tiny_family(tmp_path_factory.mktemp("moe") / "model", "qwen3_moe")
 
 
 def chosen(policy, experts=None, samples=SAMPLES):
@@ -39,9 +39,9 @@ def chosen(policy, experts=None, samples=SAMPLES):
 
 
 @pytest.mark.essential
-@pytest.mark.parametrize("family", ["qwen3_moe", "glm4_moe", "olmoe", "mixtral"])
+@pytest.mark.parametrize("family", ROUTED)
 def test_the_recorded_experts_are_chosen_and_routers_have_a_gradient(world, tmp_path, family):
-    directory = tiny_moe(tmp_path, family)
+    directory = tiny_family(tmp_path, family)
     policy = policy_of(directory, **REPLAY, gradient_checkpointing=True)
     own, expected = chosen(policy_of(directory))
     layers = own.any((0, 2))
@@ -98,3 +98,10 @@ def test_experts_of_other_tokens_and_models_without_experts_are_refused(world, m
         train_step(trainer, 0, tmp_path, batches([SAMPLES]), experts=expert_rows([np.zeros((2, 1, 2), np.uint8)]))
     with pytest.raises(LearnerError, match="the model has no experts"):
         policy_of(model_directory, **REPLAY)
+
+
+def test_a_router_that_chooses_otherwise_is_refused(world, moe):
+    policy = policy_of(moe, **REPLAY)
+    own, _ = chosen(policy_of(moe))
+    with pytest.raises(LearnerError, match=r"chose 0 times by torch.topk, not once.*Set it to off"):
+        run_row(policy, row_of(SAMPLES, own[..., :1]), CPU)

@@ -10,15 +10,15 @@ from transformers import AutoModelForCausalLM
 
 from tasks.inference.engine.command import CPU_BLOCK_TOKENS
 from tests.fixtures.engine_calls import answers_to, body, in_flight, paused
+from tests.fixtures.family_models import tiny_family
 from tests.fixtures.hosts import engine_of
-from tests.fixtures.moe_models import tiny_moe
 
 pytestmark = pytest.mark.engine
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
-    return tiny_moe(tmp_path_factory.mktemp("capture") / "model")
+    return tiny_family(tmp_path_factory.mktemp("capture") / "model", "qwen3_moe")
 
 
 @pytest.fixture(scope="module")

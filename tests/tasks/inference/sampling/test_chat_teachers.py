@@ -3,9 +3,11 @@
 import asyncio
 import json
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from aiohttp import web
+from verifiers.v1.types import AssistantMessage
 
 from configs.algorithms import ChatTeacherConfig
 from configs.environments import EnvironmentConfig
@@ -13,7 +15,9 @@ from configs.run import View
 from storage.store import open_store
 from storage.turns import TurnCache
 from tasks.inference.engine.client import ServedModel
+from tasks.inference.environments.chat_teacher import reply_tokens
 from tasks.inference.sampling.sampler import BatchSampler
+from tasks.inference.trace_rows.demonstrations import DemonstrationUnusable
 from tasks.runtime.refs import Policy
 from tests.fixtures.endpoints import endpoint
 from tests.fixtures.hosts import KEY, SECTIONS, assigned, config_of, examples_of, served
@@ -134,4 +138,13 @@ def test_replies_that_were_kept_are_not_asked_for_again(address, examples, view,
     first = sampled_by([[GOOD], [GOOD]], address, examples, view, turns)
     again = sampled_by([[GOOD], [BROKEN]], address, examples, view, turns)
     assert first[2] == [1, 1] and again[2] == [0, 0] and not failures(again[0])
-    assert [row["token_ids"] for row in first[1]] == [row["token_ids"] for row in again[1]]
+    # Groups are handed over in the order in which they end.
+    assert sorted(row["token_ids"] for row in first[1]) == sorted(row["token_ids"] for row in again[1])
+
+
+@pytest.mark.parametrize("tool", [("custom", None), ("function", "files")])
+def test_tools_that_are_no_plain_functions_are_refused(tool):
+    reply = SimpleNamespace(message=AssistantMessage(content="done"), finish_reason="stop")
+    turn = SimpleNamespace(prompt=[], tools=[SimpleNamespace(type=tool[0], namespace=tool[1])])
+    with pytest.raises(DemonstrationUnusable, match="no plain functions"):
+        reply_tokens(None, reply, turn)
