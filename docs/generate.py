@@ -6,8 +6,10 @@ A hook of MkDocs (mkdocs.yml). The reference is read from the code when the site
 import io
 import posixpath
 import re
+import subprocess
 from collections.abc import Iterator
 from contextlib import redirect_stdout
+from importlib.metadata import version
 from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -34,6 +36,13 @@ CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 OUTSIDE = re.compile(r"""<(?:script|img|iframe)[^>]*\ssrc=["']?(?:https?:)?//|<link[^>]*\shref=["']?(?:https?:)?//""")
 """What a browser would load from another host when it opens a page."""
 SUFFIXES = {".py": "python", ".sql": "sql", ".toml": "toml", ".yaml": "yaml", ".sh": "bash", ".md": "markdown"}
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Say at the foot of each page which version of the program it describes, and the day of its last commit."""
+    log = subprocess.run(["git", "log", "-1", "--format=, %cs"], cwd=ROOT, capture_output=True, text=True, check=False)
+    config.copyright = f"Stagecoach {version('stagecoach-rl')}{log.stdout.rstrip()}"
+    return config
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:

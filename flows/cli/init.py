@@ -1,12 +1,16 @@
 """A project to start from: `stagecoach init`."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from flows.cli import project
 from flows.cli.arguments import UsageError, option
 from flows.reporting.formats import say
+
+if TYPE_CHECKING:
+    from flows.exchange.trainers import Translation
 
 
 def init(
@@ -17,8 +21,8 @@ def init(
     from_files: Annotated[
         tuple[str, ...],
         option(
-            "a config of prime-rl (rl.toml, or its files for single components), or arguments of TRL's GRPOConfig: a "
-            "YAML, TOML or JSON file",
+            "what another trainer was given: configs of prime-rl; arguments of TRL's GRPOConfig in YAML, TOML, JSON, a "
+            "script, notebook or Markdown page; a shell script that starts verl or OpenRLHF. Nothing of it is run",
             "FILE",
             name="--from",
             consume_multiple=(1, None),
@@ -51,23 +55,44 @@ def init(
 
 
 def _from_files(sources: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return the files of a project made of another trainer's config, and lines that say what became of its keys."""
-    from flows.exchange.trainers import SAMPLE, config_of, one_line, translate
+    """Return the files of a project made of what another trainer was given, and lines on what became of its keys."""
+    from flows.exchange.trainers import SAMPLE, config_of, translate
 
     translation = translate(sources)
-    name, environments = translation.table["name"], config_of(translation.settings)["environments"]
-    settings = {key: value for key, value in translation.settings.items() if not key.startswith("environments.")}
+    _use_installed(translation)
+    name, config = translation.table["name"], config_of(translation.settings)
+    lists = {"environments": config["environments"]}
+    lists["evaluation.environments"] = config.get("evaluation", {}).get("environments", [])
+    settings = {key: value for key, value in translation.settings.items() if not key.startswith((*lists,))}
     origins = {key: translation.origin(key) for key in settings}
     head = (
         f"Made of {', '.join(Path(source).name for source in sources)} of {name}. Comments are the keys of a setting."
     )
-    files = {project.CONFIG: project.of_settings(settings | {"environments": environments}, origins, head)}
-    taskset = environments[0]["taskset"]
+    files = {project.CONFIG: project.of_settings(settings, lists, origins, head)}
+    taskset = config["environments"][0]["taskset"]
     if taskset.get("task") == SAMPLE["taskset"]["task"]:  # its reward function stands beside the config
-        files |= {project.REWARD: project.PLAIN_REWARD} if "hub" in taskset else project.data_files()
-    lines = [f"taken over: {len(translation.settings)}"]
-    for key, value in translation.settings.items():
-        lines.append(f"  {translation.origin(key)} -> {key} = {one_line(value)}")
-    lost = translation.lost
-    lines.append(f"not translated, see docs/coming-from-{name.lower()}.md: {len(lost)}")
-    return files, [*lines, *(f"  {line}" for line in lost)]
+        is_sample = taskset.get("path") == project.EXAMPLES
+        files |= project.data_files() if is_sample else {project.REWARD: project.PLAIN_REWARD}
+    lines = list[str]()
+    for part, texts in translation.report().items():
+        page = f", see docs/coming-from-{name.lower()}.md" if part == "lost" else ""
+        lines += [f"{part}: {len(texts)}{page}", *(f"  {text}" for text in texts)]
+    return files, lines
+
+
+def _use_installed(translation: "Translation") -> None:
+    """Name a sample that ships in place of a taskset that is not installed, and note those without one as problems."""
+    from tasks.inference.environments.packages import EnvironmentUnavailable, Plugin
+
+    for key, name in translation.settings.items():
+        if key.endswith("taskset.id"):
+            plugin = Plugin("taskset", {"id": name}, "tasksets")
+            sample = Plugin("taskset", {"id": f"sample_{plugin.module}"}, "tasksets")
+            try:
+                plugin.part(name)
+            except EnvironmentUnavailable as error:
+                with suppress(EnvironmentUnavailable):
+                    sample.part(name)
+                    translation.settings[key] = sample.module
+                    continue
+                translation.problems.append(str(error))

@@ -3,7 +3,7 @@
 import json
 import os
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,15 +122,20 @@ def for_environment(name: str) -> dict[str, str]:
     return {CONFIG: TEMPLATE.format(about=f"in the environment {name}", environment="\n".join(lines), **sizes)}
 
 
-def of_settings(settings: Mapping[str, Any], origins: Mapping[str, str], head: str) -> str:
-    """Return a config with a line for each setting by dotted key, and a comment with the keys that it came from."""
+def of_settings(
+    settings: Mapping[str, Any],
+    lists: Mapping[str, Sequence[Mapping[str, Any]]],
+    origins: Mapping[str, str],
+    head: str,
+) -> str:
+    """Return a config with a line for each setting by dotted key, with the keys that it came from, and with lists."""
     lines = [f"# {head}"]
     for key, value in settings.items():
-        if key != "environments":
-            written, origin = f"{key} = {toml(value)}", origins[key]
-            lines.append(f"{written:<50} # {origin}" if origin.isprintable() and len(origin) < 100 else written)
-    for environment in settings["environments"]:
-        lines += ["", "[[environments]]", *(f"{name} = {toml(value)}" for name, value in environment.items())]
+        written, origin = f"{key} = {toml(value)}", origins[key]
+        lines.append(f"{written:<50} # {origin}" if origin.isprintable() and len(origin) < 100 else written)
+    for name, tables in lists.items():
+        for table in tables:
+            lines += ["", f"[[{name}]]", *(f"{key} = {toml(value)}" for key, value in table.items())]
     return "\n".join(lines) + "\n"
 
 

@@ -1,18 +1,16 @@
-"""translate: configs of TRL and prime-rl become settings of RunConfig, by one TOML table for each trainer.
+"""translate: what other trainers were given becomes settings of RunConfig, by one TOML table for each trainer.
 
-A table names settings here by the keys there (`keys`), other words for values (`values`), the trainer's defaults
-(`defaults`), and what a setting brings with it (`implied`). Files are data and never run.
+A table names settings here by the keys there (`keys`), other words for values (`values`), values with which a key says
+what always holds here (`same`), the trainer's defaults (`defaults`), and what a setting brings with it (`implied`).
+Files are data and never run: flows/exchange/sources.py.
 """
 
 import json
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from math import ceil
-from operator import add, mul, truediv
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ import yaml
 from configs.checks.environments import OF_A_TASKSET
 from configs.errors import ConfigError
 from configs.load import load
+from flows.exchange.sources import Unresolved, evaluate, read_keys
 
 SAMPLE: dict[str, Any] = {
     "name": "my_data",
@@ -32,9 +31,8 @@ NAME = re.compile(r"(evaluation\.)?environments\.[\w-]+\.name")
 """The key of an environment's name."""
 MAX_CHARS = 10_000_000
 """Longest text of a file."""
-EXPONENT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
-OPERATORS = {"+": add, "*": mul, "/": truediv}
-TABLES = [tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text("utf-8")) for name in ("trl", "prime_rl")]
+TRAINERS = ("trl", "prime_rl", "verl", "openrlhf")
+TABLES = [tomllib.loads((Path(__file__).parent / f"{name}.toml").read_text("utf-8")) for name in TRAINERS]
 
 
 @dataclass
@@ -53,16 +51,27 @@ class Translation:
     """Settings that do not load, each with its reason."""
 
     def origin(self, setting: str) -> str:
-        """Return the keys that a setting came from, with their values."""
+        """Return the keys that a setting came from with their values, or that it is a default, or goes with others."""
         names = [f"{name} = {one_line(self.keys[name])}" for name in self.origins.get(setting, ())]
-        return ", ".join(names) or f"the default of {self.table['name']}"
+        return ", ".join(names) or (f"the default of {self.table['name']}" if setting in self.origins else "with these")
 
-    @property
-    def lost(self) -> list[str]:
-        """The keys that no setting came from, and the settings that do not load."""
+    def report(self) -> dict[str, list[str]]:
+        """Return lines on what was `carried` over with the value of its key, `changed`, and `lost`.
+
+        Changed is a setting that is computed, another word for the key's value, or a default of the trainer; lost are
+        keys that no setting came from, and settings that do not load.
+        """
+        lines: dict[str, list[str]] = {"carried": [], "changed": [], "lost": [*self.problems]}
         used = {name for names in self.origins.values() for name in names}
-        unused = [f"{name} = {one_line(value)}" for name, value in self.keys.items() if name not in used]
-        return self.problems + unused
+        for setting, value in self.settings.items():
+            is_carried = [self.keys[name] for name in self.origins.get(setting, ())] == [value]
+            text = "" if is_carried else f" = {one_line(value)}"
+            lines["carried" if is_carried else "changed"].append(f"{self.origin(setting)} -> {setting}{text}")
+        for name in (name for name in self.keys if name not in used):
+            is_same = (value := self.keys[name]) in self.table["same"].get(name, ())
+            why = ": always so here" if is_same else ": running it would tell" * isinstance(value, Unresolved)
+            lines["carried" if is_same else "lost"].append(f"{name} = {one_line(value)}{why}")
+        return lines
 
 
 def translate(files: Sequence[str]) -> Translation:
@@ -76,7 +85,8 @@ def translate(files: Sequence[str]) -> Translation:
         raise ConfigError([f"--from: {', '.join(files)} are of different trainers; give the files of one"])
     if not any(key.startswith(table["needs"]) for key in given):
         raise ConfigError([f"{', '.join(files)}: trains or serves alone; give the file of the orchestrator as well"])
-    result, keys = Translation(table, given), table["defaults"] | given
+    result = Translation(table, given)
+    keys = {key: value for key, value in (table["defaults"] | given).items() if not isinstance(value, Unresolved)}
     patterns = {key: _pattern(table, key) for key in keys}
     for pattern, targets in table["keys"].items():
         for key in (key for key in keys if patterns[key] == pattern):
@@ -84,7 +94,7 @@ def translate(files: Sequence[str]) -> Translation:
                 _set(result, keys, key, pattern, target)
     for section, condition in table["only_with"].items():
         for name in [name for name in result.settings if name.startswith(section)]:
-            if keys.get(condition) is True:
+            if (keys | given).get(condition):
                 result.origins[name] = [*dict.fromkeys([*result.origins[name], condition])]
             else:
                 del result.settings[name], result.origins[name]
@@ -95,7 +105,7 @@ def translate(files: Sequence[str]) -> Translation:
             for new, made in brought.items():
                 if str(made).startswith("="):
                     made = _evaluate(made[1:], keys | result.settings)
-                if made is not None:
+                if not isinstance(made, Unresolved):
                     result.settings.setdefault(new, made)
     _refer_to_trained(result)
     _drop_invalid(result)
@@ -127,6 +137,8 @@ def _set(result: Translation, keys: Mapping[str, Any], key: str, pattern: str, t
         return
     new, _, expression = new.partition(" = ")
     value = _evaluate(expression, keys) if expression else keys[key]
+    if isinstance(value, Unresolved):
+        return
     value = result.table["values"].get(pattern, {}).get(str(value).lower(), value)
     if isinstance(value, str):
         value = value.removesuffix(result.table["strip"].get(target, ""))
@@ -136,22 +148,10 @@ def _set(result: Translation, keys: Mapping[str, Any], key: str, pattern: str, t
         result.settings[new], result.origins[new] = value, [name for name in names if name in result.keys]
 
 
-def _evaluate(expression: str, keys: Mapping[str, Any]) -> float | None:
-    """Return what keys and numbers come to, from left to right; None where a key is missing or no number.
-
-    The word `up` rounds what stands before it up to a whole number.
-    """
-    value, operator = Fraction(0), add
-    with suppress(ValueError, ZeroDivisionError):
-        for word in expression.split():
-            if word in OPERATORS:
-                operator = OPERATORS[word]
-            elif word == "up":
-                value = Fraction(ceil(value))
-            else:
-                value = operator(value, Fraction(str(keys.get(word, word))))
-        return int(value) if value.denominator == 1 else float(value)
-    return None
+def _evaluate(expression: str, keys: Mapping[str, Any]) -> Any:
+    """Return what an expression of keys comes to, with `up` at its end rounded up to a whole number, or Unresolved."""
+    value = evaluate(expression.removesuffix(" up"), keys)
+    return ceil(value) if expression.endswith(" up") and not isinstance(value, Unresolved) else value
 
 
 def _match(pattern: str, key: str) -> tuple[str, ...] | None:
@@ -253,20 +253,10 @@ def _recognise(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             text = file.read(MAX_CHARS + 1)
         if len(text) > MAX_CHARS:
             raise ValueError(f"longer than {MAX_CHARS} characters")
-        readers: dict[str, Callable[[str], Any]] = {".toml": tomllib.loads, ".json": json.loads}
-        tree = readers.get(path.suffix, yaml.safe_load)(text) if text.strip() else {}
-        if not isinstance(tree, dict) or not tree:
-            raise ValueError("the file is empty" if not tree else "it has no keys with values")
-        keys = dict(_flatten(tree))
-        if path.suffix not in readers:
-            keys = {name: _number(value) for name, value in keys.items()}
+        launches = [table["launch"] for table in reversed(TABLES) if table["launch"]]
+        keys = read_keys(path.suffix, text, TABLES[0]["calls"], launches)
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise ConfigError(
-            [
-                f"{path}: not read as TOML, JSON or YAML: {error}. Nothing was written; of a script or a "
-                "command give the arguments of GRPOConfig as YAML"
-            ]
-        ) from error
+        raise ConfigError([f"{path}: not read: {error}. Nothing was written"]) from error
     candidates = [
         # Evaluations alone are no training.
         (sum(bool(_pattern(table, prefix + key)) for key in keys if not key.startswith("eval.")), index, prefix)
@@ -274,27 +264,12 @@ def _recognise(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         for prefix in table["components"]
     ]
     number, index, prefix = max(candidates, key=lambda candidate: candidate[0])
-    if not number or any(key.startswith("data.") for key in keys):
+    if not number or any(key.startswith(section) for key in keys for section in TABLES[index]["refused"]):
+        names = ", ".join(table["name"] for table in TABLES)
         raise ConfigError(
             [
-                f"{path}: no config of prime-rl or TRL for reinforcement learning; its keys: {', '.join(keys)[:99]}. "
+                f"{path}: no config of {names} for reinforcement learning; its keys: {', '.join(keys)[:99]}. "
                 "Nothing was written; for supervised training write one after the preset sft_demo"
             ]
         )
     return TABLES[index], {prefix + key: value for key, value in keys.items()}
-
-
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested tables by dotted key; environments, a list of tables, are numbered."""
-    for name, value in tree.items():
-        if name in ("source", "env") and isinstance(value, list):
-            value = {str(index): item for index, item in enumerate(value)}
-        if isinstance(value, Mapping) and value:
-            yield from _flatten(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def _number(value: Any) -> Any:
-    """Return a text such as 1e-6, which YAML 1.1 takes for text, as the number that it is."""
-    return float(value) if EXPONENT.fullmatch(str(value)) else value

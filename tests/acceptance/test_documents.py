@@ -31,7 +31,10 @@ READERS_FILES: Mapping[str, Mapping[str, str | Path]] = {
     },
     "docs/coming-from-trl.md": {
         "grpo.yaml": GRPO,
+        "train.py": "GRPOTrainer('Qwen/Qwen3-0.6B', args=GRPOConfig(num_generations=8))\n",
     },
+    "docs/coming-from-verl.md": {"run.sh": "python3 -m verl.trainer.main_ppo data.train_files=a.parquet\n"},
+    "docs/coming-from-openrlhf.md": {"train.sh": "python3 -m openrlhf.cli.train_ppo_ray --data.prompt_dataset a/b\n"},
 }
 """Files that a reader of the page brings."""
 

@@ -18,7 +18,15 @@ from configs.layers import presets
 from configs.load import load
 from flows.orchestration.deployments import read
 from tasks.inference.environments.packages import package_version
-from tests.fixtures.installed import ROOT, Installed, build_wheel, hostile_directory, install_wheel
+from tests.fixtures.installed import (
+    ROOT,
+    Installed,
+    build_wheel,
+    hostile_directory,
+    install_tool,
+    install_wheel,
+    variables,
+)
 
 pytestmark = pytest.mark.engine
 
@@ -150,6 +158,25 @@ def test_a_project_is_made_and_checked(installed):
     installed.stagecoach("init", "my-project")
     project = replace(installed, directory=installed.directory / "my-project")
     assert "my_reward" in project.stagecoach("check", "config.toml")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.nightly
+def test_uv_installs_the_command_as_a_tool(tmp_path):
+    command = install_tool(build_wheel(tmp_path), tmp_path)
+    assert [path.name for path in command.parent.iterdir()] == ["stagecoach"]
+    home = variables() | {"HOME": str(tmp_path)}
+    for arguments, expected in (("--version", "0.1.0"), ("--help", "init"), ("check demo", "sample_reverse_text")):
+        done = subprocess.run(
+            [command, *arguments.split()],
+            cwd=tmp_path,
+            env=home,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0 and expected in done.stdout, done.stdout + done.stderr
 
 
 NOTEBOOK = Path(__file__).parents[2] / "examples/first_run.ipynb"

@@ -28,6 +28,10 @@ group_size = 8
 token_batch_siz = 3
 [[orchestrator.train.source]]
 env = { taskset = { id = "no-such-game" } }
+[[orchestrator.train.source]]
+env = { taskset = { id = "primeintellect/reverse-text@1.0" } }
+[[orchestrator.eval.source]]
+env = { taskset = { id = "reverse-text", length = 9 } }
 [trainer.optim]
 lr = 1e-5
 [slurm]
@@ -103,10 +107,27 @@ def test_a_config_of_prime_rl(tmp_path, capsys):
     project = made(tmp_path / "new", "--from", str(tmp_path / "rl.toml"))
     config = load([tmp_path / "new" / CONFIG])
     assert set(project) == {CONFIG} and (config.steps, config.assignment.groups_per_step) == (12, 4)
+    tasksets = [each.taskset["id"] for each in (*config.environments, *config.evaluation.environments)]
+    assert tasksets == ["no-such-game", "sample_reverse_text", "sample_reverse_text"]
     said = capsys.readouterr().out
-    taken, lost = said.split("not translated, see docs/coming-from-prime-rl.md:")
-    assert "trainer.optim.lr = 1e-05 -> training.learning_rate" in taken
+    carried, rest = said.split("\nchanged: ")
+    changed, lost = rest.split("\nlost: 3, see docs/coming-from-prime-rl.md\n")
+    assert "trainer.optim.lr = 1e-05 -> training.learning_rate\n" in carried
+    assert 'orchestrator.eval.source.0.env.taskset.id = "reverse-text" -> ' in changed
+    assert '-> environments.1.taskset.id = "sample_reverse_text"' in changed
     assert "slurm.partition" in lost and "orchestrator.token_batch_siz" in lost
+    assert "taskset 'no-such-game' is not installed" in lost
+
+
+def test_a_launch_line_of_verl_gets_a_reward_function_and_a_config_that_loads(tmp_path, capsys):
+    keys = "data.train_files=a.parquet data.val_files=b.parquet trainer.test_freq=5 actor_rollout_ref.rollout.n=4"
+    (tmp_path / "run.sh").write_text(f"python3 -m verl.trainer.main_ppo {keys}\n")
+    project = made(tmp_path / "new", "--from", str(tmp_path / "run.sh"))
+    config = load([tmp_path / "new" / CONFIG])
+    (evaluated,) = config.evaluation.environments
+    assert set(project) == {CONFIG, REWARD} and config.environments[0].taskset["path"] == "a.parquet"
+    assert (evaluated.taskset["path"], config.evaluation.every) == ("b.parquet", 5)
+    assert "lost: 0, see docs/coming-from-verl.md" in capsys.readouterr().out
 
 
 def test_arguments_of_trl_get_a_reward_function_beside_them(tmp_path, capsys):
@@ -117,7 +138,7 @@ def test_arguments_of_trl_get_a_reward_function_beside_them(tmp_path, capsys):
     assert tomllib.loads(project[CONFIG])["environments"][0]["taskset"]["hub"] == "a/b"
     assert load([tmp_path / "new" / CONFIG]).model.path == "Qwen/Qwen3-0.6B"
     said = capsys.readouterr().out
-    assert "reward_funcs" in said.split("not translated")[1]
+    assert "reward_funcs" in said.split("\nlost: ")[1]
     reward = reward_of(project[REWARD])
     assert (reward("it is 4", "4", {}), reward("it is 5", "4", {})) == (1.0, 0.0)
 

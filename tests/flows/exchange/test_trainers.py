@@ -1,4 +1,4 @@
-"""Configs of TRL and prime-rl as settings: published files, single keys, and every key taken over or listed."""
+"""What other trainers were given as settings: published files, scripts, single keys, and every key listed."""
 
 import re
 import tomllib
@@ -35,9 +35,12 @@ def value_at(config, key):
 def check(translation, case):
     config = load(base=config_of(translation.settings)).model_dump(mode="json")
     assert {key: value_at(config, key) for key in case["settings"]} == case["settings"]
-    assert all(any(lost in line for line in translation.lost) for lost in case.get("lost", [])), translation.lost
-    assert len(translation.lost) == case.get("num_lost", len(translation.lost)), translation.lost
-    assert not any("recorded config" in line for line in translation.lost)
+    report = translation.report()
+    for part in ("carried", "changed", "lost"):
+        lines = report[part]
+        assert all(any(text in line for line in lines) for text in case.get(part, [])), lines
+        assert len(lines) == case.get(f"num_{part}", len(lines)), lines
+    assert not any("recorded config" in line for line in report["lost"])
     assert not any(setting.startswith(case.get("unset", "none")) for setting in translation.settings)
 
 
@@ -49,6 +52,11 @@ def test_published_configs(case):
 @pytest.mark.parametrize("case", CASES["keys"], ids=lambda case: case["file"].strip().splitlines()[0][:60])
 def test_what_keys_become(tmp_path, case):
     check(translated(tmp_path, case["file"]), case)
+
+
+@pytest.mark.parametrize("case", CASES["scripts"], ids=lambda case: f"{case['name']} {len(case['text'])}")
+def test_scripts_notebooks_pages_and_launch_lines(tmp_path, case):
+    check(translated(tmp_path, case["text"], case["name"]), case)
 
 
 @tables
@@ -77,7 +85,7 @@ def test_a_key_is_taken_over_or_listed_and_what_comes_out_loads(tmp_path_factory
     text = f"{key} = {data.draw(VALUES)}\n{other} = 1"
     translation = translated(tmp_path_factory.mktemp("configs"), text)
     load(base=config_of(translation.settings))
-    listed = [*map(translation.origin, translation.settings), *translation.lost]
+    listed = [line for lines in translation.report().values() for line in lines]
     assert any(key in line for line in listed) and any(other in line for line in listed)
 
 
