@@ -141,7 +141,7 @@ def _launch_keys(text: str, launches: Sequence[str]) -> dict[str, Any]:
     start = next(filter(None, (re.search(launch, text) for launch in launches)), None)
     keys, words = dict[str, list[str]](), list[str]()
     if start:
-        command = _filled(text[start.end() :].partition("\n")[0], _variables(text))
+        command = _substitute(text[start.end() :].partition("\n")[0], _variables(text))
         for word in shlex.split(command + '"' * (command.count('"') % 2)):  # it may end inside of a text
             name, sign, value = word.lstrip("+~-").partition("=")
             if sign or word.startswith("--"):
@@ -168,7 +168,7 @@ def _variables(text: str) -> dict[str, str]:
     """Return the values of variables and arrays, as text; of one that is set under a condition, none."""
     variables = {"HOME": "~"}
     for indent, name, assigned in ASSIGNMENT.findall(text):
-        value = _filled(assigned, variables)
+        value = _substitute(assigned, variables)
         variables.pop(name, None)
         if not indent and "$(" not in value:
             value = " ".join(value.split())
@@ -176,7 +176,7 @@ def _variables(text: str) -> dict[str, str]:
     return variables
 
 
-def _filled(text: str, variables: Mapping[str, str]) -> str:
+def _substitute(text: str, variables: Mapping[str, str]) -> str:
     def value(match: re.Match[str]) -> str:
         array, name, default, plain = match.groups()
         return variables.get(array or name or plain, match[0] if default is None else default.replace('"', ""))
