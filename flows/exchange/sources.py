@@ -32,6 +32,8 @@ VARIABLE = re.compile(r"\"?\$\{(\w+)\[[@*]\]\}\"?|\$\{(\w+)(?::?-([^{}]*))?\}|\$
 ARITHMETIC = re.compile(r"\$\(\((.*?)\)\)(?!\))")
 MAX_DEPTH = 5
 """Variables inside the values of variables that are filled in."""
+MAX_VALUE = 10_000
+"""Characters of a value from which on a variable is not filled in: values that name each other grow without bound."""
 OPERATORS = {ast.Add: add, ast.Sub: sub, ast.Mult: mul, ast.Div: truediv}
 
 
@@ -170,7 +172,7 @@ def _variables(text: str) -> dict[str, str]:
     for indent, name, assigned in ASSIGNMENT.findall(text):
         value = _substitute(assigned, variables)
         variables.pop(name, None)
-        if not indent and "$(" not in value:
+        if not indent and "$(" not in value and len(value) < MAX_VALUE:
             value = " ".join(value.split())
             variables[name] = value[1:-1] if value.startswith("(") else value.strip("\"'")
     return variables

@@ -255,7 +255,7 @@ def _recognise(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             raise ValueError(f"longer than {MAX_CHARS} characters")
         launches = [table["launch"] for table in reversed(TABLES) if table["launch"]]
         keys = read_keys(path.suffix, text, TABLES[0]["calls"], launches)
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError([f"{path}: not read: {error}. Nothing was written"]) from error
     candidates = [
         # Evaluations alone are no training.

@@ -2,11 +2,14 @@
 
 import inspect
 import re
+import runpy
 import shlex
 import subprocess
 import tomllib
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
+from types import SimpleNamespace
 
 import duckdb
 import pytest
@@ -53,6 +56,21 @@ def test_every_page_has_its_place_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     pages = {page.relative_to(ROOT / "docs").as_posix() for page in DOCUMENTS if page.is_relative_to(ROOT / "docs")}
     assert pages and not {page for page in pages if f"- {page}\n" not in navigation}
+
+
+def test_the_foot_of_a_page_has_version_and_day_of_the_program():
+    pytest.importorskip("mkdocs", reason="`make docs` installs it")
+    generate = runpy.run_path(str(ROOT / "docs" / "generate.py"))
+    foot = generate["on_config"](SimpleNamespace()).copyright
+    assert re.fullmatch(rf"Stagecoach {re.escape(version('stagecoach-rl'))}, \d{{4}}-\d\d-\d\d", foot)
+
+
+def test_the_changelog_is_newest_first_and_says_at_first_what_one_must_do():
+    text = (ROOT / "docs" / "changelog.md").read_text(encoding="utf-8")
+    days = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert days == sorted(days, reverse=True) and all(re.fullmatch(r"\d{4}-\d\d-\d\d", day) for day in days)
+    firsts = re.findall(r"^## .+\n\n(.+)\n\n- ", text, re.MULTILINE)
+    assert firsts == ["**What you must do**"] * len(days)
 
 
 @pytest.mark.parametrize("target", TARGETS)
