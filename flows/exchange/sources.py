@@ -114,8 +114,12 @@ def _constants(nodes: Sequence[ast.AST]) -> dict[str, Any]:
     """Return the values of names that are bound once, to a literal."""
     stores = [ast.unparse(node) for node in nodes if isinstance(getattr(node, "ctx", None), ast.Store)]
     bound = Counter([*stores, *(node.arg for node in nodes if isinstance(node, ast.arg))])
-    assigned = {ast.unparse(node.targets[0]): node.value for node in nodes if isinstance(node, ast.Assign)}
-    return {name: evaluate(ast.unparse(value), {}) for name, value in assigned.items() if bound[name] == 1}
+    assigned = [(node.targets[0], node.value) for node in nodes if isinstance(node, ast.Assign)]
+    for names, value in assigned:  # which grows meanwhile
+        if isinstance(names, ast.Tuple) and isinstance(value, ast.Tuple):
+            assigned += zip(names.elts, value.elts, strict=False)
+    values = {ast.unparse(name): evaluate(ast.unparse(value), {}) for name, value in assigned}
+    return {name: value for name, value in values.items() if bound[name] == 1}
 
 
 def evaluate(expression: str, values: Mapping[str, Any]) -> Any:

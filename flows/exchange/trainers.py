@@ -64,7 +64,9 @@ class Translation:
         lines: dict[str, list[str]] = {"carried": [], "changed": [], "lost": [*self.problems]}
         used = {name for names in self.origins.values() for name in names}
         for setting, value in self.settings.items():
-            is_carried = [self.keys[name] for name in self.origins.get(setting, ())] == [value]
+            first, *others = self.origins.get(setting) or [""]
+            is_computed = {*others} - {*self.table["only_with"].values()}
+            is_carried = not is_computed and one_line(self.keys.get(first)) == one_line(value)
             text = "" if is_carried else f" = {one_line(value)}"
             lines["carried" if is_carried else "changed"].append(f"{self.origin(setting)} -> {setting}{text}")
         for name in (name for name in self.keys if name not in used):
