@@ -61,8 +61,9 @@ def main() -> None:
 
 
 def write_data(file: Path) -> None:
-    """Write examples of one's own in place of the sample's: the short words of README, which the model has not seen."""
-    words = sorted({*re.findall(r"\b[a-z]{3,5}\b", (ROOT / "README.md").read_text(encoding="utf-8"))})
+    """Write examples of one's own in place of the sample's: short words of the docs."""
+    text = "".join(page.read_text(encoding="utf-8") for page in sorted((ROOT / "docs").glob("*.md")))
+    words = sorted({*re.findall(r"\b[a-z]{3,5}\b", text)})
     rows = ({"prompt": f"Reverse inside <rev>: {word}", "answer": word[::-1]} for word in words)
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
 
