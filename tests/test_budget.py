@@ -77,16 +77,18 @@ MOST: dict[str, tuple[int, int]] = {
     # each rank reads its own shards, and all refuse what one does: the same room, in tasks/learner and here
     "flows/services": (20_400, 15_000),
     "flows/orchestration": (8_900, 8_000),
-    "flows/queries": (34_200, 32_000),
-    "flows/reporting": (11_000, 10_000),
+    "flows/queries": (34_400, 32_000),
+    "flows/reporting": (11_300, 10_000),
     "flows/viewer": (17_400, 22_000),
+    # the terminal (lists in pipes, the summary of diff, completion, version): room of HOUSE.md for the first hour, in
+    # flows/queries, flows/reporting and tests
     # sweeps: room of HOUSE.md for agents and evaluation; forks, races and runs side by side: the same room, in configs,
     # flows/runtime, flows/orchestration (the reason of a cancellation), stages (levels of intervals) and tests
     # what other trainers were given, read without running it: room of HOUSE.md for the first hour, as in
     # flows/exchange, docs (the version at the foot of pages), benchmarks (a new user's hour) and tests
-    "flows/cli": (29_000, 22_000),
+    "flows/cli": (30_200, 22_000),
     "flows/replays, flows/exchange": (17_700, 15_000),  # other trainers came from configs: docs/decisions/configs.md
-    "tests": (555_700, 480_000),
+    "tests": (557_300, 480_000),
     "benchmarks": (21_600, 20_000),
     # questions, three recipes on one set: room of agents
     # the harness `program`, its gateway in flows/services, the Responses API in tasks/inference: room of agents

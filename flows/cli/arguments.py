@@ -6,8 +6,9 @@ functions need inside them.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -63,8 +64,27 @@ def one_of() -> tuple[str, Group]:
 
 
 def option(text: str, metavar: str | None = None, **more: Any) -> Parameter:
-    """Return the help of an argument, and how it is read if its name and type do not tell."""
-    return Parameter(help=text, metavar=metavar, **more)
+    """Return the help of an argument, and how it is read if its name and type do not tell.
+
+    Shells complete it by its `metavar`: names of runs, or presets, files and keys of settings.
+    """
+    kinds = re.findall(r"RUN|FILES|\[KEY\]|KEY=|(?<!\.\.\. \[)OVERRIDES", metavar or "")
+    return Parameter(help=text, metavar=metavar, completer=partial(_words, kinds) if kinds else None, **more)
+
+
+def _words(kinds: Sequence[str], context: Any) -> Iterator[str]:
+    """Yield the words that a shell offers for an argument; cyclopts gives what is typed so far."""
+    from glob import escape, glob
+
+    from configs.layers import presets
+    from configs.load import settings
+
+    if "RUN" in kinds:
+        yield from open_reader(context["--store"].raw or "").store.runs.names()
+    if "FILES" in kinds:
+        yield from (*presets(), *glob(f"{escape(context.incomplete)}*.toml"))
+    if kinds != ["RUN"]:
+        yield from (setting.key + "=" * ("[KEY]" not in kinds) for setting in settings([], []))
 
 
 MAX_NUMBER = 10**9
@@ -143,6 +163,20 @@ def one_run(names: Iterable[str]) -> str:
     if len(names) > 1:
         raise UsageError(f"one run at a time, not {' and '.join(names)}; overrides are written dotted.key=value")
     return names[0] if names else "latest"
+
+
+def named_policy(store: str, text: str) -> str:
+    """Return RUN:VERSION for a policy that is named by the first characters of its key; another text stays as it is.
+
+    Raises UnknownId where no policy's key begins so, or those of several do, LayoutError without a store.
+    """
+    from flows.queries.row_lineage import SHORTEST_PREFIX, identify, policy_name
+
+    if not re.fullmatch(f"[0-9a-f]{{{SHORTEST_PREFIX},}}", text):
+        return text
+    reader = open_reader(store)
+    policy = identify(reader.frames(), text, "policy").roots[0]
+    return policy_name(reader.graph, policy.key) or text
 
 
 def open_reader(store: str) -> "StoreReader":

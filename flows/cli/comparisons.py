@@ -1,12 +1,13 @@
 """diff, evals, mismatch: commands that compare runs, policies on held-out examples, and engine with learner."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
 from flows.cli.arguments import Force, Index, Json, RunOrLatest, StoreOption, open_reader, option, stored_run
-from flows.cli.output import print_report
-from flows.reporting.formats import console, grid
+from flows.cli.output import print_records, print_report
+from flows.reporting.formats import fits_width
 
 
 def diff(
@@ -14,24 +15,29 @@ def diff(
     run_b: Annotated[str, option("the run that is compared with it", "RUN_B")],
     /,
     *,
-    step: Annotated[Index | None, option("compare one step: its traces and samples")] = None,
+    step: Annotated[Index | None, option("compare one step: its rollouts and training samples")] = None,
+    everything: Annotated[bool, option("print all that differs, with the work of each stage", name="--all")] = False,
     store: StoreOption = "",
     as_json: Json = False,
 ) -> int:
-    """Print how the second run differs from the first; with `step`, down to the samples of that step.
+    """Print how the second run differs from the first, in 40 lines at most; all with `step` or `everything`.
 
     Raises RunUnknown, NotThere for a step that neither run has, LayoutError without a store.
     """
-    from flows.queries.compare import ComparedStep, compare
+    from flows.cli.difference import summary
+    from flows.queries.compare import ComparedStep, compare, first_differing_rollout
     from flows.queries.store_reader import recorded_run
 
     reader, a, _ = stored_run(store, run_a)
     b, _ = recorded_run(reader.store, run_b)
-    comparison = dict(compare(reader, a, b))
+    comparison = dict(compare(reader, a, b)) | {"first_rollout": first_differing_rollout(reader, a, b)}
     if step is not None:
         comparison |= ComparedStep(reader, a, b, step).detail()
     if as_json:
         print(json.dumps(comparison, sort_keys=True))
+        return 0
+    if step is None and not everything:
+        print_report(summary(comparison))
         return 0
     del comparison["pieces"], comparison["figures"]
     print_report(comparison | {"parting": [comparison["parting"]] * bool(comparison["parting"])})
@@ -70,15 +76,10 @@ def evals(
         table = pa.Table.from_pylist(rows, schema=SCHEMA)
         write_whole(Path(output), lambda draft: pq.write_table(table, draft), force)
         print(f"{len(rows)} figures written to {Path(output)}")
-    elif as_json:
-        print(json.dumps(rows, sort_keys=True))
-    else:
-        printed = list(map(cells, rows))
-        headings = [heading for heading in printed[0] if by or heading != "bucket"]
-        texts = ([row[heading] for heading in headings] for row in printed)
-        console().print(grid(headings, texts, left=range(headings.index("value"))))
-        for line in filter(None, (mixed_policies(reader.store, name) for name, _ in named)):
-            console().print(printable(line))
+        return 0
+    print_records(rows, cells, range(5 if by else 4), as_json)
+    for line in filter(None, (mixed_policies(reader.store, name) for name, _ in named)):
+        print(printable(line), file=sys.stdout if fits_width() and not as_json else sys.stderr)
     return 0
 
 

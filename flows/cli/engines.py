@@ -5,7 +5,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from flows.cli.arguments import RunOrLatest, StoreOption, UsageError, one_of, option, stored_run
+from flows.cli.arguments import Json, RunOrLatest, StoreOption, UsageError, one_of, option, stored_run
+from flows.cli.output import print_report
 from flows.reporting.formats import say
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ def engines(
     start: Annotated[bool, option("start an engine here that joins the run; Ctrl-C ends it", group=CHANGE)] = False,
     interface: Annotated[str, option("network interface on which a started one answers")] = "",
     store: StoreOption = "",
+    as_json: Json = False,
 ) -> int:
     """Print the engines that have joined a run, after one has joined or left.
 
@@ -52,7 +54,10 @@ def engines(
         raise UsageError(f"--leave {url}: no such engine has joined {name}; it has {', '.join(joined) or 'none'}")
     if url:
         place.runs.record(run=name, event=JOIN if join else LEAVE, message=url)
-    say("\n".join(place.runs.joined_engines(name)) or f"no engine has joined {name}")
+    joined = place.runs.joined_engines(name)
+    print_report({"engines": joined}, as_json)
+    if not (joined or as_json):
+        say(f"no engine has joined {name}")
     return 0
 
 

@@ -1,7 +1,7 @@
 """Figures of evaluations as rows, each with its difference to the first evaluation of the same set."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -90,7 +90,7 @@ def _buckets(store: Store, recorded: RecordedEvaluation, environment: str, by: s
     return dict(sorted(names.items()))
 
 
-def cells(row: Row) -> dict[str, str]:
+def cells(row: Mapping[str, Any]) -> dict[str, str]:
     """Return a row as texts for people, by the heading of their column."""
     interval, change = (
         None if row[f"{name}low"] is None else {end: row[f"{name}{end}"] for end in ("low", "high")}
@@ -102,7 +102,7 @@ def cells(row: Row) -> dict[str, str]:
         "run": row["run"],
         "policy": str(row["version"]) if row["policy_key"] else "external",
         "held-out": environment_title(row["set"], row["environment"]),
-        "bucket": row["bucket"],
+        **({} if row["bucket"] is None else {"bucket": row["bucket"]}),
         "figure": row["figure"],
         "value": with_interval(row["value"], {"interval": interval}),
         "examples": str(row["num_examples"]),

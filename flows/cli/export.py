@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
-from flows.cli.arguments import Name, StoreOption, UsageError, option, split_items
+from flows.cli.arguments import Name, StoreOption, UsageError, named_policy, option, split_items
 
 
 def import_rollouts(
@@ -38,7 +38,7 @@ def export_rollouts(
     ] = "",
     held_out: Annotated[bool, option("also attempts at held-out examples")] = False,
     quarantined: Annotated[bool, option("also rollouts in quarantine")] = False,
-    policy: Annotated[str, option("the policy; without it, the run's last", "RUN:V")] = "",
+    policy: Annotated[str, option("the policy, RUN:VERSION or its KEY; without it, the run's last", "RUN:V")] = "",
     force: Annotated[bool, option("replace the file, or the directory of weights, at PATH")] = False,
     store: StoreOption = "",
 ) -> int | None:
@@ -53,7 +53,9 @@ def export_rollouts(
     if form == "weights" and (where or held_out or quarantined):
         raise UsageError("--where, --held-out and --quarantined choose rollouts: weights are exported without them")
     choice = RolloutChoice(run, where, held_out, quarantined)
-    written = export(form, Path(target).expanduser(), choice, policy, store or default_store(), force)
+    written = export(
+        form, Path(target).expanduser(), choice, named_policy(store, policy), store or default_store(), force
+    )
     noun = {"verifiers": "episodes", "sft": "samples", "weights": "files"}[form]
     print(f"{Path(target).expanduser()}: {written.number} {noun}")
     if written.num_quarantined:

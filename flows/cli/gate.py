@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
-from flows.cli.arguments import RunOrLatest, StoreOption, UsageError, one_of, option, stored_run
+from flows.cli.arguments import Json, RunOrLatest, StoreOption, UsageError, one_of, option, stored_run
+from flows.cli.output import print_report
 from flows.reporting.formats import say
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def gate(
     by: Annotated[str, option("name of the person who decides; by default the name of the user")] = "",
     reason: Annotated[str, option("the reason; it is part of the decision")] = "",
     store: StoreOption = "",
+    as_json: Json = False,
 ) -> int:
     """Print the decisions at a run's gates or, with `approve` or `refuse`, answer the gate that waits.
 
@@ -54,6 +56,9 @@ def gate(
         say(f"{'approved' if approve else 'refused'} by {answer['by']}; run {name} ({answered}) goes on within seconds")
         return 0
     rows = decisions(reader.store, name)
+    if as_json:
+        print_report({"decisions": rows}, as_json)
+        return 0
     for row in rows:
         reason = f": {row['reason']}" if row["reason"] else ""
         say(f"step {row['step']}: {'approved' if row['approved'] else 'refused'} by {row['decided_by']}{reason}")

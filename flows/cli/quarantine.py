@@ -18,7 +18,7 @@ def quarantine(
         str, option('condition in SQL over the columns of rollouts: "reward > 0.9"', allow_leading_hyphen=True)
     ] = "",
     reason: Annotated[str, option("why they are unfit; the verdicts of a replay contain it")] = "",
-    run: Annotated[str, option("only the rollouts of this run")] = "",
+    run: Annotated[str, option("only the rollouts of this run", "RUN")] = "",
     dry_run: Annotated[bool, option("print what would be marked; record nothing")] = False,
     listing: Annotated[bool, option("list the recorded quarantines", name="--list")] = False,
     store: StoreOption = "",

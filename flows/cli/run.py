@@ -14,6 +14,7 @@ from flows.cli.arguments import (
     Plain,
     RunItems,
     StoreOption,
+    named_policy,
     one_run,
     option,
     split_items,
@@ -60,7 +61,7 @@ def sft(*items: Items, name: Name = "", store: StoreOption = "", plain: Plain = 
 
 def evaluate(
     *items: Items,
-    policy: Annotated[str, option("RUN or RUN:VERSION; without it, the weights of model.path")] = "",
+    policy: Annotated[str, option("RUN, RUN:VERSION or a policy's KEY; without it, the weights of model.path")] = "",
     url: Annotated[str, option("a chat API (https://host/v1) to evaluate instead of a policy")] = "",
     model: Annotated[str, option("name of the model at --url")] = "",
     retry_errors: Annotated[Index, option("sample rollouts that ended with an error again, up to N times", "N")] = 0,
@@ -73,7 +74,12 @@ def evaluate(
 
     files, overrides = split_items(items)
     # As overrides, so that they are checked, recorded and resumed like any other setting.
-    options = {"policy": policy, "external.url": url, "external.model": model, "retry_errors": retry_errors}
+    options = {
+        "policy": named_policy(store, policy),
+        "external.url": url,
+        "external.model": model,
+        "retry_errors": retry_errors,
+    }
     overrides += assignments({f"evaluation.{key}": value for key, value in options.items() if value})
     return start("evaluate", files, overrides, name=name, store=store, plain=plain)
 

@@ -1,6 +1,5 @@
 """Commands about runs of a store: runs (a list), status and watch of live ones, and stop."""
 
-import json
 import os
 import signal
 import socket
@@ -9,8 +8,6 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from rich.text import Text
 
 from configs.store import default_store
 from flows.cli.arguments import (
@@ -22,8 +19,8 @@ from flows.cli.arguments import (
     open_reader,
     stored_run,
 )
-from flows.cli.output import print_report
-from flows.reporting.formats import compact_number, console, grid, paint, say, seconds, size
+from flows.cli.output import Record, print_records, print_report
+from flows.reporting.formats import compact_number, paint, say, seconds, size
 
 if TYPE_CHECKING:
     from flows.queries.store_reader import StoreReader
@@ -47,28 +44,26 @@ def runs(
     from flows.queries.runs import runs as recorded_runs
 
     rows = recorded_runs(open_reader(store)).to_dicts()
-    if as_json:
-        print(json.dumps(rows, default=datetime.isoformat))
-        return 0
-    headings = ("run", "kind", "state", "steps", "reward", "held out", "age", "took", "size")
-    console().print(grid(headings, map(_cells, rows), left=(0, 1, 2)) if rows else "no runs")
+    print_records(rows, _cells, (0, 1, 2), as_json)
+    if not (rows or as_json):
+        say("no runs")
     return 0
 
 
-def _cells(row: Row) -> tuple[str | Text, ...]:
+def _cells(row: Record) -> Record:
     rewards = [compact_number(reward) for reward in row["rewards"] if reward is not None]
     ago = (datetime.now(UTC) - row["changed_at"]).total_seconds()  # negative where another machine's clock is ahead
-    return (
-        " ".join([row["run"], *(f"#{tag}" for tag in row["tags"])]),
-        row["kind"],
-        paint(row["state"], row["look"]),
-        f"{row['steps_done']}/{row['steps_planned'] or '-'}",
-        " to ".join(dict.fromkeys(rewards[:1] + rewards[-1:])) or "-",
-        compact_number(row["held_out"]),
-        seconds(max(ago, 0.0)),
-        seconds(row["seconds"]),
-        size(row["bytes"]),
-    )
+    return {
+        "run": " ".join([row["run"], *(f"#{tag}" for tag in row["tags"])]),
+        "kind": row["kind"],
+        "state": paint(row["state"], row["look"]),
+        "steps": f"{row['steps_done']}/{row['steps_planned'] or '-'}",
+        "reward": " to ".join(dict.fromkeys(rewards[:1] + rewards[-1:])) or "-",
+        "held out": compact_number(row["held_out"]),
+        "age": seconds(max(ago, 0.0)),
+        "took": seconds(row["seconds"]),
+        "size": size(row["bytes"]),
+    }
 
 
 def status(*, store: StoreOption = "", as_json: Json = False) -> int:

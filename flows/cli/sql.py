@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from configs.store import default_store
 from flows.cli.arguments import Count, Force, Json, Positive, StoreOption, option
-from flows.reporting.formats import console, grid, say, visible
+from flows.reporting.formats import console, fits_width, grid, say, tab_separated, visible
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,8 +61,11 @@ def sql(
             # On a terminal a cell could move the cursor or colour the screen; a program gets it exactly.
             text = _as_json(answer)
             print(visible(text) if console().is_terminal else text)
-        else:
+        elif fits_width():
             _print_answer(answer)
+        else:
+            values = zip(*(column.to_pylist() for column in answer.columns), strict=True)
+            print(tab_separated(answer.column_names, values))
     # A value that Python, CSV or Parquet cannot hold: a date of the year 290,000, an interval, a union.
     except (OverflowError, pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         advice = "cast the column to varchar"

@@ -14,7 +14,7 @@ def trace(
     id: Annotated[str, option("a rollout; see below", "ID")],
     /,
     *,
-    run: Annotated[str, option("the run that uses it, `latest` for the newest")] = "",
+    run: Annotated[str, option("the run that uses it, `latest` for the newest", "RUN")] = "",
     color: Annotated[str, option(COLOURS, "MEASURE")] = "",
     messages: Annotated[str, option("only these messages, both included", "A:B")] = "",
     tokens: Annotated[bool, option("one line for each token, with all measurements")] = False,

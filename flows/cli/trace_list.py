@@ -4,7 +4,6 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import polars as pl
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from flows.queries.reader import expected_answer, tasks_of
 from flows.queries.request import NotThere, plain
 from flows.queries.rollout_list import DERIVED, LEFT, TraceChoice, choose
 from flows.queries.rollout_search import filter_traces, run_rollouts
@@ -20,21 +20,21 @@ from flows.queries.rollouts import evaluation_traces, lineages_of, steps_of, tra
 from flows.queries.step import figures as figures_of_step
 from flows.queries.store_reader import StoreReader
 from flows.reporting import formats
-from flows.reporting.formats import one_line
+from flows.reporting.formats import one_line, tab_separated
 from storage.read.damage import reading
 
-WIDEST, WIDEST_PIPED = 32, 400
-"""Characters of one cell, on a terminal and in a pipe: there, a whole id has to be found."""
+WIDEST, WIDEST_TEXT = 32, 400
+"""Characters of one cell, and of a text before the width cuts it."""
 STYLES = {"trained": "green", "errored": "red", "filtered": "yellow", "quarantined": "yellow", "refused": "yellow"}
 """The colour of an outcome; others have none."""
 OF_RUN = ("step", "reward", "advantage", "outcome", "detail", "num_output_tokens", "environment", "example_id")
 """What is shown of the traces of a whole run where nobody chose columns."""
-OF_TERMINAL = ("reward", "advantage", "outcome", "detail", "num_output_tokens", "example_id")
-"""What a terminal shows of the traces of a step, beside their replies."""
+OF_TERMINAL = ("reward", "outcome", "num_output_tokens", "detail", "advantage", "example_id")
+"""What a terminal shows of the rollouts of a step, beside their replies and what was expected of these."""
 GAP, ID_CHARS = 2, 8
 """Blanks between columns, and characters of a trace's id on a terminal: as many name it in a command."""
-MIN_REPLY_CHARS = 24
-"""The reply takes what the other columns leave of a line, at least this many characters."""
+MIN_TEXT_CHARS = 40
+"""Reply and expected answer take what the other columns leave of a line, at least this many characters."""
 
 
 class TraceSource(NamedTuple):
@@ -59,15 +59,18 @@ def print_list(reader: StoreReader, run: str, source: TraceSource, choice: Trace
         frame = filter_traces(reader, run, frame, source.where) if source.where else frame
         _, listed = choose(frame, choice)
         figures = figures_of_step(frame)
-        replies = _replies(reader, run, listed["rows"]) if with_replies else {}
+        texts = _texts(reader, run, frame, listed["rows"]) if with_replies else {}
     if as_json:
         print(json.dumps(plain({"run": run, "of": title, "figures": figures, "traces": listed})))
         return
-    # In a pipe no line is wrapped: a line is a trace, to be searched and counted.
-    out = Console(width=100_000 if piped else None, markup=False, emoji=False, highlight=False)
+    # In a pipe a line is a rollout, to be searched and counted: what else there is to say goes to the terminal.
+    out = Console(stderr=piped, markup=False, emoji=False, highlight=False)
     out.print(Text(_headline(run, title, figures)))
-    if listed["rows"]:
-        _print_rows(out, listed, replies, piped)
+    names = [column["name"] for column in listed["columns"]]
+    if piped:
+        print(tab_separated(names, ([row[name] for name in names] for row in listed["rows"])))
+    elif listed["rows"]:
+        _print_rows(out, listed, texts)
     out.print(Text(_ending(listed)))
 
 
@@ -95,38 +98,50 @@ def _headline(run: str, title: str, figures: Mapping[str, Any]) -> str:
     return f"{one_line(run, 60)}, {title}: reward {formats.number(reward['mean'])}{spread}; {outcomes}"
 
 
-def _replies(reader: StoreReader, run: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
-    """Return the reply of each rollout of a page by its trace's id; of other steps no message is read."""
+def _texts(
+    reader: StoreReader, run: str, frame: pl.DataFrame, rows: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[str, str]]:
+    """Return reply and expected answer of each rollout of a page by its id; of other steps no message is read."""
     replies = run_rollouts(reader, run, ("trace_id", "reply"), {row["key"] for row in rows})
-    return dict(replies.select("trace_id", "reply").iter_rows())
+    by_id = dict(replies.select("trace_id", "reply").iter_rows())
+    tasks = tasks_of(reader, run, frame)
+    return {
+        row["trace_id"]: {
+            "reply": by_id.get(row["trace_id"]) or "",
+            "expected": ", ".join(expected_answer(tasks.get((row["environment"], row["example_id"]), {})).values()),
+        }
+        for row in rows
+    }
 
 
-def _print_rows(out: Console, listed: Mapping[str, Any], replies: Mapping[str, str | None], piped: bool) -> None:
-    """Print a line for each trace; with `replies`, its id, the columns that the width has room for, and its reply."""
-    rows, cells = listed["rows"], dict[str, list[str]]()
-    for column in listed["columns"]:
-        name, title = column["name"], column["title"] + ("_s" if piped and column["kind"] == "seconds" else "")
-        values = [row[name] if piped or name != "trace_id" else row[name][:ID_CHARS] for row in rows]
-        cells[name] = [one_line(title, WIDEST_PIPED), *(cell_text(value, column["kind"], piped) for value in values)]
-    ends = dict(zip(cells, accumulate(max(map(cell_len, texts)) + GAP for texts in cells.values()), strict=True))
-    first, *others = cells
-    shown = [first, *(name for name in others if not replies or ends[name] <= out.width - MIN_REPLY_CHARS)]
+def _print_rows(out: Console, listed: Mapping[str, Any], texts: Mapping[str, Mapping[str, str]]) -> None:
+    """Print a line for each rollout; with `texts`, its id, the columns that the width has room for, and its texts."""
+    rows, room = listed["rows"], out.width - MIN_TEXT_CHARS
     table = Table(box=None, padding=(0, GAP, 0, 0), pad_edge=False, show_edge=False)
+    columns: list[list[Text]] = []
     for column in listed["columns"]:
-        if column["name"] in shown:
-            justify: Any = "left" if column["kind"] in LEFT else "right"
-            table.add_column(Text(cells[column["name"]][0]), justify=justify, no_wrap=True, overflow="ellipsis")
-    if replies:
-        table.add_column("reply", no_wrap=True)
-    for index, row in enumerate(rows, 1):
-        values = [Text(cells[name][index], STYLES.get(row[name], "") if name == "outcome" else "") for name in shown]
-        reply = one_line(replies.get(row["trace_id"]) or formats.DASH, max(out.width - ends[shown[-1]], 0))
-        table.add_row(*values, *([Text(reply)] if replies else []))
+        name = column["name"]
+        values = [row[name] if name != "trace_id" else row[name][:ID_CHARS] for row in rows]
+        cells = [cell_text(value, column["kind"]) for value in values]
+        width = max(map(cell_len, (column["title"], *cells))) + GAP
+        if not texts or not columns or (width <= room and {*cells} - {"", formats.DASH}):
+            room -= width
+            side: Any = "left" if column["kind"] in LEFT else "right"
+            table.add_column(Text(one_line(column["title"], WIDEST)), justify=side, no_wrap=True, overflow="ellipsis")
+            columns.append([Text(cell, STYLES.get(cell, "") if name == "outcome" else "") for cell in cells])
+    room += MIN_TEXT_CHARS
+    for name in ("expected", "reply") if texts else ():
+        shown = [one_line(texts[row["trace_id"]][name] or formats.DASH, WIDEST_TEXT) for row in rows]
+        # The answer that was expected takes a third at most, the reply all that is then left.
+        width = max(min(room // 3, max(map(cell_len, (name, *shown)))) if name == "expected" else room, 0)
+        room -= width + GAP
+        table.add_column(name, width=width, no_wrap=True, overflow="ellipsis")
+        columns.append([*map(Text, shown)])
+    for line in zip(*columns, strict=True):
+        table.add_row(*line)
     out.print(table, no_wrap=True)
 
 
-NUMBERS = ("number", "signed", "seconds")
-"""Kinds of columns of which a pipe gets digits."""
 WRITERS: Mapping[str, Callable[[Any], str]] = {
     **{"names": ", ".join, "flag": lambda value: "yes" if value else "no", "moment": formats.moment},
     **{"number": formats.number, "signed": formats.with_sign, "seconds": formats.seconds},
@@ -134,14 +149,11 @@ WRITERS: Mapping[str, Callable[[Any], str]] = {
 """How a person reads the kinds of columns."""
 
 
-def cell_text(value: Any, kind: str, piped: bool) -> str:
-    """Return a value of a trace as a piece of one line; what is none is a dash, and no text acts on the terminal."""
-    if value is None:
-        return formats.DASH
-    text = f"{value:.6g}" if piped and kind in NUMBERS else WRITERS.get(kind, str)(value)
-    return one_line(text, WIDEST_PIPED if piped else WIDEST)
+def cell_text(value: Any, kind: str) -> str:
+    """Return a value of a rollout as a piece of one line; what is none is a dash, and no text acts on the terminal."""
+    return formats.DASH if value is None else one_line(WRITERS.get(kind, str)(value), WIDEST)
 
 
 def _ending(listed: Mapping[str, Any]) -> str:
     pages = f"; page {listed['page']} of {listed['num_pages']} (--page, --limit)" if listed["num_pages"] > 1 else ""
-    return f"{listed['num_chosen']} of {listed['num_all']} traces{pages}"
+    return f"{listed['num_chosen']} of {listed['num_all']} rollouts{pages}"

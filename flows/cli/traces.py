@@ -20,7 +20,7 @@ def traces(
     ] = "",
     sort: Annotated[str, option("sort by a column; by default in recorded order", "COLUMN")] = "",
     desc: Annotated[bool, option("highest first")] = False,
-    limit: Annotated[Count, option("number of traces on a page")] = 40,
+    limit: Annotated[Count, option("number of rollouts on a page")] = 40,
     page: Annotated[Count, option("number of the page")] = 1,
     columns: Annotated[str, option("these columns", "A,B")] = "",
     store: StoreOption = "",

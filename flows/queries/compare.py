@@ -286,6 +286,36 @@ order by min(place)
 """
 
 
+_FIRST_ROLLOUT = """
+select one.step, assignment_id, agent, one.environment, one.example_id,
+    one.trace_id as trace_id_a, one.reward as reward_a, one.outcome as outcome_a, one.advantage as advantage_a,
+    one.reply as reply_a,
+    two.trace_id as trace_id_b, two.reward as reward_b, two.outcome as outcome_b, two.advantage as advantage_b,
+    two.reply as reply_b
+from rows_a as one
+join rows_b as two using (assignment_id, agent)
+where (one.example_id, one.reply, one.reward, one.outcome, one.advantage)
+    is distinct from (two.example_id, two.reply, two.reward, two.outcome, two.advantage)
+order by one.place
+limit 1
+"""
+
+
+def first_differing_rollout(reader: StoreReader, a: str, b: str) -> dict[str, Any] | None:
+    """Return the first two rollouts of one assignment that differ, in the first step of both where any do.
+
+    Values: step, assignment_id, agent, environment, example_id, and of each run, ending in _a and _b: trace_id, reward,
+    outcome, advantage, reply. None where no rollout differs. Raises NotThere.
+    """
+    for step in compare(reader, a, b)["steps"]:
+        if step["first_difference"] and not step["only"]:
+            works = [(run, reader.history(run).steps[step["step"]].lineages) for run in (a, b)]
+            one, two = (traces_of(reader, *work, ("reply",)) for work in works)
+            for row in select_from_frames({"rows_a": one.clone, "rows_b": two.clone}, _FIRST_ROLLOUT).to_dicts():
+                return row
+    return None
+
+
 class ComparedStep:
     """The rows of the last batch of a step of two runs. Raises NotThere for a step that neither has."""
 

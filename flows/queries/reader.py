@@ -38,7 +38,7 @@ def read_rollouts(reader: StoreReader, run: str, rows: pl.DataFrame, request: Pa
     shown = rows.slice((page - 1) * size, size)
     numeric = [column for column in COLUMNS if column.kind in FIGURES and column.name in rows.columns]
     return {
-        "replies": _replies(_with_texts(reader, run, shown), _tasks(reader, run, shown)),
+        "replies": _replies(_with_texts(reader, run, shown), tasks_of(reader, run, shown)),
         "figures": [vars(column) for column in numeric if rows[column.name].n_unique() > 1],
         "num_agents": rows["agent"].n_unique(),
         "num_rollouts": rows.height,
@@ -82,7 +82,7 @@ def _with_texts(reader: StoreReader, run: str, rows: pl.DataFrame) -> pl.DataFra
     return rows.join(texts, on=["key", "trace_id"], how="left", maintain_order="left")
 
 
-def _tasks(reader: StoreReader, run: str, rows: pl.DataFrame) -> dict[tuple[str, str], Values]:
+def tasks_of(reader: StoreReader, run: str, rows: pl.DataFrame) -> dict[tuple[str, str], Values]:
     """Return the tasks of the examples of some rollouts, as far as the run listed them."""
     examples = rows.select("environment", "example_id").unique()
     listed = reader.frames(run)["examples"].select("environment", "example_id", "task")
@@ -90,12 +90,12 @@ def _tasks(reader: StoreReader, run: str, rows: pl.DataFrame) -> dict[tuple[str,
     return {(environment, name): parse_object(task) for environment, name, task in tasks.iter_rows()}
 
 
-def _expected_answer(task: Values) -> list[Values]:
+def expected_answer(task: Values) -> dict[str, str]:
+    """Return what a task says was expected of a reply: texts by the name of the task's field."""
     filled = {name: value for name, value in task.items() if value not in (None, "")}
     named = {name: filled[name] for name in EXPECTED if name in filled}
     fields = named or {name: value for name, value in filled.items() if name not in ASKED}
-    texts = {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
-    return [{"name": name, **_fold(text, FEW_LINES)} for name, text in texts.items()]
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in fields.items()}
 
 
 def _replies(rows: pl.DataFrame, tasks: Mapping[tuple[str, str], Values]) -> list[Values]:
@@ -107,7 +107,9 @@ def _replies(rows: pl.DataFrame, tasks: Mapping[tuple[str, str], Values]) -> lis
         # What others than the policy said is there to be looked up.
         reply = _fold(row["reply"] or "", LINES if row["trainable"] else 1)
         previous = *example, row["prompt"]
-        told = {"expected": _expected_answer(tasks.get(example, {})), "parts": reward_parts(row["rewards"])}
+        answer = expected_answer(tasks.get(example, {}))
+        expected = [{"name": name, **_fold(text, FEW_LINES)} for name, text in answer.items()]
+        told = {"expected": expected, "parts": reward_parts(row["rewards"])}
         replies.append({"set": None, **row, **told, "prompt": prompt, "reply": reply})
     return replies
 

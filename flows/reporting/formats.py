@@ -170,8 +170,8 @@ def console() -> Console:
 
     Lines break between words where somebody looks; a program that reads them gets each as one.
     """
-    width = None if _has_width() else PRINTED_WIDTH
-    return PlainConsole(width=width, markup=False, emoji=False, highlight=False, soft_wrap=not _has_width())
+    width = None if fits_width() else PRINTED_WIDTH
+    return PlainConsole(width=width, markup=False, emoji=False, highlight=False, soft_wrap=not fits_width())
 
 
 COLOURS = {"good": "green", "bad": "red", "warn": "yellow", "going": "cyan"}
@@ -183,15 +183,15 @@ def paint(text: str, look: str) -> Text:
     return Text(one_line(text, LONGEST_ROW), style=COLOURS.get(look, ""))
 
 
-def _has_width() -> bool:
-    """Say whether lines are to fit: on a terminal, or where COLUMNS says how long they may be."""
+def fits_width() -> bool:
+    """Return whether lines have to fit a width: on a terminal, or where COLUMNS says how long they may be."""
     return sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
 
 
 def say(line: str) -> None:
     """Print a line; where it does not fit, it goes on below, indented as it begins."""
     line = one_line(line, LONGEST_LINE)
-    if _has_width():
+    if fits_width():
         begin = line[: len(line) - len(line.lstrip(" │├└─"))]
         rest = begin.replace("├", "│").replace("└", " ").replace("─", " ") + "  "
         line = "\n".join(_wrap(line, console().width, rest))
@@ -242,6 +242,22 @@ def grid(headings: Iterable[str], rows: Iterable[Iterable[Any]], left: Container
     most = LONGEST_ROW // max(len(named), 1)
     cells = [[cell if isinstance(cell, Text) else one_line(str(cell), most) for cell in row] for row in rows]
     return Grid(named, cells, left)
+
+
+def tab_separated(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
+    """Return rows as lines with a tab between values, their names first, for programs.
+
+    Numbers have all their digits, moments are ISO 8601, lists and mappings are JSON; None is empty.
+    """
+    return "\n".join("\t".join(map(_plain_cell, row)) for row in (names, *rows))
+
+
+def _plain_cell(value: Any) -> str:
+    if isinstance(value, (list, dict)):
+        value = json.dumps(value, ensure_ascii=False, default=str)
+    if isinstance(value, datetime):
+        value = value.isoformat()
+    return one_line("" if value is None else str(value), LONGEST_LINE)
 
 
 def markdown_table(headings: Iterable[str], rows: Iterable[Iterable[Any]], numbers: bool = True) -> list[str]:

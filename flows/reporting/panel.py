@@ -21,7 +21,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from flows.reporting.formats import block_rows, describe_scores, environment_title, fixed_point, over_width, visible
+from flows.reporting.formats import (
+    block_rows,
+    compact_number,
+    describe_scores,
+    environment_title,
+    fixed_point,
+    over_width,
+    visible,
+)
 from flows.reporting.messages import losses_message
 
 PLOT_ROWS = 4
@@ -226,9 +234,18 @@ class Panel:
         # Shares and rewards are seen against 1; of the others nobody knows the most beforehand.
         top = 1.0 if name in (self.measure, HELD_OUT) else 0.0
         known = [value for value in values if value is not None and math.isfinite(value)]
-        stretched = over_width(values, len(values) if name == HELD_OUT else self.num_steps, width)
-        lines = block_rows(stretched, min([0.0, *known]), max([top, *known]), PLOT_ROWS)
-        return Text("\n".join([f"{name} {figure}", *(line.ljust(width) for line in lines)]), no_wrap=True)
+        low, high = min([0.0, *known]), max([top, *known])
+        # The scale: the greatest and the least value at the left, the first and the last step below.
+        scale = [compact_number(high), *[""] * (PLOT_ROWS - 2), compact_number(low)]
+        margin, is_evaluation = max(map(len, scale)), name == HELD_OUT
+        num_wide = len(values) if is_evaluation else self.num_steps
+        stretched = over_width(values, num_wide, width - margin - 1)
+        rows = zip(scale, block_rows(stretched, low, high, PLOT_ROWS), strict=True)
+        first = 1 if is_evaluation else self._end - self.num_steps + 1
+        begin, end = f"{'evaluation' if is_evaluation else 'step'} {first} ", str(first + len(values) - 1)
+        axis = f"{'':{margin}} {begin}{end:>{len(stretched) - len(begin)}}" if len(values) > 1 else ""
+        lines = [f"{name} {figure}", *(f"{label:>{margin}} {line}" for label, line in rows), axis]
+        return Text("\n".join(line.ljust(width) for line in lines), no_wrap=True)
 
     def _line(self, text: str) -> None:
         with suppress(BrokenPipeError):  # nobody reads any more; the run goes on

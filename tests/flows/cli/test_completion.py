@@ -40,6 +40,7 @@ def script(tmp_path_factory):
         (("sho",), ["show"]),
         (("show", "--las"), ["--last"]),
         (("export", "--format", "verif"), ["verifiers"]),
+        (("run", "mine.toml", "algorithm.ty"), ["algorithm.type="]),
     ],
     ids=" ".join,
 )

@@ -33,9 +33,10 @@ def first_trace(store):
     return str(open_store(store).scan("traces").select("trace_id").first().collect().item())
 
 
-def test_a_note_on_a_run_is_listed_shown_and_taken_back(store, call):
+def test_a_note_on_a_run_is_listed_shown_and_taken_back(store, call, monkeypatch):
     name = json.loads(call("note", "base", "length grew", "--tag", "odd", "--tag", "look", "--json")[1])["written"]
     assert f"note {name}" in (shown := call("show", "base")[1]) and "length grew #look #odd" in shown
+    monkeypatch.setenv("COLUMNS", "100")
     assert "base #look #odd" in " ".join(call("runs")[1].split())
     assert "length grew" in call("note", "base")[1]
     assert call("note", "base", "--delete", name) == (0, f"deleted: {name}\nbase has no notes\n")

@@ -131,12 +131,17 @@ def test_runs_steps_and_stores_that_do_not_exist_are_named(store, tmp_path, monk
     assert not (tmp_path / "typo").exists()
 
 
-def test_runs_are_listed(store, call):
+def test_runs_are_listed(store, call, monkeypatch):
     status, printed = call("runs")
-    heading, row = printed.splitlines()
-    assert status == 0 and heading.split()[:6] == ["run", "kind", "state", "steps", "reward", "held"]
+    heading, row = (line.split("\t") for line in printed.splitlines())
+    values = dict(zip(heading, row, strict=True))
+    assert status == 0 and (values["run"], values["steps_done"], values["rewards"]) == ("a", "0", "[0.5]")
+    monkeypatch.setenv("COLUMNS", "80")
+    heading, row = call("ls")[1].splitlines()
+    assert heading.split()[:6] == ["run", "kind", "state", "steps", "reward", "held"]
     assert row.split()[:2] == ["a", "train"] and "0/2" in row.split() and "0.5" in row.split()
     (found,) = json.loads(call("runs", "--json")[1])
+    assert [*found] == sorted(values), "names of both are the same"
     assert (found["run"], found["rewards"], found["bytes"] > 0) == ("a", [0.5], True)
 
 
@@ -154,7 +159,7 @@ def test_status_names_what_is_at_work_its_services_and_a_gate_that_waits(store, 
             assert (found["steps_done"], found["steps_planned"], found["waits_at_gate"]) == (0, 2, None)
             assert found["services"] == {"engine": engine.pid}
             status, said = call("status")
-            assert status == 0 and f"engine {engine.pid}" in said
+            assert status == 0 and f'"engine": {engine.pid}' in said
             engine.kill()
         run.kill()
     status, said = call("status")
@@ -178,6 +183,7 @@ def test_a_state_has_its_colour_on_a_terminal_alone(store, monkeypatch, call, va
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
+    monkeypatch.setenv("COLUMNS", "100")  # a pipe gets values
     for command in (["runs"], ["show", "a"]):
         printed = call(*command)[1]
         assert "failed" in printed and ("\x1b[31mfailed\x1b[0m" in printed) is is_coloured

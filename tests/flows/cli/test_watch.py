@@ -1,13 +1,6 @@
 """A run that another process started, in the panel."""
 
 import io
-import os
-import pty
-import select
-import signal
-import sys
-import time
-from contextlib import suppress
 
 import pytest
 from rich.console import Console
@@ -20,7 +13,7 @@ from flows.runtime import loop
 from flows.runtime.session import record_run
 from flows.runtime.step_report import finish_step
 from tests.fixtures import evaluations, rehearsal
-from tests.fixtures.waiting import PATIENCE
+from tests.fixtures.terminals import Terminal
 
 
 @pytest.fixture(scope="module")
@@ -90,33 +83,3 @@ def test_on_a_terminal_the_panel_grows_and_the_end_of_the_run_ends_it(tmp_path):
             session.record("finished")
             terminal.wait_for("run a: finished")
             terminal.wait_for("3 steps, reward")
-
-
-class Terminal:
-    """A command of the program on a terminal of its own."""
-
-    def __init__(self, *argv):
-        variables = {name: value for name, value in os.environ.items() if name != "CI"}
-        variables |= {"TERM": "xterm-256color", "COLUMNS": "80", "LINES": "40"}
-        self._pid, self._file = pty.fork()
-        if self._pid == 0:
-            os.execvpe(sys.executable, [sys.executable, "-m", "flows.cli", *argv], variables)
-        self._said = ""
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        with suppress(ProcessLookupError):
-            os.kill(self._pid, signal.SIGKILL)
-        os.waitpid(self._pid, 0)
-        os.close(self._file)
-
-    def wait_for(self, text):
-        """Read until a text has come."""
-        until = time.monotonic() + PATIENCE
-        while text not in self._said:
-            assert time.monotonic() < until, f"{text!r} did not come; this came: {self._said[-2000:]}"
-            if select.select([self._file], [], [], 0.2)[0]:
-                with suppress(OSError):  # it ended
-                    self._said += os.read(self._file, 65536).decode(errors="replace")

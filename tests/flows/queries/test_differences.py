@@ -8,7 +8,9 @@ import polars as pl
 import pytest
 
 from flows import cli
-from flows.queries.compare import METRICS, ComparedStep, compare
+from flows.cli.difference import summary
+from flows.cli.output import print_report
+from flows.queries.compare import METRICS, ComparedStep, compare, first_differing_rollout
 from flows.queries.store_reader import StoreReader
 from storage.store import Store, open_store
 from tasks.metrics.figures import metric_values
@@ -168,11 +170,27 @@ def test_nothing_done_is_not_the_same_work_as_weights_brought_in(tmp_path):
 def test_differences_are_printed_for_people_and_for_programs(root, library, capsys):
     assert cli.main(["diff", "base", "spread", "--step", "0", "--store", str(root)]) == 0
     printed = capsys.readouterr().out
-    assert "algorithm.normalise_std" in printed and re.search(r"parting:\n.*\n +0 +advantage +different key", printed)
+    assert "algorithm.normalise_std" in printed and re.search(r"parting:\n.*\n0\tadvantage\tdifferent key", printed)
     assert "samples:\n" in printed
     assert cli.main(["diff", "base", "spread", "--json", "--store", str(root)]) == 0
     found = compare(library, "base", "spread")
-    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(found))
+    first = first_differing_rollout(library, "base", "spread")
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(dict(found) | {"first_rollout": first}))
+    assert (first["step"], first["trace_id_a"]) == (0, first["trace_id_b"])
+    assert first["advantage_a"] != first["advantage_b"] and first["reply_a"] == first["reply_b"]
+
+
+def test_the_summary_fits_a_screen_settings_first(root, library, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert cli.main(["diff", "base", "faster", "--store", str(root)]) == 0
+    said = capsys.readouterr().out
+    assert "work: differs from step 0 on, stage training\nsettings: training.learning_rate: 1e-06 to 0.001" in said
+    assert said.index("settings: ") < said.index("figures:") < said.index("first rollout: ")
+    long = {"key": "a." * 20, "a": "x" * 200, "b": "y" * 200, "in_keys": False}
+    first = {**first_differing_rollout(library, "base", "spread"), "reply_b": "some other words " * 30}
+    print_report(summary({**compare(library, "base", "spread"), "config": [long] * 50, "first_rollout": first}))
+    lines = capsys.readouterr().out.splitlines()
+    assert 20 < len(lines) <= 40 and max(map(len, lines)) <= 80
 
 
 def test_unknown_runs_and_steps_are_refused_with_the_nearest(root, capsys):

@@ -17,7 +17,7 @@ TRIED = {"num_examples": 4, "attempts": 2, "every": 1}
 
 
 @pytest.mark.essential
-def test_evaluations_of_runs_stand_side_by_side_in_all_and_by_tier(tmp_path, capsys):
+def test_evaluations_of_runs_stand_side_by_side_in_all_and_by_tier(tmp_path, capsys, monkeypatch):
     root, settings = str(tmp_path / "store"), TRIED | {"num_examples": HELD_OUT, "pass_at": (1, 2)}
     train(tmp_path / "store", "one", Sampler(), evaluation=settings)
     evaluate(tmp_path / "store", "two", Sampler(frozenset({"eval-reverse_text-0/0"})), seed=8, evaluation=settings)
@@ -37,6 +37,11 @@ def test_evaluations_of_runs_stand_side_by_side_in_all_and_by_tier(tmp_path, cap
     buckets = {(row["bucket"], row["figure"]): row for row in written.to_pylist() if row["version"] == 0}
     assert {bucket for bucket, _ in buckets} == {"0", "1", "2"}
     assert buckets["2", "avg"]["value"] == pytest.approx(0.14) and buckets["2", "pass@2"]["num_examples"] == 2
+    capsys.readouterr()
+    evals("one", by="tier", store=root)
+    heading, *lines = capsys.readouterr().out.splitlines()
+    assert heading.split("\t") == SCHEMA.names and len(lines) == written.num_rows
+    monkeypatch.setenv("COLUMNS", "160")
     evals("one", by="tier", store=root)
     assert "to the first" in capsys.readouterr().out
     with pytest.raises(FieldMissing, match=r"no field 'level'.*whose task has the fields tier"):

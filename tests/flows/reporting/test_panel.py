@@ -105,6 +105,17 @@ def test_on_a_terminal_the_panel_is_live_and_leaves_its_last_state(terminal):
     assert "step 1/2  reward" not in text  # no plain lines
 
 
+def test_charts_have_scales():
+    panel = Panel("demo", 12, plain=True, stream=io.StringIO(), first_step=8)
+    for number in range(12):
+        panel.step(done(8 + number, -0.5 * (number % 2), 1000, 2.0))
+    panel.evaluation(8, [{"environment": "x", "average": 0.5, "interval": None, "pass_at": [], "errors": {}}] * 2)
+    charts = [line.strip("│ ").split() for line in drawn(panel, 80).splitlines()]
+    top = charts.index(["reward", "-0.500", "tokens/s", "500"])
+    assert charts[top + 1][0] == "1" and charts[top + 4][0] == "-0.5" and "500" in charts[top + 1]
+    assert charts[top + 5] == ["step", "9", "20"] * 2
+
+
 def test_where_the_panel_is_not_live(terminal, monkeypatch):
     assert is_terminal(terminal[0]) and not is_terminal(io.StringIO())
     assert Panel("demo", 1, plain=True, stream=terminal[0])._live is None
