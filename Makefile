@@ -48,8 +48,8 @@ test-other: ## the pure tests with Python 3.13, or OTHER=path/to/python, in a cl
 test-browser: $(STAMP) ## the viewer and Prefect's pages in a real Chromium, which is installed where it is missing
 	@command -v chromium >/dev/null || { export DEBIAN_FRONTEND=noninteractive; apt-get -o Acquire::Retries=5 update -qq && \
 		apt-get -o Acquire::Retries=5 -o DPkg::Lock::Timeout=120 install -qq -y chromium; }
-	@.venv/bin/python -c 'import playwright' 2>/dev/null || \
-		.venv/bin/python -m pip install --disable-pip-version-check --retries 10 -q playwright==1.65.2
+	@.venv/bin/python -c 'import axe_playwright_python' 2>/dev/null || \
+		.venv/bin/python -m pip install --disable-pip-version-check --retries 10 -q playwright==1.65.2 axe-playwright-python==0.1.8
 	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m browser tests/browser $(ARGS)
 
 CUDA := .venv-cuda

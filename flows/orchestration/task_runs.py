@@ -1,9 +1,11 @@
 """What of a run's work is a task run in Prefect: each stage, or none; what the ledger had is shown as well.
 
 A page of Prefect draws up to some thousand task runs, and its server takes in some dozen a second. So a long run has a
-line in the log for each step alone, and work that was found is one task run where it is much.
+line in the log for each step alone, and work that was found is one task run where it is much. From some hundred task
+runs on, those of a step are inside one.
 """
 
+import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -11,11 +13,13 @@ from typing import Literal
 
 from flows.orchestration.server import current_flow_run
 from flows.reporting.messages import plural
-from tasks.runtime.prefect_task import StageTask, call_with_retries, report_cached
+from tasks.runtime.prefect_task import StageTask, StepTask, call_with_retries, report_cached
 from tasks.runtime.stage import Ref
 
 MOST_STAGES = 2000
 """Pieces of work up to which each is a task run: Prefect's pages draw no graph of more."""
+MOST_FLAT = 100
+"""Pieces of work up to which the graph has each by itself; of more it has a node for each step, which opens."""
 MOST_FOUND = 100
 """Found pieces of work up to which each is a task run: they come at once, and a server takes in some 25 a second."""
 
@@ -27,6 +31,9 @@ class TaskRuns:
         self._run, self._wanted = run, wanted
         self._planned: Sequence[Ref] = ()
         self._summed_up = False
+        self._lock = threading.Lock()
+        self._steps: dict[int, StepTask | None] = {}
+        """The steps that have a task run; None where it has ended."""
 
     def plan(self, planned: Sequence[Ref]) -> None:
         """Say which results the run consists of, found or to come."""
@@ -38,8 +45,21 @@ class TaskRuns:
         return self._wanted == "stages" or (self._wanted == "auto" and len(self._planned) <= MOST_STAGES)
 
     def caller(self, task: StageTask, step: int, label: str) -> Callable[[Callable[[], Ref]], Ref]:
-        """Return the function that calls a stage's work, as a task run where stages are shown."""
-        return partial(task, step, label=label, tags=self._tags(label)) if self.shows_stages else call_with_retries
+        """Return the function that calls a stage's work, as a task run where stages are shown.
+
+        What is evaluated is a policy: that is a part of no step.
+        """
+        if not self.shows_stages:
+            return call_with_retries
+        call = partial(task, step, label=label, tags=self._tags(label))
+        if label.startswith("evaluation") or len(self._planned) <= MOST_FLAT or current_flow_run() is None:
+            return call
+
+        def in_step(work: Callable[[], Ref]) -> Ref:
+            task_run = self._step(step)
+            return task_run.call(partial(call, work)) if task_run else call(work)
+
+        return in_step
 
     def show_found(self, task: StageTask, step: int, label: str, ref: Ref) -> None:
         """Show a piece of work that the ledger had, or all of them at the first one where they are many."""
@@ -51,7 +71,27 @@ class TaskRuns:
                 self._summed_up = True
                 report_cached(found_message(found), [f"run:{self._run}"])
         elif self.shows_stages:
-            task(step, lambda: ref, label=label, tags=self._tags(label))
+            self.caller(task, step, label)(lambda: ref)
+
+    def end_step(self, step: int, message: str, ending: str = "finished") -> None:
+        """End the task run of a step, if it has one; its state has the message and fits the ending."""
+        with self._lock:
+            task = self._steps.get(step)
+            if task:
+                self._steps[step] = None  # what comes later, such as an evaluation's examples, stands by itself
+        if task:
+            task.end(ending, message)
+
+    def end(self, ending: str) -> None:
+        """End the task runs of the steps under way, as the run has ended."""
+        for step in list(self._steps):
+            self.end_step(step, f"the run has ended: {ending}", ending)
+
+    def _step(self, step: int) -> StepTask | None:
+        with self._lock:
+            if step not in self._steps:
+                self._steps[step] = StepTask(step, [f"run:{self._run}"])
+            return self._steps[step]
 
     def _tags(self, label: str) -> list[str]:
         return [f"stage:{label}", f"run:{self._run}"]

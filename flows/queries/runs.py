@@ -150,6 +150,17 @@ def overview(reader: StoreReader, run: str, steps: Sequence[RecordedStep]) -> di
     }
 
 
+def waiting_gate(reader: StoreReader, run: str) -> int | None:
+    """Return the step of a run that is packed while its gate asks a person; None where nobody is asked."""
+    gate = section(reader.store.runs.events(run)[-1].config, "gate")
+    for step in reader.history(run).sampled_steps:
+        last = step.lineages[-1]
+        if last.updates is None:  # the first that is not trained: those after it are not asked about yet
+            is_due = gate.get("type") == "pause" and step.step % gate.get("every", 1) == 0
+            return step.step if is_due and last.batches and not last.decision else None
+    return None
+
+
 def events(reader: StoreReader, run: str) -> list[dict[str, Any]]:
     """Return the events of a run, those of its services among them, as plain values: event, at, step, message.
 

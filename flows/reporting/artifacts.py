@@ -138,13 +138,20 @@ class RunArtifacts:
         return True
 
     def _show(self, kind: str, key: str, content: Any, description: str | None = None) -> None:
-        """Make an artifact of the flow run, or renew it: made anew, Prefect would keep each as a version of its own."""
+        """Make an artifact of the flow run, or renew it, also of an earlier try: one made anew is a card more."""
         from prefect import artifacts
         from prefect.client.orchestration import get_client
         from prefect.client.schemas.actions import ArtifactUpdate
+        from prefect.client.schemas.filters import ArtifactFilter
+        from prefect.runtime import flow_run
 
-        if key not in self._ids:
-            self._ids[key] = getattr(artifacts, f"create_{kind}_artifact")(content, key=key, description=description)
-            return
         with get_client(sync_client=True) as client:
+            if key not in self._ids:
+                own = {"key": {"any_": [key]}, "flow_run_id": {"any_": [flow_run.id]}}
+                before = client.read_artifacts(artifact_filter=ArtifactFilter.model_validate(own))
+                if not before:
+                    create = getattr(artifacts, f"create_{kind}_artifact")
+                    self._ids[key] = create(content, key=key, description=description)
+                    return
+                self._ids[key] = before[0].id
             client.update_artifact(self._ids[key], ArtifactUpdate(data=content))

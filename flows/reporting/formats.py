@@ -44,9 +44,9 @@ def number(value: float | int | None, digits: int = 3) -> str:
     if isinstance(value, bool) or not math.isfinite(value):
         return str(value)
     if isinstance(value, int) or (value == int(value) and abs(value) >= 1000):
-        return f"{int(value):,}".replace(",", "\u202f")  # a narrow space: neither a point nor a comma everywhere
+        return f"{int(value):,}"
     if abs(value) >= 1000 or round(abs(value)) >= 10**digits:  # else Python would write a power of ten
-        return f"{value:,.0f}".replace(",", "\u202f")
+        return f"{value:,.0f}"
     return f"{value:.{digits}g}"
 
 
@@ -120,8 +120,10 @@ def pretty(value: Any) -> str:
 
 
 def count(value: float | None) -> str:
-    """How many there are, large numbers in thousands, millions or billions."""
-    return DASH if value is None else _scale(value, 1000.0, ("", " k", " M", " G"))
+    """How many there are: each digit below a million, larger ones in millions or billions."""
+    if value is None or abs(value) < 1e6:
+        return number(value)
+    return _scale(value, 1000.0, ("", " k", " M", " G"))
 
 
 def size(value: float | None) -> str:

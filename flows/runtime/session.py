@@ -27,6 +27,7 @@ from flows.orchestration.states import (
     resume_command,
 )
 from flows.orchestration.task_runs import TaskRuns
+from flows.reporting.messages import step_message
 from flows.runtime.machine_facts import versions
 from flows.runtime.resolve_run import Source, find_policy, nothing_started, source_of
 from flows.services.base import RunService, Supervisor
@@ -152,6 +153,10 @@ class Session:
                     self.note_other_writers()
             for watch in self.watchers:
                 watch(event, facts)
+        if event == "step":
+            self.task_runs.end_step(facts["step"], step_message(facts))
+        elif event == "end":
+            self.task_runs.end(facts["ending"])
 
     def _note(self, text: str) -> None:
         self.notify("note", text=text)

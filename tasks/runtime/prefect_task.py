@@ -3,6 +3,8 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextvars import Context, copy_context
 from functools import cached_property
 from typing import Any, cast
 
@@ -12,6 +14,8 @@ from tasks.runtime.stage import Ref, Stage
 RETRIES = 2
 RETRY_SECONDS = 15.0
 """Pause before a stage is called again that failed for a cause that may pass; one number, which Prefect can show."""
+END_SECONDS = 5.0
+"""Longest wait for the end of a step's task run."""
 TABLES_ONLY_SECONDS = 6 * 3600.0
 """Longest time for a stage that waits for nobody. Those that do have time limits of their own in the config."""
 TRANSIENT = (ConnectionError, TimeoutError, StoreUnavailable)
@@ -80,6 +84,49 @@ def report_cached(message: str, tags: Sequence[str]) -> None:
     made: Any = task(name="report", task_run_name="cached", cache_policy=NO_CACHE, persist_result=False)(report)
     with TagsContext(current_tags=set()):
         made()
+
+
+class StepTask:
+    """The task run of a whole step; task runs in its context are parts of it, from whichever thread they come.
+
+    Its body only waits, in a thread of its own: the stages of a step come from the threads of batch and training.
+    """
+
+    def __init__(self, step: int, tags: Sequence[str]) -> None:
+        """Begin it in the flow run around."""
+        self._begun, self._end = Future[Context](), Future[tuple[str, str]]()
+        # A daemon: a run that is ended in the middle must not wait for a step that nobody ends.
+        self._thread = threading.Thread(target=copy_context().run, args=(self._run, step, tags), daemon=True)
+        self._thread.start()
+        self._context = self._begun.result()
+
+    def call(self, work: Callable[[], Ref]) -> Ref:
+        """Do work as a part of the step."""
+        return self._context.copy().run(work)  # a copy: two threads cannot be in one context
+
+    def end(self, ending: str, message: str) -> None:
+        """End it in the state that fits the ending of a step or a run: `finished`, `cancelled` or another."""
+        self._end.set_result((ending, message))
+        self._thread.join(END_SECONDS)  # its state is on its way before the flow run ends
+
+    def _run(self, step: int, tags: Sequence[str]) -> None:
+        from prefect import states, task
+        from prefect.cache_policies import NO_CACHE
+        from prefect.context import TagsContext
+
+        @task(name="step", task_run_name=f"step-{step}", cache_policy=NO_CACHE, persist_result=False)
+        def run() -> Any:
+            tag_current(tags)
+            self._begun.set_result(copy_context())
+            ending, message = self._end.result()
+            made = {"finished": states.Completed, "cancelled": states.Cancelled}.get(ending, states.Failed)
+            return made(message=message)
+
+        try:
+            with TagsContext(current_tags=set()):
+                run(return_state=True)
+        finally:
+            self._begun.cancel()  # where it never began, nobody waits for it for ever
 
 
 class StageTask:

@@ -1,5 +1,7 @@
 """Makes pictures of the viewer in docs/images: `python -m tests.browser.pictures DEMO TOOLS TUTORIAL`, three stores.
 
+With DEMO alone it makes those of Prefect's pages, from the database that the run of the demo left in its store.
+
 Needs what `make test-browser` needs. The first store holds the demo and a replay of it, the second a run with tools,
 the third what docs/tutorial.md makes:
 
@@ -8,14 +10,21 @@ the third what docs/tutorial.md makes:
     stagecoach demo calc_tools steps=5 --store tools
 """
 
+import os
+import subprocess
 import sys
 from pathlib import Path
+
+import httpx
 
 from storage.read.frames import Frames, existing_store
 from storage.read.sql import ask
 from tests.browser.viewing import CHECKOUT, CHROMIUM, FLAGS, PATIENCE, point_at, viewer
+from tests.fixtures.waiting import until
 
 IMAGES = CHECKOUT / "docs/images"
+PORT = 42981
+DRAWS_GRAPHS = [flag for flag in FLAGS if flag != "--disable-gpu"] + ["--enable-unsafe-swiftshader"]
 WITHOUT_DIRECTORIES = """() => {
   const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) {
@@ -50,6 +59,44 @@ def main(demo, tools, tutorial):
         browser.close()
 
 
+def prefect_pages(store):
+    """Write the pictures of the page of the run `demo`, and of its artifact, by a server on the store's database."""
+    from playwright.sync_api import sync_playwright
+
+    url = f"http://127.0.0.1:{PORT}"
+    database = f"sqlite+aiosqlite:///{(store / 'logs/prefect/prefect.db').resolve()}"
+    settings = {"API_DATABASE_CONNECTION_URL": database, "SERVER_UI_API_URL": f"{url}/api", "API_URL": f"{url}/api"}
+    settings |= {"SERVER_ANALYTICS_ENABLED": "false", "UI_SHOW_PROMOTIONAL_CONTENT": "false"}
+    variables = os.environ | {f"PREFECT_{name}": value for name, value in settings.items()}
+    command = [sys.executable, "-m", "prefect", "server", "start", "--port", str(PORT), "--no-services"]
+    server = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL)
+    try:
+        until(lambda: _answers(f"{url}/api/health"), lambda: "the server does not answer")
+        with sync_playwright() as browsers:
+            browser = browsers.chromium.launch(executable_path=CHROMIUM, args=DRAWS_GRAPHS)
+            run = _one(f"{url}/api/flow_runs/filter", flow_runs={"name": {"any_": ["train-demo"]}})
+            page = opened(browser, f"{url}/runs/flow-run/{run}", 560)
+            save(page, "prefect-run", 8000)  # the graph is drawn, then fitted
+            card = _one(f"{url}/api/artifacts/filter", artifacts={"key": {"any_": ["run-demo"]}})
+            save(opened(browser, f"{url}/artifacts/artifact/{card}", 760), "prefect-artifact", 4000)
+            browser.close()
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _one(address, **wanted):
+    (found,) = httpx.post(address, json=wanted).json()
+    return found["id"]
+
+
+def _answers(address):
+    try:
+        return httpx.get(address).is_success
+    except httpx.HTTPError:
+        return False
+
+
 def opened(browser, address, height, **settings):
     """Return a page in a window of the size that the pictures have."""
     page = browser.new_context(viewport={"width": 1280, "height": height}, **settings).new_page()
@@ -58,9 +105,9 @@ def opened(browser, address, height, **settings):
     return page
 
 
-def save(page, name):
+def save(page, name, milliseconds=500):
     """Write what a window shows, without the directory of this machine in which the store lies."""
-    page.wait_for_timeout(500)  # charts are drawn after the page is loaded
+    page.wait_for_timeout(milliseconds)  # charts are drawn after the page is loaded
     page.evaluate(WITHOUT_DIRECTORIES)
     page.screenshot(path=str(IMAGES / f"{name}.png"))
 
@@ -83,4 +130,4 @@ def wrong_with_full_reward(store):
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:4]))
+    (prefect_pages if len(sys.argv) == 2 else main)(*map(Path, sys.argv[1:4]))

@@ -61,7 +61,7 @@ def test_traces_are_filtered_sorted_and_paged(demo, opened):
     for order in ("desc", "asc"):
         page.locator("table.traces thead a", has_text=re.compile("^reward", re.I)).first.click()
         page.wait_for_url(f"**order={order}*")
-        rewards = [float(each.replace("\u202f", "")) for each in column(page, "reward")]
+        rewards = [float(each.replace(",", "")) for each in column(page, "reward")]
         assert rewards == sorted(rewards, reverse=order == "desc") and question(window)["sort"] == "reward"
     assert page.locator("table.traces th[aria-sort=ascending]").count() == 1
     page = window.open("/runs/demo/steps/0?size=10")

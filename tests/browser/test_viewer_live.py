@@ -1,7 +1,10 @@
 """A page that is open while its run goes on: new points come, nothing jumps, and a person is not disturbed."""
 
+from urllib.parse import urlsplit
+
 import pytest
 
+from storage.store import open_store
 from tests.browser.viewing import DRAWN, SHIFTS, Going, picture, viewer
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
@@ -68,8 +71,10 @@ def test_scrolling_focus_and_what_is_opened_are_left_alone(live, opened):
     assert page.evaluate("[scrollY, document.activeElement.getAttribute('href')]") == before
 
 
-def test_a_choice_in_the_list_is_kept_while_runs_go_on(live, opened):
+def test_a_choice_in_the_list_is_kept_while_runs_go_on(live, opened, tmp_path):
     going, address = live
+    assert opened(address).open("/").locator("input[type=radio]").count() == 0, "one run alone is compared with none"
+    open_store(tmp_path / "store").runs.record(run="other", event="failed", kind="train", config={"steps": 1})
     page = opened(address).open("/")
     page.get_by_label("compare going as A", exact=True).check()
     page.locator("[data-search]").fill("typing")
@@ -83,14 +88,30 @@ def test_a_run_that_ends_says_so_and_is_asked_for_no_more(live, opened):
     going, address = live
     page = opened(address).open("/runs/going")
     assert page.locator("[data-live-state]").count() == 1
+    page.locator("#changed summary").click()
+    page.evaluate("window.stays = 'so'; scrollTo(0, 300)")
     going.finish()
     page.locator(".chip", has_text="finished").first.wait_for()
     page.locator("[data-live-state]").wait_for(state="detached")
-    page.wait_for_load_state()  # it was loaded anew, to say so everywhere
+    assert page.evaluate("[window.stays, scrollY]") == ["so", 300] and page.locator("#changed[open]").count() == 1
     asked = []
     page.on("request", lambda request: asked.append(request.url))
     page.wait_for_timeout(5000)
     assert asked == []
+
+
+def test_the_start_page_says_what_is_new_since_the_last_look(live, opened):
+    going, address = live
+    window = opened(address)
+    page = window.open("/")
+    assert page.locator("[data-news] summary").inner_text() == "What happened last"
+    later = window.page.context.new_page()
+    later.goto(address)
+    assert later.locator("[data-news] summary").inner_text() == "Since you looked last: nothing new"
+    going.finish()
+    later.locator("[data-news][open] .new", has_text="finished").wait_for()  # without being loaded anew
+    later.reload()
+    assert later.locator("[data-news] .new").count() == 1, "a tab keeps its own last look"
 
 
 def test_a_viewer_that_is_gone_is_told(tmp_path, opened):
@@ -101,7 +122,12 @@ def test_a_viewer_that_is_gone_is_told(tmp_path, opened):
         page = window.open("/runs/going")
         page.locator("[data-live-state]", has_text="live").wait_for()
     page.locator("[data-live-state].stale", has_text="not answering").wait_for()
-    page.close()  # it would go on asking, and complain again
+    link = f"{address}/runs/going/steps/0?sort=reward&order=asc&k=3"
+    with viewer(tmp_path / "store", urlsplit(address).port):  # started again, open pages go on and links hold
+        page.locator("[data-live-state]:not(.stale)").wait_for()
+        page.goto(link)
+        assert page.locator("article.reply").count() == 3 and page.locator("select[name=order]").input_value() == "asc"
+        page.close()  # it would go on asking, and complain again
     going.finish()
     # Refused; or, where it was asking at that moment, reset or left without an answer.
     assert window.complaints and all("net::ERR_" in each for each in window.complaints)

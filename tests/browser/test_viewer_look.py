@@ -10,6 +10,8 @@ from tests.fixtures.hostile import hostile_store
 from tests.flows.viewer.looking import everything, one_of_each
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+GRAVE = ("serious", "critical")
+"""Impacts of what axe finds."""
 NAMELESS = """() => [...document.querySelectorAll(
   "input:not([type=hidden]), select, textarea, button, a[href]:not([tabindex='-1']), summary")]
   .filter((each) => !(each.labels?.length || each.getAttribute("aria-label") || each.title || each.textContent.trim()))
@@ -18,6 +20,15 @@ TWICE = """() => {
   const ids = [...document.querySelectorAll("[id]")].map((each) => each.id);
   return ids.filter((each, place) => ids.indexOf(each) !== place);
 }"""
+CUT = """() => [...document.querySelectorAll("h1, h2, h3, figcaption *, th, dt, summary")]
+  .filter((each) => each.scrollWidth > each.clientWidth + 1 && getComputedStyle(each).overflowX !== "visible"
+    && getComputedStyle(each).display !== "inline").map((each) => each.textContent)"""
+"""Titles that are not shown whole."""
+NARROW = """() => [...document.querySelectorAll(".card .chart.is-drawn, .card .ledger.fills")].filter((each) => {
+  const card = getComputedStyle(each.closest(".card")), width = each.closest(".card").clientWidth;
+  return each.getBoundingClientRect().width < width - parseFloat(card.paddingLeft) - parseFloat(card.paddingRight) - 1;
+}).map((each) => each.className.baseVal || each.getAttribute("aria-label"))"""
+"""Charts that leave room in their card."""
 WIDER = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
 PALE = """() => {
   const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
@@ -57,6 +68,8 @@ def kinds(demo_store):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_every_kind_of_page_can_be_read_and_used(demo, kinds, opened, scheme):
+    from axe_playwright_python.sync_playwright import Axe
+
     window = opened(demo, color_scheme=scheme)
     wrong = []
     for kind, address in kinds.items():
@@ -64,10 +77,14 @@ def test_every_kind_of_page_can_be_read_and_used(demo, kinds, opened, scheme):
         for what, script in (("no name", NAMELESS), ("an id twice", TWICE), ("pale", PALE)):
             if faults := page.evaluate(script):
                 wrong.append((kind, what, faults))
+        found = Axe().run(page).response["violations"]
+        wrong += [(kind, each["id"], each["nodes"][0]["html"]) for each in found if each["impact"] in GRAVE]
         wrong += [(kind, "headings", number)] if (number := page.locator("h1").count()) != 1 else []
         for width in (1600, 1360, 800, 420, 320):
             page.set_viewport_size({"width": width, "height": 900})
             wrong += [(kind, width, "is too narrow by", over)] if (over := page.evaluate(WIDER)) > 0 else []
+            for what, script in (("cut", CUT), ("narrow", NARROW)):
+                wrong += [(kind, width, what, faults)] if (faults := page.evaluate(script)) else []
             picture(page, f"{kind}-{scheme}-{width}")
         page.set_viewport_size({"width": 1360, "height": 900})
     assert wrong == [], "\n".join(map(str, wrong))

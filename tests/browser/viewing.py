@@ -72,9 +72,9 @@ def taught_a_little(directory):
 
 
 @contextmanager
-def viewer(store):
+def viewer(store, port=0):
     """Serve a store by `stagecoach view`; yield the address without a slash at its end."""
-    with viewing(store) as (_, address):
+    with viewing(store, port=port) as (_, address):
         yield address.rstrip("/")
 
 

@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from datetime import timedelta
+from operator import itemgetter
 from typing import Any
 
 import polars as pl
@@ -9,8 +11,8 @@ import polars as pl
 from flows.queries.charts import last_value
 from flows.queries.metrics import StepNumbers, matching, metrics, numbers
 from flows.queries.request import PageRequest
-from flows.queries.run_state import look_of
-from flows.queries.runs import events, overview, runs, tokens_of
+from flows.queries.run_state import GONE, look_of
+from flows.queries.runs import events, overview, runs, tokens_of, waiting_gate
 from flows.queries.scores import held_out
 from flows.queries.store_reader import StoreReader, expired_rows_of_runs
 from flows.viewer import addresses
@@ -47,8 +49,34 @@ def runs_page(reader: StoreReader, request: PageRequest) -> Page:
         "states": states,
         "chosen": {"q": request.text("q"), "state": state, "sort": sort, "down": down},
         "runs": shown.to_dicts(),
+        **_news(reader, every.sort("changed_at", descending=True).to_dicts()),
     }
     return Page("runs.html", "Runs", values, live=True, quiet="going" not in every["look"])
+
+
+RECENT, MAX_RECENT, MAX_EVENTS = timedelta(days=7), 20, 40
+"""The start page tells of the runs that changed so long before the newest change, of so many, and so many events."""
+
+
+def _news(reader: StoreReader, rows: Sequence[Row]) -> Row:
+    """Return what `happened` to the runs that changed last, the newest first, and which of it `needs` a person."""
+    happened, needs = [], []
+    for row in rows[:MAX_RECENT]:
+        run = row["run"]
+        if rows[0]["changed_at"] - row["changed_at"] > RECENT:
+            break
+        happened += [{"run": run, **event, "look": look_of(event["event"])} for event in events(reader, run)]
+        found = []
+        if row["look"] == "bad" or row["state"] == GONE:
+            found.append((row["state"], row["message"]))
+        if row["look"] == "going" and (step := waiting_gate(reader, run)) is not None:
+            found.append((f"step {step} waits for approval", f"stagecoach gate {run} --approve (or --refuse)"))
+        measured = numbers(reader, run), held_out(reader, run)
+        exits = curves(reader, run, measured, PageRequest(""))["exits"]
+        found += [(figure["title"], figure["description"]) for figure in exits]
+        look = "bad" if row["look"] == "bad" else "warn"
+        needs += [{"run": run, "look": look, "what": what, "text": text} for what, text in found]
+    return {"happened": sorted(happened, key=itemgetter("at"), reverse=True)[:MAX_EVENTS], "needs": needs}
 
 
 MOST_NUMBERS = 20

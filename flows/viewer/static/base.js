@@ -89,6 +89,7 @@
     m: () => here()?.querySelectorAll("details").forEach((each) => { each.open = !each.open; }),
     "?": () => document.getElementById("keys")?.showModal(),
   };
+  for (const button of document.querySelectorAll("[data-keys]")) { button.hidden = false; button.addEventListener("click", KEYS["?"]); }
   document.addEventListener("keydown", (event) => {
     const typing = event.target.closest("input, select, textarea, dialog");
     const composed = event.getModifierState("AltGraph"); // some keyboards have their brackets there
@@ -117,9 +118,10 @@
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
     const done = [...document.querySelectorAll("[data-live]")].map((part) => replace(part, fresh));
     const said = fresh.querySelector("[data-live-state]");
-    if (!said) location.reload(); // the run has ended: the whole page says so
-    else quiet = said.hidden;
-    if (done.every(Boolean)) mark = fresh.body.dataset.mark || now; // else once more, when nobody is at it
+    quiet = !said || said.hidden;
+    if (!done.every(Boolean)) return; // once more, when nobody is at it
+    mark = said ? fresh.body.dataset.mark || now : null; // of a run that has ended nothing new comes
+    if (!said) state.remove();
   }
   // What the server wrote of each part: scripts draw charts into them.
   const written = new WeakMap([...document.querySelectorAll("[data-live]")].map((part) => [part, part.cloneNode(true)]));
@@ -145,9 +147,9 @@
     if (focused.matches("input, select, textarea")) return null;
     if (focused === part) return other;
     if (focused.id) return other.querySelector(`#${CSS.escape(focused.id)}`);
-    const address = focused.getAttribute("href");
-    if (!address) return null;
-    const same = (inside) => [...inside.querySelectorAll("a[href]")].filter((a) => a.getAttribute("href") === address);
+    const address = focused.getAttribute("href"), kind = address ? "a[href]" : "summary";
+    if (!focused.matches(kind)) return null;
+    const same = (inside) => [...inside.querySelectorAll(kind)].filter((each) => each.getAttribute("href") === address);
     return same(other)[same(part).indexOf(focused)] || null;
   }
   const foldsOf = (part) => [part, ...part.querySelectorAll("details")].filter((each) => each.matches("details"));
@@ -169,7 +171,21 @@
     } catch {
       tellState("not answering", true, false);
     }
-    setTimeout(keepLooking, Math.max(EVERY_MS, REST * (performance.now() - began)));
+    if (mark) setTimeout(keepLooking, Math.max(EVERY_MS, REST * (performance.now() - began)));
   }
   if (mark) setTimeout(keepLooking, EVERY_MS);
+
+  // The start page: what is newer than all that was there when this browser looked last, before this tab.
+  function markNews() {
+    const news = document.querySelector("[data-news]"), events = news ? [...news.querySelectorAll("[data-at]")] : [];
+    if (!events.length) return;
+    const name = `seen ${news.dataset.news}`;
+    if (sessionStorage.getItem(name) === null) sessionStorage.setItem(name, localStorage.getItem(name) || "");
+    localStorage.setItem(name, events[0].dataset.at);
+    const since = sessionStorage.getItem(name), fresh = events.filter((each) => since && each.dataset.at > since);
+    for (const each of fresh) each.classList.add("new");
+    if (since) news.querySelector("summary").textContent = `Since you looked last: ${fresh.length || "nothing"} new`;
+    if (fresh.length) news.open = true;
+  }
+  if (mark) { markNews(); document.addEventListener("stagecoach:fresh", markNews); }
 })();

@@ -35,7 +35,7 @@
   function exact(value) {
     if (!isNumber(value)) return value ?? "–";
     const size = Math.abs(value);
-    return size && (size < 0.001 || size >= 1e6) ? value.toExponential(2) : String(+value.toPrecision(4));
+    return size && (size < 0.001 || size >= 1e9) ? value.toExponential(2) : new Intl.NumberFormat("en", { maximumSignificantDigits: size < 1000 ? 4 : 5 }).format(value);
   }
 
   // What uPlot draws: a table of columns over x, and a description of each. Series of several runs have places of their own.

@@ -111,7 +111,13 @@ def test_prefect_shows_cached_work_figures_tags_events_and_the_log(tmp_path):
     assert first["message"].startswith("2 steps, reward 0.51 to 0.44; 16 computed, 0 cached")
     assert second["message"].startswith("3 steps, reward 0.51 to 0.47; 7 computed, 16 cached")
     states = Counter(state for state, *_ in second["tasks"].values())
-    assert states == {"Cached": 16, "Completed": NUM_STAGES}
+    assert states == {"Cached": 16, "Completed": NUM_STAGES + 3}
+    assert first["parts"] == {}, "a short run is drawn stage by stage"
+    parts = Counter(second["parts"].values())
+    assert set(parts) == {"step-0", "step-1", "step-2"} and parts["step-2"] == NUM_STAGES
+    assert second["parts"]["training-2"] == "step-2" and sum(parts.values()) == 16 + NUM_STAGES
+    name, message, tags, _ = second["tasks"]["step-2"]
+    assert (name, tags) == ("Completed", ["run:second"]) and f"step 2: {message}" in second["logs"]
     _, message, tags, _ = second["tasks"]["rollout-1"]
     assert "12 traces, " in message and ", 154 tokens, key " in message and message.endswith(", computed by run first")
     assert tags == ["run:second", "stage:rollout"]

@@ -3,7 +3,8 @@
 import math
 import re
 import threading
-from unittest.mock import Mock
+from types import SimpleNamespace
+from unittest.mock import MagicMock, Mock
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,3 +109,24 @@ def test_an_api_that_fails_is_told_of_once_and_asked_again_at_the_next_renewal_a
     watch("end", {"ending": "finished"})
     assert show.call_count == 4  # both artifacts
     assert caplog.messages == ["artifacts are not shown in Prefect for now, the run goes on: connection refused"]
+
+
+def test_a_retry_renews_the_card_of_its_flow_run(monkeypatch):
+    from prefect import artifacts as made
+    from prefect.client import orchestration
+    from prefect.runtime import flow_run
+
+    client, create = MagicMock(), Mock(return_value="new")
+    client.__enter__.return_value = client
+    monkeypatch.setattr(orchestration, "get_client", lambda **settings: client)
+    monkeypatch.setattr(made, "create_progress_artifact", create)
+    monkeypatch.setitem(vars(flow_run), "id", "6a1e7d5e-0000-4000-8000-000000000000")  # not one of its own
+    client.read_artifacts.side_effect = [[], [SimpleNamespace(id="old")]]
+    for known in ("new", "old"):
+        watch = artifacts.RunArtifacts("run", "/s", 3)
+        for percent in (10.0, 20.0):
+            watch._show("progress", "progress-run", percent)
+        assert client.update_artifact.call_args.args[0] == known
+    asked = client.read_artifacts.call_args.kwargs["artifact_filter"]
+    assert asked.key.any_ == ["progress-run"] and str(asked.flow_run_id.any_[0]).startswith("6a1e7d5e")
+    assert create.call_count == 1, "only where the flow run had none"

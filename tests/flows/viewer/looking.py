@@ -29,10 +29,10 @@ EMPTY = {"meta", "link", "br", "hr", "img", "input", "col", "wbr"}
 
 
 @contextmanager
-def viewing(root, *arguments, **environment):
+def viewing(root, *arguments, port=0, **environment):
     """A viewer of a store and the address that it printed; it is gone afterwards, whatever happened."""
     # From beside the store: its pages then show no path of this machine. The code is that of this checkout.
-    command = [sys.executable, "-P", "-m", "flows.cli", "view", "--store", root.name, "--port", "0", *arguments]
+    command = [sys.executable, "-P", "-m", "flows.cli", "view", "--store", root.name, "--port", str(port), *arguments]
     pipe, environment = subprocess.PIPE, os.environ | {"PYTHONPATH": str(ROOT)} | environment
     process = subprocess.Popen(command, cwd=root.parent, env=environment, stdout=pipe, stderr=pipe, text=True)
     try:

@@ -15,6 +15,9 @@ from flows.queries.store_reader import StoreReader
 from flows.viewer.pages.runs import runs_page
 from storage.records import Event
 from storage.store import open_store
+from tasks.runtime.services import Answer
+from tests.fixtures.rehearsal import reported
+from tests.fixtures.waiting import until
 from tests.flows.viewer.looking import pluck
 
 T0 = datetime(2026, 1, 1, tzinfo=UTC)
@@ -57,6 +60,27 @@ def test_the_list_is_filtered_and_sorted(forked):
     with pytest.raises(BadQuestion, match="sort='colour' is not known"):
         listed(forked, sort="colour")
     assert listed(forked) == ["broken", "fork", "base"], "the newest change first"
+
+
+def test_the_start_page_says_what_happened_and_what_needs_a_person(forked, tmp_path):
+    page = runs_page(forked, PageRequest("/", {}, {})).values
+    assert pluck(page["needs"], "run", "what", "text") == [("broken", "failed", "full")]
+    assert pluck(page["happened"][:2], "run", "event") == [("broken", "failed"), ("broken", "started")]
+    asked = []
+
+    def approve(question):
+        def needs():
+            return runs_page(StoreReader.at(tmp_path / "store"), PageRequest("/", {}, {})).values["needs"]
+
+        until(needs, needs)
+        asked.extend(needs())
+        return Answer(True, "a person", "")
+
+    reported(tmp_path / "store", "asking", approve=approve, steps=1, gate={"type": "pause"})
+    command = "stagecoach gate asking --approve (or --refuse)"
+    assert pluck(asked, "what", "text") == [("step 0 waits for approval", command)]
+    answered = runs_page(StoreReader.at(tmp_path / "store"), PageRequest("/", {}, {})).values
+    assert answered["needs"] == [] and answered["happened"][0]["event"] == "finished"
 
 
 def event(name, minutes=0.0, **more):
