@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from configs.algorithms import CustomConfig
     from configs.run import RunConfig
     from flows.replays.request import ReplayRequest
-    from flows.viewer.notebook import Viewer
+    from flows.viewer.notebook import Plot, Viewer
     from tasks.advantage.algorithms.credit import Credit, GroupedTraces
     from tasks.arrays.finding import FilterInput
     from tasks.inference.grading.groups import GroupRollout
@@ -47,10 +47,12 @@ __all__ = [
     "demo",
     "evaluate",
     "open",
+    "regrade",
     "replay",
     "resume",
     "run",
     "sft",
+    "train",
 ]
 PLUGIN_MODULES = {
     "Credit": "tasks.advantage.algorithms.credit",
@@ -87,6 +89,10 @@ class Result:
         rollouts = f"its rollouts: stagecoach.open({self.store!r}).rollouts({self.run!r})"
         return f"{self.kind} {self.run}: {outcome_message(self.outcome)}\n{rollouts}"
 
+    def plot(self, *others: str, **chosen: Any) -> "Plot":
+        """Return charts of the run, together with others of its store; see `Viewer.plot`."""
+        return open(self.store).plot(self.run, *others, **chosen)
+
 
 def run(*items: Item, name: str = "", store: Item = "", plain: bool = False, **settings: Any) -> Result:
     """Train with reinforcement learning; the same name again goes on where it stopped.
@@ -95,6 +101,9 @@ def run(*items: Item, name: str = "", store: Item = "", plain: bool = False, **s
     which then can be resumed.
     """
     return _start("train", items, settings, name, store, plain)
+
+
+train = run
 
 
 def sft(*items: Item, name: str = "", store: Item = "", plain: bool = False, **settings: Any) -> Result:
@@ -192,6 +201,14 @@ def replay(
         return _run_flow(asked, plain)
 
     return _call_beside_loop(work)
+
+
+def regrade(run: str, *items: str, until: str = "packing", **options: Any) -> Result:
+    """Score the recorded rollouts of a run again with the reward functions of today, in a new run.
+
+    `until="training"` trains on them, too; options are those of `replay`. Raises what `run` raises.
+    """
+    return replay(run, *items, from_stage="filtering", until=until, regrade=True, **options)
 
 
 def open(store: Item = "") -> "Viewer":

@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, field_validator
 
+from configs.alerts import AlertConfig
 from configs.algorithms import (
     AlgorithmConfig,
     GroupSection,
@@ -79,6 +80,8 @@ class RunConfig(Section):
     placement: PlacementConfig = operational(PlacementConfig())
     prefect: PrefectConfig = PrefectConfig()
     tracking: TrackingConfig = NoTracking()
+    alerts: tuple[AlertConfig, ...] = operational(())
+    """Who gets a message when something happens to the run."""
 
     @property
     def served_environments(self) -> dict[str, EnvironmentConfig]:

@@ -7,7 +7,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-NAMES = re.compile(r"(KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL)S?(_|$)|TOKEN(_|$)|AUTH(ORIZATION|_STRING)?$")
+NAMES = re.compile(
+    r"(KEY|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL|WEBHOOK)S?(_|$)|TOKEN(_|$)|AUTH(ORIZATION|_STRING)?$"
+)
 """What a word of the name of a secret ends with, as in OPENAI_API_KEY; tokenizers and counts of tokens are none."""
 CERTAIN = re.compile(
     r"API_?KEY|(ACCESS|PRIVATE|SECRET)_KEY|SECRET|PASS(WORD|WD|PHRASE)|CREDENTIAL|AUTH(ORIZATION|_STRING)?$"

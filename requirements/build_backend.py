@@ -69,6 +69,7 @@ def relocate(checkout: Path, target: Path) -> None:
     for name in PACKAGES.split("|"):
         (target / name).rename(package / name)
     (target / "stagecoach.py").rename(package / "__init__.py")
+    (package / "py.typed").touch()
     for path in (path for path in package.rglob("*") if path.suffix in (".py", ".yaml", ".toml")):
         path.write_text(relocated(path.read_text("utf-8"), checkout), "utf-8")
     project = (target / "pyproject.toml").read_text("utf-8").replace('py-modules = ["stagecoach"]', "py-modules = []")

@@ -114,7 +114,10 @@ LOST = "lost"
 """The event of a service that ended unasked while a run was at work: it says nothing of the run's own state."""
 JOIN, LEAVE, LEFT = "join", "leave", "left"
 """The events of engines that come to a run, are to leave it, and have left it; their message is the engine's URL."""
-SERVICE_EVENTS = (LOST, JOIN, LEAVE, LEFT)
+ENGINE_EVENTS = (JOIN, LEAVE, LEFT)
+ALERT, ALERT_FAILED = "alert", "alert failed"
+"""The events of a message that was sent to somebody, and of one that did not reach its receiver."""
+SERVICE_EVENTS = (LOST, *ENGINE_EVENTS, ALERT, ALERT_FAILED)
 PROCESS = "process "
 """How the stored message of a start or resumption begins; the identity of the run's process follows."""
 MAX_SUGGESTIONS = 5
@@ -207,13 +210,13 @@ class Runs(CachedTable):
         """By URL of each engine that has ever joined a run, the last of its events, in the order of these."""
         events = dict[str, str]()
         for event in self.service_events(run):
-            if event.event != LOST and events.get(event.message) != event.event:
+            if event.event in ENGINE_EVENTS and events.get(event.message) != event.event:
                 events.pop(event.message, None)  # the order is that of the last changes
                 events[event.message] = event.event
         return events
 
     def service_events(self, run: str) -> list[Event]:
-        """The events of a run's services in order of time; `events` has none of them."""
+        """The events of a run's services and alerts in order of time; `events` has none of them."""
         with self._lock:
             self._refresh()
             return list(self._of_services.get(run, []))

@@ -2,20 +2,24 @@
 
 import asyncio
 import inspect
+import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
+import polars as pl
 import pytest
 
 import stagecoach
 from configs.load import load
 from flows.cli import run as commands
 from flows.queries.request import NotThere
+from flows.viewer.notebook import Plot, Viewer
 from tests.fixtures.programs import environment
 from tests.fixtures.rehearsal import rehearse
 
+ROOT = Path(__file__).parents[1]
 OF_COMMANDS = {"overrides", "dry_run"}
 """Arguments of commands that are items here, or print alone."""
 
@@ -77,11 +81,11 @@ def test_work_is_done_beside_a_running_loop():
     assert asyncio.run(in_a_notebook()) == 7 == stagecoach._call_beside_loop(lambda: asyncio.run(asyncio.sleep(0, 7)))
 
 
-def said_by(code: str, directory: Path) -> subprocess.CompletedProcess[str]:
+def said_by(code: str, directory: Path, seconds: float = 100) -> subprocess.CompletedProcess[str]:
     """Run code in a process without any Prefect server."""
     variables = environment() | {"PREFECT_HOME": str(directory / "home")}
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, cwd=directory, env=variables, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, cwd=directory, env=variables, capture_output=True, text=True, timeout=seconds)
 
 
 def test_importing_it_is_light(tmp_path):
@@ -115,6 +119,36 @@ def test_a_store_a_run_and_a_rollout_say_what_a_person_wants_first(store):
     assert "[assistant] text" in repr(opened.trace(rollouts["trace_id"][0]))
     with pytest.raises(NotThere, match=r"no run .other"):
         opened.rollouts("other")
+
+
+def test_to_regrade_is_a_replay_that_scores_again(monkeypatch):
+    asked = []
+    monkeypatch.setattr(stagecoach, "_run_flow", lambda request, plain: asked.append(request))
+    stagecoach.regrade("first", steps="3:10", name="again")
+    stagecoach.regrade("first", until="training", algorithm={"type": "rloo"})
+    assert [(each.from_stage, each.until, each.regrade) for each in asked] == [
+        ("filtering", "packing", True),
+        ("filtering", "training", True),
+    ]
+    assert (asked[0].steps, asked[0].name, asked[1].overrides) == ("3:10", "again", ['algorithm.type="rloo"'])
+
+
+def test_what_a_script_gets_has_types():
+    assert stagecoach.train is stagecoach.run
+    for function in (stagecoach.train, stagecoach.regrade, stagecoach.open, Viewer.steps, Viewer.plot):
+        returned = get_type_hints(function, vars(stagecoach) | {"Viewer": Viewer})["return"]
+        assert returned in (stagecoach.Result, Viewer, pl.DataFrame, Plot)
+
+
+@pytest.mark.engine
+@pytest.mark.nightly
+@pytest.mark.timeout(1500)
+def test_the_notebook_finds_a_reward_hack_mends_and_replays_it(tmp_path):
+    notebook = json.loads((ROOT / "examples/reward_hack.ipynb").read_text())
+    cells = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    check = "assert len(hacks) > 3 and (worth['reward'] < worth['reward_before']).all(), worth\nprint('told')"
+    done = said_by("\n".join([*cells, check]), tmp_path, seconds=1400)
+    assert done.stdout.splitlines()[-1] == "told", done.stdout[-2000:] + done.stderr[-4000:]
 
 
 def test_a_result_prints_what_was_learnt():

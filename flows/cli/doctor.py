@@ -8,6 +8,7 @@ import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated
@@ -41,14 +42,25 @@ class Problem(Exception):
     """A run needs a thing that this machine lacks."""
 
 
-def doctor(*, store: Annotated[str, option("store whose disk or server is checked")] = "") -> int:
-    """Print the result of each check as it is made; return 1 if one is bad, else 0."""
+def doctor(
+    *,
+    store: Annotated[str, option("store whose disk or server is checked")] = "",
+    alerts: Annotated[str, option("only send a test message to each receiver of this config's alerts")] = "",
+) -> int:
+    """Print the result of each check as it is made; return 1 if one is bad, else 0. Raises ConfigError."""
     bad = 0
     checks = {"store": (lambda: disk(store or "."), "make room there, or name a store that can be reached"), **CHECKS}
+    if alerts:
+        from configs.load import load
+        from flows.runtime.alerts import send
+
+        facts = {"run": "test", "store": store, "about": "test", "text": "stagecoach doctor: nothing is wrong"}
+        listed = load([alerts]).alerts
+        checks = {each.receiver: (partial(send, each, facts), "see docs/alerts.md") for each in listed}
     for name, (check, advice) in checks.items():
         try:
             print(f"ok    {name}: {check()}", flush=True)
-        except (Problem, OSError) as problem:
+        except (Problem, OSError, subprocess.SubprocessError) as problem:
             bad += 1
             print(f"bad   {name}: {problem}\n      {advice}", flush=True)
     print(f"\n{'Not ready' if bad else 'Ready'}: {len(checks)} checks, {bad} bad.")

@@ -14,6 +14,7 @@ from configs.run import RunConfig, for_environment
 from flows.orchestration.table_workers import require_package
 from flows.reporting.formats import size
 from flows.runtime import pipeline
+from flows.runtime.alerts import alert_problems
 from flows.runtime.executor import Executor
 from flows.runtime.loop import evaluation_configs, train_steps
 from flows.runtime.machine_facts import config_versions, has_cuda
@@ -102,6 +103,8 @@ def lines(config: RunConfig, resolved: RunConfig, memory: MemoryPlan | None) -> 
         yield f"environment  {environment.name}: {environment.taskset['id']} {environment.version}".rstrip()
         if len(environment.server_names) > 1:
             yield f"servers      {', '.join(environment.addresses or environment.server_names)}"
+    yield from (f"alerts       {alert.receiver}: {', '.join(alert.on)}" for alert in resolved.alerts)
+    yield from (f"warning: {problem}" for problem in alert_problems(resolved))
     reason, weights = unknown_keys(config), _weights(config)
     digest = directory_digest(weights.resolve()) if weights and not reason else ""
     yield f"{'stage':<22} {'key of step 0':<{SHOWN}}  sections"

@@ -109,10 +109,11 @@ def written_metrics(reader: StoreReader, steps: Sequence[RecordedStep], pattern:
 def steps(reader: StoreReader, run: str) -> pl.DataFrame:
     """Return one row for each step of a run: run, step, finished, and every number as a column by its full name.
 
-    A column is null where a step did not measure it. Raises NotThere.
+    A column is null where a step did not measure it; those of rewards and updates come first. Raises NotThere.
     """
     measured = numbers(reader, run)
-    names = sorted({full_name(*name) for entry in measured for name in entry.values})
+    every = {full_name(*name) for entry in measured for name in entry.values}
+    names = sorted(every, key=lambda name: (not name.startswith(("reward", "update")), name))
     first = {"run": pl.String, "step": pl.Int64, "finished": pl.Boolean}
     rows = [
         {"run": run, "step": entry.step, "finished": entry.work.finished}

@@ -18,7 +18,7 @@ from tasks.stages import REPLAYABLE
 SERVICES = {name: next(each for each in REPLAYABLE if name in services_of(each)) for name in ("learner", "engine")}
 SERVICES |= {"gate": "training"}
 """Sections that no key of a stage holds, by the stage that has a use for them."""
-ANYWAY = ("prefect", "tracking")
+ANYWAY = ("prefect", "tracking", "alerts")
 REGRADED = ("taskset", "harness", "runtime", "group_rewards")
 """What of an environment its reward functions may see."""
 SAMPLED = (

@@ -94,7 +94,7 @@ def loop_train(session: Session) -> JsonObject:
             evaluations = Evaluations(session, threads)
             evaluations.choose(execute)
             for finished in steps:
-                described.append(finish_step(session, finished))
+                described.append(finish_step(session, finished, described))
                 policy = finished.policy
                 evaluations.begin(policy)
                 retention.note(policy, {key for key, _ in evaluations.waiting})

@@ -16,6 +16,7 @@ from configs.run import RunConfig, View
 from flows.orchestration.server import probe
 from flows.orchestration.settings import required_url
 from flows.orchestration.table_workers import require_package
+from flows.runtime.alerts import alert_problems
 from flows.runtime.loop import evaluation_configs
 from flows.runtime.policy_retention import require_space
 from flows.runtime.resolve_run import nothing_started
@@ -53,6 +54,8 @@ def preflight(session: Session, missing: Sequence[Ref]) -> None:
     config, stages = session.config, {ref.stage for ref in missing}
     with nothing_started():
         require_gate(config)
+        if problems := alert_problems(config):
+            raise ConfigError(problems)
         require_package(config.prefect)
         needed = session.needed_services(missing)
         is_local = config.placement.services == "local"  # the GPUs of pools are other machines'

@@ -20,6 +20,7 @@ from flows.orchestration.table_workers import table_workers
 from flows.reporting.artifacts import RunArtifacts
 from flows.reporting.messages import step_message
 from flows.reporting.tracking import TrackingWatcher, open_sink
+from flows.runtime.alerts import AlertWatcher
 from flows.runtime.loop import Planner
 from flows.runtime.preflight import preflight
 from flows.runtime.session import Session, Watcher, log_directory, open_session
@@ -42,6 +43,9 @@ def open_run(config: RunConfig, plan: Planner, watchers: tuple[Watcher, ...] = (
         sink = started.enter_context(open_sink(config, log_directory(config)))
         if sink is not None and isinstance(tracking, TrackingSection):
             recorders.append(TrackingWatcher(sink, tracking))
+        if config.alerts:
+            recorders.append(alerts := AlertWatcher(config))
+            started.callback(alerts.close)
         session = started.enter_context(open_session(config, (*watchers, *recorders)))
         planned = plan(session.context, session.source, session.policy)
         session.task_runs.plan(planned)

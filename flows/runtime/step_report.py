@@ -7,6 +7,7 @@ from typing import Any
 
 from flows.queries.metrics import Span, ledger_metrics
 from flows.queries.tracked_rows import COLUMNS, sample_rollouts
+from flows.reporting.figures import range_exits
 from flows.reporting.messages import measured_step
 from flows.runtime.executor import FinishedStep
 from flows.runtime.session import Session
@@ -45,10 +46,12 @@ def run_outcome(
     }
 
 
-def finish_step(session: Session, finished: FinishedStep) -> JsonObject:
-    """Describe a finished step and tell the watchers."""
+def finish_step(session: Session, finished: FinishedStep, earlier: Sequence[JsonObject] = ()) -> JsonObject:
+    """Describe a finished step and tell the watchers, also of figures that are outside their bands since `earlier`."""
     described = describe(session.context, finished.step, finished.refs)
     notify_step(session, described, finished.refs)
+    for left in range_exits([*earlier, described]) if described["computed"] else ():
+        session.notify("warning", text=f"{left['title']} is outside its usual range since step {left['step']}")
     num_traces = described["num_traces"]
     trained = sum(share["num_traces"] for share in described["outcomes"] if share["outcome"] == TRAINED)
     # The warning of a cached step was read when it was computed.

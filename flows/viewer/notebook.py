@@ -11,17 +11,29 @@ Results that are committed later are in the next call. Texts in the frames are a
 environment wrote may act where it is printed raw; `flows.reporting.formats.visible` makes it harmless.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import polars as pl
 
-from flows.queries import batch, compare, messages, metrics, rollouts, runs, tokens, trace
+from configs.errors import did_you_mean
+from flows.queries import batch, compare, messages, metrics, rollouts, runs, scores, tokens, trace
+from flows.queries.charts import charts
+from flows.queries.request import NotThere
 from flows.queries.store_reader import StoreReader
 from flows.reporting.formats import compact_number, visible
+from flows.viewer.rendering import templates
 from storage.read.frames import Frames
 
+COLUMNS = (
+    *("step", "trace_id", "environment", "example_id", "agent", "prompt", "reply", "reward", "advantage", "outcome"),
+    *("detail", "is_truncated", "num_output_tokens", "num_turns", "seconds", "error_class", "policy_version"),
+    *("group_id", "rewards", "metrics"),
+)
+"""What a frame of rollouts has; a frame of steps has as many."""
+SHOWN = ("Reward", "Held-out average")
 LONGEST = 600
 """Characters of a message that are printed; the frames have all of it."""
 
@@ -71,6 +83,15 @@ class Rollout:
         return visible("\n".join(lines))
 
 
+class Plot(NamedTuple):
+    """A picture, which a notebook shows."""
+
+    svg: str
+
+    def _repr_svg_(self) -> str:
+        return self.svg
+
+
 class Viewer:
     """The runs of a store as frames. A run is named, or `latest`; NotThere says what is missing."""
 
@@ -90,24 +111,47 @@ class Viewer:
         """Return all tables and views as lazy frames: the rows that a run uses, or without one all rows."""
         return self.reader.frames(self._name(run) if run else "")
 
-    def runs(self) -> pl.DataFrame:
+    def runs(self, *, all_columns: bool = False) -> pl.DataFrame:
         """Return all runs, the newest last: state, steps, reward, model, tokens, parent."""
-        return runs.runs(self.reader)
+        rows = runs.runs(self.reader)
+        return rows if all_columns else rows.drop("look", "message", "bytes", "rewards", "losses")
 
-    def steps(self, run: str = "latest") -> pl.DataFrame:
-        """Return one row for each step of a run, with every number of it as a column."""
-        return metrics.steps(self.reader, self._name(run))
+    def steps(self, run: str = "latest", *, all_columns: bool = False) -> pl.DataFrame:
+        """Return one row for each step of a run: the numbers that most look for, or every one, as columns."""
+        rows = metrics.steps(self.reader, self._name(run))
+        return rows if all_columns else rows[:, : len(COLUMNS)]
 
-    def rollouts(self, run: str = "latest", step: int | None = None) -> pl.DataFrame:
+    def rollouts(self, run: str = "latest", step: int | None = None, *, all_columns: bool = False) -> pl.DataFrame:
         """Return the rollouts of a step, without one of the last step.
 
-        The columns are those of `traces` with outcome, advantage and verdict, and the texts `prompt` and `reply`.
+        The columns are COLUMNS, or all those of `traces` with outcome, advantage and verdict, and the texts.
         """
         name = self._name(run)
         number = max(rollouts.steps_of(self.reader, name), default=0) if step is None else step
         lineages = rollouts.lineages_of(self.reader, name, number)
         texts = rollouts.rollout_columns(self.reader, name, lineages, {"prompt", "reply"})
-        return rollouts.traces_of(self.reader, name, lineages).with_columns(*texts.select("prompt", "reply"))
+        rows = rollouts.traces_of(self.reader, name, lineages).with_columns(*texts.select("prompt", "reply"))
+        return rows if all_columns else rows.select(COLUMNS)
+
+    def plot(self, *names: str, figures: Sequence[str] = SHOWN) -> Plot:
+        """Return charts of some runs, or of the latest, by the titles that the charts of a run's page have.
+
+        Reward has a band of one standard deviation, the held-out average its intervals. Raises NotThere.
+        """
+        lines: dict[str, list[dict[str, Any]]] = {}
+        for run in map(self._name, names or ("latest",)):
+            numbers = metrics.numbers(self.reader, run)
+            steps = [entry.step for entry in numbers]
+            for section in charts(numbers, scores.held_out(self.reader, run)):
+                for chart in section["charts"]:
+                    shown = lines.setdefault(chart["title"], [])
+                    for one in chart["series"]:
+                        name = f"{run} {one['name']}"
+                        shown.append({**one, "name": name, "steps": chart.get("versions", steps)})
+        for figure in {*figures} - {*SHOWN, *lines}:
+            raise NotThere(f"no figure {figure!r} was measured{did_you_mean(figure, lines)}")
+        plots = {figure: lines[figure] for figure in figures if figure in lines}
+        return Plot(visible(templates().get_template("plot.html").render(plots=plots)))
 
     def trace(self, trace_id: str, run: str = "") -> Rollout:
         """Return a rollout by its id, or the first eight characters of it or more.

@@ -85,8 +85,10 @@ def test_the_wheel_has_what_presets_name_and_commands_read(installed):
         "cli/commands.toml",
         "viewer/templates/run.html",
         "viewer/static/base.css",
+        "viewer/templates/plot.html",
     )
-    assert {f"stagecoach/flows/{name}" for name in read} | {"stagecoach/tasks/learner/peaks.toml"} <= {*names}
+    data = {"stagecoach/tasks/learner/peaks.toml", "stagecoach/py.typed"}
+    assert {f"stagecoach/flows/{name}" for name in read} | data <= {*names}
     metadata = {name.partition("/")[0] for name in names if ".dist-info/" in name}
     others = {name.partition("/")[0] for name in names} - {"stagecoach", "chat_loop", "own_data", "program", *metadata}
     assert all(name.startswith("sample_") for name in others)

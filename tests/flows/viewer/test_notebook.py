@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import polars as pl
 import pytest
@@ -58,6 +59,27 @@ def test_a_trace_comes_with_its_messages_tokens_and_outcome(viewer):
     assert f"rollout {sample['trace_id']} of run base" in repr(trace) and "[assistant]" in repr(trace)
     with pytest.raises(NotThere, match="names no trace"):
         viewer.trace("nothing-like-it")
+
+
+def test_frames_have_few_columns_unless_all_are_asked_for(viewer):
+    for read, name in ((viewer.runs, "state"), (viewer.steps, "reward/all/mean"), (viewer.rollouts, "reply")):
+        few, every = read(), read(all_columns=True)
+        assert name in few.columns and len(few.columns) <= 20 < len(every.columns)
+        assert {*few.columns} < {*every.columns} and few.height == every.height
+
+
+def test_curves_are_one_picture_without_a_style_sheet(viewer):
+    both = viewer.plot("base", "fork")._repr_svg_()
+    picture = ElementTree.fromstring(both)
+    texts = [text.text for text in picture.findall(".//{*}text")]
+    assert {"Reward", "base mean", "fork mean"} <= {*texts} and "class=" not in both
+    assert "Held-out average" not in texts, "they were not evaluated"
+    band, line, *_ = (path.get("d") for path in picture.findall(".//{*}path") if path.get("opacity") != "0.5")
+    assert len(re.findall(r"M[\d.]+ [\d.]+V[\d.]+", band)) == 2 == len(re.findall(r"[ML][\d.]+ [\d.]+", line))
+    assert "nan" not in both
+    assert "highest" in viewer.plot(figures=["Highest and lowest reward"]).svg
+    with pytest.raises(NotThere, match=r"no figure 'Rewards' was measured; did you mean Reward\?"):
+        viewer.plot(figures=["Rewards"])
 
 
 def test_what_is_no_store_is_refused_and_none_is_made(tmp_path):
