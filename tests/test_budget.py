@@ -55,8 +55,6 @@ MOST: dict[str, tuple[int, int]] = {
     # in flows/services pinned memory and engines that share a GPU
     # policies sent from memory to memory: room of HOUSE.md for the GPU issue, in configs, tasks/inference,
     # tasks/learner, flows/services and tests
-    # alerts, curves of runs in notebooks, few columns, regrade in Python: room of HOUSE.md for the first hour, in configs,
-    # flows/runtime, flows/queries, flows/viewer, flows/cli, stagecoach.py and tests
     "configs": (22_000, 19_000),
     "storage": (48_900, 44_000),
     "tasks/runtime": (8_700, 7_500),
