@@ -155,6 +155,10 @@ class LearnerConfig(Section):
     context_parallel: int = operational(1, ge=1)
     """Processes that share one row, each with a part of its tokens: for rows that are longer than one GPU can take. It
     divides the model's attention heads."""
+    expert_parallel: int = operational(1, ge=1)
+    """Processes that the experts of each layer are dealt to, of a model that has some (expert parallelism): each
+    computes its experts for the rows of all of them. It divides the experts of a layer, and the processes of a copy of
+    the weights. 1 shards experts like all weights."""
     gpus: Gpus = operational("")
     """Which GPUs the learner sees, as CUDA_VISIBLE_DEVICES has it, for example `2,3`; empty is all that we see."""
     attention: Literal["auto", "fa2", "fa3", "fa4"] = operational("auto")

@@ -152,6 +152,10 @@ class TrainingConfig(Section):
     router_replay: Literal["off", "rollout"] = later("off")
     """Of models with experts: rollout records the experts that the engine chose for each token, and the learner takes
     these in place of its own choice (R3, arXiv 2510.11370). It routes tokens without a record itself."""
+    router_aux_loss_coef: float = later(0.0, ge=0)
+    """Weight of the load-balancing loss of routers (Switch Transformer, arXiv 2101.03961) of a model with experts."""
+    router_z_loss_coef: float = later(0.0, ge=0)
+    """Weight of the loss that keeps the logits of routers small (z-loss of ST-MoE, arXiv 2202.08906)."""
     dtype: Literal["float32", "bfloat16", "auto"] = "auto"
     """Compute precision; auto is float32 on the CPU and bfloat16 on CUDA. Master weights are float32."""
     fp8: bool = later(False)

@@ -53,6 +53,13 @@ def training_problems(config: RunConfig) -> Iterator[str]:
             f"training.compile: layers are compiled on CUDA in bfloat16 alone, not on {training.device} in "
             f"{training.dtype}; leave it at auto"
         )
+    if training.compile is True and config.learner.expert_parallel > 1:
+        yield "training.compile: layers whose experts are dealt out (learner.expert_parallel) are not; leave it at auto"
+    if training.lora and (training.router_aux_loss_coef or training.router_z_loss_coef):
+        yield (
+            "training.router_aux_loss_coef, training.router_z_loss_coef: with adapters (training.lora) routers stay as "
+            "they are; leave both 0"
+        )
     if config.packing.shared_prefixes and (not training.shared_prefixes or config.learner.context_parallel > 1):
         yield (
             "packing.shared_prefixes: with training.shared_prefixes=false, and where ranks share a row "
@@ -65,6 +72,11 @@ def _rank_problems(learner: LearnerConfig, on_pool: bool) -> Iterator[str]:
     for name in ("replicas", "context_parallel"):
         if learner.num_ranks % (number := getattr(learner, name)):
             yield f"learner.{name}: {number} does not divide the {learner.num_ranks} processes of all nodes"
+    if (of_copy := learner.num_ranks // learner.replicas) % learner.expert_parallel:
+        yield (
+            f"learner.expert_parallel: {learner.expert_parallel} does not divide the {of_copy} processes of a copy of "
+            "the weights"
+        )
     if on_pool:
         if learner.rendezvous:
             yield (

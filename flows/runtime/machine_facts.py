@@ -200,10 +200,7 @@ def model_facts(config: RunConfig) -> MachineFacts:
     """Return the model's vocabulary, renderer and tokenizer; raises ConfigError for a model that is not there."""
     directory = model_directory(config.model.path)
     info = model_info.read(directory)
-    if config.training.router_replay == "rollout" and not info.has_experts:
-        raise model_info.ModelUnusable(
-            f"training.router_replay: the model in {str(directory)!r} has no experts; leave it off"
-        )
+    _require_experts(config, str(directory), info.num_experts)
     # The engine would find out too, minutes later.
     require_weights(directory)
     own = config.model.tokenizer
@@ -213,6 +210,23 @@ def model_facts(config: RunConfig) -> MachineFacts:
     model_info.require_tokenizer(tokenizer, renderer)
     digest = tokenizer_digest(tokenizer)
     return {"vocab_size": info.vocab_size, "renderer": renderer, "tokenizer_digest": digest}
+
+
+def _require_experts(config: RunConfig, directory: str, number: int) -> None:
+    """Raise ModelUnusable where settings are for experts that the model has not, or not so many."""
+    training, parallel = config.training, config.learner.expert_parallel
+    settings = {
+        "training.router_replay": training.router_replay == "rollout",
+        "training.router_aux_loss_coef": training.router_aux_loss_coef,
+        "training.router_z_loss_coef": training.router_z_loss_coef,
+        "learner.expert_parallel": parallel > 1,
+    }
+    named = [name for name, is_set in settings.items() if is_set]
+    if named and (not number or number % parallel):
+        raise model_info.ModelUnusable(
+            f"{', '.join(named)}: the model in {directory!r} has {number or 'no'} experts in a layer; leave the "
+            "default, or take as many processes as divide them"
+        )
 
 
 def _adapter_problems(config: RunConfig) -> Iterator[str]:

@@ -109,7 +109,14 @@ def selective_bytes(shape: ModelShape, compiled: bool) -> int:
 
 
 def learner_memory(
-    shape: ModelShape, training: TrainingConfig, *, tokens: int, ranks: int, recompute: Recompute, compiled: bool
+    shape: ModelShape,
+    training: TrainingConfig,
+    *,
+    tokens: int,
+    ranks: int,
+    recompute: Recompute,
+    compiled: bool,
+    expert_parallel: int = 1,
 ) -> MemoryUse:
     """Return what a rank takes that trains rows of `tokens` in bfloat16 with weights in float32, sharded over `ranks`.
 
@@ -121,11 +128,13 @@ def learner_memory(
     norm; `logits`, a chunk with what is computed from it, and the gradient of the output head; `working`, what a
     layer's backward pass takes beyond the output head; `spare`, what the allocator holds unused, and the CUDA context.
     Of a GPU loading takes less: a rank reads its own shards into the machine's memory, in float32, moves them one by
-    one, and gathers embedding, head and two layers for the proof of the model.
+    one, and gathers embedding, head and two layers for the proof of the model. Where experts are dealt to
+    `expert_parallel` ranks, each is taken to get an equal share of the tokens.
     """
     hidden, inner, vocab = shape.hidden_size, shape.intermediate_size, shape.vocab_size
     trained, moments = _optimizer_state(shape, training)
-    layer, edge = 2 * shape.layer_parameters, 2 * shape.edge_parameters
+    elsewhere = shape.expert_parameters // shape.num_hidden_layers * (expert_parallel - 1) // expert_parallel
+    layer, edge = 2 * (shape.layer_parameters - elsewhere), 2 * shape.edge_parameters
     # Several ranks gather a layer ahead of the one that is computed, and hold what they reduce.
     ahead = layer if ranks > 1 else 0
     again = math.ceil(shape.num_hidden_layers / training.checkpoint_every) if recompute else 0
@@ -145,6 +154,8 @@ def learner_memory(
     layers_peak = head_weight // 2 + recomputed + tokens * (4 * inner - 6 * hidden) + 5 * layer // 4 + 2 * ahead
     if training.fp8:  # both operands in 8 bits; uncompiled also what they are made of
         layers_peak += (tokens * (inner + hidden) + inner * hidden) * (1 if compiled else UNCOMPILED_COPIES)
+    if expert_parallel > 1:  # states of the tokens of all ranks, and the sums of experts
+        layers_peak += 4 * hidden * tokens * expert_parallel
     # What is exchanged is in float32, and so is the shard that comes of it.
     edges_peak = max(3 * edge, 2 * edge + head_weight // 2 + 2 * edge // ranks)
     parts = {
@@ -263,6 +274,8 @@ class MemoryPlan:
     """Engines on each GPU; `engine`, `sequences` and `kv_tokens` are of one."""
     active: tuple[int, int] | None = None
     """Of a model with experts the parameters that a token uses, and all."""
+    expert_parallel: int = 1
+    """As `learner.expert_parallel`."""
     longer_rows: bool = False
     """Whether rows of LONG_ROW tokens would fit as well, with all else as it is."""
 
@@ -311,7 +324,8 @@ class MemoryPlan:
         yield f"memory of {self.gpu.name}, {_gib(self.gpu.total)} ({residency}{recompute})"
         if self.active:
             used, total = (f"{number / 1e9:.1f} billion" for number in self.active)
-            yield f"  parameters: {total}, of which a token uses {used}; experts are sharded by FSDP2 alone"
+            dealt = f" and dealt to {self.expert_parallel} processes" if self.expert_parallel > 1 else " alone"
+            yield f"  parameters: {total}, of which a token uses {used}; experts are sharded by FSDP2{dealt}"
         for name, use in (("learner", self.learner), ("engine", self.engine)):
             if use is not None:
                 parts = ", ".join(f"{part} {_gib(size)}" for part, size in use.parts.items())
@@ -392,6 +406,7 @@ def _plan(
     if trains:
         tokens, ranks = -(-config.packing.tokens_per_row // config.learner.context_parallel), config.learner.num_ranks
         sizes = {"tokens": tokens, "ranks": ranks // config.learner.replicas}
+        sizes["expert_parallel"] = config.learner.expert_parallel
         compiled = training.compile is not False
         learner = learner_memory(shape, training, **sizes, recompute=recompute, compiled=compiled)
         learner = replace(learner, pinned=pinned_bytes(shape, config))
@@ -408,7 +423,7 @@ def _plan(
         kv_tokens = max(min(room, sequences * length), MIN_SEQUENCES * length)
         engine = MemoryUse({**engine.parts, "kv cache": kv_tokens * kv_token}, engine.idle)
     active = (shape.active_parameters, shape.parameters) if shape.num_experts else None
-    numbers = sequences, kv_tokens, length, chunk, engines, active
+    numbers = sequences, kv_tokens, length, chunk, engines, active, config.learner.expert_parallel
     return MemoryPlan(gpu, learner, engine, recompute, shared, sleeps, *numbers)
 
 

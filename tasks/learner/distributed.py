@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tasks.learner.context_parallel import ContextGroup
+from tasks.learner.expert_parallel import ExpertGroup
 from tasks.learner.protocol import LearnerError
 
 # Ranks wait for the next request in a broadcast, as long as rollouts take. A long timeout costs nothing: the death of a
@@ -42,6 +43,8 @@ class World:
     """Copies of the weights. The ranks of one copy, which come one after the other, have a shard of it each."""
     context: ContextGroup | None = None
     """The ranks beside this one that share its rows; None where each rank has rows of its own."""
+    expert_parallel: int = 1
+    """The ranks that have the experts of one copy of a layer, some each."""
     control: dist.ProcessGroup | None = None
     """All ranks, for what they say to each other on the CPU."""
 
@@ -50,19 +53,19 @@ class World:
         """How many ranks share a row."""
         return self.context.size if self.context else 1
 
-    def arrange(self, replicas: int, context_parallel: int) -> "World":
-        """Return the same ranks with so many copies of the weights, and so many of them at one row.
+    def arrange(self, replicas: int, context_parallel: int, expert_parallel: int = 1) -> "World":
+        """Return the same ranks with so many copies of the weights, so many at one row, and so many to deal experts to.
 
-        All ranks must call this together. Raises LearnerError where their number is no multiple of both.
+        All ranks must call this together. Raises LearnerError where their number is no multiple of the first two.
         """
-        if (self.replicas, self.ranks_per_row) == (replicas, context_parallel):
+        if (self.replicas, self.ranks_per_row, self.expert_parallel) == (replicas, context_parallel, expert_parallel):
             return self
         for name, number in (("replicas", replicas), ("context_parallel", context_parallel)):
             if self.size % number:
                 raise LearnerError(f"learner.{name} is {number}, which does not divide the {self.size} processes")
         group = dist.new_subgroups(context_parallel)[0] if context_parallel > 1 else None
         context = ContextGroup(group, self.rank % context_parallel, context_parallel) if group else None
-        return replace(self, replicas=replicas, context=context)
+        return replace(self, replicas=replicas, context=context, expert_parallel=expert_parallel)
 
     def broadcast(self, message: Any) -> Any:
         """Return rank 0's `message` on every rank."""
@@ -128,14 +131,22 @@ def end_rank() -> NoReturn:
     os._exit(0)
 
 
-def shard(policy: nn.Module, layers: nn.ModuleList, device: torch.device, half: bool, replicas: int = 1) -> None:
+def shard(
+    policy: nn.Module,
+    layers: nn.ModuleList,
+    device: torch.device,
+    half: bool,
+    replicas: int = 1,
+    expert_parallel: int = 1,
+) -> ExpertGroup | None:
     """Shard `policy` over all ranks, layer by layer, in place; `half` computes in bfloat16 from float32 weights.
 
     With `replicas`, there are so many copies: weights are gathered among the ranks of one of them alone, and gradients
     are added over all (hybrid sharding). One rank that does not compute in bfloat16 keeps its parameters as they are.
+    Experts are dealt to `expert_parallel` ranks; returns these, seen from this one, if they are more than one.
     """
     if dist.get_world_size() == 1 and not half:
-        return
+        return None
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     size = dist.get_world_size()
@@ -147,10 +158,12 @@ def shard(policy: nn.Module, layers: nn.ModuleList, device: torch.device, half: 
         if half
         else MixedPrecisionPolicy()
     )
+    group = ExpertGroup(layers, device, replicas, expert_parallel, precision) if expert_parallel > 1 else None
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision)
     # Last, because it takes the parameters that no layer has: embedding, final norm and output head.
     fully_shard(policy, mesh=mesh, mp_policy=precision)
+    return group
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:

@@ -58,6 +58,8 @@ def accumulate_gradients(
     own = batch.on_rank(world.rank // world.ranks_per_row, num_ranks)
     metrics: list[LossMetrics] = []
     held: list[HeldRow] = []
+    if policy.router_losses:
+        policy.router_losses.total = sum(plan.num_weighted for plan in batch.plan)
     for step, plan in enumerate(own):
         row = idle_row() if plan is None else batch.load(plan)
         measured = train_row(policy, row, batch.denominators, objective, world, device)
@@ -133,6 +135,10 @@ def train_row(
         logprobs, entropies = run_row(policy, row, device)
         share, metrics = token_loss(logprobs, entropies, tokens, denominators, objective)
         loss = share * world.size
+    if policy.router_losses:
+        of_routers, sums = policy.router_losses.share(len(row.weighted), policy.context)
+        loss = loss + of_routers * world.size
+        metrics.sums.update(sums)
     # Sharded gradients are averaged over ranks; the denominators already make them a sum.
     loss.backward()
     measured = torch.stack([each.detach().float() for each in (logprobs, entropies, metrics.masked)])

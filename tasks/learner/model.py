@@ -16,6 +16,7 @@ from tasks.learner.adapters import Adapter
 from tasks.learner.attention import Segments, has_kernel
 from tasks.learner.context_parallel import ContextGroup
 from tasks.learner.distributed import ALONE, World, shard, to_device
+from tasks.learner.expert_parallel import ExpertGroup
 from tasks.learner.fp8 import use_fp8
 from tasks.learner.head import PLAIN, capped_kernels, compiled_kernels, default_chunk, fused_loss, token_logprobs
 from tasks.learner.loading import read_model
@@ -23,6 +24,7 @@ from tasks.learner.proof import proof_bounds, prove
 from tasks.learner.protocol import LearnerError
 from tasks.learner.recompute import recompute_layers
 from tasks.learner.recurrent import CurrentRow, run_by_segment
+from tasks.learner.router_losses import RouterLosses
 from tasks.learner.router_replay import RouterReplay
 from tasks.learner.rows import Row, RowPart
 from tasks.learner.shards import EXPERTS
@@ -45,10 +47,14 @@ class PolicyModel(nn.Module):
         """Trained in place of the weights, if not None."""
         self.context: ContextGroup | None = None
         """The ranks that share a row with this one."""
+        self.expert_group: ExpertGroup | None = None
+        """The ranks that have the experts of a copy of the weights, if these are dealt to several."""
         self.shares_prefixes = False
         """Whether what segments of a row have in common is computed once."""
         self.replay: RouterReplay | None = None
         """Has routers choose recorded experts, if not None."""
+        self.router_losses: RouterLosses | None = None
+        """Auxiliary losses of routers, if some are trained."""
         self.row = CurrentRow()
         """What layers with a state read."""
         self.proof: dict[str, float] = {}
@@ -80,6 +86,10 @@ class PolicyModel(nn.Module):
         Without `segments` the tokens are one text, and log-probs follow from the logits that transformers computes.
         """
         self.row.segments = segments
+        if self.expert_group:
+            self.expert_group.begin(len(token_ids))
+        if self.router_losses:
+            self.router_losses.begin(predictors)
         if segments is None:
             return self._by_transformers(token_ids, positions, predictors, targets, temperatures)
         if self.replay:
@@ -251,28 +261,33 @@ def _place(
     recompute_layers(causal, policy.layers(), settings, device)
     if settings.router_replay == "rollout":
         policy.replay = RouterReplay(policy.layers(), device)
+    if settings.router_aux_loss_coef or settings.router_z_loss_coef:
+        policy.router_losses = RouterLosses(causal, policy.layers(), settings)
     num_recurrent = run_by_segment(policy.layers(), policy.row)
     if num_recurrent and world.context:
         raise LearnerError(
             f"learner.context_parallel: {num_recurrent} layers of the model carry a state along a row, which ranks "
             "that share it cannot compute; nothing was loaded. Set learner.context_parallel to 1"
         )
-    if compiles(settings, device) and _can_be_compiled(causal, num_recurrent, settings):
+    if compiles(settings, device) and _can_be_compiled(causal, num_recurrent, settings, world):
         compile_policy(policy, device, one_graph=settings.compile is True)
-    shard(policy, policy.layers(), device, half=computes_in_half(settings, device), replicas=world.replicas)
+    half, numbers = computes_in_half(settings, device), (world.replicas, world.expert_parallel)
+    policy.expert_group = shard(policy, policy.layers(), device, half, *numbers)
     return policy
 
 
-def _can_be_compiled(causal: Any, num_recurrent: int, settings: TrainingConfig) -> bool:
+def _can_be_compiled(causal: Any, num_recurrent: int, settings: TrainingConfig, world: World) -> bool:
     """Whether all layers take rows of all lengths in one form; raises LearnerError where that must be and is not."""
     sinks = any(name.endswith(".sinks") for name, _ in causal.named_parameters())
     softcap = getattr(causal.config.get_text_config(), "attn_logit_softcapping", None)
-    if settings.compile is True and (num_recurrent or sinks or softcap):
+    others = num_recurrent or sinks or softcap or world.expert_parallel > 1
+    if settings.compile is True and others:
         raise LearnerError(
             "training.compile is true, but the model has layers with a state, soft caps or sinks, which run segment by "
-            "segment and cannot be compiled once for all rows; nothing was loaded. Leave it at auto"
+            "segment, or experts that are dealt to ranks (learner.expert_parallel), and cannot be compiled once for "
+            "all rows; nothing was loaded. Leave it at auto"
         )
-    return not (num_recurrent or sinks or softcap)
+    return not others
 
 
 def compile_policy(policy: PolicyModel, device: torch.device, one_graph: bool, backend: Any = None) -> None:

@@ -182,11 +182,14 @@ def _sign_sgd(parameters: list[nn.Parameter], own: SignSgdOptimizer, settings: T
 
 
 def _decay_groups(parameters: list[nn.Parameter], settings: TrainingConfig) -> list[dict[str, Any]]:
-    groups: list[dict[str, Any]] = [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+    groups: dict[Any, list[nn.Parameter]] = {}
+    for each in parameters:
+        # Torch updates a group at once, which must be sharded over the same ranks.
+        groups.setdefault((each.ndim < 2, getattr(each, "device_mesh", None)), []).append(each)
+    return [
+        {"params": group, "weight_decay": 0.0 if is_vector else settings.weight_decay}
+        for (is_vector, _), group in groups.items()
     ]
-    return [group for group in groups if group["params"]]
 
 
 def _embedding_and_head(policy: PolicyModel) -> Iterator[torch.Tensor]:

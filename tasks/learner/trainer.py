@@ -40,6 +40,7 @@ from tasks.learner.model import PolicyModel, load_policy, run_row
 from tasks.learner.optimizer import Optimizer, apply_gradients, clip_gradients, learning_rate, new_optimizer
 from tasks.learner.proof import proof_length
 from tasks.learner.protocol import STATISTICS_FILE, BatchReference, LearnerError
+from tasks.learner.router_losses import FIGURES
 from tasks.learner.rows import STREAMS, BatchReader, PackedBatch, Row
 from tasks.learner.speed import StepTimer, training_cost
 from tasks.learner.vision import check_counts
@@ -86,7 +87,7 @@ class Trainer:
         device = self._world.agree(lambda: _device(settings, self._world))
         torch.set_num_threads(own.threads)
         self._attention = self._world.agree(lambda: activate_attention(own.attention, device))
-        world = self._world.arrange(own.replicas, own.context_parallel)
+        world = self._world.arrange(own.replicas, own.context_parallel, own.expert_parallel)
         if settings != self._settings or world != self._world:
             self._settings, self._device, self._loaded = settings, device, None
         self._world = world
@@ -401,6 +402,7 @@ def _other_metrics(totals: Totals, counts: dict[str, int]) -> dict[str, Any]:
         "ce_nll_max": maxima["ce_nll"] if counts["ce"] else None,
         "ref_kl_mean": _share(sums["ref_kl"], counts["ref_kl"]),
         "ref_kl_masked_fraction": _share(sums["ref_kl_masked"], counts["ref_kl"]),
+        **{name: value for name, value in sums.items() if name in FIGURES},
     }
     missing = [name for name, value in metrics.items() if value is not None and not math.isfinite(value)]
     return metrics | dict.fromkeys(missing) | ({"not_finite": missing} if missing else {})

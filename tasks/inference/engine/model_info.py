@@ -38,7 +38,8 @@ class ModelInfo:
     tied: bool
     sees: bool = False
     """Whether it takes images."""
-    has_experts: bool = False
+    num_experts: int = 0
+    """Experts of a layer."""
 
 
 def read(directory: str | Path) -> ModelInfo:
@@ -67,7 +68,7 @@ def read(directory: str | Path) -> ModelInfo:
         # transformers ties where the config does not say.
         tied=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", True))),
         sees="vision_config" in config,
-        has_experts=any(text.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts")),
+        num_experts=next(filter(None, map(text.get, ("num_experts", "num_local_experts", "n_routed_experts"))), 0),
     )
 
 

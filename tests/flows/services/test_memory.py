@@ -81,6 +81,10 @@ def test_experts_count_by_all_and_by_those_of_a_token(tmp_path):
     plan = plan_of(gpu="H200", preset="qwen3_30b_a3b_node")
     assert "  parameters: 30.5 billion, of which a token uses 3.4 billion" in "\n".join(plan.lines())
     assert plan.learner.parts["weights"] == 4 * shape.parameters // 8
+    dealt = plan_of("learner.expert_parallel=8", preset="qwen3_30b_a3b_node")
+    assert "experts are sharded by FSDP2 and dealt to 8 processes" in "\n".join(dealt.lines())
+    saved = plan.learner.parts["gathered"] - dealt.learner.parts["gathered"]
+    assert saved == 7 * 2 * shape.expert_parameters // 8 // 48, "seven eighths of the experts of a layer"
     quantised = plan_of("engine.quantization=fp8", preset="qwen3_30b_a3b_node").engine.parts["weights"]
     assert quantised == pytest.approx(plan.engine.parts["weights"], rel=0.05), "experts stay in half precision"
     kept = plan_of("learner={keep_state=true, memory_directory='/tmp'}", preset="qwen3_30b_a3b_node").learner
