@@ -59,12 +59,14 @@ class ExpertGroup:
         dealt = OwnExperts(experts, number)
         made = type(experts).forward(dealt, everybody[token], local, counted[token, place, None])
         sums = torch.zeros_like(everybody).index_add(0, token, made)
-        return reduce_scatter_single_autograd(sums, "sum", 0, self._group)[: len(states)].clone()
+        of_own: Tensor = reduce_scatter_single_autograd(sums, "sum", 0, self._group)
+        return of_own[: len(states)].clone()
 
     def _gather(self, values: Tensor, filler: float = 0) -> Tensor:
         """Return the values of all ranks, filled up to the longest row."""
         filled = nn.functional.pad(values, (0, 0, 0, self._longest - len(values)), value=filler)
-        return all_gather_single_autograd(filled, 0, self._group)
+        gathered: Tensor = all_gather_single_autograd(filled, 0, self._group)
+        return gathered
 
 
 class OwnExperts:
