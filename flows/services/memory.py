@@ -109,14 +109,7 @@ def selective_bytes(shape: ModelShape, compiled: bool) -> int:
 
 
 def learner_memory(
-    shape: ModelShape,
-    training: TrainingConfig,
-    *,
-    tokens: int,
-    ranks: int,
-    recompute: Recompute,
-    compiled: bool,
-    expert_parallel: int = 1,
+    shape: ModelShape, training: TrainingConfig, *, tokens: int, ranks: int, recompute: Recompute, compiled: bool
 ) -> MemoryUse:
     """Return what a rank takes that trains rows of `tokens` in bfloat16 with weights in float32, sharded over `ranks`.
 
@@ -128,13 +121,11 @@ def learner_memory(
     norm; `logits`, a chunk with what is computed from it, and the gradient of the output head; `working`, what a
     layer's backward pass takes beyond the output head; `spare`, what the allocator holds unused, and the CUDA context.
     Of a GPU loading takes less: a rank reads its own shards into the machine's memory, in float32, moves them one by
-    one, and gathers embedding, head and two layers for the proof of the model. Where experts are dealt to
-    `expert_parallel` ranks, each is taken to get an equal share of the tokens.
+    one, and gathers embedding, head and two layers for the proof of the model.
     """
     hidden, inner, vocab = shape.hidden_size, shape.intermediate_size, shape.vocab_size
     trained, moments = _optimizer_state(shape, training)
-    elsewhere = shape.expert_parameters // shape.num_hidden_layers * (expert_parallel - 1) // expert_parallel
-    layer, edge = 2 * (shape.layer_parameters - elsewhere), 2 * shape.edge_parameters
+    layer, edge = 2 * shape.gathered_parameters, 2 * shape.edge_parameters
     # Several ranks gather a layer ahead of the one that is computed, and hold what they reduce.
     ahead = layer if ranks > 1 else 0
     again = math.ceil(shape.num_hidden_layers / training.checkpoint_every) if recompute else 0
@@ -154,8 +145,8 @@ def learner_memory(
     layers_peak = head_weight // 2 + recomputed + tokens * (4 * inner - 6 * hidden) + 5 * layer // 4 + 2 * ahead
     if training.fp8:  # both operands in 8 bits; uncompiled also what they are made of
         layers_peak += (tokens * (inner + hidden) + inner * hidden) * (1 if compiled else UNCOMPILED_COPIES)
-    if expert_parallel > 1:  # states of the tokens of all ranks, and the sums of experts
-        layers_peak += 4 * hidden * tokens * expert_parallel
+    if shape.expert_parallel > 1:  # states of the tokens of all ranks, and the sums of experts
+        layers_peak += 4 * hidden * tokens * shape.expert_parallel
     # What is exchanged is in float32, and so is the shard that comes of it.
     edges_peak = max(3 * edge, 2 * edge + head_weight // 2 + 2 * edge // ranks)
     parts = {
@@ -406,8 +397,8 @@ def _plan(
     if trains:
         tokens, ranks = -(-config.packing.tokens_per_row // config.learner.context_parallel), config.learner.num_ranks
         sizes = {"tokens": tokens, "ranks": ranks // config.learner.replicas}
-        sizes["expert_parallel"] = config.learner.expert_parallel
-        compiled = training.compile is not False
+        shape = shape.model_copy(update={"expert_parallel": config.learner.expert_parallel})
+        compiled = training.compile is not False and shape.expert_parallel == 1
         learner = learner_memory(shape, training, **sizes, recompute=recompute, compiled=compiled)
         learner = replace(learner, pinned=pinned_bytes(shape, config))
     engines, length, shared = config.engine.per_gpu, config.engine.max_model_len, config.shares_gpu

@@ -33,6 +33,8 @@ class ModelShape(BaseModel, frozen=True):
     experts_per_token: int = 0
     all_experts_size: int = 0
     """Width of all experts of a layer."""
+    expert_parallel: int = 1
+    """Processes that these are dealt to, which each get an equal share of the tokens."""
 
     @property
     def query(self) -> int:
@@ -48,6 +50,12 @@ class ModelShape(BaseModel, frozen=True):
     def layer_parameters(self) -> int:
         """Parameters of a layer: matrices of attention and of the feed-forward part, and four norms."""
         return self._layer(self.all_experts_size or self.intermediate_size)
+
+    @property
+    def gathered_parameters(self) -> int:
+        """Parameters of a layer that a process gathers: of experts dealt to several its own."""
+        experts = self.expert_parameters // self.num_hidden_layers
+        return self.layer_parameters - experts * (self.expert_parallel - 1) // self.expert_parallel
 
     def _layer(self, width: int) -> int:
         attention = 2 * self.hidden_size * (self.query + self.key)
