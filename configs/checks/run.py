@@ -1,6 +1,7 @@
 """What must hold between the sections of a config, so that a run fails before it starts anything and not after."""
 
 import json
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -76,10 +77,10 @@ def _directories_as_data(config: RunConfig) -> Iterator[str]:
     # Before the version of the environment, which hashes all that a directory holds, the store of the run perhaps.
     for where, environment in config.served_environments.items():
         path = environment.taskset.get("path")
-        if environment.taskset.get("id") == "own_data" and path and Path(str(path)).expanduser().is_dir():
+        if environment.taskset.get("id") == "own_data" and os.path.isdir(os.path.expanduser(str(path))):
             yield (
-                f"{where}.taskset.path: {path} is a directory; want a data file (.jsonl or .parquet). "
-                "Name the file, or name a directory of data files as `hub` in place of `path`"
+                f"{where}.taskset.path: {path} is a directory; want a data file. Name the file, or a pattern such as "
+                f"{path}/*.jsonl"
             )
 
 

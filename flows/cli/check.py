@@ -16,6 +16,9 @@ def check(
     name: Name = "",
     store: StoreOption = "",
     load: Annotated[bool, option("load each environment too, and check what it says of itself")] = False,
+    show_prompt: Annotated[
+        bool, option("load each environment, and print its first prompts as the model will see them")
+    ] = False,
     gpu: Annotated[
         str, option("plan the memory of this GPU, such as H200 or 80GiB; this machine need not have it")
     ] = "",
@@ -23,8 +26,8 @@ def check(
 ) -> int:
     """Resolve and validate a config and print the plan. Raises ConfigError if it cannot run here, or on the GPU.
 
-    With `load`, each environment is loaded in a separate process. A GPU is `gpu`, else one that is here, else the one
-    that the config names.
+    With `load` or `show_prompt`, each environment is loaded in a separate process. A GPU is `gpu`, else one that is
+    here, else the one that the config names.
     """
     from configs.load import dump
     from configs.load import load as load_config
@@ -46,6 +49,6 @@ def check(
         say(f"no NVIDIA GPU is here, where a run is refused: planned for {elsewhere} (placement.gpu)")
     if memory:
         require_memory(memory)
-    for line in plan.environment_lines(resolved) if load else (NOT_LOADED,):
+    for line in plan.environment_lines(resolved, show_prompt) if load or show_prompt else (NOT_LOADED,):
         say(line)
     return 0

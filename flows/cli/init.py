@@ -1,9 +1,12 @@
 """A project to start from: `stagecoach init`."""
 
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from glob import glob
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from flows.cli import project
 from flows.cli.arguments import UsageError, option
@@ -12,11 +15,25 @@ from flows.reporting.formats import say
 if TYPE_CHECKING:
     from flows.exchange.trainers import Translation
 
+DATA = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".gz")
+"""Ends of the names of files with data."""
+NUM_READ = 1000
+"""Rows that are read before the project is written."""
+
 
 def init(
     directory: Annotated[str, option("the project's directory; it is made where there is none", "DIR")],
     /,
     *,
+    data: Annotated[
+        str,
+        option(
+            "your examples: a file (.jsonl, .json, .csv, .tsv, .parquet), a pattern in quotes, or the data set "
+            "OWNER/NAME of the hub"
+        ),
+    ] = "",
+    prompt: Annotated[str, option("column of the data with the prompts: texts, or chat messages", "COLUMN")] = "",
+    answer: Annotated[str, option("column of the data with the answers", "COLUMN")] = "",
     environment: Annotated[str, option("id of an installed verifiers environment that the project is for")] = "",
     from_files: Annotated[
         tuple[str, ...],
@@ -30,20 +47,29 @@ def init(
     ] = (),
 ) -> int:
     """Make a project that trains; existing files are not overwritten."""
-    if environment and from_files:
-        raise UsageError("--environment and --from are two ways to begin: give one of them")
+    if sum(map(bool, (data, environment, from_files))) > 1 or ((prompt or answer) and not data):
+        text = "--data, --environment and --from are ways to begin: give one of them"
+        raise UsageError(f"{text}; --prompt and --answer are columns of --data")
     from configs.environments import EnvironmentConfig
+    from configs.load import load
+    from flows.cli.plan import prompt_lines
     from tasks.inference.environments.packages import package_version
 
     outcomes: list[str] = []
+    here = ", ".join(sorted(name for name in glob("*") if name.endswith(DATA)))
+    if here and not (data or environment or from_files):  # else a line that is pasted after this one would answer
+        data = _ask(f"File with your examples, of {here}, or nothing for a sample", "")
     if environment:
         package_version(EnvironmentConfig(name=environment, taskset={"id": environment}))  # or it is refused
         files = project.for_environment(environment)
     elif from_files:
         files, outcomes = _from_files(from_files)
     else:
-        files = project.own_data()
+        settings, tasks = _data(data, prompt, answer) if data else ({}, [])
+        files = project.own_data(settings)
     project.write(Path(directory), files)
+    if data:
+        outcomes += prompt_lines(tasks, load([Path(directory) / project.CONFIG]).model)
     for line in (*outcomes, f"{directory}: {', '.join(files)}", "Next:"):
         say(line)
     if Path(directory).resolve() != Path.cwd():
@@ -52,6 +78,25 @@ def init(
     print("  stagecoach run config.toml          # the model `demo` knows the sample alone: another task needs yours")
     print("  stagecoach view                     # runs, rollouts and rewards in a browser")
     return 0
+
+
+def _ask(question: str, default: str) -> str:
+    """Return what is answered on a terminal; elsewhere, and for no answer, the default."""
+    with suppress(EOFError):
+        return (input(f"{question} [{default}]: ").strip() if sys.stdin.isatty() else "") or default
+    return default
+
+
+def _data(data: str, prompt: str, answer: str) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """Return settings of the taskset `own_data` for somebody's data, and its first tasks. Raises DataUnusable."""
+    from own_data.taskset import OwnDataConfig, OwnDataTaskset
+
+    settings = {"path": str(Path(data).absolute())} if data.endswith(DATA) or glob(data) else {"hub": data}
+    _, row = next(OwnDataConfig(id="own_data", **settings).rows(), ("", {}))
+    for what, column in (("prompt", prompt), ("answer", answer)):
+        settings[f"{what}_column"] = column or _ask(f"Column with the {what}, of {', '.join(row)}", what)
+    tasks = islice(OwnDataTaskset(OwnDataConfig(id="own_data", **settings)).load(), NUM_READ)
+    return settings, [task.data.model_dump(mode="json") for task in tasks]
 
 
 def _from_files(sources: Sequence[str]) -> tuple[dict[str, str], list[str]]:

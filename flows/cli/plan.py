@@ -1,9 +1,12 @@
 """The plan of a run, from its config alone: stages with their keys, memory, and what its environments say."""
 
+import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from configs.checks.run import layers_with_state, missing_files, model_config
@@ -11,10 +14,12 @@ from configs.checks.sampling import reshaping, trained_sampling
 from configs.errors import ConfigError
 from configs.resolve import resolve
 from configs.run import RunConfig, for_environment
+from configs.sections import ModelConfig
 from flows.orchestration.table_workers import require_package
 from flows.reporting.formats import size
 from flows.runtime import pipeline
 from flows.runtime.alerts import alert_problems
+from flows.runtime.demo_sources import DEMO
 from flows.runtime.executor import Executor
 from flows.runtime.loop import evaluation_configs, train_steps
 from flows.runtime.machine_facts import config_versions, has_cuda
@@ -25,10 +30,12 @@ from flows.services.gpus import parse_gpu
 from flows.services.memory import MemoryPlan, directory_bytes, memory_plan, plan_here
 from flows.services.teachers import asked_teachers, is_here, teacher_facts
 from tasks.arrays.columns import texts
-from tasks.inference.engine.model_info import directory_digest
+from tasks.inference.engine.model_info import TOKENIZER_FILES, directory_digest, model_directory, renderer_name
 from tasks.inference.environments.packages import EnvironmentUnavailable
-from tasks.inference.environments.prompt_limits import limit_prompts
+from tasks.inference.environments.prompt_limits import limit_prompts, prompt_ids
 from tasks.inference.environments.servers import load_all
+from tasks.inference.trace_rows.demonstrations import load_renderer
+from tasks.learner.tiny import byte_tokenizer
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.stage import Ref
 
@@ -42,6 +49,8 @@ HOT = 2.0
 """Temperature above which sampling is seldom meant."""
 CLIPS_RATIOS = ("ppo", "gspo", "custom")
 """Losses that do not correct for an engine of another precision: they clip the ratio to it, or are not known."""
+NUM_PROMPTS = 3
+"""Prompts of an environment that are printed."""
 SHOWN = 12
 """Characters of a key that are printed."""
 
@@ -205,12 +214,12 @@ def unknown_keys(config: RunConfig) -> str:
     return f"more than {size(HASHED_BYTES)} of weights are not hashed for a plan" if large else ""
 
 
-def environment_lines(config: RunConfig) -> Iterator[str]:
+def environment_lines(config: RunConfig, show_prompts: bool = False) -> Iterator[str]:
     """Load each environment in a process of its own, and yield what it says of itself and what to mind.
 
-    Raises ConfigError with all that does not load or fit.
+    With `show_prompts` also its first prompts. Raises ConfigError with all that does not load or fit.
     """
-    config = _with_local_model(config)
+    model, config = config.model, _with_local_model(config)
     environments = [*config.served_environments.values()]
     try:
         by_name = {
@@ -229,9 +238,31 @@ def environment_lines(config: RunConfig) -> Iterator[str]:
             f"seats {', '.join(environment.facts.seats)}; {'scores' if environment.facts.scores else 'no reward'}"
         )
         yield f"  settings of its taskset: {', '.join(environment.facts.settings)}"
+        if show_prompts:
+            yield from prompt_lines(map(json.loads, texts(environment.examples["task"])), model)
     yield from (f"note: {line}" for line in notes)
     if config.kind == "train" and 0 < num_examples < (groups := config.assignment.groups_per_step):
         yield (
             f"warning: assignment.groups_per_step: {groups} groups, and there are {num_examples} examples to train on: "
             f"each step samples an example about {groups / num_examples:.1f} times"
         )
+
+
+def prompt_lines(tasks: Iterable[dict[str, Any]], model: ModelConfig) -> Iterator[str]:
+    """Yield the prompts of the first tasks as the model will see them, each below the number of its tokens.
+
+    Of a model of the hub the files of its tokenizer are fetched. Raises ConfigError where they are not to be had.
+    """
+    from renderers.base import load_tokenizer
+
+    place = model.tokenizer or model.path
+    with TemporaryDirectory() as made:
+        if place == DEMO:  # a run makes it, with a tokenizer that writes the same texts in fewer tokens
+            byte_tokenizer(512, 2048).save_pretrained(place := made)
+        directory = str(model_directory(place, patterns=TOKENIZER_FILES))
+        tokenizer = load_tokenizer(directory)
+        renderer = load_renderer(directory, renderer_name(model.renderer, model.path), model.renderer_settings)
+    for task in islice(tasks, NUM_PROMPTS):
+        tokens = prompt_ids(task, renderer)
+        yield f"prompt of {len(tokens)} tokens:"
+        yield from (f"  {line}" for line in tokenizer.decode(tokens).splitlines())

@@ -13,6 +13,8 @@ CONFIG, REWARD, EXAMPLES = "config.toml", "my_reward.py", "examples.jsonl"
 NUM_EXAMPLES = 500
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SEED = 17
+LARGE = {"max_tokens": 256, "max_model_len": 2048, "every": 0}
+"""Sizes of a config for tasks that are not the sample; how many examples can be held out is not known."""
 
 TEMPLATE = """\
 # A run {about}: `stagecoach run config.toml`. `stagecoach config KEY` says what a setting means.
@@ -48,14 +50,22 @@ learning_rate = 3e-4                # for the small model; a model of a billion 
 every = {every:<27} # steps between evaluations; 0 is never
 num_examples = 32                   # of those that are held out, a tenth of all
 """
-OWN_DATA = f"""\
+OWN_DATA = """\
 name = "my_data"
 max_turns = 1                       # the model answers once
 
 [environments.taskset]
-id = "own_data"                     # each line of the file is a task: a prompt, and an answer to compare the reply with
-path = "{EXAMPLES}"             # or hub = "owner/dataset" in place of path
+id = "own_data"                     # each row is a task: a prompt, and an answer to compare the reply with
+{data}
 task = {{ scoring = "my_reward:reward" }}   # or "exact", "contains", "number"
+# Several rewards, each with a figure of its own, in place of `task`:
+# task.scoring.right = {{ function = "my_reward:reward" }}
+# task.scoring.short = {{ function = "my_reward:short", weight = 0.2 }}
+
+# A function that sees all rollouts of a group: see docs/extending.md.
+# [environments.group_rewards.best]
+# function = "my_reward:best"
+# weight = 0.5
 """
 REWARD_FUNCTION = '''\
 """What a reply is worth. The run calls `reward` for every reply; it learns to get more of what this returns."""
@@ -100,10 +110,12 @@ def data_files() -> dict[str, str]:
     return {REWARD: REWARD_FUNCTION, EXAMPLES: "".join(f"{json.dumps(row)}\n" for row in example_rows())}
 
 
-def own_data() -> dict[str, str]:
-    """Return the files of a project of own data, by name."""
-    sizes = {"max_tokens": 40, "max_model_len": 256, "every": 10, "algorithm": ""}
-    return {CONFIG: TEMPLATE.format(about="on data of your own", environment=OWN_DATA, **sizes), **data_files()}
+def own_data(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the files of a project of own data, by name; without settings of its taskset the data is the sample."""
+    data = "\n".join(f"{name} = {toml(value)}" for name, value in (settings or {"path": EXAMPLES}).items())
+    sizes = LARGE if settings else {"max_tokens": 40, "max_model_len": 256, "every": 10}
+    text = TEMPLATE.format(about="on data of your own", environment=OWN_DATA.format(data=data), algorithm="", **sizes)
+    return {CONFIG: text} | ({REWARD: PLAIN_REWARD} if settings else data_files())
 
 
 def for_environment(name: str) -> dict[str, str]:
@@ -118,8 +130,8 @@ def for_environment(name: str) -> dict[str, str]:
     algorithm = (
         '\n# [algorithm]\n# type = "rae"                      # for several trained seats: a baseline for each\n'
     )
-    sizes = {"max_tokens": 256, "max_model_len": 2048, "every": 0, "algorithm": algorithm}
-    return {CONFIG: TEMPLATE.format(about=f"in the environment {name}", environment="\n".join(lines), **sizes)}
+    about = f"in the environment {name}"
+    return {CONFIG: TEMPLATE.format(about=about, environment="\n".join(lines), algorithm=algorithm, **LARGE)}
 
 
 def of_settings(

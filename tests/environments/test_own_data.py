@@ -1,15 +1,17 @@
-"""Data of your own: files of both kinds, what is refused and in which words, the three scores, and whole rollouts."""
+"""Data of your own: files of each kind, what is refused and in which words, the scores, and whole rollouts."""
 
+import gzip
 import hashlib
 import json
 from decimal import Decimal
+from itertools import islice
 from pathlib import Path
 
 import polars as pl
+import pyarrow as pa
 import pytest
 from own_data.errors import DataUnusable
 from own_data.scoring import contains, exact, last_number, number, scoring
-from own_data.sources import from_file
 from own_data.taskset import OwnDataConfig, OwnDataTaskset
 
 from configs.environments import EnvironmentConfig
@@ -25,12 +27,18 @@ ROWS = [{"prompt": "2+2?", "answer": "4"}, {"prompt": "3+3?", "answer": "6"}]
 CODE = ("own-data", "chat-loop")
 
 
+SEPARATORS = {"semicolons.csv": ";", "rows.csv": ",", "rows.tsv": "\t"}
+
+
 def written(path, rows):
     """A file of those rows, of the kind that its name says."""
+    name = path.name.lower().removesuffix(".gz")
     if path.suffix == ".parquet":
         pl.DataFrame(rows).write_parquet(path)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        return str(path)
+    text = "".join(json.dumps(row) + "\n" for row in rows) if name != "list.json" else json.dumps(rows, indent=2)
+    text = pl.DataFrame(rows).write_csv(separator=SEPARATORS[name]) if name in SEPARATORS else text
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     return str(path)
 
 
@@ -53,6 +61,46 @@ def test_rows_of_a_file_become_tasks(tmp_path, name):
     assert (second.data.idx, second.data.row) == (1, rows[1])
     assert first.key.startswith("x-") and second.key.startswith("y-")
     assert first.data.system_prompt and tasks(**settings)[0].data.system_prompt is None
+
+
+TEXTS = [{"prompt": f'{number},\n"{number}"; é?', "answer": f"00{number}"} for number in range(5)]
+KINDS = [
+    "list.json",
+    "lines.json",
+    "rows.jsonl.gz",
+    "rows.csv",
+    "semicolons.csv",
+    "rows.tsv",
+    "rows.CSV.gz",
+    "a.parquet",
+]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_kind_of_file_gives_the_same_examples_under_the_same_keys(tmp_path, name):
+    plain = tasks(path=written(tmp_path / "rows.jsonl", TEXTS))
+    kind = tasks(path=written(tmp_path / name, TEXTS))
+    assert [task.data for task in kind] == [task.data for task in plain] and len(kind) == 5
+    assert [task.key for task in kind] == [task.key for task in plain]
+
+
+def test_a_pattern_names_files_that_are_read_in_order_of_name(tmp_path):
+    (tmp_path / "in").mkdir()
+    for name, rows in (("in/rows.csv", TEXTS[2:]), ("a.jsonl", TEXTS[:2]), ("other.jsonl", ROWS)):
+        written(tmp_path / name, rows)
+    (tmp_path / "in/s.csv").write_text("prompt,answer\n")  # a part without rows
+    found = tasks(path=str(tmp_path / "**/[ars]*.*"))
+    assert [task.data.answer for task in found] == [row["answer"] for row in TEXTS]
+
+
+def test_of_a_large_file_only_what_is_asked_for_is_in_memory(tmp_path):
+    path = tmp_path / "rows.parquet"
+    numbers = pl.int_range(1_000_000, eager=True).cast(pl.String)
+    pl.DataFrame({"prompt": "what is the next number after " + numbers, "answer": numbers}).write_parquet(path)
+    before = pa.total_allocated_bytes()
+    found = islice(OwnDataTaskset(OwnDataConfig(id="own_data", path=str(path))).load(), 100_000)
+    peak = max(pa.total_allocated_bytes() for _ in found)
+    assert peak - before < 15e6, "all of it are more than 45 MB"
 
 
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
@@ -116,12 +164,20 @@ def test_an_id_that_comes_twice_is_named_with_both_places(tmp_path):
 
 def test_files_that_cannot_be_read_are_named(tmp_path):
     (tmp_path / "rows.parquet").write_text("no parquet")
-    for name, told in (("rows.csv", "ends in"), ("rows.jsonl", "no such file"), ("rows.parquet", "as Parquet")):
-        with pytest.raises(DataUnusable, match=told):
-            list(from_file(str(tmp_path / name)))
+    (tmp_path / "rows.xlsx").write_text("no table")
+    for name, told in (("rows.xlsx", "ends in"), ("rows.jsonl", "no such file"), ("rows.parquet", "as Parquet")):
+        refuses(told, path=str(tmp_path / name))
     (tmp_path / "latin.jsonl").write_bytes(GOOD.encode() + '{"prompt": "é"}'.encode("latin-1"))
-    with pytest.raises(DataUnusable, match=r"latin\.jsonl, line 2: not JSON"):
-        list(from_file(str(tmp_path / "latin.jsonl")))
+    refuses(r"latin\.jsonl, line 2: cannot be read as text in UTF-8: .* byte 0xe9", path=str(tmp_path / "latin.jsonl"))
+    cut = Path(written(tmp_path / "cut.csv.gz", TEXTS))
+    cut.write_bytes(cut.read_bytes()[:-9])
+    refuses(r"cut\.csv\.gz, line \d+: cannot be read as text in UTF-8: Compressed file ended", path=str(cut))
+
+
+@cases(__file__, "bad_tables")
+def test_tables_that_cannot_be_read_are_named_by_line(tmp_path, text, told):
+    (tmp_path / "rows.csv").write_text(text)
+    refuses(told, path=str(tmp_path / "rows.csv"))
 
 
 @cases(__file__, "data_settings")
@@ -194,6 +250,18 @@ def test_replies_are_scored_as_asked(tmp_path, monkeypatch):
     assert answers("my_scores:broken", path, "6") == [None, None]
 
 
+def test_several_rewards_have_a_figure_and_a_weight_each(tmp_path, monkeypatch):
+    path = written(tmp_path / "rows.csv", ROWS)
+    (tmp_path / "my_parts.py").write_text("async def short(reply, answer, row):\n    return 10 - len(row['prompt'])\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    parts = {"right": {"function": "exact"}, "short": {"function": "my_parts:short", "weight": 0.5}}
+    episodes, _ = played({"id": "own_data", "path": path, "task": {"scoring": parts}}, ["agent"], lambda body: "6")
+    rewards = [[(reward.score, reward.weight) for reward in each.traces[0].rewards.values()] for each in episodes]
+    assert rewards == [[(0, 1), (6, 0.5)], [(1, 1), (6, 0.5)]]
+    assert [(*each.traces[0].rewards,) for each in episodes] == [("right", "short")] * 2
+    assert [each.traces[0].reward for each in episodes] == [3.0, 4.0]
+
+
 def test_another_file_or_another_function_is_another_version(tmp_path, monkeypatch):
     def version(scoring, path):
         taskset = {"id": "own_data", "path": path, "task": {"scoring": scoring}}
@@ -211,6 +279,10 @@ def test_another_file_or_another_function_is_another_version(tmp_path, monkeypat
     assert version("own_scores:half", path) != own
     written(tmp_path / "rows.jsonl", [*ROWS, {"prompt": "?", "answer": "!"}])
     assert version("exact", path) != plain
+    pattern = str(tmp_path / "*.jsonl")
+    one = version("exact", pattern)
+    written(tmp_path / "more.jsonl", ROWS)
+    assert one != version("exact", pattern) != version({"a": {"function": "own_scores:half"}}, pattern)
     assert version("exact", "/no/such.jsonl") == version("no_such:f", "") == ", ".join([*packages, "verifiers 0.4.0"])
 
 

@@ -1,4 +1,4 @@
-"""A verifiers taskset for data of your own: a JSONL or Parquet file, or a dataset of the hub."""
+"""A verifiers taskset for data of your own: local files, or a dataset of the hub."""
 
 from own_data.taskset import OwnDataTaskset
 

@@ -4,8 +4,8 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from decimal import Decimal
+from difflib import get_close_matches
 from typing import Any
 
 from own_data.errors import DataUnusable
@@ -16,69 +16,50 @@ MAX_DEPTH = 200
 """Nested lists and objects of a row; pydantic serialises 255 levels, some of which are around the row."""
 
 
-@dataclass(frozen=True)
-class Columns:
-    """Which columns of a row hold what."""
+def examples(
+    rows: Iterable[tuple[str, Row]], prompt: str, answer: str, id_column: str
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield place, and prompt, answer, row and key of each row; columns of these names hold prompt, answer and id.
 
-    prompt: str
-    answer: str
-    id: str = ""
-
-
-@dataclass(frozen=True)
-class Example:
-    """What a row says."""
-
-    place: str
-    """Where the row stands, for messages."""
-    key: str
-    """The row's id, and a digest of what is in the row: another answer under the same id is another example."""
-    prompt: str | list[dict[str, str]]
-    """The user's text, or chat messages."""
-    answer: str
-    """What the reply is compared with."""
-    row: Row
-    """All columns, as JSON values, for scoring functions."""
-
-
-def examples(rows: Iterable[tuple[str, Row]], columns: Columns) -> Iterator[Example]:
-    """Yield the examples of `rows`.
-
+    The key is the id, if there is one, and a digest of the row: another answer under one id is another example.
     Raises DataUnusable naming place and column: of a missing or empty column, of messages in another form, of an id
     that comes twice, or where there is no row at all.
     """
     places: dict[str, str] = {}
     place = ""
     for place, row in rows:
-        name = _text(f"{place}, column {columns.id!r}", _value(place, row, columns.id)) if columns.id else ""
+        name = _text(place, row, id_column) if id_column else ""
         if name and name in places:
-            raise DataUnusable(f"{place}, column {columns.id!r}: id {name!r} was in {places[name]} already")
+            raise DataUnusable(f"{place}, column {id_column!r}: id {name!r} was in {places[name]} already")
         places[name] = place
-        yield _example(place, name, row, columns)
+        yield place, _example(place, name, row, prompt, answer)
     if not place:
         raise DataUnusable("the data holds no rows")
 
 
-def _example(place: str, name: str, row: Row, columns: Columns) -> Example:
-    asked = _value(place, row, columns.prompt)
-    prompt = asked if isinstance(asked, str) else _messages(f"{place}, column {columns.prompt!r}", asked)
-    answer = _text(f"{place}, column {columns.answer!r}", _value(place, row, columns.answer))
+def _example(place: str, name: str, row: Row, prompt_column: str, answer_column: str) -> dict[str, Any]:
+    asked = _value(place, row, prompt_column)
+    prompt = asked if isinstance(asked, str) else _messages(f"{place}, column {prompt_column!r}", asked)
+    answer = _text(place, row, answer_column)
     content = json.dumps(row, sort_keys=True, default=str)  # dates and the like become text
     _require_characters(place, content)
     _require_depth(place, content)
     digest = hashlib.sha256(content.encode()).hexdigest()[:16]
-    return Example(place, "-".join(filter(None, (name, digest))), prompt, answer, json.loads(content))
+    key = "-".join(filter(None, (name, digest)))
+    return {"key": key, "prompt": prompt, "answer": answer, "row": json.loads(content)}
 
 
 def _value(place: str, row: Row, column: str) -> Any:
     if column not in row:
-        raise DataUnusable(f"{place}: there is no column {column!r}; it has {', '.join(sorted(row)) or 'none'}")
+        near = "".join(f"; did you mean {name!r}?" for name in get_close_matches(column, row, 1))
+        raise DataUnusable(f"{place}: there is no column {column!r}; it has {', '.join(sorted(row)) or 'none'}{near}")
     if row[column] is None or (isinstance(row[column], str) and not row[column].strip()):
         raise DataUnusable(f"{place}: column {column!r} is empty")
     return row[column]
 
 
-def _text(where: str, value: Any) -> str:
+def _text(place: str, row: Row, column: str) -> str:
+    where, value = f"{place}, column {column!r}", _value(place, row, column)
     if not isinstance(value, str | int | float | Decimal) or isinstance(value, bool):
         raise DataUnusable(f"{where}: a text or a number is wanted, this is {type(value).__name__}")
     if not isinstance(value, str) and not math.isfinite(value):

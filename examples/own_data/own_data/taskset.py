@@ -2,17 +2,17 @@
 
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from numbers import Real
 from typing import Any
 
 import verifiers.v1 as vf
-from pydantic import Field, SerializeAsAny
+from pydantic import Field, FiniteFloat, SerializeAsAny
 
 from own_data.errors import DataUnusable
-from own_data.rows import Columns, Example, examples
+from own_data.rows import examples
 from own_data.scoring import last_number, scoring
-from own_data.sources import Row, from_file, from_hub
+from own_data.sources import Row, from_files, from_hub
 
 
 class OwnDataData(vf.TaskData):
@@ -26,12 +26,26 @@ class OwnDataData(vf.TaskData):
     """All columns of the row."""
 
 
+class Part(vf.BaseConfig):
+    """One of several rewards."""
+
+    function: str
+    """`exact`, `contains`, `number`, or an import path."""
+    weight: FiniteFloat = 1.0
+    """Factor in the sum of the rewards."""
+
+
 class OwnDataTaskConfig(vf.TaskConfig):
     """How replies are scored."""
 
-    scoring: str = "exact"
+    scoring: str | dict[str, Part] = "exact"
     """`exact`, `contains`, `number`, or an import path `package.module:function` of a function of reply, answer and
-    row."""
+    row; or several by the names of the rewards that they give. The name of a single one is `answer`."""
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        """What scores, by the name of its reward."""
+        return {"answer": Part(function=self.scoring)} if isinstance(self.scoring, str) else self.scoring
 
 
 class OwnDataTask(vf.Task[OwnDataData, vf.State, OwnDataTaskConfig]):
@@ -43,13 +57,17 @@ class OwnDataTask(vf.Task[OwnDataData, vf.State, OwnDataTaskConfig]):
         return self.data.key
 
     @vf.reward
-    async def answer(self, task: OwnDataData, trace: vf.Trace) -> float:
+    async def answer(self, task: OwnDataData, trace: vf.Trace) -> float | Mapping[str, float]:
         """What the scoring says of the last reply. Raises DataUnusable where that is no finite number."""
-        found = scoring(self.config.scoring)(trace.last_reply, task.answer, task.row)
-        value = await found if inspect.isawaitable(found) else found
-        if not isinstance(value, Real) or not math.isfinite(value):
-            raise DataUnusable(f"scoring {self.config.scoring!r} returned {value!r} for row {task.key}; want a number")
-        return float(value)
+        for name, part in self.config.parts.items():
+            found = scoring(part.function)(trace.last_reply, task.answer, task.row)
+            value = await found if inspect.isawaitable(found) else found
+            if not isinstance(value, Real) or not math.isfinite(value):
+                raise DataUnusable(f"scoring {part.function!r} returned {value!r} for row {task.key}; want a number")
+            if isinstance(self.config.scoring, str):
+                return float(value)  # whose weight verifiers' own setting of rewards may change
+            trace.record_reward(name, value, part.weight)
+        return {}  # all are recorded
 
 
 class OwnDataConfig(vf.TasksetConfig):
@@ -58,7 +76,7 @@ class OwnDataConfig(vf.TasksetConfig):
     task: SerializeAsAny[OwnDataTaskConfig] = OwnDataTaskConfig()
     """How replies are scored."""
     path: str = ""
-    """A local file of JSON lines (.jsonl) or Parquet (.parquet)."""
+    """A local file (.jsonl, .json, .csv, .tsv, .parquet; texts also in .gz), or a pattern of files."""
     hub: str = ""
     """The id of a dataset of the hub, or a local directory of data files, in place of `path`; needs `datasets`."""
     subset: str = ""
@@ -78,7 +96,7 @@ class OwnDataConfig(vf.TasksetConfig):
         """Yield the rows, each with its place. Raises DataUnusable unless one of `path` and `hub` is given."""
         if bool(self.path) == bool(self.hub):
             raise DataUnusable("give the taskset either `path`, a local file, or `hub`, a dataset of the hub")
-        yield from from_file(self.path) if self.path else from_hub(self.hub, self.subset, self.split)
+        yield from from_files(self.path) if self.path else from_hub(self.hub, self.subset, self.split)
 
 
 class OwnDataTaskset(vf.Taskset[OwnDataTask, OwnDataConfig]):
@@ -87,22 +105,19 @@ class OwnDataTaskset(vf.Taskset[OwnDataTask, OwnDataConfig]):
     def load(self) -> Iterator[OwnDataTask]:
         """Yield one task for each row. Raises DataUnusable, naming place and column, for what cannot be used."""
         config = self.config
-        scoring(config.task.scoring)
-        for example in examples(config.rows(), Columns(config.prompt_column, config.answer_column, config.id_column)):
-            self._require(example)
-            system = {"system_prompt": config.system} if config.system else {}
-            data = OwnDataData(key=example.key, prompt=example.prompt, answer=example.answer, row=example.row, **system)
-            yield OwnDataTask(data, config.task)
+        functions = {part.function: scoring(part.function) for part in config.task.parts.values()}
+        for place, fields in examples(config.rows(), config.prompt_column, config.answer_column, config.id_column):
+            self._require(place, fields, "number" in functions)
+            yield OwnDataTask(OwnDataData(**fields, system_prompt=config.system or None), config.task)
 
-    def _require(self, example: Example) -> None:
-        config = self.config
-        if config.task.scoring == "number" and last_number(example.answer) is None:
+    def _require(self, place: str, fields: Mapping[str, Any], wants_number: bool) -> None:
+        config, prompt, answer = self.config, fields["prompt"], fields["answer"]
+        if wants_number and last_number(answer) is None:
             raise DataUnusable(
-                f"{example.place}, column {config.answer_column!r}: scoring is `number`, and {example.answer!r} holds "
-                "none"
+                f"{place}, column {config.answer_column!r}: scoring is `number`, and {answer!r} holds none"
             )
-        if config.system and not isinstance(example.prompt, str) and example.prompt[0]["role"] == "system":
+        if config.system and not isinstance(prompt, str) and prompt[0]["role"] == "system":
             raise DataUnusable(
-                f"{example.place}, column {config.prompt_column!r}: the messages begin with a system message of their "
-                "own, and the setting `system` gives another"
+                f"{place}, column {config.prompt_column!r}: the messages begin with a system message of their own, and "
+                "the setting `system` gives another"
             )

@@ -206,8 +206,8 @@ def engine_version() -> str:
     return ""
 
 
-def model_directory(path: str, key: str = "model.path") -> Path:
-    """Return the local directory of a model: `path` itself, or the cached download of a hub id.
+def model_directory(path: str, key: str = "model.path", patterns: Sequence[str] = WEIGHT_FILES) -> Path:
+    """Return the local directory of a model: `path` itself, or the cached download of a hub id's files of `patterns`.
 
     Raises ConfigError when there is neither; `key` is where the config names it.
     """
@@ -218,7 +218,7 @@ def model_directory(path: str, key: str = "model.path") -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(path, allow_patterns=list(WEIGHT_FILES)))
+        return Path(snapshot_download(path, allow_patterns=list(patterns)))
     except (OSError, ValueError) as error:  # what the hub's client raises is one of both
         raise ConfigError(
             [f"{key}: {path} is no directory, and no model of that name could be had from the hub: {error}"]

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
+from glob import glob
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.metadata import PackageNotFoundError, distribution, distributions, packages_distributions, version
 from importlib.util import find_spec
@@ -263,7 +264,7 @@ def _bound_names(code: str) -> set[str] | None:
 
 
 def _data(environment: Section) -> Iterator[str]:
-    """Yield name and digest of each file that a setting names, and of the directory that one called `path` names."""
+    """Yield name and digest of each file that a setting names, and of the directory or pattern that `path` names."""
     for key, text in _texts(environment):
         # A word, as the name of a split is, is no path.
         if key not in ("path", "files", "command") and not {"/", "."} & {*text}:
@@ -274,6 +275,8 @@ def _data(environment: Section) -> Iterator[str]:
             yield _file_part(path)
         elif key == "path" and text and os.path.isdir(path):
             yield f"{path.name}/ sha256:{_digest(_tree(path))[:SHOWN]}"
+        elif key == "path" and (files := [Path(file) for file in glob(str(path), recursive=True)]):
+            yield f"{path.name} sha256:{_digest((file.name, file) for file in files)[:SHOWN]}"
 
 
 def _file_part(file: Path) -> str:

@@ -34,7 +34,7 @@ def limit_prompts(
         raise EnvironmentUnavailable(f"{about}, and no model is named whose tokenizer counts. Set model.path")
     name, directory = renderer_name(model.renderer, model.path), str(model_directory(place))
     renderer = load_renderer(directory, name, model.renderer_settings)
-    lengths = [_num_tokens(json.loads(task), renderer) for task in texts(loaded.examples["task"])]
+    lengths = [len(prompt_ids(json.loads(task), renderer)) for task in texts(loaded.examples["task"])]
     fits = [length <= limit for length in lengths]
     long = tuple(length for length in lengths if length > limit)
     remedy = 'set long_prompts = "drop"' if any(fits) else "take other examples"
@@ -46,11 +46,14 @@ def limit_prompts(
     return replace(loaded, examples=loaded.examples.filter(pa.array(fits, pa.bool_())), long_prompts=long)
 
 
-def _num_tokens(task: dict[str, Any], renderer: Any) -> int:
-    """Return the tokens of the prompt that a task begins with; 0 where it has none, or one that is not text alone."""
+def prompt_ids(task: dict[str, Any], renderer: Any) -> list[int]:
+    """Return the tokens of the prompt that a task begins with, without schemas of tools.
+
+    It is empty where there is no prompt, or one that is not text alone.
+    """
     prompt, system = task.get("prompt") or [], task.get("system_prompt")
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if not messages or not all(isinstance(message.get("content"), str) for message in messages):
-        return 0
+        return []
     messages = [{"role": "system", "content": system}, *messages] if system else messages
-    return len(renderer.render_ids(messages, add_generation_prompt=True))
+    return list(renderer.render_ids(messages, add_generation_prompt=True))

@@ -3,10 +3,16 @@
 import importlib
 import importlib.util
 import json
+import os
+import pty
 import re
+import subprocess
+import sys
 import tomllib
+from contextlib import suppress
 from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -39,6 +45,9 @@ partition = "all"
 """
 
 
+TABLE = "question,solution\nWhat is 2+2?,4\nWhat is 3+3?,6\n"
+
+
 def files(directory):
     """Return the files of a directory, by name."""
     return {path.name: path.read_text(encoding="utf-8") for path in directory.iterdir()}
@@ -68,6 +77,54 @@ def test_a_project_of_own_data(tmp_path, capsys):
     assert [line.split()[:2] for line in said[2:]] == [["cd", str(directory)]] + [
         ["stagecoach", name] for name in ("check", "run", "view")
     ]
+
+
+@pytest.mark.engine
+@pytest.mark.essential
+def test_a_project_of_somebody_s_file_shows_prompts_as_the_model_sees_them(tmp_path, capsys, call, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "q.csv").write_text(TABLE)
+    for options, words in (
+        (
+            "--data q.csv --prompt questio",
+            "q.csv, line 2: there is no column 'questio'; it has question, solution; did you",
+        ),
+        ("--data r.csv", "r.csv: there is no such file"),
+        ("--data q.csv --environment own_data", "give one of them"),
+        ("--prompt question", "--prompt and --answer are columns of --data"),
+    ):
+        status, message = call("init", "new", *options.split())
+        assert status == 2 and words in message and not (tmp_path / "new").exists()
+    project = made(tmp_path / "new", "--data", "q.csv", "--prompt", "question", "--answer", "solution")
+    said = capsys.readouterr().out
+    assert set(project) == {CONFIG, REWARD}
+    assert "\n  <|im_start|>user\n  What is 2+2?<|im_end|>\n  <|im_start|>assistant\n" in said
+    taskset = load([tmp_path / "new" / CONFIG]).environments[0].taskset
+    assert taskset["path"] == str(tmp_path / "q.csv") and taskset["answer_column"] == "solution"
+
+
+@pytest.mark.engine
+def test_on_a_terminal_it_asks_for_file_and_columns(tmp_path):
+    (tmp_path / "q.csv").write_text(TABLE)
+    ours, theirs = pty.openpty()
+    os.write(ours, b"q.csv\nquestion\nsolution\n")
+    argv, ends = [sys.executable, "-m", "flows.cli", "init", "new"], dict.fromkeys(("stdin", "stdout"), theirs)
+    with subprocess.Popen(argv, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, **ends) as process:
+        os.close(theirs)
+        said = b""
+        with suppress(OSError):  # when the program has ended
+            while True:
+                said += os.read(ours, 4096)
+    os.close(ours)
+    assert process.returncode == 0 and b"File with your examples, of q.csv" in said and b"<|im_start|>user" in said
+    taskset = load([tmp_path / "new" / CONFIG]).environments[0].taskset
+    assert (taskset["prompt_column"], taskset["answer_column"]) == ("question", "solution")
+
+
+def test_on_a_terminal_without_files_of_data_it_asks_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))  # a question would fail
+    assert EXAMPLES in made(tmp_path / "project")
 
 
 def test_prompts_and_chat_format_are_those_of_the_warm_up_of_the_demo_s_model(tmp_path):

@@ -224,6 +224,31 @@ def test_more_groups_than_examples_are_warned_of(groups, call, monkeypatch):
     assert status == 0 and ("25 groups, and there are 10 examples to train on" in text) == (groups > 10)
 
 
+def test_check_shows_the_first_prompts_of_each_environment(call, monkeypatch):
+    chat = [
+        {"role": "user", "content": "2+2?"},
+        {"role": "assistant", "content": "5"},
+        {"role": "user", "content": "No."},
+    ]
+    tasks = [
+        {"prompt": chat},
+        {"prompt": "3+3?", "system_prompt": "Be short."},
+        *({"prompt": str(n)} for n in range(9)),
+    ]
+    rows = [
+        builders.example(str(number), "reverse_text") | {"task": json.dumps(task)} for number, task in enumerate(tasks)
+    ]
+    loaded = LoadedEnvironment(builders.table("examples", rows), EnvironmentFacts({"agent": True}, scores=True))
+    monkeypatch.setattr(plan, "load_all", lambda _: [loaded])
+    status, text = call("check", "demo", "--show-prompt", "model.path=demo", "evaluation.every=0")
+    shown = [" ".join(part.split("<think>")[0].split()) for part in text.split(" tokens:\n  ")[1:]]
+    assert status == 0 and [part.replace("<|im_start|>", ">").replace("<|im_end|>", "") for part in shown] == [
+        ">user 2+2? >assistant 5 >user No. >assistant",
+        ">system Be short. >user 3+3? >assistant",
+        ">user 0 >assistant",
+    ]
+
+
 @cases(__file__, "scoring")
 def test_a_scoring_function_that_does_not_exist_is_refused(scoring, problem, model, call, monkeypatch):
     project = model.parent / "project"
