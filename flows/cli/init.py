@@ -57,7 +57,7 @@ def init(
 
     outcomes: list[str] = []
     here = ", ".join(sorted(name for name in glob("*") if name.endswith(DATA)))
-    if here and not (data or environment or from_files):  # else a line that is pasted after this one would answer
+    if here and not (data or environment or from_files):  # without a file, the next pasted line would be the answer
         data = _ask(f"File with your examples, of {here}, or nothing for a sample", "")
     if environment:
         package_version(EnvironmentConfig(name=environment, taskset={"id": environment}))  # or it is refused

@@ -30,11 +30,10 @@ from flows.services.gpus import parse_gpu
 from flows.services.memory import MemoryPlan, directory_bytes, memory_plan, plan_here
 from flows.services.teachers import asked_teachers, is_here, teacher_facts
 from tasks.arrays.columns import texts
-from tasks.inference.engine.model_info import TOKENIZER_FILES, directory_digest, model_directory, renderer_name
+from tasks.inference.engine.model_info import TOKENIZER_FILES, directory_digest, model_directory
 from tasks.inference.environments.packages import EnvironmentUnavailable
-from tasks.inference.environments.prompt_limits import limit_prompts, prompt_ids
+from tasks.inference.environments.prompt_limits import limit_prompts, prompt_texts
 from tasks.inference.environments.servers import load_all
-from tasks.inference.trace_rows.demonstrations import load_renderer
 from tasks.learner.tiny import byte_tokenizer
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.stage import Ref
@@ -253,16 +252,11 @@ def prompt_lines(tasks: Iterable[dict[str, Any]], model: ModelConfig) -> Iterato
 
     Of a model of the hub the files of its tokenizer are fetched. Raises ConfigError where they are not to be had.
     """
-    from renderers.base import load_tokenizer
-
     place = model.tokenizer or model.path
     with TemporaryDirectory() as made:
         if place == DEMO:  # a run makes it, with a tokenizer that writes the same texts in fewer tokens
             byte_tokenizer(512, 2048).save_pretrained(place := made)
         directory = str(model_directory(place, patterns=TOKENIZER_FILES))
-        tokenizer = load_tokenizer(directory)
-        renderer = load_renderer(directory, renderer_name(model.renderer, model.path), model.renderer_settings)
-    for task in islice(tasks, NUM_PROMPTS):
-        tokens = prompt_ids(task, renderer)
-        yield f"prompt of {len(tokens)} tokens:"
-        yield from (f"  {line}" for line in tokenizer.decode(tokens).splitlines())
+        for count, text in prompt_texts(islice(tasks, NUM_PROMPTS), model, directory):
+            yield f"prompt of {count} tokens:"
+            yield from (f"  {line}" for line in text.splitlines())

@@ -19,11 +19,11 @@ RUN = ("run", "config.toml", "--name", "first", "--plain", "model.path=../model"
 
 REWARDS = """
 
-def short(reply: str, answer: str, row: dict) -> float:
-    return float(len(reply) < 20) + 0 * int(row["level"])
+async def short(reply, answer, row):
+    return int(row["level"]) * (len(reply) < 20)
 
 
-def best(group: list) -> list[float]:
+def best(group):
     return [float(rollout.reward == max(each.reward for each in group)) for rollout in group]
 """
 

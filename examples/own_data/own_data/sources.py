@@ -69,15 +69,16 @@ def _table(file: Path) -> Iterator[tuple[str, Any]]:
     csv.field_size_limit(2**31 - 1)  # Python's own limit is 131,072 characters
     lines = (line for _, line in _lines(file))
     header = next(lines, "")
-    reader = csv.DictReader(chain([header], lines), delimiter=max(",;\t", key=header.count), strict=True)
+    rows = csv.reader(chain([header], lines), delimiter=max(",;\t", key=header.count), strict=True)
     try:
-        for row in reader:
-            place = f"{file}, line {reader.line_num}"
-            if None in (*row, *row.values()):  # the name of what is left over, or the value of what is missing
-                raise DataUnusable(f"{place}: want one value for each of {', '.join(reader.fieldnames or ())}")
-            yield place, row
+        names = next(rows, [])
+        for values in filter(None, rows):
+            place = f"{file}, line {rows.line_num}"
+            if len(values) != len({*names}):
+                raise DataUnusable(f"{place}: {len(values)} values, and the header names {', '.join(names)}")
+            yield place, dict(zip(names, values, strict=True))
     except csv.Error as error:
-        raise DataUnusable(f"{file}, after line {reader.line_num}: {error}") from error
+        raise DataUnusable(f"{file}, line {rows.line_num}: {error}") from error
 
 
 def _parquet(file: Path) -> Iterator[tuple[str, Row]]:

@@ -275,7 +275,7 @@ def _data(environment: Section) -> Iterator[str]:
             yield _file_part(path)
         elif key == "path" and text and os.path.isdir(path):
             yield f"{path.name}/ sha256:{_digest(_tree(path))[:SHOWN]}"
-        elif key == "path" and (files := [Path(file) for file in glob(str(path), recursive=True)]):
+        elif key == "path" and (files := [Path(file) for file in glob(os.path.expanduser(text), recursive=True)]):
             yield f"{path.name} sha256:{_digest((file.name, file) for file in files)[:SHOWN]}"
 
 

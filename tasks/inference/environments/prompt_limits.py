@@ -1,6 +1,7 @@
-"""Leaves out examples whose first prompt has more tokens than its environment allows, before anything is sampled."""
+"""First prompts before anything is sampled: examples with too long ones are left out, and they can be read as text."""
 
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +33,8 @@ def limit_prompts(
     place = model.tokenizer or model.path
     if not place:
         raise EnvironmentUnavailable(f"{about}, and no model is named whose tokenizer counts. Set model.path")
-    name, directory = renderer_name(model.renderer, model.path), str(model_directory(place))
-    renderer = load_renderer(directory, name, model.renderer_settings)
-    lengths = [len(prompt_ids(json.loads(task), renderer)) for task in texts(loaded.examples["task"])]
+    renderer = _renderer(model, str(model_directory(place)))
+    lengths = [len(_prompt_ids(json.loads(task), renderer)) for task in texts(loaded.examples["task"])]
     fits = [length <= limit for length in lengths]
     long = tuple(length for length in lengths if length > limit)
     remedy = 'set long_prompts = "drop"' if any(fits) else "take other examples"
@@ -46,11 +46,25 @@ def limit_prompts(
     return replace(loaded, examples=loaded.examples.filter(pa.array(fits, pa.bool_())), long_prompts=long)
 
 
-def prompt_ids(task: dict[str, Any], renderer: Any) -> list[int]:
-    """Return the tokens of the prompt that a task begins with, without schemas of tools.
+def prompt_texts(tasks: Iterable[dict[str, Any]], model: "ModelConfig", directory: str) -> Iterator[tuple[int, str]]:
+    """Yield for each task the number of tokens of its first prompt, and the text that the model will see.
 
-    It is empty where there is no prompt, or one that is not text alone.
+    `directory` has the model's tokenizer.
     """
+    from renderers.base import load_tokenizer
+
+    renderer, tokenizer = _renderer(model, directory), load_tokenizer(directory)
+    for task in tasks:
+        tokens = _prompt_ids(task, renderer)
+        yield len(tokens), tokenizer.decode(tokens)
+
+
+def _renderer(model: "ModelConfig", directory: str) -> Any:
+    return load_renderer(directory, renderer_name(model.renderer, model.path), model.renderer_settings)
+
+
+def _prompt_ids(task: dict[str, Any], renderer: Any) -> list[int]:
+    """Return the tokens of the prompt that a task begins with; none where it is missing or not text alone."""
     prompt, system = task.get("prompt") or [], task.get("system_prompt")
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     if not messages or not all(isinstance(message.get("content"), str) for message in messages):

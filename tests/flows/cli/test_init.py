@@ -66,8 +66,12 @@ def reward_of(text):
     return module["reward"]
 
 
-def test_a_project_of_own_data(tmp_path, capsys):
+def test_a_project_of_own_data(tmp_path, capsys, monkeypatch):
     directory = tmp_path / "new" / "project"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        sys, "stdin", SimpleNamespace(isatty=lambda: True)
+    )  # a question, which no file calls for, fails
     project = made(directory)
     assert list(project) and set(project) == {CONFIG, REWARD, EXAMPLES}
     config = load([directory / CONFIG])
@@ -108,8 +112,9 @@ def test_on_a_terminal_it_asks_for_file_and_columns(tmp_path):
     (tmp_path / "q.csv").write_text(TABLE)
     ours, theirs = pty.openpty()
     os.write(ours, b"q.csv\nquestion\nsolution\n")
-    argv, ends = [sys.executable, "-m", "flows.cli", "init", "new"], dict.fromkeys(("stdin", "stdout"), theirs)
-    with subprocess.Popen(argv, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, **ends) as process:
+    argv, ends = [sys.executable, "-m", "flows.cli", "init", "new"], ("stdin", "stdout", "stderr")
+    variables = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(argv, cwd=tmp_path, env=variables, **dict.fromkeys(ends, theirs)) as process:
         os.close(theirs)
         said = b""
         with suppress(OSError):  # when the program has ended
@@ -119,12 +124,6 @@ def test_on_a_terminal_it_asks_for_file_and_columns(tmp_path):
     assert process.returncode == 0 and b"File with your examples, of q.csv" in said and b"<|im_start|>user" in said
     taskset = load([tmp_path / "new" / CONFIG]).environments[0].taskset
     assert (taskset["prompt_column"], taskset["answer_column"]) == ("question", "solution")
-
-
-def test_on_a_terminal_without_files_of_data_it_asks_nothing(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))  # a question would fail
-    assert EXAMPLES in made(tmp_path / "project")
 
 
 def test_prompts_and_chat_format_are_those_of_the_warm_up_of_the_demo_s_model(tmp_path):

@@ -228,25 +228,17 @@ def test_check_shows_the_first_prompts_of_each_environment(call, monkeypatch):
     chat = [
         {"role": "user", "content": "2+2?"},
         {"role": "assistant", "content": "5"},
-        {"role": "user", "content": "No."},
+        {"role": "user", "content": "No"},
     ]
-    tasks = [
-        {"prompt": chat},
-        {"prompt": "3+3?", "system_prompt": "Be short."},
-        *({"prompt": str(n)} for n in range(9)),
-    ]
-    rows = [
-        builders.example(str(number), "reverse_text") | {"task": json.dumps(task)} for number, task in enumerate(tasks)
-    ]
+    tasks = [{"prompt": chat}, {"prompt": "3+3?", "system_prompt": "Be short"}, {"prompt": "0"}, {"prompt": "left out"}]
+    rows = [builders.example(str(task), "reverse_text") | {"task": json.dumps(task)} for task in tasks]
     loaded = LoadedEnvironment(builders.table("examples", rows), EnvironmentFacts({"agent": True}, scores=True))
     monkeypatch.setattr(plan, "load_all", lambda _: [loaded])
     status, text = call("check", "demo", "--show-prompt", "model.path=demo", "evaluation.every=0")
-    shown = [" ".join(part.split("<think>")[0].split()) for part in text.split(" tokens:\n  ")[1:]]
-    assert status == 0 and [part.replace("<|im_start|>", ">").replace("<|im_end|>", "") for part in shown] == [
-        ">user 2+2? >assistant 5 >user No. >assistant",
-        ">system Be short. >user 3+3? >assistant",
-        ">user 0 >assistant",
-    ]
+    written = " ".join(text.replace("<|im_end|>", "").split())
+    assert status == 0 and "<|im_start|>user 2+2? <|im_start|>assistant 5 <|im_start|>user No <|im_start|>" in written
+    assert "<|im_start|>system Be short <|im_start|>user 3+3? <|im_start|>assistant" in written
+    assert text.count("prompt of ") == 3
 
 
 @cases(__file__, "scoring")
