@@ -35,6 +35,8 @@ FOLDERS = {
     "flows/queries": ("flows/queries/",),
     "flows/reporting": ("flows/reporting/",),
     "flows/viewer": ("flows/viewer/",),
+    # own data in any file with several rewards, prompts shown: room of HOUSE.md for the first hour, as in configs,
+    # tasks/inference, flows/*.py, examples and tests
     "flows/cli": ("flows/cli/",),
     "flows/replays, flows/exchange": ("flows/replays/", "flows/exchange/"),
     # packages of the GPU lock looked at without a GPU, in tasks/learner FlashAttention 4 and strict determinism:
