@@ -236,7 +236,10 @@ def test_check_shows_the_first_prompts_of_each_environment(call, monkeypatch):
     monkeypatch.setattr(plan, "load_all", lambda _: [loaded])
     status, text = call("check", "demo", "--show-prompt", "model.path=demo", "evaluation.every=0")
     written = " ".join(text.replace("<|im_end|>", "").split())
-    assert status == 0 and "<|im_start|>user 2+2? <|im_start|>assistant 5 <|im_start|>user No <|im_start|>" in written
+    assert (
+        status == 0
+        and "<|im_start|>user 2+2? <|im_start|>assistant <think> </think> 5 <|im_start|>user No <|im_start|>" in written
+    )
     assert "<|im_start|>system Be short <|im_start|>user 3+3? <|im_start|>assistant" in written
     assert text.count("prompt of ") == 3
 
