@@ -14,7 +14,7 @@ RUN := OMP_WAIT_POLICY=PASSIVE .venv/bin/
 # are one to tests/conftest.py, which hands them out.
 SIDE_BY_SIDE := -n 2 --dist loadfile
 
-.PHONY: help install demo test test-pure test-all test-other test-browser test-cuda-wheels mutate faults sabotage soak check docs format bench lock clean
+.PHONY: help install demo test test-pure test-all test-other test-browser pictures test-cuda-wheels mutate faults sabotage soak check docs format bench lock clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -51,6 +51,11 @@ test-browser: $(STAMP) ## the viewer and Prefect's pages in a real Chromium, whi
 	@.venv/bin/python -c 'import axe_playwright_python' 2>/dev/null || \
 		.venv/bin/python -m pip install --disable-pip-version-check --retries 10 -q playwright==1.65.2 axe-playwright-python==0.1.8
 	@$(RUN)python -m pytest -q $(SIDE_BY_SIDE) -m browser tests/browser $(ARGS)
+
+pictures: $(STAMP) ## pictures and recordings of docs/images, from real runs that take half an hour; ARGS="tour tools" for some
+	@.venv/bin/python -c 'import playwright, pyte' 2>/dev/null || \
+		.venv/bin/python -m pip install --disable-pip-version-check --retries 10 -q playwright==1.65.2 pyte==0.8.2
+	@PATH="$(CURDIR)/.venv/bin:$$PATH" $(RUN)python -m tests.browser.pictures $(ARGS)
 
 CUDA := .venv-cuda
 CUDA_STAMP := $(CUDA)/installed-$(shell cat requirements/gpu.txt pyproject.toml | cksum | cut -d ' ' -f 1)

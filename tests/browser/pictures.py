@@ -1,30 +1,41 @@
-"""Makes pictures of the viewer in docs/images: `python -m tests.browser.pictures DEMO TOOLS TUTORIAL`, three stores.
+"""Makes the pictures and recordings of docs/images: `make pictures`, or with ARGS="tour tools" only those.
 
-With DEMO alone it makes those of Prefect's pages, from the database that the run of the demo left in its store.
-
-Needs what `make test-browser` needs. The first store holds the demo and a replay of it, the second a run with tools,
-the third what docs/tutorial.md makes:
-
-    stagecoach demo
-    stagecoach replay demo --set algorithm.type=dr_grpo --until advantage --name demo-dr_grpo
-    stagecoach demo calc_tools steps=5 --store tools
+Real runs are made in a folder whose name the pictures may show. `terminal` needs a new folder, the others use its runs.
 """
 
+import io
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import httpx
+from PIL import Image
 
+from docs.recording import screens
 from storage.read.frames import Frames, existing_store
 from storage.read.sql import ask
 from tests.browser.viewing import CHECKOUT, CHROMIUM, FLAGS, PATIENCE, point_at, viewer
+from tests.fixtures.documents import steps
 from tests.fixtures.waiting import until
 
-IMAGES = CHECKOUT / "docs/images"
+IMAGES, RUNS = CHECKOUT / "docs/images", Path("/tmp/stagecoach-pictures")
 PORT = 42981
 DRAWS_GRAPHS = [flag for flag in FLAGS if flag != "--disable-gpu"] + ["--enable-unsafe-swiftshader"]
+RECORDED = (
+    "stagecoach demo",
+    "stagecoach replay demo --set algorithm.type=rloo --name rloo",
+    "stagecoach diff demo rloo",
+    "stagecoach lineage 19-5/0 --run demo",
+)
+TOUR = [
+    *("/", "/runs/demo", "/runs/demo/changes?a=0&b=20", "/runs/demo/steps/19", "/runs/demo/steps/19/batch?row=0"),
+    *("/runs/demo/traces/{trace}?color=entropy", "/runs/demo/search?q=<rev>a", "/compare?a=demo&b=rloo"),
+]
+"""Addresses of the viewer."""
+MAX_SCREENS, PAUSE, REST = 32, 300, 3_000
+"""Most screens of a command, the milliseconds that each is shown, and those of the last one and of a page."""
+TRACE = "select trace_id from demo.traces where step = 19 and reward = 1 order by trace_id"
 WITHOUT_DIRECTORIES = """() => {
   const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
   while (texts.nextNode()) {
@@ -33,38 +44,94 @@ WITHOUT_DIRECTORIES = """() => {
 }"""
 
 
-def main(demo, tools, tutorial):
-    """Write the pictures of the three stores."""
+def main(*chosen):
+    """Make the pictures of these names, or all."""
     from playwright.sync_api import sync_playwright
 
+    RUNS.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as browsers:
         browser = browsers.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        with viewer(demo) as address:
-            save(opened(browser, f"{address}/runs/demo", 1090), "run")
-            save(
-                opened(browser, f"{address}/compare?a=demo&b=demo-dr_grpo", 860, color_scheme="dark"), "viewer-compare"
-            )
-        with viewer(tools) as address:
-            shown = f"{address}/runs/calc_tools/traces/{trace_with_an_error(tools)}?color=entropy"
-            page = opened(browser, shown, 760)
-            token = page.locator(".tokens").nth(1).locator(".t").filter(has_text="calc").first  # the first call
-            token.evaluate("each => window.scrollBy(0, each.getBoundingClientRect().top - 320)")
-            point_at(page, token)
-            save(page, "viewer-trace")
-        with viewer(tutorial) as address:
-            save(opened(browser, f"{address}/runs/first/steps/19", 900), "tutorial-step")
-            shown = f"{address}/runs/first/traces/{wrong_with_full_reward(tutorial)}"
-            save(opened(browser, shown, 560), "tutorial-trace")
-            save(opened(browser, f"{address}/compare?a=first&b=second", 560), "tutorial-compare")
+        for make in (terminal, tour, demo, tools, tutorial, prefect):
+            if make.__name__ in (chosen or make.__name__):
+                make(browser)
         browser.close()
 
 
-def prefect_pages(store):
-    """Write the pictures of the page of the run `demo`, and of its artifact, by a server on the store's database."""
-    from playwright.sync_api import sync_playwright
+def typed(command, folder=RUNS):
+    """Run a command to its end."""
+    subprocess.run(["bash", "-c", command], cwd=folder, check=True)
 
+
+def terminal(browser):
+    """Record commands: the last screen of each rests."""
+    page, frames = browser.new_page(viewport={"width": 1280, "height": 960}), []
+    for command in RECORDED:
+        *passing, last = screens(command, RUNS)
+        for picture in [*passing[:: 1 + len(passing) // MAX_SCREENS], last]:
+            page.set_content(picture)
+            frames.append((page.locator("svg").screenshot(), REST if picture is last else PAUSE))
+    animate(frames, "terminal")
+
+
+def tour(browser):
+    """Go through pages of the viewer."""
+    with viewer(RUNS / "stagecoach-store") as address:
+        page, frames = opened(browser, address, 800), []
+        trace = str(ask(Frames(existing_store(RUNS / "stagecoach-store")), TRACE)["trace_id"][0])
+        for place in TOUR:
+            page.goto(address + place.format(trace=trace), wait_until="load")
+            frames.append((shown(page), REST))
+    animate(frames, "tour")
+
+
+def animate(frames, name):
+    """Write an animated picture of PNGs and their milliseconds."""
+    first, *others = (Image.open(io.BytesIO(png)).convert("RGB") for png, _ in frames)
+    shape = {"append_images": others, "duration": [milliseconds for _, milliseconds in frames], "loop": 0}
+    first.save(IMAGES / f"{name}.webp", save_all=True, lossless=True, method=6, minimize_size=True, **shape)
+
+
+def demo(browser):
+    """Look at the demo, and at it beside a replay."""
+    with viewer(RUNS / "stagecoach-store") as address:
+        save(opened(browser, f"{address}/runs/demo", 1090), "run")
+        save(opened(browser, f"{address}/runs/demo/steps/19/batch?row=0", 760), "batch")
+        save(opened(browser, f"{address}/runs/demo/search?q=<rev>a", 700), "search")
+        save(opened(browser, f"{address}/compare?a=demo&b=rloo", 860, color_scheme="dark"), "viewer-compare")
+
+
+def tools(browser):
+    """Look at a rollout with a call that was refused."""
+    typed("stagecoach demo calc_tools steps=5 --store tools")
+    with viewer(RUNS / "tools") as address:
+        place = f"{address}/runs/calc_tools/traces/{trace_with_an_error(RUNS / 'tools')}?color=entropy"
+        page = opened(browser, place, 760)
+        token = page.locator(".tokens").nth(1).locator(".t").filter(has_text="calc").first  # the first call
+        token.evaluate("each => window.scrollBy(0, each.getBoundingClientRect().top - 320)")
+        point_at(page, token)
+        save(page, "viewer-trace")
+
+
+def tutorial(browser):
+    """Type the tutorial, and look at its two runs."""
+    folder = RUNS / "tutorial"
+    folder.mkdir(exist_ok=True)
+    for step in steps("docs/tutorial.md"):
+        if step.file:
+            (folder / step.file).write_text(step.text, encoding="utf-8")
+        elif not step.reason and step.words[:2] != ["stagecoach", "view"]:
+            typed(step.text, folder)
+    with viewer(folder / "stagecoach-store") as address:
+        save(opened(browser, f"{address}/runs/first/steps/19", 900), "tutorial-step")
+        place = f"{address}/runs/first/traces/{wrong_with_full_reward(folder / 'stagecoach-store')}"
+        save(opened(browser, place, 560), "tutorial-trace")
+        save(opened(browser, f"{address}/compare?a=first&b=second", 560), "tutorial-compare")
+
+
+def prefect(browser):
+    """Look at the page of the run `demo`, and at its artifact, by a server on the store's database."""
     url = f"http://127.0.0.1:{PORT}"
-    database = f"sqlite+aiosqlite:///{(store / 'logs/prefect/prefect.db').resolve()}"
+    database = f"sqlite+aiosqlite:///{RUNS / 'stagecoach-store/logs/prefect/prefect.db'}"
     settings = {"API_DATABASE_CONNECTION_URL": database, "SERVER_UI_API_URL": f"{url}/api", "API_URL": f"{url}/api"}
     settings |= {"SERVER_ANALYTICS_ENABLED": "false", "UI_SHOW_PROMOTIONAL_CONTENT": "false"}
     variables = os.environ | {f"PREFECT_{name}": value for name, value in settings.items()}
@@ -72,14 +139,13 @@ def prefect_pages(store):
     server = subprocess.Popen(command, env=variables, stdout=subprocess.DEVNULL)
     try:
         until(lambda: _answers(f"{url}/api/health"), lambda: "the server does not answer")
-        with sync_playwright() as browsers:
-            browser = browsers.chromium.launch(executable_path=CHROMIUM, args=DRAWS_GRAPHS)
-            run = _one(f"{url}/api/flow_runs/filter", flow_runs={"name": {"any_": ["train-demo"]}})
-            page = opened(browser, f"{url}/runs/flow-run/{run}", 560)
-            save(page, "prefect-run", 8000)  # the graph is drawn, then fitted
-            card = _one(f"{url}/api/artifacts/filter", artifacts={"key": {"any_": ["run-demo"]}})
-            save(opened(browser, f"{url}/artifacts/artifact/{card}", 760), "prefect-artifact", 4000)
-            browser.close()
+        browser = browser.browser_type.launch(executable_path=CHROMIUM, args=DRAWS_GRAPHS)
+        run = _one(f"{url}/api/flow_runs/filter", flow_runs={"name": {"any_": ["train-demo"]}})
+        # The graph is drawn, then fitted.
+        save(opened(browser, f"{url}/runs/flow-run/{run}", 560), "prefect-run", 8_000)
+        card = _one(f"{url}/api/artifacts/filter", artifacts={"key": {"any_": ["run-demo"]}})
+        save(opened(browser, f"{url}/artifacts/artifact/{card}", 760), "prefect-artifact", 4_000)
+        browser.close()
     finally:
         server.terminate()
         server.wait()
@@ -105,11 +171,16 @@ def opened(browser, address, height, **settings):
     return page
 
 
-def save(page, name, milliseconds=500):
-    """Write what a window shows, without the directory of this machine in which the store lies."""
-    page.wait_for_timeout(milliseconds)  # charts are drawn after the page is loaded
+def save(page, name, pause=1_000):
+    """Write what a window shows."""
+    (IMAGES / f"{name}.png").write_bytes(shown(page, pause))
+
+
+def shown(page, pause=1_000):
+    """Return what a window shows, without the directory of this machine in which the store lies."""
+    page.wait_for_timeout(pause)  # charts are drawn after the page is loaded
     page.evaluate(WITHOUT_DIRECTORIES)
-    page.screenshot(path=str(IMAGES / f"{name}.png"))
+    return page.screenshot()
 
 
 def trace_with_an_error(store):
@@ -130,4 +201,4 @@ def wrong_with_full_reward(store):
 
 
 if __name__ == "__main__":
-    (prefect_pages if len(sys.argv) == 2 else main)(*map(Path, sys.argv[1:4]))
+    main(*sys.argv[1:])

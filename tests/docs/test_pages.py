@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import duckdb
 import pytest
+from PIL import Image
 
 import flows.queries
 import flows.viewer
@@ -135,6 +136,21 @@ def test_links_are_found():
     assert (Path("README.md"), "docs/replay.md") in LINKS
     assert (Path("docs/prefect.md"), "images/prefect-form.png") in LINKS
     assert {page.parts[0] for page, _ in LINKS} >= {"README.md", "CONTRIBUTING.md", "docs"}
+
+
+def test_each_cell_of_the_comparison_has_its_source():
+    """A link to a page here, or to a file of the commit that was read."""
+    page = (ROOT / "docs" / "why.md").read_text(encoding="utf-8")
+    commits = r"^\[([\w-]+)\]: https://github.com/[\w-]+/[\w-]+/blob/[0-9a-f]{40}/\S+$"
+    assert set(re.findall(r"\]\[([\w-]+)\]", page)) == set(re.findall(commits, page, re.MULTILINE))
+    table = page.split("| | Stagecoach |")[1].split("---|\n")[1].split("\n\n")[0]
+    assert set(re.findall(r"(?<!^)\| ([^\[|]+) (?=\|)", table, re.MULTILINE)) == {"not found"}
+
+
+def test_recordings_move_and_are_small():
+    files = [ROOT / "docs" / "images" / name for name in ("terminal.webp", "tour.webp")]
+    assert sum(file.stat().st_size for file in files) <= 2 * 2**20
+    assert all(Image.open(file).n_frames > 5 for file in files)
 
 
 @pytest.mark.parametrize("folder", ["docs", "docs/decisions"])
