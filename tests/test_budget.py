@@ -90,14 +90,14 @@ MOST: dict[str, tuple[int, int]] = {
     # flows/exchange, docs (the version at the foot of pages), benchmarks (a new user's hour) and tests
     "flows/cli": (31_100, 22_000),
     "flows/replays, flows/exchange": (17_700, 15_000),  # other trainers came from configs: docs/decisions/configs.md
-    "tests": (564_400, 480_000),
+    "tests": (565_100, 480_000),
     "benchmarks": (21_600, 20_000),
     # questions, three recipes on one set: room of agents
     # the harness `program`, its gateway in flows/services, the Responses API in tasks/inference: room of agents
     # other harnesses within its limits, without a network: the same room, and their test in tests
     "examples": (34_300, 32_000),
     "stagecoach.py, requirements, deploy, tasks/*.py": (5_200, 5_500),
-    "docs": (2_100, 2_000),
+    "docs": (2_600, 2_000),
 }
 """The tokens that a folder may have now, and the goal of the redesign."""
 MOST_ASSET_LINES = (2_239, 2_300)
