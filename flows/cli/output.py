@@ -11,11 +11,16 @@ Record = Mapping[str, Any]
 
 
 def print_records(
-    records: Sequence[Record], cells: Callable[[Record], Record], left: Container[int], as_json: bool = False
+    records: Sequence[Record],
+    cells: Callable[[Record], Record],
+    left: Container[int],
+    as_json: bool = False,
+    num_optional: int = 0,
 ) -> None:
     """Print records of the same names: as JSON, on a terminal as a table of `cells`, in a pipe as lines with tabs.
 
     A pipe gets the names and values of the JSON. `cells` are texts by heading, those at the places `left` at the left.
+    The last `num_optional` columns are left out where the terminal is too narrow.
     """
     if as_json:
         print(json.dumps(records, sort_keys=True, default=datetime.isoformat))
@@ -23,7 +28,7 @@ def print_records(
         print(tab_separated(records[0], (record.values() for record in records)))
     elif records:
         rows = [cells(record) for record in records]
-        console().print(grid(rows[0], (row.values() for row in rows), left))
+        console().print(grid(rows[0], (row.values() for row in rows), left, num_optional))
 
 
 def print_report(report: Mapping[str, Any], as_json: bool = False) -> None:

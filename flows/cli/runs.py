@@ -44,7 +44,7 @@ def runs(
     from flows.queries.runs import runs as recorded_runs
 
     rows = recorded_runs(open_reader(store)).to_dicts()
-    print_records(rows, _cells, (0, 1, 2), as_json)
+    print_records(rows, _cells, (0, 1, 2), as_json, num_optional=3)
     if not (rows or as_json):
         say("no runs")
     return 0
@@ -60,9 +60,9 @@ def _cells(row: Record) -> Record:
         "steps": f"{row['steps_done']}/{row['steps_planned'] or '-'}",
         "reward": " to ".join(dict.fromkeys(rewards[:1] + rewards[-1:])) or "-",
         "held out": compact_number(row["held_out"]),
-        "age": seconds(max(ago, 0.0)),
-        "took": seconds(row["seconds"]),
+        "age": " ".join(seconds(max(ago, 0.0)).split()[:2]),  # in its larger unit
         "size": size(row["bytes"]),
+        "took": seconds(row["seconds"]),
     }
 
 

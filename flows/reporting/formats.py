@@ -208,22 +208,30 @@ def _wrap(text: str, width: int, rest: str = "") -> list[str]:
 
 
 class Grid:
-    """Rows as a table, or where that is wider than the terminal, as records: a line for each of a row's values."""
+    """Rows as a table, or where that is wider than the terminal, as records: a line for each of a row's values.
 
-    def __init__(self, headings: Sequence[str], rows: Sequence[Sequence[str | Text]], left: Container[int]) -> None:
-        self.headings, self.rows, self._left = headings, rows, left
+    The last `num_optional` columns of a table are left out where it is too wide with them.
+    """
+
+    def __init__(
+        self, headings: Sequence[str], rows: Sequence[Sequence[str | Text]], left: Container[int], num_optional: int = 0
+    ) -> None:
+        self.headings, self.rows, self._left, self._num_optional = headings, rows, left, num_optional
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         # No column is ever narrowed: a number that is broken over two lines is read as two.
         columns = zip(self.headings, *self.rows, strict=True)
-        if sum(max(cell_len(str(cell)) for cell in column) + 2 for column in columns) > options.max_width:
+        widths = [max(cell_len(str(cell)) for cell in column) + 2 for column in columns]
+        least = len(widths) - self._num_optional
+        fitting = [number for number in range(len(widths), least - 1, -1) if sum(widths[:number]) <= options.max_width]
+        if not fitting:
             yield Text("\n".join(self._records(options.max_width)))
             return
         table = Table(box=None, padding=(0, 1))
-        for place, heading in enumerate(self.headings):
+        for place, heading in enumerate(self.headings[: fitting[0]]):
             table.add_column(Text(heading), justify="left" if place in self._left else "right", no_wrap=True)
         for row in self.rows:
-            table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row))
+            table.add_row(*(cell if isinstance(cell, Text) else Text(cell) for cell in row[: fitting[0]]))
         yield table
 
     def _records(self, width: int) -> Iterator[str]:
@@ -235,7 +243,9 @@ class Grid:
                 yield from _wrap(f"{heading:<{name}}  {value}".rstrip(), width, " " * (name + 2))
 
 
-def grid(headings: Iterable[str], rows: Iterable[Iterable[Any]], left: Container[int] = (0,)) -> Grid:
+def grid(
+    headings: Iterable[str], rows: Iterable[Iterable[Any]], left: Container[int] = (0,), num_optional: int = 0
+) -> Grid:
     """Return rows as a table; the columns at the places `left` stand at the left, numbers at the right.
 
     Long cells are cut: a row of them would fill the screen.
@@ -243,13 +253,14 @@ def grid(headings: Iterable[str], rows: Iterable[Iterable[Any]], left: Container
     named = [one_line(heading, LONGEST_ROW) for heading in headings]
     most = LONGEST_ROW // max(len(named), 1)
     cells = [[cell if isinstance(cell, Text) else one_line(str(cell), most) for cell in row] for row in rows]
-    return Grid(named, cells, left)
+    return Grid(named, cells, left, num_optional)
 
 
 def tab_separated(names: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     """Return rows as lines with a tab between values, their names first, for programs.
 
-    Numbers have all their digits, moments are ISO 8601, lists and mappings are JSON; None is empty.
+    Numbers have all their digits, moments are ISO 8601, lists and mappings are JSON; None is empty. Of a long
+    value LONGEST_ROW characters are there, in which nothing acts on a terminal.
     """
     return "\n".join("\t".join(map(_plain_cell, row)) for row in (names, *rows))
 
@@ -259,7 +270,7 @@ def _plain_cell(value: Any) -> str:
         value = json.dumps(value, ensure_ascii=False, default=str)
     if isinstance(value, datetime):
         value = value.isoformat()
-    return one_line("" if value is None else str(value), LONGEST_LINE)
+    return one_line("" if value is None else str(value), LONGEST_ROW)
 
 
 def markdown_table(headings: Iterable[str], rows: Iterable[Iterable[Any]], numbers: bool = True) -> list[str]:

@@ -231,12 +231,13 @@ class Panel:
         values = self._series[name]
         last = next(filter(_is_known, reversed(values)), None)
         figure = f"{last or 0:,.0f}" if name == THROUGHPUT else fixed_point(last)
+        number = "{:,.0f}".format if name == THROUGHPUT else compact_number
         # Shares and rewards are seen against 1; of the others nobody knows the most beforehand.
         top = 1.0 if name in (self.measure, HELD_OUT) else 0.0
         known = [value for value in values if value is not None and math.isfinite(value)]
         low, high = min([0.0, *known]), max([top, *known])
         # The scale: the greatest and the least value at the left, the first and the last step below.
-        scale = [compact_number(high), *[""] * (PLOT_ROWS - 2), compact_number(low)]
+        scale = [number(high), *[""] * (PLOT_ROWS - 2), number(low)]
         margin, is_evaluation = max(map(len, scale)), name == HELD_OUT
         num_wide = len(values) if is_evaluation else self.num_steps
         stretched = over_width(values, num_wide, width - margin - 1)

@@ -112,8 +112,8 @@ def test_each_command_ends_in_one_message(root, capsys, target, harm):
         if status and "there is no policy" not in told.err:
             said[command] = told.err + told.out
     table = path.parent.parent.name
-    # The last is a cell of a report: two spaces and more are between cells.
-    names = (path.name, path.parent.name, f"{table}/", f"table {table!r}", f"{table}  ")
+    # The last is a cell of a report.
+    names = (path.name, path.parent.name, f"{table}/", f"table {table!r}", f"{table}\t")
     for command, text in said.items():
         assert any(name in text for name in names), f"{command} does not say which file: {text}"
     # A pointer or a head that is gone says nothing, and a bit may be flipped in a word that nobody reads.

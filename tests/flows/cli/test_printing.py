@@ -73,6 +73,13 @@ def test_a_table_that_does_not_fit_is_records(width, printed, capsys, monkeypatc
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [line.split() for line in printed]
 
 
+def test_a_narrow_table_is_without_its_optional_columns(capsys, monkeypatch):
+    for width, shown in ((40, ["a-run", "0.12345", "6"]), (17, ["a-run", "0.12345"]), (15, ["run", "a-run"])):
+        monkeypatch.setenv("COLUMNS", str(width))
+        console().print(grid(("run", "reward", "n"), [ROW], num_optional=1))
+        assert shown in [line.split() for line in capsys.readouterr().out.splitlines()]
+
+
 def test_a_pipe_gets_every_line_as_one(capsys, monkeypatch):
     monkeypatch.delenv("COLUMNS", raising=False)
     line = "word " * 60

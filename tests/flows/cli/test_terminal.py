@@ -45,7 +45,7 @@ def test_every_command_that_lists_has_json():
 
 @pytest.mark.engine  # processes on terminals of their own
 def test_a_terminal_of_80_columns_shows_replies_and_the_first_difference(forked):
-    for argv in (["traces", "large:2"], ["diff", "large", "large-rloo"]):
+    for argv in (["runs"], ["traces", "large:2"], ["diff", "large", "large-rloo"]):
         with Terminal(*argv, "--store", str(forked)) as terminal:
             lines = terminal.lines()
         assert max(map(len, lines)) <= 80 and len(lines) <= 40
