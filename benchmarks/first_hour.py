@@ -54,9 +54,9 @@ def main() -> None:
                 write_data(place / "my-project/examples.jsonl")
             if name == "train":
                 rewards = [float(reward) for reward in re.findall(r"reward ([-\d.]+)", done.stdout)]
-    total, after = sum(seconds.values()), sum(list(seconds.values())[2:])
-    print(f"| all | {total:.1f} |\n| after the installation | {after:.1f} |")
-    print(f"\nreward of the first step {rewards[0]:.2f}, of the last three {sum(rewards[-3:]) / 3:.2f}")
+        total, after = sum(seconds.values()), sum(list(seconds.values())[2:])
+        print(f"| all | {total:.1f} |\n| after the installation | {after:.1f} |")
+        print(f"\nreward of the first step {rewards[0]:.2f}, of the last three {sum(rewards[-3:]) / 3:.2f}")
     raise SystemExit(total > MAX_SECONDS or after > MAX_AFTER_INSTALL)
 
 
