@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from tasks.learner.context_parallel import ContextGroup
-from tasks.learner.expert_parallel import ExpertGroup
+from tasks.learner.expert_parallel import deal_experts
 from tasks.learner.protocol import LearnerError
 
 # Ranks wait for the next request in a broadcast, as long as rollouts take. A long timeout costs nothing: the death of a
@@ -138,15 +138,15 @@ def shard(
     half: bool,
     replicas: int = 1,
     expert_parallel: int = 1,
-) -> ExpertGroup | None:
+) -> None:
     """Shard `policy` over all ranks, layer by layer, in place; `half` computes in bfloat16 from float32 weights.
 
     With `replicas`, there are so many copies: weights are gathered among the ranks of one of them alone, and gradients
     are added over all (hybrid sharding). One rank that does not compute in bfloat16 keeps its parameters as they are.
-    Experts are dealt to `expert_parallel` ranks; returns these, seen from this one, if they are more than one.
+    Experts are dealt to `expert_parallel` ranks.
     """
     if dist.get_world_size() == 1 and not half:
-        return None
+        return
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     size = dist.get_world_size()
@@ -158,12 +158,12 @@ def shard(
         if half
         else MixedPrecisionPolicy()
     )
-    group = ExpertGroup(layers, device, replicas, expert_parallel, precision) if expert_parallel > 1 else None
+    if expert_parallel > 1:
+        deal_experts(layers, device, replicas, expert_parallel, precision)
     for layer in layers:
         fully_shard(layer, mesh=mesh, mp_policy=precision)
     # Last, because it takes the parameters that no layer has: embedding, final norm and output head.
     fully_shard(policy, mesh=mesh, mp_policy=precision)
-    return group
 
 
 def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:

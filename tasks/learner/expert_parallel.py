@@ -13,60 +13,50 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_gather_single_autograd, reduce_scatter_single_autograd
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 
-class ExpertGroup:
-    """The ranks that have the experts of one copy of a layer, seen from one of them."""
+def deal_experts(
+    layers: nn.ModuleList, device: torch.device, replicas: int, size: int, precision: MixedPrecisionPolicy
+) -> None:
+    """Deal the experts of all layers to groups of `size` ranks; those with the same ones shard them (FSDP2)."""
+    axes = replicas, dist.get_world_size() // (replicas * size), size
+    mesh = init_device_mesh(device.type, axes, mesh_dim_names=("replicate", "shard", "expert"))
+    shards = mesh["replicate", "shard"] if replicas > 1 else mesh["shard"]
+    for experts in (module for name, module in layers.named_modules() if name.endswith(".experts")):
+        for name, tensor in [*experts.named_parameters()]:
+            dealt = distribute_tensor(tensor.detach(), mesh["expert"], [Shard(0)], src_data_rank=None)
+            experts.register_parameter(name, nn.Parameter(dealt, tensor.requires_grad))
+        experts.forward = partial(_compute, experts, mesh["expert"])
+        # By the last axis: transformers fuses what it reads along the others.
+        fully_shard(experts, mesh=shards, mp_policy=precision, shard_placement_fn=lambda own: Shard(own.ndim - 1))
 
-    def __init__(
-        self, layers: nn.ModuleList, device: torch.device, replicas: int, size: int, precision: MixedPrecisionPolicy
-    ) -> None:
-        """Deal the experts of all layers to groups of `size` ranks; those with the same ones shard them (FSDP2)."""
-        others = dist.get_world_size() // (replicas * size)
-        mesh = init_device_mesh(device.type, (replicas, others, size), mesh_dim_names=("replicate", "shard", "expert"))
-        own = mesh["expert"]
-        self._size, self._rank, self._group = size, own.get_local_rank(), own.get_group()
-        self._longest = 0
-        shards = mesh["replicate", "shard"] if replicas > 1 else mesh["shard"]
-        for experts in (module for name, module in layers.named_modules() if name.endswith(".experts")):
-            for name, tensor in [*experts.named_parameters()]:
-                dealt = distribute_tensor(tensor.detach(), own, [Shard(0)], src_data_rank=None)
-                experts.register_parameter(name, nn.Parameter(dealt, tensor.requires_grad))
-            experts.forward = partial(self._compute, experts)
-            # By the last axis: transformers fuses what it reads along the others.
-            fully_shard(experts, mesh=shards, mp_policy=precision, shard_placement_fn=lambda own: Shard(own.ndim - 1))
 
-    def begin(self, num_tokens: int) -> None:
-        """Agree on how many tokens of a rank are computed until the next call: those of the longest row."""
-        longest = torch.tensor(num_tokens)
-        dist.all_reduce(longest, dist.ReduceOp.MAX, self._group)
-        self._longest = int(longest)
+def _compute(experts: Any, mesh: DeviceMesh, states: Tensor, choices: Tensor, weights: Tensor) -> Tensor:
+    """Return what the experts of all ranks make of states (t, H), by choices and their weights (t, k)."""
+    number, longest = experts.num_experts // mesh.size(), torch.tensor(len(states))
+    dist.all_reduce(longest, dist.ReduceOp.MAX, mesh.get_group())  # on the CPU, as rows are
 
-    def _compute(self, experts: Any, states: Tensor, choices: Tensor, weights: Tensor) -> Tensor:
-        """Return what the experts of all ranks make of states (t, H), by choices and their weights (t, k)."""
-        number = experts.num_experts // self._size
-        everybody, counted = self._gather(states), self._gather(weights)
-        local = self._gather(choices, -1) - self._rank * number
-        own = (local >= 0) & (local < number)
-        counted = counted.masked_fill(~own, 0)
-        # Without any token a rank would leave out what the others wait for; this one counts nothing.
-        own[0, 0] = True
-        token, place = own.nonzero(as_tuple=True)
-        local = local.clamp(0, number - 1)[token, place, None]
-        dealt = OwnExperts(experts, number)
-        made = type(experts).forward(dealt, everybody[token], local, counted[token, place, None])
-        sums = torch.zeros_like(everybody).index_add(0, token, made)
-        of_own: Tensor = reduce_scatter_single_autograd(sums, "sum", 0, self._group)
-        return of_own[: len(states)].clone()
-
-    def _gather(self, values: Tensor, filler: float = 0) -> Tensor:
-        """Return the values of all ranks, filled up to the longest row."""
-        filled = nn.functional.pad(values, (0, 0, 0, self._longest - len(values)), value=filler)
-        gathered: Tensor = all_gather_single_autograd(filled, 0, self._group)
+    def gather(values: Tensor, filler: float = 0) -> Tensor:
+        filled = nn.functional.pad(values, (0, 0, 0, int(longest) - len(values)), value=filler)
+        gathered: Tensor = all_gather_single_autograd(filled, 0, mesh)
         return gathered
+
+    everybody, counted = gather(states), gather(weights)
+    local = gather(choices, -1) - mesh.get_local_rank() * number
+    own = (local >= 0) & (local < number)
+    counted = counted.masked_fill(~own, 0)
+    # Without any token a rank would leave out what the others wait for; this one counts nothing.
+    own[0, 0] = True
+    token, place = own.nonzero(as_tuple=True)
+    local = local.clamp(0, number - 1)[token, place, None]
+    dealt = OwnExperts(experts, number)
+    made = type(experts).forward(dealt, everybody[token], local, counted[token, place, None])
+    sums = torch.zeros_like(everybody).index_add(0, token, made)
+    of_own: Tensor = reduce_scatter_single_autograd(sums, "sum", 0, mesh)
+    return of_own[: len(states)].clone()
 
 
 class OwnExperts:

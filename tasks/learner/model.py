@@ -16,7 +16,6 @@ from tasks.learner.adapters import Adapter
 from tasks.learner.attention import Segments, has_kernel
 from tasks.learner.context_parallel import ContextGroup
 from tasks.learner.distributed import ALONE, World, shard, to_device
-from tasks.learner.expert_parallel import ExpertGroup
 from tasks.learner.fp8 import use_fp8
 from tasks.learner.head import PLAIN, capped_kernels, compiled_kernels, default_chunk, fused_loss, token_logprobs
 from tasks.learner.loading import read_model
@@ -47,8 +46,6 @@ class PolicyModel(nn.Module):
         """Trained in place of the weights, if not None."""
         self.context: ContextGroup | None = None
         """The ranks that share a row with this one."""
-        self.expert_group: ExpertGroup | None = None
-        """The ranks that have the experts of a copy of the weights, if these are dealt to several."""
         self.shares_prefixes = False
         """Whether what segments of a row have in common is computed once."""
         self.replay: RouterReplay | None = None
@@ -86,8 +83,6 @@ class PolicyModel(nn.Module):
         Without `segments` the tokens are one text, and log-probs follow from the logits that transformers computes.
         """
         self.row.segments = segments
-        if self.expert_group:
-            self.expert_group.begin(len(token_ids))
         if self.router_losses:
             self.router_losses.begin(predictors)
         if segments is None:
@@ -271,8 +266,8 @@ def _place(
         )
     if compiles(settings, device) and _can_be_compiled(causal, num_recurrent, settings, world):
         compile_policy(policy, device, one_graph=settings.compile is True)
-    half, numbers = computes_in_half(settings, device), (world.replicas, world.expert_parallel)
-    policy.expert_group = shard(policy, policy.layers(), device, half, *numbers)
+    half = computes_in_half(settings, device)
+    shard(policy, policy.layers(), device, half, world.replicas, world.expert_parallel)
     return policy
 
 
