@@ -59,6 +59,8 @@ MOST: dict[str, tuple[int, int]] = {
     # tasks/learner, flows/services and tests
     "configs": (22_300, 19_000),
     "storage": (48_900, 44_000),
+    # steps as nodes of Prefect's graph, one card after retries, a first page that says what needs a person: room of
+    # HOUSE.md for the first hour, in tasks/runtime, flows and tests
     "tasks/runtime": (8_700, 7_500),
     # samples of a prompt share rows; in flows/services large chunks of logits and longer rows: the GPU issue, as above
     "stages": (63_000, 56_500),

@@ -63,7 +63,7 @@
 
   // Keys. Rows that can be walked carry data-row; the link that a row opens is its first.
   // Where one is, is where the focus is: it stays right when a part of the page is taken anew.
-  const rows = () => [...document.querySelectorAll("[data-row]")].filter((each) => each.getClientRects().length);
+  const rows = () => [...document.querySelectorAll("[data-row]")].filter((each) => each.checkVisibility()); // none of a closed fold
   let last = null;
   const here = () => document.activeElement.closest("[data-row]") || last;
   function walk(by) {
