@@ -96,14 +96,14 @@ def choose_removal(
 def needs_of(store: Store) -> dict[str, Needs]:
     """Return what runs of a store need that their rows do not name.
 
-    Every run needs the policies of the store that its config names as weights. A replay also needs the run that it goes
-    through again, and for steps that it did not train the policies from which they would be trained, with the work of
-    that run by which they are found.
+    Every run needs the policies of the store that its config names as weights, and a fork the run that it goes on from,
+    by whose name it finds its first policy. A replay needs the run that it goes through again, and for steps that it
+    did not train the policies from which they would be trained, with the work of that run by which they are found.
     """
     graph, runs, needs = Graph(store.counted_entries()), store.runs.names(), {}
     for run in runs:
         config = store.runs.config(run)
-        source, keys = "", _named_policies(graph, config)
+        source, keys = config.get("fork", "").partition(":")[0], _named_policies(graph, config)
         if config.get("kind") == "replay":
             source = config["replay"]["run"]
             source_history = step_history(store, source, graph) if source in runs else None

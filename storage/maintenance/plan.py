@@ -56,7 +56,7 @@ class Needs:
     """What a run needs of other runs though none of its rows names it."""
 
     run: str
-    """The run that a replay replays: all of it stays until the replay has finished. Empty for any other run."""
+    """The run that a replay replays or a fork goes on from: all of it stays until these have finished. Else empty."""
     keys: frozenset[str]
     """Work of other runs: policies that its config names as weights, and those a replay may be continued from."""
 
@@ -105,7 +105,7 @@ def plan_removal(
     """Return what goes when only the runs `keep` stay, with the weights of those policies that `retention` keeps.
 
     Runs without a finished event, or that finished just now, stay unless `force` names them, and so does the run that
-    an unfinished replay replays; nor are the policies of any of these pruned then. `needs`, by run, is what replays
+    an unfinished replay or fork needs; nor are the policies of any of these pruned then. `needs`, by run, is what runs
     need that their rows do not name. Raises RunUnknown for a name that is no run of the store.
     """
     runs = present_runs(store)
@@ -115,7 +115,7 @@ def plan_removal(
     reasons = {run: why_protected(store, run) for run in runs if run not in force}
     spared = {run: why for run, why in reasons.items() if why and run not in keep}
     open_runs = {run for run in runs if run not in force and is_unfinished(store, run)}
-    replayed = _replayed_runs(needs, {run for run in open_runs if run in keep or run in spared})
+    replayed = _needed_runs(needs, {run for run in open_runs if run in keep or run in spared})
     spared |= {run: why for run, why in replayed.items() if run in runs and run not in {*keep, *force, *spared}}
     removed = [run for run in runs if run not in keep and run not in spared]
     # Work that a replay may be continued from stays, although no row of the replay names it.
@@ -251,14 +251,14 @@ def _policies_to_keep(made: Mapping[str, Mapping[str, Any]], retention: PolicyRe
     return kept
 
 
-def _replayed_runs(needs: Mapping[str, Needs], runs: Iterable[str]) -> dict[str, str]:
-    """The runs that unfinished replays replay, and the runs that those replay in turn, with why they stay."""
+def _needed_runs(needs: Mapping[str, Needs], runs: Iterable[str]) -> dict[str, str]:
+    """The runs that unfinished replays and forks need, and the runs that those need in turn, with why they stay."""
     found: dict[str, str] = {}
     for run in sorted(runs):
         source = run
         while source in needs and needs[source].run not in ("", *found):
             source = needs[source].run
-            found[source] = f"run {run!r}, which may go on, replays it"
+            found[source] = f"run {run!r}, which may go on, needs it"
     return found
 
 

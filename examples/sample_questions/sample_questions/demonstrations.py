@@ -18,7 +18,8 @@ def demonstrations(count: int, *, seed: int, mode: str = "answer", right: float 
     """Yield `count` conversations, each one member's; those of an episode follow one another.
 
     Who argues cites the passage with probability `right`, and says `hm` otherwise. An answerer is right with this
-    probability. A judge believes the only one who cites the passage, and draws among the claims otherwise.
+    probability. A judge believes the only one who cites the passage. Otherwise it draws among the claims of a debate, and
+    among all options where a consultant alone speaks, who would have nothing to learn from a judge that believes it.
     """
     draw, pool = random.Random(f"questions {seed}"), list(questions())
     rows = (row for _ in range(count) for row in _episode(draw.choice(pool), draw, MODES[mode], right))
@@ -34,7 +35,7 @@ def _episode(data: QuestionData, draw: random.Random, members: tuple[str, ...], 
         said = f"<{claim}> {data.passage}" if cites else f"<{claim}> hm"
         heard.append(f"{member}: {said}")
         rows.append(_row([f"{data.passage} {question} claim {claim}", "argue"], said))
-    letters = list(data.claims[: len(arguing)] or LETTERS)
+    letters = list(data.claims if len(arguing) > 1 else LETTERS)
     letter = cited[0] if len(cited) == 1 else draw.choice(letters)
     if not arguing and draw.random() < right:
         letter = data.answer

@@ -60,7 +60,7 @@ def test_what_an_unfinished_replay_goes_through_is_not_removed_unless_it_is_forc
     walk(ask(root, overrides=[RLOO], name="kept"))
     store = open_store(root)
     store.runs.record(run="kept", event="resumed")
-    with pytest.raises(StoreError, match=r"base .run 'kept', which may go on, replays it."):
+    with pytest.raises(StoreError, match=r"base .run 'kept', which may go on, needs it."):
         gc.choose_removal(store, (), 0, ["base"], (), "all")
     assert gc.choose_removal(store, ["kept"], 0, (), (), "all").removed == ()
     assert gc.choose_removal(store, (), 0, (), ["base"], "all").removed == ("base",)

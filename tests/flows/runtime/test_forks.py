@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from configs.errors import ConfigError
-from flows.runtime import loop, resolve_run
+from flows.runtime import loop, maintenance, resolve_run
 from flows.runtime.resolve_run import find_policy, requested_config
 from flows.runtime.session import record_run
 from tests.fixtures import evaluations, rehearsal
@@ -50,6 +50,13 @@ def test_a_fork_that_samples_ahead_begins_with_the_recorded_policy(base, root):
     first = session.source.policy.key
     sampled_by = {entry.step: entry.inputs["policy"] for entry in base.ledger.entries(run="ahead", stage="rollout")}
     assert sampled_by == {1: first, 2: first, 3: policies[0]} and len(policies) == 3
+
+
+def test_a_fork_needs_the_run_that_it_goes_on_from_until_it_has_finished(base, root):
+    session = fork_session(root, "fork")
+    with record_run(session):
+        next(loop.train_steps(rehearsal.Rehearsal(session), session.source))
+    assert {run: need.run for run, need in maintenance.needs_of(base).items()} == {"base": "", "fork": "base"}
 
 
 def test_a_fork_takes_settings_that_the_recorded_config_has_and_the_default_one_has_not(root, monkeypatch):

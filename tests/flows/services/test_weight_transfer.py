@@ -7,7 +7,8 @@ checksum and the log-probs of the policy that it was asked for.
 import logging
 import os
 import signal
-from contextlib import closing
+from collections import Counter
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -56,12 +57,12 @@ class Machine:
         os.kill(service.handles[0].report["pid"], signal.SIGKILL)
 
 
-@pytest.fixture(scope="module")
-def machine(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("transfer")
+@contextmanager
+def machine_in(directory, **settings):
+    """A learner that holds the first of two policies, and an engine that has begun, with `settings` of a small run."""
     models = {f"policy{seed}": tiny_qwen3(directory / f"model{seed}", seed=seed) for seed in (3, 4)}
     first = models["policy3"]
-    context = small_run(directory, first, weight_transfer="gloo", max_restarts=20)
+    context = small_run(directory, first, weight_transfer="gloo", max_restarts=20, **settings)
     with Supervisor("a", directory / "logs") as supervisor:
         engine = InferenceService(supervisor, context, first)
         engine.learner = learner = LearnerProcess(supervisor, context)
@@ -70,6 +71,12 @@ def machine(tmp_path_factory):
         for policy, model in zip(policies, models.values(), strict=True):
             recorded_first(context.store, "a", policy, learner.load_fresh(policy, model), model)
         yield Machine(engine, learner, context, policies)
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory):
+    with machine_in(tmp_path_factory.mktemp("transfer")) as made:
+        yield made
 
 
 @pytest.fixture
@@ -136,3 +143,27 @@ def test_the_engine_is_killed_and_the_next_one_has_the_policy(machine, entered, 
     plans[state] = lambda: machine.kill(machine.engine)
     machine.engine.serve(policy)
     assert states == [*SENT[: SENT.index(state) + 1], *SENT]
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    ("settings", "num_engines"),
+    [({"processes": 2, "replicas": 2}, 2), ({"processes": 2, "extra_arguments": ["--tensor-parallel-size=2"]}, 1)],
+    ids=["ranks and replicas", "ranks and workers"],
+)
+def test_ranks_send_to_each_engine_and_each_of_its_workers(tmp_path, entered, monkeypatch, settings, num_engines):
+    cores = sorted(os.sched_getaffinity(0))
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", f"{cores[0]}|{cores[-1]}")  # else it wants a NUMA node for each
+    states, plans = entered
+    with machine_in(tmp_path, **settings) as machine:
+        assert len(machine.engine.handles) == num_engines
+        for _ in range(2):
+            machine.engine.serve(machine.held_policy())
+        assert Counter(states) == Counter(SENT * 2 * num_engines)
+        plans[State.RECEIVING] = lambda: machine.kill(machine.learner)
+        del states[:]
+        machine.engine.serve(machine.held_policy())
+        assert State.IDLE in states
+        del states[:]
+        machine.engine.serve(machine.held_policy())
+        assert Counter(states) == Counter(SENT * num_engines)

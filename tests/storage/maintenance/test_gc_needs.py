@@ -51,7 +51,7 @@ def test_what_an_unfinished_run_goes_through_again_stays_whole(store):
     for keep in (["again"], []):
         going = plan_removal(store, keep, retention=LAST, needs=needs)
         assert (going.removed, going.pruned) == ((), ())
-        assert dict(going.protected)["a"] == "run 'again', which may go on, replays it"
+        assert dict(going.protected)["a"] == "run 'again', which may go on, needs it"
     kept = plan_removal(store, ["a", "b", "again"], retention=LAST, needs=needs)
     assert kept.pruned == ()
     assert plan_removal(store, ["again"], retention=LAST).removed == ("a", "b"), "without needs nothing speaks for them"
