@@ -22,7 +22,7 @@ from pathlib import Path
 from flows.services.base import Command, PolicyLock, RunService, Supervisor, ready_reports
 from flows.services.learner import LearnerProcess
 from flows.services.learner_recovery import recorded_policy
-from flows.services.memory import MemoryPlan, plan_here
+from flows.services.memory import MemoryPlan, plan_here, tensor_parallel
 from flows.services.pools import shared_key
 from flows.services.process import Handle, ServiceFailed, ServiceSpec
 from storage.errors import StoreError
@@ -296,7 +296,8 @@ class InferenceService(RunService):
             below = (base, directory(base)) if base else None
             row = recorded_policy(self._context, policy.key)
             learner = self.learner if self._config.engine.weight_transfer != "file" else None
-            transfer = WeightTransfer(engine, partial(learner.send_weights, policy) if learner else None)
+            workers = tensor_parallel(self._config.engine.extra_arguments)
+            transfer = WeightTransfer(engine, partial(learner.send_weights, policy) if learner else None, workers)
             if not holds:
                 engine.serve(policy.key, weights, below, recompute=recompute, receive=transfer.receive)
             same = check_weights(engine, row, below[1] if below else weights)

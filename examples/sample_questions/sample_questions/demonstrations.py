@@ -18,8 +18,8 @@ def demonstrations(count: int, *, seed: int, mode: str = "answer", right: float 
     """Yield `count` conversations, each one member's; those of an episode follow one another.
 
     Who argues cites the passage with probability `right`, and says `hm` otherwise. An answerer is right with this
-    probability. A judge believes the only one who cites the passage. Otherwise it draws among the claims of a debate, and
-    among all options where a consultant alone speaks, who would have nothing to learn from a judge that believes it.
+    probability. A judge believes the only one who cites the passage. Otherwise it draws among the claims of a debate,
+    and among all options where a consultant alone speaks, who would learn nothing from a judge that believes it.
     """
     draw, pool = random.Random(f"questions {seed}"), list(questions())
     rows = (row for _ in range(count) for row in _episode(draw.choice(pool), draw, MODES[mode], right))

@@ -15,7 +15,6 @@ does not is started again, and has the policy in a new transfer. The learner's p
 
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from enum import StrEnum, auto
 from typing import Any
 
@@ -48,10 +47,11 @@ class TransferFailed(RuntimeError):
 class WeightTransfer:
     """The transfer of a policy to an engine, which is idle at first."""
 
-    def __init__(self, engine: Engine, send: Callable[[str, Call], bool] | None) -> None:
+    def __init__(self, engine: Engine, send: Callable[[str, Call], bool] | None, workers: int = 1) -> None:
         """`send` has the learner send to the engine at a URL (`LearnerProcess.send_weights`); None: it never does."""
-        self._engine, self._send = engine, send
+        self._engine, self._send, self._workers = engine, send, workers
         self.state = State.IDLE
+        self._calling = ""
 
     def receive(self) -> bool:
         """Have the paused engine take the policy from the learner; False where its files are to be loaded.
@@ -67,12 +67,21 @@ class WeightTransfer:
         except (TransferFailed, EngineError) as error:
             _log.warning("a policy was not transferred and is loaded from its files (it was %s): %s", self.state, error)
             if self.state is State.RECEIVING:
-                # Layers that have some of their tensors would take the rest from the files and no other.
-                with suppress(EngineError):  # vLLM has ended the update if it failed there
-                    self._engine.call("start_weight_update", {})
-                self._engine.call("finish_weight_update", {})
+                self._take_back()
         self.enter(State.IDLE)
         return False
+
+    def _take_back(self) -> None:
+        """End the update: layers that have some of their tensors would take the rest from the files and no other."""
+        if self._calling == "update_weights":  # vLLM has ended it
+            if self._workers > 1:  # of which vLLM 0.31 reads one's error, and the others' later as answers
+                raise EngineError(
+                    f"the {self._workers} workers of the engine at {self._engine.url} failed to take a policy, and "
+                    "vLLM cannot go on with several then. What is in the store is safe: resume the run, which "
+                    "starts it anew"
+                )
+            self._engine.call("start_weight_update", {})
+        self._engine.call("finish_weight_update", {})
 
     def prove(self, same: bool) -> None:
         """Go on from loaded to proven where the checksum is `same` as the learner's.
@@ -90,6 +99,8 @@ class WeightTransfer:
         self.state = state
 
     def _call(self, route: str, content: Mapping[str, Any]) -> None:
+        self._calling = route
         self._engine.call(route, content)
+        self._calling = ""
         if state := AFTER.get(route):
             self.enter(state)
