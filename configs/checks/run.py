@@ -22,6 +22,8 @@ LOOPBACK = "lo"
 """The network interface that no other machine reaches: services that bind it are on the run's own."""
 PARALLEL = ("--pipeline-parallel", "-pp", "--data-parallel", "-dp")
 """How arguments of vLLM begin that make other workers than those of tensor parallelism."""
+SPECULATIVE = ("--speculative", "--spec-", "-sc")
+"""How arguments of vLLM begin that have it guess tokens."""
 
 
 def problems(config: RunConfig) -> list[str]:
@@ -136,7 +138,8 @@ def model_config(path: str) -> dict[str, Any]:
     """Return config.json of the text model in a directory, and whether it `sees`; empty where there is none."""
     try:
         config = json.loads((Path(path or "no model").expanduser() / "config.json").read_text(encoding="utf-8"))
-        of_whole: dict[str, Any] = {"architectures": config.get("architectures"), "sees": "vision_config" in config}
+        names = ("architectures", "quantization_config")
+        of_whole: dict[str, Any] = {"sees": "vision_config" in config} | {name: config.get(name) for name in names}
         model: dict[str, Any] = of_whole | config.get("text_config", config)
     except (OSError, ValueError, AttributeError, TypeError):
         return {}  # whoever loads it says so
@@ -147,6 +150,7 @@ def model_config(path: str) -> dict[str, Any]:
 def layers_with_state(model: Mapping[str, Any]) -> str:
     """Return the kinds of layers of a model's config that carry a state along a text, such as linear_attention."""
     kinds = {str(kind) for kind in (*(model.get("layer_types") or ()), *(model.get("layers_block_type") or ()))}
+    kinds |= {"mamba"} if "M" in (model.get("hybrid_override_pattern") or "") else set()  # of NVIDIA's checkpoints
     attention = {kind for kind in kinds if kind.endswith(("full_attention", "sliding_attention", "chunked_attention"))}
     return ", ".join(sorted(kinds - attention - {"attention", "mlp", "moe"}))
 
@@ -163,6 +167,11 @@ def _engine_problems(config: RunConfig) -> Iterator[str]:
                 f"engine.extra_arguments.{index}: {argument} runs code that lies beside a model's weights, on this "
                 "machine and unseen; leave it out, and take a model that transformers itself knows"
             )
+    if config.records_experts and any(each.startswith(SPECULATIVE) for each in config.engine.extra_arguments):
+        yield (
+            "training.router_replay: 'rollout' records the experts of each token, and an engine that speculates also "
+            "computes tokens that it drops; leave it off, or leave the speculation out of engine.extra_arguments"
+        )
     if config.engine.quantization and config.engine.url:
         yield "engine.quantization: an engine of others (engine.url) has its own; set it there, and here null"
     if config.engine.quantization and config.engine.dtype == "float32":

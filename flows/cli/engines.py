@@ -66,8 +66,9 @@ def _start(store: "Store", config: "RunConfig", interface: str) -> int:
 
     The rollouts that it has are waited for, unless a second Ctrl-C ends it at once.
     """
+    from configs.checks.run import model_config
     from flows.queries.run_state import deciding_event, is_going
-    from flows.runtime.resolve_run import source_of
+    from flows.runtime.resolve_run import find_policy, source_of, whole_weights
     from flows.runtime.session import log_directory
     from flows.services.base import Supervisor
     from flows.services.engine import InferenceService
@@ -82,7 +83,10 @@ def _start(store: "Store", config: "RunConfig", interface: str) -> int:
     context = RunContext(store, run, config.model_copy(update={"engine": alone, "store": store.root.address}), {})
     logs = log_directory(context.config) / f"engine-{os.getpid()}"
     with Supervisor(run, logs, on_pool=True) as supervisor:
-        service = InferenceService(supervisor, context, Path(source_of(config).weights))
+        source = Path(source_of(config).weights)
+        if model_config(str(source)).get("quantization_config") and (policy := find_policy(store, f"{run}:0")):
+            source = whole_weights(store, policy.key)
+        service = InferenceService(supervisor, context, source)
         service.check_available()
         service.begin()
         (engine,) = service.handles

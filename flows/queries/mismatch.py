@@ -19,7 +19,7 @@ CAUSES = {
     "token": "the first token of a turn differs from later ones: the learner has another text before the turn",
     "turn": "later turns differ more: the engine's prefix cache, or turns that were tokenised again",
     "position": "later positions differ more: windows, positions or kernels of long contexts",
-    "engine": "one replica differs from the others: its weights or its kernels",
+    "engine": "one engine differs from the others (one that was started again has another address): weights or kernels",
 }
 """By split, in the order in which they are looked for, what it means that values differ."""
 ROUTES = "engine and learner may choose other experts (training.router_replay=rollout records and replays the choice)"

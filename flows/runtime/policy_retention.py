@@ -84,7 +84,8 @@ def require_space(store: Store, config: RunConfig, weights: Path | None) -> None
     """
     if store.root.directory is None:
         return
-    needed = MIN_FREE_BYTES + (file_bytes(weights) if weights else 0)
+    # Quantised ones are imported in bfloat16.
+    needed = MIN_FREE_BYTES + (max(file_bytes(weights), 2 * num_parameters(weights)) if weights else 0)
     if weights and config.training.lora is None and not store.ledger.entries(run=config.name):
         needed += most_bytes(config, num_parameters(weights))
     if (free := shutil.disk_usage(store.root.directory).free) < needed:
@@ -104,6 +105,6 @@ def file_bytes(directory: Path) -> int:
 
 
 def num_parameters(directory: Path) -> int:
-    """Return how many values the safetensors files of a model hold."""
-    shapes = [entry["shape"] for path in weight_files(directory) for entry in read_header(path)[0].values()]
-    return sum(map(math.prod, shapes))
+    """Return how many values the safetensors files of a model hold; of blocks in mxfp4 two a byte."""
+    entries = [entry for path in weight_files(directory) for entry in read_header(path)[0].items()]
+    return sum(math.prod(entry["shape"]) * (2 if name.endswith("_blocks") else 1) for name, entry in entries)

@@ -19,6 +19,7 @@ from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 
+from configs.checks.run import model_config
 from flows.services.base import Command, PolicyLock, RunService, Supervisor, ready_reports
 from flows.services.learner import LearnerProcess
 from flows.services.learner_recovery import recorded_policy
@@ -49,7 +50,8 @@ NEEDS = (*HUGGING_FACE, "VLLM_*")
 class InferenceService(RunService):
     """The inference engine, which serves any policy of the store.
 
-    It is started with the run's first weights, or where there are none with the first policy that is requested.
+    It is started with the run's first weights, or where there are none, or they are quantised, with the first policy
+    that is requested.
     """
 
     deployment = "serve/engine"
@@ -57,7 +59,8 @@ class InferenceService(RunService):
     def __init__(self, supervisor: Supervisor, context: RunContext, source: Path) -> None:
         super().__init__(supervisor, context.config)
         self._context = context
-        self._source = source
+        # What a policy is, is not what a quantised checkpoint holds.
+        self._source = Path() if model_config(str(source)).get("quantization_config") else source
         self._policy_lock = PolicyLock()
         self._loading = threading.Lock()
         self._verified: dict[str, str] = {}

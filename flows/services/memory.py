@@ -38,6 +38,9 @@ UNCOMPILED_COPIES = 2
 """
 WRITTEN_FILES, FILE_BYTES = 5, 1 << 28
 """Files of a policy in a process's memory, and their size, as `tasks.learner.shards` has them."""
+DELTA_BYTES = 120
+"""Bytes that a layer of gated DeltaNet keeps of a token for each of its values, by transformers' own operations: 90 as
+torch counts what is saved for the backward pass (512 tokens, two widths, bfloat16), and a third for that pass."""
 SPARE = 0.08
 """Share on top of all tensors that torch's allocator may hold without using it."""
 BATCHED_TOKENS = 8192
@@ -93,7 +96,7 @@ def layer_bytes(shape: ModelShape, compiled: bool) -> int:
     return (
         (narrow + 6 * shape.experts_per_token) * shape.hidden_size
         + wide * shape.intermediate_size + heads * (shape.query + shape.key)
-        + 8 * shape.num_attention_heads + 4 * shape.num_key_value_heads + 8
+        + 8 * shape.num_attention_heads + 4 * shape.num_key_value_heads + 8 + DELTA_BYTES * shape.linear_value
     )  # fmt: skip
 
 
@@ -105,7 +108,7 @@ def selective_bytes(shape: ModelShape, compiled: bool) -> int:
     """
     narrow = (4 if compiled else 6) + 2 * shape.experts_per_token
     products = narrow * shape.hidden_size + 4 * (shape.intermediate_size + shape.query + shape.key)
-    return products + 4 * shape.num_attention_heads
+    return products + 4 * shape.num_attention_heads + DELTA_BYTES * shape.linear_value
 
 
 def learner_memory(
@@ -168,6 +171,8 @@ def _optimizer_state(shape: ModelShape, training: TrainingConfig) -> tuple[int, 
     if training.lora:
         # Of every matrix of a layer a row of A and a column of B for each rank: no more than this.
         widths = 7 * shape.hidden_size + 2 * shape.query + 2 * shape.key + 3 * shape.intermediate_size
+        if "experts" in str(training.lora.target_modules):  # fused: two matrices of each expert
+            widths += 2 * shape.num_experts * shape.hidden_size + 3 * shape.all_experts_size
         trained = training.lora.rank * shape.num_hidden_layers * widths
         return trained, 8 * trained
     if isinstance(training.optimizer, MuonOptimizer):
@@ -217,7 +222,7 @@ def pinned_bytes(shape: ModelShape, config: RunConfig) -> int:
 
 def kv_token_bytes(shape: ModelShape, parallel: int) -> int:
     """Return the bytes of a token in the KV cache in half precision, on each of `parallel` GPUs."""
-    return 2 * 2 * shape.num_hidden_layers * shape.key // parallel
+    return 2 * 2 * (shape.num_hidden_layers - shape.linear_layers) * shape.key // parallel
 
 
 def engine_memory(shape: ModelShape, *, sequences: int, parallel: int, layer_width: int = 2) -> MemoryUse:
@@ -226,8 +231,8 @@ def engine_memory(shape: ModelShape, *, sequences: int, parallel: int, layer_wid
     A weight of the layers has `layer_width` bytes: two, or one where they are quantised, as experts never are.
 
     Parts: `weights`, of which CUDA computes logits in float32 without a copy of the output head; `kv cache`; `working`,
-    of a forward pass that samples beside prompts whose log-probs are requested, an estimate; `graphs`, which stay while
-    it sleeps, as their addresses do; `context`.
+    of a forward pass that samples beside prompts whose log-probs are requested, an estimate, and states of DeltaNet;
+    `graphs`, which stay while it sleeps, as their addresses do; `context`.
     """
     # Sampled from: in float32, sorted for nucleus sampling, as probabilities and as log-probs. Of prompts: of one chunk
     # until those of the next are computed.
@@ -237,7 +242,7 @@ def engine_memory(shape: ModelShape, *, sequences: int, parallel: int, layer_wid
     parts = {
         "weights": (layer_width * (shape.parameters - unquantised) + 2 * unquantised) // parallel,
         "kv cache": 0,
-        "working": (logits + BATCHED_TOKENS * token) // parallel,
+        "working": (logits + BATCHED_TOKENS * token + sequences * shape.state_bytes) // parallel,
         "graphs": GRAPHS_BYTES,
         "context": CONTEXT_BYTES,
     }

@@ -15,11 +15,13 @@ from torch import Tensor, nn
 from configs.training import LoraConfig
 from storage.policies.manifest import BASE_FILE, adapter_base
 from tasks.learner.digest import over_base, tensors_sha256, weights_sha256
+from tasks.learner.expert_adapters import NESTED, adapt_experts, stored_name
 from tasks.learner.protocol import LearnerError
 from tasks.learner.shards import EXPERTS
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
+EXPERTS_NAME = EXPERTS.strip(".")
 PREFIX = "base_model.model."
 """peft's prefix to the names that modules have in the model."""
 
@@ -83,18 +85,8 @@ def attach(causal: Any, adapter: Adapter, stored: dict[str, Any]) -> None:
     """
     from peft import inject_adapter_in_model
 
-    wanted = adapter.settings.target_modules
-    experts = {name.removesuffix(".weight").rpartition(".")[2] for name in stored if EXPERTS in name}
-    settings = adapter.settings
-    if experts and wanted == "all-linear":  # peft would take experts and routers for linear maps
-        linear = (name for name, module in causal.get_decoder().named_modules() if isinstance(module, nn.Linear))
-        names = tuple(sorted({name.rpartition(".")[2] for name in linear} - experts))
-        settings = settings.model_copy(update={"target_modules": names})
-    elif fused := experts & {*wanted}:
-        raise LearnerError(
-            f"training.lora.target_modules: {', '.join(sorted(fused))} are maps of experts, which are fused here and "
-            "cannot have adapters; nothing was loaded. Name maps of attention, or take all-linear, which leaves experts"
-        )
+    wanted, settings = adapter.settings.target_modules, _for_peft(causal, adapter.settings, stored)
+    fused = [module for name, module in causal.named_modules() if _is_experts(name, module, wanted)]
     # An adapter is put where the weight below it is. For as long, that is a number on the CPU in its place.
     base = [(module, *named) for module in causal.modules() for named in module.named_parameters(recurse=False)]
     for module, name, parameter in base:
@@ -103,12 +95,16 @@ def attach(causal: Any, adapter: Adapter, stored: dict[str, Any]) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(settings.seed)
         try:
-            inject_adapter_in_model(_peft_config(settings), causal)
+            if settings.target_modules:
+                inject_adapter_in_model(_peft_config(settings), causal)
         except ValueError as error:
             raise LearnerError(f"training.lora.target_modules: {error}") from error
+        for module in fused:
+            adapt_experts(module, settings.rank, settings.alpha / settings.rank)
     for module, name, parameter in base:
         setattr(module, name, parameter.requires_grad_(False))
-    absent = {*wanted} - {*_module_names(tensors(causal))} if isinstance(wanted, tuple) else set()
+    names = {name.rpartition(".")[2]: name for name in wanted} if isinstance(wanted, tuple) else {}
+    absent = [names[name] for name in names.keys() - {*_module_names(tensors(causal))}]
     if absent:
         raise LearnerError(f"training.lora.target_modules: no linear map is named {', '.join(sorted(absent))}")
     # By module and not by name: families name their embedding and head differently.
@@ -127,11 +123,31 @@ def attach(causal: Any, adapter: Adapter, stored: dict[str, Any]) -> None:
             stored[name] = stored.pop(below)
 
 
+def _for_peft(causal: Any, settings: LoraConfig, stored: dict[str, Any]) -> LoraConfig:
+    """Return settings of the linear maps alone; raises LearnerError where one is an expert's."""
+    wanted = settings.target_modules
+    experts = {name.removesuffix(".weight").rpartition(".")[2] for name in stored if EXPERTS in name}
+    if wanted == "all-linear":
+        if not experts:
+            return settings
+        # peft would take experts and routers for linear maps
+        linear = (name for name, module in causal.get_decoder().named_modules() if isinstance(module, nn.Linear))
+        names = sorted({name.rpartition(".")[2] for name in linear} - experts)
+    else:
+        names = [name for name in wanted if not name.endswith(EXPERTS_NAME)]
+    if fused := experts & {*wanted}:
+        raise LearnerError(
+            f"training.lora.target_modules: {', '.join(sorted(fused))} are maps of experts, which are fused here; "
+            "nothing was loaded. Name their module, mlp.experts, or maps of attention; all-linear leaves experts"
+        )
+    return settings.model_copy(update={"target_modules": tuple(names)})
+
+
 def tensors(causal: nn.Module) -> dict[str, Tensor]:
     """Return the adapter's tensors by the names that peft stores them under, sharded as they are."""
     # peft calls the one adapter of a model `default` in memory and leaves that word out of its files.
     trained = ((name, parameter) for name, parameter in causal.named_parameters() if parameter.requires_grad)
-    return {PREFIX + name.replace(".default.", "."): parameter.detach() for name, parameter in trained}
+    return {PREFIX + stored_name(name).replace(".default.", "."): parameter.detach() for name, parameter in trained}
 
 
 def write(directory: Path, values: dict[str, Tensor], adapter: Adapter) -> None:
@@ -143,10 +159,12 @@ def write(directory: Path, values: dict[str, Tensor], adapter: Adapter) -> None:
     config = _peft_config(adapter.settings).to_dict()
     config |= {
         # By name also where all linear maps are adapted: what counts as one differs between versions of peft.
-        "target_modules": _module_names(values),
+        "target_modules": [name for name in _module_names(values) if name != EXPERTS_NAME],
         "base_model_name_or_path": adapter.base_key,
         "inference_mode": True,
     }
+    if EXPERTS_NAME in _module_names(values):
+        config["target_parameters"] = [f"{EXPERTS_NAME}.{matrix}" for matrix in NESTED]
     _write_json(directory / CONFIG_FILE, config)
     _write_json(directory / BASE_FILE, {"policy_key": adapter.base_key, "weights_sha256": adapter.base_sha256})
 
@@ -174,7 +192,14 @@ def _base_digest(directory: Path) -> str:
 
 def _module_names(values: dict[str, Tensor]) -> list[str]:
     """Return the last parts of the names of the modules that have an adapter."""
-    return sorted({name.partition(".lora_")[0].rpartition(".")[2] for name in values})
+    modules = (name.partition(".lora_")[0].removesuffix(".base_layer") for name in values)
+    return sorted({module.rpartition(".")[2] for module in modules})
+
+
+def _is_experts(name: str, module: nn.Module, wanted: str | tuple[str, ...]) -> bool:
+    """Whether a module has matrices of experts, and is named for adapters."""
+    names = tuple(each for each in wanted if each.endswith(EXPERTS_NAME)) if isinstance(wanted, tuple) else ()
+    return name.endswith(names) and any(weight.ndim == 3 for weight in module.parameters(recurse=False))
 
 
 def _peft_config(settings: LoraConfig) -> Any:

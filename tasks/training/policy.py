@@ -1,6 +1,7 @@
 """The row that is recorded of a policy, and the stage that imports weights as version 0 of a run."""
 
 import shutil
+import subprocess
 from dataclasses import dataclass
 from itertools import cycle, islice
 from pathlib import Path
@@ -8,11 +9,13 @@ from typing import Self
 
 import pyarrow as pa
 
+from configs.checks.run import model_config
 from configs.run import View
 from storage.schemas.stage_tables import POLICIES
 from tasks.learner.client import Learner
-from tasks.learner.protocol import LearnerLost
+from tasks.learner.protocol import LearnerError, LearnerLost
 from tasks.runtime.prefect_task import as_task
+from tasks.runtime.process_variables import inherited_variables, module_command
 from tasks.runtime.services import LearnerService, require
 from tasks.runtime.stage import Attempt, Policy, Stage, Tables, retry_lost
 from tasks.runtime.weights_sum import SUMS_FILE
@@ -68,11 +71,14 @@ def policy_import(inputs: PolicyImportInputs, config: View) -> Tables:
     """Copy the weights directory `source` and have the learner measure the probe on it.
 
     The copy makes the run whole: it can be resumed when the original is gone. Optimizer state is left behind, since
-    what it belongs to is another run's schedule.
+    what it belongs to is another run's schedule. Quantised weights are written again in bfloat16.
     """
     key, directory, learner = inputs.key, inputs.directory, inputs.learner
-    ignored = shutil.ignore_patterns("optimizer*", "manifest.json", SUMS_FILE)
-    shutil.copytree(inputs.source, directory, dirs_exist_ok=True, ignore=ignored)
+    if model_config(inputs.source).get("quantization_config"):
+        _dequantise(inputs.source, directory)
+    else:
+        ignored = shutil.ignore_patterns("optimizer*", "manifest.json", SUMS_FILE)
+        shutil.copytree(inputs.source, directory, dirs_exist_ok=True, ignore=ignored)
 
     def measure() -> Tables:
         client = learner.load_fresh(Policy(key, 0), directory)
@@ -80,6 +86,16 @@ def policy_import(inputs: PolicyImportInputs, config: View) -> Tables:
 
     with learner.turn():
         return retry_lost(measure, LearnerLost)
+
+
+def _dequantise(source: str, directory: Path) -> None:
+    argv = module_command("tasks.learner.quantised", source, str(directory))
+    done = subprocess.run(argv, env=inherited_variables(), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise LearnerError(
+            f"the quantised weights in {source} could not be written in bfloat16: {done.stderr.strip()[-2000:]}\n"
+            "Nothing was imported. Take the model's checkpoint in bfloat16"
+        )
 
 
 STAGE = Stage(

@@ -3,9 +3,10 @@
 import pytest
 
 from storage.store import open_store
+from tasks.inference.engine.weights_view import read_header
 from tests.acceptance.lives import SMALL, stagecoach
 from tests.fixtures.driving import rows
-from tests.fixtures.family_models import SERVED, tiny_family
+from tests.fixtures.family_models import SERVED, SERVED_IN_HALF, quantise, tiny_family
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 
@@ -37,13 +38,38 @@ def test_two_steps_are_trained_on_what_the_engine_sampled(family, tmp_path):
 
 
 @pytest.mark.nightly
-def test_layers_with_a_state_are_sampled_in_half_precision(tmp_path):
-    model = tiny_family(tmp_path / "model", "qwen3_5_text")
+@pytest.mark.parametrize("family", SERVED_IN_HALF)
+def test_layers_with_a_state_are_sampled_in_half_precision(family, tmp_path):
+    model = tiny_family(tmp_path / "model", family)
     said = run(model, tmp_path, status=2)
     assert "engine.dtype: 'float32', and layers of" in said
     run(model, tmp_path, "engine.dtype=bfloat16")
     for update in rows(open_store(tmp_path / "store"))["updates"]:
         assert 0 <= update["mismatch_kl"] < 0.1 and update["rl_tokens"] > 24
+
+
+@pytest.mark.nightly
+def test_a_quantised_checkpoint_is_trained_served_and_exported_in_full(tmp_path):
+    model = quantise(tiny_family(tmp_path / "model", "llama"), "fp8")
+    run(model, tmp_path)
+    for update in rows(open_store(tmp_path / "store"))["updates"]:
+        assert 0 <= update["mismatch_kl_max"] < NEAR**2 / 2 + 1e-12 and update["rl_tokens"] > 24
+    export = ("--format", "weights", "--to", str(tmp_path / "out"), "--store", str(tmp_path / "store"))
+    stagecoach("export", "run", *export)
+    names = {*read_header(tiny_family(tmp_path / "plain", "llama") / "model.safetensors")[0]}
+    assert names == {*read_header(tmp_path / "out" / "model.safetensors")[0]}
+    assert "quantization_config" not in (tmp_path / "out" / "config.json").read_text()
+
+
+@pytest.mark.nightly
+def test_gpt_oss_is_imported_from_mxfp4_and_refused_where_vllm_cannot_train_it(tmp_path):
+    """vLLM 0.31 loads sinks and experts once, and its build for CPUs has no adapters beside experts."""
+    model = quantise(tiny_family(tmp_path / "model", "gpt_oss"), "mxfp4")
+    said = run(model, tmp_path, "training.lora={rank=4, alpha=8}", status=2)
+    assert "serves no adapters over a model with experts" in said
+    said = run(model, tmp_path, status=2)
+    assert "it holds other weights: a reload that kept old ones" in said
+    assert {row["version"] for row in rows(open_store(tmp_path / "store"))["policies"]} == {0, 1}
 
 
 @pytest.mark.nightly

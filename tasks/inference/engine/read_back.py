@@ -23,6 +23,9 @@ PACKED = "packed_sum"
 """The attribute of a module that keeps the checksum of its weight as it was before it was packed or quantised."""
 FP8 = "stagecoach_fp8"
 """The name among vLLM's quantisations of the one in `tasks.inference.engine.quantised`."""
+DECAYS = ("A", "A_log")
+"""What decays states: a policy has logarithms, and vLLM keeps the values of Mamba's. They do not count: log-probs prove
+them."""
 
 
 def recorded_sum(directory: str | Path, dtype: str, *, own_head: bool) -> WeightsSum | None:
@@ -35,7 +38,8 @@ def recorded_sum(directory: str | Path, dtype: str, *, own_head: bool) -> Weight
     if not sums:
         return None
     heads = EMBEDDINGS if own_head and has_tied_head(Path(directory)) else ()
-    return add_sums([*sums.values(), *(sums[name] for name in heads if name in sums)])
+    counted = (value for name, value in sums.items() if not name.endswith(DECAYS[1]))
+    return add_sums([*counted, *(sums[name] for name in heads if name in sums)])
 
 
 def sum_files(directory: str | Path, dtype: str, *, own_head: bool, device: Any = "cpu") -> WeightsSum | None:
@@ -45,7 +49,9 @@ def sum_files(directory: str | Path, dtype: str, *, own_head: bool, device: Any 
     where the files have a precision that is none of PRECISIONS. Raises WeightsUnusable for damaged files.
     """
     sums = []
-    for _, tensor in read_weights(Path(directory), untie=own_head):
+    for name, tensor in read_weights(Path(directory), untie=own_head):
+        if name.endswith(DECAYS[1]):
+            continue
         if precision_of(tensor) not in PRECISIONS:
             return None
         sums.append(sum_tensor(tensor.to(device), dtype))
@@ -107,7 +113,7 @@ def sum_model(model: Any, dtype: str) -> WeightsSum:
     sums: dict[int, WeightsSum] = {}
     for module in model.modules():
         for name, weight in module.named_parameters(recurse=False):
-            if name == "weight_scale":  # of a quantised matrix: the policy has no such values
+            if name in ("weight_scale", *DECAYS):  # scales of a quantised matrix are no values of the policy
                 continue
             packed = vars(module).get(PACKED) if name == "weight" else None
             # One that modules share counts once: as the last of them has it, which is a tied output head.

@@ -252,3 +252,14 @@ def test_a_scoring_function_that_does_not_exist_is_refused(scoring, problem, mod
     settings = [f"model.path={model}", f'environments.0.taskset.task={{scoring="{scoring}"}}']
     status, refusal = call("check", "config.toml", *settings)
     assert status == 2 and problem in refusal
+
+
+@pytest.mark.parametrize(
+    ("quantised", "method"),
+    [({"quant_method": "awq"}, "awq"), ({"quant_method": "fp8"}, "fp8"), ({"quant_method": "mxfp4"}, "")],
+)
+def test_quantised_weights_that_cannot_be_trained_are_refused(quantised, method, model, call):
+    config = json.loads((model / "config.json").read_text()) | {"quantization_config": quantised}
+    (model / "config.json").write_text(json.dumps(config))
+    status, said = call("check", "demo", f"model.path={model}")
+    assert bool(status) == bool(method) and (f"are quantised by {method}. Only those in mxfp4" in said) == bool(method)

@@ -62,6 +62,8 @@ def test_a_sleep_that_was_asked_for_is_planned():
         ("qwen3_8b_node", "H200", False, False, 4096),
         ("qwen3_30b_a3b_node", "H100", True, True, 4096),
         ("qwen3_30b_a3b_node", "H200", False, "selective", 4096),
+        ("qwen35_4b_gpu", "H200", True, True, 4096),
+        ("gpt_oss_20b_gpu", "H200", True, True, 4096),
     ],
 )
 def test_each_preset_fits_on_the_gpus_that_it_is_for(preset, gpu, sleeps, recompute, chunk):
@@ -94,6 +96,19 @@ def test_experts_count_by_all_and_by_those_of_a_token(tmp_path):
         sizes = [entry["shape"] for entry in read_header(directory / "model.safetensors")[0].values()]
         stored, counted = sum(map(math.prod, sizes)), model_shape(str(directory)).parameters
         assert counted == pytest.approx(stored, rel=0.1), family
+
+
+def test_layers_of_deltanet_have_states_and_no_kv_cache():
+    shape = model_shape("Qwen/Qwen3.5-4B")
+    # 4.2 billion and a tower of 0.33; all layers count as the larger ones, of DeltaNet.
+    assert round(shape.parameters / 1e9, 1) == 4.6 and shape.linear_layers == 24
+    assert shape.state_bytes == 24 * (4 * 32 * 128 * 128 + 2 * 3 * 8192)
+    assert memory.kv_token_bytes(shape, 1) == 4 * 8 * 4 * 256, "of the eight layers of attention"
+    few, many = (plan_of(f"rollout.max_in_flight={number}", preset="qwen35_4b_gpu").engine for number in (1, 256))
+    logits = 16 * 255 * shape.vocab_size
+    assert many.parts["working"] - few.parts["working"] == 255 * shape.state_bytes + logits
+    plain = plan_of("training.gradient_checkpointing=false", preset="qwen35_4b_gpu").learner
+    assert plain.parts["activations"] > 32 * 8192 * memory.DELTA_BYTES * 4096
 
 
 def test_longer_rows_are_advised_where_nothing_else_changes():

@@ -3,11 +3,13 @@
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForCausalLM, conversion_mapping
 
 from configs.training import LoraConfig, TrainingConfig
 from tasks.learner import adapters
+from tasks.learner.adapter_tools import merge
 from tasks.learner.attention import ATTENTION
 from tasks.learner.checkpoint import memory_sha256, own_tensors
 from tasks.learner.digest import weights_sha256
@@ -17,7 +19,7 @@ from tasks.learner.protocol import LearnerError
 from tasks.learner.shards import stored_shapes, write_shards
 from tasks.learner.speed import training_cost
 from tests.fixtures.family_models import ROUTED, tiny_family
-from tests.fixtures.learner_steps import loaded_trainer, resume, train_step
+from tests.fixtures.learner_steps import loaded_trainer, new_trainer, resume, train_step
 from tests.fixtures.packed import batches, row_of, sample
 from tests.fixtures.policies import CPU, assert_near, logprobs_by_transformers, policy_of
 from tests.tasks.learner.processes import process
@@ -103,10 +105,35 @@ def test_the_operations_are_those_of_the_experts_that_a_token_uses(world, direct
 
 @pytest.mark.essential
 def test_adapters_are_for_attention_and_those_of_experts_are_refused_in_words(world, directories):
-    with pytest.raises(LearnerError, match=r"gate_proj are maps of experts, which are fused"):
+    with pytest.raises(LearnerError, match=r"gate_proj are maps of experts, which are fused here.*mlp\.experts"):
         adapter_of(directories["qwen3_moe"], ("q_proj", "gate_proj"))
     names = {name.partition(".lora_")[0].rpartition(".")[2] for name in adapter_of(directories["qwen3_moe"])}
     assert names == {"q_proj", "k_proj", "v_proj", "o_proj"}
+
+
+@pytest.mark.essential
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_adapters_of_experts_are_trained_and_are_what_peft_merges(world, family, tmp_path):
+    directory = tiny_family(tmp_path / "model", family)
+    lora = {"rank": 2, "alpha": 8.0, "target_modules": ["q_proj", "mlp.experts"]}
+    trainer = loaded_trainer(world, directory, lora=lora, learning_rate=1e-2, gradient_checkpointing=True)
+    assert trainer._loaded.policy.proof["proof_logprobs"] < 1e-6
+    before = trainer.probe([*range(40)])
+    train_step(trainer, 0, tmp_path, rows_of(0), save_optimizer=True)
+    after = trainer.probe([*range(40)])
+    assert max(abs(a - b) for a, b in zip(before, after, strict=True)) > 1e-3
+    names = [name.partition("layers.0.")[2] for name in load_file(tmp_path / "p1" / "adapter_model.safetensors")]
+    for module in ("mlp.experts", "mlp.experts.base_layer", "self_attn.q_proj"):
+        assert f"{module}.lora_A.weight" in names
+    merge(directory, tmp_path / "p1", tmp_path / "merged")
+    assert stored(tmp_path / "merged") == stored(directory)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    assert_near(torch.tensor(after[1:]), logprobs_by_transformers(model, [*range(40)]), 1e-5)
+    again = new_trainer(world, lora=lora, learning_rate=1e-2)
+    resume(again, tmp_path / "p1", base=str(directory))
+    expected, _ = train_step(trainer, 1, tmp_path, rows_of(1))
+    found, _ = train_step(again, 1, tmp_path / "again", rows_of(1))
+    assert [each["weights_sha256"] for each in found] == [each["weights_sha256"] for each in expected]
 
 
 def adapter_of(directory, modules="all-linear"):

@@ -13,15 +13,13 @@ from tasks.learner.distributed import ALONE
 from tasks.learner.model import load_policy, run_row
 from tasks.learner.proof import LONGEST, SHORTEST, proof_length
 from tasks.learner.protocol import LearnerError
-from tests.fixtures.family_models import FAMILIES, ROUTED, tiny_family
+from tests.fixtures.family_models import FAMILIES, WITHOUT_LORA, tiny_family
 from tests.fixtures.learner_steps import loaded_trainer
 from tests.fixtures.packed import row_of, sample
 from tests.fixtures.policies import CPU, assert_near, policy_of
 
 pytestmark = pytest.mark.engine
 
-NO_LORA = (*ROUTED, "gpt_oss", "qwen3_next", "deepseek_v3", "nemotron_h")
-"""Adapters of experts are another matter, and peft has none for all maps of Mamba."""
 ESSENTIAL = ("mistral", "gemma2", "gpt_oss", "qwen3_5_text", "nemotron_h", "deepseek_v3")
 MARKED = [pytest.param(name, marks=[pytest.mark.essential] * (name in ESSENTIAL)) for name in FAMILIES]
 
@@ -34,7 +32,7 @@ def test_a_family_is_computed_alike_packed_and_alone(family, world, tmp_path):
     assert all(parameter.grad is None for parameter in policy.parameters())
 
 
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in NO_LORA])
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name not in WITHOUT_LORA])
 def test_an_adapter_is_proven(family, world, tmp_path):
     trainer = loaded_trainer(world, tiny_family(tmp_path, family), lora={"rank": 4, "alpha": 8.0})
     proof = trainer._loaded.policy.proof
