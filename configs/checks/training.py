@@ -25,10 +25,15 @@ def training_problems(config: RunConfig) -> Iterator[str]:
     yield from lora_problems(training.lora)
     maps = training.lora.target_modules if training.lora else ()
     is_served = config.kind != "sft" or config.evaluation.evaluates_training
-    if isinstance(maps, tuple) and is_served and any(name.endswith("experts") for name in maps):
+    if (
+        isinstance(maps, tuple)
+        and (is_served or config.learner.expert_parallel > 1)
+        and any(name.endswith("experts") for name in maps)
+    ):
         yield (
             "training.lora.target_modules: adapters of experts are trained by runs of kind sft that evaluate nothing, "
-            "and exported merged: no engine was seen to serve them. Name maps of attention, or train all weights"
+            "with learner.expert_parallel 1, and exported merged: no engine was seen to serve them. Name maps of "
+            "attention, or train all weights"
         )
     if any(not 0 <= beta < 1 for beta in training.betas):
         yield f"training.betas: {training.betas}: each is at least 0 and below 1"
