@@ -23,18 +23,7 @@ def training_problems(config: RunConfig) -> Iterator[str]:
         )
     yield from _schedule_problems(training)
     yield from lora_problems(training.lora)
-    maps = training.lora.target_modules if training.lora else ()
-    is_served = config.kind != "sft" or config.evaluation.evaluates_training
-    if (
-        isinstance(maps, tuple)
-        and (is_served or config.learner.expert_parallel > 1)
-        and any(name.endswith("experts") for name in maps)
-    ):
-        yield (
-            "training.lora.target_modules: adapters of experts are trained by runs of kind sft that evaluate nothing, "
-            "with learner.expert_parallel 1, and exported merged: no engine was seen to serve them. Name maps of "
-            "attention, or train all weights"
-        )
+    yield from _expert_adapter_problems(config)
     if any(not 0 <= beta < 1 for beta in training.betas):
         yield f"training.betas: {training.betas}: each is at least 0 and below 1"
     yield from _rank_problems(config.learner, on_pool := config.placement.services == "pools")
@@ -122,6 +111,18 @@ def _schedule_problems(training: TrainingConfig) -> Iterator[str]:
         yield "training.checkpoint_every: without training.gradient_checkpointing no layer is recomputed"
     if training.gradient_checkpointing is not True and training.offload_activations:
         yield "training.offload_activations: without training.gradient_checkpointing = true nothing is offloaded"
+
+
+def _expert_adapter_problems(config: RunConfig) -> Iterator[str]:
+    maps = config.training.lora.target_modules if config.training.lora else ()
+    is_served = config.kind != "sft" or config.evaluation.evaluates_training
+    named = isinstance(maps, tuple) and any(name.endswith("experts") for name in maps)
+    if named and (is_served or config.learner.expert_parallel > 1):
+        yield (
+            "training.lora.target_modules: adapters of experts are trained by runs of kind sft that evaluate nothing, "
+            "with learner.expert_parallel 1, and exported merged: no engine was seen to serve them. Name maps of "
+            "attention, or train all weights"
+        )
 
 
 def lora_problems(lora: LoraConfig | None) -> Iterator[str]:
