@@ -1,5 +1,6 @@
 """The door for notebooks: the frames of the pages, as docs/viewing.md has them, from a store that stays as it was."""
 
+import math
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -9,6 +10,7 @@ import pytest
 
 from flows.queries.request import NotThere
 from flows.viewer.notebook import Viewer
+from flows.viewer.rendering import templates
 from storage.errors import LayoutError
 from storage.read.frames import Frames
 
@@ -78,6 +80,9 @@ def test_curves_are_one_picture_without_a_style_sheet(viewer):
     assert len(re.findall(r"M[\d.]+ [\d.]+V[\d.]+", band)) == 2 == len(re.findall(r"[ML][\d.]+ [\d.]+", line))
     assert "nan" not in both
     assert "highest" in viewer.plot(figures=["Highest and lowest reward"]).svg
+    line = {"name": "kl", "steps": [0, 1, 2, 3], "values": [math.nan, math.inf, 0.4, 0.5]}
+    drawn = templates().get_template("plot.html").render(plots={"KL": [line]})
+    assert re.findall(r"[ML][\d.]+ [\d.]+", drawn) == ["M60 30", "M440.0 190.0", "L630.0 30.0"], "the axes, and two"
     with pytest.raises(NotThere, match=r"no figure 'Rewards' was measured; did you mean Reward\?"):
         viewer.plot(figures=["Rewards"])
 
