@@ -76,8 +76,10 @@ def test_curves_are_one_picture_without_a_style_sheet(viewer):
     texts = [text.text for text in picture.findall(".//{*}text")]
     assert {"Reward", "base mean", "fork mean"} <= {*texts} and "class=" not in both
     assert "Held-out average" not in texts, "they were not evaluated"
-    band, line, *_ = (path.get("d") for path in picture.findall(".//{*}path") if path.get("opacity") != "0.5")
-    assert len(re.findall(r"M[\d.]+ [\d.]+V[\d.]+", band)) == 2 == len(re.findall(r"[ML][\d.]+ [\d.]+", line))
+    bands = [polygon.get("points").split() for polygon in picture.findall(".//{*}polygon")]
+    lines = [path.get("d") for path in picture.findall(".//{*}path") if path.get("opacity") is None]
+    assert [len(band) for band in bands] == [4, 4], "two steps, there and back"
+    assert [len(re.findall(r"[ML][\d.]+ [\d.]+", line)) for line in lines] == [2, 2]
     assert "nan" not in both
     assert "highest" in viewer.plot(figures=["Highest and lowest reward"]).svg
     line = {"name": "kl", "steps": [0, 1, 2, 3], "values": [math.nan, math.inf, 0.4, 0.5]}
