@@ -18,7 +18,7 @@ from tests.fixtures.warming import warmed
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
-STEPS, ALPHAS = 2, {"tool": 0.1, "user": 0.05}
+STEPS, ALPHAS = 2, {"tool": 0.01, "user": 0.005}
 SMALL = [
     f"steps={STEPS}",
     "seed=7",

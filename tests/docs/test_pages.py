@@ -39,7 +39,7 @@ def typed(document):
 
 
 COMMAND_LINES = [(document, line) for document in DOCUMENTS for line in typed(document)]
-COMMANDS = [shlex.split(line)[1:] for _, line in COMMAND_LINES if line.split()[0] == "stagecoach"]
+COMMANDS = [shlex.split(line.partition(" | ")[0])[1:] for _, line in COMMAND_LINES if line.split()[0] == "stagecoach"]
 TARGETS = sorted({line.split()[1] for _, line in COMMAND_LINES if line.startswith("make ")})
 
 
