@@ -176,4 +176,4 @@ def test_the_component_of_observations_is_measured(steps):
         metrics = json.loads(update["metrics"])
         assert 0 < metrics["ce_nll_mean"] <= metrics["ce_nll_max"]
         # Weights from 0.05 to 0.1 over the number of weighted tokens.
-        assert 0.05 * metrics["ce_nll_mean"] <= update["ce_loss"] * 1.001 <= 0.1 * metrics["ce_nll_mean"] * 1.002
+        assert ALPHAS["user"] <= update["ce_loss"] / metrics["ce_nll_mean"] * 1.001 <= ALPHAS["tool"] * 1.002
