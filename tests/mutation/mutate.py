@@ -18,7 +18,18 @@ from tests.mutation.report import GROUPS, Survivor, group_of, module_of, page
 
 ROOT = Path(__file__).parents[2]
 REPORT = ROOT / "build/mutation.md"
-COPIED = ("pyproject.toml", "stagecoach.py", "benchmarks", "configs", "examples", "flows", "storage", "tasks", "tests")
+COPIED = (
+    "pyproject.toml",
+    "stagecoach.py",
+    "benchmarks",
+    "configs",
+    "docs",
+    "examples",
+    "flows",
+    "storage",
+    "tasks",
+    "tests",
+)
 REASONS = Path(__file__).with_name("equivalent.toml")
 
 
