@@ -29,7 +29,7 @@ RECORDED = (
     "stagecoach lineage 19-5/0 --run demo",
 )
 TOUR = [
-    *("/", "/runs/demo", "/runs/demo/changes?a=0&b=20", "/runs/demo/steps/19", "/runs/demo/steps/19/batch?row=0"),
+    *("/", "/runs/demo", "/runs/demo/changes?a=0&b=19", "/runs/demo/steps/19", "/runs/demo/steps/19/batch?row=0"),
     *("/runs/demo/traces/{trace}?color=entropy", "/runs/demo/search?q=<rev>a", "/compare?a=demo&b=rloo"),
 ]
 """Addresses of the viewer."""
@@ -79,7 +79,8 @@ def tour(browser):
         page, frames = opened(browser, address, 800), []
         trace = str(ask(Frames(existing_store(RUNS / "stagecoach-store")), TRACE)["trace_id"][0])
         for place in TOUR:
-            page.goto(address + place.format(trace=trace), wait_until="load")
+            answer = page.goto(address + place.format(trace=trace), wait_until="load")
+            assert answer.ok, f"{place} shows an error"
             frames.append((shown(page), REST))
     animate(frames, "tour")
 
