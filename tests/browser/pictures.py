@@ -51,7 +51,7 @@ def main(*chosen):
     RUNS.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as browsers:
         browser = browsers.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        for make in (terminal, tour, demo, tools, tutorial, prefect):
+        for make in (terminal, tour, widths, demo, tools, tutorial, prefect):
             if make.__name__ in (chosen or make.__name__):
                 make(browser)
         browser.close()
@@ -83,6 +83,24 @@ def tour(browser):
             assert answer.ok, f"{place} shows an error"
             frames.append((shown(page), REST))
     animate(frames, "tour")
+
+
+def widths(browser):
+    """Put a run and a step side by side, in three widths, in light and in dark."""
+    sheet, top = Image.new("RGB", (1160, 1480), "grey"), 0
+    with viewer(RUNS / "stagecoach-store") as address:
+        for place in ("/runs/demo", "/runs/demo/steps/19"):
+            for scheme in ("light", "dark"):
+                left = 0
+                for width in (1600, 800, 420):
+                    page = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme).new_page()
+                    page.goto(address + place, wait_until="load")
+                    picture = Image.open(io.BytesIO(shown(page))).convert("RGB")
+                    sheet.paste(picture.resize((width * 360 // 900, 360), Image.Resampling.LANCZOS), (left, top))
+                    left += width * 360 // 900 + 10
+                    page.context.close()
+                top += 370
+    sheet.save(IMAGES / "widths.webp", quality=80, method=6)
 
 
 def animate(frames, name):
