@@ -24,6 +24,7 @@ STRINGS = {
     "tasks/inference/environments/servers.py",
     "tasks/inference/grading/client.py",
     "tasks/learner/client.py",
+    "tasks/training/policy.py",
 }
 """Files in which strings name modules: all but those commented start one as a program."""
 

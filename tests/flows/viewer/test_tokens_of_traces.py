@@ -315,7 +315,7 @@ def test_the_gap_is_split_by_properties_of_tokens_with_rl_weight(library, found)
         ({"token": 1}, 1e-4, "all tokens differ alike"),
         ({"turn": 1, "position": 1}, 1e-4, "later turns"),
         ({"position": 1}, 1e-4, "later positions"),
-        ({"engine": 0}, 1e-4, "one replica"),
+        ({"engine": 0}, 1e-4, "one engine"),
     ],
 )
 def test_the_cause_is_the_first_split_that_differs_by_a_factor(apart, mean, expected):
