@@ -26,7 +26,7 @@ REFERENCE = re.compile(r"_(VARIABLE|VAR|ENV|ENV_VAR|FILE|PATH)S?$")
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 KNOWN = re.compile(
     r"\b(sk-(?=[\w-]*[0-9])[\w-]{16,}|hf_\w{20,}|gh[pousr]_\w{20,}|github_pat_\w{20,}|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}"
-    r"|xox[abprs]-[\w-]{10,}|glpat-[\w-]{16,}|eyJ[\w-]{10,}\.eyJ[\w-]+)"
+    r"|xox[abprs]-[\w-]{10,}|glpat-[\w-]{16,}|eyJ[\w-]{10,}\.eyJ[\w-]+|hooks\.slack\.com/\w+/\w+)"
 )
 """Values that services hand out, by how they begin."""
 PASSWORD = re.compile(r"://[^/\s:@?#]*:[^/\s@?#]+@")
@@ -100,8 +100,8 @@ def _judge(where: str, value: str) -> tuple[bool, str]:
             f"{option}: everybody on the machine can read a command line, and {KEPT}. The engine takes its key from "
             "the environment variable that engine.api_key_variable names"
         )
-    if REFERENCE.search(name):
-        wrong = name.endswith(("_VARIABLE", "_VAR")) and VARIABLE.fullmatch(value) is None
+    if REFERENCE.search(name) or (name == "VARIABLE" and where.startswith("alerts.")):
+        wrong = name.endswith(("VARIABLE", "_VAR")) and VARIABLE.fullmatch(value) is None
         return True, "name an environment variable (letters, digits and _), not what is in it" if wrong else ""
     if FREE.isdisjoint(where.split(".")[:-1]) or not is_secret_name(name) or HARMLESS.search(name):
         return True, ""

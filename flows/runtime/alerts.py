@@ -35,9 +35,9 @@ def alert_problems(config: RunConfig) -> list[str]:
     """Return a line for each alert that cannot be sent from here."""
     return [
         f"alerts.{place}: {alert.receiver!r} is no variable that is set to a URL of Apprise, and no command that is "
-        "there; docs/alerts.md has examples"
+        "there, or both are named; docs/alerts.md has examples"
         for place, alert in enumerate(config.alerts)
-        if not (shutil.which(alert.command[0]) if alert.command else _service(alert))
+        if not (shutil.which(alert.command[0]) and not alert.variable if alert.command else _service(alert))
     ]
 
 
@@ -55,12 +55,12 @@ def send(alert: AlertConfig, facts: Mapping[str, str]) -> str:
 
     Raises OSError where it is not taken, and SubprocessError where a command fails.
     """
-    from apprise import LogCapture
-
     if alert.command:
         given = json.dumps(facts).encode()
         subprocess.run(alert.command, input=given, capture_output=True, check=True, timeout=COMMAND_SECONDS)
         return "the command has done its work"
+    from apprise import LogCapture
+
     service, title = _service(alert), "Stagecoach: {run} {about}".format_map(facts)
     with LogCapture(level=logging.WARNING, fmt="%(message)s") as reason:
         if not service or not service.notify("{text}\nstore {store}".format_map(facts), title, body_format="text"):

@@ -72,6 +72,12 @@ class RouterLosses:
         return torch.stack([load, logits.logsumexp(-1).square().sum()])
 
     def _listen(self, router: nn.Module, _: Any, output: Any) -> None:
+        # Granite's say the same in another order, Jamba's no choice.
+        if not isinstance(output, tuple) or len(output) != 3 or output[2].is_floating_point():
+            raise LearnerError(
+                "training.router_aux_loss_coef, training.router_z_loss_coef: what is chosen by routers of the kind "
+                f"{type(router).__name__} cannot be seen; nothing was trained. Leave both 0"
+            )
         logits, _, chosen = output
         # Recomputed layers say it once more.
         self._said.setdefault(router, (logits, chosen))

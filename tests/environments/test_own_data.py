@@ -89,7 +89,7 @@ def test_a_pattern_names_files_that_are_read_in_order_of_name(tmp_path):
     written(tmp_path / "in/rows.csv", TEXTS[2:])
     written(tmp_path / "a.jsonl", TEXTS[:2])
     (tmp_path / "in/s.csv").write_text("prompt,answer\n")  # a part without rows
-    assert [task.data.answer for task in tasks(path=str(tmp_path / "**/*.*"))] == [row["answer"] for row in TEXTS]
+    assert [task.data.answer for task in tasks(path=str(tmp_path / "**"))] == [row["answer"] for row in TEXTS]
 
 
 def test_of_a_large_file_only_what_is_asked_for_is_in_memory(tmp_path):
@@ -266,9 +266,11 @@ def test_another_file_or_another_function_is_another_version(tmp_path, monkeypat
     assert version("own_scores:half", path) != own
     written(tmp_path / "rows.jsonl", [*ROWS, {"prompt": "?", "answer": "!"}])
     assert version("exact", path) != plain
-    pattern = str(tmp_path / "*.jsonl")
+    pattern, place = str(tmp_path / "**"), tmp_path / "in"
     one = version("exact", pattern)
-    written(tmp_path / "more.jsonl", ROWS)
+    place.mkdir()
+    assert version("exact", pattern) == one
+    written(place / "more.jsonl", ROWS)
     assert one != version("exact", pattern) != version({"a": {"function": "own_scores:half"}}, pattern)
     assert version("exact", "/no/such.jsonl") == version("no_such:f", "") == ", ".join([*packages, "verifiers 0.4.0"])
 

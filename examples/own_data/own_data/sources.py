@@ -23,7 +23,7 @@ def from_files(path: str) -> Iterator[tuple[str, Row]]:
     damaged, naming the line.
     """
     place = Path(path).expanduser()
-    files = [place] if place.is_file() else sorted(map(Path, glob(str(place), recursive=True)))
+    files = [place] if place.is_file() else sorted(filter(Path.is_file, map(Path, glob(str(place), recursive=True))))
     if not files:
         raise DataUnusable(f"path {path}: there is no such file; relative paths start at {Path.cwd()}")
     for file in files:

@@ -132,7 +132,10 @@ def test_a_receiver_that_does_not_answer_delays_nothing(state, tmp_path, receive
         assert "not taken" in recorded(root, ALERT_FAILED)[0] and "was not sent: CHAT_WEBHOOK" in caplog.text
 
 
-def test_a_command_gets_the_facts_and_may_fail(tmp_path):
+def test_a_command_gets_the_facts_and_may_fail(tmp_path, monkeypatch):
+    monkeypatch.setattr(alerts, "COMMAND_SECONDS", 120.0)
+    monkeypatch.setattr(alerts, "END_SECONDS", 120.0)
+    monkeypatch.setitem(sys.modules, "apprise", None)  # no command needs it, least of all its import in a thread
     program = f"import sys; open({str(tmp_path / 'told')!r}, 'a').write(sys.stdin.read())"
     told = [{"command": [sys.executable, "-c", text], "on": ["finished"]} for text in (program, "raise SystemExit(3)")]
     run(tmp_path / "store", told, steps=1)
@@ -156,10 +159,10 @@ def test_what_cannot_be_sent_is_refused_before_anything_starts_and_check_says_wh
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setenv("CHAT_WEBHOOK", "no URL")
-    told = [*TOLD, {"variable": "UNSET"}, {"command": ["no-such-program"]}, {}]
+    told = [*TOLD, {"variable": "UNSET"}, {"command": ["no-such-program"]}, {}, {"variable": "A", "command": ["true"]}]
     with pytest.raises(ValueError, match=r"alerts\.0: 'CHAT_WEBHOOK' is no variable") as caught:
         preflight(session_for(tmp_path, "run", alerts=told), [])
-    assert all(f"alerts.{place}: " in str(caught.value) for place in range(4))
+    assert all(f"alerts.{place}: " in str(caught.value) for place in range(5))
     assert cli.main(["check", "demo", 'alerts=[{variable="CHAT_WEBHOOK", on=["gate"]}]']) == 0
     printed = capsys.readouterr().out
     assert "alerts       CHAT_WEBHOOK: gate" in printed and "warning: alerts.0" in printed

@@ -7,7 +7,7 @@ from transformers import AutoModelForCausalLM
 from tasks.learner.model import run_row
 from tasks.learner.protocol import LearnerError
 from tasks.learner.router_losses import FIGURES
-from tests.fixtures.family_models import tiny_family
+from tests.fixtures.family_models import FAMILIES, tiny_family
 from tests.fixtures.learner_steps import loaded_trainer, train_step
 from tests.fixtures.packed import batches, padding, row_of, sample
 from tests.fixtures.policies import CPU, policy_of
@@ -78,3 +78,10 @@ def test_only_tokens_with_weight_count_however_rows_are_computed(world, tmp_path
 def test_a_family_without_such_a_loss_is_refused(world, tmp_path):
     with pytest.raises(LearnerError, match=r"transformers has no such loss of Glm4MoeForCausalLM.*Leave both 0"):
         policy_of(tiny_family(tmp_path, "glm4_moe"), **COEFS)
+
+
+def test_a_family_whose_routers_say_their_choice_otherwise_is_refused(world, tmp_path, monkeypatch):
+    monkeypatch.setitem(FAMILIES, "granitemoe", FAMILIES["mixtral"])
+    directory = tiny_family(tmp_path, "granitemoe")
+    with pytest.raises(LearnerError, match=r"GraniteMoeTopKRouter cannot be seen.*Leave both 0"):
+        policy_of(directory, **COEFS)
