@@ -275,12 +275,8 @@ def _data(environment: Section) -> Iterator[str]:
             yield _file_part(path)
         elif key == "path" and text and os.path.isdir(path):
             yield f"{path.name}/ sha256:{_digest(_tree(path))[:SHOWN]}"
-        elif key == "path" and (files := _matching(os.path.expanduser(text))):
+        elif key == "path" and (files := [*filter(Path.is_file, map(Path, glob(f"{path}", recursive=True)))]):
             yield f"{path.name} sha256:{_digest((file.name, file) for file in files)[:SHOWN]}"
-
-
-def _matching(pattern: str) -> list[Path]:
-    return [Path(file) for file in glob(pattern, recursive=True) if os.path.isfile(file)]
 
 
 def _file_part(file: Path) -> str:
