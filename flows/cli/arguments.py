@@ -166,7 +166,7 @@ def one_run(names: Iterable[str]) -> str:
 
 
 def named_policy(store: str, text: str) -> str:
-    """Return RUN:VERSION for a policy that is named by the first characters of its key; another text stays as it is.
+    """Return RUN:VERSION for a policy that is named by the first characters of its key; a run's name stays as it is.
 
     Raises UnknownId where no policy's key begins so, or those of several do, LayoutError without a store.
     """
@@ -175,6 +175,8 @@ def named_policy(store: str, text: str) -> str:
     if not re.fullmatch(f"[0-9a-f]{{{SHORTEST_PREFIX},}}", text):
         return text
     reader = open_reader(store)
+    if text in reader.store.runs.names():  # such as 20261130
+        return text
     policy = identify(reader.frames(), text, "policy").roots[0]
     return policy_name(reader.graph, policy.key) or text
 

@@ -51,11 +51,13 @@ def doctor(
     bad = 0
     checks = {"store": (lambda: disk(store or "."), "make room there, or name a store that can be reached"), **CHECKS}
     if alerts:
+        from configs.errors import ConfigError
         from configs.load import load
         from flows.runtime.alerts import send
 
         facts = {"run": "test", "store": store, "about": "test", "text": "stagecoach doctor: nothing is wrong"}
-        listed = load([alerts]).alerts
+        if not (listed := load([alerts]).alerts):
+            raise ConfigError([f"alerts: {alerts} has none; docs/alerts.md has examples"])
         checks = {each.receiver: (partial(send, each, facts), "see docs/alerts.md") for each in listed}
     for name, (check, advice) in checks.items():
         try:

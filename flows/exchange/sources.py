@@ -102,7 +102,7 @@ def _call_keys(nodes: Sequence[ast.AST], calls: Mapping[str, Mapping[str, str]])
             raise ValueError(f"it calls {config} more than once; give a file with one of the calls")
         first.setdefault(name, call)
     constants = _constants(nodes)
-    for name in calls.keys() & first.keys() if config in first else ():
+    for name in filter(first.get, calls if config in first else ()):
         words = [(word.arg or "**", word.value) for word in first[name].keywords]
         for argument, node in [*enumerate(first[name].args), *words]:
             key = argument if name == config else calls[name].get(str(argument))

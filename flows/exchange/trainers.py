@@ -19,6 +19,7 @@ import yaml
 from configs.checks.environments import OF_A_TASKSET
 from configs.errors import ConfigError
 from configs.load import load
+from configs.secrets import secrets_in
 from flows.exchange.sources import Unresolved, evaluate, read_keys
 
 SAMPLE: dict[str, Any] = {
@@ -72,7 +73,9 @@ class Translation:
         for name in (name for name in self.keys if name not in used):
             is_same = (value := self.keys[name]) in self.table["same"].get(name, ())
             why = ": always so here" if is_same else ": running it would tell" * isinstance(value, Unresolved)
-            lines["carried" if is_same else "lost"].append(f"{name} = {one_line(value)}{why}")
+            is_secret = any(secrets_in({"settings": {name: value}})[0])
+            text = "a secret, which is not shown" if is_secret else f"{one_line(value)}{why}"
+            lines["carried" if is_same else "lost"].append(f"{name} = {text}")
         return lines
 
 

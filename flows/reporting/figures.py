@@ -125,9 +125,8 @@ def range_exits(steps: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     Each step has `step` and `metrics`, values by full name; a missing value is not zero.
     """
     numbers = [step["step"] for step in steps]
-    series = {
-        title: [step.get("metrics", {}).get(full_name(*name)) for step in steps] for title, name in BANDED.items()
-    }
+    names = {title: full_name(*name) for title, name in BANDED.items()}
+    series = {title: [step.get("metrics", {}).get(name) for step in steps] for title, name in names.items()}
     exits = ((title, band_exit(values, numbers)) for title, values in series.items())
     return sorted(({"title": title, **left} for title, left in exits if left), key=lambda left: left["step"])
 

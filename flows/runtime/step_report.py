@@ -50,7 +50,7 @@ def finish_step(session: Session, finished: FinishedStep, earlier: Sequence[Json
     """Describe a finished step and tell the watchers, also of figures that are outside their bands since `earlier`."""
     described = describe(session.context, finished.step, finished.refs)
     notify_step(session, described, finished.refs)
-    for left in range_exits([*earlier, described]) if described["computed"] else ():
+    for left in range_exits([*earlier, described]) if described["computed"] and session.config.alerts else ():
         session.notify("warning", text=f"{left['title']} is outside its usual range since step {left['step']}")
     num_traces = described["num_traces"]
     trained = sum(share["num_traces"] for share in described["outcomes"] if share["outcome"] == TRAINED)

@@ -53,11 +53,13 @@ def test_a_terminal_of_80_columns_shows_replies_and_the_first_difference(forked)
 
 
 @pytest.mark.engine
-def test_the_first_characters_of_a_key_name_a_policy(forked):
+def test_the_first_characters_of_a_key_name_a_policy(forked, monkeypatch):
     (key, *_) = [entry.key for entry in open_store(forked).ledger.entries(run="large", stage="training")]
     assert named_policy(str(forked), key[:8]) == "large:1" == named_policy(str(forked), "large:1")
     with pytest.raises(UnknownId, match="names no policy"):
         named_policy(str(forked), "0" * 8)
+    monkeypatch.setattr(type(open_store(forked).runs), "names", lambda runs: ["20261130"])
+    assert named_policy(str(forked), "20261130") == "20261130", "a run may have such a name"
 
 
 @pytest.mark.engine

@@ -73,6 +73,13 @@ def test_settings_of_a_table_are_those_of_a_config_and_its_keys_are_on_its_page(
             assert section in known or section.startswith(mappings), setting
 
 
+def test_keys_come_in_one_order(tmp_path):
+    """First those of the config, as in its table."""
+    calls = "load_dataset('a/b')\nLoraConfig(r=4)\nGRPOTrainer(model='c/d')\nGRPOConfig(seed=1)"
+    keys = [*translated(tmp_path, calls, "a.py").keys]
+    assert keys == ["seed", "model_name_or_path", "lora_r", "dataset_name"]
+
+
 VALUES = st.sampled_from(["3", "true", "-2", "0.5", '"linear"', '"dapo"', '"x y"', '""', "[]", "{ a = 1 }", "['b']"])
 
 

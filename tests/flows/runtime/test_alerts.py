@@ -18,6 +18,7 @@ from flows.runtime.preflight import preflight
 from storage.records import ALERT, ALERT_FAILED
 from storage.store import open_store
 from tests.fixtures.rehearsal import SOURCE, play, rehearse, session_for
+from tests.fixtures.waiting import PATIENCE
 
 SECRET = "3ccdd113474722377935511fc85d3dd4"
 TOLD = [{"variable": "CHAT_WEBHOOK"}]
@@ -71,6 +72,13 @@ def receiver(monkeypatch):
     made = Receiver(monkeypatch)
     yield made
     made.close()
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """A busy machine is no fault of a receiver."""
+    monkeypatch.setattr(alerts, "COMMAND_SECONDS", PATIENCE)
+    monkeypatch.setattr(alerts, "END_SECONDS", PATIENCE)
 
 
 def run(root, told=TOLD, **changes):
@@ -153,6 +161,9 @@ def test_the_doctor_sends_a_test_message_by_e_mail(tmp_path, receiver, capsys):
     printed = capsys.readouterr().out
     assert "ok    CHAT_WEBHOOK: the message was taken" in printed and "bad   /none" in printed
     assert {"Subject: Stagecoach: test test", "stagecoach doctor: nothing is wrong"} <= {*receiver.taken}
+    (tmp_path / "own.toml").write_text(words)
+    assert cli.main(["doctor", "--alerts", str(tmp_path / "own.toml")]) == 2
+    assert "has none" in capsys.readouterr().err
 
 
 def test_what_cannot_be_sent_is_refused_before_anything_starts_and_check_says_who_is_told(
