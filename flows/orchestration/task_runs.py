@@ -34,6 +34,7 @@ class TaskRuns:
         self._lock = threading.Lock()
         self._steps: dict[int, StepTask | None] = {}
         """The steps that have a task run; None where it has ended."""
+        self._ended = False
 
     def plan(self, planned: Sequence[Ref]) -> None:
         """Say which results the run consists of, found or to come."""
@@ -84,13 +85,15 @@ class TaskRuns:
 
     def end(self, ending: str) -> None:
         """End the task runs of the steps under way, as the run has ended."""
+        with self._lock:
+            self._ended = True  # threads that still sample begin no step that nobody would end
         for step in list(self._steps):
             self.end_step(step, f"the run has ended: {ending}", ending)
 
     def _step(self, step: int) -> StepTask | None:
         with self._lock:
             if step not in self._steps:
-                self._steps[step] = StepTask(step, [f"run:{self._run}"])
+                self._steps[step] = None if self._ended else StepTask(step, [f"run:{self._run}"])
             return self._steps[step]
 
     def _tags(self, label: str) -> list[str]:

@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 
 from flows.orchestration import task_runs
-from flows.orchestration.task_runs import MOST_FOUND, MOST_STAGES, TaskRuns, found_message
+from flows.orchestration.task_runs import MOST_FLAT, MOST_FOUND, MOST_STAGES, TaskRuns, found_message
 from tasks.filtering import stage as filtering
 from tasks.runtime import prefect_task
 from tasks.runtime.prefect_task import StageTask, call_with_retries, describe_ref
@@ -47,7 +47,20 @@ class Recorded(StageTask):
 
 
 @pytest.fixture
-def reports(monkeypatch):
+def steps(monkeypatch):
+    """The task runs of steps, which no server has, in the order in which they begin."""
+    made = []
+
+    def begun(step, tags):
+        made.append((step, Mock(call=lambda work: work())))
+        return made[-1][1]
+
+    monkeypatch.setattr(task_runs, "StepTask", begun)
+    return made
+
+
+@pytest.fixture
+def reports(monkeypatch, steps):
     """The task runs that stand for several pieces of work, in a flow run that there is not."""
     made = []
     monkeypatch.setattr(task_runs, "current_flow_run", lambda: "a flow run")
@@ -81,6 +94,17 @@ def test_what_was_found_is_one_task_run_where_it_is_much(reports):
     assert [call[0] for call in task.calls] == [MOST_FOUND + 1]
     (message,) = reports
     assert message.startswith(f"{MOST_FOUND + 1} pieces of work: rollout {MOST_FOUND + 1}")
+
+
+def test_each_step_of_a_longer_run_begins_and_ends_once(reports, steps):
+    shown, task = shows("auto", MOST_FLAT + 1, 0, reports)
+    assert [step for step, _ in steps] == list(range(MOST_FLAT + 1))
+    shown.end_step(0, "reward 1")
+    shown.end("failed")
+    steps[0][1].end.assert_called_once_with("finished", "reward 1")
+    steps[1][1].end.assert_called_once_with("failed", "the run has ended: failed")
+    shown.caller(task, MOST_FLAT + 1, "rollout")(ref)  # by a thread that has not heard of the end
+    assert len(steps) == MOST_FLAT + 1 and len(task.calls) == MOST_FLAT + 2
 
 
 def test_a_long_run_shows_no_stages(reports):
