@@ -34,7 +34,7 @@ class Receiver:
         self.answers.set()
         self._monkeypatch, self._servers = monkeypatch, []
 
-    def listen(self, scheme="mmost", more=f"/{SECRET}"):
+    def listen(self, scheme="mmost", more=f"/{SECRET}?rto=120"):
         methods = {"handle": lambda request: self._take_mail(request)}
         if scheme != "mailto":
             methods = {"do_POST": lambda request: self._take_post(request), "log_message": lambda *given: None}
@@ -69,6 +69,7 @@ class Receiver:
 
 @pytest.fixture
 def receiver(monkeypatch):
+    monkeypatch.setattr(alerts, "END_SECONDS", 120.0)
     made = Receiver(monkeypatch)
     yield made
     made.close()
