@@ -91,7 +91,8 @@ def _data(data: str, prompt: str, answer: str) -> tuple[dict[str, str], list[dic
     """Return settings of the taskset `own_data` for somebody's data, and its first tasks. Raises DataUnusable."""
     from own_data.taskset import OwnDataConfig, OwnDataTaskset
 
-    settings = {"path": str(Path(data).absolute())} if data.endswith(DATA) or glob(data) else {"hub": data}
+    is_file = data.endswith(DATA) or "/" not in data or glob(data)
+    settings = {"path": str(Path(data).absolute())} if is_file else {"hub": data}
     _, row = next(OwnDataConfig(id="own_data", **settings).rows(), ("", {}))
     for what, column in (("prompt", prompt), ("answer", answer)):
         settings[f"{what}_column"] = column or _ask(f"Column with the {what}, of {', '.join(row)}", what)

@@ -3,13 +3,9 @@
 import importlib
 import importlib.util
 import json
-import os
-import pty
 import re
-import subprocess
 import sys
 import tomllib
-from contextlib import suppress
 from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +20,7 @@ from flows.runtime import demo_sources
 from flows.runtime.demo_sources import DEMO, demo_recipe, demo_weights
 from flows.runtime.resolve_run import resolve_run
 from storage.policies.store import Policies
+from tests.fixtures.terminals import Terminal
 
 ROOT = Path(__file__).parents[3]
 PRIME_RL = """
@@ -94,6 +91,7 @@ def test_a_project_of_somebody_s_file_shows_prompts_as_the_model_sees_them(tmp_p
             "q.csv, line 2: there is no column 'questio'; it has question, solution; did you",
         ),
         ("--data r.csv", "r.csv: there is no such file"),
+        ("--data questions", "questions: there is no such file"),
         ("--data q.csv --environment own_data", "give one of them"),
         ("--prompt question", "--prompt and --answer are columns of --data"),
     ):
@@ -108,20 +106,13 @@ def test_a_project_of_somebody_s_file_shows_prompts_as_the_model_sees_them(tmp_p
 
 
 @pytest.mark.engine
-def test_on_a_terminal_it_asks_for_file_and_columns(tmp_path):
+def test_on_a_terminal_it_asks_for_file_and_columns(tmp_path, monkeypatch):
     (tmp_path / "q.csv").write_text(TABLE)
-    ours, theirs = pty.openpty()
-    os.write(ours, b"q.csv\nquestion\nsolution\n")
-    argv, ends = [sys.executable, "-m", "flows.cli", "init", "new"], ("stdin", "stdout", "stderr")
-    variables = os.environ | {"PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(argv, cwd=tmp_path, env=variables, **dict.fromkeys(ends, theirs)) as process:
-        os.close(theirs)
-        said = b""
-        with suppress(OSError):  # when the program has ended
-            while True:
-                said += os.read(ours, 4096)
-    os.close(ours)
-    assert process.returncode == 0 and b"File with your examples, of q.csv" in said and b"<|im_start|>user" in said
+    monkeypatch.chdir(tmp_path)
+    with Terminal("init", "new", PYTHONPATH=str(ROOT)) as terminal:
+        terminal.type("q.csv\nquestion\nsolution\n")
+        said = "".join(terminal.lines())
+    assert "File with your examples, of q.csv" in said and "<|im_start|>user" in said
     taskset = load([tmp_path / "new" / CONFIG]).environments[0].taskset
     assert (taskset["prompt_column"], taskset["answer_column"]) == ("question", "solution")
 

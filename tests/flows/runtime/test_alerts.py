@@ -69,7 +69,6 @@ class Receiver:
 
 @pytest.fixture
 def receiver(monkeypatch):
-    monkeypatch.setattr(alerts, "END_SECONDS", 120.0)
     made = Receiver(monkeypatch)
     yield made
     made.close()
@@ -142,8 +141,6 @@ def test_a_receiver_that_does_not_answer_delays_nothing(state, tmp_path, receive
 
 
 def test_a_command_gets_the_facts_and_may_fail(tmp_path, monkeypatch):
-    monkeypatch.setattr(alerts, "COMMAND_SECONDS", 120.0)
-    monkeypatch.setattr(alerts, "END_SECONDS", 120.0)
     monkeypatch.setitem(sys.modules, "apprise", None)  # no command needs it, least of all its import in a thread
     program = f"import sys; open({str(tmp_path / 'told')!r}, 'a').write(sys.stdin.read())"
     told = [{"command": [sys.executable, "-c", text], "on": ["finished"]} for text in (program, "raise SystemExit(3)")]
