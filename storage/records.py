@@ -216,10 +216,14 @@ class Runs(CachedTable):
         return events
 
     def service_events(self, run: str) -> list[Event]:
-        """The events of a run's services and alerts in order of time; `events` has none of them."""
+        """The events of a run's services and alerts in order of time; `events` has none of them.
+
+        Those of a run of its name that was removed do not count.
+        """
         with self._lock:
             self._refresh()
-            return list(self._of_services.get(run, []))
+            removals = [each.at for each in self._events.get(run, []) if each.event == REMOVED]
+            return [each for each in self._of_services.get(run, []) if not removals or each.at > removals[-1]]
 
     def events(self, run: str) -> list[Event]:
         """The events of a run in order of time; RunUnknown if there are none."""

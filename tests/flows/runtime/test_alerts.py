@@ -15,7 +15,7 @@ from flows.queries.store_reader import StoreReader
 from flows.runtime import alerts, step_report
 from flows.runtime.loop import plan_work
 from flows.runtime.preflight import preflight
-from storage.records import ALERT, ALERT_FAILED
+from storage.records import ALERT, ALERT_FAILED, REMOVED
 from storage.store import open_store
 from tests.fixtures.rehearsal import SOURCE, play, rehearse, session_for
 from tests.fixtures.waiting import PATIENCE
@@ -116,6 +116,9 @@ def test_a_failure_and_the_end_are_told_once_also_when_the_run_is_resumed(tmp_pa
     assert ["Stagecoach: run finished" in text for text in receiver.taken] == [False, True]
     assert recorded(root, ALERT)[1:] == ["CHAT_WEBHOOK: 2 steps finished"] and not recorded(root, ALERT_FAILED)
     assert store.runs.last_event("run") == "finished" == runs(StoreReader.at(root))["state"].item()
+    store.runs.record(run="run", event=REMOVED)
+    run(root)
+    assert len(receiver.taken) == 3 and len(recorded(root, ALERT)) == 1, "of another run of that name"
     # They are in no key: a run without them finds everything.
     work = plan_work(session_for(root, "other").context, SOURCE)
     assert work and not [ref for ref in work if ref.computed]
