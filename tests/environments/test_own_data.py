@@ -247,6 +247,9 @@ def test_replies_are_scored_as_asked(tmp_path, monkeypatch):
     assert answers("my_scores:half", path, "6") == [0.0, 0.75]
     assert answers("my_scores:counted", path, "6") == [0.0, 1.0]
     assert answers("my_scores:broken", path, "6") == [None, None]
+    several = {"answer": {"function": "exact"}, "short": {"function": "my_scores:half", "weight": 0.5}}
+    assert answers(several, path, "6") == [0.0, 1.375]
+    assert answers({"bad": {"function": "my_scores:broken"}, **several}, path, "6") == [None, None]
 
 
 def test_another_file_or_another_function_is_another_version(tmp_path, monkeypatch):
