@@ -15,11 +15,13 @@ from flows.queries.run_state import GONE, look_of
 from flows.queries.runs import events, overview, runs, tokens_of, waiting_gate
 from flows.queries.scores import held_out
 from flows.queries.store_reader import StoreReader, expired_rows_of_runs
+from flows.reporting.figures import range_exits
 from flows.viewer import addresses
 from flows.viewer.addresses import Page
 from flows.viewer.drawings import cell_class
 from flows.viewer.pages.curves import curves, step_place
 from storage.read.views import select
+from tasks.metrics.figures import full_name
 from tasks.stages import EVALUATION, STEP_STAGES
 
 Row = dict[str, Any]
@@ -71,9 +73,11 @@ def _news(reader: StoreReader, rows: Sequence[Row]) -> Row:
             found.append((row["state"], row["message"]))
         if row["look"] == "going" and (step := waiting_gate(reader, run)) is not None:
             found.append((f"step {step} waits for approval", f"stagecoach gate {run} --approve (or --refuse)"))
-        measured = numbers(reader, run), held_out(reader, run)
-        exits = curves(reader, run, measured, PageRequest(""))["exits"]
-        found += [(figure["title"], figure["description"]) for figure in exits]
+        measured = [
+            {"step": each.step, "metrics": {full_name(*name): value for name, value in each.values.items()}}
+            for each in numbers(reader, run)
+        ]
+        found += [(left["title"], left["description"]) for left in range_exits(measured)]
         look = "bad" if row["look"] == "bad" else "warn"
         needs += [{"run": run, "look": look, "what": what, "text": text} for what, text in found]
     return {"happened": sorted(happened, key=itemgetter("at"), reverse=True)[:MAX_EVENTS], "needs": needs}
