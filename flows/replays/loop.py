@@ -1,6 +1,6 @@
 """Runs an open session of a replay to its end, or plans it, and says what it came to beside what was recorded."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -75,9 +75,17 @@ class ReplayReport:
         described["seconds"] = {name: value for name, value in described["seconds"].items() if name in again}
         described["recorded"] = recorded = self._recorded_update(step.past)
         digests = [values and values["weights_sha256"] for values in (described["update"], recorded)]
+        described["not_regraded"] = self._errors_of_scoring(step.work.get("regrade"))
         described["same_weights"] = digests[0] == digests[1] if all(digests) else None
         notify_step(self._session, described, refs)
         return described
+
+    def _errors_of_scoring(self, work: Ref | None) -> dict[str, int]:
+        """Return the numbers of rollouts without a score by type of error; none where nothing was scored again."""
+        if work is None:
+            return {}
+        errors = self._context.table("regrades", [work])["error_type"].drop_null()
+        return {row["values"]: row["counts"] for row in errors.value_counts().to_pylist()}
 
     def _recorded_update(self, past: RecordedStep) -> dict[str, Any] | None:
         training = past.work.get("training") if "training" in self._again else None
@@ -99,6 +107,9 @@ def summary(outcome: dict[str, Any], config: RunConfig) -> list[str]:
         f"replay {config.name} of {replay.run} from {replay.from_stage}: {outcome['num_computed']} pieces of work "
         f"computed, {outcome['num_found']} cached"
     ]
+    if errors := sum((Counter(step["not_regraded"]) for step in outcome["steps"]), Counter[str]()):
+        counts = ", ".join(f"{name} {count}" for name, count in sorted(errors.items()))
+        lines.append(f"without a score: {counts}; the table regrades says why")
     if trains_again(config) and (num_empty := len(outcome["steps"]) - len(trained)):
         lines.append(f"{num_empty} of {len(outcome['steps'])} steps had an empty batch and trained nothing")
     compared = [step for step in trained if step["same_weights"] is not None]

@@ -175,9 +175,8 @@ class GraderProcesses(RunService):
         """Return scores of all traces that are not errored, environment after environment.
 
         What the traces have in common is scored, too: they are of whole groups. Outside of a regrading they are one
-        group, and a function that ends its process twice is an error of its rollouts. Raises NotRegradable for an
-        environment that cannot be scored without a rollout, ConfigError for one that the config does not have,
-        ServiceFailed where a grader does not start or stay.
+        group, and a function that ends its process twice is an error of its rollouts. Raises ConfigError for an
+        environment that the config does not have, ServiceFailed where a grader does not start or stay.
         """
         scores = [regrading.SCORES.empty_table()]
         for name in dict.fromkeys(texts(traces.filter(pc.is_null(traces["error_class"]))["environment"])):

@@ -1,7 +1,7 @@
 """Patches of other people's libraries that correct what they do; each names what ends it. None is for speed.
 
 Each is called once in the process that needs it, before the library does its work: those of environments by
-`environments/host.py` and `grading/host.py`, those of vLLM by `engine/host.py`. None is reported upstream yet.
+`environments/host.py`, those of vLLM by `engine/host.py`. None is reported upstream yet.
 """
 
 import asyncio
@@ -114,19 +114,6 @@ def watch_served_environments(begin: Callable[[], None], watch: Callable[[Mappin
                 watching.cancel()
 
     Env.serving = serve_watched
-
-
-def forbid_judges(refuse: Callable[[str], None]) -> None:
-    """Have every judge of this process call `refuse` with its name: a judge in a reward function shows when called.
-
-    Scores are made again without a model. To be removed when `Judge` takes its client from outside.
-    """
-    from verifiers.v1.judge import Judge
-
-    async def complete(judge: Any, *_: Any, **__: Any) -> None:
-        refuse(f"judge {judge.reward_name!r} asks a model")
-
-    Judge.complete = complete
 
 
 def skip_absent_adapters() -> None:

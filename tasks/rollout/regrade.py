@@ -47,7 +47,7 @@ def regrade(inputs: RegradeInputs, config: View) -> Tables:
 
     Errored rollouts stay as they are and are not scored. A trace whose scoring fails becomes an errored one, so that no
     baseline sees it; its named rewards say what could still be computed. Raises GradingBreach where a trace is left
-    out, and what the graders raise where an environment cannot be scored without a rollout.
+    out.
     """
     traces, images = inputs.traces, inputs.images
     whole = restore_images(traces, inputs.messages, images)

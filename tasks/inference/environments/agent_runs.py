@@ -12,11 +12,11 @@ import hashlib
 import itertools
 import json
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from tasks.inference.trace_rows.rows import TURNS_FIELD
+from tasks.inference.trace_rows.rows import STATE_FIELD, TURNS_FIELD, strict_json
 
 if TYPE_CHECKING:
     from verifiers.v1.clients import ModelContext
@@ -33,6 +33,8 @@ NUM_SEEDS = 2**63
 ENGINE_SEED_BITS = 63
 MAX_UNSENT_TURNS = 4
 """Kept turns on a trace: verifiers sends a trace's info after each turn, and more are in flight in branches alone."""
+MAX_STATE_BYTES = 64 * 2**10
+"""Largest state, as JSON, that a rollout records."""
 ABORTED = '"finish_reason":"abort"'
 RANDOM_FIELDS: Any = {"tool_call_id": True, "provider_state": True, "tool_calls": {"__all__": {"id"}}}
 """Fields of a message that a chat API fills with random values; no model reads them."""
@@ -77,7 +79,10 @@ async def play_episode(
             on_trace(trace)
 
     try:
-        return await run_episode(env_with_players(env, players), task, context, on_trace=claim, **options)
+        episode = await run_episode(env_with_players(env, players), task, context, on_trace=claim, **options)
+        for trace in traces:
+            record_state(trace)
+        return episode
     except BaseException as error:
         if isinstance(error, (Exception, asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)):
             raise
@@ -86,6 +91,22 @@ async def play_episode(
     finally:
         for trace in traces:
             _runs.pop(trace.id)
+
+
+def record_state(trace: Any) -> None:
+    """Note the state of a trace's rollout on its info, where the environment declares one of its own that is data.
+
+    Left out are states with files of a sandbox, states above MAX_STATE_BYTES, and those that JSON does not give back.
+    """
+    from verifiers.v1.state import State
+
+    if type(trace.state) is State or trace.state.artifacts:
+        return
+    with suppress(Exception):  # of the environment's classes: what cannot be written and read is not recorded
+        content = trace.state.model_dump(mode="json")
+        text = strict_json(content)
+        if len(text) <= MAX_STATE_BYTES and type(trace.state).model_validate_json(text) == trace.state:
+            trace.info[STATE_FIELD] = content
 
 
 def agent_run(trace_id: str | None) -> "AgentRun | None":

@@ -23,10 +23,6 @@ SCORES = pa.schema([*map(TRACES.arrow.field, COLUMNS), pa.field("seconds", pa.fl
 """A grader's answer: a row for each trace without an error; columns as in traces, and seconds of scoring."""
 
 
-class NotRegradable(ValueError):
-    """An environment's scores need what was not recorded: a judge's model, a runtime, the rollout's state."""
-
-
 class GraderStalled(ValueError):
     """A grader lives and makes no progress."""
 
@@ -45,16 +41,13 @@ def scores(address: str, key: str, tables: Mapping[str, pa.Table], losses: int =
     """Let a grader score the traces of one environment; return a table of SCORES, in the order of the traces.
 
     `tables` are examples, traces and messages, by name, all traces of a group among them; `losses` is how many graders
-    were lost by them before. Raises NotRegradable,
-    GraderStalled, or GraderLost where the process went away.
+    were lost by them before. Raises GraderStalled, or GraderLost where the process went away.
     """
     with tempfile.TemporaryDirectory(prefix="stagecoach-regrade-") as directory:
         for name, rows in tables.items():
             write_rows(Path(directory, f"{name}.arrow"), rows)
         with _connect(address, key) as grader:
-            answer = _ask(grader, {"directory": directory, "losses": losses})
-        if "refused" in answer:
-            raise NotRegradable(answer["refused"])
+            _ask(grader, {"directory": directory, "losses": losses})
         return read_rows(Path(directory, "scores.arrow"))
 
 
@@ -66,14 +59,13 @@ def _connect(address: str, key: str) -> Connection:
         raise GraderLost(f"no grader answers at {address}: {type(error).__name__}: {error}") from error
 
 
-def _ask(grader: Connection, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the answer to a request; messages before it only report progress."""
+def _ask(grader: Connection, request: Mapping[str, Any]) -> None:
+    """Return once a request is answered; messages before that only report progress."""
     try:
         grader.send_bytes(json.dumps(request).encode())
         while grader.poll(STALL_SECONDS):  # the wait begins anew with every episode that is reported
-            answer: dict[str, Any] = json.loads(grader.recv_bytes())
-            if "working" not in answer:
-                return answer
+            if "working" not in json.loads(grader.recv_bytes()):
+                return
     except (OSError, EOFError) as error:
         raise GraderLost(f"a grader went away while it worked: {type(error).__name__}: {error}") from error
     raise GraderStalled(

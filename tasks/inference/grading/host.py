@@ -6,8 +6,9 @@ scores are written beside them. Graders are processes of their own because they 
 
 With `--grade groups` rollouts keep their own rewards, and only their groups are scored.
 
-A trace whose scoring fails gets an error in its row, as in a rollout. Where scores need what no trace records (a
-judge's model, a runtime, the rollout's state), the whole environment is refused with NotRegradable.
+A trace whose scoring fails gets an error in its row, as in a rollout. So does one whose scores need what is not
+recorded: NeedsRuntime for a living sandbox, StateNotRecorded for a state that its record does not have. Judges are
+asked, as in a rollout.
 """
 
 import asyncio
@@ -38,9 +39,8 @@ from verifiers.v1.utils.loaders import load_environment
 from tasks.inference.engine.host import write_report
 from tasks.inference.environments.examples import verifiers_config
 from tasks.inference.environments.servers import read_rows, write_rows
-from tasks.inference.grading.client import KEY_VARIABLE, SCORES, NotRegradable
+from tasks.inference.grading.client import KEY_VARIABLE, SCORES
 from tasks.inference.grading.groups import score_groups
-from tasks.inference.patches import forbid_judges
 from tasks.inference.trace_rows.failures import Failure, failure_of_exception, failure_of_rewards
 from tasks.inference.trace_rows.rows import Row, compact_json, error_columns, rebuild
 from tasks.runtime.imports import load_function
@@ -51,7 +51,6 @@ SCORING_SECONDS = 300.0
 MAX_CONCURRENT_EPISODES = 64
 """Episodes that are scored at once: enough to keep reward functions that wait for a network busy."""
 LOST = Failure("environment", "GraderLost", "a group reward ended its process twice, or never returned; see its log")
-ADVICE = "Nothing was scored; what was recorded is as it was."
 
 
 class Grader:
@@ -64,10 +63,7 @@ class Grader:
         self.declared: type[Task[Any]] = type(self.env.taskset).task_type()
         self.rewards_groups = bool(environment["group_rewards"])
         self.compares = type(self.env).finalize is not Env.finalize
-        self.refusal = ""
-        """Why this environment cannot be regraded; empty while no reason is known."""
-        forbid_judges(self._refuse)
-        declared = self._task_without_init(None, self.declared)
+        declared = self.task_of(None, self.declared)
         # Raises now for a plugged-in function that cannot be loaded: that is no fault of a trace.
         for kind in ("reward", "metric"):
             declared.hooks(kind)
@@ -82,9 +78,8 @@ class Grader:
         """Return each trace without an error with the columns of SCORES, in order of the episodes.
 
         `report_progress` is called after each episode. Traces of one episode are scored one by one and then compared,
-        as in a rollout. Raises NotRegradable.
+        as in a rollout.
         """
-        self.refusal = ""
         # All messages are sorted to their traces once: a filter for each trace would read the table as often.
         tasks = {row["example_id"]: row["task"] for row in examples}
         by_trace: dict[str, list[Row]] = {row["trace_id"]: [] for row in traces}
@@ -103,29 +98,20 @@ class Grader:
                 return scored
 
         scores = await asyncio.gather(*map(score_episode, episodes.values()))
-        if self.refusal:  # a reward function may have caught NotRegradable
-            raise NotRegradable(self.refusal)
         return [row for rows in scores for row in rows]
 
     def task_of(self, data: Any, declared: type[Task[Any]]) -> Task[Any]:
-        """Return a task of class `declared`; raises NotRegradable where scoring it needs more than a trace."""
-        task = self._task_without_init(data, declared)
-        if judges := task.plugged_judges():
-            self._refuse(f"judge {judges[0].reward_name!r} asks a model")
-        for hook in task.hooks("reward"):
-            if needs_runtime(hook):
-                self._refuse(f"reward {hook.__name__!r} needs the rollout's runtime")
-        return task
-
-    def _task_without_init(self, data: Any, declared: type[Task[Any]]) -> Task[Any]:
+        """Return a task of class `declared`."""
         task = object.__new__(declared)
         config = self.env.config.taskset.task
         # The __init__ of a task class may take more arguments than data and config; scoring needs no more than these.
         Task.__init__(task, data, config if isinstance(config, declared.config_type()) else None)
         return task
 
-    def load(self, row: Row, messages: Sequence[Row]) -> tuple[Task[Any], Trace[Any, Any, Any]]:
-        """Return a recorded trace and the task that scores it.
+    def load(
+        self, row: Row, messages: Sequence[Row], note: Callable[[Failure], None]
+    ) -> tuple[Task[Any], Trace[Any, Any, Any]]:
+        """Return a recorded trace, which calls `note` where a state is read that it does not have, and its task.
 
         Raises ValueError for a row without a record, pydantic's ValidationError where the environment's current task
         class rejects the recorded data.
@@ -138,8 +124,9 @@ class Grader:
         task_class = classes.get(record["task"]["type"], self.declared)
         schema = Trace[task_class.data_type(), state_cls(task_class), WireAgentConfig]
         trace = schema.model_validate(record)
-        # Past pydantic, which would refuse it as the state of this class.
-        trace.__dict__["state"] = StateNotRecorded(self._refuse)
+        if "state" not in record:
+            # Past pydantic, which would refuse it as the state of this class.
+            trace.__dict__["state"] = AbsentState(note)
         return self.task_of(trace.task.data, task_class), trace
 
     def recorded_metrics(self, task: Task[Any], recorded: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,15 +136,18 @@ class Grader:
             hooks += discover_decorated(harness, "metric")
         return {hook.__name__: recorded[hook.__name__] for hook in hooks if hook.__name__ in recorded}
 
-    def _refuse(self, why: str) -> None:
-        self.refusal = self.refusal or f"environment {self.name!r} cannot be regraded: {why}. {ADVICE}"
-        raise NotRegradable(self.refusal)
-
 
 def needs_runtime(hook: Callable[..., Any]) -> bool:
-    """Tell whether a reward or metric cannot be called without a runtime."""
+    """Tell whether a reward, a metric or a judge's score cannot be called without a runtime."""
     parameter = inspect.signature(hook).parameters.get("runtime")
     return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+def runtime_rewards(task: Task[Any]) -> list[str]:
+    """Return the names of a task's rewards, judges among them, that verifiers skips where there is no runtime."""
+    rewards = {hook.__name__: hook for hook in task.hooks("reward")}
+    judges = {judge.reward_name: judge.score for judge in task.plugged_judges()}
+    return [name for name, function in (rewards | judges).items() if needs_runtime(function)]
 
 
 @dataclass
@@ -170,6 +160,8 @@ class EpisodeScores:
     task: Row | None
     traces: dict[str, Any] = field(default_factory=dict)
     failures: dict[str, Failure] = field(default_factory=dict)
+    not_recorded: list[Failure] = field(default_factory=list)
+    """What the scoring under way needed and no record has: a reward function may catch the exception that says so."""
     seconds: dict[str, float] = field(default_factory=dict)
 
     async def score(self) -> list[Row]:
@@ -186,20 +178,26 @@ class EpisodeScores:
 
     async def _catch(self, scoring: Any) -> Failure | None:
         """Await the environment's code and return whatever it raises as a failure: this is the boundary to its code."""
+        self.not_recorded.clear()
+        failure = None
         try:
             await scoring
-        except NotRegradable:
-            raise
         except Exception as error:
-            return failure_of_exception(error)
-        return None
+            failure = failure_of_exception(error)
+        return next(iter(self.not_recorded), failure)
 
     async def _score_trace(self, row: Row) -> None:
-        task, trace = self.grader.load(row, self.messages[row["trace_id"]])
+        task, trace = self._load(row)
         self.traces[row["trace_id"]] = trace
         trace.rewards, trace.metrics = {}, self.grader.recorded_metrics(task, trace.metrics)
         async with asyncio.timeout(task.data.timeout.scoring or SCORING_SECONDS):
             await task.score(trace)
+        if names := runtime_rewards(task):
+            text = f"reward {names[0]!r} needs the rollout's runtime, which has ended"
+            self.not_recorded.append(Failure("incomplete", "NeedsRuntime", text))
+
+    def _load(self, row: Row) -> tuple[Task[Any], Trace[Any, Any, Any]]:
+        return self.grader.load(row, self.messages[row["trace_id"]], self.not_recorded.append)
 
     async def _compare(self) -> None:
         """Run the environment's `finalize` over the episode's traces, those with a recorded error included."""
@@ -207,7 +205,7 @@ class EpisodeScores:
             raise EnvError(f"traces of the episode could not be scored: {', '.join(sorted(self.failures))}")
         for row in self.rows:
             if row["error_class"] is not None and row["record"] != "{}":
-                self.traces[row["trace_id"]] = self.grader.load(row, self.messages[row["trace_id"]])[1]
+                self.traces[row["trace_id"]] = self._load(row)[1]
         if self.task is None:
             raise ValueError("the example of this rollout is not in the examples table")
         env, declared = self.grader.env, self.grader.declared
@@ -242,15 +240,16 @@ class EpisodeScores:
         }
 
 
-class StateNotRecorded:
-    """Stands in for a rollout's state, which is not recorded; any access refuses the environment."""
+class AbsentState:
+    """Stands in for a state that is not recorded: a look at it is noted as a failure, whatever the function does."""
 
-    def __init__(self, refuse: Callable[[str], None]) -> None:
-        self._refuse = refuse
+    def __init__(self, note: Callable[[Failure], None]) -> None:
+        self._note = note
 
     def __getattr__(self, name: str) -> None:
         if not name.startswith("__"):  # copying and pickling ask for those, which is no look at the state
-            self._refuse(f"its scores look at the rollout's state ({name!r}), which is not recorded")
+            text = f"its scores look at the rollout's state ({name!r}), which is not recorded"
+            self._note(Failure("incomplete", "StateNotRecorded", text))
         raise AttributeError(name)
 
 
@@ -265,13 +264,10 @@ def _answer_request(connection: Connection, grader: Grader | None, functions: Ma
     directory = Path(request["directory"])
     examples, traces, messages = (read_rows(directory / f"{name}.arrow").to_pylist() for name in ROWS)
     report_progress = partial(_send, connection, working=True)
-    try:
-        if grader:
-            rows = asyncio.run(grader.score(examples, traces, messages, report_progress))
-        else:
-            rows = [row | {"seconds": row["scoring_seconds"]} for row in traces if row["error_class"] is None]
-    except NotRegradable as refusal:
-        return _send(connection, refused=str(refusal))
+    if grader:
+        rows = asyncio.run(grader.score(examples, traces, messages, report_progress))
+    else:
+        rows = [row | {"seconds": row["scoring_seconds"]} for row in traces if row["error_class"] is None]
     if functions:
         failure = LOST if request["losses"] > 1 and not grader else None
         score_groups(functions, (examples, traces, messages), rows, report_progress, failure)

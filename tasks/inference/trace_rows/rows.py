@@ -31,6 +31,8 @@ POLICIES_FIELD = "token_policies"
 the call, a list of keys and numbers of tokens. Rows have it in a table of its own."""
 TURNS_FIELD = "kept_turns"
 """Field of a trace's info, as it comes over the wire, with the last answers of a rollout whose turns are kept."""
+STATE_FIELD = "recorded_state"
+"""Field of a trace's info, as it comes over the wire, with the state of its rollout; rows have it in the record."""
 PLAYER_FIELD = "played_by"
 """Field of a trace's info with the name of the frozen model that played the seat, by a binding or as the base."""
 POLICIES = "policies"
@@ -148,6 +150,8 @@ def rows_of_record(record: Row, origin: RolloutOrigin, episode_id: str) -> tuple
     Nothing is lost: see `rebuild`.
     """
     record["info"].pop(TURNS_FIELD, None)
+    if STATE_FIELD in record["info"]:
+        record["state"] = record["info"].pop(STATE_FIELD)
     spans = _spans_by_node(record)
     origin = origin.of_oldest(key for node_spans in spans.values() for key, _ in node_spans)
     messages = message_rows(record)

@@ -105,7 +105,6 @@ def test_verifiers_has_no_seam_for_what_is_patched():
     """Where one of these fails, verifiers has a hook of its own: remove the patch."""
     from verifiers.v1.configs.client import BaseClientConfig
     from verifiers.v1.interception.server import InterceptionServerConfig
-    from verifiers.v1.judge import Judge
     from verifiers.v1.serve.types import RunRequest
 
     assert RunRequest.model_fields.keys() == {"task_data", "client", "model", "sampling"}, "play_episodes_with"
@@ -113,7 +112,6 @@ def test_verifiers_has_no_seam_for_what_is_patched():
     assert BaseClientConfig.model_fields.keys() == fields, "call_models_with"
     fields = InterceptionServerConfig.model_fields
     assert not any("body" in name or "bytes" in name for name in fields), "bound_requests_of_agents"
-    assert not inspect.signature(Judge.__init__).parameters.keys() & {"client", "complete"}, "forbid_judges"
 
 
 def test_verifiers_serves_an_environment_on_whose_shared_tool_server_has_ended():

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tasks.inference.grading import client as regrading
-from tasks.inference.grading.client import SCORES, GraderLost, GraderStalled, NotRegradable, scores, write_rows
+from tasks.inference.grading.client import SCORES, GraderLost, GraderStalled, scores, write_rows
 
 ROWS = {name: pa.table({"x": [1]}) for name in ("examples", "traces", "messages")}
 SCORE = {**dict.fromkeys(SCORES.names), "trace_id": "t", "rewards": "{}", "metrics": "{}", "info": "{}", "seconds": 0.5}
@@ -46,11 +46,6 @@ def grader(*answers, stay=False):
 def test_work_that_goes_on_is_waited_for():
     with grader({"working": True}, {"working": True}, {"scored": 1}) as address:
         assert scores(address, "key", ROWS).to_pylist() == [SCORE]
-
-
-def test_a_refusal_says_why():
-    with grader({"refused": "it needs a judge"}) as address, pytest.raises(NotRegradable, match="it needs a judge"):
-        scores(address, "key", ROWS)
 
 
 def test_one_that_hangs_up_is_lost():

@@ -2,30 +2,23 @@
 
 import asyncio
 import json
+import socket
 
 import pytest
 
 from configs.environments import EnvironmentConfig
-from tasks.inference.grading.client import NotRegradable
+from tasks.inference.environments.agent_runs import MAX_STATE_BYTES, record_state
 from tests.fixtures import sampled
 from tests.fixtures.hosts import PLUGINS, assigned, examples_of, served
 from tests.fixtures.recorded import example_of, rows_of, scored, trace_of
 from tests.fixtures.sampled import sample
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.usefixtures("plugins")]
 
 STRICTER = PLUGINS / "stricter.py"
 REPLIES = ("<rev>cba</rev>", "<rev>cb</rev>", "<rev>abc</rev>", "cba", "")
 SCORED = ("trace_id", "reward", "rewards", "metrics", "info", "error_class")
 REWARDS = [1.0, 0.8, pytest.approx(1 / 3), 0.0, 0.0]
-
-
-@pytest.fixture(autouse=True)
-def judges_as_before(monkeypatch, plugins):
-    """A grader forbids judges in its whole process; here that ends with the test."""
-    from verifiers.v1.judge import Judge
-
-    monkeypatch.setattr(Judge, "complete", Judge.complete)
 
 
 def regraded(environment, rows, examples):
@@ -48,6 +41,12 @@ def reversals():
     return rows_of({str(i): [scored(trace_of(task, [reply]), task)] for i, reply in enumerate(REPLIES)}, "reverse")
 
 
+def duel_task(**data):
+    import duel
+
+    return duel.DuelTask(duel.DuelData(prompt="say much", **data))
+
+
 def duel():
     return EnvironmentConfig(name="duel", taskset={"id": "duel"})
 
@@ -56,8 +55,7 @@ def bout(fault, **left):
     """Rows of one episode of the duel, in which nothing was scored: a long and a short answer, and the critic's."""
     import duel
 
-    task = duel.DuelTask(duel.DuelData(prompt="say much", fault=fault))
-    faultless = duel.DuelTask(duel.DuelData(prompt="say much"))
+    task, faultless = duel_task(fault=fault), duel_task()
     judging = duel.CriticTask(duel.vf.TaskData(prompt="judge them"), notes=[])
     members = [
         trace_of(task, ["word", "words"], "left", id="left", **left),
@@ -139,22 +137,60 @@ def test_a_trace_that_loses_every_reward_is_errored():
     assert (right["error_class"], right["reward"], right["rewards"]) == (None, None, "{}"), "it never had one"
 
 
-@pytest.mark.parametrize(("fault", "why"), [("state", "state .'artifacts'"), ("judge", "judge 'judge' asks a model")])
-def test_what_was_not_recorded_is_refused(fault, why):
-    with pytest.raises(NotRegradable, match=f"environment 'duel' cannot be regraded: .*{why}"):
-        regraded(duel(), bout(fault), example_of("duel", "{}"))
+def test_a_look_at_a_state_without_record_is_an_error_of_that_trace(monkeypatch):
+    from verifiers.v1.env import Env
+
+    monkeypatch.setattr("duel.DuelEnv.finalize", Env.finalize)
+    left, right, critic = regraded(duel(), bout("state"), example_of("duel", "{}"))
+    assert (left["error_class"], left["error_type"], left["reward"]) == ("incomplete", "StateNotRecorded", None)
+    assert "state ('artifacts')" in left["error_message"]
+    assert (right["reward"], critic["reward"]) == (4.0, 0.25)
 
 
-@pytest.mark.parametrize(
-    ("task", "why"),
-    [
-        ({"judges": [{"id": "reference"}]}, "judge 'reference' asks a model"),
-        ({"rewards": {"boxed": {"fn": f"{STRICTER}:in_the_box"}}}, "reward 'boxed' needs the rollout's runtime"),
-    ],
-)
-def test_settings_that_need_more_than_a_trace_are_refused(task, why):
-    with pytest.raises(NotRegradable, match=why):
-        regraded(reverse(task=task), reversals(), example_of("reverse", "{}"))
+def test_rewards_read_a_state_that_was_recorded():
+    from sample_wikispeedia.taskset import WikispeediaData, WikispeediaTask
+    from sample_wikispeedia.walk import Walk
+
+    task = WikispeediaTask(WikispeediaData(prompt="p", start="a", target="c", distance=1))
+    environment = EnvironmentConfig(name="walks", taskset={"id": "sample_wikispeedia", "num_examples": 1})
+    with_files, too_large, plain = (Walk(trail=["a", "b", "c"]) for _ in range(3))
+    with_files.artifacts["/logs"] = b"tar"
+    too_large.path = ["a" * MAX_STATE_BYTES]
+    members = [scored(trace_of(task, ["go"], state=state), task) for state in (plain, with_files, too_large)]
+    for trace in members:
+        record_state(trace)
+    rows = rows_of({str(number): [trace] for number, trace in enumerate(members)}, "walks")
+    assert rows["traces"]["info"].to_pylist() == ["{}"] * 3
+    assert rows["traces"]["reward"].to_pylist() == [0.75] * 3
+    found = regraded(environment, rows, example_of("walks", "{}"))
+    assert [row["reward"] for row in found] == [0.75, None, None]
+    assert [row["error_type"] for row in found] == [None, "StateNotRecorded", "StateNotRecorded"]
+
+
+def test_a_state_that_nobody_declared_is_not_recorded():
+    (trace,) = [trace_of(duel_task(), ["word"])]
+    record_state(trace)
+    assert trace.info == {}
+
+
+def test_a_reward_that_needs_a_sandbox_is_an_error_beside_those_that_do_not():
+    task = {"rewards": {"boxed": {"fn": f"{STRICTER}:in_the_box"}}}
+    found = regraded(reverse(task=task), reversals(), example_of("reverse", "{}"))
+    assert [(row["error_class"], row["error_type"], row["reward"]) for row in found] == [
+        ("incomplete", "NeedsRuntime", None)
+    ] * 5
+    assert "reward 'boxed' needs the rollout's runtime" in found[0]["error_message"]
+    assert [json.loads(row["rewards"])["similarity"]["score"] for row in found] == REWARDS
+
+
+def test_a_judge_that_does_not_answer_is_an_error_and_no_zero():
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        address = bound.getsockname()[1]
+    judge = {"id": "reference", "base_url": f"http://127.0.0.1:{address}/v1", "answer_field": "text"}
+    *asked, empty = regraded(reverse(task={"judges": [judge]}), reversals(), example_of("reverse", "{}"))
+    assert [(row["error_type"], row["reward"]) for row in asked] == [("TaskError", None)] * 4
+    assert all("Connection" in row["error_message"] for row in asked)
+    assert empty["reward"] == 0.0, "the judge of verifiers asks nothing about an empty reply"
 
 
 def test_a_function_that_cannot_be_loaded_is_no_fault_of_a_trace():
@@ -164,10 +200,7 @@ def test_a_function_that_cannot_be_loaded_is_no_fault_of_a_trace():
 
 
 @pytest.mark.nightly
-@pytest.mark.usefixtures("plugins")
-def test_real_rollouts_of_several_turns_are_scored_as_they_were(small_engine, view, tmp_path, monkeypatch):
-    from verifiers.v1.judge import Judge
-
+def test_real_rollouts_of_several_turns_are_scored_as_they_were(small_engine, view, tmp_path):
     from tasks.inference.grading.host import Grader
 
     environment = EnvironmentConfig(name="two", taskset={"id": "two_turns"})
@@ -177,7 +210,6 @@ def test_real_rollouts_of_several_turns_are_scored_as_they_were(small_engine, vi
         groups = sample(small_engine.url, told["address"], view(environment), assignments, examples)
     traces, messages = sampled.rows_of(groups, "traces"), sampled.rows_of(groups, "messages")
     assert [row["reward"] for row in traces] == [2.0] * 4, "the server is gone, the rollouts are recorded"
-    monkeypatch.setattr(Judge, "complete", Judge.complete)  # a grader forbids it in its whole process
     grader = Grader(environment.model_dump(mode="json"))
     found = asyncio.run(grader.score(examples.to_pylist(), traces, messages))
     assert [[row[name] for name in SCORED] for row in found] == [[row[name] for name in SCORED] for row in traces]
