@@ -18,6 +18,7 @@ from flows.runtime.resolve_run import Source
 from flows.runtime.session import Session
 from flows.runtime.step_report import describe, notify_step, run_outcome
 from storage.errors import WorkRemoved
+from tasks.arrays.columns import texts
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref
 
@@ -84,8 +85,7 @@ class ReplayReport:
         """Return the numbers of rollouts without a score by type of error; none where nothing was scored again."""
         if work is None:
             return {}
-        errors = self._context.table("regrades", [work])["error_type"].drop_null()
-        return {row["values"]: row["counts"] for row in errors.value_counts().to_pylist()}
+        return Counter(texts(self._context.table("regrades", [work], ["error_type"])["error_type"].drop_null()))
 
     def _recorded_update(self, past: RecordedStep) -> dict[str, Any] | None:
         training = past.work.get("training") if "training" in self._again else None
