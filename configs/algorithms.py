@@ -162,21 +162,26 @@ class ChatTeacherConfig(ExternalModelConfig):
     """Longest silence before a request is sent again; null is no limit but `rollout.timeout_seconds`."""
 
 
-class TeacherConfig(EngineProcess):
-    """A frozen model that scores or samples: from a directory of weights, or served elsewhere, by `url` or `chat`."""
+class FrozenModelConfig(EngineProcess):
+    """A model that is never trained: its weights, for which an engine is started, or where others serve it."""
 
     path: str = operational("")
     """Directory (or hub id) of its weights; an engine is started for it. Not in keys: `version` is."""
     api_key_variable: str = operational("STAGECOACH_TEACHER_KEY")
     """Environment variable that holds the key of an external engine."""
-    chat: ChatTeacherConfig | None = later(None)
-    """A chat API that serves it; only for `sft`. The model's renderer turns its replies into tokens."""
     version: str = ""
     """Digest of its weights, or what an external engine says that it serves; filled in when resolved."""
     max_in_flight: int = operational(64, ge=1)
     """Most sequences that are scored at once."""
     gpu_memory_utilization: float = operational(0.3, gt=0, le=1)
     """Share of a GPU's memory for its engine; those of the policy's engine and the learner come on top."""
+
+
+class TeacherConfig(FrozenModelConfig):
+    """A frozen model that scores or samples: from a directory of weights, or served elsewhere, by `url` or `chat`."""
+
+    chat: ChatTeacherConfig | None = later(None)
+    """A chat API that serves it; only for `sft`. The model's renderer turns its replies into tokens."""
 
 
 class ImitationSection(AlgorithmSection):

@@ -19,6 +19,7 @@ from configs.environments import EnvironmentConfig, PlayerConfig, SeatRule
 from configs.evaluation import EvaluationConfig
 from configs.fields import Section, in_key, is_elsewhere, operational
 from configs.filters import FilteringConfig, filter_name
+from configs.judges import JudgeConfig
 from configs.replay import GateConfig, NoGate, ReplayConfig, StageName, replayed_stages
 from configs.sections import (
     AdmissionConfig,
@@ -61,6 +62,8 @@ class RunConfig(Section):
     and the seed that the step began with, and what this run sets otherwise. Empty starts from `model.path`."""
     model: ModelConfig = ModelConfig()
     environments: tuple[EnvironmentConfig, ...] = ()
+    judges: tuple[JudgeConfig, ...] = ()
+    """Models that score rollouts after they are sampled (`judging`); without one there is no such stage."""
     assignment: AssignmentConfig = AssignmentConfig()
     rollout: RolloutConfig = RolloutConfig()
     engine: EngineConfig = EngineConfig()

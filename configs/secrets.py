@@ -78,7 +78,7 @@ def secrets_in(tree: Mapping[str, Any], recorded: Mapping[str, Any] | None = Non
     return certain, possible
 
 
-FREE = {"taskset", "env", "harness", "runtime", "settings", "renderer_settings", "arguments", "extra_body"}
+FREE = {"taskset", "env", "harness", "runtime", "settings", "renderer_settings", "arguments", "extra_body", "sampling"}
 """Sections whose names are not ours: in all others a setting called `key` is what we say that it is."""
 KEPT = "what a config holds is kept in the ledger, the runs and in keys, and is shown"
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from storage.delta.table import StoredTable
 from storage.errors import DamagedSlice, LayoutError, StoreError, StoreUnavailable, border
+from storage.judge_answers import AnswerTable
 from storage.ledger import Ledger
 from storage.policies.store import Policies
 from storage.records import Notes, Quarantines, Runs
@@ -41,6 +42,7 @@ class Store:
         self.runs = Runs(root)
         self.quarantines = Quarantines(root)
         self.notes = Notes(root)
+        self.answers = AnswerTable(root)
         self.policies = Policies(root)
         self._units: dict[tuple[str, tuple[Slice, ...]], frozenset[str]] = {}
 
@@ -56,7 +58,7 @@ class Store:
 
     def table(self, name: str) -> StoredTable:
         """The open table of a name, a stage's or a system table; SchemaError for other names."""
-        kept = (self.ledger, self.runs, self.quarantines, self.notes, self.slices.expired_slices)
+        kept = (self.ledger, self.runs, self.quarantines, self.notes, self.answers, self.slices.expired_slices)
         system = {records.contract.name: records for records in kept}
         return system[name].table if name in system else self.slices.table(name)
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from configs.checks.algorithms import algorithm_problems, assignment_problems
 from configs.checks.environments import environment_problems, evaluation_problems
+from configs.checks.judges import judge_problems
 from configs.checks.sampling import greedy_problems, sampling_problems
 from configs.checks.training import training_problems
 from configs.errors import ConfigError
@@ -39,6 +40,7 @@ def problems(config: RunConfig) -> list[str]:
         _filter_problems(config),
         algorithm_problems(config),
         assignment_problems(config),
+        judge_problems(config),
     ]
     if config.kind in ("train", "evaluate") or (config.kind == "sft" and config.evaluation.evaluates_training):
         checks += [environment_problems(config), sampling_problems(config), evaluation_problems(config)]

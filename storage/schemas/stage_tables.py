@@ -55,6 +55,7 @@ TABLES = {table.name: table for table in (*STAGE_TABLES, *SYSTEM_TABLES)}
     TOKEN_STATISTICS,
     TOKEN_MASKS,
     POLICIES,
+    JUDGEMENTS,
     REGRADES,
     DECISIONS,
     REFERENCES,

@@ -312,6 +312,25 @@ create table policies (
     primary key (policy_key)
 );
 
+-- what a judge said of one trace
+create table judgements (
+    trace_id varchar,  -- the trace
+    judge varchar,  -- the judge's name
+    question varchar,  -- digest of what was asked, as in table judge_answers; traces may share one
+    prompt varchar,  -- the prompt
+    answer varchar null,  -- the text of the answer; null where none came
+    score double null,  -- the score that was read from it; null where there is none, which is not zero
+    weight double,  -- weight of the score in the reward; 0 of a held-out judge
+    asked boolean,  -- whether the answer was paid for in this step, and for this trace first
+    input_tokens bigint,  -- tokens of the prompt, as the API counts them
+    output_tokens bigint,  -- tokens of the answer
+    cost double,  -- price of the answer, by the prices of the run that asked
+    seconds double,  -- wall-clock until the answer came
+    error_type varchar null,  -- why there is no score, by type; null where there is one
+    error_message varchar null,  -- its text
+    primary key (trace_id, judge)
+);
+
 -- one recorded trace scored again with the environment's reward functions of today, beside what it had
 create table regrades (
     trace_id varchar,  -- the trace

@@ -75,3 +75,18 @@ create table notes (
     host varchar,  -- where it was written
     primary key (run, note, deleted)
 );
+
+-- one answer of a judge; no question of a store is asked again that has one which can be read
+create table judge_answers (
+    run varchar,  -- the run that asked; the only partition
+    step bigint,  -- the step whose rollouts it was asked about
+    judge varchar,  -- the judge's name in that run
+    question varchar,  -- digest of what was asked: model, its version, messages, sampling
+    response varchar,  -- the answer as it came, as JSON
+    input_tokens bigint,  -- tokens of the prompt, as the API counts them; 0 where it does not say
+    output_tokens bigint,  -- tokens of the answer, likewise
+    cost double,  -- by the prices of that run
+    seconds double,  -- wall-clock, requests that failed before it included
+    at timestamptz,  -- when it came
+    primary key (run, question, at)
+);

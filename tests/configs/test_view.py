@@ -10,6 +10,7 @@ from configs.environments import BindingConfig, EnvironmentConfig
 from configs.evaluation import EvaluationEnvironment, EvaluationSet
 from configs.fields import Section, in_key, is_elsewhere, is_operational, later, section_types
 from configs.filters import CustomFilter
+from configs.judges import JudgeConfig
 from configs.losses import CustomLoss
 from configs.run import RunConfig, View, content
 from configs.sections import DifficultyPool
@@ -27,6 +28,7 @@ REQUIRED = {
     Overlong: {"max_tokens": 8, "buffer_tokens": 4},
     **{model: {"function": "package:function"} for model in (BindingConfig, CustomConfig)},
     CustomLoss: {"function": "package:function"},
+    JudgeConfig: {"name": "kind"},
 }
 LITERALS = {bool: lambda value: not value, int: lambda value: value + 1, float: lambda value: (value or 0.25) / 2}
 

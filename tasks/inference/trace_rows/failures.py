@@ -37,6 +37,8 @@ STRAGGLER = "straggler"
 """The class of a rollout that did not fail: it was stopped because enough others had ended."""
 STALE = "stale"
 """The class of a rollout that did not fail: it was too old for any step of its stream before one took its group."""
+UNSCORED = "unscored"
+"""The class of a rollout that did not fail: a judge whose score is a part of its reward gave none."""
 GIVEN_UP = frozenset({STRAGGLER, STALE})
 """The classes of rollouts that did not fail and were not waited for."""
 NON_FINITE = "NonFiniteReward"
