@@ -20,7 +20,6 @@ LAYOUT = {
 }
 STAGES = (
     *("assignment", "rollout", "filtering", "advantage", "packing", "training", "evaluation", "gate", "metrics"),
-    "judging",
     *("exchange", "arrays"),
 )
 FOLDERS = {
@@ -60,9 +59,8 @@ MOST: dict[str, tuple[int, int]] = {
     # in flows/services pinned memory and engines that share a GPU
     # policies sent from memory to memory: room of HOUSE.md for the GPU issue, in configs, tasks/inference,
     # tasks/learner, flows/services and tests
-    # judges asked, cached, budgeted: room of HOUSE.md for rewards, as in storage, stages, flows and tests
-    "configs": (22_500, 19_000),
-    "storage": (49_000, 44_000),
+    "configs": (22_400, 19_000),
+    "storage": (48_900, 44_000),
     # steps as nodes of Prefect's graph, one card after retries, a first page that says what needs a person: room of
     # HOUSE.md for the first hour, in tasks/runtime, flows and tests
     "tasks/runtime": (8_700, 7_500),
