@@ -97,7 +97,7 @@ class AnswerTable(CachedTable):
     def _of(self, file: Any) -> frozenset[str]:
         if file.path not in self._questions:
             rows = self.table.dataset([file]).to_table(["question"])
-            self._questions[file.path] = frozenset(rows["question"].to_pylist())
+            self._questions[file.path] = frozenset(str(question) for question in rows["question"].to_pylist())
         return self._questions[file.path]
 
 

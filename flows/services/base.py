@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 from uuid import UUID
 
-from configs.algorithms import TeacherConfig
+from configs.algorithms import FrozenModelConfig
 from configs.environments import EnvironmentConfig
 from configs.run import RunConfig
 from configs.services import EngineConfig, LearnerConfig
@@ -192,7 +192,7 @@ class RunService(ABC):
         name: str,
         command: Callable[[Path], Command],
         ready: Callable[[Report], bool],
-        limits: EngineConfig | LearnerConfig | TeacherConfig | EnvironmentConfig | None = None,
+        limits: EngineConfig | LearnerConfig | FrozenModelConfig | EnvironmentConfig | None = None,
         request: tuple[str, str, str] | None = None,
         external: str = "",
         needs: Collection[str] = (),

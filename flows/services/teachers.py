@@ -11,6 +11,7 @@ from pathlib import Path
 
 from configs.algorithms import ChatTeacherConfig, TeacherConfig, teacher_of
 from configs.errors import ConfigError, did_you_mean
+from configs.judges import JudgeConfig
 from configs.replay import replayed_stages
 from configs.resolve import with_versions
 from configs.run import RunConfig
@@ -27,11 +28,12 @@ from tasks.inference.engine.model_info import directory_digest, model_directory,
 from tasks.inference.engine.weights_view import require_weights
 from tasks.runtime.stage import retry_lost
 
+FrozenModel = TeacherConfig | JudgeConfig
 NAMED = 8
 """Digits of a version that name a teacher's service."""
 ASK_SECONDS = 10.0
 """Longest wait for an answer about an engine that someone else runs."""
-SAMPLING = {"train": ("rollout", "advantage"), "evaluate": ("rollout",), "sft": ("rollout",)}
+SAMPLING = {"train": ("rollout", "judging", "advantage"), "evaluate": ("rollout",), "sft": ("rollout",)}
 """The stages that ask teachers, by the kind of a run; a replay does some of them again."""
 
 
@@ -56,7 +58,7 @@ class TeacherEngines(RunService):
         """Raise ConfigError where a teacher is not there, is another than recorded, or cannot teach; starts nothing."""
         require_teachers(self._config)
 
-    def serve(self, teacher: TeacherConfig) -> ServedModel:
+    def serve(self, teacher: FrozenModel) -> ServedModel:
         """Return where a teacher is served; waits for a restart.
 
         Raises ServiceFailed when none is left or an external one does not answer, TeacherChanged when that serves
@@ -83,16 +85,18 @@ class TeacherEngines(RunService):
         # What it says of itself holds more than a salt may.
         return ServedModel(teacher.url, os.environ.get(teacher.api_key_variable, ""), name, content_key(version))
 
-    def _engine(self, teacher: TeacherConfig) -> Handle:
-        weights = teacher.url or teacher.version  # the same weights in two places need one engine
-        return self._process(weights, lambda: self._spec(teacher))
+    def _engine(self, teacher: FrozenModel) -> Handle:
+        # The same weights in two places need one engine, but for a judge of longer texts.
+        longest = teacher.max_model_len if isinstance(teacher, JudgeConfig) else None
+        return self._process(f"{teacher.url or teacher.version} {longest or ''}", lambda: self._spec(teacher))
 
-    def _spec(self, teacher: TeacherConfig) -> ServiceSpec:
+    def _spec(self, teacher: FrozenModel) -> ServiceSpec:
         def ready(report: Report) -> bool:
             return bool(teacher.url) or is_healthy(report["url"], self._key)  # who is asked for one asks what it serves
 
         return self._describe(
-            f"teacher {teacher.version[:NAMED] if teacher.path else len(self._handles)}",
+            f"{'judge' if isinstance(teacher, JudgeConfig) else 'teacher'} "
+            f"{teacher.version[:NAMED] if teacher.path else len(self._handles)}",
             lambda report: self._command(teacher, report),
             ready,
             teacher,
@@ -101,16 +105,20 @@ class TeacherEngines(RunService):
             hangs=lambda report: hangs(report, self._key, teacher.hang_seconds),
         )
 
-    def _command(self, teacher: TeacherConfig, report: Path) -> Command:
+    def _command(self, teacher: FrozenModel, report: Path) -> Command:
         # All else as the policy's engine, but never in 8 bits: the same length, precision and log-prob settings.
         own = {name: getattr(teacher, name) for name in ("threads", "memory_gib", "gpu_memory_utilization", "gpus")}
+        model = self._config.model
+        if isinstance(teacher, JudgeConfig):  # it reads and writes text, by its own tokenizer
+            model = model.model_copy(update={"tokenizer": ""})
+            own["max_model_len"] = teacher.max_model_len or self._config.engine.max_model_len
         engine = self._config.engine.model_copy(update={**own, "url": "", "replicas": 1, "quantization": None})
         weights = model_directory(teacher.path, "teacher.path")
-        argv, environment = engine_command(engine, self._config.model, weights, report, frozen=True)
+        argv, environment = engine_command(engine, model, weights, report, frozen=True)
         return argv, {**environment, engine.api_key_variable: self._key}
 
 
-def asked_teachers(config: RunConfig) -> Iterator[tuple[str, TeacherConfig]]:
+def asked_teachers(config: RunConfig) -> Iterator[tuple[str, FrozenModel]]:
     """Yield the frozen models that the stages of a run ask, with where the config names them: teachers and players."""
     again = replayed_stages(config.replay) if config.kind == "replay" else SAMPLING.get(config.kind, ())
     if "rollout" in again:
@@ -118,6 +126,8 @@ def asked_teachers(config: RunConfig) -> Iterator[tuple[str, TeacherConfig]]:
         for where, environment in config.served_environments.items():
             players = environment.players.items()
             yield from ((f"{where}.{key}", player) for key, player in players if not player.beside)
+    if "judging" in again or (config.kind == "replay" and config.replay.regrade):
+        yield from ((f"judges.{index}", judge) for index, judge in enumerate(config.judges))
     # Nothing is credited in an evaluation, and no demonstration by a model.
     if config.kind in ("evaluate", "sft"):
         return
@@ -152,7 +162,7 @@ def require_teachers(config: RunConfig) -> None:
     _versions(config, list(asked_teachers(config)))
 
 
-def served_version(teacher: TeacherConfig) -> tuple[str, str]:
+def served_version(teacher: FrozenModel) -> tuple[str, str]:
     """Return the name of the model that a teacher of someone else serves, and what it says of it.
 
     Raises EngineLost where nobody answers, EngineError where it is no engine of our kind.
@@ -161,28 +171,28 @@ def served_version(teacher: TeacherConfig) -> tuple[str, str]:
         return engine.describe_model()
 
 
-def is_here(teacher: TeacherConfig) -> bool:
+def is_here(teacher: FrozenModel) -> bool:
     """Tell whether a teacher's weights lie in a directory of this machine."""
     return bool(teacher.path) and Path(teacher.path).expanduser().is_dir()
 
 
-def _external(teacher: TeacherConfig, model: str = MODEL) -> Engine:
+def _external(teacher: FrozenModel, model: str = MODEL) -> Engine:
     key = os.environ.get(teacher.api_key_variable, "")
     return Engine(teacher.url, key, timeout=ASK_SECONDS, model=model)
 
 
-def _versions(config: RunConfig, teachers: list[tuple[str, TeacherConfig]]) -> dict[str, str]:
+def _versions(config: RunConfig, teachers: list[tuple[str, FrozenModel]]) -> dict[str, str]:
     versions: dict[str, str] = {}
     lines: list[str] = []
     for where, teacher in teachers:
         try:
             if teacher.chat:
-                version, problem = _by_chat(teacher.chat)
+                version, problem = _by_chat(teacher.chat, "" if isinstance(teacher, JudgeConfig) else "chat.")
             else:
                 version, problem = _by_url(config, teacher) if teacher.url else _by_path(config, where, teacher)
         # With the others' problems, not instead of them: all are reported at once.
         except (EngineError, EngineLost) as error:
-            place = "chat.url" if teacher.chat else "url"
+            place = "chat.url" if teacher.chat and isinstance(teacher, TeacherConfig) else "url"
             lines.append(f"{where}.{place}: {error}. Start it again, or give the path of its weights")
             continue
         versions[where] = version
@@ -197,7 +207,7 @@ def _versions(config: RunConfig, teachers: list[tuple[str, TeacherConfig]]) -> d
     return versions
 
 
-def _by_path(config: RunConfig, where: str, teacher: TeacherConfig) -> tuple[str, str]:
+def _by_path(config: RunConfig, where: str, teacher: FrozenModel) -> tuple[str, str]:
     """Return the version of a teacher whose weights are here, and what speaks against it, if anything."""
     directory = model_directory(teacher.path, f"{where}.path")
     model_info.read(directory)  # refuses a directory without a config.json
@@ -205,12 +215,12 @@ def _by_path(config: RunConfig, where: str, teacher: TeacherConfig) -> tuple[str
     own = config.model.tokenizer_digest
     if not own and config.model.path:
         own = tokenizer_digest(model_directory(config.model.tokenizer or config.model.path))
-    other = tokenizer_digest(directory) != own
+    other = not isinstance(teacher, JudgeConfig) and tokenizer_digest(directory) != own
     problem = f"path: the tokenizer of {teacher.path} is not the model's: its files have another digest"
     return directory_digest(directory), problem if other else ""
 
 
-def _by_url(config: RunConfig, teacher: TeacherConfig) -> tuple[str, str]:
+def _by_url(config: RunConfig, teacher: FrozenModel) -> tuple[str, str]:
     """Return the version of a teacher that someone else serves, and what speaks against it, if anything."""
     name, version = served_version(teacher)
     tokenizer = config.model.tokenizer or config.model.path
@@ -219,10 +229,10 @@ def _by_url(config: RunConfig, teacher: TeacherConfig) -> tuple[str, str]:
     return version, f"url: it has another tokenizer than the model: {other}" if other else ""
 
 
-def _by_chat(chat: ChatTeacherConfig) -> tuple[str, str]:
+def _by_chat(chat: ChatTeacherConfig, place: str) -> tuple[str, str]:
     """Return the model that a chat API is asked for, and what speaks against it, by the API's list if it has one."""
     key = os.environ.get(chat.api_key_variable, "")
     with closing(Engine(chat.url.removesuffix("/v1"), key, timeout=ASK_SECONDS)) as engine:
         names = engine.model_names() or [chat.model]
-    problem = f"chat.model: {chat.url} serves no {chat.model!r}{did_you_mean(chat.model, names)}"
+    problem = f"{place}model: {chat.url} serves no {chat.model!r}{did_you_mean(chat.model, names)}"
     return chat.model, "" if chat.model in names else problem

@@ -139,14 +139,14 @@ class JudgeClient:
 
         body = {"model": self._address.model, **request}
         try:
-            response = await self._http.post(ROUTE, body=body, cast_to=object)
+            response: Any = await self._http.post(ROUTE, body=body, cast_to=object)
         except OpenAIError as error:
             raise JudgeFailed(type(error).__name__, self._words(error)) from error
         except ValueError as error:  # a body that is no JSON
             raise JudgeFailed("Nonsense", self._words(error)) from error
         match response:
-            case {"choices": [{"message": dict()}, *_]}:
-                return dict(response)
+            case {"choices": [{"message": {}}, *_]}:
+                return {**response}
         raise JudgeFailed("Nonsense", f"the answer is no chat completion: {self._words(response)}")
 
     def _words(self, error: object) -> str:

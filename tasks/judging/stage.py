@@ -74,8 +74,9 @@ class JudgingInputs:
     @classmethod
     def read(cls, attempt: Attempt) -> Self:
         tables = attempt.table("examples"), attempt.table("traces"), attempt.rows("messages").table(TEXTS)
-        at = attempt.context.store.answers, attempt.context.run, attempt.step, attempt.key
-        return cls(*tables, *at, require(attempt.services.teachers), require(attempt.services.approve))
+        services = require(attempt.services.teachers), require(attempt.services.approve)
+        context = attempt.context
+        return cls(*tables, context.store.answers, context.run, attempt.step, attempt.key, *services)
 
 
 def judging(inputs: JudgingInputs, config: View) -> Tables:

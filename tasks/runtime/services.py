@@ -16,6 +16,7 @@ from tasks.runtime.refs import Policy
 
 if TYPE_CHECKING:
     from configs.algorithms import TeacherConfig
+    from configs.judges import JudgeConfig
     from tasks.inference.engine.client import ServedModel
     from tasks.learner.client import Learner
 
@@ -52,7 +53,7 @@ class EngineService(Protocol):
 class TeacherService(Protocol):
     """The engines of frozen models (`flows.services.teachers`)."""
 
-    def serve(self, teacher: "TeacherConfig") -> "ServedModel":
+    def serve(self, teacher: "TeacherConfig | JudgeConfig") -> "ServedModel":
         """Return where a teacher is served, by the weights that its version says."""
         ...
 
