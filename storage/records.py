@@ -240,7 +240,8 @@ class Runs(CachedTable):
     def similar_names(self, run: str) -> str:
         """Say, for an error, which runs have a name like this one; where none has, which runs are the newest."""
         names = self.names()
-        alike = get_close_matches(run, names, MAX_SUGGESTIONS)
+        begun = [name for name in names if run and name.startswith(run)][-MAX_SUGGESTIONS:]
+        alike = begun or get_close_matches(run, names, MAX_SUGGESTIONS)
         return (
             f"the nearest runs are: {', '.join(alike)}"
             if alike

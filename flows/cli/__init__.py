@@ -159,7 +159,7 @@ def parse(argv: Sequence[str]) -> Callable[[], Any]:
     _require_address_space()  # before the imports of a command, in which libraries reserve memory
     from cyclopts import CycloptsError, UnusedCliTokensError
 
-    from flows.cli.arguments import UsageError, app
+    from flows.cli.arguments import UsageError, app, with_runs_in_full
 
     if not argv:
         raise UsageError("name a command; `stagecoach --help` lists them")
@@ -171,6 +171,8 @@ def parse(argv: Sequence[str]) -> Callable[[], Any]:
         if isinstance(error, UnusedCliTokensError):
             problem = f"{program}: an argument too many: {' '.join(error.unused_tokens or ())}"
         raise UsageError(f"{problem}\n`{program} --help` lists the options.") from error
+    if argv[0] != "gc":  # what is deleted is named in full
+        with_runs_in_full(bound)
     return partial(command, *bound.args, **bound.kwargs)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
+from inspect import BoundArguments
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,6 +86,25 @@ def _words(kinds: Sequence[str], context: Any) -> Iterator[str]:
         yield from (*presets(), *glob(f"{escape(context.incomplete)}*.toml"))
     if kinds != ["RUN"]:
         yield from (setting.key + "=" * ("[KEY]" not in kinds) for setting in settings([], []))
+
+
+def with_runs_in_full(bound: BoundArguments) -> None:
+    """Give the arguments of a command that name runs the whole name, where one run of the store alone begins so."""
+    given, parameters = bound.arguments, bound.signature.parameters
+    for name in given:
+        if any("RUN" in (part.metavar or "") for part in getattr(parameters[name].annotation, "__metadata__", ())):
+            with suppress(Exception):  # the command says what is wrong with the store
+                known = open_reader(given.get("store", "")).store.runs.names()
+                whole = [
+                    _in_full(text, known) for text in ([given[name]] if isinstance(given[name], str) else given[name])
+                ]
+                given[name] = whole[0] if isinstance(given[name], str) else tuple(whole)
+
+
+def _in_full(text: str, known: Sequence[str]) -> str:
+    run, colon, step = text.partition(":")
+    begun = [name for name in known if name.startswith(run)]
+    return text if run in ("", "latest", *known) or len(begun) != 1 else f"{begun[0]}{colon}{step}"
 
 
 MAX_NUMBER = 10**9

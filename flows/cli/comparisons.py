@@ -77,7 +77,8 @@ def evals(
         write_whole(Path(output), lambda draft: pq.write_table(table, draft), force)
         print(f"{len(rows)} figures written to {Path(output)}")
         return 0
-    print_records(rows, cells, range(5 if by else 4), as_json)
+    num_optional = 3 if len({row["environment"] for row in rows}) == 1 else 2  # which one is known
+    print_records(rows, cells, (0, 1, 2, 5) if by else (0, 1, 4), as_json, num_optional)
     for line in filter(None, (mixed_policies(reader.store, name) for name, _ in named)):
         print(printable(line), file=sys.stdout if fits_width() and not as_json else sys.stderr)
     return 0

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
+from math import isclose
 from typing import Any
 
 from flows.queries.compare import FIGURES
@@ -12,13 +13,17 @@ NAME_CHARS, VALUE_CHARS, REPLY_CHARS, COMMON_CHARS = 60, 24, 48, 16
 """Characters of a name, of a setting, of a reply, and of the part that two replies have in common."""
 
 
+ROUNDING = 1e-9
+"""A difference up to this, or up to this share of a figure, is rounding, and listed with `--all` and in JSON alone."""
+
+
 def summary(comparison: Mapping[str, Any]) -> dict[str, Any]:
     """Return a report for people; `comparison` has the values of `stagecoach diff --json`."""
     parting, rollout = comparison["parting"], comparison["first_rollout"]
     settings = sorted(comparison["config"], key=lambda row: not row["in_keys"])
     totals = sorted(comparison["totals"], key=lambda row: FIGURES.index(row["figure"]))
     scores = [row | {"figure": f"held-out {row['environment']} {row['figure']}"} for row in comparison["evaluations"]]
-    figures = [row for row in (*scores[-2:], *totals) if row["difference"]]
+    figures = [row for row in (*scores[-2:], *totals) if _differs(row)]
     return {
         **{side: one_line(run["run"], NAME_CHARS) for side, run in zip("ab", comparison["runs"], strict=True)},
         "work": "differs from step {step} on, stage {stage}".format_map(parting) if parting else "differs nowhere",
@@ -28,6 +33,10 @@ def summary(comparison: Mapping[str, Any]) -> dict[str, Any]:
         "further_figures": _rest(figures, MAX_FIGURES),
         "first_rollout": [*_rollouts(rollout)] if rollout else "differs nowhere",
     }
+
+
+def _differs(row: Mapping[str, Any]) -> bool:
+    return bool(row["difference"]) and not isclose(row["a"], row["b"], rel_tol=ROUNDING, abs_tol=ROUNDING)
 
 
 def _setting(row: Mapping[str, Any]) -> str:

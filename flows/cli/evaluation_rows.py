@@ -99,14 +99,14 @@ def cells(row: Mapping[str, Any]) -> dict[str, str]:
     # A difference is over the examples that both have: where those are fewer, it is said.
     fewer = f" (of {row['num_paired']})" if row["num_paired"] != row["num_examples"] else ""
     return {
-        "run": row["run"],
-        "policy": str(row["version"]) if row["policy_key"] else "external",
-        "held-out": environment_title(row["set"], row["environment"]),
-        **({} if row["bucket"] is None else {"bucket": row["bucket"]}),
+        "policy": f"{row['run']}:{row['version']}" if row["policy_key"] else f"{row['run']}: external",
         "figure": row["figure"],
+        **({} if row["bucket"] is None else {"bucket": row["bucket"]}),
         "value": with_interval(row["value"], {"interval": interval}),
+        "to the first": "-"
+        if row["difference"] is None
+        else f"{row['difference']:+.3f} {interval_text(change, '+')}{fewer}",
+        "held-out": environment_title(row["set"], row["environment"]),
         "examples": str(row["num_examples"]),
-        "errors": f"{row['num_errors']} of {row['num_attempts']}" if row["num_errors"] else "0",
-        "to the first": "-" if row["difference"] is None else f"{row['difference']:+.3f}{fewer}",
-        "95% interval": interval_text(change, "+"),
+        "errors": str(row["num_errors"]),
     }

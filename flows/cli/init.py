@@ -116,9 +116,12 @@ def _from_files(sources: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     )
     files = {project.CONFIG: project.of_settings(settings, lists, origins, head)}
     taskset = config["environments"][0]["taskset"]
-    if taskset.get("task") == SAMPLE["taskset"]["task"]:  # its reward function stands beside the config
+    scoring = taskset.get("task", {}).get("scoring")
+    if scoring == SAMPLE["taskset"]["task"]["scoring"] or isinstance(scoring, dict):  # functions beside the config
         is_sample = taskset.get("path") == project.EXAMPLES
-        files |= project.data_files() if is_sample else {project.REWARD: project.PLAIN_REWARD}
+        files |= project.data_files() if is_sample else {}
+        if not is_sample or isinstance(scoring, dict):
+            files[project.REWARD] = project.rewards(scoring if isinstance(scoring, dict) else ["reward"])
     lines = list[str]()
     for part, texts in translation.report().items():
         page = f", see docs/coming-from-{name.lower()}.md" if part == "lost" else ""

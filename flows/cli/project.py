@@ -3,7 +3,7 @@
 import json
 import os
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +85,20 @@ class ProjectRefused(ValueError):
     """A project cannot be written where it was asked for, or out of what it was asked for."""
 
 
-PLAIN_REWARD = '''\
-"""What a reply is worth. The run calls `reward` for every reply; it learns to get more of what this returns."""
+PLAIN_REWARD = '''
 
-
-def reward(reply: str, answer: str, row: dict) -> float:
+def {name}(reply: str, answer: str, row: dict) -> float:
     """Return 1 where the answer stands in the reply, else 0. `row` has all columns of the example."""
     return float(answer.strip().casefold() in reply.casefold())
 '''
+
+
+def rewards(names: Iterable[str]) -> str:
+    """Return a file with a plain reward function of each name."""
+    head = (
+        '"""What a reply is worth. The run calls this for every reply; it learns to get more of what it returns."""\n'
+    )
+    return head + "".join(PLAIN_REWARD.format(name=name) for name in names)
 
 
 def example_rows() -> Iterator[dict[str, str]]:
@@ -115,7 +121,7 @@ def own_data(settings: Mapping[str, str]) -> dict[str, str]:
     data = "\n".join(f"{name} = {toml(value)}" for name, value in (settings or {"path": EXAMPLES}).items())
     sizes = LARGE if settings else {"max_tokens": 40, "max_model_len": 256, "every": 10}
     text = TEMPLATE.format(about="on data of your own", environment=OWN_DATA.format(data=data), algorithm="", **sizes)
-    return {CONFIG: text} | ({REWARD: PLAIN_REWARD} if settings else data_files())
+    return {CONFIG: text} | ({REWARD: rewards(["reward"])} if settings else data_files())
 
 
 def for_environment(name: str) -> dict[str, str]:

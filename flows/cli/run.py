@@ -61,7 +61,9 @@ def sft(*items: Items, name: Name = "", store: StoreOption = "", plain: Plain = 
 
 def evaluate(
     *items: Items,
-    policy: Annotated[str, option("RUN, RUN:VERSION or a policy's KEY; without it, the weights of model.path")] = "",
+    policy: Annotated[
+        str, option("RUN, RUN:VERSION or a policy's KEY; without it, the weights of model.path", "RUN:V")
+    ] = "",
     url: Annotated[str, option("a chat API (https://host/v1) to evaluate instead of a policy")] = "",
     model: Annotated[str, option("name of the model at --url")] = "",
     retry_errors: Annotated[Index, option("sample rollouts that ended with an error again, up to N times", "N")] = 0,

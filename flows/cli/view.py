@@ -7,7 +7,7 @@ from flows.cli.arguments import Force, Port, StoreOption, UsageError, option
 
 def view(
     *,
-    run: Annotated[str, option("open this run, `latest` for the newest; without it, the list of runs")] = "",
+    run: Annotated[str, option("open this run, `latest` for the newest; without it, the list of runs", "RUN")] = "",
     host: Annotated[str | None, option("address to listen on; only this machine by default")] = None,
     port: Annotated[Port | None, option("port to listen on; by default a free one from 8265 on")] = None,
     browse: Annotated[bool, option("open a browser", name="--open")] = False,

@@ -28,6 +28,7 @@ SAMPLE: dict[str, Any] = {
     "max_turns": 1,
 }
 """The environment of a config that names none: rows of a file, and a reward function."""
+SCORING = "environments.0.taskset.task.scoring"
 NAME = re.compile(r"(evaluation\.)?environments\.[\w-]+\.name")
 """The key of an environment's name."""
 MAX_CHARS = 10_000_000
@@ -103,6 +104,7 @@ def translate(files: Sequence[str]) -> Translation:
                 result.origins[name] = [*dict.fromkeys([*result.origins[name], condition])]
             else:
                 del result.settings[name], result.origins[name]
+    _name_rewards(result)
     for name, brought in table["implied"].items():
         setting, _, value = name.partition("=")
         values = [str(each) for key, each in result.settings.items() if _match(setting, key) is not None]
@@ -115,6 +117,21 @@ def translate(files: Sequence[str]) -> Translation:
     _refer_to_trained(result)
     _drop_invalid(result)
     return result
+
+
+def _name_rewards(result: Translation) -> None:
+    """Let weights of reward functions be scores of own data, by the functions' names or by their places."""
+    weights = result.settings.pop(SCORING, None)
+    if not isinstance(weights, list) or not {type(weight) for weight in weights} <= {int, float}:
+        result.origins.pop(SCORING, None)
+        return
+    names = re.findall(r"([A-Za-z_]\w*)['\"]?\s*(?=[],])", str(result.keys.get("reward_funcs")))
+    if not len({*names}) == len(names) == len(weights):
+        names = [f"reward_{place}" for place in range(len(weights))]
+    scores = zip(names, weights, strict=True)
+    result.settings[SCORING] = {name: {"function": f"my_reward:{name}", "weight": weight} for name, weight in scores}
+    if "environments.0.taskset.hub" not in result.settings:
+        result.settings["environments.0.taskset.path"] = SAMPLE["taskset"]["path"]
 
 
 def _refer_to_trained(result: Translation) -> None:

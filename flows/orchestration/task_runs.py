@@ -5,9 +5,11 @@ line in the log for each step alone, and work that was found is one task run whe
 runs on, those of a step are inside one.
 """
 
+import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from functools import partial
 from typing import Literal
 
@@ -16,6 +18,7 @@ from flows.reporting.messages import plural
 from tasks.runtime.prefect_task import StageTask, StepTask, call_with_retries, report_cached
 from tasks.runtime.stage import Ref
 
+_log = logging.getLogger("stagecoach")
 MOST_STAGES = 2000
 """Pieces of work up to which each is a task run: Prefect's pages draw no graph of more."""
 MOST_FLAT = 100
@@ -93,8 +96,15 @@ class TaskRuns:
     def _step(self, step: int) -> StepTask | None:
         with self._lock:
             if step not in self._steps:
-                self._steps[step] = None if self._ended else StepTask(step, [f"run:{self._run}"])
+                self._steps[step] = None if self._ended else self._begin(step)
             return self._steps[step]
+
+    def _begin(self, step: int) -> StepTask | None:
+        try:
+            return StepTask(step, [f"run:{self._run}"])
+        except CancelledError:  # a picture of the work is no reason to lose the work
+            _log.warning("Prefect begins no task run for step %d: its stages stand by themselves", step)
+            return None
 
     def _tags(self, label: str) -> list[str]:
         return [f"stage:{label}", f"run:{self._run}"]

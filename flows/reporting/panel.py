@@ -244,7 +244,8 @@ class Panel:
         rows = zip(scale, block_rows(stretched, low, high, PLOT_ROWS), strict=True)
         first = 1 if is_evaluation else self._end - self.num_steps + 1
         begin, end = f"{'evaluation' if is_evaluation else 'step'} {first} ", str(first + len(values) - 1)
-        axis = f"{'':{margin}} {begin}{end:>{len(stretched) - len(begin)}}" if len(values) > 1 else ""
+        room = max(len(stretched) - len(begin), len(end))  # the first steps have fewer columns than the numbers below
+        axis = f"{'':{margin}} {begin}{end:>{room}}" if len(values) > 1 else ""
         lines = [f"{name} {figure}", *(f"{label:>{margin}} {line}" for label, line in rows), axis]
         return Text("\n".join(line.ljust(width) for line in lines), no_wrap=True)
 

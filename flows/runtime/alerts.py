@@ -1,7 +1,7 @@
 """Alerts: messages about a run that failed or finished, a gate that waits, a figure that left its usual range.
 
 Each is sent in a thread of its own, which dies with the process: a receiver that is slow or gone delays nothing, but
-the end of the run by END_SECONDS at most. A resumed run repeats no message that was sent.
+the end of the run by END_SECONDS at most. A resumed run repeats no message that was sent, but of a failure.
 """
 
 import json
@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from threading import Thread
+from threading import Thread, get_ident
 from typing import Any
 
 from configs.alerts import AlertConfig
@@ -62,9 +62,12 @@ def send(alert: AlertConfig, facts: Mapping[str, str]) -> str:
     from apprise import LogCapture
 
     service, title = _service(alert), "Stagecoach: {run} {about}".format_map(facts)
-    with LogCapture(level=logging.WARNING, fmt="%(message)s") as reason:
+    # It captures what all threads say, and other messages are on their way: the reason is what this thread says.
+    own = f"{get_ident()} "
+    with LogCapture(level=logging.WARNING, fmt="%(thread)d %(message)s") as reason:
         if not service or not service.notify("{text}\nstore {store}".format_map(facts), title, body_format="text"):
-            raise OSError(f"not taken: {reason.getvalue().strip() or 'there is no such service'}")
+            lines = [line.removeprefix(own) for line in reason.getvalue().splitlines() if line.startswith(own)]
+            raise OSError(f"not taken: {' '.join(lines) or 'there is no such service'}")
     return "the message was taken"
 
 
@@ -88,7 +91,9 @@ class AlertWatcher:
         what = f"{self._config.steps} steps finished" if about == "finished" else text
         for alert in self._config.alerts:
             message = f"{alert.receiver}: {what}"
-            if about in alert.on and message not in {*self._sent, *self._threads}:
+            # A run that fails again after it was resumed is as lost as it was the first time.
+            told_before = {*self._threads, *(self._sent if about != "failed" else ())}
+            if about in alert.on and message not in told_before:
                 told = {"run": self._config.name, "store": self._config.store, "about": about, "text": text}
                 self._threads[message] = Thread(target=self._deliver, args=(alert, told, message), daemon=True)
                 self._threads[message].start()

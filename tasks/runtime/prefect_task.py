@@ -93,7 +93,7 @@ class StepTask:
     """
 
     def __init__(self, step: int, tags: Sequence[str]) -> None:
-        """Begin it in the flow run around."""
+        """Begin it in the flow run around. Raises CancelledError where Prefect does not begin it."""
         self._begun, self._end = Future[Context](), Future[tuple[str, str]]()
         # A daemon: a run that is ended in the middle must not wait for a step that nobody ends.
         self._thread = threading.Thread(target=copy_context().run, args=(self._run, step, tags), daemon=True)

@@ -10,13 +10,15 @@ import sys
 from pathlib import Path
 
 import httpx
-from PIL import Image
+from PIL import Image, ImageChops
 
 from docs.recording import screens
 from storage.read.frames import Frames, existing_store
 from storage.read.sql import ask
-from tests.browser.viewing import CHECKOUT, CHROMIUM, FLAGS, PATIENCE, point_at, viewer
+from tests.browser.viewing import CHECKOUT, CHROMIUM, FLAGS, PATIENCE, SMALL, point_at, viewer
 from tests.fixtures.documents import steps
+from tests.fixtures.driving import OTHER_FILTER
+from tests.fixtures.family_models import tiny_family
 from tests.fixtures.waiting import until
 
 IMAGES, RUNS = CHECKOUT / "docs/images", Path("/tmp/stagecoach-pictures")
@@ -27,6 +29,18 @@ RECORDED = (
     "stagecoach replay demo --set algorithm.type=rloo --name rloo",
     "stagecoach diff demo rloo",
     "stagecoach lineage 19-5/0 --run demo",
+)
+STILLS = {
+    "mismatch": "stagecoach mismatch demo",
+    "sweep": "stagecoach sweep --from demo:18 --over training.learning_rate=1e-4,3e-4 --name rates --plain",
+    "experts": "stagecoach sql 'select step, left(a.weights_sha256, 16) as run, left(b.weights_sha256, 16) as replay "
+    "from experts.updates a join again.updates b using (step, update) order by step'",
+}
+"""Commands of which one screen says enough."""
+EXPERTS = (
+    f"stagecoach run demo {SMALL} --name experts model.path=experts steps=4 training.router_replay=rollout "
+    "'algorithm.overlong={max_tokens=40, buffer_tokens=40}' assignment.groups_per_step=2 assignment.group_size=4",
+    f"stagecoach replay experts --set '{OTHER_FILTER}' --name again",
 )
 TOUR = [
     *("/", "/runs/demo", "/runs/demo/changes?a=0&b=19", "/runs/demo/steps/19", "/runs/demo/steps/19/batch?row=0"),
@@ -51,7 +65,7 @@ def main(*chosen):
     RUNS.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as browsers:
         browser = browsers.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
-        for make in (terminal, tour, widths, demo, tools, tutorial, prefect):
+        for make in (terminal, stills, tour, widths, demo, tools, tutorial, prefect):
             if make.__name__ in (chosen or make.__name__):
                 make(browser)
         browser.close()
@@ -71,6 +85,22 @@ def terminal(browser):
             page.set_content(picture)
             frames.append((page.locator("svg").screenshot(), REST if picture is last else PAUSE))
     animate(frames, "terminal")
+
+
+def stills(browser):
+    """Show what single commands print, the last of them of a small model with experts, which earns little."""
+    tiny_family(RUNS / "experts", "qwen3_moe", seed=3)
+    for command in EXPERTS:
+        typed(command)
+    page = browser.new_page(viewport={"width": 1280, "height": 960})
+    for name, command in STILLS.items():
+        *_, last = screens(command, RUNS)
+        page.set_content(last)
+        picture = Image.open(io.BytesIO(page.locator("svg").screenshot())).convert("RGB")
+        inside = picture.crop((20, 40, picture.width - 20, picture.height - 20))
+        empty = Image.new("RGB", inside.size, inside.getpixel((0, inside.height - 1)))
+        bottom = ImageChops.difference(inside, empty).getbbox()[3] + 60
+        picture.crop((0, 0, picture.width, bottom)).save(IMAGES / f"{name}.webp", lossless=True, method=6)
 
 
 def tour(browser):

@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from flows import cli
+from storage.store import open_store
 from tests.fixtures.programs import environment
 
 OFFERED = """
@@ -41,11 +42,16 @@ def script(tmp_path_factory):
         (("show", "--las"), ["--last"]),
         (("export", "--format", "verif"), ["verifiers"]),
         (("run", "mine.toml", "algorithm.ty"), ["algorithm.type="]),
+        (("resume", "fir"), ["first"]),
+        (("view", "--run", "fir"), ["first"]),
+        (("eval", "--policy", "fir"), ["first"]),
     ],
     ids=" ".join,
 )
 def test_bash_offers_commands_options_and_choices(script, typed, offered):
     variables = environment()
+    open_store(script.parent / "stagecoach-store").runs.record(run="first", event="started", kind="train", config={})
+    variables["STAGECOACH_STORE"] = str(script.parent / "stagecoach-store")
     variables["PATH"] = f"{script.parent}:{variables['PATH']}"
     asked = ["bash", "--norc", "-c", OFFERED, "bash", str(script), "stagecoach", *typed]
     done = subprocess.run(asked, capture_output=True, text=True, check=True, timeout=60, env=variables)

@@ -190,6 +190,14 @@ def test_arguments_of_trl_get_a_reward_function_beside_them(tmp_path, capsys):
     assert (reward("it is 4", "4", {}), reward("it is 5", "4", {})) == (1.0, 0.0)
 
 
+def test_weights_of_rewards_of_trl_are_those_of_functions_beside_the_config(tmp_path):
+    (tmp_path / "grpo.json").write_text('{"reward_weights": [1.0, 0.2], "reward_funcs": ["right", "short"]}')
+    project = made(tmp_path / "new", "--from", str(tmp_path / "grpo.json"))
+    (environment,) = load([tmp_path / "new" / CONFIG]).environments
+    assert environment.taskset["path"] in project and environment.taskset["task"]["scoring"]["short"]["weight"] == 0.2
+    assert "def right(reply" in project[REWARD] and "def short(reply" in project[REWARD]
+
+
 def test_a_project_for_an_installed_environment(tmp_path):
     package = demo_recipe("kuhn_poker").demonstrations[0].split()[0]
     text = made(tmp_path, "--environment", package)[CONFIG]

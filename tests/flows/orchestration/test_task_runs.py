@@ -1,6 +1,7 @@
 """What Prefect shows of a run's work: by stage or not at all, and what the ledger had."""
 
 from collections import Counter
+from concurrent.futures import CancelledError
 from unittest.mock import Mock
 
 import pytest
@@ -105,6 +106,13 @@ def test_each_step_of_a_longer_run_begins_and_ends_once(reports, steps):
     steps[1][1].end.assert_called_once_with("failed", "the run has ended: failed")
     shown.caller(task, MOST_FLAT + 1, "rollout")(ref)  # by a thread that has not heard of the end
     assert len(steps) == MOST_FLAT + 1 and len(task.calls) == MOST_FLAT + 2
+
+
+def test_a_step_that_prefect_does_not_begin_is_said_and_its_stages_are_done(reports, monkeypatch, caplog):
+    monkeypatch.setattr(task_runs, "StepTask", Mock(side_effect=CancelledError))
+    _, task = shows("auto", MOST_FLAT + 1, 0, reports)
+    assert len(task.calls) == MOST_FLAT + 1
+    assert "Prefect begins no task run for step 0: its stages stand by themselves" in caplog.messages
 
 
 def test_a_long_run_shows_no_stages(reports):

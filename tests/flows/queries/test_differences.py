@@ -64,6 +64,14 @@ def rows(store: Store, run: str, stage: str, table: str) -> pl.DataFrame:
     return frame
 
 
+def test_rounding_is_no_difference_in_the_summary():
+    pairs = {"entropy": (0.25, 0.25 + 6e-17), "loss": (0.0, 1e-17), "reward_mean": (0.5, 0.5001)}
+    totals = [{"figure": name, "a": a, "b": b, "difference": b - a} for name, (a, b) in pairs.items()]
+    empty = {"parting": None, "first_rollout": None, "config": [], "evaluations": []}
+    report = summary(empty | {"totals": totals, "runs": [{"run": "a"}, {"run": "b"}]})
+    assert [row["figure"] for row in report["figures"]] == ["reward_mean"]
+
+
 PARTING: dict[str, tuple[str, set[str], list[tuple[str, Any, Any]]]] = {
     "spread": ("advantage", {"advantage", "packing", "training"}, [("algorithm.normalise_std", False, True)]),
     "faster": ("training", {"training"}, [("training.learning_rate", 1e-6, 1e-3)]),

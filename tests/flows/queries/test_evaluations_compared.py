@@ -44,6 +44,10 @@ def test_evaluations_of_runs_stand_side_by_side_in_all_and_by_tier(tmp_path, cap
     monkeypatch.setenv("COLUMNS", "160")
     evals("one", by="tier", store=root)
     assert "to the first" in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "80")
+    evals("one", "two", store=root)
+    lines = capsys.readouterr().out.splitlines()
+    assert "to the first" in lines[0] and len(lines) == 13 and max(map(len, lines)) <= 80, "a line for each figure"
     with pytest.raises(FieldMissing, match=r"no field 'level'.*whose task has the fields tier"):
         evals("one", by="level", store=root)
 

@@ -116,6 +116,14 @@ def test_charts_have_scales():
     assert charts[top + 5] == ["step", "9", "20"] * 2
 
 
+@pytest.mark.parametrize("num_steps", [2, 20, 1000])
+def test_the_panel_is_drawn_after_every_step(num_steps):
+    panel = Panel("demo", num_steps, plain=True, stream=io.StringIO(), first_step=18)
+    for number in (18, 19):
+        panel.step(done(number, 0.5, 1000, 2.0))
+        assert {len(line) for line in drawn(panel, 80).splitlines()} == {80}
+
+
 def test_where_the_panel_is_not_live(terminal, monkeypatch):
     assert is_terminal(terminal[0]) and not is_terminal(io.StringIO())
     assert Panel("demo", 1, plain=True, stream=terminal[0])._live is None

@@ -1,6 +1,7 @@
 """Alerts: who gets a message of what, once; a receiver that is gone or hangs delays nothing."""
 
 import json
+import logging
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from configs.alerts import AlertConfig
 from flows import cli
 from flows.queries.runs import runs
 from flows.queries.store_reader import StoreReader
@@ -99,7 +101,7 @@ def recorded(root, event):
     return [each.message for each in open_store(root).runs.service_events("run") if each.event == event]
 
 
-def test_a_failure_and_the_end_are_told_once_also_when_the_run_is_resumed(tmp_path, receiver, monkeypatch):
+def test_each_failure_is_told_and_the_end_once_also_when_the_run_is_resumed(tmp_path, receiver, monkeypatch):
     def broken(*given, **named):
         raise ValueError("no learner")
 
@@ -109,16 +111,17 @@ def test_a_failure_and_the_end_are_told_once_also_when_the_run_is_resumed(tmp_pa
         with monkeypatch.context() as patch, pytest.raises(ValueError, match="no learner"):
             play(patch, training=broken)
             run(root)
-    (failed,) = receiver.taken
+    failed, again = receiver.taken
+    assert again == failed, "of a run that was resumed"
     assert "Stagecoach: run failed" in failed and "no learner" in failed and str(root) in failed
     for _ in range(2):
         store = run(root)
-    assert ["Stagecoach: run finished" in text for text in receiver.taken] == [False, True]
-    assert recorded(root, ALERT)[1:] == ["CHAT_WEBHOOK: 2 steps finished"] and not recorded(root, ALERT_FAILED)
+    assert ["Stagecoach: run finished" in text for text in receiver.taken] == [False, False, True]
+    assert recorded(root, ALERT)[2:] == ["CHAT_WEBHOOK: 2 steps finished"] and not recorded(root, ALERT_FAILED)
     assert store.runs.last_event("run") == "finished" == runs(StoreReader.at(root))["state"].item()
     store.runs.record(run="run", event=REMOVED)
     run(root)
-    assert len(receiver.taken) == 3 and len(recorded(root, ALERT)) == 1, "of another run of that name"
+    assert len(receiver.taken) == 4 and len(recorded(root, ALERT)) == 1, "of another run of that name"
     # They are in no key: a run without them finds everything.
     work = plan_work(session_for(root, "other").context, SOURCE)
     assert work and not [ref for ref in work if ref.computed]
@@ -141,6 +144,19 @@ def test_a_receiver_that_does_not_answer_delays_nothing(state, tmp_path, receive
         assert "was dropped, as the run has ended: CHAT_WEBHOOK: 1 steps finished" in caplog.text
     else:
         assert "not taken" in recorded(root, ALERT_FAILED)[0] and "was not sent: CHAT_WEBHOOK" in caplog.text
+
+
+def test_the_reason_of_a_message_is_not_that_of_another_thread(monkeypatch):
+    def notify(*given, **named):
+        said = logging.getLogger("apprise").warning
+        other = threading.Thread(target=said, args=("of another",))
+        other.start()
+        other.join()
+        said("of this")
+
+    monkeypatch.setattr(alerts, "_service", lambda alert: SimpleNamespace(notify=notify))
+    with pytest.raises(OSError, match=r"^not taken: of this$"):
+        alerts.send(AlertConfig(variable="CHAT_WEBHOOK"), {"run": "a", "about": "failed", "text": "b", "store": "c"})
 
 
 def test_a_command_gets_the_facts_and_may_fail(tmp_path, monkeypatch):

@@ -82,6 +82,10 @@ def test_curves_are_one_picture_without_a_style_sheet(viewer):
     assert [len(re.findall(r"[ML][\d.]+ [\d.]+", line)) for line in lines] == [2, 2]
     assert "nan" not in both
     assert "highest" in viewer.plot(figures=["Highest and lowest reward"]).svg
+    lines = [{"name": f"run-{number}", "steps": [0], "values": [1.0]} for number in range(7)]
+    drawn = templates().get_template("plot.html").render(plots={"KL": lines})
+    places = re.findall(r'<text[^>]*x="(\d+)" y="(\d+)">run-', drawn)
+    assert len({*places}) == 7 and 'viewBox="0 0 640 268"' in drawn, "three rows of names below the chart"
     line = {"name": "kl", "steps": [0, 1, 2, 3], "values": [math.nan, math.inf, 0.4, 0.5]}
     drawn = templates().get_template("plot.html").render(plots={"KL": [line]})
     assert re.findall(r"[ML][\d.]+ [\d.]+", drawn) == ["M60 30", "M440.0 190.0", "L630.0 30.0"], "the axes, and two"
