@@ -1,14 +1,16 @@
 """The sections of replays and of the gate before training."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from configs.fields import Section, operational
+from configs.fields import Section, later, operational
 
 StageName = Literal["assignment", "rollout", "filtering", "advantage", "packing", "training"]
 ORDER: tuple[StageName, ...] = ("assignment", "rollout", "filtering", "advantage", "packing", "training")
 """The stages that a replay may begin and end with."""
+MIN_WINDOW = 5
+"""Fewest steps of a trend: a score without one rises four times in a row in a run of five by chance, in 1 of 120."""
 
 
 class ReplayConfig(Section):
@@ -63,8 +65,19 @@ class RuleGate(Section):
     rule: str = "trainable_ratio > 0.1"
     """A condition in SQL over the figures of the batch, for example `trainable_ratio > 0.1`; the run stops if it does
     not hold."""
+    window: int = later(0, ge=0)
+    """Steps over which `score_trend` says whether a score rises, the batch's included; 0 reads no step before."""
     every: int = operational(1, ge=1)
     """Check every n-th step, the first included."""
+
+    @model_validator(mode="after")
+    def _has_window(self) -> Self:
+        if "score_trend" in self.rule and self.window < MIN_WINDOW:
+            raise ValueError(
+                f"score_trend is a trend over gate.window steps, which is {self.window}: set gate.window to at least "
+                f"{MIN_WINDOW}, or take score_trend out of the rule"
+            )
+        return self
 
 
 GateConfig = Annotated[NoGate | PauseGate | RuleGate, Field(discriminator="type")]

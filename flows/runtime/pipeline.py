@@ -199,7 +199,7 @@ def check_gate(execute: Executor, step: int, batch: StepBatch, policy: Policy) -
     off = config.gate.type == "none" or step % config.gate.every
     if off or execute.is_own_result(training.task, step, (batch.packing,), policy):
         return
-    refs = (batch.packing, batch.advantage, batch.filtering, *batch.traces)
+    refs = (batch.packing, batch.advantage, batch.filtering, *batch.traces, *_metrics_before(execute, step))
     # A rule's decision may be shared between runs; a person's holds for the run that was asked about.
     digests = {"run": config.name} if config.gate.type == "pause" else {}
     # Each refusal makes the next question another one, with a key of its own; answers stay in the ledger.
@@ -222,6 +222,14 @@ def check_gate(execute: Executor, step: int, batch: StepBatch, policy: Policy) -
                 f"\n  To do: {resume} decides again, by another rule with gate.rule=..., without a gate with "
                 "gate.type=none"
             )
+
+
+def _metrics_before(execute: Executor, step: int) -> list[Ref]:
+    """Return the metrics of the steps before, in order, as far as the gate's rule reads them."""
+    gate = execute.config.gate
+    window = gate.window if gate.type == "rule" else 0
+    results = {ref.step: ref for _, ref in execute.results if ref.stage == metrics.STAGE.name}
+    return [results[before] for before in range(step - window + 1, step) if before in results]
 
 
 def choose_held_out(execute: Executor) -> tuple[Ref, Ref]:

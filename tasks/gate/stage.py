@@ -1,15 +1,16 @@
 """The gate: whether a step's batch goes on to training, by a rule or by a person; the decision is a row.
 
-Reads traces, messages, verdicts, samples, batches; writes decisions. A rule is a condition in SQL over the figures of a
-batch, such as `trainable_ratio > 0.1 and reward_mean is not null`. One that comes out as null does not hold: what is
-not known lets nothing through.
+Reads traces, messages, verdicts, samples, batches, and metrics of steps before; writes decisions. A rule is a condition
+in SQL over the figures of a batch, such as `trainable_ratio > 0.1 and reward_mean is not null`. One that comes out as
+null does not hold: what is not known lets nothing through.
 """
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,7 +19,17 @@ from configs.errors import ConfigError
 from configs.run import View
 from storage.schemas.stage_tables import DECISIONS
 from tasks.arrays.columns import rows_with
-from tasks.metrics.figures import FIGURE_COLUMNS, MEANINGS, Figures, batch_figures, in_words
+from tasks.metrics.figures import (
+    ALL,
+    FIGURE_COLUMNS,
+    MEANINGS,
+    SCORE_MEANINGS,
+    Figures,
+    batch_figures,
+    in_words,
+    metric_values,
+    score_figures,
+)
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.services import Answer, Approve, Question, Shown, require
 from tasks.runtime.stage import Attempt, Stage, Tables
@@ -34,6 +45,9 @@ SEALED: dict[str, str | bool | int | float | list[str]] = {
     "threads": 1,
 }
 """A rule sees the figures and nothing else: no files, those of the working directory's `.tmp` included, no network."""
+SCORE = re.compile(r"\b(score_mean|score_trend)\s*\[\s*'([^']+)'\s*\]")
+"""What a rule names of a score."""
+MEAN = re.compile("rewards/(.+)/mean")
 COUNTS = tuple(name for name in MEANINGS if name.startswith("num_"))
 
 
@@ -44,22 +58,28 @@ class GateInputs:
     tables: Tables
     """Columns of the tables from which the figures are made: `FIGURE_COLUMNS`."""
     messages: StoredRows
+    before: Sequence[Mapping[str, float]]
+    """Means of the named rewards of the steps before, by name."""
     step: int
     key: str
     approve: Approve
 
     @classmethod
     def read(cls, attempt: Attempt) -> Self:
-        tables = {name: attempt.rows(name).table(columns) for name, columns in FIGURE_COLUMNS.items()}
+        columns = FIGURE_COLUMNS | {"traces": [*FIGURE_COLUMNS["traces"], "rewards"]}
+        tables = {name: attempt.rows(name).table(names) for name, names in columns.items()}
+        steps = [ref for ref in attempt.refs if ref.stage == "metrics"]
+        before = [_recorded_means(attempt.context.table("metrics", [ref])) for ref in steps]
         approve = require(attempt.services.approve)
-        return cls(tables, attempt.rows("messages"), attempt.step, attempt.key, approve)
+        return cls(tables, attempt.rows("messages"), before, attempt.step, attempt.key, approve)
 
 
 def gate(inputs: GateInputs, config: View) -> Tables:
     """Return the one row that says whether the batch goes on. Raises what `approve` raises, and RuleFailed."""
     asked_at = datetime.now(UTC)
     figures = batch_figures(inputs.tables, config.packing.tokens_per_row)
-    rule = config.gate.rule if config.gate.type == "rule" else None
+    rule, window = (config.gate.rule, config.gate.window) if config.gate.type == "rule" else (None, 0)
+    figures = {**figures, **score_figures(inputs.tables["traces"], inputs.before, window)}
     if rule is not None:
         answer = by_rule(rule, figures)
     else:
@@ -78,8 +98,21 @@ def gate(inputs: GateInputs, config: View) -> Tables:
     return {"decisions": pa.Table.from_pylist([row], schema=DECISIONS.arrow)}
 
 
+def _recorded_means(rows: pa.Table) -> dict[str, float]:
+    """Return the means of named rewards over all environments, by name, of the metrics of a step."""
+    named = ((MEAN.fullmatch(name), value) for (scope, name), value in metric_values(rows).items() if scope == ALL)
+    return {match[1]: value for match, value in named if match}
+
+
 def by_rule(rule: str, figures: Figures) -> Answer:
-    """Return what a rule says of a batch, with the figures that it names."""
+    """Return what a rule says of a batch, with the figures that it names. Raises RuleFailed for an unknown score."""
+    if unknown := {f"{name}/{score}" for name, score in SCORE.findall(rule)} - figures.keys():
+        scores = [name.removeprefix("score_mean/") for name in figures if name.startswith("score_mean/")]
+        raise RuleFailed(
+            f"gate.rule: no rollout of this batch has {min(unknown)}; the named rewards are "
+            f"{', '.join(scores) or 'none'}. Nothing was trained on this batch. Correct the rule and resume "
+            "(gate.rule=...)."
+        )
     approved = holds(rule, figures)
     return Answer(
         approved, "rule", f"{rule} {'holds' if approved else 'does not hold'}: {describe_figures(rule, figures)}"
@@ -124,7 +157,7 @@ def require_rule(rule: str) -> None:
     except duckdb.Error as error:
         problem = _first_line(error)
     if problem:
-        names = ", ".join(MEANINGS)
+        names = ", ".join([*MEANINGS, *(f"{name}['REWARD']" for name in SCORE_MEANINGS)])
         raise ConfigError([f"gate.rule: {rule!r}: {problem}; a rule is a condition in SQL over: {names}"])
 
 
@@ -146,7 +179,7 @@ def holds(rule: str, figures: Figures) -> bool:
 
 def describe_figures(rule: str, figures: Figures) -> str:
     """Return the figures that a rule names, for a message; all of them where it names none."""
-    words = set(re.findall(r"\w+", rule.lower()))
+    words = {*re.findall(r"\w+", rule.lower()), *map("/".join, SCORE.findall(rule))}
     return in_words({name: value for name, value in figures.items() if name in words} or figures)
 
 
@@ -162,8 +195,13 @@ def _problem(connection: "duckdb.DuckDBPyConnection", rule: str) -> str:
 
 
 def _query_rows(connection: "duckdb.DuckDBPyConnection", rule: str, figures: Figures) -> "duckdb.DuckDBPyRelation":
-    fields = [pa.field(name, pa.int64() if name in COUNTS else pa.float64()) for name in MEANINGS]
-    connection.register("batch", pa.Table.from_pylist([dict(figures)], pa.schema(fields)))
+    fields: list[pa.Field[Any]] = [pa.field(name, pa.int64() if name in COUNTS else pa.float64()) for name in MEANINGS]
+    fields += [pa.field(name, pa.map_(pa.string(), pa.float64())) for name in SCORE_MEANINGS]
+    row: dict[str, Any] = dict(figures)
+    for figure in SCORE_MEANINGS:
+        prefix = f"{figure}/"
+        row[figure] = [(name.removeprefix(prefix), row[name]) for name in figures if name.startswith(prefix)]
+    connection.register("batch", pa.Table.from_pylist([row], pa.schema(fields)))
     return connection.sql(_query(rule))
 
 
@@ -184,5 +222,6 @@ STAGE = Stage(
     read_inputs=GateInputs.read,
     function=gate,
     services=("approve",),
+    optional=("metrics",),
 )
 task = as_task(STAGE)

@@ -4,6 +4,7 @@ Every figure has one name everywhere; that of a metric is a measure in a scope. 
 is None, which is not zero: the mean reward of traces that were not scored, the fill of no rows.
 """
 
+import json
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -58,6 +59,13 @@ MEANINGS = {
     "fill": "num_tokens / (num_rows x packing.tokens_per_row)",
 }
 """What each figure is; a rule may name any of them."""
+
+
+SCORE_MEANINGS = {
+    "score_mean": "mean of a named reward, without its weight",
+    "score_trend": "rank correlation of step and mean of a named reward over gate.window steps",
+}
+"""Figures of each named reward; their names are `score_mean/NAME`, a rule has `score_mean['NAME']`."""
 
 
 def metric_values(rows: pa.Table) -> Values:
@@ -130,6 +138,39 @@ def packing_figures(batches: pa.Table, capacity: int) -> Figures:
         "num_tokens": num_tokens,
         "fill": num_tokens / capacity if capacity else None,
     }
+
+
+def score_figures(traces: pa.Table, before: Sequence[Mapping[str, float]], window: int) -> Figures:
+    """Return the figures of `SCORE_MEANINGS` of each named reward of a step's rollouts.
+
+    `before` are the means by name of the steps before, in order. A trend is None until `window` steps have a mean.
+    """
+    figures: dict[str, float | None] = {}
+    for name, value in (now := score_means(traces.select(["rewards", "error_class"]).to_pylist())).items():
+        means = [step[name] for step in (*before, now) if name in step][-window:]
+        known = window > 0 and len(means) == window
+        figures |= {f"score_mean/{name}": value}
+        # A score that does not vary does not rise.
+        figures |= {f"score_trend/{name}": rank_correlation(range(window), means) or 0.0 if known else None}
+    return figures
+
+
+def score_means(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the mean score of each named reward, without its weight, over the rollouts that have it, by name."""
+    scores: dict[str, list[float]] = {}
+    for row in rows:
+        for name, reward in json.loads(row["rewards"] or "{}").items():
+            if reward and reward["score"] is not None and row["error_class"] not in GIVEN_UP:
+                scores.setdefault(name, []).append(float(reward["score"]))
+    return {name: mean(values) for name, values in sorted(scores.items())}
+
+
+def rank_correlation(first: Iterable[float], second: Iterable[float]) -> float | None:
+    """Return Spearman's rank correlation of pairs, ties by their mean rank; None where either does not vary."""
+    import polars as pl  # a tenth of a second to import
+
+    value = pl.select(pl.corr(pl.Series(list(first)), pl.Series(list(second)), method="spearman")).item()
+    return None if value is None or math.isnan(value) else float(value)
 
 
 def in_words(figures: Figures) -> str:

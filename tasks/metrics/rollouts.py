@@ -23,7 +23,7 @@ from typing import Any
 import pyarrow as pa
 
 from tasks.inference.trace_rows.failures import GIVEN_UP, STALE, STRAGGLER
-from tasks.metrics.figures import ALL, Values, mean, spread
+from tasks.metrics.figures import ALL, Values, mean, score_means, spread
 
 _log = logging.getLogger("stagecoach")
 _MEANS = ("num_turns", "num_input_tokens", "num_output_tokens", "is_truncated", "staleness")
@@ -157,11 +157,9 @@ def _of_agents(rows: Rows) -> Measures:
 
 
 def _of_rewards(rows: Rows) -> Measures:
-    """Yield the mean score of each named reward, without its weight, over the rollouts that have it."""
-    rewards = (reward for row in rows for reward in json.loads(row["rewards"] or "{}").items())
-    scores = ((name, float(reward["score"])) for name, reward in rewards if reward and reward["score"] is not None)
-    for name, values in _by_name(scores):
-        yield f"rewards/{name}/mean", mean(values)
+    """Yield the mean score of each named reward."""
+    for name, value in score_means(rows).items():
+        yield f"rewards/{name}/mean", value
 
 
 def _of_environment(rows: Rows) -> Measures:

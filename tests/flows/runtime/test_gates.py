@@ -135,3 +135,18 @@ def test_the_summary_shows_texts_as_they_are(tmp_path):
     assert "| reward\\_mean | - |" in page
     assert "\n    # not a heading\n    <b>\n" in page
     assert page.endswith("    " + "x" * 1500 + " ... (500 more)")
+
+
+def test_a_trend_reads_the_metrics_of_the_steps_of_its_window_and_no_other_gate_does(root):
+    store = rehearse(root, "trend", gate={"type": "rule", "rule": "true", "window": 3}, steps=4)
+    metrics = [key for _, key in keys(store, "trend", "metrics")]
+    read = [
+        [key for name, key in sorted(entry.inputs.items()) if name.startswith("metrics")]
+        for entry in sorted(store.ledger.entries(run="trend", stage="gate"), key=lambda entry: entry.step)
+    ]
+    assert read == [[], metrics[:1], metrics[:2], metrics[1:3]]
+    rehearse(root, "trend", gate={"type": "rule", "rule": "true", "window": 3}, steps=5)
+    last = max(store.ledger.entries(run="trend", stage="gate"), key=lambda entry: entry.step)
+    assert metrics[2:] == [last.inputs["metrics"], last.inputs["metrics.1"]], "resumed, it reads the same"
+    store = rehearse(root, "plain", gate={"type": "rule", "rule": "true"}, steps=2)
+    assert not any("metrics" in entry.inputs for entry in store.ledger.entries(run="plain", stage="gate"))

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.errors import ConfigError
-from tasks.gate.stage import STAGE, RuleFailed, describe_figures, holds, require_rule, shown_rollouts
-from tasks.metrics.figures import MEANINGS
+from configs.replay import RuleGate
+from tasks.gate.stage import STAGE, RuleFailed, by_rule, describe_figures, holds, require_rule, shown_rollouts
+from tasks.metrics.figures import MEANINGS, score_figures
 from tasks.runtime.services import Answer
 from tests.fixtures.builders import exchange, message, table, trace, verdict, view
 from tests.fixtures.stages import Call
@@ -95,8 +96,51 @@ def test_no_rollout_is_shown_twice(num_scored, labels):
 )
 def test_a_rule_holds_where_it_is_true(rule, expected):
     require_rule(rule)
+    require_rule(HACKED)
     figures = UNKNOWN | {"trainable_ratio": 0.25, "num_rows": 3, "num_kept": 2, "num_traces": 4}
     assert holds(rule, figures) is expected
+
+
+SCORES = json.dumps({name: {"score": 0.5, "weight": 1.0} for name in ("train", "held")})
+SCORED = [trace(name, reward=1.0, rewards=SCORES) for name in ("t0", "t1")]
+HACKED = "not coalesce(score_trend['train'] > 0.5 and score_trend['held'] <= 0, false)"
+
+
+def decision_after(train, held, rule=HACKED, window=5):
+    """The answer of a rule after steps with some means of two scores; the batch's own are 0.5."""
+    before = [{"train": a, "held": b} for a, b in zip(train, held, strict=True)]
+    return by_rule(rule, score_figures(table("traces", SCORED), before, window))
+
+
+@pytest.mark.parametrize(
+    ("train", "held", "approved"),
+    [
+        ([0.1, 0.2, 0.3, 0.4], [0.9, 0.8, 0.7, 0.6], False),
+        ([0.1, 0.2, 0.3, 0.4], [0.5, 0.5, 0.5, 0.5], False),
+        ([0.1, 0.2, 0.3, 0.4], [0.1, 0.2, 0.3, 0.4], True),
+        ([0.4, 0.1, 0.3, 0.2], [0.9, 0.8, 0.7, 0.6], True),
+        ([0.2, 0.3, 0.4], [0.8, 0.7, 0.6], True),  # too few steps
+        ([0.0, 0.9, 0.8, 0.7, 0.6], [0.9, 0.9, 0.8, 0.7, 0.6], True),  # of the last five steps alone
+    ],
+)
+def test_a_rule_stops_where_one_score_rises_and_a_held_out_one_does_not(train, held, approved):
+    answer = decision_after(train, held)
+    assert answer.approved is approved
+    assert "score_trend/train" in answer.reason and "score_mean" not in answer.reason
+
+
+def test_the_mean_of_a_score_is_a_figure_without_any_step_before():
+    assert decision_after([], [], "score_mean['held'] = 0.5", 0).approved
+
+
+def test_a_rule_about_a_score_that_nobody_gave_fails_with_the_names():
+    with pytest.raises(RuleFailed, match=r"has score_mean/hedl; the named rewards are held, train\."):
+        decision_after([], [], "coalesce(score_mean['hedl'] > 0, true)", 0)
+
+
+def test_a_trend_needs_a_window():
+    with pytest.raises(ValueError, match=r"set gate\.window to at least 5"):
+        RuleGate(rule=HACKED, window=4)
 
 
 comparisons = st.tuples(
