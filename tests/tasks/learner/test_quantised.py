@@ -1,32 +1,19 @@
 """Checkpoints in mxfp4 and fp8 are imported in bfloat16, with the values of their formats, and trained like others."""
 
 import json
-from contextlib import nullcontext
-from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, FineGrainedFP8Config, Mxfp4Config
 
-from configs.run import RunConfig
 from tasks.inference.engine.read_back import sum_files
 from tasks.learner.protocol import LearnerError
 from tasks.learner.quantised import from_fp8, from_mxfp4
-from tasks.training.policy import PolicyImportInputs, policy_import
 from tests.fixtures.family_models import quantise, tiny_family
-from tests.fixtures.policies import policy_of
+from tests.fixtures.policies import imported, policy_of
 
 pytestmark = pytest.mark.engine
-
-
-def imported(source, target):
-    """Import a policy with a learner that measures nothing."""
-    state = {"weights_sha256": "", "probe_token_ids": [1, 2], "proof_length": 0}
-    client = SimpleNamespace(state=lambda: state, probe=lambda tokens: [0.0, -1.0])
-    learner = SimpleNamespace(turn=nullcontext, load_fresh=lambda *_: client)
-    policy_import(PolicyImportInputs(str(source), target, "k", learner), RunConfig(name="run"))
-    return target
 
 
 def test_values_of_mxfp4_are_those_of_its_specification():
