@@ -34,6 +34,7 @@ from tasks.inference.engine.model_info import TOKENIZER_FILES, directory_digest,
 from tasks.inference.environments.packages import EnvironmentUnavailable
 from tasks.inference.environments.prompt_limits import limit_prompts, prompt_texts
 from tasks.inference.environments.servers import load_all
+from tasks.learner.protocol import LONGEST_WINDOW
 from tasks.learner.tiny import byte_tokenizer
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.stage import Ref
@@ -131,10 +132,11 @@ def _proof(config: RunConfig) -> str:
     model = model_config(config.model.path) if config.computes("training") or config.kind == "sft" else {}
     if not model:
         return ""
-    stateful, window = layers_with_state(model), model.get("sliding_window")
+    stateful, window = layers_with_state(model), model.get("use_sliding_window", True) and model.get("sliding_window")
     by_segment = bool(stateful or model.get("attn_logit_softcapping") or "gpt_oss" in str(model.get("model_type")))
     kernel = config.training.device == "cuda" and config.training.dtype == "bfloat16" and not by_segment
     layers = [f"layers of {stateful}"] * bool(stateful) + [f"a window of {window} tokens"] * bool(window)
+    layers += [f"not proven, as it is above {LONGEST_WINDOW}"] * bool(window and window > LONGEST_WINDOW)
     what = ", ".join([*(model.get("architectures") or ["the model"]), *layers])
     return f"{what}: packed as alone, gradients, and engine as learner, when the run begins; attends " + (
         "by torch's kernel" if kernel else "segment by segment"

@@ -246,7 +246,21 @@ def source_of(config: RunConfig) -> Source:
     weights = model_directory(config.model.path)
     data = Path(config.data.path).expanduser() if config.kind == "sft" else None
     policy = find_policy(open_store(config.store), config.fork) if config.fork else None
-    return Source(str(weights), directory_digest(weights), str(data or ""), file_digest(data) if data else "", policy)
+    digest = _weights_digest(config, weights)
+    return Source(str(weights), digest, str(data or ""), file_digest(data) if data else "", policy)
+
+
+def _weights_digest(config: RunConfig, weights: Path) -> str:
+    """Return the digest of weights; of the copy that a run imported, that of its original.
+
+    The copy of a quantised checkpoint has other files.
+    """
+    store, digest = open_store(config.store), directory_digest(weights)
+    for entry in store.ledger.entries(run=config.name, stage="policy_import"):
+        original = entry.inputs.get("weights", digest)
+        if original != digest and store.policies.find(entry.key) and store.policies.directory(entry.key) == weights:
+            return original
+    return digest
 
 
 class PolicyUnknown(ValueError):

@@ -167,7 +167,7 @@ class InferenceService(RunService):
         """
         # An engine starts with whole weights; adapters are loaded over them when they are requested.
         whole = self._base(policy) or policy.key
-        handles = self._replicas(self._source if self._source.name else self._context.store.policies.directory(whole))
+        handles = self._replicas(self._source if self._source.name else self._first_weights(whole))
 
         def load() -> ServedModel:
             least, is_told = self._config.engine.bounds[0], False
@@ -280,6 +280,15 @@ class InferenceService(RunService):
         if not some and not 0 < len(models) == len(loads):
             raise EngineLost("an engine that had joined the run is lost, or none is left")
         return models
+
+    def _first_weights(self, policy_key: str) -> Path:
+        """Return what an engine starts with, and is restarted with: the policy that was imported, as its weights stay.
+
+        That of `policy_key` where the run has imported none.
+        """
+        store = self._context.store
+        keys = [entry.key for entry in store.ledger.entries(run=self._context.run, stage="policy_import")]
+        return store.policies.directory([policy_key, *keys][-1])
 
     def _base(self, policy: Policy) -> str:
         """Return the key of the policy below an adapter; empty for a policy of whole weights."""

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from tasks.learner.attention import ATTENTION, Segments
 from tasks.learner.distributed import ALONE, World, local
-from tasks.learner.protocol import LearnerError
+from tasks.learner.protocol import LONGEST_WINDOW, LearnerError
 from tasks.learner.shards import EXPERTS
 
-SHORTEST, LONGEST = 96, 2048
+SHORTEST, LONGEST = 96, LONGEST_WINDOW + 32
 """Tokens of the longest text: more than a chunk of gated DeltaNet (64), and beyond a window where that is no more."""
 BEYOND = 32
 """How many tokens of it are beyond the window."""

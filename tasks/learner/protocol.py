@@ -19,6 +19,9 @@ from typing import Any, Self
 from storage import errors
 from storage.refs import Slice
 
+LONGEST_WINDOW = 4096
+"""Tokens of the longest window of attention that is proven when a run begins."""
+
 
 class LearnerError(ValueError):
     """The learner refused or failed a request, with the reason; it still answers."""

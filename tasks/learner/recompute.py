@@ -10,6 +10,7 @@ from torch.nn.attention import varlen
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from configs.training import TrainingConfig
+from tasks.learner.shards import EXPERTS
 
 assert varlen  # declares the operation `torch_attn._varlen_attn`
 KEPT = [
@@ -24,6 +25,10 @@ KEPT = [
 ]
 """Operations whose results selective recomputation keeps: matrix products of linear maps, and attention."""
 _contexts = partial(create_selective_checkpoint_contexts, KEPT)
+# To products of experts transformers adds biases in place, which must not change what is kept.
+_contexts_beside_biases = partial(
+    create_selective_checkpoint_contexts, [each for each in KEPT if each != torch.ops.aten._grouped_mm.default]
+)
 
 
 def recompute_layers(causal: Any, layers: nn.ModuleList, settings: TrainingConfig, device: torch.device) -> None:
@@ -41,11 +46,18 @@ def recompute_layers(causal: Any, layers: nn.ModuleList, settings: TrainingConfi
             offload=settings.offload_activations and device.type != "cpu",
         )
     elif settings.gradient_checkpointing == "selective":
+        biased = any(EXPERTS in name and name.endswith("_bias") for name, _ in layers.named_parameters())
+        forward = _forward_beside_biases if biased else _forward_selectively
         for layer in layers[:: settings.checkpoint_every]:
-            layer.forward = MethodType(_forward_selectively, layer)
+            layer.forward = MethodType(forward, layer)
 
 
 def _forward_selectively(layer: nn.Module, *arguments: Any, **options: Any) -> Any:
     # In the place of the layer's own forward pass, inside of what is compiled and of the shards' hooks.
     forward = partial(type(layer).forward, layer, **options)
     return checkpoint(forward, *arguments, use_reentrant=False, context_fn=_contexts)
+
+
+def _forward_beside_biases(layer: nn.Module, *arguments: Any, **options: Any) -> Any:
+    forward = partial(type(layer).forward, layer, **options)
+    return checkpoint(forward, *arguments, use_reentrant=False, context_fn=_contexts_beside_biases)

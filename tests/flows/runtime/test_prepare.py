@@ -1,6 +1,7 @@
 """Preparation: what a new run, a resumed one and a wrong request come to, with nothing started."""
 
 import json
+import shutil
 from functools import partial
 from importlib.metadata import version
 
@@ -94,6 +95,23 @@ def test_other_weights_under_the_same_name_are_refused(prepared, model):
     (model / "model.safetensors").write_bytes(builders.safetensors(b"other"))
     with pytest.raises(ConfigError, match=r"model.path: run 'a' began with other content"):
         prepared(files=(), name="a")
+
+
+def test_a_run_of_a_quantised_checkpoint_goes_on_from_its_copy_when_the_original_is_gone(prepared, model):
+    """The copy has other files: the digest of the checkpoint is the ledger's."""
+    plain = (model / "config.json").read_text()
+    quantised = json.loads(plain) | {"quantization_config": {"quant_method": "mxfp4"}}
+    (model / "config.json").write_text(json.dumps(quantised))
+    config = prepared(name="a")
+    begun(config)
+    stage = builders.stage_of("policy_import", lambda tables, view: {"examples": table("examples", [])}, ("examples",))
+    store = open_store(config.store)
+    key = perform(stage, RunContext(store, "a", config, {}), 0, extra_inputs={"weights": directory_digest(model)}).key
+    copy = builders.model(store.policies.scratch(key), b"in bfloat16", vocab_size=300, max_positions=4096)
+    store.policies.publish(copy, key)
+    assert prepared(files=(), name="a") == config
+    shutil.rmtree(model)
+    assert prepared(files=(), name="a").model.path == str(store.policies.directory(key))
 
 
 def test_another_kind_under_the_same_name_is_refused(prepared):
