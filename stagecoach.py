@@ -45,6 +45,7 @@ __all__ = [
     "Result",
     "RlTokens",
     "demo",
+    "dpo",
     "evaluate",
     "open",
     "regrade",
@@ -109,6 +110,11 @@ train = run
 def sft(*items: Item, name: str = "", store: Item = "", plain: bool = False, **settings: Any) -> Result:
     """Train on demonstrations. Raises what `run` raises."""
     return _start("sft", items, settings, name, store, plain)
+
+
+def dpo(*items: Item, name: str = "", store: Item = "", plain: bool = False, **settings: Any) -> Result:
+    """Learn preferences of the rollouts of recorded runs, `data={"runs": [RUN]}`. Raises what `run` raises."""
+    return _start("dpo", items, settings, name, store, plain)
 
 
 def evaluate(

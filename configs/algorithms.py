@@ -220,6 +220,13 @@ class SupervisedConfig(ImitationSection):
     type: Literal["supervised"] = "supervised"
 
 
+class PreferencesConfig(AlgorithmSection):
+    scored_by: ClassVar[Literal["", "teacher", "policy"]] = "teacher"
+    type: Literal["preferences"] = "preferences"
+    teacher: TeacherConfig = TeacherConfig()
+    """The reference policy; of a run of kind `dpo` by default the weights that it starts from."""
+
+
 class CustomConfig(AlgorithmSection):
     type: Literal["custom"] = "custom"
     function: str = Field(min_length=1)
@@ -263,6 +270,7 @@ AlgorithmConfig = Annotated[
     | OpsdConfig
     | SftConfig
     | SupervisedConfig
+    | PreferencesConfig
     | CustomConfig,
     Field(discriminator="type"),
 ]

@@ -96,6 +96,28 @@ class GspoLoss(LossSection):
     """Sequence ratios of positive advantage are clipped at 1 plus this."""
 
 
+class DpoLoss(LossSection):
+    """Direct preference optimization, of the pairs that the algorithm `preferences` makes."""
+
+    type: Literal["dpo"] = "dpo"
+    beta: float = Field(0.1, gt=0)
+    """How much a log ratio of policy and reference counts: the greater, the nearer the policy stays."""
+    label_smoothing: float = Field(0.0, ge=0, lt=0.5)
+    """Probability with which a pair is taken to be the wrong way round (conservative DPO)."""
+
+
+class KtoLoss(LossSection):
+    """Kahneman-Tversky optimization: chosen rollouts are desirable, rejected ones undesirable, each by itself."""
+
+    type: Literal["kto"] = "kto"
+    beta: float = Field(0.1, gt=0)
+    """How much a log ratio of policy and reference counts."""
+    desirable_weight: float = Field(1.0, ge=0)
+    """Weight of a chosen rollout."""
+    undesirable_weight: float = Field(1.0, ge=0)
+    """Weight of a rejected rollout."""
+
+
 class CustomLoss(LossSection):
     """Your own function."""
 
@@ -109,7 +131,7 @@ class CustomLoss(LossSection):
 
 
 LossConfig = Annotated[
-    DppoLoss | IpoLoss | PpoLoss | CispoLoss | GspoLoss | CustomLoss,
+    DppoLoss | IpoLoss | PpoLoss | CispoLoss | GspoLoss | DpoLoss | KtoLoss | CustomLoss,
     Field(discriminator="type"),
 ]
 
@@ -120,7 +142,7 @@ def is_elementwise(loss: LossConfig) -> bool:
     A sequence's ratio does, and of a custom function nobody knows.
     """
     of_sequences = loss.sequence_mask is not None or (loss.tis is not None and loss.tis.level == "sequence")
-    return not of_sequences and isinstance(loss, DppoLoss | IpoLoss | PpoLoss | CispoLoss)
+    return not of_sequences and isinstance(loss, DppoLoss | IpoLoss | PpoLoss | CispoLoss | DpoLoss | KtoLoss)
 
 
 class RefKlConfig(Section):

@@ -11,6 +11,7 @@ from configs.algorithms import (
     AlgorithmConfig,
     GroupSection,
     GrpoConfig,
+    PreferencesConfig,
     SftConfig,
     SupervisedConfig,
     TeacherConfig,
@@ -49,7 +50,7 @@ class RunConfig(Section):
 
     name: str = operational("")
     """Name of the run: letters, digits, dot, dash and underscore; empty makes one from the kind and the time."""
-    kind: Literal["train", "sft", "evaluate", "replay"] = operational("train")
+    kind: Literal["train", "sft", "dpo", "evaluate", "replay"] = operational("train")
     """What the run does."""
     store: str = Field(default_factory=default_store, json_schema_extra={"operational": True})
     """Root of the store: a directory, or a URL of an object store; by default what STAGECOACH_STORE names."""
@@ -87,6 +88,16 @@ class RunConfig(Section):
     """Who gets a message when something happens to the run."""
 
     @property
+    def from_data(self) -> bool:
+        """Whether the run trains on what there is, demonstrations or preferences, and in no environment."""
+        return self.kind in ("sft", "dpo")
+
+    @property
+    def pairs(self) -> bool:
+        """Whether rollouts of a group are compared in the loss, so that an update has all of them."""
+        return any(isinstance(each, PreferencesConfig) for each in self.used_algorithms.values())
+
+    @property
     def served_environments(self) -> dict[str, EnvironmentConfig]:
         """The environments that the run makes rollouts in, by their keys: first those that it trains in."""
         trained = {f"environments.{index}": entry for index, entry in enumerate(self.environments)}
@@ -94,7 +105,7 @@ class RunConfig(Section):
         own = {key: table.environment for key, table in tables if table.taskset}
         names, sets = {entry.name for entry in own.values()}, self.evaluation.of_sets().values()
         only_own = self.kind == "evaluate" and all(names.issuperset(entry.environments or ("",)) for entry in sets)
-        return own if only_own or self.kind == "sft" else trained | own
+        return own if only_own or self.from_data else trained | own
 
     @property
     def beside_policy(self) -> dict[str, PlayerConfig]:
@@ -113,7 +124,7 @@ class RunConfig(Section):
         own = {f"environments.{i}.algorithm": each.algorithm for i, each in enumerate(self.environments)}
         used = {where: algorithm for where, algorithm in own.items() if algorithm is not None}
         # Demonstrations belong to no environment: the run's own algorithm credits them, whatever environments have.
-        if self.kind != "sft" and used and len(used) == len(own):
+        if not self.from_data and used and len(used) == len(own):
             return used
         return {"algorithm": self.algorithm, **used}
 
@@ -195,7 +206,7 @@ class RunConfig(Section):
     @property
     def shares_gpu(self) -> bool:
         """Whether engine and learner have a GPU in common, if they have any."""
-        both = self.kind == "train" or (self.kind == "sft" and self.evaluation.evaluates_training)
+        both = self.kind == "train" or (self.from_data and self.evaluation.evaluates_training)
         if not both or self.engine.url or self.placement.services == "pools":
             return False
         engine, learner = ({*text.split(",")} - {""} for text in (self.engine.gpus, self.learner.gpus))
@@ -295,7 +306,7 @@ def for_environment(by_environment: Mapping[str, Setting | None], environment: s
 
 def needs_reference_scores(config: RunConfig) -> bool:
     """Tell whether a run has rollouts scored by a reference: of a replay, whether it does so again."""
-    return config.computes("advantage") and bool(config.scorers)
+    return (config.kind == "dpo" or config.computes("advantage")) and bool(config.scorers)
 
 
 def policy_scores(config: RunConfig) -> bool:

@@ -165,5 +165,8 @@ class PackingConfig(Section):
 class SupervisedDataConfig(Section):
     path: str = operational("")
     """JSONL or Parquet file of prompt and completion, or of messages. Not in keys: the digest of its rows is."""
+    runs: tuple[str, ...] = operational(())
+    """Runs of the store whose rollouts a run of kind `dpo` learns preferences from: the best and the worst of each
+    group that has two different rewards. Not in keys: the digest of the pairs is."""
     max_length: int = Field(512, ge=2)
     """Longest sample in tokens; a longer one is an error row, not a silent cut."""

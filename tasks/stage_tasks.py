@@ -12,7 +12,7 @@ from tasks.filtering import stage as filtering
 from tasks.gate import stage as gate
 from tasks.metrics import stage as metrics
 from tasks.packing import stage as packing
-from tasks.rollout import demonstration, regrade
+from tasks.rollout import demonstration, preference, regrade
 from tasks.rollout import stage as rollout
 from tasks.runtime.prefect_task import StageTask
 from tasks.runtime.services import PROCESSES
@@ -23,10 +23,11 @@ from tasks.training import stage as training
 
 TASKS: Mapping[str, tuple[StageTask, ...]] = {
     "policy_import": (policy_import.task,),
-    "examples": (examples.task, examples.demonstration_task, trace_import.examples_task),
+    "examples": (examples.task, examples.demonstration_task, examples.preference_task, trace_import.examples_task),
     "assignment": (assignment.task, trace_import.assignment_task),
     ROLLOUT: (rollout.task, rollout.queue_task),
     "demonstration": (demonstration.task,),
+    "preference": (preference.task,),
     "import": (trace_import.task,),
     "regrade": (regrade.task,),
     "filtering": (filtering.task,),

@@ -60,6 +60,7 @@ STAGES = (
         colour=0,
     ),
     RegisteredStage("demonstration", "traces", role=ROLLOUT, colour=0),
+    RegisteredStage("preference", "traces", role=ROLLOUT, colour=0),
     RegisteredStage("import", "traces", role=ROLLOUT, deterministic=False, colour=0),
     RegisteredStage("regrade", "traces", deterministic=False, colour=5),
     RegisteredStage("filtering", "verdicts", replayable=True, colour=3),

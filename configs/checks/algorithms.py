@@ -68,7 +68,8 @@ def _echo_problems(where: str, algorithm: EchoConfig) -> Iterator[str]:
 
 def _teacher_problems(config: RunConfig, where: str, algorithm: AlgorithmConfig) -> Iterator[str]:
     teacher = teacher_of(algorithm)
-    if teacher:
+    # A run of preferences fills it in.
+    if teacher and not (config.kind == "dpo" and teacher == TeacherConfig()):
         yield from frozen_model_problems(f"{where}.teacher", teacher, algorithm.sampled_by == "teacher")
         if teacher.chat and config.kind == "train" and not config.assignment.refill:
             yield (
@@ -127,17 +128,17 @@ def assignment_problems(config: RunConfig) -> Iterator[str]:
     """Yield one line for each thing that cannot work of the sections that say which examples a step tries."""
     assignment, admission = config.assignment, config.admission
     drops_incomplete = any(each.type == "incomplete_group" and each.enforce for each in config.filtering.filters)
-    if assignment.refill and config.kind == "sft":
-        yield "assignment.refill: demonstrations are what they are; a run of kind sft has no groups to replace"
+    if assignment.refill and config.from_data:
+        yield f"assignment.refill: data are what they are; a run of kind {config.kind} has no groups to replace"
     if assignment.refill and config.filtering.max_batch_attempts < 2:
         yield (
             "assignment.refill: filtering.max_batch_attempts is 1, which leaves no second batch to replace groups; "
             "give it 2 or more"
         )
-    if assignment.sampler.stateful and config.kind == "sft":
+    if assignment.sampler.stateful and config.from_data:
         yield (
-            f"assignment.sampler: {assignment.sampler.type} goes by rewards, and demonstrations earn none; a run of "
-            "kind sft needs 'standard'"
+            f"assignment.sampler: {assignment.sampler.type} goes by the policy's rewards, and data have none; a run of "
+            f"kind {config.kind} needs 'standard'"
         )
     if assignment.sampler.stateful and not assignment.shuffle:
         yield f"assignment.shuffle: {assignment.sampler.type} draws at random; dataset order needs sampler 'standard'"

@@ -31,7 +31,7 @@ SCORINGS = ("exact", "contains", "number")
 def environment_problems(config: RunConfig) -> Iterator[str]:
     """Yield one line for each thing in the environments' sections that cannot work."""
     environments = config.served_environments
-    if not environments and config.kind != "sft":
+    if not environments and not config.from_data:
         yield (
             f"environments: a run of kind {config.kind} needs at least one: write [[environments]], or name a preset "
             "before the file, such as demo"
@@ -199,16 +199,16 @@ def _set_problems(config: RunConfig, where: str, chosen: EvaluationConfig) -> It
         if not 1 <= k <= chosen.attempts:
             yield f"{where}.pass_at: pass@{k} needs k from 1 to {where}.attempts, which is {chosen.attempts}"
     known = {each.name: each for each in config.served_environments.values()}
-    trained = () if config.kind == "sft" else [entry.name for entry in config.environments]
+    trained = () if config.from_data else [entry.name for entry in config.environments]
     for name in chosen.environments:
         if name not in known:
             key = f"{where}.taskset" if where in config.evaluation.tables else f"{where}.environments"
             has = f"it has {', '.join(known) or 'none'}{did_you_mean(str(name), known)}"
             yield f"{key}: the run has no environment {name!r}; {has}"
-    if config.kind == "sft" and chosen.every and not chosen.environments:
+    if config.from_data and chosen.every and not chosen.environments:
         yield (
-            f"{where}.every: a run of kind sft trains in no environment, so nothing is held out; write tables "
-            "[[evaluation.environments]] for those that it is evaluated in, or take 0"
+            f"{where}.every: a run of kind {config.kind} trains in no environment, so nothing is held out; "
+            "write tables [[evaluation.environments]] for those that it is evaluated in, or take 0"
         )
     for name in chosen.environments or trained:
         if name in known and not known[name].holdout_fraction and (config.kind == "evaluate" or chosen.every):

@@ -15,6 +15,7 @@ from configs.checks.sampling import greedy_problems, sampling_problems
 from configs.checks.training import training_problems
 from configs.errors import ConfigError
 from configs.filters import RESERVED_NAMES, CustomFilter, filter_name
+from configs.losses import DpoLoss, KtoLoss
 from configs.run import RunConfig, only_teachers_sample, policy_scores
 from configs.store import is_object_store
 from configs.training import FP8_MULTIPLE
@@ -42,16 +43,18 @@ def problems(config: RunConfig) -> list[str]:
         assignment_problems(config),
         judge_problems(config),
     ]
-    if config.kind in ("train", "evaluate") or (config.kind == "sft" and config.evaluation.evaluates_training):
+    if config.kind in ("train", "evaluate") or (config.from_data and config.evaluation.evaluates_training):
         checks += [environment_problems(config), sampling_problems(config), evaluation_problems(config)]
     elif config.computes("rollout"):
         checks.append(environment_problems(config))
     if config.computes("rollout", "training"):
         checks.append(greedy_problems(config))
-    if config.kind in ("train", "sft"):
+    if config.kind == "train" or config.from_data:
         checks.append(_row_problems(config))
     if config.kind == "sft":
         checks.append(_sft_problems(config))
+    if config.kind == "dpo" or config.computes("training"):
+        checks.append(_preference_problems(config))
     return [line for check in checks for line in check]
 
 
@@ -101,7 +104,7 @@ def _unfit_for_model(config: RunConfig) -> Iterator[str]:
     key, longest = _longest_sample(config)
     if isinstance(positions, int) and longest > positions:
         yield f"{key}: {longest} is longer than the model's max_position_embeddings, {positions} ({file})"
-    if config.kind != "sft" and not config.computes("training"):
+    if not (config.from_data or config.computes("training")):
         return
     if layers and config.learner.context_parallel > 1:
         yield (
@@ -209,7 +212,7 @@ def _placement_problems(config: RunConfig) -> Iterator[str]:
 def _transfer_problems(config: RunConfig) -> Iterator[str]:
     """Yield why policies cannot go from the learner's memory to the engine's."""
     engine, way, device = config.engine, config.engine.weight_transfer, config.training.device
-    if way == "file" or config.kind not in ("train", "sft"):
+    if way == "file" or config.kind in ("evaluate", "replay"):
         return
     others = [each for each in engine.extra_arguments if each.startswith(("--quantization", "--dtype"))]
     others += [engine.quantization] if engine.quantization else []
@@ -360,6 +363,28 @@ def _row_problems(config: RunConfig) -> Iterator[str]:
             f"packing.tokens_per_row: a row of {config.packing.tokens_per_row} tokens cannot hold the longest sample, "
             f"{key} {longest}"
         )
+
+
+def _preference_problems(config: RunConfig) -> Iterator[str]:
+    """Yield what keeps pairs of rollouts from the losses that compare them."""
+    loss, compares = config.training.loss, isinstance(config.training.loss, DpoLoss | KtoLoss)
+    if config.kind == "dpo":
+        if not config.data.runs:
+            yield 'data.runs: name the runs of the store whose rollouts are compared, for example data.runs=["demo"]'
+        if config.assignment.group_size != 2:
+            yield f"assignment.group_size: a pair has 2 rollouts, not {config.assignment.group_size}"
+    types = {where: algorithm.type for where, algorithm in config.used_algorithms.items()}
+    if compares or config.pairs or config.kind == "dpo":
+        yield from (
+            f"{where}.type: {name!r} makes no pairs for the loss {loss.type!r}; the losses dpo and kto go with the "
+            "algorithm preferences, and no other"
+            for where, name in types.items()
+            if (name == "preferences") != compares or not compares
+        )
+    if compares and not config.packing.zero_advantages:
+        yield f"packing.zero_advantages: false leaves out tokens that the loss {loss.type} adds up; set it to true"
+    if compares and (loss.tis or loss.sequence_mask):
+        yield f"training.loss: {loss.type} has no importance ratio; leave tis and sequence_mask out"
 
 
 def _sft_problems(config: RunConfig) -> Iterator[str]:

@@ -115,7 +115,7 @@ def _schedule_problems(training: TrainingConfig) -> Iterator[str]:
 
 def _expert_adapter_problems(config: RunConfig) -> Iterator[str]:
     maps = config.training.lora.target_modules if config.training.lora else ()
-    is_served = config.kind != "sft" or config.evaluation.evaluates_training
+    is_served = not config.from_data or config.evaluation.evaluates_training
     named = isinstance(maps, tuple) and any(name.endswith("experts") for name in maps)
     if named and (is_served or config.learner.expert_parallel > 1):
         yield (

@@ -61,7 +61,7 @@ def train_demo(
 
 def demo_model(kind: str, files: Sequence[str], overrides: Sequence[str], store: str, run: RunFunction) -> list[str]:
     """Return the override that names the demo's weights where a config has the model `demo`; makes missing weights."""
-    if kind == "sft" or not files:
+    if kind in ("sft", "dpo") or not files:
         return []
     with nothing_started():
         address = [f"store={store}"] if store else []

@@ -129,7 +129,7 @@ def lines(config: RunConfig, resolved: RunConfig, memory: MemoryPlan | None) -> 
 
 def _proof(config: RunConfig) -> str:
     """Return what the learner proves of the model before it trains; empty where it trains none that is here."""
-    model = model_config(config.model.path) if config.computes("training") or config.kind == "sft" else {}
+    model = model_config(config.model.path) if config.computes("training") or config.from_data else {}
     if not model:
         return ""
     stateful, window = layers_with_state(model), model.get("use_sliding_window", True) and model.get("sliding_window")
@@ -209,7 +209,7 @@ def unknown_keys(config: RunConfig) -> str:
         return "no seed is given, so each new run draws its own and samples again"
     weights = _weights(config)
     teachers = [teacher for _, teacher in asked_teachers(config)]
-    if config.kind == "sft" or weights is None or not all(teacher.version or is_here(teacher) for teacher in teachers):
+    if config.from_data or weights is None or not all(teacher.version or is_here(teacher) for teacher in teachers):
         return "they depend on weights, which are not here, or on rows, which a plan does not read"
     large = file_bytes(weights) > HASHED_BYTES
     return f"more than {size(HASHED_BYTES)} of weights are not hashed for a plan" if large else ""

@@ -59,6 +59,11 @@ def sft(*items: Items, name: Name = "", store: StoreOption = "", plain: Plain = 
     return start("sft", *split_items(items), name=name, store=store, plain=plain)
 
 
+def dpo(*items: Items, name: Name = "", store: StoreOption = "", plain: Plain = False) -> int:
+    """Learn preferences of recorded rollouts. Raises ConfigError, and what ends the run."""
+    return start("dpo", *split_items(items), name=name, store=store, plain=plain)
+
+
 def evaluate(
     *items: Items,
     policy: Annotated[
@@ -214,7 +219,7 @@ def panel_for(config: "RunConfig", plain: bool = False) -> "Panel":
 
     num_steps = 0 if config.kind == "evaluate" else config.steps
     # A replay that trains has the recorded rewards, or nearly so: what it changes is seen in the loss.
-    measure = "loss" if config.kind == "sft" or trains_again(config) else "reward"
+    measure = "loss" if config.from_data or trains_again(config) else "reward"
     title, first_step = f"{config.kind} {config.name}", config.replay.first_step
     return Panel(title, num_steps, plain=plain, measure=measure, first_step=first_step)
 
@@ -286,6 +291,12 @@ def run_loop(session: "Session") -> dict[str, Any]:
     from flows.runtime.loop import loop_evaluate, loop_train
     from flows.runtime.session import record_run
 
-    loops = {"train": loop_train, "sft": loop_train, "evaluate": loop_evaluate, "replay": loop_replay}
+    loops = {
+        "train": loop_train,
+        "sft": loop_train,
+        "dpo": loop_train,
+        "evaluate": loop_evaluate,
+        "replay": loop_replay,
+    }
     with record_run(session):
         return loops[session.config.kind](session)

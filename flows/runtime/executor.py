@@ -27,7 +27,7 @@ from tasks.metrics import stage as metrics
 from tasks.metrics.accounting import COLUMNS as TRACE_COLUMNS
 from tasks.metrics.accounting import AccountBreach, account, taken_assignments
 from tasks.packing import stage as packing
-from tasks.rollout import demonstration
+from tasks.rollout import demonstration, preference
 from tasks.rollout import stage as rollout
 from tasks.rollout.queue import RolloutQueue
 from tasks.runtime.prefect_task import StageTask
@@ -218,9 +218,10 @@ def check_account(context: RunContext, batch: StepBatch) -> None:
 class RolloutSource:
     """Assigns examples to steps and returns the rollouts of each."""
 
-    def __init__(self, execute: Executor, examples: Ref) -> None:
+    def __init__(self, execute: Executor, examples: Ref, recorded: Mapping[str, str] | None = None) -> None:
+        """`recorded` names the work whose rollouts a run of preferences learns from."""
         config, lag = execute.config, execute.config.rollout.max_off_policy_steps
-        self.execute, self._examples, self._config = execute, examples, config
+        self.execute, self._examples, self._config, self._recorded = execute, examples, config, recorded
         waits, has_surplus = config.rollout.stale == "wait", config.oversampling is not None
         self.queue = RolloutQueue(execute.rows, lag, waits, has_surplus) if config.streams else None
         """Shared by all steps; None where each step samples its own assignments."""
@@ -269,13 +270,14 @@ class RolloutSource:
     def sample(self, step: int, assigned: Ref, policy: Policy | None) -> Ref:
         """Return rollouts of an assignment, or as many groups of the queue; `policy` is the oldest that may sample.
 
-        Supervised runs take demonstrations in place of rollouts.
+        Supervised runs take demonstrations, and those of preferences recorded rollouts, in place of rollouts.
         """
         inputs = assigned, self._examples
         if self.queue is None:
-            if self._config.kind == "sft":
-                # No policy: demonstrations are the same whichever policy learns from them, and so is their key.
-                return self.execute(demonstration.task, step, inputs)
+            if self._config.from_data:
+                # No policy: data are the same whichever policy learns from them, and so is their key.
+                task = demonstration.task if self._config.kind == "sft" else preference.task
+                return self.execute(task, step, inputs, extra_inputs=self._recorded)
             return self.execute(rollout.task, step, inputs, sampling_policy(policy, self._config))
         key = {"stream": self._digest}
         taken = self.execute(rollout.queue_task, step, inputs, policy, parameters=self.queue, extra_inputs=key)

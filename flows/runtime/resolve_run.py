@@ -6,7 +6,7 @@ All of it before anything is started.
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,17 @@ from configs.run import RunConfig, content
 from configs.training import LoraConfig
 from flows.queries.store_reader import flat, recorded_config
 from flows.runtime.machine_facts import config_versions
+from flows.runtime.preferences import recorded_pairs, require_tokenizer, with_reference
 from flows.services.teachers import teacher_facts
 from storage.keys import canonical_json
 from storage.records import REMOVED
 from storage.store import Store, open_store
-from tasks.assignment.examples import DEMONSTRATIONS, read_rows
+from tasks.assignment.examples import DEMONSTRATIONS, PREFERENCES, read_rows
 from tasks.inference.engine.model_info import directory_digest, file_digest, model_directory
 from tasks.runtime.stage import Policy
 from tasks.stages import REPLAYABLE
 
-DEFAULT_FILES = {"train": ["demo"], "sft": ["sft_demo"], "evaluate": ["demo"]}
+DEFAULT_FILES = {"train": ["demo"], "sft": ["sft_demo"], "dpo": ["dpo_demo"], "evaluate": ["demo"]}
 
 
 @contextmanager
@@ -100,6 +101,7 @@ def resolve_run(kind: str, files: Sequence[str], overrides: Sequence[str], **set
         raise problem
     requested = _with_stored_weights(store, requested)
     require_files(requested)
+    requested = with_reference(requested)
     if requested.seed is None and recorded is not None:
         requested = requested.model_copy(update={"seed": recorded.seed})
     config = resolve(requested, config_versions(requested) | teacher_facts(requested))
@@ -108,6 +110,10 @@ def resolve_run(kind: str, files: Sequence[str], overrides: Sequence[str], **set
         # The rows of the file take the place of an environment's examples.
         file = EnvironmentConfig(name=DEMONSTRATIONS, taskset={"id": DEMONSTRATIONS})
         config = config.model_copy(update={"environments": (file,)})
+    if kind == "dpo":
+        require_tokenizer(store, config)
+        pairs = EnvironmentConfig(name=PREFERENCES, taskset={"id": PREFERENCES})
+        config = config.model_copy(update={"environments": (pairs,)})
     if recorded is not None:
         # The weights of `config`: the directory that is recorded may be gone.
         model = {"path": config.model.path, "tokenizer": config.model.tokenizer}
@@ -137,7 +143,7 @@ def _maker(store: Store, policy: str) -> RunConfig | None:
     if config is None:
         return None
     # Demonstrations are no environment, and evaluations try what a replay does without.
-    environments = () if config.kind == "sft" else config.environments
+    environments = () if config.from_data else config.environments
     config = config.model_copy(update={"kind": "train", "environments": environments})
     if not config.served_environments:
         return None
@@ -151,6 +157,8 @@ def _with_stored_weights(store: Store, requested: RunConfig) -> RunConfig:
     Those were copied when they were brought in, so that a run can go on when the directory they came from is gone.
     """
     policy = find_policy(store, _policy_of_another(requested))
+    if requested.kind == "dpo" and requested.data.runs and not requested.model.path:
+        policy = find_policy(store, f"{requested.data.runs[0]}:0")
     path = requested.model.path
     if policy is None and path and not Path(path).expanduser().is_dir():
         imported = bool(store.ledger.entries(run=requested.name, stage="policy_import"))
@@ -202,7 +210,7 @@ def _identity(config: RunConfig) -> dict[str, Any]:
     """
     # By content, not field by field: operational settings may change from one call to the next.
     kept = {**content(config, in_place=True), "kind": config.kind, "lag": config.rollout.max_off_policy_steps}
-    kept["fork"] = config.fork
+    kept |= {"fork": config.fork, "data.runs": list(config.data.runs)}
     del kept["gate"]
     if config.kind == "evaluate":  # policies of another run would be scored under the config of this one's
         kept["run of evaluation.policy"] = config.evaluation.policy.partition(":")[0]
@@ -237,6 +245,10 @@ class Source:
     data: str = ""
     data_digest: str = ""
     policy: Policy | None = None
+    pairs: Sequence[Mapping[str, Any]] = ()
+    """Pairs of recorded rollouts; see `tasks.rollout.preference`."""
+    pair_inputs: Mapping[str, str] = field(default_factory=dict)
+    """Their digest, and the work that made the rollouts."""
 
 
 def source_of(config: RunConfig) -> Source:
@@ -246,8 +258,9 @@ def source_of(config: RunConfig) -> Source:
     weights = model_directory(config.model.path)
     data = Path(config.data.path).expanduser() if config.kind == "sft" else None
     policy = find_policy(open_store(config.store), config.fork) if config.fork else None
-    digest = _weights_digest(config, weights)
-    return Source(str(weights), digest, str(data or ""), file_digest(data) if data else "", policy)
+    pairs = recorded_pairs(open_store(config.store), config) if config.kind == "dpo" else ((), {})
+    digest, data_digest = _weights_digest(config, weights), file_digest(data) if data else ""
+    return Source(str(weights), digest, str(data or ""), data_digest, policy, *pairs)
 
 
 def _weights_digest(config: RunConfig, weights: Path) -> str:

@@ -389,8 +389,8 @@ def smallest_used_gpu(config: RunConfig) -> Gpu | None:
 
 def _parts(config: RunConfig) -> tuple[bool, bool]:
     """Return whether a run trains, and whether it samples, on GPUs of this machine."""
-    samples = config.kind != "sft" or config.evaluation.evaluates_training
-    return config.kind in ("train", "sft", "replay"), samples and not config.engine.url
+    samples = not config.from_data or config.evaluation.evaluates_training
+    return config.kind != "evaluate", samples and not config.engine.url
 
 
 def _plan(

@@ -33,7 +33,12 @@ NAMED = 8
 """Digits of a version that name a teacher's service."""
 ASK_SECONDS = 10.0
 """Longest wait for an answer about an engine that someone else runs."""
-SAMPLING = {"train": ("rollout", "judging", "advantage"), "evaluate": ("rollout",), "sft": ("rollout",)}
+SAMPLING = {
+    "train": ("rollout", "judging", "advantage"),
+    "dpo": ("rollout", "advantage"),
+    "evaluate": ("rollout",),
+    "sft": ("rollout",),
+}
 """The stages that ask teachers, by the kind of a run; a replay does some of them again."""
 
 

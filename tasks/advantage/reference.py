@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from configs.algorithms import AlgorithmConfig, OpdConfig, OpsdConfig
+from configs.algorithms import AlgorithmConfig, OpdConfig, OpsdConfig, PreferencesConfig
 from configs.run import View, for_environment
 from storage.schemas.contract import FLOATS
 from storage.schemas.stage_tables import REFERENCES
@@ -231,7 +231,7 @@ def _scorer(
     settings: AlgorithmConfig | None, policy: Policy | None, engine: EngineService, teachers: TeacherService
 ) -> tuple[Callable[[], ServedModel], int]:
     """Return what says where the scorer is served, and waits until it is, and how many sequences it takes at once."""
-    if isinstance(settings, OpdConfig):
+    if isinstance(settings, OpdConfig | PreferencesConfig):
         teacher = settings.teacher
         return lambda: teachers.serve(teacher), teacher.max_in_flight
     assert isinstance(settings, OpsdConfig), f"{settings} scores nothing"

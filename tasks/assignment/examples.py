@@ -24,6 +24,8 @@ from tasks.runtime.stage import Attempt, Stage, Tables
 
 DEMONSTRATIONS = "demonstrations"
 """The name that rows of a demonstrations file carry where others carry their environment's."""
+PREFERENCES = "preferences"
+"""The same of pairs of recorded rollouts."""
 _COLUMNS = ("messages", "prompt", "completion")
 _PARTS = re.compile(rb'"content"\s*:\s*\[')
 """Stands in a JSON text where a message has parts."""
@@ -42,6 +44,12 @@ def examples(source: ExampleSource, config: View) -> Tables:
 def demonstration_examples(file: Path, config: View) -> Tables:
     """List the rows of a demonstrations file, each as messages."""
     return {"examples": read_demonstrations(file)}
+
+
+def preference_examples(pairs: Sequence[Mapping[str, Any]], config: View) -> Tables:
+    """List pairs of recorded rollouts; see `tasks.rollout.preference`."""
+    rows = [_row(PREFERENCES, number, pair) for number, pair in enumerate(pairs)]
+    return {"examples": pa.Table.from_pylist(rows, schema=EXAMPLES.arrow)}
 
 
 def read_demonstrations(path: Path) -> pa.Table:
@@ -120,9 +128,13 @@ def _example(number: int, row: dict[str, Any]) -> dict[str, str]:
     if tools := row.get("tools"):
         # In the order given: a template writes a schema as it comes, and a server offers it in that order too.
         content["tools"] = json.loads(tools) if isinstance(tools, str) else tools
+    return _row(DEMONSTRATIONS, number, content)
+
+
+def _row(environment: str, number: int, content: Mapping[str, Any]) -> dict[str, str]:
     task = json.dumps(content)
     digest = hashlib.sha256(task.encode()).hexdigest()[:16]
-    return {"environment": DEMONSTRATIONS, "example_id": f"{number}-{digest}", "split": "train", "task": task}
+    return {"environment": environment, "example_id": f"{number}-{digest}", "split": "train", "task": task}
 
 
 def _messages(row: dict[str, Any]) -> list[dict[str, Any]]:
@@ -189,6 +201,11 @@ def _demonstrations_file(attempt: Attempt) -> Path:
     return Path(attempt.parameters)
 
 
+def _recorded_pairs(attempt: Attempt) -> Sequence[Mapping[str, Any]]:
+    pairs: Sequence[Mapping[str, Any]] = attempt.parameters
+    return pairs
+
+
 def _same(value: Any, wanted: Any) -> bool:
     # Python calls True equal to 1; who asks for tier 1 does not mean a flag.
     return bool(value == wanted) and isinstance(value, bool) == isinstance(wanted, bool)
@@ -213,5 +230,15 @@ DEMONSTRATION_STAGE = Stage(
     read_inputs=_demonstrations_file,
     function=demonstration_examples,
 )
+PREFERENCE_STAGE = Stage(
+    name="examples",
+    version=1,
+    reads=(),
+    writes=("examples",),
+    sections=(),
+    read_inputs=_recorded_pairs,
+    function=preference_examples,
+)
 task = as_task(STAGE)
 demonstration_task = as_task(DEMONSTRATION_STAGE)
+preference_task = as_task(PREFERENCE_STAGE)

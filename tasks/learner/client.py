@@ -134,6 +134,7 @@ class Learner:
         directory_out: str,
         save_optimizer: bool,
         state_directory: str = "",
+        labels: Mapping[str, tuple[str, float]] | None = None,
     ) -> list[dict[str, Any]]:
         """Make an optimizer step for each `update` of the packed rows and write the new policy into `directory_out`.
 
@@ -145,7 +146,7 @@ class Learner:
         Raises what reading rows from the store raises, besides LearnerError and LearnerLost.
 
         Where optimizer state is not saved and a `state_directory` is given, weights and state are written there while
-        the caller goes on, for a learner that is started again.
+        the caller goes on, for a learner that is started again. `labels` are those of `tasks.learner.preferences`.
         """
         updates = self._ask(
             "train",
@@ -156,6 +157,7 @@ class Learner:
             directory_out=directory_out,
             save_optimizer=save_optimizer,
             state_directory=state_directory,
+            **({"labels": labels} if labels else {}),
         )
         return list(updates)
 

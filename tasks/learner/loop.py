@@ -1,15 +1,17 @@
 """One optimizer step's gradients: forward, loss and backward over the rank's packed rows."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from configs.losses import DpoLoss, KtoLoss
 from tasks.learner.distributed import World, to_device
 from tasks.learner.loss import LossMetrics, Objective, WeightedTokens, loss_alone, token_loss
 from tasks.learner.model import PolicyModel, own_tokens, row_loss, run_row
+from tasks.learner.preferences import Labels, log_ratios, weigh_samples
 from tasks.learner.prefixes import Array
 from tasks.learner.rows import PackedBatch, Row, RowPlan, idle_row
 
@@ -47,21 +49,30 @@ def accumulate_gradients(
     device: torch.device,
     beat: Callable[[], None] = lambda: None,
     take: Callable[[list[RowStatistics]], None] = lambda statistics: None,
+    labels: Labels | None = None,
 ) -> Totals:
     """Add the batch's gradient to the policy's parameters; return the measured totals.
 
     The denominators are those of the whole batch, so the gradient does not depend on how samples fall on rows, rows on
     micro-steps, or micro-steps on ranks. `beat` is called after each row. On rank 0 `take` is called with the
-    statistics of consecutive rows, those of all ranks, in the order of the batch.
+    statistics of consecutive rows, those of all ranks, in the order of the batch. With `labels` the loss is one of
+    preferences.
     """
     num_ranks = world.size // world.ranks_per_row
     own = batch.on_rank(world.rank // world.ranks_per_row, num_ranks)
+
+    def load(plan: RowPlan | None) -> Row:
+        return idle_row() if plan is None else batch.load(plan)
+
     metrics: list[LossMetrics] = []
     held: list[HeldRow] = []
+    weighed = None
+    if labels and isinstance(objective.rl, DpoLoss | KtoLoss):
+        weighed = weigh_samples(log_ratios(policy, own, load, world, device, beat), labels, objective.rl)
     if policy.router_losses:
         policy.router_losses.total = sum(plan.num_weighted for plan in batch.plan)
     for step, plan in enumerate(own):
-        row = idle_row() if plan is None else batch.load(plan)
+        row = weighed.weigh(load(plan), batch.denominators["rl"]) if weighed else load(plan)
         measured = train_row(policy, row, batch.denominators, objective, world, device)
         metrics.append(measured.metrics)
         held.append(HeldRow(plan, row.weighted, measured))
@@ -75,7 +86,8 @@ def accumulate_gradients(
             _hand_on(held, world, take)
             held = []
     # Ranks that share a row measure the same of it: one of them counts.
-    return _combine(world.gather(_add_up(metrics))[:: world.ranks_per_row])
+    totals = _combine(world.gather(_add_up(metrics))[:: world.ranks_per_row])
+    return replace(totals, sums=totals.sums | dict(weighed.figures)) if weighed else totals
 
 
 @dataclass(frozen=True)

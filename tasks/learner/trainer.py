@@ -20,6 +20,7 @@ from storage.errors import StoreError
 from storage.refs import File
 from storage.schemas.stage_tables import TOKEN_MASKS, TOKEN_STATISTICS
 from tasks.arrays.samples import COMPONENTS
+from tasks.learner import preferences
 from tasks.learner.adapters import open_adapter
 from tasks.learner.attention import activate_attention
 from tasks.learner.checkpoint import (
@@ -132,6 +133,7 @@ class Trainer:
         directory_out: str,
         save_optimizer: bool,
         state_directory: str = "",
+        labels: dict[str, list[Any]] | None = None,
     ) -> list[dict[str, Any]]:
         """Make the batch's optimizer steps and save the new policy; see `client.Learner.train`."""
         from storage.read.groups import open_groups  # imported by `import_learner` before
@@ -147,12 +149,13 @@ class Trainer:
         check = partial(_check_row, loaded.policy)
         batches = reader.plan(world.rank, world.gather, world.size, check, self._beat)
         digests, updates = [loaded.weights_sha256], list[dict[str, Any]]()
+        pairs: preferences.Labels = {name: (group, label) for name, (group, label) in (labels or {}).items()}
         with statistics_file(directory) if world.rank == 0 else nullcontext() as statistics:
             for number, packed in enumerate(batches):
                 if number:  # the digest before the first update is that of the loaded policy
                     digests.append(memory_sha256(loaded.policy, self._world, rounded))
                     self._beat()
-                measured = self._update(loaded, packed, step * len(batches) + number, statistics)
+                measured = self._update(loaded, packed, step * len(batches) + number, statistics, pairs)
                 updates.append({"version": step + 1, "policy_key_in": policy_key_in, "update": number, **measured})
         optimizer = loaded.optimizer if save_optimizer else None
         parts = loaded.policy, optimizer, loaded.files, directory, self._world, self._beat
@@ -176,6 +179,7 @@ class Trainer:
         batch: PackedBatch,
         optimizer_step: int,
         file: pa.ipc.RecordBatchStreamWriter | None,
+        labels: preferences.Labels,
     ) -> dict[str, Any]:
         """Make one optimizer step; return what it measured, see `measurements`. Its statistics are written to `file`.
 
@@ -193,7 +197,7 @@ class Trainer:
             replay.counts.zero_()
         parts = loaded.policy, batch, objective, self._world, self._device, self._beat
         try:
-            totals = accumulate_gradients(*parts, take)
+            totals = accumulate_gradients(*parts, take, labels)
         except StoreError as error:  # rows that were there when they were checked
             if self._world.size > 1:
                 raise RuntimeError("a rank cannot read a row, and the others wait for it") from error
@@ -402,7 +406,7 @@ def _other_metrics(totals: Totals, counts: dict[str, int]) -> dict[str, Any]:
         "ce_nll_max": maxima["ce_nll"] if counts["ce"] else None,
         "ref_kl_mean": _share(sums["ref_kl"], counts["ref_kl"]),
         "ref_kl_masked_fraction": _share(sums["ref_kl_masked"], counts["ref_kl"]),
-        **{name: value for name, value in sums.items() if name in FIGURES},
+        **{name: value for name, value in sums.items() if name in (*FIGURES, *preferences.FIGURES)},
     }
     missing = [name for name, value in metrics.items() if value is not None and not math.isfinite(value)]
     return metrics | dict.fromkeys(missing) | ({"not_finite": missing} if missing else {})

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from tempfile import TemporaryFile
 from typing import Any, Self
 
@@ -120,7 +120,7 @@ def packing(inputs: PackingInputs, config: View) -> Outputs:
     traces = inputs.traces.table(["trace_id", "environment", "temperature", "reward"])
     samples = gather_samples(credits, messages, traces, settings.zero_advantages)
     _check_budget(samples, settings.tokens_per_row)
-    parts = list(updates(samples, settings.updates_per_step))
+    parts = list(updates(samples, settings.updates_per_step, config.pairs))
     factors = None
     if config.constant_lengths:
         verdicts = inputs.verdicts.table(["trace_id", "reason"]) if inputs.verdicts else None
@@ -317,16 +317,20 @@ def _images(inputs: PackingInputs, samples: Samples, packed: Sequence[PackedRow]
             held, size = [], 0
 
 
-def updates(samples: Samples, num_updates: int) -> Iterator[Integers]:
+def updates(samples: Samples, num_updates: int, whole_groups: bool = False) -> Iterator[Integers]:
     """Yield the weighted samples of each update: equal numbers, up to one, in the hash order of their groups.
 
     So a group is split only where the border falls, and updates do not follow the order in which groups finished,
-    which would give the first one the short rollouts. With fewer samples than updates, there are fewer updates.
+    which would give the first one the short rollouts. With fewer samples than updates, there are fewer updates. With
+    `whole_groups` no group is split, and numbers are of groups.
     """
     order = sorted(samples.weighted.tolist(), key=lambda sample: (digest("update", samples.groups[sample]), sample))
-    for part in np.array_split(np.array(order, np.int64), num_updates):
+    units = [[sample] for sample in order]
+    if whole_groups:
+        units = [[*members] for _, members in groupby(order, samples.groups.__getitem__)]
+    for part in np.array_split(np.arange(len(units)), num_updates):
         if len(part):
-            yield part
+            yield np.concatenate([units[unit] for unit in part])
 
 
 def _prompts(samples: Samples, members: Integers) -> Prompts:
@@ -410,7 +414,7 @@ STAGE = Stage(
     version=1,
     reads=("samples", "messages", "traces"),
     writes=("batches", "batch_images", "batch_experts"),
-    sections=("packing", "constant_lengths"),
+    sections=("packing", "constant_lengths", "pairs"),
     read_inputs=PackingInputs.read,
     function=packing,
     optional=("verdicts", "image_tensors", "routed_experts", "batch_images", "batch_experts"),

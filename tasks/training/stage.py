@@ -36,6 +36,8 @@ class TrainingInputs:
     """None for a batch of text."""
     batch_experts: StoredRows | None
     """None where no experts were recorded."""
+    samples: StoredRows | None
+    """Where preferences are learnt: which samples are compared."""
     step: int
     policy: Policy
     new_policy_key: str
@@ -45,9 +47,9 @@ class TrainingInputs:
     @classmethod
     def read(cls, attempt: Attempt) -> Self:
         batches, images = attempt.rows("batches"), attempt.optional_rows("batch_images")
-        experts = attempt.optional_rows("batch_experts")
+        others = images, attempt.optional_rows("batch_experts"), attempt.optional_rows("samples")
         policy, learner = require(attempt.policy), require(attempt.services.learner)
-        return cls(batches, images, experts, attempt.step, policy, attempt.key, attempt.new_directory, learner)
+        return cls(batches, *others, attempt.step, policy, attempt.key, attempt.new_directory, learner)
 
 
 def training(inputs: TrainingInputs, config: View) -> Outputs:
@@ -60,6 +62,7 @@ def training(inputs: TrainingInputs, config: View) -> Outputs:
     others = (rows.slices if rows else () for rows in (inputs.batch_images, inputs.batch_experts))
     reference = BatchReference(batches.store, batches.slices, *others)
     step, key = inputs.step, inputs.new_policy_key
+    labels = _labels(inputs.samples) if inputs.samples else None
     # AdamW's state is twice the size of the weights; without it a resumed run trains the steps since again.
     save_optimizer = (step + 1) % config.training.save_optimizer_every == 0
 
@@ -76,6 +79,7 @@ def training(inputs: TrainingInputs, config: View) -> Outputs:
             directory_out=str(directory),
             save_optimizer=save_optimizer,
             state_directory=learner.state_directory,
+            labels=labels,
         )
         remember_digests(directory, [File(**file) for file in client.state()["files"]])
         row = policy_row(client, key, step + 1, policy.key, config.model.vocab_size, save_optimizer)
@@ -83,6 +87,12 @@ def training(inputs: TrainingInputs, config: View) -> Outputs:
 
     with learner.turn():
         return retry_lost(train, LearnerLost)
+
+
+def _labels(samples: StoredRows) -> dict[str, tuple[str, float]]:
+    """Return the group and the advantage of each sample that has one."""
+    rows = samples.table(["sample_id", "group_id", "advantage"]).to_pylist()
+    return {row["sample_id"]: (row["group_id"], row["advantage"]) for row in rows if row["advantage"]}
 
 
 def updates_table(updates: list[dict[str, Any]]) -> pa.Table:
@@ -130,7 +140,7 @@ STAGE = Stage(
     version=2,
     reads=("batches",),
     writes=("updates", "token_statistics", "token_masks", "policies"),
-    optional=("batch_images", "batch_experts", "token_masks"),
+    optional=("batch_images", "batch_experts", "samples", "token_masks"),
     sections=("training", "model"),
     read_inputs=TrainingInputs.read,
     function=training,

@@ -147,7 +147,7 @@ def test_a_bare_number_of_workers_is_a_static_pool():
 
 @pytest.mark.parametrize("preset", presets())
 def test_presets_have_their_kind_and_hold_no_deprecated_keys(preset, recwarn):
-    assert load([preset]).kind == ("sft" if preset == "sft_demo" else "train")
+    assert load([preset]).kind == {"sft_demo": "sft", "dpo_demo": "dpo"}.get(preset, "train")
     assert not recwarn.list
 
 

@@ -20,5 +20,5 @@ def test_a_loss_takes_nothing_over_from_the_one_before():
 
 
 def test_an_unknown_loss_names_the_known_ones():
-    with pytest.raises(ConfigError, match="'dppo', 'ipo', 'ppo', 'cispo', 'gspo', 'custom'"):
+    with pytest.raises(ConfigError, match="'dppo', 'ipo', 'ppo', 'cispo', 'gspo', 'dpo', 'kto', 'custom'"):
         loss("training.loss.type=grpo")

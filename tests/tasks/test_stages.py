@@ -37,8 +37,8 @@ def test_lists_that_cannot_be_derived_agree_with_the_registry():
 
 
 def test_the_derived_lists():
-    assert stages.STEP_STAGES[:4] == ("assignment", "rollout", "demonstration", "import")
-    assert stages.SAMPLING == ("rollout", "demonstration", "import")
+    assert stages.STEP_STAGES[:4] == ("assignment", "rollout", "demonstration", "preference")
+    assert stages.SAMPLING == ("rollout", "demonstration", "preference", "import")
     assert " ".join(stages.LINEAGE) == (
         "examples assignment rollout regrade filtering reference advantage packing training"
     )

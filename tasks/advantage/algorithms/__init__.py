@@ -8,6 +8,7 @@ from tasks.advantage.algorithms.grpo import grpo
 from tasks.advantage.algorithms.hierarchical_grpo import hierarchical_grpo
 from tasks.advantage.algorithms.max_rl import max_rl
 from tasks.advantage.algorithms.opd import opd
+from tasks.advantage.algorithms.preferences import preferences
 from tasks.advantage.algorithms.rae import rae
 from tasks.advantage.algorithms.reinforce_pp import reinforce_pp
 from tasks.advantage.algorithms.rloo import rloo
@@ -27,4 +28,5 @@ ALGORITHMS = {
     "opsd": Algorithm(opd, zero_sum=False, sees="groups"),
     "sft": Algorithm(supervised, zero_sum=False, sees="groups"),
     "supervised": Algorithm(supervised, zero_sum=False, sees="groups"),
+    "preferences": Algorithm(preferences, zero_sum=True, sees="groups"),
 }

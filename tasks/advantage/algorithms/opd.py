@@ -23,10 +23,11 @@ def opd(kept: GroupedTraces, settings: OpdConfig | OpsdConfig) -> Credit:
     scored.
     """
     weights = kept.mask.values.astype(np.float32)
-    return replace(Credit.none(kept), ref_kl=weights, signal=_signal(kept, settings.type))
+    return replace(Credit.none(kept), ref_kl=weights, signal=reference_signal(kept, settings.type))
 
 
-def _signal(kept: GroupedTraces, algorithm: str) -> Weights:
+def reference_signal(kept: GroupedTraces, algorithm: str) -> Weights:
+    """Return log pi_ref - log pi_engine of each sampled token, 0 of others; raise AdvantageBreach if one is missing."""
     mask = kept.mask.values
     scored = np.full(len(mask), np.nan, np.float32) if kept.references is None else kept.references.values
     unscored = np.flatnonzero(mask & np.isnan(scored))

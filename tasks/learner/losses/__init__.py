@@ -9,6 +9,7 @@ from tasks.learner.losses.dppo import dppo
 from tasks.learner.losses.gspo import gspo
 from tasks.learner.losses.ipo import ipo
 from tasks.learner.losses.ppo import ppo
+from tasks.learner.losses.preference import preference
 from tasks.learner.losses.tokens import RlTokens, Term
 
 LOSSES: dict[str, Callable[[RlTokens, Any], Term]] = {
@@ -17,5 +18,7 @@ LOSSES: dict[str, Callable[[RlTokens, Any], Term]] = {
     "ppo": ppo,
     "cispo": cispo,
     "gspo": gspo,
+    "dpo": preference,
+    "kto": preference,
     "custom": custom,
 }
