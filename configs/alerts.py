@@ -17,8 +17,8 @@ class AlertConfig(Section):
     """In place of `variable` a program on the run's machine, with its arguments. Its standard input is JSON with run,
     store, about and text."""
     on: tuple[About, ...] = operational(("failed", "gate", "warning", "finished"))
-    """failed: the run ended by an error or a refused batch. gate: a batch waits for a person. warning: a figure left
-    its usual range. finished: the run has all its steps."""
+    """failed: the run ended by an error or a refused batch. gate: a batch waits for a person. warning: a rule over
+    figures or replies began to hold. finished: the run has all its steps."""
 
     @property
     def receiver(self) -> str:

@@ -117,7 +117,9 @@ JOIN, LEAVE, LEFT = "join", "leave", "left"
 ENGINE_EVENTS = (JOIN, LEAVE, LEFT)
 ALERT, ALERT_FAILED = "alert", "alert failed"
 """The events of a message that was sent to somebody, and of one that did not reach its receiver."""
-SERVICE_EVENTS = (LOST, *ENGINE_EVENTS, ALERT, ALERT_FAILED)
+WARNING = "warning"
+"""The event of a rule that began to hold at a step (`tasks.metrics.warnings`)."""
+SERVICE_EVENTS = (LOST, *ENGINE_EVENTS, ALERT, ALERT_FAILED, WARNING)
 PROCESS = "process "
 """How the stored message of a start or resumption begins; the identity of the run's process follows."""
 MAX_SUGGESTIONS = 5

@@ -6,11 +6,10 @@ from typing import Any
 from configs.run import RunConfig
 from flows.queries.metrics import StepNumbers, numbers
 from flows.queries.notes import notes_of
-from flows.queries.run_state import count_lost_services, deciding_event, state_of
+from flows.queries.run_state import count_lost_services, deciding_event, recorded_warnings, state_of
 from flows.queries.runs import headline_settings
 from flows.queries.scores import comparisons, mixed_policies, recorded_evaluations
 from flows.queries.store_reader import StoreReader
-from flows.reporting.figures import BANDED, range_exits
 from flows.reporting.messages import rollout_counts
 from storage.store import Store
 from tasks.metrics.figures import ALL, full_name
@@ -22,7 +21,7 @@ FIGURES = {
     **{name: ("", f"updates/{name}/mean") for name in ("loss", "grad_norm", "mismatch_kl", "entropy")},
 }
 """The scope and the name of the metric that each figure of a step is."""
-NAMES = [name for _, name in (*FIGURES.values(), *BANDED.values())]
+NAMES = [name for _, name in FIGURES.values()]
 SHOWN = rf"^accounting/|^batch/(num_traces|truncated_ratio)$|^({'|'.join(map(re.escape, NAMES))})$"
 """The metrics that are read: a step has a hundred, and a long run is shown by a few."""
 
@@ -41,7 +40,7 @@ def describe(store: Store, run: str, config: RunConfig) -> dict[str, Any]:
         "store": store.root.address,
         "num_steps": config.steps,
         "steps": steps,
-        "outside_usual_range": range_exits(steps),
+        "warnings": recorded_warnings(store.runs, run),
         "evaluations": [evaluation.described for evaluation in scored],
         "comparisons": [] if mixed else comparisons(scored),
         "mixed_policies": mixed,

@@ -62,7 +62,7 @@ def show(
 def _parts(report: dict[str, Any], printed: Sequence[dict[str, Any]]) -> Iterator[str | Text | Grid]:
     """Yield the lines and tables of a run."""
     from flows.queries.notes import note_line
-    from flows.reporting.figures import describe_exits
+    from flows.reporting.figures import describe_warnings
     from flows.reporting.messages import losses_message
 
     steps = report["steps"]
@@ -76,7 +76,7 @@ def _parts(report: dict[str, Any], printed: Sequence[dict[str, Any]]) -> Iterato
         yield f"services lost: {', '.join(f'{service} {number}' for service, number in lost.items())}"
     yield from map(note_line, report["notes"])
     yield losses_message(steps)
-    yield describe_exits(steps)
+    yield describe_warnings([report])
     for name, field in CURVES.items():
         values = [step[field] for step in steps]
         numbers = [value for value in values if value is not None]

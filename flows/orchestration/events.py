@@ -1,4 +1,4 @@
-"""Events of a run for automations in Prefect: a policy, an evaluation, a gate that waits, the end.
+"""Events of a run for automations in Prefect: a policy, an evaluation, a gate that waits, a warning, the end.
 
 Prefect's own thread sends them. A run without a Prefect server has none, and an event that cannot be sent is a line in
 the log: nothing waits for one.
@@ -15,6 +15,7 @@ from tasks.runtime.prefect_task import describe_ref
 POLICY = "stagecoach.policy.published"
 EVALUATION = "stagecoach.evaluation.finished"
 GATE = "stagecoach.gate.waiting"
+WARNING = "stagecoach.run.warning"
 FINISHED = "stagecoach.run.finished"
 """Each event has a `message` in its payload, and run and store."""
 MAKERS = ("policy_import", "training")
@@ -40,6 +41,8 @@ class EventWatcher:
                 self._send_scores(facts)
             case "gate":
                 self._send(GATE, facts["text"], {"step": facts["step"]})
+            case "warning":
+                self._send(WARNING, facts["text"], {name: facts[name] for name in ("step", "rule", "where")})
             case "end":
                 self._send(FINISHED, facts["text"], {"ending": facts["ending"]})
 

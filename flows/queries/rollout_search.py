@@ -4,7 +4,6 @@ Replies to one example share its words, so a phrase counts only in MIN_EXAMPLES 
 share is clustered by example. Each phrase has a condition (`flows.queries.conditions`) that finds its rollouts.
 """
 
-import re
 import shlex
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from flows.queries.request import NotThere
 from flows.queries.rollouts import rollout_columns
 from flows.queries.store_reader import StoreReader
 from storage.read.views import quote, select
+from tasks.metrics.warnings import MAX_CHARACTERS, MAX_REPLIES, MAX_TEXT, MIN_EXAMPLES, phrases_of
 
 AROUND = 140
 """Characters on each side of a match that are shown, at most."""
@@ -128,16 +128,8 @@ def commands(run: str, condition: Condition, store: str) -> dict[str, str]:
 
 
 COLUMNS = ("key", "for_training", "policy_version", "environment", "example_id", "reply")
-MAX_REPLIES, MAX_CHARACTERS, MAX_TEXT = 1000, 4000, 500_000
-"""Replies of a policy that are read, the first ones, characters of each, and of all: phrases take memory."""
-MAX_WORDS, MAX_PHRASES = 5, 15
-"""Words of a phrase, and phrases gained or lost that are returned."""
-MIN_SIGMAS, MIN_EXAMPLES = 3.0, 3
-"""Standard errors by which two shares differ, and examples that a phrase is in: less may be chance."""
-# A tag is one word, so that `<answer></answer>` is a phrase of two.
-_WORDS = re.compile(r"</?[A-Za-z][^<>\s]{0,40}>|\w+(?:['\u2019]\w+)*|[^\w\s]")
-_AT_ENDS = re.compile(r"^[^\w\s<]+\s*[\w<]|[\w>]\s*[^\w\s>]+$")
-"""Marks at the ends of a phrase of words: they come with every sentence."""
+MAX_PHRASES, MIN_SIGMAS = 15, 3.0
+"""Phrases gained or lost that are returned, and standard errors by which two shares differ: less may be chance."""
 # The variance of the difference is the sum over all examples of the square of (b - share_b * size_b) / num_b less
 # (a - share_a * size_a) / num_a, also over those without the phrase, with m / (m - 1) for m examples: it is robust to
 # clusters, which both policies may share (Liang and Zeger 1986). With x = b / num_b - a / num_a, only sums over
@@ -209,14 +201,6 @@ def policy_changes(reader: StoreReader, run: str, a: int, b: int) -> dict[str, A
     phrases = select(relations, _CHANGES, sigmas=MIN_SIGMAS, examples=MIN_EXAMPLES)
     parts = {name: _lines(phrases.filter(gained=gained)) for name, gained in (("gained", True), ("lost", False))}
     return {"counts": [side.height for side in sides], **parts}
-
-
-def phrases_of(text: str) -> list[str]:
-    """Return the phrases of a reply, those on one line, as they are written."""
-    words = [match.span() for match in _WORDS.finditer(text)]
-    spans = (zip(words, words[length:], strict=False) for length in range(MAX_WORDS))
-    phrases = {text[first[0] : last[1]] for pairs in spans for first, last in pairs}
-    return [phrase for phrase in phrases if "\n" not in phrase and not _AT_ENDS.search(phrase)]
 
 
 def _replies(rows: pl.DataFrame, side: str) -> pl.DataFrame:

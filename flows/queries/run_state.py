@@ -1,5 +1,6 @@
-"""The state of a run in a word, from its events and its process."""
+"""The state of a run in a word, from its events and its process; and its recorded warnings."""
 
+import re
 import socket
 from collections import Counter
 from collections.abc import Sequence
@@ -8,7 +9,8 @@ from typing import Any
 
 from flows.queries.store_reader import StoreReader
 from flows.services.ownership import live_processes, writer_alive
-from storage.records import SERVICE_EVENTS, STARTS, Event
+from storage.records import SERVICE_EVENTS, STARTS, WARNING, Event, Runs
+from tasks.metrics.warnings import Hit
 
 GONE = "its process is gone"
 CALM = ("interrupted", "evicted", "cancelled", "removed", *SERVICE_EVENTS)
@@ -58,6 +60,21 @@ def any_going(reader: StoreReader, *runs: str) -> bool:
 def count_lost_services(lost: Sequence[Event]) -> dict[str, int]:
     """Return how often each service of a run was lost, by its name, which the messages of these events begin with."""
     return dict(Counter(event.message.partition(": ")[0] for event in lost))
+
+
+_WARNING = re.compile(r"(?P<rule>\w+): (?P<text>.*?)( \[where (?P<where>.*)\])?", re.DOTALL)
+
+
+def warning_message(hit: Hit) -> str:
+    """Return the message of the event that records a warning; `recorded_warnings` reads it."""
+    return f"{hit.rule}: {hit.text}" + (f" [where {hit.where}]" if hit.where else "")
+
+
+def recorded_warnings(runs: Runs, run: str) -> list[dict[str, Any]]:
+    """Return the warnings of a run, each once, the earliest first: rule, step, text, and `where` as `Hit` has it."""
+    events = sorted({(event.step, event.message) for event in runs.service_events(run) if event.event == WARNING})
+    read = [(step, message) for step, text in events if (message := _WARNING.fullmatch(text))]
+    return [{"step": step, **message.groupdict(default="")} for step, message in read]
 
 
 def seconds_at_work(events: Sequence[Event], last_work: datetime | None) -> float:

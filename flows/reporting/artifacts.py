@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flows.reporting.bookkeeping import Bookkeeper
-from flows.reporting.figures import describe_exits
+from flows.reporting.figures import describe_warnings
 from flows.reporting.formats import (
     block_rows,
     compact_number,
@@ -61,7 +61,7 @@ def report(run_name: str, store: str, steps: Steps) -> str:
         f"# {escape(run_name)}",
         f"```\n{reward_curve(steps)}\n```",
         "\n".join(markdown_table(["step", *(name.replace("_", " ") for name in _COLUMNS)], rows)),
-        *(escape(line) for line in (describe_exits(steps), *lost) if line),
+        *(escape(line) for line in (describe_warnings(steps), *lost) if line),
         f"Tables: {escape(store)}",
         f"At a glance: stagecoach show {escape(run_name)}",
         f"In a browser: stagecoach view --run {escape(run_name)}",

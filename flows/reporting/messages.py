@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from flows.reporting.figures import describe_exits
+from flows.reporting.figures import describe_warnings
 from flows.reporting.formats import describe_scores, environment_title, interval_text, visible
 from tasks.arrays.finding import QUARANTINED
 from tasks.metrics.accounting import ERRORED, FILTERED, STALE, STOPPED
@@ -87,7 +87,7 @@ def step_message(step: Mapping[str, Any]) -> str:
     """Return what is to be said of a finished step: figures, tokens and seconds, or whose work it was."""
     measured = {"reward": step.get("reward"), "loss": (step.get("update") or {}).get("loss")}
     figures = [f"{name} {value:.3f}" for name, value in measured.items() if value is not None]
-    figures += filter(None, [losses_message([step])])
+    figures += filter(None, [losses_message([step]), describe_warnings([step])])
     if not step["computed"]:
         return ", ".join([f"cached ({', '.join(step.get('runs') or ('?',))})", *figures])
     return ", ".join([*figures, f"{step['tokens']:,} tokens", f"{sum(step['seconds'].values()):.1f} s"])
@@ -101,7 +101,12 @@ def outcome_message(outcome: Mapping[str, Any]) -> str:
         message = ", ".join(plural(count, noun) for noun, count in numbers.items())
         return f"planned, as nothing is changed: {message}" if outcome.get("dry_run") else message
     steps = outcome.get("steps", ())
-    parts = [plural(len(steps), "step") if steps else "", _course(steps), losses_message(steps), describe_exits(steps)]
+    parts = [
+        plural(len(steps), "step") if steps else "",
+        _course(steps),
+        losses_message(steps),
+        describe_warnings(steps),
+    ]
     rows = [row for row in outcome.get("comparisons", ()) if row["figure"] == "avg" and row["difference"] is not None]
     for row in rows:
         where = environment_title(row["set"], row["environment"]) if len(rows) > 1 else ""

@@ -98,7 +98,7 @@ class Panel:
             case "prefect":
                 self.ui_url = facts["url"]
                 self.note(f"Prefect: {self.ui_url}")
-            case "note":
+            case "note" | "warning":
                 self.note(facts["text"])
             case "stage" if facts["evaluating"]:  # its step is the version of the policy
                 self.stage(None, f"evaluation: {facts['stage']}")

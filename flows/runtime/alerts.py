@@ -1,4 +1,4 @@
-"""Alerts: messages about a run that failed or finished, a gate that waits, a figure that left its usual range.
+"""Alerts: messages about a run that failed or finished, a gate that waits, a warning.
 
 Each is sent in a thread of its own, which dies with the process: a receiver that is slow or gone delays nothing, but
 the end of the run by END_SECONDS at most. A resumed run repeats no message that was sent, but of a failure.

@@ -29,6 +29,7 @@ from tasks.gate import stage as gate
 from tasks.metrics import stage as metrics
 from tasks.metrics.accounting import ERRORED, NO_WEIGHT, outcome_of
 from tasks.metrics.figures import in_words
+from tasks.metrics.warnings import WINDOW
 from tasks.packing import stage as packing
 from tasks.rollout import stage as rollout
 from tasks.runtime.run_context import RunContext
@@ -237,6 +238,7 @@ def _metrics_before(execute: Executor, step: int) -> list[Ref]:
     """Return the metrics of the steps before, in order, as far as the gate's rule reads them."""
     gate = execute.config.gate
     window = gate.window if gate.type == "rule" else 0
+    window = max(window, WINDOW) if gate.type == "rule" and "warning" in gate.rule.lower() else window
     results = {ref.step: ref for _, ref in execute.results if ref.stage == metrics.STAGE.name}
     return [results[before] for before in range(step - window + 1, step) if before in results]
 

@@ -40,6 +40,7 @@ from storage.errors import StoreError
 from storage.records import LOST, STARTS
 from storage.roots import check_links
 from storage.store import open_store
+from tasks.metrics.warnings import Replies
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.services import Renderer, Services
 from tasks.runtime.stage import Policy, Ref
@@ -72,6 +73,8 @@ class Session:
         self.environments = EnvironmentServers(supervisor, self.config, self.engine.key)
         self.learner = self.engine.learner = LearnerProcess(supervisor, context, self.engine.asleep)
         self.graders = GraderProcesses(supervisor, self.config)
+        self.replies: dict[int, Callable[[], Replies]] = {}
+        """Read the replies of the last steps."""
         self.num_computed = self.num_found = 0
         """Results that were computed in this session, and that the ledger had."""
         self.task_runs = TaskRuns(context.run, self.config.prefect.task_runs)

@@ -2,17 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from flows.queries.metrics import Span, ledger_metrics
+from flows.queries.run_state import warning_message
 from flows.queries.tracked_rows import COLUMNS, sample_rollouts
-from flows.reporting.figures import range_exits
 from flows.reporting.messages import measured_step
 from flows.runtime.executor import FinishedStep
 from flows.runtime.session import Session
+from storage.records import WARNING
 from tasks.metrics.accounting import TRAINED
 from tasks.metrics.figures import Values, metric_values
+from tasks.metrics.warnings import PAST, TRACE_COLUMNS, WINDOW, Hit, Replies, figure_hits, phrase_hits
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref
 
@@ -47,11 +49,16 @@ def run_outcome(
 
 
 def finish_step(session: Session, finished: FinishedStep, earlier: Sequence[JsonObject] = ()) -> JsonObject:
-    """Describe a finished step and tell the watchers, also of figures that are outside their bands since `earlier`."""
+    """Describe a finished step and tell the watchers, also of rules that hold since it; `earlier` are those before."""
     described = describe(session.context, finished.step, finished.refs)
+    hits = find_warnings(session, described, finished, earlier)
+    extra = {"warnings": float(len(hits)), **{f"warnings/{hit.rule}": 1.0 for hit in hits}}
+    described["metrics"] |= extra if session.config.kind == "train" else {}
+    described["warnings"] = [hit._asdict() for hit in hits]
     notify_step(session, described, finished.refs)
-    for left in range_exits([*earlier, described]) if described["computed"] and session.config.alerts else ():
-        session.notify("warning", text=f"{left['title']} is outside its usual range since step {left['step']}")
+    for hit in hits:
+        session.record(WARNING, hit.step, warning_message(hit))
+        session.notify("warning", **hit._asdict() | {"text": f"step {hit.step}: {hit.rule}: {hit.text}"})
     num_traces = described["num_traces"]
     trained = sum(share["num_traces"] for share in described["outcomes"] if share["outcome"] == TRAINED)
     # The warning of a cached step was read when it was computed.
@@ -64,13 +71,39 @@ def finish_step(session: Session, finished: FinishedStep, earlier: Sequence[Json
     return described
 
 
+def find_warnings(
+    session: Session, described: JsonObject, finished: FinishedStep, earlier: Sequence[JsonObject]
+) -> list[Hit]:
+    """Return the rules that begin to hold at a step, none of a cached one; the step gets the figures of its replies."""
+    if session.config.kind != "train":
+        return []
+    session.replies[finished.step] = read = cache(partial(_replies, session.context, finished.batch.traces))
+    session.replies.pop(finished.step - max(PAST) - 1, None)
+    last = session.replies.get(finished.step - 1)
+    if not described["computed"]:
+        return []
+    described["metrics"] |= read().figures()
+    past = [session.replies[step]() for ago in PAST if (step := finished.step - ago) in session.replies]
+    said = {hit["where"] for step in earlier[-max(PAST) :] for hit in step["warnings"]}
+    phrases = phrase_hits(finished.step, past, last(), read()) if last else []
+    phrases = [hit for hit in phrases if hit.where not in said]
+    return [*figure_hits([*earlier[-WINDOW:], described]), *phrases]
+
+
+def _replies(context: RunContext, refs: Sequence[Ref]) -> Replies:
+    return Replies.read(context.table("traces", refs, TRACE_COLUMNS), context.rows("messages", refs))
+
+
 def notify_step(session: Session, described: Mapping[str, Any], refs: Sequence[Ref]) -> None:
     """Show a described step in Prefect and tell the watchers of it.
 
     Beside it they get `values` by scope and measure, and what makes its `samples`.
     """
     samples = partial(step_samples, session.context, refs)
-    session.notify("step", **described, values=step_values(session.context, refs), samples=samples)
+    more = {
+        ("", name): value for name, value in described["metrics"].items() if name.startswith(("warnings", "figures/"))
+    }
+    session.notify("step", **described, values=step_values(session.context, refs) | more, samples=samples)
 
 
 def step_values(context: RunContext, refs: Sequence[Ref]) -> Values:

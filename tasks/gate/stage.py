@@ -7,7 +7,7 @@ null does not hold: what is not known lets nothing through.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self
@@ -25,11 +25,14 @@ from tasks.metrics.figures import (
     MEANINGS,
     SCORE_MEANINGS,
     Figures,
+    Values,
     batch_figures,
+    full_name,
     in_words,
     metric_values,
     score_figures,
 )
+from tasks.metrics.warnings import NAMES, PHRASE, held_rules
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.services import Answer, Approve, Question, Shown, require
 from tasks.runtime.stage import Attempt, Stage, Tables
@@ -49,6 +52,17 @@ SCORE = re.compile(r"\b(score_mean|score_trend)\s*\[\s*'([^']+)'\s*\]")
 """What a rule names of a score."""
 MEAN = re.compile("rewards/(.+)/mean")
 COUNTS = tuple(name for name in MEANINGS if name.startswith("num_"))
+WARNINGS = tuple(f"warning_{rule}" for rule in NAMES if rule != PHRASE)
+"""Figures of a rule on warnings: 1 where one holds at the batch or the step before, else 0."""
+ALONE = (*MEANINGS, "warnings", *WARNINGS)
+"""All figures that are numbers."""
+OF_BATCH = {
+    "num_output_tokens/all": "output_tokens_mean",
+    "is_truncated/all": "truncated_ratio",
+    "errored_rollout/all": "errored_ratio",
+    "reward/all/mean": "reward_mean",
+}
+"""The figures of a batch that warnings look at, by their names in the metrics of a step."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +72,8 @@ class GateInputs:
     tables: Tables
     """Columns of the tables from which the figures are made: `FIGURE_COLUMNS`."""
     messages: StoredRows
-    before: Sequence[Mapping[str, float]]
-    """Means of the named rewards of the steps before, by name."""
+    before: Sequence[Values]
+    """Metrics of the steps before."""
     step: int
     key: str
     approve: Approve
@@ -69,7 +83,7 @@ class GateInputs:
         columns = FIGURE_COLUMNS | {"traces": [*FIGURE_COLUMNS["traces"], "rewards"]}
         tables = {name: attempt.rows(name).table(names) for name, names in columns.items()}
         steps = [ref for ref in attempt.refs if ref.stage == "metrics"]
-        before = [_recorded_means(attempt.context.table("metrics", [ref])) for ref in steps]
+        before = [metric_values(attempt.context.table("metrics", [ref])) for ref in steps]
         approve = require(attempt.services.approve)
         return cls(tables, attempt.rows("messages"), before, attempt.step, attempt.key, approve)
 
@@ -79,8 +93,10 @@ def gate(inputs: GateInputs, config: View) -> Tables:
     asked_at = datetime.now(UTC)
     figures = batch_figures(inputs.tables, config.packing.tokens_per_row)
     rule, window = (config.gate.rule, config.gate.window) if config.gate.type == "rule" else (None, 0)
-    figures = {**figures, **score_figures(inputs.tables["traces"], inputs.before, window)}
+    means = [_recorded_means(values) for values in inputs.before]
+    figures = {**figures, **score_figures(inputs.tables["traces"], means, window)}
     if rule is not None:
+        figures |= warning_figures(inputs.before, figures) if "warning" in rule.lower() else {}
         answer = by_rule(rule, figures)
     else:
         shown = shown_rollouts(inputs.tables["traces"], inputs.messages)
@@ -98,10 +114,19 @@ def gate(inputs: GateInputs, config: View) -> Tables:
     return {"decisions": pa.Table.from_pylist([row], schema=DECISIONS.arrow)}
 
 
-def _recorded_means(rows: pa.Table) -> dict[str, float]:
+def _recorded_means(metrics: Values) -> dict[str, float]:
     """Return the means of named rewards over all environments, by name, of the metrics of a step."""
-    named = ((MEAN.fullmatch(name), value) for (scope, name), value in metric_values(rows).items() if scope == ALL)
+    named = ((MEAN.fullmatch(name), value) for (scope, name), value in metrics.items() if scope == ALL)
     return {match[1]: value for match, value in named if match}
+
+
+def warning_figures(before: Sequence[Values], figures: Figures) -> dict[str, float]:
+    """Return how many `warnings` hold, and which, at a batch or at the last of the steps before it."""
+    named = [{full_name(*name): value for name, value in values.items()} for values in before]
+    named.append({name: value for name, figure in OF_BATCH.items() if (value := figures[figure]) is not None})
+    steps = [{"step": number, "metrics": metrics} for number, metrics in enumerate(named)]
+    held = {hit.rule for hit in (*held_rules(steps[:-1]), *held_rules(steps))}
+    return {"warnings": float(len(held)), **{name: float(name[8:] in held) for name in WARNINGS}}
 
 
 def by_rule(rule: str, figures: Figures) -> Answer:
@@ -157,7 +182,7 @@ def require_rule(rule: str) -> None:
     except duckdb.Error as error:
         problem = _first_line(error)
     if problem:
-        names = ", ".join([*MEANINGS, *(f"{name}['REWARD']" for name in SCORE_MEANINGS)])
+        names = ", ".join([*ALONE, *(f"{name}['REWARD']" for name in SCORE_MEANINGS)])
         raise ConfigError([f"gate.rule: {rule!r}: {problem}; a rule is a condition in SQL over: {names}"])
 
 
@@ -187,7 +212,7 @@ def _problem(connection: "duckdb.DuckDBPyConnection", rule: str) -> str:
     """Return what is wrong with a rule; empty where it is one condition. Unknown names raise duckdb.Error."""
     if len(connection.extract_statements(_query(rule))) != 1:
         return "this is more than one statement"
-    asked = _query_rows(connection, rule, dict.fromkeys(MEANINGS))
+    asked = _query_rows(connection, rule, dict.fromkeys(ALONE))
     (found,) = (str(each) for each in asked.types)
     if found != "BOOLEAN":
         return f"this is a value of type {found}, which is neither true nor false"
@@ -195,7 +220,7 @@ def _problem(connection: "duckdb.DuckDBPyConnection", rule: str) -> str:
 
 
 def _query_rows(connection: "duckdb.DuckDBPyConnection", rule: str, figures: Figures) -> "duckdb.DuckDBPyRelation":
-    fields: list[pa.Field[Any]] = [pa.field(name, pa.int64() if name in COUNTS else pa.float64()) for name in MEANINGS]
+    fields: list[pa.Field[Any]] = [pa.field(name, pa.int64() if name in COUNTS else pa.float64()) for name in ALONE]
     fields += [pa.field(name, pa.map_(pa.string(), pa.float64())) for name in SCORE_MEANINGS]
     row: dict[str, Any] = dict(figures)
     for figure in SCORE_MEANINGS:

@@ -2,17 +2,17 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from operator import itemgetter
 from typing import Any
 
 from flows.queries.charts import AXES, charts, last_value, positions, smooth, spread_charts, together
 from flows.queries.metrics import StepNumbers, numbers
 from flows.queries.request import BadQuestion, PageRequest
+from flows.queries.run_state import recorded_warnings
 from flows.queries.scores import held_out
 from flows.queries.store_reader import StoreReader
-from flows.reporting.figures import BANDED, band_exit
 from flows.reporting.svg import colour
 from flows.viewer import addresses
+from tasks.metrics.warnings import RULES
 from tasks.stages import BY_NAME
 
 Row = dict[str, Any]
@@ -22,10 +22,10 @@ SMOOTHED = ("5", "20", "50")
 MOST_RUNS = 8
 """Runs in one chart: there are as many colours."""
 UNITS = {"step": "step", "tokens": "tokens", "time": "min"}
+WARNED = {rule.name: rule.figure.replace("/all", "") for rule in RULES}
+"""The measure of each rule, whose chart marks the first step of its warning."""
 ASKED = ("with", "x", "smooth", "log", "from", "to", "spread")
 """The parameters of an address that the page repeats."""
-BANDS = (*BANDED, "Identical replies")
-"""Charts of which the first figure is said to leave its band."""
 
 
 def step_place(run: str, each: StepNumbers) -> Row:
@@ -34,7 +34,7 @@ def step_place(run: str, each: StepNumbers) -> Row:
 
 
 def curves(reader: StoreReader, run: str, own: Measured, request: PageRequest) -> Row:
-    """Return `sections` of charts, titles of charts that are `zeros` and not drawn, `exits`, and `curves`, the request.
+    """Return `sections` of charts, titles of charts that are `zeros` and not drawn, and `curves`, the request.
 
     Asks: `with` (more runs, by commas), `x`, `smooth`, `log`, `from`, `to`, `spread` (what needs every rollout read).
     Raises NotThere for an unknown run, BadQuestion.
@@ -45,17 +45,15 @@ def curves(reader: StoreReader, run: str, own: Measured, request: PageRequest) -
     measured = {name: (numbers(reader, name), held_out(reader, name)) for name in runs[1:]}
     of_runs = {name: _sections(reader, name, of_run, request) for name, of_run in ({run: own} | measured).items()}
     sections = of_runs[run] if len(runs) == 1 else together(of_runs)
-    drawn, zeros, exits = [], [], []
+    drawn, zeros = [], []
     for section in sections:
         # Of all steps: what is zero between two of them alone is drawn.
         zeros += [chart["title"] for chart in section["charts"] if _is_zero(chart)]
         shown = [_zoom_and_smooth(chart, request) for chart in section["charts"] if not _is_zero(chart)]
         drawn.append({"title": section["title"], "charts": shown})
-        exits += [{"name": each["name"], "title": each["title"], **each["exit"]} for each in shown if each["exit"]]
     return {
         "sections": drawn,
         "zeros": zeros,
-        "exits": sorted(exits, key=itemgetter("step")),
         "curves": {
             **{name: request.text(name) for name in ASKED},
             "axes": AXES,
@@ -83,6 +81,11 @@ def _sections(reader: StoreReader, run: str, of_run: Measured, request: PageRequ
     sections = [{**section, "charts": [{**chart} for chart in section["charts"]]} for section in known]
     if request.flag("spread"):
         sections[:0] = [{"title": "Replies", "charts": spread_charts(reader, run, [each.step for each in measured])}]
+    marks = {
+        WARNED[hit["rule"]]: {"step": hit["step"], "description": f"step {hit['step']}: {hit['text']}"}
+        for hit in reversed(recorded_warnings(reader.store.runs, run))
+        if hit["rule"] in WARNED
+    }
     for chart in (chart for section in sections for chart in section["charts"]):
         chart["by_step"] = "versions" not in chart
         policies = [
@@ -90,8 +93,7 @@ def _sections(reader: StoreReader, run: str, of_run: Measured, request: PageRequ
             for version in chart.get("versions", ())
         ]
         chart["steps"] = steps if chart["by_step"] else policies
-        values, numbered = chart["series"][0]["values"], [each["step"] for each in chart["steps"]]
-        chart["exit"] = band_exit(values, numbered) if chart["title"] in BANDS else None
+        chart["exit"] = marks.get(chart["series"][0].get("measure"))
         chart["across"] = UNITS[axis] if axis != "step" else chart.get("across", "step")
         chart["series"] = [{**one, "colour": _colour(n, one)} for n, one in enumerate(chart["series"])]
     return sections

@@ -11,17 +11,15 @@ import polars as pl
 from flows.queries.charts import last_value
 from flows.queries.metrics import StepNumbers, matching, metrics, numbers
 from flows.queries.request import PageRequest
-from flows.queries.run_state import GONE, look_of
+from flows.queries.run_state import GONE, look_of, recorded_warnings
 from flows.queries.runs import events, overview, runs, tokens_of, waiting_gate
 from flows.queries.scores import held_out
 from flows.queries.store_reader import StoreReader, expired_rows_of_runs
-from flows.reporting.figures import range_exits
 from flows.viewer import addresses
 from flows.viewer.addresses import Page
 from flows.viewer.drawings import cell_class
 from flows.viewer.pages.curves import curves, step_place
 from storage.read.views import select
-from tasks.metrics.figures import full_name
 from tasks.stages import EVALUATION, STEP_STAGES
 
 Row = dict[str, Any]
@@ -73,11 +71,8 @@ def _news(reader: StoreReader, rows: Sequence[Row]) -> Row:
             found.append((row["state"], row["message"]))
         if row["look"] == "going" and (step := waiting_gate(reader, run)) is not None:
             found.append((f"step {step} waits for approval", f"stagecoach gate {run} --approve (or --refuse)"))
-        measured = [
-            {"step": each.step, "metrics": {full_name(*name): value for name, value in each.values.items()}}
-            for each in numbers(reader, run)
-        ]
-        found += [(left["title"], left["description"]) for left in range_exits(measured)]
+        warned = recorded_warnings(reader.store.runs, run)
+        found += [(f"{hit['rule']} at step {hit['step']}", hit["text"]) for hit in warned]
         look = "bad" if row["look"] == "bad" else "warn"
         needs += [{"run": run, "look": look, "what": what, "text": text} for what, text in found]
     return {"happened": sorted(happened, key=itemgetter("at"), reverse=True)[:MAX_EVENTS], "needs": needs}
@@ -107,12 +102,19 @@ def run_page(reader: StoreReader, request: PageRequest) -> Page:
         **curves(reader, run, (measured, evaluations), request),
         "metrics": _metrics(run, measured, request.text("metric")),
         "evaluations": [{**each, "address": addresses.evaluation(run, each["version"])} for each in evaluations],
+        "warnings": [{**hit, "address": _shown_by(run, hit)} for hit in recorded_warnings(reader.store.runs, run)],
         "events": [{**event, "look": look_of(event["event"])} for event in events(reader, run)],
         "ledger": _ledger(reader, run),
         "totals": _totals(measured),
         "numbers_from": 0 if request.one_of("numbers", ("all",)) else max(0, len(measured) - MOST_NUMBERS),
     }
     return Page("run.html", run, values, (("Runs", addresses.runs()),), live=summary["going"])
+
+
+def _shown_by(run: str, hit: Row) -> str:
+    """Return the address of the rollouts that show a warning: those of a condition, or all of its step."""
+    step = hit["step"]
+    return addresses.search(run, hit["where"]) + f"&step={step}" if hit["where"] else addresses.step(run, step)
 
 
 def _metrics(run: str, measured: Sequence[StepNumbers], words: str) -> Row:

@@ -25,7 +25,8 @@ def test_outside_of_a_flow_run_nothing_is_sent(sent, monkeypatch):
     assert sent == []
     watch("done", done)
     watch("unknown", {})
-    assert sent == ["published"]
+    watch("warning", {"text": "step 3: errors: ...", "step": 3, "rule": "errors", "where": ""})
+    assert sent == ["published", "warning"]
 
 
 def test_an_event_that_cannot_be_sent_is_a_line_in_the_log(sent, monkeypatch, caplog):

@@ -4,11 +4,12 @@ import pytest
 
 from flows.queries.conditions import Pattern, search_condition
 from flows.queries.request import NotThere
-from flows.queries.rollout_search import AROUND, describe_hits, phrases_of, search_run, text_around
+from flows.queries.rollout_search import AROUND, describe_hits, search_run, text_around
 from flows.queries.store_reader import StoreReader
 from flows.queries.views import ROLLOUT_COLUMNS, relations
 from storage.read.frames import Frames
 from storage.read.sql import ask
+from tasks.metrics.warnings import phrases_of
 from tests.fixtures.builders import message, trace
 from tests.flows.viewer.hand_made import RUN, HandMade, batch, credit
 

@@ -12,13 +12,16 @@ import pytest
 
 from configs.alerts import AlertConfig
 from flows import cli
+from flows.queries.run_state import recorded_warnings
 from flows.queries.runs import runs
 from flows.queries.store_reader import StoreReader
+from flows.reporting.figures import describe_warnings
 from flows.runtime import alerts, step_report
 from flows.runtime.loop import plan_work
 from flows.runtime.preflight import preflight
 from storage.records import ALERT, ALERT_FAILED, REMOVED
 from storage.store import open_store
+from tasks.metrics.warnings import Replies
 from tests.fixtures.rehearsal import SOURCE, play, rehearse, session_for
 from tests.fixtures.waiting import PATIENCE
 
@@ -196,7 +199,7 @@ def test_what_cannot_be_sent_is_refused_before_anything_starts_and_check_says_wh
     assert "alerts       CHAT_WEBHOOK: gate" in printed and "warning: alerts.0" in printed
 
 
-def test_a_figure_outside_its_usual_range_is_one_warning(tmp_path, receiver, monkeypatch):
+def test_a_warning_is_one_message_and_one_event_of_the_run(tmp_path, receiver, monkeypatch):
     receiver.listen()
     session, steps = session_for(tmp_path / "store", "run", alerts=TOLD), []
     session.watchers = (watcher := alerts.AlertWatcher(session.config),)
@@ -206,10 +209,19 @@ def test_a_figure_outside_its_usual_range_is_one_warning(tmp_path, receiver, mon
     monkeypatch.setattr(step_report, "describe", lambda context, step, refs: entropies[step])
     numbers = [1.0] * 10 + [5.0] * 10
     metrics = [{"updates/entropy/mean": number} for number in numbers]
+    monkeypatch.setattr(step_report, "_replies", lambda context, refs: Replies([], [], [], {}))
     row = {"computed": True, "num_traces": 0, "outcomes": ()}
     entropies = [row | {"step": step, "metrics": measured} for step, measured in enumerate(metrics)]
     for step in range(20):
-        steps.append(step_report.finish_step(session, SimpleNamespace(step=step, refs=()), steps))
+        steps.append(
+            step_report.finish_step(
+                session, SimpleNamespace(step=step, refs=(), batch=SimpleNamespace(traces=())), steps
+            )
+        )
     watcher.close()
     (warning,) = receiver.taken
-    assert "Entropy is outside its usual range since step 10" in warning
+    assert "step 11: entropy_grows: updates/entropy/mean rose from 1 to 5" in warning
+    (recorded,) = recorded_warnings(session.context.store.runs, "run")
+    assert (recorded["step"], recorded["rule"], recorded["where"]) == (11, "entropy_grows", "")
+    assert [step["metrics"]["warnings"] for step in steps] == [float(step == 11) for step in range(20)]
+    assert describe_warnings(steps).startswith("warnings: entropy_grows at step 11: updates/entropy")

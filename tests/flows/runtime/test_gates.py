@@ -97,6 +97,19 @@ def test_a_rule_speaks_for_every_run_and_a_person_for_one(root):
     assert keys(store, "ruled-one", "gate") == keys(store, "ruled-other", "gate") != []
 
 
+def test_a_rule_on_warnings_reads_the_steps_before_and_no_other_rule_does(root):
+    store = rehearse(root, "warned", gate=RULE | {"rule": "warnings = 0"}, steps=3)
+    rehearse(root, "plain", gate=RULE | {"rule": "true"}, steps=3)
+    (*_, last) = store.ledger.entries(run="warned", stage="gate")
+    measured = keys(store, "base", "metrics")
+    assert {key for _, key in measured[:2]} < {*last.inputs.values()}
+    assert decided(store, "warned") == [(0, True), (1, True), (2, True)] and keys(store, "warned") == keys(
+        store, "base"
+    )
+    plain = [entry.inputs for entry in store.ledger.entries(run="plain", stage="gate")]
+    assert not {key for _, key in measured} & {key for inputs in plain for key in inputs.values()}
+
+
 def test_a_gate_that_was_set_up_later_asks_about_what_is_to_come(root):
     person = Person(True)
     rehearse(root, "later", steps=1)

@@ -11,7 +11,6 @@ import pytest
 from flows.queries.charts import identical_replies
 from flows.queries.request import PageRequest
 from flows.queries.store_reader import StoreReader
-from flows.reporting.figures import band_exit
 from flows.viewer.drawings import chart
 from flows.viewer.pages.runs import run_page
 from flows.viewer.rendering import as_html
@@ -91,9 +90,9 @@ def test_replies_to_one_example_that_say_the_same_are_identical():
     assert identical_replies(rows, [2, 3])["series"][0]["values"] == [None, 0.5]
 
 
-def test_a_figure_that_leaves_its_band_is_marked_in_its_chart():
+def test_the_step_of_a_warning_is_marked_in_its_chart():
     steps, values = [{"step": step} for step in range(30)], [1.0] * 20 + [5.0] * 10
-    left = band_exit(values, range(30))
+    left = {"step": 20, "description": "entropy grows"}
     for shown, mark in ((30, "20.0"), (20, "null")):  # where that step is not shown, nothing is marked
         series = [{"name": "entropy", "values": values[:shown]}]
         drawn = chart({"title": "Entropy", "series": series, "exit": left}, steps[:shown])

@@ -8,7 +8,17 @@ from hypothesis import strategies as st
 
 from configs.errors import ConfigError
 from configs.replay import RuleGate
-from tasks.gate.stage import STAGE, RuleFailed, by_rule, describe_figures, holds, require_rule, shown_rollouts
+from tasks.gate.stage import (
+    ALONE,
+    STAGE,
+    RuleFailed,
+    by_rule,
+    describe_figures,
+    holds,
+    require_rule,
+    shown_rollouts,
+    warning_figures,
+)
 from tasks.metrics.figures import MEANINGS, score_figures
 from tasks.runtime.services import Answer
 from tests.fixtures.builders import exchange, message, table, trace, verdict, view
@@ -47,6 +57,19 @@ def test_a_rule_decides_alone(least, approved, verb):
     assert row["reason"] == f"{rule} {verb}: reward_mean 0.416667"
     assert json.loads(row["figures"])["num_traces"] == 4 and json.loads(row["figures"])["fill"] is None
     assert not asked and row["asked_at"] <= row["decided_at"]
+
+
+def test_a_rule_may_name_warnings_of_the_steps_before_and_of_the_batch():
+    figures = {"output_tokens_mean": 90.0, "truncated_ratio": 0.0, "errored_ratio": None, "reward_mean": 0.5}
+    pairs = zip([30.0] * 6 + [90.0], [1.0] * 5 + [4.0] * 2, strict=True)
+    before = [{("all", "num_output_tokens"): a, ("", "updates/entropy/mean"): b} for a, b in pairs]
+    held = warning_figures(before, figures)
+    assert held["warnings"] == 2.0 and held["warning_length_grows"] == held["warning_entropy_grows"] == 1.0
+    assert held["warning_errors"] == 0.0 and {*held} < {*ALONE}
+    assert warning_figures((), figures)["warnings"] == 0.0, "nothing is unusual at first"
+    require_rule("warnings = 0 and warning_reward_part = 0")
+    assert decide({"type": "rule", "rule": "warnings = 0"})[0]["approved"]
+    assert "warnings" not in json.loads(decide({"type": "rule", "rule": "num_traces > 1"})[0]["figures"])
 
 
 @pytest.mark.parametrize("approved", [True, False])
