@@ -171,7 +171,7 @@ class Replies:
             examples[text].add(example)
         return {
             "figures/identical_replies": fmean(len(examples[text]) >= MIN_EXAMPLES for text in self.written),
-            "figures/repetition": fmean(map(_repeated, self.written)),
+            "figures/repetition": fmean(map(_repetition, self.written)),
         }
 
 
@@ -179,7 +179,7 @@ TRACE_COLUMNS = ["trace_id", "environment", "example_id", "trainable", "reward"]
 """What `Replies` reads of traces."""
 
 
-def _repeated(text: str) -> float:
+def _repetition(text: str) -> float:
     """Return the share of pairs of words that stood in the text before."""
     pairs = [*pairwise(_WORDS.findall(text))]
     return 1 - len({*pairs}) / len(pairs) if pairs else 0.0
