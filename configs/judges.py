@@ -42,11 +42,11 @@ class ParserConfig(Section):
 class JudgeBudget(Section):
     """The most that a run may spend on a judge; null is no limit. Answers that the store has cost nothing."""
 
-    calls: int | None = operational(None, ge=1)
+    max_calls: int | None = operational(None, ge=1)
     """Answers that the run gets from it."""
-    tokens: int | None = operational(None, ge=1)
+    max_tokens: int | None = operational(None, ge=1)
     """Tokens of prompts and answers, as the API counts them. Up to `max_in_flight` questions more are answered."""
-    cost: float | None = operational(None, gt=0)
+    max_cost: float | None = operational(None, gt=0)
     """Money, by `input_price` and `output_price`; likewise."""
     on_budget: Literal["stop", "pause"] = operational("stop")
     """What happens when it is spent: stop ends the run, pause waits for a person as `gate.type=pause` does. An approval

@@ -6,8 +6,8 @@ from pydantic import Field, model_validator
 
 from configs.fields import Section, later, operational
 
-StageName = Literal["assignment", "rollout", "filtering", "advantage", "packing", "training"]
-ORDER: tuple[StageName, ...] = ("assignment", "rollout", "filtering", "advantage", "packing", "training")
+StageName = Literal["assignment", "rollout", "judging", "filtering", "advantage", "packing", "training"]
+ORDER: tuple[StageName, ...] = ("assignment", "rollout", "judging", "filtering", "advantage", "packing", "training")
 """The stages that a replay may begin and end with."""
 MIN_WINDOW = 5
 """Fewest steps of a trend: a score without one rises four times in a row in a run of five by chance, in 1 of 120."""

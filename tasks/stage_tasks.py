@@ -10,6 +10,7 @@ from tasks.assignment import stage as assignment
 from tasks.exchange import trace_import
 from tasks.filtering import stage as filtering
 from tasks.gate import stage as gate
+from tasks.judging import stage as judging
 from tasks.metrics import stage as metrics
 from tasks.packing import stage as packing
 from tasks.rollout import demonstration, preference, regrade
@@ -30,6 +31,7 @@ TASKS: Mapping[str, tuple[StageTask, ...]] = {
     "preference": (preference.task,),
     "import": (trace_import.task,),
     "regrade": (regrade.task,),
+    "judging": (judging.task,),
     "filtering": (filtering.task,),
     "reference": (reference.task,),
     "advantage": (advantage.task,),

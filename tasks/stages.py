@@ -63,6 +63,7 @@ STAGES = (
     RegisteredStage("preference", "traces", role=ROLLOUT, colour=0),
     RegisteredStage("import", "traces", role=ROLLOUT, deterministic=False, colour=0),
     RegisteredStage("regrade", "traces", deterministic=False, colour=5),
+    RegisteredStage("judging", "traces", deterministic=False, replayable=True, colour=2),
     RegisteredStage("filtering", "verdicts", replayable=True, colour=3),
     RegisteredStage("reference", "references", deterministic=False, colour=6),
     RegisteredStage("advantage", "samples", replayable=True, colour=4),
@@ -91,7 +92,7 @@ def _roles(stages: Iterable[RegisteredStage]) -> tuple[str, ...]:
 STEP_STAGES = names(lambda stage: stage.scope == "step")
 """The stages whose work belongs to a step."""
 SAMPLING = names(lambda stage: stage.scope == "step" and stage.known_as == ROLLOUT)
-"""The stages that a step's rollouts may come from; scored again, they are of `regrade`."""
+"""The stages that a step's rollouts may come from; scored again, they are of `regrade`, then `judging`."""
 REPLAYABLE = names(lambda stage: stage.replayable)
 """The stages that a replay may begin and end with."""
 REPEATABLE = names(lambda stage: stage.deterministic)

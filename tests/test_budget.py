@@ -20,6 +20,7 @@ LAYOUT = {
 }
 STAGES = (
     *("assignment", "rollout", "filtering", "advantage", "packing", "training", "evaluation", "gate", "metrics"),
+    "judging",
     *("exchange", "arrays"),
 )
 FOLDERS = {

@@ -43,8 +43,8 @@ def _problems(config: RunConfig, where: str, judge: JudgeConfig) -> Iterator[str
             yield f"{where}.environments: there is no environment {name!r}{did_you_mean(name, known)}"
     if taken := sorted({"model", "messages", "stream", "n"} & {*judge.sampling}):
         yield f"{where}.sampling: {', '.join(taken)} is said elsewhere; leave it out"
-    if judge.budget.cost and not (judge.input_price or judge.output_price):
-        yield f"{where}.budget.cost: without input_price and output_price nothing costs money"
+    if judge.budget.max_cost and not (judge.input_price or judge.output_price):
+        yield f"{where}.budget.max_cost: without input_price and output_price nothing costs money"
     yield from _parser_problems(f"{where}.parser", judge.parser)
 
 

@@ -1,6 +1,7 @@
 """The plan of a run, from its config alone: stages with their keys, memory, and what its environments say."""
 
 import json
+import math
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -112,6 +113,7 @@ def lines(config: RunConfig, resolved: RunConfig, memory: MemoryPlan | None) -> 
         yield f"environment  {environment.name}: {environment.taskset['id']} {environment.version}".rstrip()
         if len(environment.server_names) > 1:
             yield f"servers      {', '.join(environment.addresses or environment.server_names)}"
+    yield from judge_lines(resolved)
     yield from (f"alerts       {alert.receiver}: {', '.join(alert.on)}" for alert in resolved.alerts)
     yield from (f"warning: {problem}" for problem in alert_problems(resolved))
     reason, weights = unknown_keys(config), _weights(config)
@@ -125,6 +127,24 @@ def lines(config: RunConfig, resolved: RunConfig, memory: MemoryPlan | None) -> 
     yield from memory.lines() if memory else ()
     yield from memory_directory(resolved)
     yield from warnings(resolved)
+
+
+def judge_lines(config: RunConfig) -> Iterator[str]:
+    """Yield for each judge who is asked, and how often at most in a step with one trained seat in each rollout."""
+    assigned, batches = config.assignment, config.filtering.max_batch_attempts
+    groups = math.ceil(assigned.groups_per_step * assigned.oversampling)
+    for judge in config.judges:
+        questions = groups * assigned.group_size * batches
+        held_out = "" if judge.weight else ", held out"
+        yield (
+            f"judge        {judge.name}{held_out}: {judge.model} at {judge.url}"
+            if judge.url
+            else f"judge        {judge.name}{held_out}: an engine of {judge.path}"
+        )
+        yield (
+            f"  at most {questions * (1 + judge.rereads):,} answers a step: {questions:,} questions, in {batches} "
+            f"batches where nothing is left to train on, each asked {1 + judge.rereads} times where no score is read"
+        )
 
 
 def _proof(config: RunConfig) -> str:

@@ -21,7 +21,7 @@ from tasks.stages import LINEAGE, ROLLOUT, SAMPLING, STEP_STAGES, role_of, score
 
 TABLE_ORDER = ("traces", "verdicts", "samples", "batches", "updates")
 """The tables on the way from rollouts into a gradient: each is made of the one before."""
-SEVERAL = ("assignment", ROLLOUT)
+SEVERAL = ("assignment", ROLLOUT, "judging")
 """Stages of which a step has several results where groups were refilled; the second is named `rollout.1`."""
 OF_STEPS = tuple(role for role in LINEAGE if role in STEP_STAGES)
 """The stages of a lineage whose work is of a step; examples are of the run."""
@@ -82,7 +82,7 @@ class RecordedStep:
         Of several pieces the last one's lineage stands for all: they were judged together.
         """
         every = self._history.lineages_by_step.get(self.step, [])
-        keys = [work.key for work in (*self.of(ROLLOUT).values(), *self.of("regrade").values())]
+        keys = [work.key for stage in (ROLLOUT, "regrade", "judging") for work in self.of(stage).values()]
         # As soon as some rollouts are finished, those in part are of the next refill or of a batch that was given up.
         if not keys:
             return tuple(lineage for lineage in every if not lineage.traces.finished)
@@ -137,8 +137,11 @@ class StepHistory:
         source: "StepHistory | None" = None,
         trains_along: bool = False,
         refills: bool = False,
+        has_judges: bool = False,
     ) -> None:
         self.run = run
+        self.has_judges = has_judges
+        """Whether judges score the rollouts of each step."""
         self.refills = refills
         """Whether the run refilled groups: then only packing says that a step has all its rollouts."""
         self._graph = graph
@@ -269,6 +272,8 @@ class StepHistory:
                 found[f"assignment{number}"] = earlier
                 sampled = [work for work in self.own.children(earlier.key) if work.finished and work.stage in SAMPLING]
                 found |= {f"{ROLLOUT}{number}": max(sampled, key=_age)} if sampled else {}
+                judged = self.own.users(max(sampled, key=_age), "traces", made="judgements") if sampled else []
+                found |= {f"judging{number}": max(judged, key=_age)} if judged else {}
         order = sorted(found, key=lambda name: (LINEAGE.index(name.partition(".")[0]), _number(name)))
         return {name: found[name] for name in order}
 
@@ -363,10 +368,11 @@ def step_history(store: Store, run: str, graph: Graph | None = None) -> StepHist
     stages = {*replayed_stages(config.replay)}
     refills = config.assignment.refill and (config.kind == "train" or {"assignment", "advantage", "packing"} <= stages)
     if config.kind != "replay" or config.replay.run not in store.runs.names():
-        return StepHistory(graph, run, refills=refills)
+        return StepHistory(graph, run, refills=refills, has_judges=bool(config.judges))
     trains_along = config.replay.policies == "own" and "training" in stages
     # A replay may be of a replay: its source has a source of its own.
-    return StepHistory(graph, run, step_history(store, config.replay.run, graph), trains_along, refills)
+    source = step_history(store, config.replay.run, graph)
+    return StepHistory(graph, run, source, trains_along, refills, bool(config.judges))
 
 
 def present(*works: Work | None) -> list[Work]:

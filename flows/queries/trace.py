@@ -139,6 +139,8 @@ TRACE = (
     *("error_type", "error_message"),
 )
 """Columns of a rollout's trace that are returned."""
+JUDGED = ("judge", "score", "weight", "answer", "prompt", "cost", "error_type", "error_message")
+"""Columns of what judges said of a rollout."""
 
 
 _DECIDED_SAMPLES = """
@@ -179,6 +181,8 @@ def use_of(frames: Frames, lineage: StepLineage, trace: Mapping[str, Any]) -> di
     `lineage` is the run's work that the rollout went through, `trace` its row with the columns `TRACE`.
     """
     trace_id, regraded = trace["trace_id"], "regrades" in lineage.traces.tables
+    judged = frames.rows([lineage.traces], "judgements") if "judgements" in lineage.traces.tables else None
+    judgements = judged.filter(trace_id=trace_id).collect().to_dicts() if judged is not None else []
     verdict = _row(frames, lineage.verdicts, "verdicts", trace_id)
     decision = _row(frames, lineage.decision, "decisions")
     rollout = select(frames, [lineage], "select outcome, detail from rollouts where trace_id = $id", id=trace_id)
@@ -196,6 +200,7 @@ def use_of(frames: Frames, lineage: StepLineage, trace: Mapping[str, Any]) -> di
         "samples": select(frames, [lineage], _DECIDED_SAMPLES, id=trace_id).to_dicts(),
         "decision": decision and {**decision, "figures": json.loads(decision["figures"])},
         "regrade": _row(frames, lineage.traces if regraded else None, "regrades", trace_id),
+        "judgements": [{name: row[name] for name in JUDGED} for row in judgements],
         "policy": f"{lineage.run}:{policy_version(lineage.updates)}" if lineage.updates else None,
         "keys": {work.stage: work.key for work in lineage.works if work},
     }

@@ -19,7 +19,7 @@ from storage.read.lineage import Work
 from storage.read.views import Relations, all_views
 from storage.schemas.stage_tables import TABLES
 from tasks.arrays.finding import QUARANTINED
-from tasks.inference.trace_rows.failures import STALE, STRAGGLER
+from tasks.inference.trace_rows.failures import STALE, STRAGGLER, UNSCORED
 from tasks.metrics.accounting import EVALUATED, NO_WEIGHT, PENDING, REFUSED, TRAINED, outcome_of
 from tasks.stages import shown_stage
 
@@ -107,7 +107,7 @@ def _outcome_rules(*_: Any) -> Iterator[tuple[str | None, ...]]:
 
     `error` and `filter` stand for any further class of error and filter; as a detail they mean its name.
     """
-    errors, reasons = (None, STRAGGLER, STALE, "error"), (None, QUARANTINED, "filter")
+    errors, reasons = (None, STRAGGLER, STALE, UNSCORED, "error"), (None, QUARANTINED, "filter")
     for key in product(errors, reasons, (TRAINED, NO_WEIGHT, REFUSED, PENDING, EVALUATED, EXPIRED)):
         yield *key, *outcome_of(*key)
 

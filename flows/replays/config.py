@@ -162,6 +162,8 @@ def _requested_config(
     steps = {step: past for step, past in recorded.steps.items() if first <= step and (last is None or step < last)}
     touching, standing = _quarantines(store, steps) if asked.quarantine and begun is None else ((), False)
     begin = first_stage(source, changed, asked, standing)
+    if begin == "judging" and not (changed.judges or source.judges):
+        raise ConfigError(f"--from judging: run {asked.run!r} has no judges; name one (--set 'judges=[{{name=...}}]')")
     settings: dict[str, Any] = {
         "run": asked.run,
         "from_stage": begin,

@@ -16,9 +16,12 @@ from storage.keys import content_key
 from storage.store import Store
 from tasks.assignment import examples
 from tasks.filtering import stage as filtering
+from tasks.judging import stage as judging
 from tasks.rollout import regrade
 from tasks.rollout import stage as rollout
 from tasks.runtime.stage import Policy, Ref, ref_of
+
+SCORED = (judging.STAGE.name, regrade.STAGE.name)
 
 
 def chosen_steps(replay: ReplayConfig, recorded: StepHistory) -> list[RecordedStep]:
@@ -27,11 +30,11 @@ def chosen_steps(replay: ReplayConfig, recorded: StepHistory) -> list[RecordedSt
     Raises ConfigError where a step that was asked for was not recorded as far as the replay needs it.
     """
     last = replay.last_step
-    whole = {step: past for step, past in recorded.steps.items() if not _lacking(replay, past, recorded.refills)}
+    whole = {step: past for step, past in recorded.steps.items() if not _lacking(replay, past, recorded)}
     wanted = [step for step in whole if step >= replay.first_step and (last is None or step < last)]
     absent = sorted(set(range(replay.first_step, last or 0)) - whole.keys())
     if absent or not wanted:
-        before = ("examples", *ORDER)[ORDER.index(replay.from_stage)]
+        before = _stages_before(replay, recorded)[-1]
         if recorded.refills and replay.from_stage not in ("assignment", "training"):
             before = "packing, which tells that all its groups were sampled"
         raise ConfigError(
@@ -43,14 +46,20 @@ def chosen_steps(replay: ReplayConfig, recorded: StepHistory) -> list[RecordedSt
     return [whole[step] for step in wanted]
 
 
-def _lacking(replay: ReplayConfig, past: RecordedStep, refills: bool) -> list[str]:
+def _stages_before(replay: ReplayConfig, recorded: StepHistory) -> list[str]:
+    """Return the stages before the first one to be done again, as the run has them."""
+    # Examples are of the run and not of a step, but every assignment is made of them.
+    before = ORDER[: ORDER.index(replay.from_stage)]
+    return ["examples", *(stage for stage in before if stage != "judging" or recorded.has_judges)]
+
+
+def _lacking(replay: ReplayConfig, past: RecordedStep, recorded: StepHistory) -> list[str]:
     """Return the stages before the first one to be done again that a step did not record.
 
     Where groups are replaced, a step that was not packed may still lack rollouts; those recorded would be some of them.
     """
-    # Examples are of the run and not of a step, but every assignment is made of them.
-    needed = ["examples", *ORDER[: ORDER.index(replay.from_stage)]]
-    if refills and replay.from_stage != "assignment":
+    needed = _stages_before(replay, recorded)
+    if recorded.refills and replay.from_stage != "assignment":
         needed.append("packing")
     return [stage for stage in needed if stage not in past.work]
 
@@ -115,7 +124,9 @@ def _sampled_before(
         return own
     state = recorded.state_of(assigned) if assigned is not None else []
     if before is not None and not state:
-        state = [work for stage in ("assignment", "regrade", "rollout") for work in before.of(stage).values()]
+        state = [
+            work for stage in ("assignment", "judging", "regrade", "rollout") for work in before.of(stage).values()
+        ]
     return tuple(ref_of(work.entry, computed=False) for work in state)
 
 
@@ -149,8 +160,8 @@ class ReplayedStep:
 
     @property
     def traces(self) -> tuple[Ref, ...]:
-        """The regraded rollouts, then all rollouts."""
-        return (*self.of("regrade"), *self.of("rollout"))
+        """The judged rollouts, then the regraded ones, then all rollouts."""
+        return (*self.of("judging"), *self.of("regrade"), *self.of("rollout"))
 
     @property
     def batch(self) -> StepBatch | None:
@@ -194,6 +205,10 @@ class ReplayedStep:
             self.work["regrade"] = self.execute(regrade.task, self.step, refs, extra_inputs=digest)
         elif "rollout" not in self._again:
             self._share_recorded("regrade")
+        if self._config.replay.regrade:
+            self._add("judging", self._judge())
+        else:
+            self._stage("judging", self._judge)
         self._stage("filtering", lambda: [self._filter(self.traces)])
         if "advantage" not in self._again:
             self._share_recorded("reference")
@@ -207,7 +222,8 @@ class ReplayedStep:
             rollouts, self.step, self.earlier, sample, self._filter_and_credit
         )
         self._add("assignment", assigned)
-        self._add("rollout", sampled)
+        self._add("judging", [ref for ref in sampled if ref.stage == judging.STAGE.name])
+        self._add("rollout", [ref for ref in sampled if ref.stage != judging.STAGE.name])
         self.work["advantage"] = credits
 
     def _filter_and_credit(self, traces: tuple[Ref, ...]) -> tuple[Ref, Ref]:
@@ -243,10 +259,17 @@ class ReplayedStep:
         policy, inputs = sampling_policy(self.sampler, self._config), self.work["examples"]
         return [self.execute(rollout.task, self.step, (ref, inputs), policy) for ref in self.of("assignment")]
 
+    def _judge(self) -> list[Ref]:
+        """Judge again: what was scored again as one, else the rollouts of each assignment."""
+        regraded, sampled = self.of("regrade"), self.of("rollout")
+        sources = [(*regraded, *sampled)] if regraded else [(ref,) for ref in sampled]
+        judges, examples = self._config.judges, self.work["examples"]
+        return [self.execute(judging.task, self.step, (*refs, examples)) for refs in sources] if judges else []
+
     def _filter(self, traces: Sequence[Ref]) -> Ref:
         """Filter; a step without excluded rollouts keeps the key that it has without a quarantine."""
-        # Regraded rollouts have the traces that were sampled; of rollouts to come none is known to be unfit.
-        sampled = [ref for ref in traces if ref.stage != "regrade"] if self.quarantined else []
+        # Scored rollouts have the traces that were sampled; of rollouts to come none is known to be unfit.
+        sampled = [ref for ref in traces if ref.stage not in SCORED] if self.quarantined else []
         entries = [entry for ref in sampled if (entry := self.store.ledger.find(ref.key))]
         names = [name for entry in entries for name in trace_ids(self.store, entry.slices("traces"))]
         unfit = {name: self.quarantined[name] for name in names if name in self.quarantined}

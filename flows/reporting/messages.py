@@ -10,13 +10,14 @@ from typing import Any
 from flows.reporting.figures import describe_warnings
 from flows.reporting.formats import describe_scores, environment_title, interval_text, visible
 from tasks.arrays.finding import QUARANTINED
+from tasks.inference.trace_rows.failures import UNSCORED
 from tasks.metrics.accounting import ERRORED, FILTERED, STALE, STOPPED
 from tasks.metrics.figures import ALL, Values, full_name
 
 STAGE = "timing/stage/"
 TRUNCATED = "truncated"
 LOSSES = {ERRORED: "errored", TRUNCATED: TRUNCATED, FILTERED: "dropped"}
-LOSSES |= {QUARANTINED: "quarantined", STOPPED: "stopped", STALE: "stale"}
+LOSSES |= {QUARANTINED: "quarantined", STOPPED: "stopped", STALE: "stale", UNSCORED: UNSCORED}
 """Words for rollouts that are not what a mean reward suggests, by outcome. Truncated ones have an outcome as well."""
 MOST_CLASSES = 3
 """Error classes, or filters, that are named; the most frequent ones."""

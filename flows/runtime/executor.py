@@ -23,6 +23,7 @@ from tasks.advantage import reference
 from tasks.advantage import stage as advantage
 from tasks.assignment import stage as assignment
 from tasks.filtering import stage as filtering
+from tasks.judging import stage as judging
 from tasks.metrics import stage as metrics
 from tasks.metrics.accounting import COLUMNS as TRACE_COLUMNS
 from tasks.metrics.accounting import AccountBreach, account, taken_assignments
@@ -52,7 +53,7 @@ class StepBatch:
     assignments: Refs
     """Several where groups were replaced."""
     traces: Refs
-    """The rollouts of each assignment in turn; where they were scored again, first the regraded rollouts."""
+    """The rollouts of each assignment in turn; before them, where there are any, the judged and the regraded ones."""
     filtering: Ref
     advantage: Ref
     packing: Ref
@@ -227,7 +228,8 @@ class RolloutSource:
         """Shared by all steps; None where each step samples its own assignments."""
         # How policies are made from rollouts, and how far these are ahead: with the oldest policy that may sample for a
         # step it identifies the younger ones, which are not known beforehand.
-        tasks = filtering.task, reference.task, advantage.task, packing.task, training.task
+        tasks = [filtering.task, reference.task, advantage.task, packing.task, training.task]
+        tasks[:0] = [judging.task] if config.judges else []
         stages = [(each.stage, View(config, each.stage.sections, each.stage.name)) for each in tasks]
         self._digest = content_key([lag, [[stage.name, stage.version, view.content()] for stage, view in stages]])
         self._assigned: dict[int, Ref] = {}
@@ -291,6 +293,10 @@ class RolloutSource:
             self.queue.add([self._replace(step, taken)])
             self._num_surplus = 0
         return taken
+
+    def judge(self, step: int, sampled: Ref) -> Refs:
+        """Return the rollouts of one result as judges scored them; none without judges."""
+        return (self.execute(judging.task, step, (sampled, self._examples)),) if self._config.judges else ()
 
     def _replace(self, step: int, taken: Ref) -> Ref:
         """Assign as many groups as are missing in place of those that were stale when a step was filled."""

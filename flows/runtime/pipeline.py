@@ -71,7 +71,7 @@ def build_batch(
     policy: Policy,
     previous: Callable[[], StepBatch] | None = None,
 ) -> StepBatch:
-    """Make the packed batches of one step: assignment, rollout, filtering, advantage, packing.
+    """Make the packed batches of one step: assignment, rollout, judging (with judges), filtering, advantage, packing.
 
     A batch of which the filters leave nothing is sampled again with other examples, unless groups were replaced already
     (`assignment.refill`). `previous` returns the batch of the step before, once it is built: it has the engine first,
@@ -126,6 +126,8 @@ def sample_groups(
 ) -> tuple[Refs, Refs, tuple[Ref, Ref]]:
     """Assign groups, `sample` them, filter and credit their rollouts; return the results of each, in this order.
 
+    Where judges score rollouts, these come as judged first, then as sampled.
+
     With `assignment.refill`, groups that have zero advantage are replaced (dynamic sampling: DAPO, arXiv 2503.14476).
     Each further assignment has as many groups of each environment as are missing, of other examples and with the same
     policy; all rollouts of the step are filtered and credited together. It ends when no group is missing, or after
@@ -134,7 +136,8 @@ def sample_groups(
     execute = rollouts.execute
     assigned: Refs = (rollouts.assign(step, attempt, earlier),)
     sampled: Refs = (sample(assigned[0]),)
-    credited = credit_traces(sampled)
+    judged = rollouts.judge(step, sampled[0])
+    credited = credit_traces((*judged, *sampled))
     for batch in range(1, execute.config.filtering.max_batch_attempts if execute.config.assignment.refill else 1):
         # Credits that are still to be given are taken to be enough.
         context = execute.context_of(credited[1])
@@ -142,8 +145,9 @@ def sample_groups(
             break
         assigned = (*assigned, rollouts.assign(step, batch, assigned, groups))
         sampled = (*sampled, sample(assigned[-1]))
-        credited = credit_traces(sampled)
-    return assigned, sampled, credited
+        judged = (*judged, *rollouts.judge(step, sampled[-1]))
+        credited = credit_traces((*judged, *sampled))
+    return assigned, (*judged, *sampled), credited
 
 
 def credit(

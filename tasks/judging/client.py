@@ -164,7 +164,11 @@ class JudgeClient:
     def _largest_share(self, more_calls: int = 0) -> float:
         """Return the largest used share of a limit of the budget."""
         budget, spent = self.judge.budget, self.spent
-        used = (spent.calls + more_calls, budget.calls), (spent.tokens, budget.tokens), (spent.cost, budget.cost)
+        used = (
+            (spent.calls + more_calls, budget.max_calls),
+            (spent.tokens, budget.max_tokens),
+            (spent.cost, budget.max_cost),
+        )
         return max((amount / limit for amount, limit in used if limit), default=0.0)
 
     def _require_budget(self) -> None:

@@ -11,7 +11,7 @@ from tasks.arrays.columns import texts
 from tasks.arrays.finding import QUARANTINED
 from tasks.arrays.group_counts import admitted_groups
 from tasks.inference.trace_rows.failures import STALE as STALE_CLASS
-from tasks.inference.trace_rows.failures import STRAGGLER
+from tasks.inference.trace_rows.failures import STRAGGLER, UNSCORED
 from tasks.runtime.stage import Tables
 from tasks.runtime.stored_rows import StoredRows
 
@@ -42,8 +42,8 @@ def account(
 ) -> Counter[tuple[str, str]]:
     """Return how many traces had which outcome and detail; every trace is in exactly one of these.
 
-    Outcomes are trained, filtered, quarantined, errored, stopped, stale, or no weight: kept, but without a token that
-    any component weighs. The detail is the filter or the error class; empty otherwise.
+    Outcomes are trained, filtered, quarantined, errored, stopped, stale, unscored, or no weight: kept, but without a
+    token that any component weighs. The detail is the filter or the error class; empty otherwise.
 
     Raises AccountBreach if an assignment has no trace, a trace no assignment, an assignment two episodes; if a trace is
     there twice, or verdicts are not one per trace; if a trace is trained without being kept, or a sample twice. One
@@ -88,6 +88,8 @@ def outcome_of(error_class: str | None, reason: str | None, otherwise: str) -> t
         return STOPPED, ""
     if error_class == STALE_CLASS:
         return STALE, ""
+    if error_class == UNSCORED:
+        return UNSCORED, ""
     if error_class is not None:
         return ERRORED, error_class
     if reason == QUARANTINED:
@@ -138,8 +140,8 @@ def _once(values: Iterable[Any], table: str, column: str, noun: str) -> None:
 def _breach(table: str, column: str, what: str) -> AccountBreach:
     return AccountBreach(
         f"table {table}, column {column}: {what}. Every assignment must be trained, filtered, quarantined, "
-        "errored, given up or without weight, exactly once. The rows stay as they are; look at the stage that wrote "
-        "the table before going on."
+        "errored, given up, unscored or without weight, exactly once. The rows stay as they are; look at the stage "
+        "that wrote the table before going on."
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tasks.inference.trace_rows.failures import GIVEN_UP
+from tasks.inference.trace_rows.failures import GIVEN_UP, UNSCORED
 
 _log = logging.getLogger("stagecoach")
 
@@ -21,8 +21,8 @@ ALL = "all"
 """The scope of all environments together."""
 Values = dict[tuple[str, str], float]
 """Values by scope (an environment, `all`, or empty) and measure (`reward/mean`)."""
-NOT_FAILED = (None, *sorted(GIVEN_UP))
-"""Error classes of rollouts that did not fail: none, and those of what was not waited for."""
+NOT_FAILED = (None, *sorted(GIVEN_UP | {UNSCORED}))
+"""Error classes of rollouts that did not fail: none, those of what was not waited for, and of what has no score."""
 Figures = Mapping[str, int | float | None]
 
 TRACE_COLUMNS = ["trace_id", "group_id", "trainable", "reward", "is_truncated", "num_output_tokens", "error_class"]

@@ -22,7 +22,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tasks.inference.trace_rows.failures import GIVEN_UP, STALE, STRAGGLER
+from tasks.inference.trace_rows.failures import GIVEN_UP, STALE, STRAGGLER, UNSCORED
 from tasks.metrics.figures import ALL, Values, mean, score_means, spread
 
 _log = logging.getLogger("stagecoach")
@@ -84,8 +84,8 @@ def _values_of_scope(scope: str, *parts: Measures) -> Values:
 
 
 def _of_all(rows: Rows) -> Measures:
-    """Yield the shares of rollouts that were stopped or stale, nothing where none was, and the tokens of all."""
-    for name, kind in (("stragglers", STRAGGLER), ("stale", STALE)):
+    """Yield the shares of rollouts that were stopped, stale or unscored where there are any, and the tokens of all."""
+    for name, kind in (("stragglers", STRAGGLER), ("stale", STALE), (UNSCORED, UNSCORED)):
         if given_up := sum(row["error_class"] == kind for row in rows):
             yield name, given_up / len(rows)
     for name in ("input_tokens", "output_tokens"):
@@ -108,7 +108,7 @@ def _of_ended(rows: Rows) -> Measures:
     yield "longest_output", float(max(row["num_output_tokens"] for row in rows))
     for span in SPANS:
         yield f"timing/{span}", mean(row[f"{span}_seconds"] for row in rows)
-    errors = Counter(row["error_class"] for row in rows if row["error_class"] is not None)
+    errors = Counter(row["error_class"] for row in rows if row["error_class"] not in (None, UNSCORED))
     yield "errored_rollout", errors.total() / len(rows)
     for kind, count in sorted(errors.items()):
         yield f"errored_rollout/{kind}", count / len(rows)

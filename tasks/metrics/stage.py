@@ -1,7 +1,8 @@
 """Metrics: what a step came to in numbers, one row for each, written once for all that show or export them.
 
 Reads traces and, as far as the step came, assignments, messages, token_policies, intakes, stale_groups, intake_loads,
-engine_metrics, verdicts, samples, batches, decisions, updates, token_statistics and token_masks; writes metrics.
+engine_metrics, judgements, verdicts, samples, batches, decisions, updates, token_statistics and token_masks; writes
+metrics.
 
 Only what the tables say is here, the measured seconds of rollouts and of optimizer steps among it. How long
 stages took is of one attempt at them and stands in the ledger: `timing/stage/...`, `tokens/stage/...` and
@@ -23,6 +24,7 @@ from tasks.metrics.accounting import COLUMNS as OF_ACCOUNTS
 from tasks.metrics.accounting import account_metrics, group_metrics
 from tasks.metrics.engines import engine_metrics
 from tasks.metrics.figures import BATCH_COLUMNS, TRACE_COLUMNS, Values, batch_figures
+from tasks.metrics.judges import judge_metrics
 from tasks.metrics.rollouts import COLUMNS as OF_ROLLOUTS
 from tasks.metrics.rollouts import RETOKENISED_COLUMNS, retokenised_turns, rollout_metrics
 from tasks.metrics.stream import stream_metrics
@@ -104,6 +106,8 @@ def _step_metrics(inputs: MetricsInputs, config: View) -> Iterator[Mapping[str, 
         yield group_metrics(config.wanted_groups, inputs.num_batches, tables["assignments"], inputs.large["samples"])
     if "engine_metrics" in tables:
         yield engine_metrics(tables["engine_metrics"])
+    if "judgements" in tables:
+        yield judge_metrics(tables["judgements"].to_pylist())
     if "updates" in tables:
         yield update_metrics(tables["updates"].to_pylist())
     figures = batch_figures(tables, config.packing.tokens_per_row)  # those that a gate is asked about
@@ -154,7 +158,7 @@ STAGE = Stage(
     writes=("metrics",),
     optional=(
         *("assignments", "messages", "token_policies", "intakes", "stale_groups", "intake_loads", "engine_metrics"),
-        *("verdicts", "samples", "batches", "decisions", "updates", "token_statistics", "token_masks"),
+        *("judgements", "verdicts", "samples", "batches", "decisions", "updates", "token_statistics", "token_masks"),
     ),
     sections=("filter_names", "wanted_groups", "packing"),
     read_inputs=MetricsInputs.read,

@@ -40,17 +40,18 @@ def test_the_derived_lists():
     assert stages.STEP_STAGES[:4] == ("assignment", "rollout", "demonstration", "preference")
     assert stages.SAMPLING == ("rollout", "demonstration", "preference", "import")
     assert " ".join(stages.LINEAGE) == (
-        "examples assignment rollout regrade filtering reference advantage packing training"
+        "examples assignment rollout regrade judging filtering reference advantage packing training"
     )
     assert {*stages.names()} - {*stages.REPEATABLE} == {
         "rollout",
         "import",
         "regrade",
+        "judging",
         "reference",
         "gate",
         "evaluation",
     }
-    assert stages.makers("traces") == ("regrade", "rollout") and stages.makers("verdicts") == ("filtering",)
+    assert stages.makers("traces") == ("judging", "regrade", "rollout") and stages.makers("verdicts") == ("filtering",)
     assert [BY_NAME[name].colour for name in ("rollout", "training", "evaluation", "examples")] == [0, 1, 2, 7]
 
 

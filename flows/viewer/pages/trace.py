@@ -44,6 +44,7 @@ from flows.viewer import addresses
 from flows.viewer.addresses import Page
 from tasks.arrays.finding import QUARANTINED
 from tasks.arrays.message_graph import BrokenGraph
+from tasks.inference.trace_rows.failures import UNSCORED
 from tasks.metrics.accounting import ERRORED, FILTERED, NO_WEIGHT, PENDING, REFUSED, STALE, STOPPED, TRAINED
 
 VIEWS = ("both", "text", "tokens")
@@ -56,9 +57,9 @@ OF_REQUEST = ("temperature", "seed", "cache_salt", "detokenize")
 TONES = {
     **{TRAINED: "good", PENDING: "going"},
     **dict.fromkeys((FILTERED, REFUSED, NO_WEIGHT, EXPIRED), "warn"),
-    **dict.fromkeys((ERRORED, STOPPED, STALE, QUARANTINED), "bad"),
+    **dict.fromkeys((ERRORED, STOPPED, STALE, UNSCORED, QUARANTINED), "bad"),
 }
-SHOWN = ("outcome", "detail", "group", "verdict", "regrade", "decision", "quarantines", "notes")
+SHOWN = ("outcome", "detail", "group", "verdict", "regrade", "judgements", "decision", "quarantines", "notes")
 """Parts of an outcome that the page shows."""
 Values = dict[str, Any]
 

@@ -37,7 +37,7 @@ join outcome_rules as rules
     on rules.otherwise = candidates.otherwise
     and rules.error_class is not distinct from
         case
-            when candidates.error_class is null or candidates.error_class in ('straggler', 'stale')
+            when candidates.error_class is null or candidates.error_class in ('straggler', 'stale', 'unscored')
                 then candidates.error_class
             else 'error'
         end

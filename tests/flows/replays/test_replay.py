@@ -100,7 +100,7 @@ def test_a_step_drawn_twice_is_replayed_from_the_batch_that_was_trained(tmp_path
     work = step_history(store, "base").steps[0].work
     assert work["assignment"].inputs["batch"] == "1"
     assert work["packing"].key == work["training"].inputs["packing"]
-    assert set(work) == {*LINEAGE} - {"regrade", "reference"}
+    assert set(work) == {*LINEAGE} - {"regrade", "judging", "reference"}
 
 
 def test_quarantined_rollouts_are_left_out_and_untouched_steps_are_found(tmp_path):

@@ -1,23 +1,18 @@
 """Judging over HTTP: outages are unscored and never 0, and no question that was answered is asked again."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
-from configs.judges import JudgeConfig
-from configs.run import RunConfig, View
 from storage.store import open_store
-from tasks.inference.engine.client import ServedModel
 from tasks.judging.client import JudgeBudgetSpent
 from tasks.judging.questions import NotJudgeable
-from tasks.judging.stage import STAGE, JudgesUnavailable, JudgingInputs
+from tasks.judging.stage import JudgesUnavailable, JudgingInputs
 from tasks.runtime.services import Answer
-from tests.fixtures.builders import example, exchange, failed, table, trace
+from tests.fixtures.builders import example, table
 from tests.fixtures.faults import happened
-from tests.fixtures.judging import GOOD, stand_in
+from tests.fixtures.judging import GOOD, KEY, inputs_of, judge_at, judged, rollouts, stand_in
 
-KEY = "a-key-of-nobody"
 BUSY, BROKEN, SILENT = (429, {"Retry-After": "0.01"}, "slow down"), (500, {}, "broken"), (200, {"seconds": 0.6}, None)
 NONSENSE, VAGUE, HIGH = (200, {}, "raw <html>"), (200, {}, "Lovely."), (200, {}, "I give 7.")
 REFUSED = (401, {}, f"no such key: {KEY}")
@@ -26,35 +21,6 @@ REFUSED = (401, {}, f"no such key: {KEY}")
 @pytest.fixture
 def store(tmp_path):
     return open_store(str(tmp_path / "store"))
-
-
-def rollouts(texts, errors=0):
-    """Traces with these replies, and some that failed."""
-    traces = [
-        trace(f"t{number}", reward=1.0, rewards='{"right": {"score": 1.0, "weight": 1.0}}')
-        for number, _ in enumerate(texts)
-    ]
-    messages = [row for one, text in zip(traces, texts, strict=True) for row in exchange(one["trace_id"], content=text)]
-    return traces + [failed(f"f{number}") for number in range(errors)], messages
-
-
-def judge_at(url, **settings):
-    plain = {"name": "kind", "url": url, "model": "grader", "prompt": "{response}", "answer_seconds": 0.3}
-    return JudgeConfig(**{**plain, "retries": 1, "rereads": 1, **settings})
-
-
-def inputs_of(store, traces, messages, run="r", step=0, approve=None):
-    def serve(judge):
-        return ServedModel(judge.chat.url, KEY, judge.chat.model, chat=judge.chat)
-
-    tables = table("examples", [example()]), table("traces", traces), table("messages", messages)
-    return JudgingInputs(*tables, store.answers, run, step, "key", SimpleNamespace(serve=serve), approve)
-
-
-def judged(inputs, *judges):
-    """The rows of traces and judgements by trace, of a judging by some judges."""
-    made = STAGE.function(inputs, View(RunConfig(judges=judges), ("judges",), "judging"))
-    return [{row["trace_id"]: row for row in made[name].to_pylist()} for name in ("traces", "judgements")]
 
 
 FAILURES = {"busy": BUSY, "broken": BROKEN, "silent": SILENT, "nonsense": NONSENSE, "vague": VAGUE, "high": HIGH}
@@ -170,7 +136,7 @@ def test_a_budget_stops_or_asks_a_person_and_nothing_is_paid_twice(store):
         return Answer(len(asked) < 3, "Ada", "enough")
 
     with stand_in() as server:
-        budget = {"calls": 3}
+        budget = {"max_calls": 3}
         judge = judge_at(server.url, budget=budget)
         with pytest.raises(JudgeBudgetSpent, match=r"'kind' is spent: 3 answers, 36 tokens"):
             judged(inputs_of(store, traces, messages), judge)
@@ -179,5 +145,5 @@ def test_a_budget_stops_or_asks_a_person_and_nothing_is_paid_twice(store):
         with pytest.raises(JudgeBudgetSpent, match="Ada refused"):
             judged(inputs_of(store, traces, messages, approve=approve), pausing)
         assert [figures["answers"] for figures in asked] == [3, 6, 9]
-        rows, _ = judged(inputs_of(store, traces, messages), judge_at(server.url, budget={"tokens": 120}))
+        rows, _ = judged(inputs_of(store, traces, messages), judge_at(server.url, budget={"max_tokens": 120}))
     assert len(rows) == 10 and set(server.answered.values()) == {1} and len(server.answered) == 10
