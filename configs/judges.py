@@ -1,11 +1,14 @@
 """The judges of a run: models that are asked what a rollout is worth, and how their answers are read."""
 
+import re
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field
 
 from configs.algorithms import ChatTeacherConfig, FrozenModelConfig
-from configs.fields import Section, operational
+from configs.environments import EnvironmentConfig
+from configs.fields import Section, later, operational
 
 PLACEHOLDERS = ("question", "answer", "response", "transcript", "rubric")
 """What a prompt may name in braces."""
@@ -82,6 +85,8 @@ class JudgeConfig(FrozenModelConfig):
     """Weight of its score in the reward, which it is added to. With 0 it is held out: scored, and in no reward."""
     environments: tuple[str, ...] = ()
     """Environments whose rollouts it scores; empty is all."""
+    inside: bool = later(False)
+    """Whether only the code of environments asks it, by `base_url = "judge://NAME"`; then it scores none itself."""
     max_unscored: float = operational(0.05, ge=0, le=1)
     """Largest share of a step's questions without a score; beyond that the run ends, and `resume` asks them again."""
     retries: int = operational(8, ge=0)
@@ -115,8 +120,21 @@ class JudgeConfig(FrozenModelConfig):
 
     def scores(self, environment: str) -> bool:
         """Tell whether it scores the rollouts of an environment."""
-        return not self.environments or environment in self.environments
+        return not self.inside and (not self.environments or environment in self.environments)
 
     def cost_of(self, input_tokens: int, output_tokens: int) -> float:
         """Return the price of an answer, in the money of `input_price`."""
         return (input_tokens * self.input_price + output_tokens * self.output_price) / 1e6
+
+
+def judges_inside(environment: EnvironmentConfig) -> tuple[str, ...]:
+    """Return the names of the run's judges that an environment's settings name, each once."""
+    return tuple(dict.fromkeys(re.findall(r'"base_url":"judge://([^"]*)"', environment.model_dump_json())))
+
+
+def with_judges_at(environment: EnvironmentConfig, addresses: Mapping[str, str]) -> EnvironmentConfig:
+    """Return an environment with addresses in place of the names of judges in its settings."""
+    text = environment.model_dump_json()
+    for name, url in addresses.items():
+        text = text.replace(f'"base_url":"judge://{name}"', f'"base_url":"{url}"')
+    return EnvironmentConfig.model_validate_json(text) if addresses else environment

@@ -20,7 +20,7 @@ from configs.environments import EnvironmentConfig, PlayerConfig, SeatRule
 from configs.evaluation import EvaluationConfig
 from configs.fields import Section, in_key, is_elsewhere, operational
 from configs.filters import FilteringConfig, filter_name
-from configs.judges import JudgeConfig
+from configs.judges import JudgeConfig, judges_inside
 from configs.replay import GateConfig, NoGate, ReplayConfig, StageName, replayed_stages
 from configs.sections import (
     AdmissionConfig,
@@ -180,6 +180,14 @@ class RunConfig(Section):
         rule = SeatRule(learner_seat=True)
         own = self.assignment.sampler.stateful
         return {each.name: rule for each in self.environments if own and each.learner_seat}
+
+    @property
+    def environment_judges(self) -> dict[str, dict[str, Any]]:
+        """What judges of the run, by name, answer the code of environments with."""
+        asked = {name for environment in self.environments for name in judges_inside(environment)}
+        return {
+            each.name: {"model": each.identity, "sampling": each.sampling} for each in self.judges if each.name in asked
+        }
 
     @property
     def records_experts(self) -> bool:

@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Iterator
 
 from configs.checks.algorithms import chat_problems
+from configs.environments import EnvironmentConfig
 from configs.errors import did_you_mean
-from configs.judges import PLACEHOLDERS, JudgeConfig, ParserConfig
+from configs.judges import PLACEHOLDERS, JudgeConfig, ParserConfig, judges_inside
 from configs.run import RunConfig
 
 
@@ -22,8 +23,19 @@ def judge_problems(config: RunConfig) -> Iterator[str]:
     for name, number in Counter(judge.name for judge in config.judges).items():
         if number > 1:
             yield f"judges: {number} of them are called {name!r}; give each a name of its own"
+    for where, environment in config.served_environments.items():
+        yield from _problems_inside(config, where, environment)
     for index, judge in enumerate(config.judges):
         yield from _problems(config, f"judges.{index}", judge)
+
+
+def _problems_inside(config: RunConfig, where: str, environment: EnvironmentConfig) -> Iterator[str]:
+    names, known = judges_inside(environment), [judge.name for judge in config.judges]
+    for name in names:
+        if name not in known:
+            yield f"{where}: there is no judge {name!r} in the run{did_you_mean(name, known)}"
+    if names and (environment.addresses or config.placement.services == "pools"):
+        yield f"{where}: judges of the run answer on its machine, its servers run elsewhere; give base_url a URL"
 
 
 def _problems(config: RunConfig, where: str, judge: JudgeConfig) -> Iterator[str]:

@@ -33,6 +33,7 @@ from flows.runtime.resolve_run import Source, find_policy, nothing_started, sour
 from flows.services.base import RunService, Supervisor
 from flows.services.engine import InferenceService
 from flows.services.environments import EnvironmentServers, GraderProcesses
+from flows.services.judge_proxy import JudgeProxy
 from flows.services.learner import LearnerProcess
 from flows.services.ownership import recorded_identity
 from flows.services.teachers import TeacherEngines, asked_teachers
@@ -70,9 +71,10 @@ class Session:
         """Results of the run that were still to be computed when it was opened."""
         self.engine = InferenceService(supervisor, context, Path(source.weights))
         self.teachers = TeacherEngines(supervisor, self.config)
-        self.environments = EnvironmentServers(supervisor, self.config, self.engine.key)
+        self.judges = JudgeProxy(self.config, context.store.answers, self.teachers)
+        self.environments = EnvironmentServers(supervisor, self.config, self.engine.key, self.judges)
         self.learner = self.engine.learner = LearnerProcess(supervisor, context, self.engine.asleep)
-        self.graders = GraderProcesses(supervisor, self.config)
+        self.graders = GraderProcesses(supervisor, self.config, self.judges)
         self.replies: dict[int, Callable[[], Replies]] = {}
         """Read the replies of the last steps."""
         self.num_computed = self.num_found = 0
@@ -218,6 +220,7 @@ def open_session(config: RunConfig, watchers: tuple[Watcher, ...] = ()) -> Itera
     ):
         session = Session(context, source_of(config), supervisor, watchers, chosen)
         session.slot = slot
+        slot.callback(session.judges.close)
         slot.enter_context(supervisor.subscribe(session.note_service))
         session.note_other_writers()
         yield session

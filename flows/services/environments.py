@@ -15,6 +15,7 @@ from configs.environments import EnvironmentConfig
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.services.base import Command, RunService, Supervisor, ready_reports
+from flows.services.judge_proxy import JudgeProxy
 from flows.services.pools import shared_key
 from flows.services.process import Handle, Report, ServiceSpec
 from storage.keys import content_key
@@ -38,8 +39,11 @@ class EnvironmentServers(RunService):
 
     deployment = "serve/environment"
 
-    def __init__(self, supervisor: Supervisor, config: RunConfig, engine_key: str) -> None:
+    def __init__(
+        self, supervisor: Supervisor, config: RunConfig, engine_key: str, judges: JudgeProxy | None = None
+    ) -> None:
         super().__init__(supervisor, config)
+        self._judges = judges
         self._environments = {entry.name: entry for entry in config.served_environments.values()}
         external = config.external
         # Where someone else's model is evaluated no engine is asked, and that variable may hold the key of theirs.
@@ -116,7 +120,8 @@ class EnvironmentServers(RunService):
         key = shared_key(self._config, "environment") if on_pools else ""
 
         def command(report: Path) -> Command:
-            argv, variables = environment_service.command(environment, report)
+            routed = self._judges.route(environment) if self._judges else environment
+            argv, variables = environment_service.command(routed, report)
             return argv, {**variables, **self._engine_key, **({environment_service.KEY_VARIABLE: key} if key else {})}
 
         def answers(report: Report) -> bool:
@@ -154,8 +159,9 @@ class GraderProcesses(RunService):
     In a replay that regrades they score rollouts and groups, else the groups of environments with `group_rewards`.
     """
 
-    def __init__(self, supervisor: Supervisor, config: RunConfig) -> None:
+    def __init__(self, supervisor: Supervisor, config: RunConfig, judges: JudgeProxy | None = None) -> None:
         super().__init__(supervisor, config)
+        self._judges = judges
         self._environments = {entry.name: entry for entry in config.served_environments.values()}
         self._key = secrets.token_hex(16)
         self._scoring = threading.Lock()
@@ -208,7 +214,8 @@ class GraderProcesses(RunService):
     def _spec(self, environment: EnvironmentConfig) -> ServiceSpec:
         def command(report: Path) -> Command:
             scored = "rollouts" if self._config.replay.regrade else "groups"
-            argv, variables = environment_service.command(environment, report, "--grade", scored)
+            routed = self._judges.route(environment) if self._judges else environment
+            argv, variables = environment_service.command(routed, report, "--grade", scored)
             return argv, {**variables, regrading.KEY_VARIABLE: self._key}
 
         return self._describe(

@@ -131,7 +131,8 @@ def asked_teachers(config: RunConfig) -> Iterator[tuple[str, FrozenModel]]:
         for where, environment in config.served_environments.items():
             players = environment.players.items()
             yield from ((f"{where}.{key}", player) for key, player in players if not player.beside)
-    if "judging" in again or (config.kind == "replay" and config.replay.regrade):
+    inside = config.environment_judges if "rollout" in again else {}
+    if inside or "judging" in again or (config.kind == "replay" and config.replay.regrade):
         yield from ((f"judges.{index}", judge) for index, judge in enumerate(config.judges))
     # Nothing is credited in an evaluation, and no demonstration by a model.
     if config.kind in ("evaluate", "sft"):

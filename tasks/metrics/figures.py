@@ -159,10 +159,15 @@ def score_means(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     """Return the mean score of each named reward, without its weight, over the rollouts that have it, by name."""
     scores: dict[str, list[float]] = {}
     for row in rows:
-        for name, reward in json.loads(row["rewards"] or "{}").items():
-            if reward and reward["score"] is not None and row["error_class"] not in GIVEN_UP:
-                scores.setdefault(name, []).append(float(reward["score"]))
+        for name, score in named_scores(row).items() if row["error_class"] not in GIVEN_UP else ():
+            scores.setdefault(name, []).append(score)
     return {name: mean(values) for name, values in sorted(scores.items())}
+
+
+def named_scores(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the named rewards of a trace, without their weights; those that were not computed are not there."""
+    rewards = json.loads(row["rewards"] or "{}").items()
+    return {name: float(reward["score"]) for name, reward in rewards if reward and reward["score"] is not None}
 
 
 def rank_correlation(first: Iterable[float], second: Iterable[float]) -> float | None:

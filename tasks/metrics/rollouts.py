@@ -16,19 +16,23 @@ and once as a part of a later prompt. The sampled one is trained on, once, in it
 
 import json
 import logging
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 import pyarrow as pa
 
 from tasks.inference.trace_rows.failures import GIVEN_UP, STALE, STRAGGLER, UNSCORED
-from tasks.metrics.figures import ALL, Values, mean, score_means, spread
+from tasks.metrics.figures import ALL, Values, mean, named_scores, rank_correlation, score_means, spread
 
 _log = logging.getLogger("stagecoach")
 _MEANS = ("num_turns", "num_input_tokens", "num_output_tokens", "is_truncated", "staleness")
 SPANS = ("setup", "generation", "model", "scoring")
 """What the wall-clock of a rollout consists of; `model` is a part of `generation`."""
+MAX_COMPARED = 8
+"""Named rewards that are compared with each other, the first by name."""
 COLUMNS = (
     *("trace_id", "environment", "agent", "trainable", "policy_version", "reward", "rewards", "metrics"),
     *("num_branches", "error_class"),
@@ -157,9 +161,19 @@ def _of_agents(rows: Rows) -> Measures:
 
 
 def _of_rewards(rows: Rows) -> Measures:
-    """Yield the mean score of each named reward."""
+    """Yield the mean score of each named reward, and how far each two of them agree."""
     for name, value in score_means(rows).items():
         yield f"rewards/{name}/mean", value
+    yield from _of_pairs([named_scores(row) for row in rows])
+
+
+def _of_pairs(scores: Sequence[Mapping[str, float]]) -> Measures:
+    """Yield the rank correlation of each two named rewards, such as a judge and a rule, over rollouts with both."""
+    for pair in combinations(sorted({name for each in scores for name in each})[:MAX_COMPARED], 2):
+        both = [(each[pair[0]], each[pair[1]]) for each in scores if each.keys() >= {*pair}]
+        finite = [values for values in both if all(map(math.isfinite, values))]
+        if (value := rank_correlation(*zip(*finite, strict=True)) if finite else None) is not None:
+            yield f"agreement/{'/'.join(pair)}", value
 
 
 def _of_environment(rows: Rows) -> Measures:

@@ -77,6 +77,7 @@ def _keys(settings: Any) -> dict[str, str]:
     if not isinstance(settings, BaseModel):
         return {}
     own = {settings.api_key_var: settings.base_url} if isinstance(settings, BaseClientConfig) else {}
+    own = {name: url for name, url in own.items() if not url.startswith("judge://")}  # the run's own judges
     return own | _keys([getattr(settings, name) for name in type(settings).model_fields])
 
 

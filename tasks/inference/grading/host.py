@@ -190,6 +190,7 @@ class EpisodeScores:
         task, trace = self._load(row)
         self.traces[row["trace_id"]] = trace
         trace.rewards, trace.metrics = {}, self.grader.recorded_metrics(task, trace.metrics)
+        trace.info.pop("judge_calls", None)  # verifiers notes those of today
         async with asyncio.timeout(task.data.timeout.scoring or SCORING_SECONDS):
             await task.score(trace)
         if names := runtime_rewards(task):

@@ -144,6 +144,24 @@ def test_agents_of_one_environment_have_rewards_of_their_own():
     }
 
 
+def test_two_named_rewards_agree_as_far_as_their_ranks_do():
+    def rated(name, **scores):
+        rewards = {key: {"score": score, "weight": 1.0} for key, score in scores.items()}
+        return blank(name, reward=1.0, rewards=json.dumps(rewards))
+
+    rows = [
+        rated("a", judge=0.1, rule=0.0, flat=1.0),
+        rated("b", judge=0.9, rule=2.0, flat=1.0),
+        rated("c", judge=0.5, rule=1.0, flat=1.0),
+        rated("d", judge=0.7),
+        rated("e", judge=float("nan"), rule=9.0, flat=1.0),
+    ]
+    found = only(unjudged(*rows), "agreement/")
+    assert found == {f"agreement/{scope}/judge/rule": pytest.approx(1.0) for scope in ("all", "one")}
+    reversed_rows = [rated("f", judge=0.0, rule=3.0), rated("g", judge=1.0, rule=2.0)]
+    assert only(unjudged(*reversed_rows), "agreement/")["agreement/all/judge/rule"] == pytest.approx(-1.0)
+
+
 def test_named_rewards_have_the_means_of_their_scores():
     both = {"exact": {"score": 1.0, "weight": 0.5}, "form": {"score": 0.5, "weight": 1.0}}
     partly = {"exact": {"score": 0.0, "weight": 0.5}, "form": None}
