@@ -25,11 +25,13 @@ from flows.runtime.executor import Executor
 from flows.runtime.loop import evaluation_configs, train_steps
 from flows.runtime.machine_facts import config_versions, has_cuda
 from flows.runtime.policy_retention import file_bytes
+from flows.runtime.preferences import recorded_pairs, require_tokenizer, with_reference
 from flows.runtime.preflight import require_fit, require_gate
-from flows.runtime.resolve_run import Source
+from flows.runtime.resolve_run import Source, with_stored_weights
 from flows.services.gpus import parse_gpu
 from flows.services.memory import MemoryPlan, directory_bytes, memory_plan, plan_here
 from flows.services.teachers import asked_teachers, is_here, teacher_facts
+from storage.read.frames import existing_store
 from tasks.arrays.columns import texts
 from tasks.inference.engine.model_info import TOKENIZER_FILES, directory_digest, model_directory
 from tasks.inference.environments.packages import EnvironmentUnavailable
@@ -66,6 +68,10 @@ def resolve_here(config: RunConfig, gpu: str = "") -> tuple[RunConfig, MemoryPla
 
     Raises ConfigError for files that are missing, except weights that are not named, and for an unknown GPU.
     """
+    if config.kind == "dpo":
+        store = existing_store(config.store)
+        config = with_reference(with_stored_weights(store, config))
+        recorded_pairs(store, config)
     if missing := [line for line in missing_files(config) if config.model.path or not line.startswith("model.path")]:
         raise ConfigError(missing)
     require_gate(config)
@@ -74,6 +80,8 @@ def resolve_here(config: RunConfig, gpu: str = "") -> tuple[RunConfig, MemoryPla
     local = _with_local_model(config)
     teachers = teacher_facts(local, local=True) if local.model.path else {}
     resolved = resolve(config, config_versions(local, other_gpu) | teachers)
+    if config.kind == "dpo":
+        require_tokenizer(store, resolved)
     # The widths of some models are known before they are here.
     training = config.training
     settings = {name: getattr(training, name) for name in ("gradient_checkpointing", "logprob_chunk")}

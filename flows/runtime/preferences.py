@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from configs.algorithms import PreferencesConfig
+from configs.algorithms import PreferencesConfig, TeacherConfig, teacher_of
 from configs.errors import ConfigError
 from configs.run import RunConfig
 from flows.queries.step_history import StepHistory
@@ -28,50 +28,35 @@ def recorded_pairs(store: Store, config: RunConfig) -> Pairs:
         tasks = texts(store.read(begun[0].slices("examples"), ["task"])["task"])
         return [json.loads(task) for task in tasks], begun[0].inputs
     frames = Frames(store)
-    lineages = [
-        lineage
-        for run in dict.fromkeys(config.data.runs)
-        for lineage in StepHistory(frames.graph, recorded_run(store, run)[0]).lineages
-    ]
+    histories = [StepHistory(frames.graph, recorded_run(store, run)[0]) for run in dict.fromkeys(config.data.runs)]
+    lineages = [lineage for history in histories for lineage in history.lineages if lineage.traces.finished]
     rows = select(frames, lineages, "select chosen, rejected, traces from preferences order by run, step, chosen")
-    works = {key: frames.graph.works[key] for key in dict.fromkeys(rows["traces"])}
-    origins = {key: frames.graph.origins(work, "messages") for key, work in works.items()}
     if not len(rows):
         raise ConfigError(
-            [
-                f"data.runs: no group of {', '.join(config.data.runs)} has two different rewards, so there is "
-                "no pair to learn from; name runs that trained on such groups"
-            ]
+            f"data.runs: no group of {', '.join(config.data.runs)} has two different rewards, so there is no pair to "
+            "learn from; name runs that trained on such groups"
         )
-    if any(origin.num_rows("images") for found in origins.values() for origin in found if "images" in origin.tables):
-        raise ConfigError(["data.runs: rollouts that show images cannot be compared yet; name runs of text"])
+    works = list(dict.fromkeys(rows["traces"]))
+    origins = {key: frames.graph.origins(frames.graph.works[key], "messages") for key in works}
+    if any(origin.num_rows("images") for several in origins.values() for origin in several):
+        raise ConfigError("data.runs: rollouts that show images cannot be compared yet; name runs of text")
     pairs = [{**row, "messages": [origin.key for origin in origins[row["traces"]]]} for row in rows.to_dicts()]
-    inputs = {f"rollout.{number}" if number else "rollout": key for number, key in enumerate(works)}
-    return pairs, {"pairs": content_key(pairs), **inputs}
+    return pairs, {"pairs": content_key(pairs)} | {f"rollout.{number}": key for number, key in enumerate(works)}
 
 
 def require_tokenizer(store: Store, config: RunConfig) -> None:
     """Raise ConfigError where a run in data.runs has another tokenizer, RunUnknown where there is no such run."""
     for run in config.data.runs:
-        _, recorded = recorded_run(store, run)
-        if recorded.model.tokenizer_digest != config.model.tokenizer_digest:
+        if recorded_run(store, run)[1].model.tokenizer_digest != config.model.tokenizer_digest:
             raise ConfigError(
-                [
-                    f"data.runs: the tokens of run {run!r} are of another tokenizer than those of model.path, "
-                    f"{config.model.path}; take weights with the tokenizer of the run"
-                ]
+                f"data.runs: the tokens of run {run!r} are of another tokenizer than those of model.path, "
+                f"{config.model.path}; take weights with the tokenizer of the run"
             )
 
 
 def with_reference(config: RunConfig) -> RunConfig:
     """Return the config with the weights that the run starts from as reference, where it names no other."""
-    algorithm = config.algorithm
-    if (
-        config.kind != "dpo"
-        or not isinstance(algorithm, PreferencesConfig)
-        or algorithm.teacher.path
-        or algorithm.teacher.url
-    ):
+    if config.kind != "dpo" or teacher_of(config.algorithm) != TeacherConfig():
         return config
-    teacher = algorithm.teacher.model_copy(update={"path": config.model.path})
-    return config.model_copy(update={"algorithm": algorithm.model_copy(update={"teacher": teacher})})
+    algorithm = {"type": "preferences", "teacher": {"path": config.model.path}}
+    return config.model_copy(update={"algorithm": PreferencesConfig.model_validate(algorithm)})

@@ -18,7 +18,7 @@ from configs.replay import needs_weights
 from configs.resolve import reopen_versions, require_agreement, resolve, with_versions
 from configs.run import RunConfig, content
 from configs.training import LoraConfig
-from flows.queries.store_reader import flat, recorded_config
+from flows.queries.store_reader import flat, recorded_config, recorded_run
 from flows.runtime.machine_facts import config_versions
 from flows.runtime.preferences import recorded_pairs, require_tokenizer, with_reference
 from flows.services.teachers import teacher_facts
@@ -99,7 +99,7 @@ def resolve_run(kind: str, files: Sequence[str], overrides: Sequence[str], **set
         requested = load((), later, base=recorded.model_dump(mode="json"))
     elif problem:
         raise problem
-    requested = _with_stored_weights(store, requested)
+    requested = with_stored_weights(store, requested)
     require_files(requested)
     requested = with_reference(requested)
     if requested.seed is None and recorded is not None:
@@ -151,14 +151,14 @@ def _maker(store: Store, policy: str) -> RunConfig | None:
     return with_versions(reopen_versions(config, REPLAYABLE), {f"{place}.version": "" for place in places})
 
 
-def _with_stored_weights(store: Store, requested: RunConfig) -> RunConfig:
+def with_stored_weights(store: Store, requested: RunConfig) -> RunConfig:
     """Take the weights out of the store: those of the policy to evaluate, or the run's own first ones if need be.
 
     Those were copied when they were brought in, so that a run can go on when the directory they came from is gone.
     """
     policy = find_policy(store, _policy_of_another(requested))
     if requested.kind == "dpo" and requested.data.runs and not requested.model.path:
-        policy = find_policy(store, f"{requested.data.runs[0]}:0")
+        policy = find_policy(store, f"{recorded_run(store, requested.data.runs[0])[0]}:0")
     path = requested.model.path
     if policy is None and path and not Path(path).expanduser().is_dir():
         imported = bool(store.ledger.entries(run=requested.name, stage="policy_import"))

@@ -6,23 +6,19 @@ An example is a pair: `chosen` and `rejected` are ids of traces, `traces` the ke
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from configs.run import View
+from storage.schemas.contract import Table
 from storage.schemas.stage_tables import MESSAGES, TRACES
 from tasks.arrays.columns import with_column
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Attempt, Stage, Tables
-
-SIDES = ("chosen", "rejected")
-"""What the members of a group are."""
 
 
 class PreferenceLost(ValueError):
@@ -31,28 +27,26 @@ class PreferenceLost(ValueError):
 
 @dataclass(frozen=True)
 class PreferenceInputs:
-    """The pairs that a step assigned, and what reads rows that other work recorded."""
+    """The pairs that a step assigned, and where the rows are that other work recorded."""
 
     assignments: pa.Table
     examples: pa.Table
-    recorded: Callable[[str, str], pa.Table]
-    """Returns the rows of a table that the work of a key made. Raises PreferenceLost."""
+    context: RunContext
 
     @classmethod
     def read(cls, attempt: Attempt) -> Self:
-        recorded = partial(recorded_rows, attempt.context)
-        return cls(attempt.table("assignments"), attempt.table("examples"), recorded)
+        return cls(attempt.table("assignments"), attempt.table("examples"), attempt.context)
 
-
-def recorded_rows(context: RunContext, table: str, key: str) -> pa.Table:
-    """Return the rows of a table that finished work of any run made. Raises PreferenceLost for work that is gone."""
-    entry = context.store.ledger.find(key)
-    if entry is None:
-        raise PreferenceLost(
-            f"the rollouts of {key} are no longer in the store: the run that sampled them was removed. Policies "
-            "trained so far are safe; name other runs in data.runs, under a new name"
-        )
-    return pa.concat_tables([context.read(piece) for piece in entry.slices(table)])
+    def recorded(self, table: Table, key: str, trace_id: str) -> pa.Table:
+        """Return the rows of a trace that finished work of any run made. Raises PreferenceLost for lost work."""
+        entry = self.context.store.ledger.find(key)
+        if entry is None:
+            raise PreferenceLost(
+                f"the rollouts of {key} are no longer in the store: the run that sampled them was removed. Policies "
+                "trained so far are safe; name other runs in data.runs, under a new name"
+            )
+        rows = pa.concat_tables([self.context.read(piece) for piece in entry.slices(table.name)])
+        return rows.filter(pc.field("trace_id") == trace_id).select(table.arrow.names)
 
 
 def preference(inputs: PreferenceInputs, config: View) -> Tables:
@@ -63,18 +57,16 @@ def preference(inputs: PreferenceInputs, config: View) -> Tables:
     """
     tasks = dict(zip(*(inputs.examples[name].to_pylist() for name in ("example_id", "task")), strict=True))
     traces, messages, uses = list[dict[str, Any]](), list[pa.Table](), Counter[str]()
-    for row in inputs.assignments.to_pylist():
+    for row in inputs.assignments.drop(["member", "seed"]).to_pylist():
         pair = json.loads(tasks[row["example_id"]])
-        own = pc.field("trace_id") == pair[SIDES[row["member"]]]
-        (trace,) = inputs.recorded("traces", pair["traces"]).filter(own).select(TRACES.arrow.names).to_pylist()
-        names = ("assignment_id", "group_id", "environment", "example_id")
-        uses[trace["trace_id"]] += 1
-        if (use := uses[trace["trace_id"]]) > 1:
-            trace["trace_id"] += f".{use}"
-        traces.append(trace | {name: row[name] for name in names} | {"staleness": 0})
+        name = pair["rejected" if row["assignment_id"].endswith("/1") else "chosen"]
+        own = name + (f".{uses[name]}" if uses[name] else "")
+        uses[name] += 1
+        for trace in inputs.recorded(TRACES, pair["traces"], name).to_pylist():
+            traces.append(trace | row | {"trace_id": own, "staleness": 0})
         for key in pair["messages"]:
-            rows = inputs.recorded("messages", key).filter(own).select(MESSAGES.arrow.names)
-            messages.append(with_column(rows, "trace_id", pa.repeat(trace["trace_id"], rows.num_rows)))
+            rows = inputs.recorded(MESSAGES, key, name)
+            messages.append(with_column(rows, "trace_id", pa.repeat(own, rows.num_rows)))
     return {"traces": pa.Table.from_pylist(traces, schema=TRACES.arrow), "messages": pa.concat_tables(messages)}
 
 

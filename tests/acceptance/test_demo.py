@@ -123,3 +123,12 @@ def test_the_last_policy_of_the_demo_teaches_its_first(first, store, tmp_path, a
     stagecoach("run", "demo", *settings, "--store", store)
     before, after = (each["scores"][0]["average"] for each in shown(store, algorithm)["evaluations"])
     assert before <= STARTED_REWARD and after >= TAUGHT_REWARD
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("loss", ["dpo", "kto"])
+def test_preferences_of_the_demo_raise_the_share_of_right_answers(first, store, loss):
+    stagecoach("dpo", "dpo_demo", f"training.loss.type={loss}", "seed=1", f"name={loss}", "--store", store)
+    before, after = (each["scores"][0]["average"] for each in shown(store, loss)["evaluations"])
+    assert before <= STARTED_REWARD and after >= before + 0.15, "0.41 and 0.82 were seen, from 0.10"
+    assert "of demo]" in stagecoach("lineage", loss, "--store", store), "the rollouts that it prefers"

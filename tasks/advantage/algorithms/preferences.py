@@ -16,13 +16,11 @@ def preferences(kept: GroupedTraces, settings: PreferencesConfig) -> Credit:
     The signal of their tokens is log pi_ref - log pi_engine. A group of equal rewards has no pair. Raises
     AdvantageBreach if a sampled token was not scored.
     """
-    reward, (group, names) = kept.traces["reward"].to_numpy(), codes(kept.traces["group_id"])
+    reward, (groups, names) = kept.traces["reward"].to_numpy(), codes(kept.traces["group_id"])
     advantage = np.full(len(reward), np.nan)
-    for number in range(len(names)):
-        members = np.flatnonzero((group == number) & ~np.isnan(reward))
+    for group in range(len(names)):
+        members = np.flatnonzero((groups == group) & ~np.isnan(reward))
         if len(members) and np.ptp(reward[members]):
-            advantage[members[reward[members].argmax()]] = 1.0
-            advantage[members[reward[members].argmin()]] = -1.0
-    credit = Credit.of_advantages(kept, np.full(len(reward), np.nan), advantage)
-    signal = np.where(credit.rl != 0, reference_signal(kept, settings.type), np.float32(0))
-    return replace(credit, signal=signal)
+            advantage[members[[reward[members].argmax(), reward[members].argmin()]]] = 1, -1
+    credit = Credit.of_advantages(kept, np.full_like(advantage, np.nan), advantage)
+    return replace(credit, signal=credit.rl * reference_signal(kept, settings.type))

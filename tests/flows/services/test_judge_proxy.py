@@ -94,7 +94,7 @@ def test_a_budget_holds_for_questions_of_environments_too(proxies):
     from openai import APIStatusError
 
     with stand_in([[YES]]) as server:
-        chosen = config(server.url, budget={"calls": 1})
+        chosen = config(server.url, budget={"max_calls": 1})
         url = base_url(proxies(chosen), chosen)
         ask(url)
         with pytest.raises(APIStatusError, match="the budget of judge 'grader' is spent"):

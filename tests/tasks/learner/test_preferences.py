@@ -12,7 +12,8 @@ from tasks.learner.distributed import ALONE
 from tasks.learner.loop import accumulate_gradients
 from tasks.learner.loss import Objective
 from tasks.learner.preferences import weigh_samples
-from tests.fixtures.packed import batch_of, padding, sample
+from tests.fixtures.learner_steps import load_first, new_trainer
+from tests.fixtures.packed import batch_of, batches, padding, sample, stored_batch
 from tests.fixtures.policies import CPU, assert_near, flat_gradient
 
 LABELS = {
@@ -118,3 +119,22 @@ def test_a_sequence_without_its_partner_weighs_nothing_in_dpo():
     assert weighed.slopes == {"a/0": 0.0, **alone.slopes} and weighed.figures == alone.figures
     extreme = weigh_samples({"c/0": 1e4, "d/0": -1e4}, LABELS, DpoLoss(beta=1.0))
     assert extreme.figures["rl_loss"] == 2e4 and extreme.slopes == {"c/0": 1.0, "d/0": -1.0}
+
+
+@pytest.mark.engine
+def test_steps_on_a_pair_separate_it_and_say_so(world, model_directory, tmp_path):
+    """The learner as its service calls it, with the labels as they come over the wire."""
+    trainer = new_trainer(world, learning_rate=1e-3, warmup_steps=0, loss={"type": "dpo", "beta": 0.5})
+    load_first(trainer, model_directory)
+    rows = batches([[SAMPLES[0]], [SAMPLES[1]]], [0, 0])
+    batch = stored_batch(tmp_path / "rows", rows).to_json()
+    labels, measured = {name: [*LABELS[name]] for name in ("a/0", "b/0")}, []
+    for step in range(3):
+        keys = {"policy_key_in": f"p{step}", "policy_key_out": f"p{step + 1}"}
+        place = {"directory_out": str(tmp_path / keys["policy_key_out"]), "save_optimizer": False}
+        measured += trainer.train(batch=batch, step=step, labels=labels, **keys, **place)
+    margins = [update["metrics"]["preference_margin"] for update in measured]
+    assert margins == sorted(margins) and margins[-1] > margins[0] + 0.01
+    losses = [-torch.tensor(margin).sigmoid().log().item() for margin in margins]
+    assert [update["rl_loss"] for update in measured] == pytest.approx(losses, rel=1e-4)
+    assert [update["loss"] for update in measured] == [update["rl_loss"] for update in measured]
