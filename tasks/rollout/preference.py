@@ -37,7 +37,7 @@ class PreferenceInputs:
     def read(cls, attempt: Attempt) -> Self:
         return cls(attempt.table("assignments"), attempt.table("examples"), attempt.context)
 
-    def recorded(self, table: Table, key: str, trace_id: str) -> pa.Table:
+    def read_rows(self, table: Table, key: str, trace_id: str) -> pa.Table:
         """Return the rows of a trace that finished work of any run made. Raises PreferenceLost for lost work."""
         entry = self.context.store.ledger.find(key)
         if entry is None:
@@ -62,10 +62,10 @@ def preference(inputs: PreferenceInputs, config: View) -> Tables:
         name = pair["rejected" if row["assignment_id"].endswith("/1") else "chosen"]
         own = name + (f".{uses[name]}" if uses[name] else "")
         uses[name] += 1
-        for trace in inputs.recorded(TRACES, pair["traces"], name).to_pylist():
+        for trace in inputs.read_rows(TRACES, pair["traces"], name).to_pylist():
             traces.append(trace | row | {"trace_id": own, "staleness": 0})
         for key in pair["messages"]:
-            rows = inputs.recorded(MESSAGES, key, name)
+            rows = inputs.read_rows(MESSAGES, key, name)
             messages.append(with_column(rows, "trace_id", pa.repeat(own, rows.num_rows)))
     return {"traces": pa.Table.from_pylist(traces, schema=TRACES.arrow), "messages": pa.concat_tables(messages)}
 

@@ -69,7 +69,7 @@ def test_a_fork_takes_settings_that_the_recorded_config_has_and_the_default_one_
         requested.append(config)
         raise ValueError("stopped")
 
-    monkeypatch.setattr(resolve_run, "_with_stored_weights", stop)
+    monkeypatch.setattr(resolve_run, "with_stored_weights", stop)
     with pytest.raises(ValueError, match="stopped"):
         resolve_run.resolve_run("train", (), ["fork=base:1", "algorithm.length_normaliser=32"], store=str(root))
     assert requested[0].algorithm.length_normaliser == 32 and requested[0].fork == "base:1"

@@ -138,7 +138,7 @@ def test_another_chat_template_is_another_config(prepared, model):
 def test_a_policy_is_evaluated_under_the_config_of_the_run_that_made_it(prepared, model, monkeypatch):
     maker = prepared("rollout.max_tokens=77", "seed=5", name="maker")
     begun(with_versions(maker, {"engine.version": "vllm 0.0.1"}))
-    monkeypatch.setattr(preparation, "_with_stored_weights", lambda store, config: config)
+    monkeypatch.setattr(preparation, "with_stored_weights", lambda store, config: config)
     asked = partial(prepared, f"model.path={model}", kind="evaluate", **{"evaluation.policy": "maker:3"})
     config = asked(files=())
     assert (config.kind, config.rollout.max_tokens) == ("evaluate", 77)
@@ -150,7 +150,7 @@ def test_a_policy_is_evaluated_under_the_config_of_the_run_that_made_it(prepared
 def test_an_evaluation_takes_policies_of_one_run_alone(prepared, model, monkeypatch):
     for name in ("one", "other"):
         begun(prepared(f"rollout.max_tokens={7 * len(name)}", "seed=5", name=name))
-    monkeypatch.setattr(preparation, "_with_stored_weights", lambda store, config: config)
+    monkeypatch.setattr(preparation, "with_stored_weights", lambda store, config: config)
     scores = partial(prepared, kind="evaluate", files=(), name="scores")
     begun(scores(f"model.path={model}", **{"evaluation.policy": "one:3"}))
     assert scores(**{"evaluation.policy": "one:4"}).rollout.max_tokens == 21
