@@ -13,8 +13,8 @@ from configs.run import RunConfig
 
 def judge_problems(config: RunConfig) -> Iterator[str]:
     """Yield one line for each thing that cannot work."""
-    if config.judges and config.kind == "sft":
-        yield "judges: demonstrations are not judged; leave them out of a supervised run"
+    if config.judges and config.from_data:
+        yield f"judges: a run of kind {config.kind} trains on what it is given, and judges nothing; leave them out"
     if config.judges and config.streams and config.assignment.sampler.stateful:
         yield (
             "judges: with rollout.max_off_policy_steps above 1 a sampler that learns from rewards sees them before "

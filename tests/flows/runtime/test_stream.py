@@ -20,6 +20,7 @@ from tasks.runtime.stage import Policy
 from tests.fixtures import fixed
 from tests.fixtures.builders import table
 from tests.fixtures.histories import results
+from tests.fixtures.judging import stand_in
 from tests.fixtures.rehearsal import SMALL, made
 from tests.fixtures.replays import RLOO, replay
 from tests.fixtures.streams import Interrupted, PlayedEngine, of_steps, recorded_groups, stream
@@ -292,3 +293,19 @@ def test_what_engines_count_goes_with_the_groups(run, monkeypatch):
     values = Counter(row["value"] for step in steps for row in step)
     assert len(steps) == STEPS and all(steps) and values[1.0] == STEPS * GROUPS
     assert 0 < values[100.0] <= Counted.ended, "what was counted at the end of a turn goes with a group of the next"
+
+
+def test_a_step_of_a_stream_is_judged_when_it_has_its_groups(run, root):
+    with stand_in() as server:
+        judge = {"name": "kind", "url": server.url, "model": "grader", "version": "grader", "prompt": "{transcript}"}
+        run(backwards(), judges=[judge])
+        run(backwards(), judges=[judge])  # all of it is there
+    rewards = recorded(root, "judging")
+    assert len(rewards) == STEPS and all('"kind"' in row for rows in rewards for row in rows)
+
+
+def recorded(root, stage):
+    """The named rewards of the traces that a stage made, by step."""
+    store = open_store(root)
+    entries = store.ledger.entries(run="base", stage=stage)
+    return [store.read(entry.slices("traces"), ["rewards"])["rewards"].to_pylist() for entry in entries]

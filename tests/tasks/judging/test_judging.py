@@ -11,6 +11,7 @@ from tasks.judging.stage import JudgesUnavailable, JudgingInputs
 from tasks.runtime.services import Answer
 from tests.fixtures.builders import example, table
 from tests.fixtures.faults import happened
+from tests.fixtures.hosts import KEY as ENGINE_KEY
 from tests.fixtures.judging import GOOD, KEY, inputs_of, judge_at, judged, rollouts, stand_in
 
 BUSY, BROKEN, SILENT = (429, {"Retry-After": "0.01"}, "slow down"), (500, {}, "broken"), (200, {"seconds": 0.6}, None)
@@ -147,3 +148,18 @@ def test_a_budget_stops_or_asks_a_person_and_nothing_is_paid_twice(store):
         assert [figures["answers"] for figures in asked] == [3, 6, 9]
         rows, _ = judged(inputs_of(store, traces, messages), judge_at(server.url, budget={"max_tokens": 120}))
     assert len(rows) == 10 and set(server.answered.values()) == {1} and len(server.answered) == 10
+
+
+@pytest.mark.engine
+def test_an_engine_is_a_judge(store, small_engine, models):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(models["a"])
+    (digit,) = tokenizer.encode("1")
+    # A random model says nothing of itself: this token alone is likely.
+    sampling = {"temperature": 0.0, "max_tokens": 1, "logit_bias": {str(digit): 100}}
+    traces, messages = rollouts(["a", "b", "a"])
+    judge = judge_at(f"{small_engine.url}/v1", model="policy", sampling=sampling, answer_seconds=120.0)
+    rows, said = judged(inputs_of(store, traces, messages, key=ENGINE_KEY), judge)
+    assert [row["reward"] for row in rows.values()] == [2.0] * 3 and said["t0"]["answer"] == "1"
+    assert [row["asked"] for row in said.values()] == [True, True, False] and said["t0"]["input_tokens"] > 1
