@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cache, partial
+from types import MappingProxyType
 from typing import Any
 
 from flows.queries.metrics import Span, ledger_metrics
@@ -51,11 +52,10 @@ def run_outcome(
 def finish_step(session: Session, finished: FinishedStep, earlier: Sequence[JsonObject] = ()) -> JsonObject:
     """Describe a finished step and tell the watchers, also of rules that hold since it; `earlier` are those before."""
     described = describe(session.context, finished.step, finished.refs)
-    hits = find_warnings(session, described, finished, earlier)
-    extra = {"warnings": float(len(hits)), **{f"warnings/{hit.rule}": 1.0 for hit in hits}}
-    described["metrics"] |= extra if session.config.kind == "train" else {}
+    hits, figures = find_warnings(session, described, finished, earlier)
+    described["metrics"] |= figures
     described["warnings"] = [hit._asdict() for hit in hits]
-    notify_step(session, described, finished.refs)
+    notify_step(session, described, finished.refs, figures)
     for hit in hits:
         session.record(WARNING, hit.step, warning_message(hit))
         session.notify("warning", **hit._asdict() | {"text": f"step {hit.step}: {hit.rule}: {hit.text}"})
@@ -73,37 +73,38 @@ def finish_step(session: Session, finished: FinishedStep, earlier: Sequence[Json
 
 def find_warnings(
     session: Session, described: JsonObject, finished: FinishedStep, earlier: Sequence[JsonObject]
-) -> list[Hit]:
-    """Return the rules that begin to hold at a step, none of a cached one; the step gets the figures of its replies."""
+) -> tuple[list[Hit], dict[str, float]]:
+    """Return the rules that begin to hold at a step, and its figures of warnings and replies; none of a cached one."""
     if session.config.kind != "train":
-        return []
+        return [], {}
     session.replies[finished.step] = read = cache(partial(_replies, session.context, finished.batch.traces))
     session.replies.pop(finished.step - max(PAST) - 1, None)
     last = session.replies.get(finished.step - 1)
     if not described["computed"]:
-        return []
-    described["metrics"] |= read().figures()
+        return [], {}
+    figures = read().figures()
+    now = {**described, "metrics": described["metrics"] | figures}
     past = [session.replies[step]() for ago in PAST if (step := finished.step - ago) in session.replies]
     said = {hit["where"] for step in earlier[-max(PAST) :] for hit in step["warnings"]}
     phrases = phrase_hits(finished.step, past, last(), read()) if last else []
-    phrases = [hit for hit in phrases if hit.where not in said]
-    return [*figure_hits([*earlier[-WINDOW:], described]), *phrases]
+    hits = [*figure_hits([*earlier[-WINDOW:], now]), *(hit for hit in phrases if hit.where not in said)]
+    return hits, figures | {"warnings": float(len(hits)), **{f"warnings/{hit.rule}": 1.0 for hit in hits}}
 
 
 def _replies(context: RunContext, refs: Sequence[Ref]) -> Replies:
     return Replies.read(context.table("traces", refs, TRACE_COLUMNS), context.rows("messages", refs))
 
 
-def notify_step(session: Session, described: Mapping[str, Any], refs: Sequence[Ref]) -> None:
+def notify_step(
+    session: Session, described: JsonObject, refs: Sequence[Ref], figures: Mapping[str, float] = MappingProxyType({})
+) -> None:
     """Show a described step in Prefect and tell the watchers of it.
 
-    Beside it they get `values` by scope and measure, and what makes its `samples`.
+    Beside it they get `values` by scope and measure, `figures` among them, and what makes its `samples`.
     """
     samples = partial(step_samples, session.context, refs)
-    more = {
-        ("", name): value for name, value in described["metrics"].items() if name.startswith(("warnings", "figures/"))
-    }
-    session.notify("step", **described, values=step_values(session.context, refs) | more, samples=samples)
+    values = step_values(session.context, refs) | {("", name): value for name, value in figures.items()}
+    session.notify("step", **described, values=values, samples=samples)
 
 
 def step_values(context: RunContext, refs: Sequence[Ref]) -> Values:

@@ -4,13 +4,14 @@ A rule looks at the last steps alone, so it says the same in a run and in a resu
 the runs on which they were measured, are in docs/warnings.md.
 """
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import fmean, median
-from typing import Any, Literal, NamedTuple
+from statistics import fmean, median, pstdev
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -22,7 +23,6 @@ LAST, BEFORE, MIN_BEFORE = 2, 10, 4
 """Steps that must all be unusual, those before them that say what is usual, and the fewest of these."""
 WINDOW = LAST + BEFORE + 1
 """Steps that the rules over figures look at; the first is for the question whether the warning is new."""
-Move = Literal["rises", "falls", "grows", "shrinks"]
 
 
 class Rule(NamedTuple):
@@ -31,26 +31,27 @@ class Rule(NamedTuple):
     name: str
     figure: str
     """Its full name; figures/... are those of `reply_figures`."""
-    move: Move
+    move: str
+    """rises, falls, grows, shrinks"""
     threshold: float
-    where: str
-    """A condition that finds rollouts which show it; empty where none does."""
     why: str
+    where: str = ""
+    """A condition that finds rollouts which show it; empty where none does."""
 
 
-_LENGTH, _ENTROPY, _NO_ROLLOUTS = "num_output_tokens/all", "updates/entropy/mean", ""
+_LENGTH, _ENTROPY = "num_output_tokens/all", "updates/entropy/mean"
 RULES = (
-    Rule("length_grows", _LENGTH, "grows", 2.0, _NO_ROLLOUTS, "a reward that pays for words"),
-    Rule("length_shrinks", _LENGTH, "shrinks", 0.4, _NO_ROLLOUTS, "thinking that is given up"),
-    Rule("truncation", "is_truncated/all", "rises", 0.2, "is_truncated", "replies that do not end"),
-    Rule("repetition", "figures/repetition", "rises", 0.2, _NO_ROLLOUTS, "loops"),
-    Rule("identical_replies", "figures/identical_replies", "rises", 0.3, _NO_ROLLOUTS, "one answer to everything"),
-    Rule("entropy_falls", _ENTROPY, "shrinks", 0.25, _NO_ROLLOUTS, "a policy that no longer tries anything"),
-    Rule("entropy_grows", _ENTROPY, "grows", 2.0, _NO_ROLLOUTS, "a policy that falls apart"),
-    Rule("errors", "errored_rollout/all", "rises", 0.1, "error_class is not null", "a sandbox or a judge that fails"),
-    Rule("reward_falls", "reward/all/mean", "shrinks", 0.5, _NO_ROLLOUTS, "a policy that forgets"),
-    Rule("mismatch", "updates/mismatch_kl/mean", "rises", 0.02, _NO_ROLLOUTS, "engine and learner that part"),
-    Rule("gradient", "updates/grad_norm/mean", "grows", 5.0, _NO_ROLLOUTS, "steps that destroy the policy"),
+    Rule("length_grows", _LENGTH, "grows", 2.0, "a reward that pays for words"),
+    Rule("length_shrinks", _LENGTH, "shrinks", 0.4, "thinking that is given up"),
+    Rule("truncation", "is_truncated/all", "rises", 0.2, "replies that do not end", "is_truncated"),
+    Rule("repetition", "figures/repetition", "rises", 0.2, "loops"),
+    Rule("identical_replies", "figures/identical_replies", "rises", 0.3, "one answer to everything"),
+    Rule("entropy_falls", _ENTROPY, "shrinks", 0.25, "a policy that no longer tries anything"),
+    Rule("entropy_grows", _ENTROPY, "grows", 2.0, "a policy that falls apart"),
+    Rule("errors", "errored_rollout/all", "rises", 0.1, "a sandbox or a judge that fails", "error_class is not null"),
+    Rule("reward_falls", "reward/all/mean", "shrinks", 0.5, "a policy that forgets"),
+    Rule("mismatch", "updates/mismatch_kl/mean", "rises", 0.02, "engine and learner that part"),
+    Rule("gradient", "updates/grad_norm/mean", "grows", 5.0, "steps that destroy the policy"),
 )
 REWARD_PART, PHRASE = "reward_part", "phrase"
 NAMES = (*(rule.name for rule in RULES), REWARD_PART, PHRASE)
@@ -96,7 +97,7 @@ def held_rules(steps: Sequence[Mapping[str, Any]]) -> list[Hit]:
     return found
 
 
-def _change(steps: Sequence[Mapping[str, Any]], figure: str, move: Move, threshold: float) -> str:
+def _change(steps: Sequence[Mapping[str, Any]], figure: str, move: str, threshold: float) -> str:
     """Return how a figure moved out of the range of the steps before; empty where it did not by the threshold."""
     known = [value for step in steps if (value := step["metrics"].get(figure)) is not None]
     now, before = known[-LAST:], known[-LAST - BEFORE : -LAST]
@@ -113,8 +114,9 @@ def _change(steps: Sequence[Mapping[str, Any]], figure: str, move: Move, thresho
 
 MAX_REPLIES, MAX_CHARACTERS, MAX_TEXT = 1000, 4000, 500_000
 """Replies of a step that are read, characters of each, and of all: phrases take memory."""
-MAX_WORDS, MIN_EXAMPLES = 5, 3
-"""Words of a phrase, and examples that it is in: replies to one example share its words."""
+MAX_WORDS, MIN_EXAMPLES, MIN_SIGMAS = 5, 3, 2.0
+"""Words of a phrase, examples that it is in, as replies to one example share its words, and standard errors by which
+its replies have more reward than the others: less may be chance."""
 OFTEN, SELDOM = 0.25, 0.02
 """Least share of a step's replies with a phrase that is new, and most that had it in each step of the past. Half as
 many of the last step's have it: the words of an example are there once."""
@@ -189,26 +191,26 @@ def phrase_hits(step: int, past: Sequence[Replies], last: Replies, now: Replies)
     """Return the most frequent phrase that is new since the `past` steps and paid; none where these are few.
 
     It is in OFTEN of the replies `now`, in half as many of the `last` step, and in half of the examples, which are
-    MIN_EXAMPLES or more. Its replies have a higher mean reward than the others, or all have it.
+    MIN_EXAMPLES or more. Its replies have a higher mean reward than the others, by MIN_SIGMAS standard errors.
     """
-    size, found = len(now.written), list[tuple[int, str, str]]()
+    found = list[tuple[int, int, str, str]]()
     for phrase, held in now.phrases.items() if len(past) >= MIN_PAST else ():
-        num_examples = len({now.examples[place] for place in held})
+        num_examples, share = len({now.examples[place] for place in held}), len(held) / len(now.written)
+        often = share >= OFTEN and len(last.phrases.get(phrase, ())) >= OFTEN / 2 * len(last.written)
         many = num_examples >= max(MIN_EXAMPLES, len({*now.examples}) / 2)
-        often = len(held) >= OFTEN * size and len(last.phrases.get(phrase, ())) >= OFTEN / 2 * len(last.written)
-        if not (often and many) or any(phrase in each.phrases for each in past):
-            continue
-        paid, others = _mean_reward(now, held), _mean_reward(now, {*range(size)} - {*held})
-        if paid is not None and (others is None or paid > others):
-            text = f"in {len(held) / size:.0%} of replies ({num_examples} examples), new; their reward is {paid:.3g}"
-            found.append((len(held), phrase, text + (f", of others {others:.3g}" if others is not None else "")))
-    if not found:
-        return []
-    _, phrase, text = max(found, key=lambda one: (one[0], len(one[1])))
-    quoted = phrase.replace("'", "''")
-    return [Hit(PHRASE, step, f"{phrase!r} is {text}", f"contains(lower(reply), '{quoted}')")]
+        if often and many and not any(phrase in replies.phrases for replies in past) and (gain := _gain(now, held)):
+            text = f"{phrase!r} is in {share:.0%} of replies ({num_examples} examples), new; their reward is {gain}"
+            found.append((len(held), len(phrase), phrase.replace("'", "''"), text))
+    most = sorted(found)[-1:]
+    return [Hit(PHRASE, step, text, f"contains(lower(reply), '{quoted}')") for *_, quoted, text in most]
 
 
-def _mean_reward(replies: Replies, places: Any) -> float | None:
-    rewards = [reward for place in places if (reward := replies.rewards[place]) is not None]
-    return fmean(rewards) if rewards else None
+def _gain(replies: Replies, held: Sequence[int]) -> str:
+    """Return the mean rewards of replies with a phrase and of the others; empty where the first is not surely more."""
+    sides = held, {*range(len(replies.written))} - {*held}
+    scored = [[reward for place in side if (reward := replies.rewards[place]) is not None] for side in sides]
+    if not all(scored):
+        return ""
+    error = pstdev([*scored[0], *scored[1]]) * math.sqrt(sum(1 / len(rewards) for rewards in scored))
+    more, less = map(fmean, scored)
+    return f"{more:.3g}, of others {less:.3g}" if more - less > MIN_SIGMAS * error else ""

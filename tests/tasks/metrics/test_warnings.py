@@ -82,7 +82,7 @@ def test_a_phrase_counts_where_it_is_new_paid_and_in_three_examples_of_two_steps
     assert phrase_hits(7, past, two, two) == [], "words of two examples"
     unpaid = read(*HACKED, PLAIN[3], rewards=[0.0, 0.0, 0.0, 1.0])
     assert phrase_hits(7, past, now, unpaid) == [], "nobody pays for it"
-    quote = read(*[f"{text} it's so" for text in PLAIN])
+    quote = read(*[f"{text} it's so" for text in PLAIN[:3]], PLAIN[3], rewards=rewards)
     assert "it''s so" in phrase_hits(7, past, quote, quote)[0].where
 
 
