@@ -77,7 +77,11 @@ class NoSpace(StoreError):
 SAFE = "everything that the ledger names"
 
 
-MEMORY_WORDS = ("malloc of size", "can't start new thread", "Cannot allocate memory", "failed to map segment")
+# Python's own error has no words; the last of these is a line of a service's log.
+MEMORY_WORDS = (
+    *("malloc of size", "can't start new thread", "Cannot allocate memory", "failed to map segment"),
+    "| MemoryError",
+)
 
 
 def disk_refusal(what: str, error: BaseException, where: str = "", safe: str = SAFE) -> StoreError | None:

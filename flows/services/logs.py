@@ -17,7 +17,7 @@ HEADING = "--- "
 """Begins the line that is written before each start."""
 _READ_BYTES = 64 * 1024
 # As an interpreter prints it, or as vLLM logs it: (EngineCore pid=1) ERROR 01-31 12:00:00 [core.py:1] ValueError: no
-_ERROR = re.compile(r"(?:\([^)]*\) )?(?:ERROR [^]]*] )?((?:\w+\.)*\w*(?:Error|Exception): .+)")
+_ERROR = re.compile(r"(?:\([^)]*\) )?(?:ERROR [^]]*] )?((?:\w+\.)*\w*(?:Error|Exception): .+|MemoryError$)")
 _SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)
 # Shorter ones stand in ordinary words, which would be crossed out.
 _SHORTEST_SECRET = 8

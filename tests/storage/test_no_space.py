@@ -1,6 +1,7 @@
 """A full disk is one clear error; what was there stays, nothing half written is visible, and space makes it go on."""
 
 import errno
+import os
 import resource
 import subprocess
 import sys
@@ -16,17 +17,19 @@ from tests.fixtures.rows import append, entry, messages
 from tests.fixtures.small_disks import mounted
 
 
-def full(*_, **__):
-    raise OSError(errno.ENOSPC, "No space left on device")
-
-
 @pytest.mark.fault(
-    "disk", "the disk is full where the store writes", "one clear error; what was there stays; space makes it go on"
+    "disk",
+    "disk or quota is full where the store writes",
+    "one clear error; what was there stays; space makes it go on",
 )
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT], ids=["disk", "quota"])
 @pytest.mark.parametrize(
     "call", ["os.fsync", "storage.roots.make_directory", "storage.delta.table.StoredTable._write_commit"]
 )
-def test_wherever_space_runs_out(store, root, monkeypatch, call):
+def test_wherever_space_runs_out(store, root, monkeypatch, call, number):
+    def full(*_, **__):
+        raise OSError(number, os.strerror(number))
+
     good = append(store, 5)
     store.ledger.commit(entry("k", outputs=(good,)))
     with monkeypatch.context() as patch:

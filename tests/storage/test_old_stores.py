@@ -13,6 +13,7 @@ from storage.roots import open_root
 from storage.store import open_store
 from tests.fixtures import rehearsal, replays
 from tests.fixtures.commands import run_command
+from tests.fixtures.faults import happened
 
 STORES = sorted((Path(__file__).parent / "stores").glob("*.tar.xz"))
 NUM_ENTRIES = 23
@@ -22,9 +23,11 @@ NUM_ENTRIES = 23
 def old(request, tmp_path):
     with tarfile.open(request.param) as archive:
         archive.extractall(tmp_path, filter="data")
+    happened(f"the store of {request.param.name}")
     return tmp_path / "store"
 
 
+@pytest.mark.fault("files", "a store of an earlier version", "nothing is wrong, every command reads it")
 def test_nothing_is_wrong_with_an_old_store(old, capsys):
     assert run_command(capsys, "repair", "--deep", "--store", str(old)) == (0, "nothing is wrong\n")
     assert not open_root(str(old)).names("quarantine")
@@ -36,6 +39,7 @@ def test_nothing_is_wrong_with_an_old_store(old, capsys):
     assert run_command(capsys, "repair", "--deep", "--store", str(old)) == (0, "nothing is wrong\n")
 
 
+@pytest.mark.fault("files", "a store of an earlier version", "it goes on, no work is done twice")
 def test_an_old_run_goes_on(old):
     before = {entry.row_id for entry in open_store(old).ledger.entries()}
     store = rehearsal.rehearse(old, "base", steps=4)
@@ -45,6 +49,7 @@ def test_an_old_run_goes_on(old):
     assert all(store.read([piece]).num_rows == piece.rows for entry in after for piece in entry.outputs)
 
 
+@pytest.mark.fault("files", "a store of an earlier version", "its rollouts are taken, the rest is computed")
 def test_an_old_run_is_replayed_from_its_rollouts(old):
     rollouts = {entry.key for entry in open_store(old).ledger.entries(stage="rollout")}
     session, steps = replays.walk(replays.ask(old, overrides=[replays.RLOO], name="again"))

@@ -13,6 +13,7 @@ from unittest.mock import Mock, call
 import pytest
 
 from configs.run import RunConfig
+from flows.cli import explanation
 from flows.services import base, process
 from flows.services.base import (
     RunService,
@@ -256,6 +257,16 @@ def test_the_cause_is_in_the_message_however_much_was_printed_after_it(start):
     program = "print('MemoryError: of a worker', *['  File noise'] * 40, 'RuntimeError: see above', sep='\\n'); exit(3)"
     message = failure(start(argv=[sys.executable, "-c", program]))
     assert "log, whose first error is\n  | MemoryError: of a worker\nand which ends" in message
+
+
+@pytest.mark.fault("services", "a service may have 64 MiB", "its failure with the limits to raise")
+def test_a_service_that_gets_no_memory_says_which_limits_to_raise(start):
+    program = "import resource as r; r.setrlimit(r.RLIMIT_DATA, (2**26, 2**26)); bytearray(2**30)"
+    with pytest.raises(ServiceFailed) as ended:
+        start(argv=[sys.executable, "-c", program]).wait()
+    happened(ended.value)
+    said = str(explanation(ended.value))
+    assert said.startswith("memory or threads are short: service 'engine' ended") and "ulimit -v, -d" in said
 
 
 @pytest.mark.fault("services", "a service never gets ready", "its failure with its last answer")

@@ -98,6 +98,25 @@ def test_two_nodes_train_as_two_processes_of_one_and_a_node_joins_the_next_learn
     assert said.count("joins it") >= 2 and said.count("waits for a learner") >= 2
 
 
+@pytest.mark.nightly
+@pytest.mark.fault("services", "`join` is killed", "none of its processes is left, LearnerLost on the first node")
+def test_a_killed_join_takes_its_processes_along_and_the_learner_says_that_it_is_lost(model_directory, tmp_path):
+    settings = {"nodes": 2, "rendezvous": f"127.0.0.1:{free_port()}"}
+    overrides = [f"learner.{name}={value}" for name, value in settings.items()]
+    argv = [sys.executable, "-m", "flows.cli", "join", "sft_demo", *overrides, "--node", "1"]
+    with subprocess.Popen(argv) as node, process(tmp_path, **settings) as (child, report):
+        try:
+            learner = connect(report["address"], model_directory, **settings)
+            joined = psutil.Process(node.pid).children(recursive=True)
+        finally:
+            node.kill()
+        happened(f"SIGKILL to {node.pid} with {len(joined)} processes")
+        with pytest.raises(LearnerLost):
+            train(learner, 0, tmp_path)
+        assert child.wait(PATIENCE) != 0
+        until(lambda: not any(each.is_running() for each in joined), lambda: f"left: {joined}")
+
+
 def listens_at(*processes):
     """Return the addresses at which processes listen."""
     found = [each for process in processes for each in process.net_connections("tcp")]
@@ -171,6 +190,21 @@ def test_kill_in_the_middle_is_a_lost_learner(model_directory, tmp_path):
         assert not (tmp_path / "p1").exists()
         with pytest.raises(LearnerLost, match="no learner answers"):
             Learner(report["address"])
+
+
+@pytest.mark.nightly
+@pytest.mark.fault("services", "the learner gets no more memory", "an error of that request, then it trains")
+def test_a_learner_that_gets_no_memory_says_so_and_trains_once_it_has_some(model_directory, tmp_path):
+    with process(tmp_path) as (child, report), connect(report["address"], model_directory) as learner:
+        limits = psutil.Process(child.pid).rlimit
+        before = limits(psutil.RLIMIT_DATA)
+        limits(psutil.RLIMIT_DATA, (1, before[1]))
+        with pytest.raises(LearnerError, match=r"malloc|allocate") as refused:
+            train(learner, 0, tmp_path / "short")
+        happened(refused.value)
+        limits(psutil.RLIMIT_DATA, before)
+        load_first(learner, model_directory)
+        assert train(learner, 0, tmp_path / "enough")
 
 
 @pytest.mark.fault("services", "one of two ranks is killed", "LearnerLost, and all ranks end")
