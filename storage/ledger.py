@@ -1,6 +1,7 @@
 """The ledger: which work is finished and which slices are its output. Its row is the only commit point of a stage."""
 
 import math
+import sys
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -55,7 +56,9 @@ def _values(column: Any) -> list[Any]:
         return [items[start - borders[0] : end - borders[0]] for start, end in pairwise(borders)]
     if pa.types.is_struct(column.type):
         return list(zip(*map(_values, column.flatten()), strict=True))
-    return list(column.to_numpy(zero_copy_only=False).tolist())
+    values = column.to_numpy(zero_copy_only=False).tolist()
+    # Names, keys and attempts are in many rows, and all rows are held: each text once.
+    return [*map(sys.intern, values)] if pa.types.is_string(column.type) else list(values)
 
 
 class Ledger(CachedTable):

@@ -106,7 +106,8 @@ class Executor:
         # Not those of the context: a dry run without a store has none.
         self._keys = StageKeys(config)
         self.results: list[tuple[StageTask, Ref]] = []
-        """The stages that were asked for and their results, found, computed or to come, in order."""
+        """The stages that were asked for and their results, found or to come, in order; of a session its metrics only,
+        which gates read: the results of all steps would grow with the run."""
 
     def __call__(
         self,
@@ -151,7 +152,8 @@ class Executor:
                 context.flush_soon()
             session.count(computed=True)
             session.notify("done", ref=ref)
-        self.results.append((task, ref))
+        if session is None or ref.stage == metrics.STAGE.name:
+            self.results.append((task, ref))
         return ref
 
     def check_account(self, batch: StepBatch) -> None:

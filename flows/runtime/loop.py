@@ -23,7 +23,7 @@ from flows.runtime.executor import Executor, FinishedStep, RolloutSource, StepBa
 from flows.runtime.policy_retention import WeightRetention
 from flows.runtime.resolve_run import Source
 from flows.runtime.session import Session
-from flows.runtime.step_report import JsonObject, finish_step, run_outcome
+from flows.runtime.step_report import DescribedSteps, JsonObject, finish_step, run_outcome
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Policy, Ref
 
@@ -47,11 +47,17 @@ def train_steps(execute: Executor, source: Source, prefetch: bool = False) -> Ge
     examples, policy = pipeline.import_sources(execute, source)
     first, pending = policy.version, dict[int, Callable[[], StepBatch]]()
 
+    def batch_of(step: int) -> StepBatch:
+        return pending[step]()
+
     def look_ahead(step: int) -> None:
-        steps = range(first + len(pending), min(step + lag + 1, config.steps))
+        steps = range(max(pending, default=first - 1) + 1, min(step + lag + 1, config.steps))
         rollouts.add(steps, policy)
+        pending.pop(step - 2, None)
         for later in steps:
-            build = partial(pipeline.build_batch, rollouts, later, policy, pending.get(later - 1))
+            # By number: a chain of functions would hold the batches of all steps.
+            before = partial(batch_of, later - 1) if later > first else None
+            build = partial(pipeline.build_batch, rollouts, later, policy, before)
             # A thread starts with an empty context, and the current flow run is a context variable.
             pending[later] = pool.submit(copy_context().run, build).result if pool else cache(build)
 
@@ -83,7 +89,7 @@ def train_steps(execute: Executor, source: Source, prefetch: bool = False) -> Ge
 def loop_train(session: Session) -> JsonObject:
     """Train with reinforcement learning or on demonstrations, as the run's kind says; return the result as values."""
     config = session.config
-    described = list[JsonObject]()
+    described = DescribedSteps()
     policy: Policy | None = None
     execute, retention = Executor(session), WeightRetention(session.context)
     with (
@@ -95,7 +101,7 @@ def loop_train(session: Session) -> JsonObject:
             evaluations = Evaluations(session, threads)
             evaluations.choose(execute)
             for finished in steps:
-                described.append(finish_step(session, finished, described))
+                described.append(finish_step(session, finished, described.last))
                 policy = finished.policy
                 evaluations.begin(policy)
                 retention.note(policy, {key for key, _ in evaluations.waiting})
@@ -106,7 +112,7 @@ def loop_train(session: Session) -> JsonObject:
             raise
     scores = evaluations.scores
     rows = comparisons(scores)
-    return run_outcome(session, described, policy, [score.described for score in scores], rows)
+    return run_outcome(session, described.unpack(), policy, [score.described for score in scores], rows)
 
 
 def loop_evaluate(session: Session) -> JsonObject:

@@ -26,13 +26,15 @@ from tasks.runtime.stored_rows import StoredRows
 
 # The tables of some steps: replays of one run read the same ones once for every setting.
 MAX_BYTES = 256 << 20
+LEAST_BYTES = 1 << 18
+"""What a table counts for at least: beside its values one of forty columns has 30 kB of pointers and schemas."""
 SMALL_BYTES = 1 << 23
 """A file of more bytes is not kept in memory by who reads it in parts."""
 LEDGER_SECONDS = 0.1
 """How old what is known of the ledger may be when it is decided what is still to be computed."""
 
 
-_RECENT = LRUCache[tuple[str, str], pa.Table](MAX_BYTES, getsizeof=lambda rows: rows.nbytes)
+_RECENT = LRUCache[tuple[str, str], pa.Table](MAX_BYTES, getsizeof=lambda rows: max(rows.nbytes, LEAST_BYTES))
 """Rows of slices by table and digest, of all runs of this process: one replay after another reads the same ones."""
 _RECENT_LOCK = threading.Lock()
 

@@ -1,5 +1,7 @@
 """What is reported of a step and of a run: outcomes, warnings, metrics, those of tokens with what is known of masks."""
 
+from flows.runtime.step_report import DescribedSteps
+from tasks.metrics.warnings import WINDOW
 from tests.fixtures import rehearsal
 
 TEN_PAIRS = {"groups_per_step": 10, "group_size": 2}
@@ -22,3 +24,10 @@ def test_a_run_with_hardly_anything_to_train_on_says_so(tmp_path, monkeypatch):
         assert described["metrics"]["samples_per_rollout/all"] == 1.0
     (warning,) = told
     assert warning.startswith("step 0: only 2 of 20 rollouts could be trained on; look at the environment")
+
+
+def test_steps_are_the_same_when_they_were_packed():
+    described, steps = DescribedSteps(), [{"step": n, "metrics": {"a": n / 3, "b": None}} for n in range(2 * WINDOW)]
+    for step in steps:
+        described.append(step)
+    assert described.unpack() == steps and described.last == steps[-WINDOW:]

@@ -3,6 +3,7 @@
 from cachetools import LRUCache
 
 from configs.run import RunConfig
+from storage.refs import Slice
 from storage.store import Store, open_store
 from tasks.runtime import run_context as contexts
 from tasks.runtime.run_context import RunContext
@@ -27,6 +28,16 @@ def test_rows_are_read_from_the_store_once(tmp_path, monkeypatch):
         for piece in made * 2:
             assert context.read(piece, ["message"])["message"].to_pylist() == list(range(piece.rows))
         assert read == expected, "rows larger than the room for them are given out and not kept"
+
+
+def test_of_small_tables_some_thousand_are_kept(monkeypatch):
+    """A table of four rows takes some 20 kB beside its values, which the bound on values would not see."""
+    recent = LRUCache(contexts._RECENT.maxsize, getsizeof=contexts._RECENT.getsizeof)
+    monkeypatch.setattr(contexts, "_RECENT", recent)
+    rows = messages(4)
+    for number in range(3000):
+        contexts.keep_recent(Slice("messages", "run", "a", 4, str(number), ()), rows)
+    assert len(recent) == 1024 and ("messages", "2999") in recent
 
 
 def test_rows_that_another_process_has_just_finished_are_read(tmp_path, monkeypatch):
