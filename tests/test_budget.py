@@ -80,7 +80,7 @@ MOST: dict[str, tuple[int, int]] = {
     # models of any family, proven when a run begins: room of HOUSE.md for models, as in configs, flows and tests
     # preferences: DPO and KTO on recorded rollouts: room of HOUSE.md for rewards, in configs, stages, flows and tests
     "tasks/learner": (44_800, 31_000),
-    "flows/runtime, flows/*.py": (24_000, 18_000),
+    "flows/runtime, flows/*.py": (24_200, 18_000),
     # the memory plan of three folders: docs/decisions/services.md; the plan of GPUs that are used or elsewhere: room of
     # HOUSE.md for the GPU issue, as in tasks/learner (peaks), tasks/inference (log-probs of sampled tokens alone),
     # tasks/runtime and flows/cli;
@@ -100,8 +100,8 @@ MOST: dict[str, tuple[int, int]] = {
     # flows/exchange, docs (the version at the foot of pages), benchmarks (a new user's hour) and tests
     "flows/cli": (31_800, 22_000),
     "flows/replays, flows/exchange": (18_300, 15_000),  # other trainers came from configs: docs/decisions/configs.md
-    "tests": (586_700, 480_000),
-    "benchmarks": (21_600, 20_000),
+    "tests": (587_400, 480_000),
+    "benchmarks": (22_200, 20_000),
     # questions, three recipes on one set: room of agents
     # the harness `program`, its gateway in flows/services, the Responses API in tasks/inference: room of agents
     # other harnesses within its limits, without a network: the same room, and their test in tests
