@@ -17,5 +17,6 @@
 - reader: what rollouts said, under each other
 - tokens, batch: tokens with all that was measured of them, in colours, and the packed batch
 - compare: two runs side by side
+- proof: what a store records, checked against its own files
 - mismatch: how far the learner's log-probs are from the engine's, and where
 """

@@ -26,7 +26,7 @@ from tasks.filtering import stage as filtering
 from tasks.judging import stage as judging
 from tasks.metrics import stage as metrics
 from tasks.metrics.accounting import COLUMNS as TRACE_COLUMNS
-from tasks.metrics.accounting import AccountBreach, account, taken_assignments
+from tasks.metrics.accounting import AccountBreach, account_step
 from tasks.packing import stage as packing
 from tasks.rollout import demonstration, preference
 from tasks.rollout import stage as rollout
@@ -200,18 +200,16 @@ def check_account(context: RunContext, batch: StepBatch) -> None:
     """Account for every rollout of a step. Raises AccountBreach where one is lost or counted twice."""
     written = {table for ref in batch.traces for table, _ in ref.rows}
     groups = [table for table in ("intakes", "stale_groups") if table in written]
-    tables = (
-        # With intakes, groups of other steps' assignments are among them.
-        taken_assignments(*(context.table(table, batch.traces) for table in groups))
-        if "intakes" in written
-        else context.table("assignments", batch.assignments, ["assignment_id"]),
-        context.table("traces", batch.traces, TRACE_COLUMNS),
-        context.table("verdicts", [batch.filtering], ["trace_id", "keep", "reason"]),
-        context.table("samples", [batch.advantage], ["sample_id", "trace_id"]),
-        context.table("batches", [batch.packing], ["sample_ids"]),
-    )
+    tables: dict[str, pa.Table] = {
+        **{table: context.table(table, batch.traces) for table in groups},
+        "assignments": context.table("assignments", batch.assignments, ["assignment_id"]),
+        "traces": context.table("traces", batch.traces, TRACE_COLUMNS),
+        "verdicts": context.table("verdicts", [batch.filtering], ["trace_id", "keep", "reason"]),
+        "samples": context.table("samples", [batch.advantage], ["sample_id", "trace_id"]),
+        "batches": context.table("batches", [batch.packing], ["sample_ids"]),
+    }
     try:
-        account(*tables)
+        account_step(tables)
     except AccountBreach as error:
         # `account` knows tables alone, not their run.
         error.add_note(f"Run {context.run}, step {batch.packing.step}, between the stages packing and training.")

@@ -36,6 +36,22 @@ CHECKED = ("assignments", "traces", "verdicts", "samples", "batches")
 class AccountBreach(ValueError):
     """A rollout is unaccounted for, or accounted for twice."""
 
+    def __init__(self, table: str, column: str, what: str) -> None:
+        super().__init__(
+            f"table {table}, column {column}: {what}. Every assignment must be trained, filtered, quarantined, "
+            "errored, given up, unscored or without weight, exactly once. The rows stay as they are; look at the "
+            "stage that wrote the table before going on."
+        )
+        self.table, self.what = table, what
+
+
+def account_step(tables: Tables) -> Counter[tuple[str, str]]:
+    """Return `account` of the tables of a step, by name: with `intakes`, of the groups that the step took."""
+    groups = [tables[name] for name in ("intakes", "stale_groups") if name in tables]
+    # With intakes, groups of other steps' assignments are among them.
+    taken = {"assignments": taken_assignments(*groups)} if groups else {}
+    return account(*({**tables, **taken}[name] for name in CHECKED))
+
 
 def account(
     assignments: pa.Table, traces: pa.Table, verdicts: pa.Table, credits: pa.Table, batches: pa.Table
@@ -50,13 +66,13 @@ def account(
     agent may play several times in an episode.
     """
     rows = traces.select(COLUMNS).to_pylist()
-    _check_assignments(texts(assignments["assignment_id"]), rows)
+    check_assignments(texts(assignments["assignment_id"]), rows)
     reasons = _reasons(verdicts, rows)
     trained = packed_traces(credits, batches)
     found = Counter(_outcome(row, reasons[row["trace_id"]], trained) for row in rows)
     unknown = trained - reasons.keys()
     if unknown:
-        raise _breach("batches", "sample_ids", f"trace {min(unknown)} is trained but is not in table traces")
+        raise AccountBreach("batches", "sample_ids", f"trace {min(unknown)} is trained but is not in table traces")
     return found
 
 
@@ -72,7 +88,7 @@ def taken_assignments(*groups: pa.Table) -> pa.Table:
 def _outcome(row: dict[str, Any], reason: str | None, trained: set[str]) -> tuple[str, str]:
     excluded = reason is not None or row["error_class"] is not None
     if excluded and row["trace_id"] in trained:
-        raise _breach("batches", "sample_ids", f"trace {row['trace_id']} is trained although it was not kept")
+        raise AccountBreach("batches", "sample_ids", f"trace {row['trace_id']} is trained although it was not kept")
     return outcome_of(row["error_class"], reason, TRAINED if row["trace_id"] in trained else NO_WEIGHT)
 
 
@@ -99,13 +115,16 @@ def outcome_of(error_class: str | None, reason: str | None, otherwise: str) -> t
     return otherwise, ""
 
 
-def _check_assignments(assigned: list[str], rows: list[dict[str, Any]]) -> None:
+def check_assignments(assigned: list[str], rows: list[dict[str, Any]]) -> None:
+    """Raise AccountBreach unless each assignment has one episode among rows of traces, and each trace one of them."""
     _once(assigned, "assignments", "assignment_id", "assignment")
     answered = {row["assignment_id"] for row in rows}
     if missing := set(assigned) - answered:
-        raise _breach("traces", "assignment_id", f"{len(missing)} assignments left no trace, first {min(missing)}")
+        raise AccountBreach(
+            "traces", "assignment_id", f"{len(missing)} assignments left no trace, first {min(missing)}"
+        )
     if strange := answered - set(assigned):
-        raise _breach("traces", "assignment_id", f"{min(strange)} was never assigned")
+        raise AccountBreach("traces", "assignment_id", f"{min(strange)} was never assigned")
     _once((row["trace_id"] for row in rows), "traces", "trace_id", "trace")
     # Pairs and not rows: several agents, or one agent several times, may have traces in an episode.
     episodes = {(row["assignment_id"], row["episode_id"]) for row in rows}
@@ -117,7 +136,7 @@ def _reasons(verdicts: pa.Table, rows: list[dict[str, Any]]) -> dict[str, str | 
     reasons = dict(zip(texts(verdicts["trace_id"]), verdicts["reason"].to_pylist(), strict=True))
     if differing := reasons.keys() ^ {row["trace_id"] for row in rows}:
         what = f"{len(differing)} traces lack a verdict, or verdicts a trace, first {min(differing)}"
-        raise _breach("verdicts", "trace_id", what)
+        raise AccountBreach("verdicts", "trace_id", what)
     return reasons
 
 
@@ -127,22 +146,14 @@ def packed_traces(credits: pa.Table, batches: pa.Table) -> set[str]:
     _once(packed, "batches", "sample_ids", "sample")
     trace_of = dict(zip(texts(credits["sample_id"]), texts(credits["trace_id"]), strict=True))
     if unknown := set(packed) - trace_of.keys():
-        raise _breach("batches", "sample_ids", f"sample {min(unknown)} is packed but is not in table samples")
+        raise AccountBreach("batches", "sample_ids", f"sample {min(unknown)} is packed but is not in table samples")
     return {trace_of[sample] for sample in packed}
 
 
 def _once(values: Iterable[Any], table: str, column: str, noun: str) -> None:
     value, times = next(iter(Counter(values).most_common(1)), (None, 0))
     if times > 1:
-        raise _breach(table, column, f"{noun} {value} is there {times} times")
-
-
-def _breach(table: str, column: str, what: str) -> AccountBreach:
-    return AccountBreach(
-        f"table {table}, column {column}: {what}. Every assignment must be trained, filtered, quarantined, "
-        "errored, given up, unscored or without weight, exactly once. The rows stay as they are; look at the stage "
-        "that wrote the table before going on."
-    )
+        raise AccountBreach(table, column, f"{noun} {value} is there {times} times")
 
 
 def account_metrics(tables: Tables) -> dict[str, float]:
@@ -154,9 +165,7 @@ def account_metrics(tables: Tables) -> dict[str, float]:
     refused = "decisions" in tables and not all(tables["decisions"]["approved"].to_pylist())
     of_packed = TRAINED if "updates" in tables else REFUSED if refused else PENDING
     if all(name in tables for name in CHECKED):
-        groups = [tables[name] for name in ("intakes", "stale_groups") if name in tables]
-        taken = {"assignments": taken_assignments(*groups)} if groups else {}
-        found = account(*({**tables, **taken}[name] for name in CHECKED))
+        found = account_step(tables)
         counts = {(of_packed if outcome == TRAINED else outcome, detail): n for (outcome, detail), n in found.items()}
     else:
         counts = dict(Counter(_outcomes(tables, of_packed)))
