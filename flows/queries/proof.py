@@ -93,7 +93,7 @@ def _results(reader: StoreReader, works: Sequence[Work], runs: Sequence[str]) ->
     yield Result("logs", PROVEN, count=len({table for work in works for table in work.tables}) - len(lost))
     for work in works:
         yield from _rows(reader, work)
-        for check, table in ((_policy, "policies"), (_sampled, "traces")):
+        for check, table in ((_policy, "policies"), (_check_sampling, "traces")):
             if work.finished and table in work.tables:
                 yield from check(reader, work)
     seen = set[tuple[str, ...]]()
@@ -106,7 +106,7 @@ def _results(reader: StoreReader, works: Sequence[Work], runs: Sequence[str]) ->
                 yield from _step(reader, step, f"run {run}, step {step.step}")
         for scored in history.evaluations:
             sources = reader.graph.sources(scored, "assignments")
-            yield from _assigned(reader, sources, [scored], f"run {run}, evaluation of policy {scored.step}")
+            yield from _check_assigned(reader, sources, [scored], f"run {run}, evaluation of policy {scored.step}")
 
 
 def _read(reader: StoreReader, works: Sequence[Work | None], table: str, columns: list[str]) -> pa.Table | None:
@@ -187,7 +187,7 @@ def _wrong_weights(reader: StoreReader, work: Work, directory: Path, recorded: s
     return "" if linked else "its updates do not lead from the weights of the policy before to its own"
 
 
-def _sampled(reader: StoreReader, work: Work) -> Results:
+def _check_sampling(reader: StoreReader, work: Work) -> Results:
     traces = _read(reader, [work], "traces", TRACE_FACTS)
     rows = traces.to_pylist() if traces else []
     scored = {(row["environment"], row["agent"]) for row in rows if row["reward"] is not None}
@@ -221,7 +221,7 @@ def _sampler(reader: StoreReader, work: Work, row: dict[str, Any], where: str) -
     return Result("policies", PROVEN)
 
 
-def _assigned(reader: StoreReader, sources: Sequence[Work], traces: Sequence[Work], where: str) -> Results:
+def _check_assigned(reader: StoreReader, sources: Sequence[Work], traces: Sequence[Work], where: str) -> Results:
     """Check the assignments of rollouts that were not packed."""
     assigned, rows = (
         _read(reader, works, table, STEP_COLUMNS[table])
@@ -248,7 +248,7 @@ def _step(reader: StoreReader, step: RecordedStep, where: str) -> Results:
     tables = {name: rows for name, rows in read.items() if rows is not None}
     if step.batches is None:
         if "intakes" not in tables:
-            yield from _assigned(reader, assigned, step.traces, where)
+            yield from _check_assigned(reader, assigned, step.traces, where)
         return
     try:
         account_step(tables)
@@ -263,10 +263,10 @@ def _step(reader: StoreReader, step: RecordedStep, where: str) -> Results:
         ended = len({*texts(tables["traces"]["assignment_id"])})
         why = f"{where}: rollouts and assignments came from the same file"
         yield Result("assignments", UNPROVEN if imported else PROVEN, why, ended)
-        yield from _trained(step, tables, where)
+        yield from _check_training(step, tables, where)
 
 
-def _trained(step: RecordedStep, tables: dict[str, pa.Table], where: str) -> Results:
+def _check_training(step: RecordedStep, tables: dict[str, pa.Table], where: str) -> Results:
     packed = {str(name) for name in pc.list_flatten(tables["batches"]["sample_ids"]).to_pylist()}
     samples, section = tables["samples"], step.batches.entry.section if step.batches else {}
     borders, streams = weight_streams(samples, bool(section.get("packing", {}).get("zero_advantages")))
