@@ -1,5 +1,6 @@
 """The demo: a small model that is made, warmed up and trained; the weights that `model.path = "demo"` means."""
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -71,7 +72,7 @@ def demo_model(kind: str, files: Sequence[str], overrides: Sequence[str], store:
 
 def demo_summary(outcome: dict[str, Any], config: RunConfig, recipe: Recipe, seconds: float) -> list[str]:
     """Return the lines that end the demo: what was learnt, where the tables are, what to try next."""
-    store = "" if config.store == default_store() else f" --store {config.store}"
+    store = "" if config.store == default_store() else f" --store {shlex.quote(config.store)}"
     # A person looks for a directory, wherever the command was given.
     place = config.store if "://" in config.store else Path(config.store).resolve()
     return [

@@ -1,5 +1,6 @@
 """The command quarantine: marks rollouts that turned out to be unfit for training, or lists the marks."""
 
+import shlex
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -64,5 +65,5 @@ def quarantine(
     elif recorded:
         # The run that the condition was about knows its own rewards.
         say("Leave them out, for example:")
-        say(f"  stagecoach replay {run or used[0]['run']} --from filtering --store {address}")
+        say(f"  stagecoach replay {run or used[0]['run']} --from filtering --store {shlex.quote(address)}")
     return 0

@@ -1,5 +1,6 @@
 """Commands that start or resume runs: demo, run, sft, eval, resume and replay; how each starts its run."""
 
+import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -150,7 +151,7 @@ def start(
     overrides = [*overrides, *demo_model(kind, files, overrides, store, runner)]
     config = resolve_run(kind, files, overrides, name=name, store=store)
     print(outcome_message(runner(config)))
-    where = f"{config.name} --store {config.store}"
+    where = f"{config.name} --store {shlex.quote(config.store)}"
     print(f"run {config.name} is in {config.store}: stagecoach view --run {where}, or stagecoach show {where}")
     return 0
 

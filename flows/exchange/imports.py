@@ -5,6 +5,7 @@ The files' content and how they are read are in the keys, so that the same files
 """
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -257,4 +258,4 @@ def outcome_lines(outcome: ImportOutcome) -> list[str]:
     text = outcome.figures.keys() & {"with rendered tokens", "with given tokens"}
     supervised = " algorithm.type=supervised" if text else ""
     replay = f"stagecoach replay {outcome.run} --from filtering --set model.path=DIR{supervised}"
-    return [*lines, f"train on it with: {replay} --store {outcome.store}"]
+    return [*lines, f"train on it with: {replay} --store {shlex.quote(outcome.store)}"]

@@ -1,6 +1,7 @@
 """Gates that a person answers: what is shown of a batch, and the flow run that waits for the answer."""
 
 import math
+import shlex
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -37,7 +38,7 @@ def approval(run: str, store: str, notify: Callable[..., None]) -> Approve:
         page, title = summary(run, question), f"Step {question.step} of run {escape(run)} waits for approval"
         with bookkeeping_only("the summary of the batch"):
             create_markdown_artifact(page, key=artifact_key("gate", run), description=title)
-        command = f"stagecoach gate {run} --approve (or --refuse) --store {store}"
+        command = f"stagecoach gate {run} --approve (or --refuse) --store {shlex.quote(store)}"
         text = f"step {question.step} waits for approval: {command}"
         notify("note", text=text)
         notify("gate", step=question.step, text=text)

@@ -1,5 +1,6 @@
 """Runs an open session of a replay to its end, or plans it, and says what it came to beside what was recorded."""
 
+import shlex
 from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -125,5 +126,5 @@ def summary(outcome: dict[str, Any], config: RunConfig) -> list[str]:
         worst = max(step["update"]["mismatch_kl"] or 0.0 for step in trained)
         outside = f"at most {max(masked):.1%} of tokens outside the trust region"
         lines.append(f"importance ratio: {outside}, KL up to {worst:.2g}")
-    store = "" if config.store == default_store() else f" --store {config.store}"
+    store = "" if config.store == default_store() else f" --store {shlex.quote(config.store)}"
     return [*lines, f"compare: stagecoach diff {replay.run} {config.name}{store}"]

@@ -1,6 +1,7 @@
 """What somebody asks of a replay: which run, stages and steps, which settings; and what cannot be asked."""
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -183,7 +184,7 @@ def refuse_removed(store: Store, source: str, begun: RunConfig | None) -> None:
     line = f"run {source!r} was removed from the store (stagecoach gc): its steps are gone"
     if begun is None:
         raise ConfigError(line)
-    at = f"{begun.name} --store {begun.store}"
+    at = f"{begun.name} --store {shlex.quote(begun.store)}"
     raise ConfigError(
         f"{line}. This replay cannot go on. Look at what it finished with stagecoach show {at}; its whole steps can be "
         f"gone through in turn: stagecoach replay {at}; for the others record a new run (stagecoach run), and replay it"

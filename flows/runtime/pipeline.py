@@ -7,6 +7,7 @@ replays, `stagecoach check`.
 """
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -228,7 +229,7 @@ def check_gate(execute: Executor, step: int, batch: StepBatch, policy: Policy) -
         # A refusal of a person that was only found, not computed now, is an earlier one: ask the next question.
         if ref.computed or decision["gate"] == "rule":
             write_metrics(execute, step, (*batch.refs, ref))
-            resume = f"stagecoach resume {config.name} --store {config.store}"
+            resume = f"stagecoach resume {config.name} --store {shlex.quote(config.store)}"
             raise GateRefused(
                 f"step {step}: the batch was refused by {decision['decided_by']}: "
                 f"{decision['reason'] or 'no reason given'}\n  Figures: {in_words(json.loads(decision['figures']))}\n  "
@@ -306,7 +307,8 @@ def explain_empty_batches(context: RunContext, step: int, sampled: Sequence[Ref]
         # Names and messages come from environments: one line each, and cut, or they could act on a terminal.
         words = error_words(message or "(no text)", MAX_MESSAGE_CHARS)
         lines.append(f"The most frequent error ({number}): {one_line(error or 'an error', MAX_NAME_CHARS)}: {words}")
-    at, attempts = f"{context.run} --store {context.config.store}", context.config.filtering.max_batch_attempts
+    at = f"{context.run} --store {shlex.quote(context.config.store)}"
+    attempts = context.config.filtering.max_batch_attempts
     lines += (
         "Safe: everything sampled is in the store, and so are the policies made before",
         f"To do: see them with stagecoach traces {at} --step {step}, and mend what fails; then sample again: "

@@ -40,7 +40,7 @@ def test_a_run_comes_to_its_end_and_is_found_by_either_path(tmp_path, full, monk
     run = ("run", "demo", "my config.toml", "model.path=model link", "--name", "first", "--plain")
     stagecoach(*run, "steps=1", "--store", "my store", cwd=tmp_path / "here")
     said = stagecoach(*run, "steps=2", "--store", str(tmp_path / "store link"), cwd=tmp_path / "here")
-    assert "7 pieces of work to do, 9 cached" in said
+    assert "7 pieces of work to do, 9 cached" in said and f"--store '{tmp_path}/store link'" in said
     check_once(place / "my store", "first")
     assert stagecoach("repair", "--deep", "--store", str(tmp_path / "store link")) == "nothing is wrong\n"
     assert [path.name for path in full.iterdir()] == ["filler"]

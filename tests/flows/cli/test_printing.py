@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -85,3 +86,10 @@ def test_a_pipe_gets_every_line_as_one(capsys, monkeypatch):
     line = "word " * 60
     console().print(line.strip())
     assert capsys.readouterr().out == line.strip() + "\n"
+
+
+def test_a_store_in_a_command_of_a_message_is_quoted():
+    """Read in the code: a command is to be pasted, whatever its path."""
+    flows = Path(cli.__file__).parents[1]
+    stores = [text for path in flows.rglob("*.py") for text in re.findall(r"--store \{[^}]*", path.read_text("utf-8"))]
+    assert len(stores) > 8 and all("shlex.quote(" in text for text in stores), stores
