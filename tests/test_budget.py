@@ -100,6 +100,7 @@ MOST: dict[str, tuple[int, int]] = {
     # flows/exchange, docs (the version at the foot of pages), benchmarks (a new user's hour) and tests
     "flows/cli": (32_200, 22_000),
     "flows/replays, flows/exchange": (18_300, 15_000),  # other trainers came from configs: docs/decisions/configs.md
+    # faults of the machine and of rewards that nobody had tried, each with a test: endurance
     "tests": (589_400, 480_000),
     "benchmarks": (22_200, 20_000),
     # questions, three recipes on one set: room of agents
