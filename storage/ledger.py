@@ -71,6 +71,8 @@ class Ledger(CachedTable):
         self._lock = self.table.lock  # one lock: nobody may move the handle between a refresh and the append
         self._by_key: dict[str, dict[tuple[str, str], Entry]] = {}
         """The rows of each key, by run and part."""
+        self._users: dict[str, set[str]] = {}
+        """By the key of a policy, the runs that have work of it."""
         self._commits = 0
         self._removals = 0
         self._refreshed_at = -math.inf
@@ -100,6 +102,12 @@ class Ledger(CachedTable):
             rows = [row for rows in self._by_key.values() for row in rows.values()]
         chosen = [row for row in rows if run in (None, row.run) and stage in (None, row.stage)]
         return sorted(chosen, key=lambda entry: (entry.run, entry.step, *entry.age))
+
+    def users(self, policy: str) -> set[str]:
+        """The runs that have work of a policy, which is named by its key."""
+        with self._lock:
+            self._refresh()
+            return {*self._users.get(policy, ())}
 
     def commit(self, entry: Entry) -> Entry:
         """Append a row unless one for the same run, key and part is there; return the row that stands.
@@ -215,7 +223,7 @@ class Ledger(CachedTable):
         if (removals := self.table.transaction_version(REMOVAL)) != self._removals:
             # Rows may have gone from any file that was read: the index is built anew.
             self._removals = removals
-            self._read_files, self._by_key = set(), {}
+            self._read_files, self._by_key, self._users = set(), {}, {}
             return [file.path for file in self.table.active_files()]
         return super()._unread(paths)
 
@@ -227,6 +235,7 @@ class Ledger(CachedTable):
         for entry in entries_of(rows):
             # A merged file repeats rows: the one that was read first stands.
             self._by_key.setdefault(entry.key, {}).setdefault((entry.run, entry.part), entry)
+            self._users.setdefault(entry.inputs.get("policy", ""), set()).add(entry.run)
 
 
 def _too_busy(run: str, action: str) -> StoreUnavailable:

@@ -40,8 +40,9 @@ class WeightRetention:
         unneeded = self._present.keys() - kept_versions(config, self._present)
         if not unneeded:
             return []
-        others = {entry.inputs.get("policy") for entry in store.ledger.entries() if entry.run != self._context.run}
-        removed = {version for version in unneeded if self._present[version] not in {*needed, *others}}
+        kept, run = {*needed}, self._context.run
+        kept |= {key for version in unneeded if store.ledger.users(key := self._present[version]) - {run}}
+        removed = {version for version in unneeded if self._present[version] not in kept}
         # What a resumed run would go on from must be in the ledger before anything older goes.
         self._context.flush()
         keys = [self._present.pop(version) for version in sorted(removed)]

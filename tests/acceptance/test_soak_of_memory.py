@@ -32,7 +32,7 @@ SETTINGS = (
 def test_a_long_run_does_not_grow(tmp_path):
     tiny_qwen3(tmp_path / "model", seed=3)
     model, log = f"model.path={tmp_path / 'model'}", tmp_path / "log"
-    command = [sys.executable, "-m", "flows.cli", "train", "demo", *SETTINGS, model, "--name", "long"]
+    command = [sys.executable, "-m", "flows.cli", "run", "demo", *SETTINGS, model, "--name", "long"]
     with log.open("wb") as out:
         flow = psutil.Popen([*command, "--store", str(tmp_path / "store")], stdout=out, stderr=out, cwd=ROOT)
         seen = watch(flow, log)
