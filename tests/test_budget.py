@@ -80,6 +80,7 @@ MOST: dict[str, tuple[int, int]] = {
     # models of any family, proven when a run begins: room of HOUSE.md for models, as in configs, flows and tests
     # preferences: DPO and KTO on recorded rollouts: room of HOUSE.md for rewards, in configs, stages, flows and tests
     "tasks/learner": (44_800, 31_000),
+    # memory that does not grow with a run's steps, in storage, tests and benchmarks too: endurance
     "flows/runtime, flows/*.py": (24_200, 18_000),
     # the memory plan of three folders: docs/decisions/services.md; the plan of GPUs that are used or elsewhere: room of
     # HOUSE.md for the GPU issue, as in tasks/learner (peaks), tasks/inference (log-probs of sampled tokens alone),

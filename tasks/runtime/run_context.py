@@ -27,7 +27,7 @@ from tasks.runtime.stored_rows import StoredRows
 # The tables of some steps: replays of one run read the same ones once for every setting.
 MAX_BYTES = 256 << 20
 LEAST_BYTES = 1 << 18
-"""What a table counts for at least: beside its values one of forty columns has 30 kB of pointers and schemas."""
+"""What a table counts for at least: beside its values one of 32 columns has 40 kB of pointers and schemas."""
 SMALL_BYTES = 1 << 23
 """A file of more bytes is not kept in memory by who reads it in parts."""
 LEDGER_SECONDS = 0.1
