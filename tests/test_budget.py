@@ -39,6 +39,7 @@ FOLDERS = {
     "flows/queries": ("flows/queries/",),
     "flows/reporting": ("flows/reporting/",),
     "flows/viewer": ("flows/viewer/",),
+    # another reward on stored rollouts: room of HOUSE.md for rewards, as in flows/queries, flows/viewer and tests
     # runs by their first characters, weights of TRL's rewards, a panel in the first steps: the first hour, as below
     # own data in any file with several rewards, prompts shown: room of HOUSE.md for the first hour, as in configs,
     # tasks/inference, flows/*.py, examples and tests

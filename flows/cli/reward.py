@@ -36,7 +36,7 @@ def reward(
     """
     import polars as pl
 
-    from flows.queries.reward_figures import try_figures
+    from flows.queries.reward_figures import keep_figures, try_figures
     from flows.queries.reward_try import try_reward
     from flows.reporting.output_files import write_whole
 
@@ -50,11 +50,14 @@ def reward(
         write_whole(Path(output), lambda draft: rows.write_parquet(draft), False)
     changes = settings_of(what, named[0][2])
     figures = try_figures(rows, right)
+    for name in names:
+        keep_figures(reader.store.root, name, what.name, figures | {"settings": changes, "replaces": what.replaces})
     if as_json:
         print_report(figures | {"settings": changes}, True)
     else:
         _print(figures, what)
         flags = " ".join(f"--set '{line}'" for line in changes)
+        print(f"look at it: stagecoach view {names[0]}, page Rewards tried")
         print(f"adopt it: stagecoach replay {names[0]} --regrade {flags} --name NAME")
     if adopt:
         from flows.cli.run import run_replay

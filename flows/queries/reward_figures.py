@@ -1,12 +1,16 @@
 """What a tried reward comes to beside the recorded one: agreement, flips, signals of groups and advantages, in SQL."""
 
+import json
 import math
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from storage.read.views import select
+from storage.roots import Root
 from tasks.metrics.figures import rank_correlation
 
 Z = 1.959964
@@ -28,7 +32,8 @@ from tried where score is not null
 """
 _BY_STEP = """
 select run, step, min(policy_version)::bigint as policy, count(score)::bigint as num_scored, avg(recorded) as recorded,
-    avg(score) as score, corr(recorded, score) as correlation
+    avg(score) as score,
+    case when stddev_pop(recorded) * stddev_pop(score) > 0 then corr(recorded, score) end as correlation
 from tried group by run, step order by run, step
 """
 _PAIRS = """
@@ -54,7 +59,8 @@ order by run, step, group_id
 """
 _ADVANTAGES = """
 select count(*)::bigint as num_compared, avg(abs(advantage - advantage_before)) as mean_difference,
-    corr(advantage_before, advantage) as correlation,
+    case when stddev_pop(advantage_before) * stddev_pop(advantage) > 0 then corr(advantage_before, advantage) end
+        as correlation,
     count(*) filter (where sign(advantage) * sign(advantage_before) < 0)::bigint as turned
 from tried where advantage is not null and advantage_before is not null
 """
@@ -122,3 +128,26 @@ def _kappa(first: pl.Series, second: pl.Series) -> dict[str, Any]:
 
 def _figure(name: str, value: float | None, interval: Sequence[float | None]) -> dict[str, Any]:
     return {"figure": name, "value": value, "low": interval[0], "high": interval[1]}
+
+
+def keep_figures(root: Root, run: str, name: str, figures: dict[str, Any]) -> None:
+    """Write the figures of a try beside the logs of a run, in place of an earlier one of that name.
+
+    Nothing is written for a store that is no directory of this machine.
+    """
+    if root.directory:
+        file = _tries(root, run) / f"{name}.json"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        draft = file.with_suffix(f".{os.getpid()}")
+        draft.write_text(json.dumps(figures), encoding="utf-8")
+        draft.replace(file)
+
+
+def kept_figures(root: Root, run: str) -> dict[str, dict[str, Any]]:
+    """Return the figures of the tries of a run by name; see `keep_figures`."""
+    files = sorted(_tries(root, run).glob("*.json")) if root.directory else ()
+    return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
+
+
+def _tries(root: Root, run: str) -> Path:
+    return Path(root.directory or "", "logs", run, "rewards")

@@ -12,6 +12,7 @@ from flows.viewer import addresses
 from flows.viewer.addresses import Page, Route
 from flows.viewer.pages.batch import batch_page
 from flows.viewer.pages.compare import compare_page
+from flows.viewer.pages.rewards import rewards_page
 from flows.viewer.pages.runs import run_page, runs_page
 from flows.viewer.pages.search import changes_page, search_page
 from flows.viewer.pages.step import evaluation_page, step_page
@@ -26,6 +27,7 @@ PAGES: dict[str, tuple[Route, Callable[[StoreReader, PageRequest], Page]]] = {
     "batch": (addresses.batch, batch_page),
     "search": (addresses.search, search_page),
     "changes": (addresses.changes, changes_page),
+    "rewards": (addresses.rewards, rewards_page),
     "trace": (addresses.trace, trace_page),
     "any_trace": (addresses.any_trace, any_trace_page),
     "compare": (addresses.compare, compare_page),

@@ -11,6 +11,7 @@ import polars as pl
 from flows.queries.charts import last_value
 from flows.queries.metrics import StepNumbers, matching, metrics, numbers
 from flows.queries.request import PageRequest
+from flows.queries.reward_figures import kept_figures
 from flows.queries.run_state import GONE, look_of, recorded_warnings
 from flows.queries.runs import events, overview, runs, tokens_of, waiting_gate
 from flows.queries.scores import held_out
@@ -105,6 +106,7 @@ def run_page(reader: StoreReader, request: PageRequest) -> Page:
         "warnings": [{**hit, "address": _shown_by(run, hit)} for hit in recorded_warnings(reader.store.runs, run)],
         "events": [{**event, "look": look_of(event["event"])} for event in events(reader, run)],
         "ledger": _ledger(reader, run),
+        "rewards_tried": bool(kept_figures(reader.store.root, run)),
         "totals": _totals(measured),
         "numbers_from": 0 if request.one_of("numbers", ("all",)) else max(0, len(measured) - MOST_NUMBERS),
     }
