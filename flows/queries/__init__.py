@@ -18,5 +18,6 @@
 - tokens, batch: tokens with all that was measured of them, in colours, and the packed batch
 - compare: two runs side by side
 - proof: what a store records, checked against its own files
+- reward_try, reward_figures: what another reward says of stored rollouts, beside the recorded one
 - mismatch: how far the learner's log-probs are from the engine's, and where
 """
