@@ -91,19 +91,19 @@ MOST: dict[str, tuple[int, int]] = {
     # each rank reads its own shards, and all refuse what one does: the same room, in tasks/learner and here
     "flows/services": (21_800, 15_000),
     "flows/orchestration": (9_300, 8_000),
-    "flows/queries": (37_300, 32_000),
+    "flows/queries": (40_700, 32_000),
     "flows/reporting": (11_100, 10_000),
-    "flows/viewer": (18_200, 22_000),
+    "flows/viewer": (18_700, 22_000),
     # the terminal (lists in pipes, the summary of diff, completion, version): room of HOUSE.md for the first hour, in
     # flows/queries, flows/reporting and tests
     # sweeps: room of HOUSE.md for agents and evaluation; forks, races and runs side by side: the same room, in configs,
     # flows/runtime, flows/orchestration (the reason of a cancellation), stages (levels of intervals) and tests
     # what other trainers were given, read without running it: room of HOUSE.md for the first hour, as in
     # flows/exchange, docs (the version at the foot of pages), benchmarks (a new user's hour) and tests
-    "flows/cli": (32_200, 22_000),
+    "flows/cli": (33_100, 22_000),
     "flows/replays, flows/exchange": (18_300, 15_000),  # other trainers came from configs: docs/decisions/configs.md
     # faults of the machine and of rewards that nobody had tried, each with a test: endurance
-    "tests": (589_400, 480_000),
+    "tests": (590_700, 480_000),
     "benchmarks": (22_200, 20_000),
     # questions, three recipes on one set: room of agents
     # the harness `program`, its gateway in flows/services, the Responses API in tasks/inference: room of agents
