@@ -116,8 +116,8 @@ def _kappa(first: pl.Series, second: pl.Series) -> dict[str, Any]:
     count = len(first)
     if not count:
         return _figure("kappa", None, (None, None))
-    agreed = (first == second).sum() / count
-    shares = first.sum() / count, second.sum() / count
+    agreed = int((first == second).sum()) / count
+    shares = int(first.sum()) / count, int(second.sum()) / count
     chance = shares[0] * shares[1] + (1 - shares[0]) * (1 - shares[1])
     if chance == 1:
         return _figure("kappa", None, (None, None))

@@ -28,8 +28,8 @@ from storage.read.frames import Frames, existing_store
 from storage.read.lineage import Work
 from storage.schemas.stage_tables import TRACES, VERDICTS
 from tasks.advantage.stage import STAGE as ADVANTAGE
-from tasks.advantage.stage import AdvantageInputs
-from tasks.arrays.columns import with_column
+from tasks.advantage.stage import AdvantageInputs, advantage
+from tasks.arrays.columns import texts, with_column
 from tasks.inference.engine.client import ServedModel
 from tasks.inference.grading.groups import score_groups
 from tasks.judging.stage import JudgingInputs, judging
@@ -37,6 +37,8 @@ from tasks.runtime.imports import load_function
 from tasks.runtime.services import Answer, Question
 from tasks.runtime.stored_rows import StoredRows
 
+Scores = dict[str, tuple[float | None, str | None]]
+"""By trace what is tried says, or why it says nothing."""
 GROUP_SECONDS = 60
 """Longest time for the function and one group."""
 ROLLOUT = ("trace_id", "group_id", "agent", "environment", "example_id", "policy_version")
@@ -172,7 +174,7 @@ def score_step(address: str, step: StepRollouts, tried: TriedReward | None) -> p
     traces = tables["traces"]
     rows = [row for row in traces.select(SCORED).to_pylist() if row["error_class"] is None and row["trainable"]]
     if tried is None:
-        scores = {row["trace_id"]: (None, "the function ended its process") for row in rows}
+        scores: Scores = {row["trace_id"]: (None, "the function ended its process") for row in rows}
     elif tried.judge:
         scores = _ask_judge(frames, step, tables, tried.judge)
     else:
@@ -197,9 +199,7 @@ def _columns(table: pa.Table | None, *names: str) -> list[dict[str, Any]]:
     return [] if table is None else table.select(names).to_pylist()
 
 
-def _call(
-    tables: Mapping[str, pa.Table], rows: Sequence[dict[str, Any]], tried: TriedReward
-) -> dict[str, tuple[float | None, str | None]]:
+def _call(tables: Mapping[str, pa.Table], rows: Sequence[dict[str, Any]], tried: TriedReward) -> Scores:
     """Return what the function says of each rollout, or why it says nothing."""
     function = load_function(tried.function)
     if num_arguments(function) > 1:
@@ -231,7 +231,7 @@ def _added(row: Mapping[str, Any], before: Mapping[str, Any]) -> float | None:
     if row["error_class"] is not None:
         return None
     old = json.loads(before["rewards"])
-    return sum(reward["score"] for name, reward in json.loads(row["rewards"]).items() if name not in old)
+    return float(sum(reward["score"] for name, reward in json.loads(row["rewards"]).items() if name not in old))
 
 
 class _Asked:
@@ -246,19 +246,16 @@ class _Asked:
         return Answer(False, "reward try", "nobody is asked while a judge is tried")
 
 
-def _ask_judge(
-    frames: Frames, step: StepRollouts, tables: Mapping[str, pa.Table], judge: JudgeConfig
-) -> dict[str, tuple[float | None, str | None]]:
+def _ask_judge(frames: Frames, step: StepRollouts, tables: Mapping[str, pa.Table], judge: JudgeConfig) -> Scores:
     services = _Asked()
     answers = frames.store.answers
     names = tables["examples"], tables["traces"], tables["messages"]
-    inputs = JudgingInputs(*names, answers, step.run, step.step, "try", services, services)  # type: ignore[arg-type]
+    inputs = JudgingInputs(*names, answers, step.run, step.step, "try", services, services)
     config = step.config.model_copy(update={"judges": (judge.model_copy(update={"max_unscored": 1.0}),)})
     made = judging(inputs, View(config, ("judges",), "judging"))
-    rows = made["judgements"].to_pylist()  # type: ignore[union-attr]
-    asked = {row["trace_id"]: (row["score"], row["error_message"]) for row in rows}
-    traces = tables["traces"]["trace_id"].to_pylist()
-    return {name: asked.get(name, (None, f"judge {judge.name} does not score its environment")) for name in traces}
+    asked: Scores = {row["trace_id"]: (row["score"], row["error_message"]) for row in made["judgements"].to_pylist()}
+    nothing = None, f"judge {judge.name} does not score its environment"
+    return {name: asked.get(name, nothing) for name in texts(tables["traces"]["trace_id"])}
 
 
 def _advantages(
@@ -275,10 +272,12 @@ def _advantages(
         for row in traces.select(["trace_id", "group_id"]).to_pylist()
     ]
     judged = pa.Table.from_pylist(verdicts, VERDICTS.arrow)
-    stored = [StoredRows.of(table) for table in (with_column(traces, "reward", column), tables["messages"], judged)]
+    rewarded, messages = StoredRows.of(with_column(traces, "reward", column)), StoredRows.of(tables["messages"])
     view = View(step.config, ADVANTAGE.sections, ADVANTAGE.name)
     try:
-        made = ADVANTAGE.function(AdvantageInputs(*stored, None, None, step.step), view)
+        made = advantage(AdvantageInputs(rewarded, messages, StoredRows.of(judged), None, None, step.step), view)
     except ValueError:  # an algorithm with state, or with references
         return {}
-    return {row["trace_id"]: row["advantage"] for row in _columns(made["samples"], "trace_id", "advantage")}
+    samples = made["samples"]
+    assert isinstance(samples, pa.Table), "rows in one part are credited at once"
+    return {row["trace_id"]: row["advantage"] for row in _columns(samples, "trace_id", "advantage")}
