@@ -79,7 +79,7 @@ def num_arguments(function: Callable[..., Any]) -> int:
 
 
 @dataclass(frozen=True)
-class StepRollouts:
+class TriedStep:
     """The work whose rows are the rollouts of one step of a run."""
 
     run: str
@@ -89,7 +89,7 @@ class StepRollouts:
     config: RunConfig
 
     @classmethod
-    def of(cls, reader: StoreReader, lineage: StepLineage, config: RunConfig) -> "StepRollouts":
+    def of(cls, reader: StoreReader, lineage: StepLineage, config: RunConfig) -> "TriedStep":
         """Return those of a lineage."""
         made = lineage.traces
         works = {table: reader.graph.origins(made, table) for table in ("messages", "images")}
@@ -106,7 +106,7 @@ def try_reward(reader: StoreReader, runs: Sequence[str], tried: TriedReward) -> 
     what a judge that is not available raises.
     """
     steps = [
-        StepRollouts.of(reader, lineage, config)
+        TriedStep.of(reader, lineage, config)
         for run in runs
         for config in [reader.config(run)]
         for lineage in reader.history(run).lineages
@@ -121,7 +121,7 @@ def try_reward(reader: StoreReader, runs: Sequence[str], tried: TriedReward) -> 
     yield from _in_processes(address, steps, tried)
 
 
-def _in_processes(address: str, steps: Sequence[StepRollouts], tried: TriedReward) -> Iterator[pl.DataFrame]:
+def _in_processes(address: str, steps: Sequence[TriedStep], tried: TriedReward) -> Iterator[pl.DataFrame]:
     count = max(1, min(os.cpu_count() or 1, len(steps)))
     waiting = iter(steps)
     pool = _pool(count)
@@ -156,7 +156,7 @@ def _result(future: "Future[pl.DataFrame]") -> pl.DataFrame | None:
         return None
 
 
-def _score_alone(address: str, step: StepRollouts, tried: TriedReward) -> pl.DataFrame:
+def _score_alone(address: str, step: TriedStep, tried: TriedReward) -> pl.DataFrame:
     with _pool(1) as pool:
         rows = _result(pool.submit(score_step, address, step, tried))
         return score_step(address, step, None) if rows is None else rows
@@ -167,7 +167,7 @@ def _frames(address: str) -> Frames:
     return Frames(existing_store(address))
 
 
-def score_step(address: str, step: StepRollouts, tried: TriedReward | None) -> pl.DataFrame:
+def score_step(address: str, step: TriedStep, tried: TriedReward | None) -> pl.DataFrame:
     """Return a frame of SCHEMA for the rollouts of one step; without what is tried, rows without a score."""
     frames = _frames(address)
     tables = {name: frames.rows(works, name).collect().to_arrow() for name, works in step.works.items() if works}
@@ -246,7 +246,7 @@ class _Asked:
         return Answer(False, "reward try", "nobody is asked while a judge is tried")
 
 
-def _ask_judge(frames: Frames, step: StepRollouts, tables: Mapping[str, pa.Table], judge: JudgeConfig) -> Scores:
+def _ask_judge(frames: Frames, step: TriedStep, tables: Mapping[str, pa.Table], judge: JudgeConfig) -> Scores:
     services = _Asked()
     answers = frames.store.answers
     names = tables["examples"], tables["traces"], tables["messages"]
@@ -258,9 +258,7 @@ def _ask_judge(frames: Frames, step: StepRollouts, tables: Mapping[str, pa.Table
     return {name: asked.get(name, nothing) for name in texts(tables["traces"]["trace_id"])}
 
 
-def _advantages(
-    tables: Mapping[str, pa.Table], rows: Sequence[Mapping[str, Any]], step: StepRollouts
-) -> dict[str, float]:
+def _advantages(tables: Mapping[str, pa.Table], rows: Sequence[Mapping[str, Any]], step: TriedStep) -> dict[str, float]:
     """Return the advantage that each rollout would have with its new reward; none where the algorithm needs more."""
     rewards = {row["trace_id"]: row["reward"] for row in rows if row["reward"] is not None}
     traces = tables["traces"]

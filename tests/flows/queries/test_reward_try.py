@@ -10,7 +10,7 @@ import pytest
 from configs.errors import ConfigError
 from flows.cli.reward import settings_of, tried_reward
 from flows.queries.reward_figures import try_figures
-from flows.queries.reward_try import SCHEMA, StepRollouts, TriedReward, score_step, try_reward
+from flows.queries.reward_try import SCHEMA, TriedReward, TriedStep, score_step, try_reward
 from flows.queries.store_reader import StoreReader
 from tests.fixtures import rehearsal
 
@@ -50,7 +50,7 @@ def store(tmp_path_factory):
 def tried(store, function, **settings):
     """Return the rows of a try of a function of this file."""
     config, what = store.config("base"), TriedReward(function, f"{HERE}:{function}", **settings)
-    steps = [StepRollouts.of(store, lineage, config) for lineage in store.history("base").lineages]
+    steps = [TriedStep.of(store, lineage, config) for lineage in store.history("base").lineages]
     return pl.concat(score_step(store.store.root.address, step, what) for step in steps)
 
 
