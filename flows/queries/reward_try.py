@@ -214,7 +214,8 @@ def _call(tables: Mapping[str, pa.Table], rows: Sequence[dict[str, Any]], tried:
         row |= errors
     score_groups({tried.name: settings}, (examples, scored, messages), scored, lambda: None)
     return {
-        row["trace_id"]: (_added(row, before), row["error_message"]) for row, before in zip(scored, rows, strict=True)
+        row["trace_id"]: (_new_score(row, before), row["error_message"])
+        for row, before in zip(scored, rows, strict=True)
     }
 
 
@@ -227,7 +228,7 @@ def _of_groups(function: Callable[..., Any]) -> Callable[..., Any]:
     return score
 
 
-def _added(row: Mapping[str, Any], before: Mapping[str, Any]) -> float | None:
+def _new_score(row: Mapping[str, Any], before: Mapping[str, Any]) -> float | None:
     if row["error_class"] is not None:
         return None
     old = json.loads(before["rewards"])

@@ -42,12 +42,12 @@ def rewards_page(reader: StoreReader, request: PageRequest) -> Page:
     }
     values |= {
         "steps": [{"step": row["step"], "address": addresses.step(run, row["step"])} for row in steps],
-        "drawn": _drawn(steps),
+        "drawn": _chart_of(steps),
     }
     return Page("rewards.html", "Rewards tried", values, ((run, addresses.run(run)),))
 
 
-def _drawn(steps: list[dict[str, Any]]) -> dict[str, Any]:
+def _chart_of(steps: list[dict[str, Any]]) -> dict[str, Any]:
     series = [
         {"name": line, "values": [row[line] for row in steps], "colour": colour(place)}
         for place, line in enumerate(LINES)
