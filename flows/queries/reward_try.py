@@ -13,7 +13,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import polars as pl
@@ -24,9 +24,11 @@ from configs.run import RunConfig, View
 from flows.queries.request import NotThere
 from flows.queries.step_history import StepLineage, present
 from flows.queries.store_reader import StoreReader
-from storage.read.frames import Frames, existing_store
+from storage.read.frames import existing_store
 from storage.read.lineage import Work
+from storage.refs import Slice
 from storage.schemas.stage_tables import TRACES, VERDICTS
+from storage.store import Store
 from tasks.advantage.stage import STAGE as ADVANTAGE
 from tasks.advantage.stage import AdvantageInputs, advantage
 from tasks.arrays.columns import texts, with_column
@@ -92,7 +94,7 @@ class TriedStep:
     def of(cls, reader: StoreReader, lineage: StepLineage, config: RunConfig) -> "TriedStep":
         """Return those of a lineage."""
         made = lineage.traces
-        works = {table: reader.graph.origins(made, table) for table in ("messages", "images")}
+        works = {"messages": reader.graph.origins(made, "messages")}
         examples = [work for work in reader.graph.ancestors(made.key) if "examples" in work.tables]
         works |= {"traces": [made], "samples": present(lineage.samples), "examples": examples[:1]}
         return cls(lineage.run, made.step, works, config)
@@ -163,20 +165,27 @@ def _score_alone(address: str, step: TriedStep, tried: TriedReward) -> pl.DataFr
 
 
 @cache
-def _frames(address: str) -> Frames:
-    return Frames(existing_store(address))
+def _store(address: str) -> Store:
+    return existing_store(address)
+
+
+@cache
+def _examples(address: str, slices: tuple[Slice, ...]) -> pa.Table:
+    return _store(address).read(slices)
 
 
 def score_step(address: str, step: TriedStep, tried: TriedReward | None) -> pl.DataFrame:
     """Return a frame of SCHEMA for the rollouts of one step; without what is tried, rows without a score."""
-    frames = _frames(address)
-    tables = {name: frames.rows(works, name).collect().to_arrow() for name, works in step.works.items() if works}
+    store = _store(address)
+    pieces = {name: tuple(chain(*(work.slices_of(name) for work in works))) for name, works in step.works.items()}
+    tables = {name: store.read(pieces[name]) for name in ("traces", "messages")}
+    tables["examples"] = _examples(address, pieces["examples"])
     traces = tables["traces"]
     rows = [row for row in traces.select(SCORED).to_pylist() if row["error_class"] is None and row["trainable"]]
     if tried is None:
         scores: Scores = {row["trace_id"]: (None, "the function ended its process") for row in rows}
     elif tried.judge:
-        scores = _ask_judge(frames, step, tables, tried.judge)
+        scores = _ask_judge(store, step, tables, tried.judge)
     else:
         scores = _call(tables, rows, tried)
     adds = not (tried and tried.replaces)
@@ -185,7 +194,9 @@ def score_step(address: str, step: TriedStep, tried: TriedReward | None) -> pl.D
         row["recorded"], (row["score"], row["error"]) = row["reward"], scores[row["trace_id"]]
         known = row["score"] is not None and (row["recorded"] is not None or not adds)
         row["reward"] = weight * row["score"] + (row["recorded"] if adds else 0.0) if known else None
-    before = {row["trace_id"]: row["advantage"] for row in _columns(tables.get("samples"), "trace_id", "advantage")}
+    credited = ["trace_id", "advantage"]
+    samples = store.read(pieces["samples"], credited).to_pylist() if pieces["samples"] else []
+    before = {row["trace_id"]: row["advantage"] for row in samples}
     after = _advantages(tables, rows, step)
     described = [
         {"run": step.run, "step": step.step, **{name: row.get(name) for name in SCHEMA if name not in ("run", "step")}}
@@ -195,8 +206,8 @@ def score_step(address: str, step: TriedStep, tried: TriedReward | None) -> pl.D
     return pl.DataFrame(described, schema=SCHEMA)
 
 
-def _columns(table: pa.Table | None, *names: str) -> list[dict[str, Any]]:
-    return [] if table is None else table.select(names).to_pylist()
+def _columns(table: pa.Table, *names: str) -> list[dict[str, Any]]:
+    return table.select(names).to_pylist()
 
 
 def _call(tables: Mapping[str, pa.Table], rows: Sequence[dict[str, Any]], tried: TriedReward) -> Scores:
@@ -205,7 +216,7 @@ def _call(tables: Mapping[str, pa.Table], rows: Sequence[dict[str, Any]], tried:
     if num_arguments(function) > 1:
         function = _of_groups(function)
     used = {row["example_id"] for row in rows}
-    examples = [row for row in _columns(tables.get("examples"), "example_id", "task") if row["example_id"] in used]
+    examples = [row for row in _columns(tables["examples"], "example_id", "task") if row["example_id"] in used]
     messages = _columns(tables["messages"], "trace_id", "message", "sampled", "content", "body")
     scored = [dict(row) for row in rows]
     settings = {"function": function, "weight": 1.0, "partial": True, "timeout_seconds": GROUP_SECONDS, "arguments": {}}
@@ -247,11 +258,10 @@ class _Asked:
         return Answer(False, "reward try", "nobody is asked while a judge is tried")
 
 
-def _ask_judge(frames: Frames, step: TriedStep, tables: Mapping[str, pa.Table], judge: JudgeConfig) -> Scores:
+def _ask_judge(store: Store, step: TriedStep, tables: Mapping[str, pa.Table], judge: JudgeConfig) -> Scores:
     services = _Asked()
-    answers = frames.store.answers
     names = tables["examples"], tables["traces"], tables["messages"]
-    inputs = JudgingInputs(*names, answers, step.run, step.step, "try", services, services)
+    inputs = JudgingInputs(*names, store.answers, step.run, step.step, "try", services, services)
     config = step.config.model_copy(update={"judges": (judge.model_copy(update={"max_unscored": 1.0}),)})
     made = judging(inputs, View(config, ("judges",), "judging"))
     asked: Scores = {row["trace_id"]: (row["score"], row["error_message"]) for row in made["judgements"].to_pylist()}

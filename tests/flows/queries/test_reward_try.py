@@ -13,6 +13,7 @@ from flows.queries.reward_figures import try_figures
 from flows.queries.reward_try import SCHEMA, TriedReward, TriedStep, score_step, try_reward
 from flows.queries.store_reader import StoreReader
 from tests.fixtures import rehearsal
+from tests.fixtures.judging import judge_at, stand_in
 
 HERE = "tests.flows.queries.test_reward_try"
 
@@ -116,3 +117,13 @@ def test_pairs_and_groups_are_counted():
     assert (figures["groups"]["gain_a_signal"], figures["groups"]["lose_their_signal"]) == (1, 0)
     equal = try_figures(frame([0.0, 1.0], [0.3, 0.3]), 1.0)
     assert equal["groups"]["lose_their_signal"] == 1 and equal["pairs"]["no_longer_told_apart"] == 1
+
+
+def test_a_judge_is_tried_and_asked_once(store):
+    with stand_in() as server:
+        what = TriedReward("kind", judge=judge_at(server.url, weight=2.0), weight=2.0)
+        first, again = (pl.concat(try_reward(store, ["base"], what)) for _ in range(2))
+        assert first.height == 24 and set(first["score"]) == {0.5}
+        assert first["reward"].to_list() == [value + 1 for value in first["recorded"]]
+        assert set(server.requests.values()) == {1} and again.equals(first)
+    assert not store.config("base").judges and "judges=" in settings_of(what, store.config("base"))[0]
