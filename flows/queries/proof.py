@@ -30,6 +30,7 @@ from tasks.metrics.accounting import COLUMNS, AccountBreach, account_step, check
 from tasks.stages import ROLLOUT
 
 PROVEN, WRONG, UNPROVEN = "proven", "wrong", "unproven"
+UNREAD = "its rows were dropped, or cannot be read"
 CHECKS = {
     "logs": "every slice that the ledger names is in the log of its table",
     "rows": "the rows of every slice have the digest of the ledger, and no row of a piece of work is there twice",
@@ -143,6 +144,8 @@ def _rows(reader: StoreReader, work: Work) -> Results:
 
 def _policy(reader: StoreReader, work: Work) -> Results:
     rows = _read(reader, [work], "policies", ["weights_sha256", "has_optimizer"])
+    if rows is None:
+        yield Result("weights", UNPROVEN, f"{_place(work)}: {UNREAD}")
     for row in rows.to_pylist() if rows else ():
         checks = ["weights", *(["optimizer"] if row["has_optimizer"] else [])]
         policies = reader.store.policies
@@ -159,36 +162,42 @@ def _policy(reader: StoreReader, work: Work) -> Results:
                 for file in (manifest.files if manifest else ())
                 if Path(file.path).name.startswith(OPTIMIZER_PREFIX) == (check == "optimizer")
             ]
-            wrong = "" if files else "no file of it is there"
+            kind, why = (PROVEN, "") if files else (WRONG, "no file of it is there")
             try:
                 check_files(directory, files)
-                if check == "weights":
-                    wrong = wrong or _wrong_weights(reader, work, directory, row["weights_sha256"])
+                if files and check == "weights":
+                    kind, why = _weights(reader, work, directory, row["weights_sha256"])
             except (StoreError, ValueError) as error:
-                wrong = error.what if isinstance(error, StoreError) else str(error)
-            yield Result(check, WRONG if wrong else PROVEN, f"{_place(work)}: {wrong}")
+                kind, why = WRONG, error.what if isinstance(error, StoreError) else str(error)
+            yield Result(check, kind, f"{_place(work)}: {why}")
 
 
-def _wrong_weights(reader: StoreReader, work: Work, directory: Path, recorded: str) -> str:
-    """Return what is wrong with the digests of a policy's tensors, and of the weights that its training began from."""
+def _weights(reader: StoreReader, work: Work, directory: Path, recorded: str) -> tuple[str, str]:
+    """Check the digests of a policy's tensors, and of the weights that its training began from; return kind and why."""
     made, base = weights_sha256(directory), directory / BASE_FILE
     if base.is_file():
         made = over_base(json.loads(base.read_text())["weights_sha256"], made)
     if made != recorded:
-        return f"its tensors have digest {made[:12]}, recorded is {recorded[:12]}"
+        return WRONG, f"its tensors have digest {made[:12]}, recorded is {recorded[:12]}"
+    if "updates" not in work.tables:
+        return PROVEN, ""
     updates = _read(reader, [work], "updates", ["policy_key_in", "weights_sha256_in", "weights_sha256"])
     before = _read(reader, [reader.graph.works.get(work.inputs.get("policy", ""))], "policies", ["weights_sha256"])
     if updates is None or before is None:
-        return ""
+        return UNPROVEN, f"updates, or policy before: {UNREAD}"
     # One after the other: each update begins from the weights that the one before it made.
     chain = [texts(before["weights_sha256"])[0], *texts(updates["weights_sha256"])]
     begun = {*texts(updates["policy_key_in"])} == {work.inputs["policy"]}
     linked = begun and texts(updates["weights_sha256_in"]) == chain[:-1] and chain[-1] == recorded
-    return "" if linked else "its updates do not lead from the weights of the policy before to its own"
+    return (
+        (PROVEN, "") if linked else (WRONG, "its updates do not lead from the weights of the policy before to its own")
+    )
 
 
 def _check_sampling(reader: StoreReader, work: Work) -> Results:
     traces = _read(reader, [work], "traces", TRACE_FACTS)
+    if traces is None:
+        yield from (Result(check, UNPROVEN, f"{_place(work)}: {UNREAD}") for check in ("policies", "rewards"))
     rows = traces.to_pylist() if traces else []
     scored = {(row["environment"], row["agent"]) for row in rows if row["reward"] is not None}
     for row in rows:

@@ -36,11 +36,13 @@ def recorded_pairs(store: Store, config: RunConfig) -> Pairs:
             f"data.runs: no group of {', '.join(config.data.runs)} has two different rewards, so there is no pair to "
             "learn from; name runs that trained on such groups"
         )
-    works = list(dict.fromkeys(rows["traces"]))
-    origins = {key: frames.graph.origins(frames.graph.works[key], "messages") for key in works}
+    scored = list(dict.fromkeys(rows["traces"]))
+    origins = {key: frames.graph.origins(frames.graph.works[key], "messages") for key in scored}
     if any(origin.num_rows("images") for several in origins.values() for origin in several):
         raise ConfigError("data.runs: rollouts that show images cannot be compared yet; name runs of text")
     pairs = [{**row, "messages": [origin.key for origin in origins[row["traces"]]]} for row in rows.to_dicts()]
+    # Work that an input names stays in the store: what scored rollouts, and what sampled them.
+    works = dict.fromkeys([*scored, *(origin.key for several in origins.values() for origin in several)])
     return pairs, {"pairs": content_key(pairs)} | {f"rollout.{number}": key for number, key in enumerate(works)}
 
 

@@ -28,7 +28,7 @@ DEPLOYMENTS = [each for each in EVERY if each not in SERVICES]
 
 
 def test_every_flow_has_a_deployment():
-    names = ["demo", "train", "continue", "sft", "evaluate", "replay", "maintain"]
+    names = ["demo", "train", "continue", "sft", "dpo", "evaluate", "replay", "maintain"]
     assert [each["name"] for each in DEPLOYMENTS] == names
 
 

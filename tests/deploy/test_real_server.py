@@ -21,7 +21,7 @@ from tests.fixtures.waiting import until
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 FLOWS = {
     "train": ("demo", "train", "continue"),
-    **{name: (name,) for name in ("sft", "evaluate", "replay", "maintain")},
+    **{name: (name,) for name in ("sft", "dpo", "evaluate", "replay", "maintain")},
     "serve": ("engine", "environment", "learner"),
 }
 

@@ -13,6 +13,6 @@ select
     key as traces  -- work that scored both last
 from rollouts
 where for_training and trainable and policy_key <> '' and error_class is null and not isnan(reward)
-    and reason is distinct from 'quarantined'
+    and trace_id not in (select trace_id from quarantined)
 group by run, step, group_id, agent, key
 having max(reward) > min(reward)

@@ -16,6 +16,7 @@ from flows import cli
 from flows.queries.proof import CHECKS, prove
 from flows.queries.store_reader import StoreReader
 from storage.keys import sha256
+from storage.maintenance.sweep import Retention, expire
 from storage.store import open_store
 from tasks.learner.digest import tensors_sha256
 from tasks.training import policy as policy_import
@@ -176,6 +177,21 @@ def test_what_cannot_be_proven_is_no_pass(root, capsys):
     assert (row["proven"], row["wrong"], row["unproven"]) == (2, 0, 1) and "removed" in row["why_unproven"]
     assert cli.main(["verify", str(root)]) == 0
     assert "nothing is wrong; not all of it is proven" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "checks"),
+    [
+        ("updates", {"weights"}),
+        ("policies", {"weights"}),
+        ("traces", {"policies", "rewards", "assignments", "training"}),
+    ],
+)
+def test_what_dropped_rows_would_prove_is_not_called_proven(root, name, checks):
+    expire(open_store(root), Retention(name, 0))
+    rows = prove(StoreReader.at(root))
+    assert not any(row["wrong"] for row in rows)
+    assert {row["check"] for row in rows if row["unproven"]} == {"rows", *checks}
 
 
 def test_a_log_that_lost_a_commit_is_named(root):

@@ -9,15 +9,19 @@ from configs.errors import ConfigError
 from flows.orchestration.states import EmptyBatch
 from flows.queries.row_lineage import identify, traverse
 from flows.runtime import loop
+from flows.runtime.maintenance import remove_planned
 from flows.runtime.preferences import recorded_pairs, require_tokenizer, with_reference
 from flows.runtime.session import needs, record_run
 from flows.services.teachers import TeacherEngines
 from storage.errors import RunUnknown
+from storage.maintenance.plan import plan_removal
 from storage.read.frames import Frames
 from tasks.advantage import reference
 from tasks.assignment.examples import PREFERENCE_STAGE
 from tasks.inference.engine.client import ServedModel
-from tests.fixtures import rehearsal
+from tasks.rollout import regrade
+from tests.fixtures import fixed, rehearsal, replays
+from tests.fixtures.builders import stand_in, table
 from tests.fixtures.rehearsal import SOURCE, Rehearsal, made, play, rehearse, sampled_with, session_for
 
 DPO = {
@@ -98,6 +102,34 @@ def test_it_goes_on_with_its_pairs_when_the_recorded_run_has_gone_on(root, store
     assert [each.training.key for each in learn(root, monkeypatch)] == [each.training.key for each in first]
     config = session_for(root, "other", **DPO).config
     assert len(recorded_pairs(store, config)[0]) > len(made(store, "examples", "examples", "preferred")[0])
+
+
+def test_a_rollout_in_quarantine_is_in_no_pair_and_the_next_best_is(root, store):
+    config = session_for(root, "preferred", **DPO).config
+    before = [pair["chosen"] for pair in recorded_pairs(store, config)[0]]
+    store.quarantines.record(before[:1], where="made up", reason="the verifier was broken", run="base")
+    after = [pair[name] for pair in recorded_pairs(store, config)[0] for name in ("chosen", "rejected")]
+    assert len(after) == 2 * len(before) and before[0] not in after
+
+
+def scored_again(tables, config):
+    """Stand in for scoring again, which finds the same."""
+    return {"traces": tables["traces"], "regrades": table("regrades", [])}
+
+
+def test_messages_stay_with_scores_when_both_runs_are_removed(root, store, monkeypatch):
+    """Scoring again makes no messages: they are of work that the scores' own row names, and no other."""
+    installed = {"name": fixed.ENVIRONMENT, "taskset": {"id": "sample_reverse_text"}, "harness": {"id": "null"}}
+    rehearse(root, "played", environments=(installed,))
+    with monkeypatch.context() as patch:
+        again = stand_in(regrade.STAGE, scored_again, writes=("traces", "regrades"))
+        patch.setitem(rehearsal.STAND_INS, "regrade", again)
+        scored = replays.ask(root, run="played", regrade=True)
+        replays.walk(scored)
+    changes = {"data": {"runs": (scored.name,)}}
+    learn(root, monkeypatch, steps=1, **changes)
+    remove_planned(store, plan_removal(store, ["preferred"], force=["base", "played", scored.name]))
+    assert len(learn(root, monkeypatch, **changes)) == 2, "the second step reads rollouts of removed runs"
 
 
 def test_what_cannot_be_learnt_from_is_refused(root, store, monkeypatch):

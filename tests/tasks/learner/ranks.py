@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch._dynamo.utils import counters
 
-from configs.losses import DppoLoss, GspoLoss
+from configs.losses import DpoLoss, DppoLoss, GspoLoss
 from configs.training import MuonOptimizer, SignSgdOptimizer, TrainingConfig
 from tasks.learner.attention import ATTENTION, register_attention
 from tasks.learner.checkpoint import moment_tensors
@@ -39,8 +39,10 @@ APART = [([each], (0, number)) for number, each in enumerate(SAMPLES)]
 """Every sample in a row of its own, one micro-step after the other, on one rank."""
 ALL_IN_ONE = [(SAMPLES[:5], (0, 0)), (SAMPLES[5:], (0, 1))]
 """Two rows, whose lengths are no multiple of a number of ranks."""
-LOSSES = {"token": DppoLoss(), "sequence": GspoLoss(clip_low=0.3, clip_high=0.3)}
-"""One whose gradient follows from a token alone, and one that needs all tokens of a sequence."""
+LOSSES = {"token": DppoLoss(), "sequence": GspoLoss(clip_low=0.3, clip_high=0.3), "pairs": DpoLoss(beta=0.3)}
+"""Gradients that follow from a token alone, from all tokens of a sequence, and from those of two sequences."""
+LABELS = {each.sample_id: (f"pair {number // 2}", 1.0 - number % 2 * 2) for number, each in enumerate(SAMPLES)}
+"""Which samples are compared: of the last one there is no other."""
 SPLITS = {
     "one row beside an idle rank": [(SAMPLES, (0, 0))],
     "all on the second rank": [(row, (1, step)) for row, (_, step) in APART],
@@ -93,7 +95,9 @@ def gradient(policy, rows, world, loss="token"):
     """
     policy.zero_grad()
     batch, statistics = batch_of(dealt(rows, world.size // world.ranks_per_row)), []
-    totals = accumulate_gradients(policy, batch, Objective(LOSSES[loss]), world, CPU, take=statistics.extend)
+    totals = accumulate_gradients(
+        policy, batch, Objective(LOSSES[loss]), world, CPU, take=statistics.extend, labels=LABELS
+    )
     measured = {name: torch.tensor(value, dtype=torch.float64) for name, value in totals.sums.items()}
     for entry in statistics:
         for name, start, end in zip(entry.row.sample_ids, entry.row.borders, entry.row.borders[1:], strict=False):
@@ -148,6 +152,7 @@ def as_written(directory, seeing, world):
     for dtype in (torch.float64, torch.float32):
         policy = policy_in(directory, dtype)
         found |= {f"{name} {dtype}": gradient(policy, rows, world) for name, rows in SPLITS.items()}
+        found[f"pairs {dtype}"] = gradient(policy, SPLITS["a component on one rank alone"], world, "pairs")
     found |= {name: three_steps(directory, name) for name in OPTIMIZERS}
     found["in 8 bits"] = gradient(half_policy(directory, world, fp8=True), SPLITS["dealt in turn"], world)
     return found | shared_rows(directory, world) | {"seen": seen(seeing, world), "refused": refused(directory, world)}

@@ -57,6 +57,11 @@ def test_two_ranks_make_the_gradient_of_one(one, figures, split):
     assert_same(figures(2)[f"{split} {dtype}"], alone, dtype)
 
 
+def test_two_ranks_compare_sequences_of_one_and_of_the_other(figures, model_directory, world):
+    expected = ranks.gradient(ranks.policy_in(model_directory, torch.float64), ranks.APART, world, "pairs")
+    assert_same(figures(2)["pairs torch.float64"], expected, torch.float64)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("number", [2, 4])
 def test_compiled_layers_make_it_on_two_and_on_four_ranks(figures, number, model_directory, world):
