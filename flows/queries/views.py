@@ -96,7 +96,7 @@ def _slice_order(_: Frames, lineages: Lineages) -> Iterator[tuple[str, int]]:
             yield piece.attempt, place
 
 
-def _quarantined(frames: Frames, _: Lineages) -> Iterator[tuple[str]]:
+def _quarantine_rows(frames: Frames, _: Lineages) -> Iterator[tuple[str]]:
     """Yield each rollout that somebody found unfit, whether or not a run went by that."""
     yield from ((name,) for name in {name for finding in frames.store.quarantines.all() for name in finding.trace_ids})
 
@@ -129,7 +129,7 @@ RELATIONS: dict[str, tuple[Callable[[Frames, Lineages], Iterable[Any]], dict[str
     ),
     "message_sources": (_message_sources, {"key": pl.String, "messages": pl.String, "policies_lost": pl.Boolean}),
     "slice_order": (_slice_order, {"attempt": pl.String, "place": pl.Int64}),
-    "quarantined": (_quarantined, {"trace_id": pl.String}),
+    "quarantined": (_quarantine_rows, {"trace_id": pl.String}),
     "packings": (_packings, {"key": pl.String, "tokens_per_row": pl.Int64}),
     "outcome_rules": (
         _outcome_rules,
