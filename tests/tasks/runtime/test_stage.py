@@ -323,6 +323,8 @@ def test_inputs_take_what_the_stage_declares(stage):
         inputs={},
         parameters=PARAMETERS.get(stage.function.__name__),
         stage=stage,
+        refs=(),
+        context=SimpleNamespace(store=SimpleNamespace(answers=None), run="a"),
     )
     inputs = stage.read_inputs(reads)
     assert services.taken == {*stage.services} <= {field.name for field in fields(Services)}
