@@ -6,6 +6,7 @@ An example is a pair: `chosen` and `rejected` are ids of traces, `traces` the ke
 
 import json
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -19,6 +20,9 @@ from tasks.arrays.columns import with_column
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.run_context import RunContext
 from tasks.runtime.stage import Attempt, Stage, Tables
+
+Row = tuple[str, str]
+"""Key of work, and the id of a trace that it made."""
 
 
 class PreferenceLost(ValueError):
@@ -37,16 +41,26 @@ class PreferenceInputs:
     def read(cls, attempt: Attempt) -> Self:
         return cls(attempt.table("assignments"), attempt.table("examples"), attempt.context)
 
-    def read_rows(self, table: Table, key: str, trace_id: str) -> pa.Table:
-        """Return the rows of a trace that finished work of any run made. Raises PreferenceLost for lost work."""
-        entry = self.context.store.ledger.find(key)
-        if entry is None:
-            raise PreferenceLost(
-                f"the rollouts of {key} are no longer in the store: the run that sampled them was removed. Policies "
-                "trained so far are safe; name other runs in data.runs, under a new name"
-            )
-        rows = pa.concat_tables([self.context.read(piece) for piece in entry.slices(table.name)])
-        return rows.filter(pc.field("trace_id") == trace_id).select(table.arrow.names)
+    def read_rows(self, table: Table, wanted: Iterable[Row]) -> dict[Row, pa.Table]:
+        """Return the rows of each trace, by the key of its finished work and its id; what work made is read once.
+
+        Raises PreferenceLost for lost work.
+        """
+        names, found = dict[str, list[str]](), dict[Row, pa.Table]()
+        for key, name in wanted:
+            names.setdefault(key, []).append(name)
+        for key in names:
+            entry = self.context.store.ledger.find(key)
+            if entry is None:
+                raise PreferenceLost(
+                    f"the rollouts of {key} are no longer in the store: the run that sampled them was removed. "
+                    "Policies trained so far are safe; name other runs in data.runs, under a new name"
+                )
+            chosen = pc.field("trace_id").isin(names[key])
+            rows = pa.concat_tables([self.context.read(piece).filter(chosen) for piece in entry.slices(table.name)])
+            rows = rows.select(table.arrow.names)
+            found |= {(key, name): rows.filter(pc.field("trace_id") == name) for name in names[key]}
+        return found
 
 
 def preference(inputs: PreferenceInputs, config: View) -> Tables:
@@ -56,16 +70,24 @@ def preference(inputs: PreferenceInputs, config: View) -> Tables:
     twice, at the border of two epochs, has other ids the second time.
     """
     tasks = dict(zip(*(inputs.examples[name].to_pylist() for name in ("example_id", "task")), strict=True))
+    assigned = inputs.assignments.drop(["member", "seed"]).to_pylist()
+    pairs = [json.loads(tasks[row["example_id"]]) for row in assigned]
+    names = [
+        pair["rejected" if row["assignment_id"].endswith("/1") else "chosen"]
+        for row, pair in zip(assigned, pairs, strict=True)
+    ]
+    scored = inputs.read_rows(TRACES, [(pair["traces"], name) for pair, name in zip(pairs, names, strict=True)])
+    sampled = inputs.read_rows(
+        MESSAGES, [(key, name) for pair, name in zip(pairs, names, strict=True) for key in pair["messages"]]
+    )
     traces, messages, uses = list[dict[str, Any]](), list[pa.Table](), Counter[str]()
-    for row in inputs.assignments.drop(["member", "seed"]).to_pylist():
-        pair = json.loads(tasks[row["example_id"]])
-        name = pair["rejected" if row["assignment_id"].endswith("/1") else "chosen"]
+    for row, pair, name in zip(assigned, pairs, names, strict=True):
         own = name + (f".{uses[name]}" if uses[name] else "")
         uses[name] += 1
-        for trace in inputs.read_rows(TRACES, pair["traces"], name).to_pylist():
+        for trace in scored[pair["traces"], name].to_pylist():
             traces.append(trace | row | {"trace_id": own, "staleness": 0})
         for key in pair["messages"]:
-            rows = inputs.read_rows(MESSAGES, key, name)
+            rows = sampled[key, name]
             messages.append(with_column(rows, "trace_id", pa.repeat(own, rows.num_rows)))
     return {"traces": pa.Table.from_pylist(traces, schema=TRACES.arrow), "messages": pa.concat_tables(messages)}
 

@@ -1,6 +1,7 @@
 """A run of kind dpo on recorded rollouts, reference and learner played: pairs, keys, lineage, what is refused."""
 
 import json
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -20,6 +21,7 @@ from tasks.advantage import reference
 from tasks.assignment.examples import PREFERENCE_STAGE
 from tasks.inference.engine.client import ServedModel
 from tasks.rollout import regrade
+from tasks.runtime.run_context import RunContext
 from tests.fixtures import fixed, rehearsal, replays
 from tests.fixtures.builders import stand_in, table
 from tests.fixtures.rehearsal import SOURCE, Rehearsal, made, play, rehearse, sampled_with, session_for
@@ -110,6 +112,15 @@ def test_a_rollout_in_quarantine_is_in_no_pair_and_the_next_best_is(root, store)
     store.quarantines.record(before[:1], where="made up", reason="the verifier was broken", run="base")
     after = [pair[name] for pair in recorded_pairs(store, config)[0] for name in ("chosen", "rejected")]
     assert len(after) == 2 * len(before) and before[0] not in after
+
+
+def test_what_work_made_is_read_once_a_step_however_many_pairs_are_of_it(root, store, monkeypatch):
+    read, pieces = RunContext.read, []
+    with monkeypatch.context() as patch:
+        patch.setattr(RunContext, "read", lambda self, piece, *names: pieces.append(piece) or read(self, piece, *names))
+        learn(root, patch, steps=1)
+    recorded = Counter(piece for piece in pieces if piece.run == "base")
+    assert recorded and set(recorded.values()) == {1}
 
 
 def scored_again(tables, config):
