@@ -115,7 +115,7 @@ def prepare_replay(asked: ReplayRequest) -> RunConfig:
         source = source_config(store, asked.run, begun)
         recorded = step_history(store, asked.run)
         requested = _requested_config(store, begun, source, recorded, asked)
-        refuse_unread(requested, asked.overrides, bool(source.data.path))
+        refuse_unread(requested, asked.overrides, bool(source.data.path or source.data.runs))
         # Settings are checked before the steps: what is misspelt is the likelier reason that nothing fits.
         steps = chosen_steps(requested.replay, recorded)
         _refuse_lost_scores(requested, steps)

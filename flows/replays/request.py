@@ -78,6 +78,12 @@ def step_range(text: str) -> tuple[int, int | None]:
     return first, last
 
 
+NOT_SAMPLED = (
+    "a run of demonstrations or preferences is replayed from filtering on, without --regrade: nothing was sampled for "
+    "it; new runs read the file, or the recorded runs, again"
+)
+
+
 def first_stage(source: RunConfig, changed: RunConfig, asked: ReplayRequest, standing: bool) -> str:
     """Return the stage to begin with: the one asked for, or the first that settings and quarantines reach.
 
@@ -85,6 +91,8 @@ def first_stage(source: RunConfig, changed: RunConfig, asked: ReplayRequest, sta
     """
     # Scores are read by the filters first, so whatever else was asked for, it begins there.
     if asked.regrade:
+        if source.data.path or source.data.runs:
+            raise ConfigError(NOT_SAMPLED)
         if asked.from_stage not in ("", "rollout", "filtering"):
             raise ConfigError(f"--from {asked.from_stage}: --regrade scores recorded rollouts before filtering")
         return "filtering"
@@ -104,8 +112,9 @@ def first_stage(source: RunConfig, changed: RunConfig, asked: ReplayRequest, sta
 
 
 def content_of(config: RunConfig, stage: str) -> dict[str, Any]:
-    """Return the settings in the key of a stage; of a supervised run, demonstrations stand where rollouts do."""
-    known = "demonstration" if stage == "rollout" and config.data.path else stage
+    """Return the settings in the key of a stage; of a run from data, these stand where rollouts do."""
+    data = "demonstration" if config.data.path else "preference" if config.data.runs else stage
+    known = data if stage == "rollout" else stage
     return View(config, stage_of(known).sections, stage).content()
 
 
@@ -129,15 +138,14 @@ def refuse_what_options_say(overrides: Sequence[str]) -> None:
         raise ConfigError([f"{key}: is said by options ({names}), not by --set" for key, names in said.items()])
 
 
-def refuse_unread(requested: RunConfig, overrides: Sequence[str], supervised: bool) -> None:
+def refuse_unread(requested: RunConfig, overrides: Sequence[str], has_data: bool) -> None:
     """Refuse settings that no stage of the replay reads: what lies before it is the recorded work.
 
-    Raises ConfigError, also for what a supervised run, and recorded examples, cannot be replayed with.
+    Raises ConfigError, also for what a run from data, and recorded examples, cannot be replayed with.
     """
     again = replayed_stages(requested.replay)
-    if supervised and {"assignment", "rollout"} & set(again):
-        what = "a supervised run is replayed from filtering on"
-        raise ConfigError(f"{what}: its demonstrations are of a file that new runs read")
+    if has_data and {"assignment", "rollout"} & set(again):
+        raise ConfigError(NOT_SAMPLED)
     if names_weights(overrides) and not needs_weights(requested.replay):
         raise ConfigError("model.path: no weights are needed by the stages that are done again; leave it out")
     scored = needs_reference_scores(requested)

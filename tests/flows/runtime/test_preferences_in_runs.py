@@ -143,6 +143,20 @@ def test_messages_stay_with_scores_when_both_runs_are_removed(root, store, monke
     assert len(learn(root, monkeypatch, **changes)) == 2, "the second step reads rollouts of removed runs"
 
 
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"overrides": ("rollout.max_tokens=9",)}, "rollout.max_tokens: belongs to stage rollout"),
+        ({"from_stage": "rollout"}, "replayed from filtering on"),
+        ({"regrade": True}, "without --regrade"),
+    ],
+)
+def test_a_replay_samples_and_scores_nothing_anew(root, store, monkeypatch, asked, words):
+    learn(root, monkeypatch, steps=1)
+    with pytest.raises(ConfigError, match=words):
+        replays.ask(root, run="preferred", **asked)
+
+
 def test_what_cannot_be_learnt_from_is_refused(root, store, monkeypatch):
     config = session_for(root, "preferred", **DPO).config
     misspelt = config.model_copy(update={"data": config.data.model_copy(update={"runs": ("bass",)})})
