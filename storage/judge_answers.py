@@ -21,6 +21,8 @@ LINGER_SECONDS = 0.1
 """How long a first answer waits for others that then share its commit."""
 PAUSE_RATIO = 1.0
 """Pause after a commit, in durations of that commit."""
+APPROVAL = "approval"
+"""In place of a question: a person allowed the budget once more, which has no answer."""
 SPENT = ("input_tokens", "output_tokens", "cost")
 """The columns that are summed."""
 
@@ -58,6 +60,8 @@ class Spent:
     calls: int = 0
     tokens: int = 0
     cost: float = 0.0
+    approvals: int = 0
+    """How many times a person allowed the budget once more."""
 
     def add(self, input_tokens: int, output_tokens: int, cost: float) -> None:
         """Count an answer."""
@@ -88,10 +92,14 @@ class AnswerTable(CachedTable):
     def spent(self, run: str) -> dict[str, Spent]:
         """Return what a run has spent, by judge."""
         self.table.refresh()
-        rows = self.table.dataset(self.table.active_files(run)).to_table(["judge", *SPENT]).to_pylist()
+        rows = self.table.dataset(self.table.active_files(run)).to_table(["judge", "question", *SPENT]).to_pylist()
         total: dict[str, Spent] = {}
         for row in rows:
-            total.setdefault(row.pop("judge"), Spent()).add(**row)
+            spent = total.setdefault(row.pop("judge"), Spent())
+            if row.pop("question") == APPROVAL:
+                spent.approvals += 1
+            else:
+                spent.add(**row)
         return total
 
     def _of(self, file: Any) -> frozenset[str]:

@@ -6,7 +6,6 @@ stage `judging`, in an event loop of its own, and whatever else asks a judge; no
 
 import asyncio
 import json
-import math
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
@@ -61,8 +60,6 @@ class JudgeClient:
         self.judge, self._address = judge, address
         self._answers, self._run, self._step = answers, run, step
         self.spent = answers.table.spent(run).get(judge.name, Spent())
-        self.num_budgets = max(1, math.ceil(self._largest_share())) if judge.budget.on_budget == "pause" else 1
-        """How many times the budget may be spent: as often as a person has allowed it."""
         self._known: dict[str, list[JudgeAnswer]] = {}
         self._open: dict[str, asyncio.Task[JudgeAnswer]] = {}
         self._num_sent = 0
@@ -124,8 +121,7 @@ class JudgeClient:
                 response = await self._post(request)
             finally:
                 self._num_sent -= 1
-        usage = response.get("usage") or {}
-        counts = int(usage.get("prompt_tokens") or 0), int(usage.get("completion_tokens") or 0)
+        counts = _count(response, "prompt_tokens"), _count(response, "completion_tokens")
         cost, seconds = self.judge.cost_of(*counts), time.monotonic() - began
         about = self._run, self._step, self.judge.name, question, json.dumps(response)
         answer = JudgeAnswer(*about, *counts, cost, seconds, datetime.now(UTC))
@@ -172,10 +168,17 @@ class JudgeClient:
         return max((amount / limit for amount, limit in used if limit), default=0.0)
 
     def _require_budget(self) -> None:
-        if self._largest_share(self._num_sent) >= self.num_budgets:
+        if self._largest_share(self._num_sent) >= 1 + self.spent.approvals:
             raise JudgeBudgetSpent(self.spent_words())
 
     def spent_words(self) -> str:
         """Return what the run has spent on the judge, for a message."""
         counts = f"{self.spent.calls:,} answers, {self.spent.tokens:,} tokens, cost {self.spent.cost:.4g}"
         return f"the budget of judge {self.judge.name!r} is spent: {counts}"
+
+
+def _count(response: Mapping[str, Any], name: str) -> int:
+    """Return a count of tokens; 0 where the API does not say one."""
+    usage = response.get("usage")
+    count = usage.get(name) if isinstance(usage, Mapping) else 0
+    return count if isinstance(count, int) else 0

@@ -10,6 +10,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 
 from configs.judges import JudgeConfig
 from configs.run import View
-from storage.judge_answers import AnswerTable, JudgeAnswer, JudgeAnswers
+from storage.judge_answers import APPROVAL, AnswerTable, JudgeAnswer, JudgeAnswers
 from storage.schemas.stage_tables import JUDGEMENTS, TRACES
 from tasks.arrays.columns import with_column
 from tasks.inference.trace_rows.failures import UNSCORED
@@ -31,6 +32,8 @@ from tasks.runtime.stage import Attempt, Stage, Tables
 TEXTS = ["trace_id", "message", "role", "content", "sampled"]
 CHANGED = ("reward", "rewards", "error_class", "error_type", "error_message")
 LOST = "APIConnectionError"
+NOTHING = "{}", 0, 0, 0.0, 0.0
+"""The response, tokens, cost and seconds of an approval."""
 MOST_ROUNDS = 4
 """Times that an engine of the run's own may be lost while it is asked."""
 
@@ -115,17 +118,16 @@ def _ask_all(judge: JudgeConfig, questions: Sequence[JudgeQuestion], inputs: Jud
     """Return what came of each question, by digest; asks a person where the budget is spent and may be renewed."""
     requests = {question.digest: question.request for question in questions}
     replies: dict[str, Reply] = {}
-    num_rounds = num_budgets = 0
+    num_rounds = 0
     with JudgeAnswers(inputs.answers) as answers:
         while missing := {digest: request for digest, request in requests.items() if digest not in replies}:
             address = JudgeAddress.of(inputs.teachers.serve(judge))  # waits for a restart of an engine
             client = JudgeClient(judge, address, answers, inputs.run, inputs.step)
-            client.num_budgets = max(client.num_budgets, num_budgets)
             try:
                 asyncio.run(_ask_missing(client, missing, replies))
             except JudgeBudgetSpent as error:
                 _renew_budget(client, error, inputs)
-                num_budgets = client.num_budgets + 1
+                answers.put(JudgeAnswer(inputs.run, inputs.step, judge.name, APPROVAL, *NOTHING, datetime.now(UTC)))
             answers.flush()  # the next client reads what is spent, and known, from the store
             num_rounds += 1
             lost = [digest for digest, reply in replies.items() if reply.error and reply.error.kind == LOST]

@@ -150,6 +150,32 @@ def test_a_budget_stops_or_asks_a_person_and_nothing_is_paid_twice(store):
     assert len(rows) == 10 and set(server.answered.values()) == {1} and len(server.answered) == 10
 
 
+def test_answers_beyond_a_budget_are_no_approval(store):
+    traces, messages = rollouts([f"reply {number}" for number in range(6)])
+    asked = []
+
+    def refuse(question):
+        asked.append(question.figures["tokens"])
+        return Answer(len(asked) == 1, "Ada", "enough")
+
+    with stand_in() as server:
+        # An answer has 12 tokens: the third goes beyond the budget, and so does the fifth beyond two of them.
+        pausing = judge_at(server.url, budget={"max_tokens": 30, "on_budget": "pause"}, max_in_flight=1)
+        for _ in range(2):
+            with pytest.raises(JudgeBudgetSpent, match="Ada refused"):
+                judged(inputs_of(store, traces, messages, approve=refuse), pausing)
+    assert asked == [36, 60, 60] and len(server.answered) == 5
+
+
+@pytest.mark.parametrize("usage", [["x"], {"prompt_tokens": "many"}, None])
+def test_an_answer_without_readable_counts_is_an_answer(usage, store):
+    traces, messages = rollouts(["a reply"])
+    choice = {"index": 0, "message": {"role": "assistant", "content": "Score: 0.5"}, "finish_reason": "stop"}
+    with stand_in([[(200, {}, "raw " + json.dumps({"choices": [choice], "usage": usage}))]]) as server:
+        _, said = judged(inputs_of(store, traces, messages), judge_at(server.url))
+    assert (said["t0"]["score"], said["t0"]["input_tokens"]) == (0.5, 0)
+
+
 @pytest.mark.engine
 def test_an_engine_is_a_judge(store, small_engine, models):
     from transformers import AutoTokenizer
