@@ -7,7 +7,7 @@ the runs on which they were measured, are in docs/warnings.md.
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median, pstdev
@@ -53,12 +53,15 @@ RULES = (
     Rule("mismatch", "updates/mismatch_kl/mean", "rises", 0.02, "engine and learner that part"),
     Rule("gradient", "updates/grad_norm/mean", "grows", 5.0, "steps that destroy the policy"),
 )
-REWARD_PART, PHRASE = "reward_part", "phrase"
-NAMES = (*(rule.name for rule in RULES), REWARD_PART, PHRASE)
+REWARD_PART, DISAGREE, PHRASE = "reward_part", "judges_disagree", "phrase"
+NAMES = (*(rule.name for rule in RULES), REWARD_PART, DISAGREE, PHRASE)
 """The names of all rules."""
 PART_RISE, PART_FALL = 0.1, 0.05
 """What a named reward gains, and another loses, out of their ranges, where one takes over."""
+AGREEMENT_FALL = 0.4
+"""What the rank correlation of a judge and another named reward loses where they no longer agree."""
 _PART = re.compile(r"rewards/all/.+/mean")
+_PAIR, _JUDGED = re.compile(r"agreement/all/(.+)"), re.compile(r"judge/(.+)/rollouts")
 
 
 class Hit(NamedTuple):
@@ -94,7 +97,15 @@ def held_rules(steps: Sequence[Mapping[str, Any]]) -> list[Hit]:
     fallen = [change for name in parts if (change := _change(recent, name, "falls", PART_FALL))]
     if fallen:
         found += [Hit(REWARD_PART, step, f"{change}, while {fallen[0]}") for change in risen]
-    return found
+    pairs = judged_pairs(recent[-1]["metrics"])
+    apart = [change for name in pairs if (change := _change(recent, name, "falls", AGREEMENT_FALL))]
+    return found + [Hit(DISAGREE, step, f"{change}: a judge that is fooled, or a rule that is") for change in apart]
+
+
+def judged_pairs(metrics: Iterable[str]) -> list[str]:
+    """Return the names of the agreements of which one side is a judge."""
+    judges = {found[1] for name in metrics if (found := _JUDGED.fullmatch(name))}
+    return [name for name in metrics if (found := _PAIR.fullmatch(name)) and judges & {*found[1].split("/")}]
 
 
 def _change(steps: Sequence[Mapping[str, Any]], figure: str, move: str, threshold: float) -> str:

@@ -49,7 +49,14 @@ def test_a_reward_part_takes_over_where_another_falls():
     (hit,) = hits_of(parts)
     assert (hit.rule, hit.step) == ("reward_part", 9) and "style" in hit.text and "answer" in hit.text
     assert hits_of({**parts, "rewards/all/answer/mean": flat}) == []
-    assert len({*NAMES}) == len(RULES) + 2
+    assert len({*NAMES}) == len(RULES) + 3
+
+
+def test_a_judge_that_no_longer_agrees_is_warned_of():
+    pair, asked = [0.8] * 8 + [0.1] * 3, {"judge/kind/rollouts": [16.0] * 11}
+    (hit,) = hits_of({"agreement/all/kind/right": pair, **asked})
+    assert (hit.rule, hit.step) == ("judges_disagree", 9) and "from 0.8 to 0.1" in hit.text
+    assert hits_of({"agreement/all/right/short": pair, **asked}) == [], "two rules may part as one is learnt"
 
 
 def read(*texts, rewards=None):
