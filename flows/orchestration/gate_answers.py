@@ -35,11 +35,14 @@ def approval(run: str, store: str, notify: Callable[..., None]) -> Approve:
     def ask(question: Question) -> Answer:
         from prefect.artifacts import create_markdown_artifact
 
-        page, title = summary(run, question), f"Step {question.step} of run {escape(run)} waits for approval"
+        page, title = (
+            summary(run, question),
+            f"Step {question.step} of run {escape(run)} waits for approval of {question.about}",
+        )
         with bookkeeping_only("the summary of the batch"):
             create_markdown_artifact(page, key=artifact_key("gate", run), description=title)
         command = f"stagecoach gate {run} --approve (or --refuse) --store {shlex.quote(store)}"
-        text = f"step {question.step} waits for approval: {command}"
+        text = f"step {question.step} waits for approval of {question.about}: {command}"
         notify("note", text=text)
         notify("gate", step=question.step, text=text)
         return wait_for_answer(run, store, question, page)
@@ -94,7 +97,7 @@ def approval_form(page: str) -> Any:
 
     # Made here: its base is Prefect's, which may not be imported before a flow runs.
     class Approval(RunInput):
-        approve: bool = Field(description="on: the batch is trained on; off: the run stops here and can be resumed")
+        approve: bool = Field(description="on: the run goes on; off: it stops here and can be resumed")
         by: str = Field(min_length=1, description="your name; it stands in the decision")
         reason: str = Field("", description="why; it stands in the decision")
 
@@ -117,9 +120,9 @@ def save_form(form: Any, keyset: Any) -> None:
 
 def _advice(resume: str, question: Question, what: str) -> str:
     return (
-        f"step {question.step} waits for approval and {what}. Nothing was trained on its batch; the batch and all "
-        f"before it are safe. To be asked again: {resume}; to go on without asking: {resume} "
-        f"gate.type=none"
+        f"step {question.step} waits for approval of {question.about} and {what}. Nothing was trained on its batch; "
+        f"the batch and all before it are safe. To be asked again: {resume}; to go on without asking: {resume} "
+        f"{question.without}"
     )
 
 

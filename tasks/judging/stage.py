@@ -174,9 +174,12 @@ def _renew_budget(client: JudgeClient, error: JudgeBudgetSpent, inputs: JudgingI
         "judges...budget and resume the run, which asks the rest"
     )
     if budget.on_budget == "pause":
+        about = f"another budget of judge {client.judge.name!r}"
         figures = {"answers": spent.calls, "tokens": spent.tokens, "cost": spent.cost}
         key = f"{inputs.key}-{client.judge.name}-{spent.calls}"
-        answer = inputs.approve(Question(inputs.step, key, figures, (), budget.timeout_seconds))
+        answer = inputs.approve(
+            Question(inputs.step, key, figures, (), budget.timeout_seconds, about, "judges.INDEX.budget.on_budget=stop")
+        )
         if answer.approved:
             return
         todo = f"{todo}. {answer.by} refused to spend it once more: {answer.reason or 'no reason given'}"

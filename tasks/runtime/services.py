@@ -129,6 +129,9 @@ class Question:
     figures: Mapping[str, int | float | None]
     rollouts: tuple[Shown, ...]
     timeout_seconds: float
+    about: str = "its batch"
+    without: str = "gate.type=none"
+    """The setting with which nobody is asked."""
 
 
 @dataclass(frozen=True)
