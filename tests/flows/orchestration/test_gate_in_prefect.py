@@ -135,7 +135,10 @@ def test_a_batch_is_approved_as_the_page_does_it_and_the_run_goes_on(run, waitin
 @pytest.mark.nightly
 def test_a_run_that_nobody_answers_ends_and_says_how_to_be_asked_again(run):
     life = run.live(name="unanswered", prefect=True, overrides=["steps=1", "gate.timeout_seconds=1"])
-    assert life.status != 0 and "waits for approval of its batch and nobody answered within gate.timeout_seconds, 1." in life.output
+    assert (
+        life.status != 0
+        and "waits for approval of its batch and nobody answered within gate.timeout_seconds, 1." in life.output
+    )
     store = open_store(run.store)
     last = store.runs.events("unanswered")[-1]
     assert last.event == "failed" and "stagecoach resume unanswered" in last.message
