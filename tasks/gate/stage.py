@@ -32,7 +32,7 @@ from tasks.metrics.figures import (
     metric_values,
     score_figures,
 )
-from tasks.metrics.warnings import NAMES, PHRASE, held_rules
+from tasks.metrics.warnings import DISAGREE, REWARD_PART, RULES, held_rules
 from tasks.runtime.prefect_task import as_task
 from tasks.runtime.services import Answer, Approve, Question, Shown, require
 from tasks.runtime.stage import Attempt, Stage, Tables
@@ -52,8 +52,10 @@ SCORE = re.compile(r"\b(score_mean|score_trend)\s*\[\s*'([^']+)'\s*\]")
 """What a rule names of a score."""
 MEAN = re.compile("rewards/(.+)/mean")
 COUNTS = tuple(name for name in MEANINGS if name.startswith("num_"))
-WARNINGS = tuple(f"warning_{rule}" for rule in NAMES if rule != PHRASE)
-"""Figures of a rule on warnings: 1 where one holds at the batch or the step before, else 0."""
+_READ = (*(rule.name for rule in RULES if not rule.figure.startswith("figures/")), REWARD_PART, DISAGREE)
+WARNINGS = tuple(f"warning_{rule}" for rule in _READ)
+"""Figures of a rule on warnings: 1 where one holds at the batch or the step before, else 0. Recorded metrics have no
+figures of replies."""
 ALONE = (*MEANINGS, "warnings", *WARNINGS)
 """All figures that are numbers."""
 OF_BATCH = {

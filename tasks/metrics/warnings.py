@@ -1,7 +1,7 @@
 """Warnings: rules over the figures and the replies of a run's last steps, for what a mean reward does not show.
 
-A rule looks at the last steps alone, so it says the same in a run and in a resumed one. The rates of false alarms, and
-the runs on which they were measured, are in docs/warnings.md.
+A rule looks at the last steps alone, so it says the same in a run and in a resumed one. The recorded runs on which
+the rules were tried are in docs/warnings.md.
 """
 
 import math
@@ -30,7 +30,7 @@ class Rule(NamedTuple):
 
     name: str
     figure: str
-    """Its full name; figures/... are those of `reply_figures`."""
+    """Its full name; figures/... are those of `Replies.figures`."""
     move: str
     """rises, falls, grows, shrinks"""
     threshold: float

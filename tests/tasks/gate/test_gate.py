@@ -68,6 +68,8 @@ def test_a_rule_may_name_warnings_of_the_steps_before_and_of_the_batch():
     assert held["warning_errors"] == 0.0 and {*held} < {*ALONE}
     assert warning_figures((), figures)["warnings"] == 0.0, "nothing is unusual at first"
     require_rule("warnings = 0 and warning_reward_part = 0")
+    with pytest.raises(ConfigError, match="warning_repetition"):
+        require_rule("warning_repetition = 0")  # its figure is in no recorded metrics: it would always pass
     assert decide({"type": "rule", "rule": "warnings = 0"})[0]["approved"]
     assert "warnings" not in json.loads(decide({"type": "rule", "rule": "num_traces > 1"})[0]["figures"])
 
