@@ -129,7 +129,7 @@ def _advice(resume: str, question: Question, what: str) -> str:
 def summary(run: str, question: Question) -> str:
     """Return a batch as markdown: its figures with their meanings, then a few rollouts with their texts."""
     figures = [
-        f"| {escape(name)} | {compact_number(value)} | {escape(MEANINGS[name])} |"
+        f"| {escape(name)} | {compact_number(value)} | {escape(MEANINGS.get(name) or name)} |"
         for name, value in question.figures.items()
     ]
     head = [f"# {escape(run)}, step {question.step}: may this batch be trained on?", ""]
