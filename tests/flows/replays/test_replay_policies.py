@@ -92,7 +92,7 @@ def test_a_quarantine_elsewhere_or_heeded_before_stops_nothing(root):
 @pytest.mark.parametrize("lag", [0, 1])
 def test_unchanged_settings_find_everything_from_every_stage(root, lag):
     rehearse(root, "base", steps=3, rollout={"max_off_policy_steps": lag})
-    for stage in ORDER:
+    for stage in (stage for stage in ORDER if stage != "judging"):  # the run has no judges
         config = ask(root, until="training", from_stage=stage)
         assert not [piece for piece in pieces(config) if piece.computed], stage
         _, steps = walk(config)

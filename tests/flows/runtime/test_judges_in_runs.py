@@ -151,12 +151,13 @@ def test_a_run_that_is_killed_while_it_asks_keeps_the_answers(tmp_path):
     command = [sys.executable, "-c", KILLED, root]
 
     def answer(prompt):
-        # One question of each process waits until more answers are durable; then the process is killed.
-        if process and len(server.answered) >= len(kept) + 10 and lock.acquire(blocking=False):
-            until(lambda: len(durable(root)) > len(kept), lambda: "no answer became durable")
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            lock.release()
+        # All questions of a process wait until more answers are durable; then the process is killed.
+        running = process
+        if running and len(server.answered) >= len(kept) + 10:
+            with lock:
+                until(lambda: len(durable(root)) > len(kept), lambda: "no answer became durable")
+                running.send_signal(signal.SIGKILL)
+                running.wait()
         return "Score: 0.5"
 
     with stand_in([[(200, {}, "answer")]], answer=answer) as server:

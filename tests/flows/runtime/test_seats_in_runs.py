@@ -124,4 +124,4 @@ def test_recorded_episodes_are_replayed_with_other_seats_trained(root):
 def test_a_replay_reads_settings_of_seats_where_they_are_used(begin, setting, said):
     config = RunConfig.model_validate({"kind": "replay", "replay": {"run": "base", "from_stage": begin}})
     with pytest.raises(ConfigError, match=said) if said else nullcontext():
-        refuse_unread(config, [f"environments.0.{setting}"], supervised=False)
+        refuse_unread(config, [f"environments.0.{setting}"], has_data=False)

@@ -12,6 +12,7 @@ from verifiers.v1.clients import Client, ModelContext
 from verifiers.v1.configs.agent import AgentConfig
 from verifiers.v1.configs.client import EvalClientConfig, TrainClientConfig
 from verifiers.v1.dialects import ChatDialect
+from verifiers.v1.state import State
 from verifiers.v1.types import AssistantMessage, SamplingConfig, ToolCall, ToolMessage, UserMessage
 
 from configs.environments import EnvironmentConfig
@@ -66,7 +67,8 @@ class Coin(Client):
 def trace(seed, name="s"):
     """A trace as verifiers mints it for an agent run with a seed."""
     config = AgentConfig(sampling=None if seed is None else SamplingConfig(seed=seed))
-    return SimpleNamespace(id=name, info={}, agent=SimpleNamespace(name="agent", config=config, trainable=True))
+    agent = SimpleNamespace(name="agent", config=config, trainable=True)
+    return SimpleNamespace(id=name, info={}, agent=agent, state=State())
 
 
 def seeded(client, seed):
