@@ -9,11 +9,11 @@ import json
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from functools import cache
-from itertools import chain, islice
+from itertools import chain
 from typing import Any
 
 import polars as pl
@@ -41,6 +41,8 @@ from tasks.runtime.stored_rows import StoredRows
 
 Scores = dict[str, tuple[float | None, str | None]]
 """By trace what is tried says, or why it says nothing."""
+STEPS_EACH = 8
+"""Steps that a worker process scores before its pool is made again; a crash costs these a second try."""
 GROUP_SECONDS = 60
 """Longest time for the function and one group."""
 ROLLOUT = ("trace_id", "group_id", "agent", "environment", "example_id", "policy_version")
@@ -75,7 +77,10 @@ class TriedReward:
 
 def num_arguments(function: Callable[..., Any]) -> int:
     """Return how many arguments a function cannot be called without."""
-    parameters = inspect.signature(function).parameters.values()
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # some functions of C have no signature
+        return 1
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return sum(part.kind in positional and part.default is part.empty for part in parameters)
 
@@ -109,7 +114,7 @@ def try_reward(reader: StoreReader, runs: Sequence[str], tried: TriedReward) -> 
     """
     steps = [
         TriedStep.of(reader, lineage, config)
-        for run in runs
+        for run in dict.fromkeys(runs)
         for config in [reader.config(run)]
         for lineage in reader.history(run).lineages
         if lineage.for_training
@@ -120,48 +125,24 @@ def try_reward(reader: StoreReader, runs: Sequence[str], tried: TriedReward) -> 
     if tried.judge:  # its answers are written by this process alone
         yield from (score_step(address, step, tried) for step in steps)
         return
-    yield from _in_processes(address, steps, tried)
-
-
-def _in_processes(address: str, steps: Sequence[TriedStep], tried: TriedReward) -> Iterator[pl.DataFrame]:
     count = max(1, min(os.cpu_count() or 1, len(steps)))
-    waiting = iter(steps)
-    pool = _pool(count)
-    try:
-        running = [(step, pool.submit(score_step, address, step, tried)) for step in islice(waiting, 2 * count)]
-        while running:
-            step, future = running.pop(0)
-            rows = _result(future)
-            if rows is None:  # which of the steps ended the process is not known: each is tried alone
-                pool.shutdown()
-                alone = [step, *(step for step, _ in running)]
-                yield from (_score_alone(address, step, tried) for step in alone)
-                pool, running = _pool(count), []
-            else:
-                yield rows
-            running += [(step, pool.submit(score_step, address, step, tried)) for step in islice(waiting, 1)]
-    finally:
-        pool.shutdown(cancel_futures=True)
+    for start in range(0, len(steps), STEPS_EACH * count):
+        yield from _in_processes(address, steps[start : start + STEPS_EACH * count], tried, count)
 
 
-def _pool(count: int) -> ProcessPoolExecutor:
+def _in_processes(address: str, steps: Sequence[TriedStep], tried: TriedReward, count: int) -> Iterator[pl.DataFrame]:
     # Threads of polars and DuckDB do not survive a fork of this process; the server of forks has none yet.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    return ProcessPoolExecutor(count, context)
-
-
-def _result(future: "Future[pl.DataFrame]") -> pl.DataFrame | None:
-    try:
-        return future.result()
-    except BrokenProcessPool:
-        return None
-
-
-def _score_alone(address: str, step: TriedStep, tried: TriedReward) -> pl.DataFrame:
-    with _pool(1) as pool:
-        rows = _result(pool.submit(score_step, address, step, tried))
-        return score_step(address, step, None) if rows is None else rows
+    with ProcessPoolExecutor(count, context) as pool:
+        futures = [pool.submit(score_step, address, step, tried) for step in steps]
+    for step, future in zip(steps, futures, strict=True):
+        if not isinstance(future.exception(), BrokenProcessPool):
+            yield future.result()
+        elif len(steps) == 1:
+            yield score_step(address, step, None)
+        else:  # which of the steps ended the process is not known: each is tried alone
+            yield from _in_processes(address, [step], tried, 1)
 
 
 @cache
@@ -182,6 +163,10 @@ def score_step(address: str, step: TriedStep, tried: TriedReward | None) -> pl.D
     tables["examples"] = _examples(address, pieces["examples"])
     traces = tables["traces"]
     rows = [row for row in traces.select(SCORED).to_pylist() if row["error_class"] is None and row["trainable"]]
+    for row in rows:
+        row["recorded"] = row["reward"]
+        if tried:
+            _take_out(row, tried.name)
     if tried is None:
         scores: Scores = {row["trace_id"]: (None, "the function ended its process") for row in rows}
     elif tried.judge:
@@ -191,9 +176,9 @@ def score_step(address: str, step: TriedStep, tried: TriedReward | None) -> pl.D
     adds = not (tried and tried.replaces)
     weight = tried.weight if tried else 1.0
     for row in rows:
-        row["recorded"], (row["score"], row["error"]) = row["reward"], scores[row["trace_id"]]
-        known = row["score"] is not None and (row["recorded"] is not None or not adds)
-        row["reward"] = weight * row["score"] + (row["recorded"] if adds else 0.0) if known else None
+        row["score"], row["error"] = scores[row["trace_id"]]
+        known = row["score"] is not None and (row["reward"] is not None or not adds)
+        row["reward"] = weight * row["score"] + (row["reward"] if adds else 0.0) if known else None
     credited = ["trace_id", "advantage"]
     samples = store.read(pieces["samples"], credited).to_pylist() if pieces["samples"] else []
     before = {row["trace_id"]: row["advantage"] for row in samples}
@@ -204,6 +189,13 @@ def score_step(address: str, step: TriedStep, tried: TriedReward | None) -> pl.D
         for row in rows
     ]
     return pl.DataFrame(described, schema=SCHEMA)
+
+
+def _take_out(row: dict[str, Any], name: str) -> None:
+    """Take a recorded reward of the name that is tried out of a row: once adopted, the tried one has its place."""
+    rewards = json.loads(row["rewards"])
+    if part := rewards.pop(name, None):
+        row.update(reward=row["reward"] - part["score"] * part["weight"], rewards=json.dumps(rewards))
 
 
 def _columns(table: pa.Table, *names: str) -> list[dict[str, Any]]:
@@ -260,7 +252,9 @@ class _Asked:
 
 def _ask_judge(store: Store, step: TriedStep, tables: Mapping[str, pa.Table], judge: JudgeConfig) -> Scores:
     services = _Asked()
-    names = tables["examples"], tables["traces"], tables["messages"]
+    # Rewards of any name may be recorded, also of this judge: its answer is read from the judgements.
+    unrewarded = with_column(tables["traces"], "rewards", pa.array(["{}"] * tables["traces"].num_rows))
+    names = tables["examples"], unrewarded, tables["messages"]
     inputs = JudgingInputs(*names, store.answers, step.run, step.step, "try", services, services)
     config = step.config.model_copy(update={"judges": (judge.model_copy(update={"max_unscored": 1.0}),)})
     made = judging(inputs, View(config, ("judges",), "judging"))

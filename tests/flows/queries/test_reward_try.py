@@ -1,10 +1,12 @@
 """What another reward says of stored rollouts: scores, figures worked by hand, and functions that fail."""
 
+import json
 import math
 import os
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pytest
 
 from configs.errors import ConfigError
@@ -12,6 +14,7 @@ from flows.cli.reward import settings_of, tried_reward
 from flows.queries.reward_figures import try_figures
 from flows.queries.reward_try import SCHEMA, TriedReward, TriedStep, score_step, try_reward
 from flows.queries.store_reader import StoreReader
+from tasks.arrays.columns import with_column
 from tests.fixtures import rehearsal
 from tests.fixtures.judging import judge_at, stand_in
 
@@ -79,11 +82,38 @@ def test_a_function_that_ends_its_process_is_an_error_of_its_rows(store):
     assert try_figures(rows, 1.0)["num_unscored"] == 24
 
 
+def test_a_run_named_twice_is_scored_once(store):
+    with stand_in() as server:
+        what = TriedReward("kind", judge=judge_at(server.url, prompt="Twice: {response}"))
+        assert pl.concat(try_reward(store, ["base", "base"], what)).height == 24
+
+
+def test_a_recorded_reward_of_the_same_name_gives_its_place(tmp_path, monkeypatch):
+    def named(tables, config, *, step, policy):
+        made = rehearsal.sampled(tables, config, step=step, policy=policy)
+        traces = made["traces"]
+        parts = [json.dumps({"kind": {"score": value, "weight": 1.0}}) for value in traces["reward"].to_pylist()]
+        return made | {"traces": with_column(traces, "rewards", pa.array(parts))}
+
+    rehearsal.play(monkeypatch, rollout=named)
+    rehearsal.rehearse(tmp_path, "base")
+    store = StoreReader.at(tmp_path)
+    with stand_in() as server:
+        judged = pl.concat(try_reward(store, ["base"], TriedReward("kind", judge=judge_at(server.url))))
+    config, what = store.config("base"), TriedReward("kind", f"{HERE}:longest")
+    steps = [TriedStep.of(store, lineage, config) for lineage in store.history("base").lineages]
+    called = pl.concat(score_step(store.store.root.address, step, what) for step in steps)
+    for rows in (judged, called):
+        assert rows["recorded"].sum() > 0 and rows["score"].null_count() == 0
+        assert rows["reward"].equals(rows["score"].rename("reward"))
+
+
 def test_what_can_not_be_tried_is_refused(store):
     config = store.config("base")
     for text in ("no_module:score", f"{HERE}:absent", "no_judge"):
         with pytest.raises(ConfigError):
             tried_reward(text, config, 1.0)
+    assert not tried_reward("builtins:max", config, 1.0).replaces  # it has no signature
     what = tried_reward(f"{HERE}:longest", config, 0.5)
     assert settings_of(what, config) == [
         f'environments.0.group_rewards.longest={{function="{HERE}:longest", weight=0.5}}'
