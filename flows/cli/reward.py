@@ -58,7 +58,8 @@ def reward(
         _print(figures, what)
         flags = " ".join(f"--set '{line}'" for line in changes)
         print(f"look at it: stagecoach view {names[0]}, page Rewards tried")
-        print(f"adopt it: stagecoach replay {names[0]} --regrade {flags} --name NAME")
+        regrade = "" if what.judge else "--regrade "
+        print(f"adopt it: stagecoach replay {names[0]} {regrade}{flags} --name NAME")
     if adopt:
         from flows.cli.run import run_replay
         from flows.replays.request import ReplayRequest
