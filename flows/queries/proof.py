@@ -97,6 +97,8 @@ def _results(reader: StoreReader, works: Sequence[Work], runs: Sequence[str]) ->
         for check, table in ((_policy, "policies"), (_check_sampling, "traces")):
             if work.finished and table in work.tables:
                 yield from check(reader, work)
+        if "assignments" in work.tables and not reader.graph.users(work, "assignments", made="traces"):
+            yield Result("assignments", UNPROVEN, f"{_place(work)}: assigned and not sampled")
     seen = set[tuple[str, ...]]()
     for run in runs:
         history = reader.history(run)
@@ -223,8 +225,10 @@ def _sampler(reader: StoreReader, work: Work, row: dict[str, Any], where: str) -
         return Result("policies", UNPROVEN, f"{named}: the store does not hold it")
     # Of a stream several policies sample, each of its own rollouts.
     other = work.stage == ROLLOUT and row["trainable"] and "stream" not in work.inputs
-    if (other and key != work.inputs.get("policy", key)) or (
-        maker.stage == "training" and row["policy_version"] != maker.step + 1
+    if (
+        (other and key != work.inputs.get("policy", key))
+        or (maker.stage == "training" and row["policy_version"] != maker.step + 1)
+        or (maker.stage == "policy_import" and row["trainable"] and row["policy_version"] != 0)
     ):
         return Result("policies", WRONG, f"{named}: the step was sampled by another policy or version")
     return Result("policies", PROVEN)
@@ -256,6 +260,8 @@ def _step(reader: StoreReader, step: RecordedStep, where: str) -> Results:
     read = {name: _read(reader, works, name, STEP_COLUMNS[name]) for name, works in makers.items()}
     tables = {name: rows for name, rows in read.items() if rows is not None}
     if step.batches is None:
+        open_checks = ["training", *(["assignments"] if "intakes" in tables else [])] if not step.finished else []
+        yield from (Result(check, UNPROVEN, f"{where}: not packed") for check in open_checks)
         if "intakes" not in tables:
             yield from _check_assigned(reader, assigned, step.traces, where)
         return

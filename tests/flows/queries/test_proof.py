@@ -141,6 +141,29 @@ def test_a_planted_row_is_named(root, check, name, change, words):
     assert not found, "nothing else is wrong"
 
 
+def test_another_version_of_imported_weights_is_named(root):
+    plant(root, "traces", first(policy_version=7), step=0)
+    found = wrong(root)
+    assert found.keys() == {"policies"} and "trace trace-0-0-0: policy " in found["policies"]
+
+
+@pytest.mark.parametrize(
+    ("finished", "check", "words"),
+    [
+        ({"assignment"}, "assignments", "run run, step 1, stage assignment"),
+        ({"assignment", "rollout"}, "training", "run run, step 1: not packed"),
+    ],
+)
+def test_a_step_that_has_not_ended_is_not_called_proven(root, finished, check, words):
+    store = open_store(root)
+    entries = store.ledger.entries(run="run")
+    later = {(entry.key, entry.part) for entry in entries if entry.step == 1 and entry.stage not in finished}
+    store.ledger.remove("run", later, datetime.now(UTC), whole=False)
+    rows = prove(StoreReader.at(root))
+    assert not any(row["wrong"] for row in rows)
+    assert words in {row["check"]: row["why_unproven"] for row in rows if row["unproven"]}.get(check, "")
+
+
 def test_a_row_that_stands_twice_is_named(root):
     plant(root, "verdicts", lambda number, row: None if number else row, besides=True)
     assert "table verdicts: rows with the same trace_id" in wrong(root)["rows"]
