@@ -75,7 +75,8 @@ def test_one_pass_trains_as_two_do_with_every_loss(exact_policy, loss, monkeypat
 
 
 def test_every_loss_is_tried_in_every_way():
-    assert {each.type for each in EVERY} == set(LOSSES)
+    # Losses of pairs have sums over sequences, and their own test: test_preferences.py.
+    assert {each.type for each in EVERY} == set(LOSSES) - {"dpo", "kto"}
     assert {each.type for each in EVERY if is_elementwise(each)} == {"dppo", "ipo", "ppo", "cispo"}
 
 
