@@ -18,7 +18,7 @@ def judge_problems(config: RunConfig) -> Iterator[str]:
     if config.judges and config.streams and config.assignment.sampler.stateful:
         yield (
             "judges: with rollout.max_off_policy_steps above 1 a sampler that learns from rewards sees them before "
-            "they are judged; take assignment.sampler.type=uniform, or rollout.max_off_policy_steps of at most 1"
+            "they are judged; take assignment.sampler.type=standard, or rollout.max_off_policy_steps of at most 1"
         )
     for name, number in Counter(judge.name for judge in config.judges).items():
         if number > 1:

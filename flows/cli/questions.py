@@ -8,6 +8,8 @@ from flows.reporting.formats import one_line, say
 
 MAX_VALUE_CHARS = 1000
 """Characters of a value that are printed; JSON has all."""
+MAX_NAME_CHARS = 100
+"""Characters of its name: rewards are named by environments."""
 
 
 def lineage(
@@ -62,6 +64,6 @@ def why(
     for part in (found["trace"], *found["runs"], *found["quarantines"]):
         for name, value in flat(part):
             if value != "":
-                say(one_line(f"{name}: {cell(name, value)}", MAX_VALUE_CHARS))
+                say(one_line(f"{one_line(name, MAX_NAME_CHARS)}: {cell(name, value)}", MAX_VALUE_CHARS))
         print()
     return 0

@@ -109,7 +109,8 @@ def settings_of(tried: "TriedReward", config: "RunConfig") -> list[str]:
     from configs.toml_text import toml
 
     if tried.judge:
-        return [f"judges=[{toml(tried.judge.model_dump(mode='json', exclude_defaults=True))}]"]
+        judges = (*(judge for judge in config.judges if judge.name != tried.name), tried.judge)
+        return [f"judges={toml([judge.model_dump(mode='json', exclude_defaults=True) for judge in judges])}"]
     places = [f"environments.{place}" for place in range(len(config.environments))]
     if tried.replaces:
         return [f"{place}.taskset.task.scoring={tried.function}" for place in places]

@@ -35,10 +35,8 @@ def approval(run: str, store: str, notify: Callable[..., None]) -> Approve:
     def ask(question: Question) -> Answer:
         from prefect.artifacts import create_markdown_artifact
 
-        page, title = (
-            summary(run, question),
-            f"Step {question.step} of run {escape(run)} waits for approval of {question.about}",
-        )
+        page = summary(run, question)
+        title = f"Step {question.step} of run {escape(run)} waits for approval of {question.about}"
         with bookkeeping_only("the summary of the batch"):
             create_markdown_artifact(page, key=artifact_key("gate", run), description=title)
         command = f"stagecoach gate {run} --approve (or --refuse) --store {shlex.quote(store)}"

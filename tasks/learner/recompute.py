@@ -1,5 +1,6 @@
 """Which activations of the layers are computed again in the backward pass, in place of being kept."""
 
+from collections.abc import Callable
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -24,11 +25,6 @@ KEPT = [
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
 ]
 """Operations whose results selective recomputation keeps: matrix products of linear maps, and attention."""
-_contexts = partial(create_selective_checkpoint_contexts, KEPT)
-# To products of experts transformers adds biases in place, which must not change what is kept.
-_contexts_beside_biases = partial(
-    create_selective_checkpoint_contexts, [each for each in KEPT if each != torch.ops.aten._grouped_mm.default]
-)
 
 
 def recompute_layers(causal: Any, layers: nn.ModuleList, settings: TrainingConfig, device: torch.device) -> None:
@@ -47,17 +43,19 @@ def recompute_layers(causal: Any, layers: nn.ModuleList, settings: TrainingConfi
         )
     elif settings.gradient_checkpointing == "selective":
         biased = any(EXPERTS in name and name.endswith("_bias") for name, _ in layers.named_parameters())
-        forward = _forward_beside_biases if biased else _forward_selectively
+        # To products of experts transformers adds biases in place, which must not change what is kept.
+        kept = [each for each in KEPT if not (biased and each == torch.ops.aten._grouped_mm.default)]
+        forward = _recomputed(partial(create_selective_checkpoint_contexts, kept))
         for layer in layers[:: settings.checkpoint_every]:
             layer.forward = MethodType(forward, layer)
 
 
-def _forward_selectively(layer: nn.Module, *arguments: Any, **options: Any) -> Any:
-    # In the place of the layer's own forward pass, inside of what is compiled and of the shards' hooks.
-    forward = partial(type(layer).forward, layer, **options)
-    return checkpoint(forward, *arguments, use_reentrant=False, context_fn=_contexts)
+def _recomputed(contexts: Callable[[], Any]) -> Callable[..., Any]:
+    """Return a layer's forward pass, recomputed but for what `contexts` keeps."""
 
+    def forward(layer: nn.Module, *arguments: Any, **options: Any) -> Any:
+        # In the place of the layer's own forward pass, inside of what is compiled and of the shards' hooks.
+        own = partial(type(layer).forward, layer, **options)
+        return checkpoint(own, *arguments, use_reentrant=False, context_fn=contexts)
 
-def _forward_beside_biases(layer: nn.Module, *arguments: Any, **options: Any) -> Any:
-    forward = partial(type(layer).forward, layer, **options)
-    return checkpoint(forward, *arguments, use_reentrant=False, context_fn=_contexts_beside_biases)
+    return forward

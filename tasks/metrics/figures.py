@@ -143,15 +143,17 @@ def packing_figures(batches: pa.Table, capacity: int) -> Figures:
 def score_figures(traces: pa.Table, before: Sequence[Mapping[str, float]], window: int) -> Figures:
     """Return the figures of `SCORE_MEANINGS` of each named reward of a step's rollouts.
 
-    `before` are the means by name of the steps before, in order. A trend is None until `window` steps have a mean.
+    `before` are the means by name of the steps before, in order. A trend is None until `window` steps
+    have a mean, and left out where `window` is 0.
     """
     figures: dict[str, float | None] = {}
     for name, value in (now := score_means(traces.select(["rewards", "error_class"]).to_pylist())).items():
-        means = [step[name] for step in (*before, now) if name in step][-window:]
-        known = window > 0 and len(means) == window
-        figures |= {f"score_mean/{name}": value}
-        # A score that does not vary does not rise.
-        figures |= {f"score_trend/{name}": rank_correlation(range(window), means) or 0.0 if known else None}
+        figures[f"score_mean/{name}"] = value
+        if window:
+            means = [step[name] for step in (*before, now) if name in step][-window:]
+            # A score that does not vary does not rise.
+            trend = rank_correlation(range(window), means) or 0.0 if len(means) == window else None
+            figures[f"score_trend/{name}"] = trend
     return figures
 
 

@@ -8,9 +8,11 @@ import torch
 from configs.losses import (
     CispoLoss,
     CustomLoss,
+    DpoLoss,
     DppoLoss,
     GspoLoss,
     IpoLoss,
+    KtoLoss,
     PpoLoss,
     SequenceMask,
     TruncatedImportance,
@@ -38,6 +40,8 @@ TYPES = [
     PpoLoss(clip_low=0.1, clip_high=0.1, dual_clip=1.8, kl_tau=0.1),
     CispoLoss(clip_low=0.5, clip_high=0.5),
     GspoLoss(clip_low=0.02, clip_high=0.02),
+    DpoLoss(),
+    KtoLoss(),
     CustomLoss(function="tests.tasks.learner.own_losses:only_praise"),
 ]
 OPTIONS = [
@@ -75,9 +79,8 @@ def test_one_pass_trains_as_two_do_with_every_loss(exact_policy, loss, monkeypat
 
 
 def test_every_loss_is_tried_in_every_way():
-    # Losses of pairs have sums over sequences, and their own test: test_preferences.py.
-    assert {each.type for each in EVERY} == set(LOSSES) - {"dpo", "kto"}
-    assert {each.type for each in EVERY if is_elementwise(each)} == {"dppo", "ipo", "ppo", "cispo"}
+    assert {each.type for each in EVERY} == set(LOSSES)
+    assert {each.type for each in EVERY if is_elementwise(each)} == {"dppo", "ipo", "ppo", "cispo", "dpo", "kto"}
 
 
 def shares(logprobs, part):
