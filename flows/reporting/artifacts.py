@@ -28,6 +28,8 @@ SHOWN_STEPS = 10
 CURVE_WIDTH, CURVE_ROWS = 72, 8
 """Columns and lines of the curve."""
 _COLUMNS = ("reward", "reward_std", "entropy", "mismatch_kl", "grad_norm", "seconds", "tokens")
+_READ = {"step", "num_traces", "num_truncated", "outcomes", "warnings", "loss", *_COLUMNS}
+"""What the page reads of a step, and of its update: all else of a step, 60 kB, is let go."""
 _MARKS = re.compile(r"[\\`*_{}\[\]()#!|~@]|^[-+](?=[- ]|$)|(?<=/)/|(?<=www)\.", re.IGNORECASE)
 """What markdown reads: its marks, those of lists where a text begins, and what makes a link of an address."""
 _NUMBERED = re.compile(r"^\d+(?=\.(?: |$))")
@@ -69,6 +71,10 @@ def report(run_name: str, store: str, steps: Steps) -> str:
     return "\n\n".join(parts)
 
 
+def _read_of(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name in _READ}
+
+
 def artifact_key(kind: str, run_name: str) -> str:
     """Return a key as Prefect wants it: lower-case letters, digits and single dashes."""
     return re.sub(r"[^a-z0-9]+", "-", f"{kind}-{run_name}".lower()).strip("-")
@@ -108,7 +114,7 @@ class RunArtifacts:
         # Events before this one come from a session that has no API to publish to.
         self._has_api |= event == "prefect"
         if event == "step":
-            self._steps.append(facts)
+            self._steps.append(_read_of(facts) | {"update": _read_of(facts.get("update") or {})})
         # A run that was ended from outside still has to end its services, and soon.
         last = event == "end" and facts["ending"] == "finished"
         if self._has_api and (last or (event == "step" and facts["computed"] and self._is_due())):

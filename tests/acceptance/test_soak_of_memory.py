@@ -14,9 +14,8 @@ from tests.fixtures.driving import ROOT
 pytestmark = [pytest.mark.engine, pytest.mark.nightly, pytest.mark.timeout(3600)]
 
 STEPS, WARM = 600, 300
-MOST_MB, MOST_RISE_MB = 700, 250
-"""Of the flow's own memory, and of its rise in 1,000 steps after the warm ones. The goal of the rise is 20; 172 were
-seen on 2026-12-01, about a third of them rows of the ledger and lists of files (benchmarks/endurance.md)."""
+MOST_MB, MOST_RISE_MB = 700, 20
+"""Of the flow's own memory, and of its rise in 1,000 steps after the warm ones."""
 SETTINGS = (
     f"steps={STEPS}",
     "assignment.groups_per_step=2",
@@ -30,21 +29,34 @@ SETTINGS = (
 )
 
 
-def test_a_long_run_does_not_grow(tmp_path):
-    tiny_qwen3(tmp_path / "model", seed=3)
-    model, log = f"model.path={tmp_path / 'model'}", tmp_path / "log"
-    command = [sys.executable, "-m", "flows.cli", "run", "demo", *SETTINGS, model, "--name", "long"]
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """Steps, own megabytes, open files and threads of the flow's process, every few seconds after the warm steps."""
+    place = tmp_path_factory.mktemp("long")
+    tiny_qwen3(place / "model", seed=3)
+    log = place / "log"
+    command = [sys.executable, "-m", "flows.cli", "run", "demo", *SETTINGS, f"model.path={place / 'model'}"]
     with log.open("wb") as out:
-        flow = psutil.Popen([*command, "--store", str(tmp_path / "store")], stdout=out, stderr=out, cwd=ROOT)
-        seen = watch(flow, log)
+        flow = psutil.Popen([*command, "--name", "long", "--store", place / "store"], stdout=out, stderr=out, cwd=ROOT)
+        watched = watch(flow, log)
     assert flow.wait() == 0, log.read_text()[-2000:]
-    steps, megabytes, files, threads = zip(*[each for each in seen if WARM < each[0] < STEPS], strict=True)
-    assert len(steps) > 20 and max(megabytes) < MOST_MB
-    rise = linear_regression(steps, megabytes).slope * 1000
-    print(f"{max(megabytes):.0f} MB at most, {rise:.0f} MB in 1,000 steps")
-    assert rise < MOST_RISE_MB
-    half = len(steps) // 2
+    rows = [each for each in watched if WARM < each[0] < STEPS]
+    assert len(rows) > 20
+    return list(zip(*rows, strict=True))
+
+
+def test_a_long_run_stays_small(seen):
+    _, megabytes, files, threads = seen
+    half = len(files) // 2
+    assert max(megabytes) < MOST_MB
     assert min(files[half:]) <= max(files[:half]) and min(threads[half:]) <= max(threads[:half])
+
+
+@pytest.mark.xfail(strict=True, reason="rows of the ledger and lists of files are held: benchmarks/endurance.md")
+def test_a_long_run_does_not_grow(seen):
+    rise = linear_regression(*seen[:2]).slope * 1000
+    print(f"{max(seen[1]):.0f} MB at most, {rise:.0f} MB in 1,000 steps")
+    assert rise < MOST_RISE_MB
 
 
 def watch(flow, log):

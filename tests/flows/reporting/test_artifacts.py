@@ -3,6 +3,7 @@
 import math
 import re
 import threading
+import weakref
 from types import SimpleNamespace
 from unittest.mock import MagicMock, Mock
 
@@ -72,6 +73,17 @@ def test_artifacts_of_quick_steps_are_renewed_once_in_a_while_and_at_the_end(mon
         now += 2.0
     watch("end", {"ending": "finished"})
     assert published == [1, 4, 7, 9]
+
+
+def test_of_a_step_only_what_the_page_shows_is_held():
+    watch, steps = artifacts.RunArtifacts("run", "/s", 9), [step(number) for number in range(3)]
+    samples = Mock()
+    held = weakref.ref(samples)
+    for one in steps:
+        watch("step", {**one, "samples": samples, "metrics": {"a": 1.0}, "values": {("", "a"): 1.0}})
+    del samples
+    assert held() is None and not {"samples", "metrics", "values"} & watch._steps[0].keys()
+    assert artifacts.report("run", "/s", watch._steps) == artifacts.report("run", "/s", steps)
 
 
 def test_what_a_busy_api_has_not_shown_by_the_end_is_waited_for(monkeypatch):
