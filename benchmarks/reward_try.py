@@ -10,6 +10,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,13 @@ def length(group: Sequence[Any]) -> list[float]:
     return [len(one.reply) / 100 for one in group]
 
 
+def worker_bytes() -> list[int]:
+    """Return the bytes of each process below this one, and 0."""
+    with suppress(psutil.Error):
+        return [0, *(one.memory_info().rss for one in psutil.Process().children(recursive=True))]
+    return [0]
+
+
 def main() -> None:
     """Print seconds and memory of a try, and seconds of the loop."""
     with tempfile.TemporaryDirectory() as directory:
@@ -35,11 +44,14 @@ def main() -> None:
         if not root.exists():
             make(root, steps=200, rollouts=512)
         began = time.perf_counter()
-        parts, memory = list[pl.DataFrame](), 0
-        for part in try_reward(StoreReader.at(root), [RUN], TriedReward("length", f"{__spec__.name}:length")):
-            parts.append(part)
-            memory = max(memory, *(one.memory_info().rss for one in psutil.Process().children(recursive=True)))
-        rows = pl.concat(parts)
+        tried = TriedReward("length", f"{__spec__.name}:length")
+        with ThreadPoolExecutor(1) as thread:
+            scoring = thread.submit(lambda: pl.concat(try_reward(StoreReader.at(root), [RUN], tried)))
+            memory = 0
+            while not scoring.done():
+                memory = max(memory, *worker_bytes())
+                time.sleep(0.5)
+        rows = scoring.result()
         scored = time.perf_counter()
         try_figures(rows, 1.0)
         ended = time.perf_counter()

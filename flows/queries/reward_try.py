@@ -41,7 +41,7 @@ from tasks.runtime.stored_rows import StoredRows
 
 Scores = dict[str, tuple[float | None, str | None]]
 """By trace what is tried says, or why it says nothing."""
-STEPS_EACH = 8
+STEPS_EACH = 32
 """Steps that a worker process scores before its pool is made again; a crash costs these a second try."""
 GROUP_SECONDS = 60
 """Longest time for the function and one group."""

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from configs.errors import ConfigError
+from configs.load import load
 from flows.cli.reward import settings_of, tried_reward
 from flows.queries.reward_figures import try_figures
 from flows.queries.reward_try import SCHEMA, TriedReward, TriedStep, score_step, try_reward
@@ -156,4 +157,11 @@ def test_a_judge_is_tried_and_asked_once(store):
         assert first.height == 24 and set(first["score"]) == {0.5}
         assert first["reward"].to_list() == [value + 1 for value in first["recorded"]]
         assert set(server.requests.values()) == {1} and again.equals(first)
-    assert not store.config("base").judges and "judges=" in settings_of(what, store.config("base"))[0]
+    config = store.config("base")
+    other = judge_at("http://a/v1", name="other")
+    (setting,) = settings_of(what, config.model_copy(update={"judges": (other, judge_at("http://b/v1"))}))
+    judges = load((), (setting, "packing.tokens_per_row=512"), base=config.model_dump(mode="json")).judges
+    assert [(judge.name, judge.url, judge.weight) for judge in judges] == [
+        ("other", "http://a/v1", 1.0),
+        ("kind", server.url, 2.0),
+    ]
