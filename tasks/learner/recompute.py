@@ -45,12 +45,12 @@ def recompute_layers(causal: Any, layers: nn.ModuleList, settings: TrainingConfi
         biased = any(EXPERTS in name and name.endswith("_bias") for name, _ in layers.named_parameters())
         # To products of experts transformers adds biases in place, which must not change what is kept.
         kept = [each for each in KEPT if not (biased and each == torch.ops.aten._grouped_mm.default)]
-        forward = _recomputed(partial(create_selective_checkpoint_contexts, kept))
+        forward = _recomputing_forward(partial(create_selective_checkpoint_contexts, kept))
         for layer in layers[:: settings.checkpoint_every]:
             layer.forward = MethodType(forward, layer)
 
 
-def _recomputed(contexts: Callable[[], Any]) -> Callable[..., Any]:
+def _recomputing_forward(contexts: Callable[[], Any]) -> Callable[..., Any]:
     """Return a layer's forward pass, recomputed but for what `contexts` keeps."""
 
     def forward(layer: nn.Module, *arguments: Any, **options: Any) -> Any:
