@@ -125,10 +125,14 @@ def test_the_next_batch_is_built_when_the_one_before_is_packed():
 @pytest.mark.parametrize(("lag", "prefetch"), [(0, False), (0, True), (1, False), (1, True), (2, False), (2, True)])
 def test_a_run_holds_no_batch_of_earlier_steps(lag, prefetch):
     batches = {}
-    for finished in loop.train_steps(Recorder(steps=9, rollout={"max_off_policy_steps": lag}), SOURCE, prefetch):
-        batches[finished.step] = weakref.ref(finished.batch)
-        gc.collect()
-        assert [step for step, batch in batches.items() if batch()] == [finished.step]
+    gc.freeze()  # else each collection takes half a second for all modules
+    try:
+        for finished in loop.train_steps(Recorder(steps=9, rollout={"max_off_policy_steps": lag}), SOURCE, prefetch):
+            batches[finished.step] = weakref.ref(finished.batch)
+            gc.collect()
+            assert [step for step, batch in batches.items() if batch()] == [finished.step]
+    finally:
+        gc.unfreeze()
 
 
 def test_an_error_of_a_batch_that_is_built_ahead_ends_the_run():
